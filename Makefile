@@ -1,0 +1,55 @@
+# What a contributor runs and what CI runs are the same commands: `make lint` and `make test`.
+
+SHELL := /bin/bash
+# One shell for a whole recipe, which stops at the first failure, also inside a pipe.
+.ONESHELL:
+.SHELLFLAGS := -euo pipefail -c
+
+DEBIAN_JAR := /usr/share/java/zookeeper.jar
+SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
+
+.PHONY: test lint zookeeper
+
+# The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
+# proved nothing about ZooKeeper, so it fails however green the tests look.
+test: zookeeper
+	mkdir -p '$(dir $(SERVER_LOG))'
+	rm -f '$(SERVER_LOG)'
+	ZK_RWLOCK_SERVERS='$(SERVER_LOG)' cargo test --all-features
+	if [[ ! -s '$(SERVER_LOG)' ]]; then
+		echo 'make test: FAILED: no test started a ZooKeeper server ($(SERVER_LOG) is empty)' >&2
+		exit 1
+	fi
+	awk '{ servers[$$NF]++ } END { for (v in servers) print "make test: started ZooKeeper " v ": " servers[v] " times" }' \
+		'$(SERVER_LOG)' | sort
+
+lint:
+	cargo fmt --check
+	cargo clippy --all-targets --all-features -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --all-features
+
+# Provides a ZooKeeper for the tests: the one that ZOOKEEPER_CLASSPATH names, or else Debian's.
+zookeeper:
+	@packages=()
+	if [[ -z "$${ZOOKEEPER_CLASSPATH:-}" && ! -e $(DEBIAN_JAR) ]]; then
+		packages+=(zookeeper)
+	fi
+	if ! command -v java >/dev/null; then
+		packages+=(default-jre-headless)
+	fi
+	if [[ $${#packages[@]} -eq 0 ]]; then
+		exit 0
+	fi
+	if ! command -v apt-get >/dev/null; then
+		echo "make test: this system has no apt-get; install Java and set ZOOKEEPER_CLASSPATH='DIRECTORY/lib/*'," \
+			'where DIRECTORY is an unpacked ZooKeeper release' >&2
+		exit 1
+	fi
+	as_root=()
+	if [[ $$(id -u) -ne 0 ]]; then
+		as_root=(sudo)
+	fi
+	echo "make test: installing $${packages[*]}"
+	"$${as_root[@]}" apt-get update
+	"$${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y --no-install-recommends "$${packages[@]}"

@@ -1,0 +1,147 @@
+//! What went wrong, told apart by what the caller can do about it.
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::coordinator::{Ending, Failure};
+use crate::queue::Blockers;
+use crate::tenure::Loss;
+
+/// Why a lock operation did not succeed.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The call itself was wrong, and nothing was sent. Mend the program or its configuration.
+    #[error("invalid input: {0}")]
+    InvalidInput(String),
+
+    /// The time given was over first, and the place in the queue was given up. Try again, or look at who is in the way.
+    #[error("not granted within {}: {blockers}", humantime::format_duration(*.waited))]
+    Timeout {
+        /// The time given.
+        waited: Duration,
+        /// Who was in the way.
+        blockers: Blockers,
+    },
+
+    /// A `try_` method found the lock taken, or was beaten to it. Go on with other work.
+    #[error("would block: {blockers}")]
+    WouldBlock {
+        /// Who is in the way.
+        blockers: Blockers,
+    },
+
+    /// The lock was held and is not any more. Stop the work it guarded; somebody else may hold it already.
+    #[error("the lock was lost: {0}")]
+    Lost(Loss),
+
+    /// The place in the queue was lost before the lock was granted. Acquire again if you still want it.
+    #[error("lost the place in the queue: {0}")]
+    Evicted(Loss),
+
+    /// No server answered in time. Look at the network and at the ensemble; nothing is held or queued.
+    #[error("ZooKeeper cannot be reached: {0}")]
+    Unreachable(String),
+
+    /// This coordinator was closed, or its credentials were refused: it will never connect again.
+    #[error("{0}, and no new one will be opened")]
+    Closed(Ending),
+
+    /// The ensemble does not allow it. `delete` and `create` are permissions of the *parent* node.
+    #[error("permission denied: {operation} {path}")]
+    PermissionDenied {
+        /// What was tried.
+        operation: &'static str,
+        /// On which node.
+        path: String,
+    },
+
+    /// The lock's directory, or one above it, is an ephemeral node, which can have no children. Choose another path.
+    #[error("{path} cannot be made a lock directory: it or a node above it is ephemeral")]
+    EphemeralParent {
+        /// The lock's directory.
+        path: String,
+    },
+
+    /// The directory's sequence numbers are nearly used up. Let everyone leave and delete the directory, or use
+    /// another path; from number 2^30 on, whoever leaves it empty does the former.
+    #[error(
+        "{path} has used up its sequence numbers: delete it once it is empty, or use another path"
+    )]
+    SequenceExhausted {
+        /// The lock's directory.
+        path: String,
+    },
+
+    /// A guarded transaction was refused, and nothing was changed. The lock is still held.
+    #[error("operation {index} on {path} failed, and nothing was changed: {reason}")]
+    TransactionRefused {
+        /// Which operation, counted from 0 in the order in which they were added.
+        index: usize,
+        /// Its node.
+        path: String,
+        /// Why.
+        reason: Failure,
+    },
+
+    /// The connection broke before the answer came: it may or may not have been done. Read to find out.
+    #[error("{operation}: the outcome is unknown, because the connection broke: {reason}")]
+    OutcomeUnknown {
+        /// What was tried.
+        operation: &'static str,
+        /// What is known.
+        reason: String,
+    },
+
+    /// The server refused, for a reason that only people can act on.
+    #[error("{operation} {path}: {reason}")]
+    Refused {
+        /// What was tried.
+        operation: &'static str,
+        /// On which node.
+        path: String,
+        /// What the server said.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// Whether a `try_` method found the lock taken.
+    pub fn is_would_block(&self) -> bool {
+        matches!(self, Error::WouldBlock { .. })
+    }
+
+    /// Whether the time given was over first.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Error::Timeout { .. })
+    }
+
+    /// Whether a lock that was held, or a place in the queue, was lost.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Error::Lost(_) | Error::Evicted(_))
+    }
+
+    pub(crate) fn invalid(problem: impl Into<String>) -> Error {
+        Error::InvalidInput(problem.into())
+    }
+
+    /// What a failed request means for a caller who does not hold the lock.
+    pub(crate) fn from_failure(failure: Failure, operation: &'static str, path: &str) -> Error {
+        let path = path.to_owned();
+        match failure {
+            Failure::NoAuth => Error::PermissionDenied { operation, path },
+            Failure::ParentIsEphemeral => Error::EphemeralParent { path },
+            Failure::Unreachable(reason) => Error::Unreachable(reason),
+            Failure::Over(ending @ (Ending::Closed | Ending::AuthFailed)) => Error::Closed(ending),
+            Failure::Over(ending) => Error::Evicted(Loss::SessionOver(ending)),
+            Failure::Unknown(reason) => Error::OutcomeUnknown { operation, reason },
+            Failure::Operation { failure, .. } => Error::from_failure(*failure, operation, &path),
+            other => Error::Refused {
+                operation,
+                path,
+                reason: other.to_string(),
+            },
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! What it means to hold the lock: release, loss, token, downgrade, guarded writes; knows no ordering rules.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+use crate::coordinator::Failure;
+use crate::error::Error;
+use crate::lock::Shared;
+use crate::name::Contender;
+use crate::place::{Place, Standing};
+use crate::tenure::{Loss, Tenure};
+use crate::transaction::Transaction;
+
+/// A place in the queue with what belongs to it. It is given up when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    place: Place,
+    standing: Standing,
+    shared: Arc<Shared>,
+    data: Vec<u8>,
+}
+
+impl Held {
+    /// `None` if the place has no node yet.
+    pub(crate) fn new(place: Place, shared: Arc<Shared>, data: Vec<u8>) -> Option<Held> {
+        place.standing().map(|standing| Held {
+            place,
+            standing,
+            shared,
+            data,
+        })
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub(crate) fn contender(&self) -> &Contender {
+        &self.standing.contender
+    }
+
+    pub(crate) fn tenure(&self) -> &Arc<Tenure> {
+        &self.standing.tenure
+    }
+
+    /// Why it was lost, if it was.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        self.tenure().loss(self.place.session().lease())
+    }
+
+    /// Waits until it is lost.
+    pub(crate) async fn lost(&self) -> Loss {
+        self.tenure().lost(self.place.session()).await
+    }
+
+    fn transaction(&self) -> Transaction<'_> {
+        Transaction::new(
+            self.place.session(),
+            &self.shared.path,
+            Arc::clone(self.tenure()),
+        )
+    }
+
+    async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
+        tokio::select! {
+            biased;
+            loss = self.lost() => Err(Error::Lost(loss)),
+            output = work => Ok(output),
+        }
+    }
+
+    async fn release(self) -> Result<(), Error> {
+        let loss = self.loss();
+        // Deleted even when lost: the session may still be alive, and the node in everyone's way.
+        let answer = self.place.leave().await;
+        match (loss, answer) {
+            (Some(loss), _) => Err(Error::Lost(loss)),
+            (None, Ok(())) => Ok(()),
+            (None, Err(failure)) => Err(self.lost_by(failure, "release")),
+        }
+    }
+
+    async fn downgrade(&mut self) -> Result<(), Error> {
+        if let Some(loss) = self.loss() {
+            return Err(Error::Lost(loss));
+        }
+        self.place
+            .downgrade(&self.data)
+            .await
+            .map_err(|failure| self.lost_by(failure, "downgrade"))?;
+        if let Some(standing) = self.place.standing() {
+            self.standing = standing;
+        }
+        Ok(())
+    }
+
+    /// What a failed request about our own node means for its holder.
+    fn lost_by(&self, failure: Failure, operation: &'static str) -> Error {
+        match failure {
+            Failure::NoNode => Error::Lost(Loss::Removed),
+            Failure::Over(ending) => Error::Lost(Loss::SessionOver(ending)),
+            Failure::Operation { failure, .. } => self.lost_by(*failure, operation),
+            failure => Error::from_failure(failure, operation, &self.shared.path),
+        }
+    }
+}
+
+/// The lock, held to read: shared with other readers. Made by [`RwLock::read`](crate::RwLock::read).
+///
+/// Dropping it gives the lock back in the background: from anywhere, also outside a runtime and in a panic.
+#[must_use = "if unused, the lock is given back at once"]
+pub struct ReadGuard {
+    held: Arc<Held>,
+}
+
+/// The lock, held to write: alone. Made by [`RwLock::write`](crate::RwLock::write).
+///
+/// Dropping it gives the lock back in the background: from anywhere, also outside a runtime and in a panic.
+#[must_use = "if unused, the lock is given back at once"]
+pub struct WriteGuard {
+    held: Held,
+}
+
+macro_rules! guard {
+    ($guard:ident, $acquire:literal) => {
+        impl $guard {
+            /// Whether the lock is still held: the last moment of `true` lies before anyone else's grant.
+            ///
+            /// Reads the clock itself and asks nobody, so that it is right also in the first call after the process
+            /// was stopped, or its runtime blocked. Once `false`, it stays so.
+            pub fn is_held(&self) -> bool {
+                self.held.loss().is_none()
+            }
+
+            /// Waits until the lock is lost, and says why: at the latest when the session's lease runs out, which is
+            /// before the ensemble can give the lock to anybody else. Pending for as long as it is held.
+            ///
+            /// # Cancel safety
+            /// Nothing is lost by dropping the future.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use zk_rwlock::{Error, Memory, RwLock};
+            /// # async fn process_batch() {}
+            /// # tokio_test::block_on(async {
+            /// # let zk = Memory::new();
+            /// # let lock = RwLock::new(&zk, "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
+            /// tokio::select! {
+            ///     () = process_batch() => guard.release().await?,
+            ///     why = guard.lost() => eprintln!("stopped, because {why}"),
+            /// }
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub async fn lost(&self) -> Loss {
+                self.held.lost().await
+            }
+
+            /// Runs `work` while the lock is held, and drops it as soon as the lock is lost.
+            ///
+            /// Dropping takes effect at the work's next await point; what it has sent to other systems goes on
+            /// there, hence the [fencing token](Self::fencing_token).
+            ///
+            /// # Cancel safety
+            /// Dropping the future drops `work`.
+            ///
+            /// # Errors
+            /// [`Error::Lost`], also when the work was done but the lock had been lost by then.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use zk_rwlock::{Error, Memory, RwLock};
+            /// # tokio_test::block_on(async {
+            /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
+            /// let answer = guard.run(async { 42 }).await?;
+            /// # assert_eq!(answer, 42);
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
+                self.held.run(work).await
+            }
+
+            /// A number that is higher than that of every earlier holder who excluded this one.
+            ///
+            /// Send it along with every write to another system, and have that system refuse a number lower than
+            /// the highest it has seen: a holder that was stopped, or whose packets were late, does no harm then.
+            /// It is the ensemble-wide number of the transaction that made the lock's node (`czxid`): it rises also
+            /// across a lock directory that was deleted and made anew, and is kept by
+            /// [`downgrade`](WriteGuard::downgrade) and [`share`](ReadGuard::share).
+            pub fn fencing_token(&self) -> i64 {
+                self.held.standing.czxid
+            }
+
+            /// The path of the lock's node.
+            ///
+            /// Anybody's ZooKeeper transaction that checks that this node exists is done only while the lock is held.
+            pub fn path(&self) -> String {
+                self.held.tenure().path()
+            }
+
+            /// Starts a transaction that is committed only if the lock is still held then. See [`Transaction`].
+            pub fn transaction(&self) -> Transaction<'_> {
+                self.held.transaction()
+            }
+        }
+
+        impl fmt::Debug for $guard {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let mut debug = f.debug_struct(stringify!($guard));
+                debug
+                    .field("path", &self.path())
+                    .field("fencing_token", &self.fencing_token());
+                debug.field("is_held", &self.is_held()).finish()
+            }
+        }
+    };
+}
+
+guard!(ReadGuard, "read");
+guard!(WriteGuard, "write");
+
+impl ReadGuard {
+    pub(crate) fn new(held: Held) -> ReadGuard {
+        ReadGuard {
+            held: Arc::new(held),
+        }
+    }
+
+    /// One more guard on the same node, without queueing: how a re-entrant read is written.
+    ///
+    /// The node leaves with the last of its guards, and all of them are lost together.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let guard = lock.read().await?;
+    /// let inner = guard.share();
+    /// drop(guard);
+    /// assert!(inner.is_held());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn share(&self) -> ReadGuard {
+        ReadGuard {
+            held: Arc::clone(&self.held),
+        }
+    }
+
+    /// Gives the lock back, and returns when its node is surely gone. Of several [shared](ReadGuard::share) guards,
+    /// the last one does; the others return at once.
+    ///
+    /// # Cancel safety
+    /// Dropping the future after its first poll lets the release go on in the background; before it, drops the guard.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the lock had been lost before; [`Error::PermissionDenied`] if the node may not be deleted.
+    pub async fn release(self) -> Result<(), Error> {
+        if let Some(loss) = self.held.loss() {
+            return Err(Error::Lost(loss));
+        }
+        match Arc::into_inner(self.held) {
+            Some(held) => held.release().await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl WriteGuard {
+    pub(crate) fn new(held: Held) -> WriteGuard {
+        WriteGuard { held }
+    }
+
+    /// Gives the lock back, and returns when its node is surely gone.
+    ///
+    /// # Cancel safety
+    /// Dropping the future after its first poll lets the release go on in the background; before it, drops the guard.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the lock had been lost before; [`Error::PermissionDenied`] if the node may not be deleted.
+    pub async fn release(self) -> Result<(), Error> {
+        self.held.release().await
+    }
+
+    /// Turns the write lock into a read lock, in place and in one transaction: nobody writes in between, readers
+    /// queued behind are let in, and writers behind wait on.
+    ///
+    /// The fencing token stays the same.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the lock back.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the lock is gone. After any error the lock has been given back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let writer = lock.write().await?;
+    /// let token = writer.fencing_token();
+    /// let reader = writer.downgrade().await?;
+    /// assert_eq!(reader.fencing_token(), token);
+    /// assert!(lock.try_read().await.is_ok() && lock.try_write().await.is_err());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub async fn downgrade(mut self) -> Result<ReadGuard, Error> {
+        self.held.downgrade().await?;
+        Ok(ReadGuard::new(self.held))
+    }
+}

@@ -1,0 +1,91 @@
+//! A thread of the library's own; knows nothing of what runs on it.
+//!
+//! Sessions, heartbeats and removals live here, so that a program that blocks its own runtime, or has none, neither
+//! loses its locks nor leaves nodes behind.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::{mpsc, oneshot};
+
+/// How long the thread goes on after its last user has gone, for sessions that are still saying good-bye.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// One thread for the whole process, for as long as anyone uses it.
+static KEEPER: Mutex<Weak<Keeper>> = Mutex::new(Weak::new());
+
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    handle: Handle,
+    thread: ThreadId,
+    /// Dropped to stop the thread.
+    _stop: oneshot::Sender<()>,
+    tenants: mpsc::Sender<()>,
+}
+
+/// Keeps the thread running a little longer, for something that must still be finished.
+pub(crate) type Tenant = mpsc::Sender<()>;
+
+impl Keeper {
+    /// The process's keeper, started if need be.
+    pub(crate) fn get() -> io::Result<Arc<Keeper>> {
+        let mut current = KEEPER.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(keeper) = current.upgrade() {
+            return Ok(keeper);
+        }
+        let keeper = Arc::new(Keeper::start()?);
+        *current = Arc::downgrade(&keeper);
+        Ok(keeper)
+    }
+
+    fn start() -> io::Result<Keeper> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (tenants, mut all_gone) = mpsc::channel::<()>(1);
+        let thread = thread::Builder::new()
+            .name("zk-rwlock".to_owned())
+            .spawn(move || {
+                runtime.block_on(async {
+                    let _dropped = stopped.await;
+                    let _or_late = tokio::time::timeout(FAREWELL, all_gone.recv()).await;
+                });
+            })?;
+        Ok(Keeper {
+            handle,
+            thread: thread.thread().id(),
+            _stop: stop,
+            tenants,
+        })
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    pub(crate) fn tenant(&self) -> Tenant {
+        self.tenants.clone()
+    }
+
+    pub(crate) fn is_current_thread(&self) -> bool {
+        thread::current().id() == self.thread
+    }
+
+    /// A timer that runs on this thread, whatever polls it.
+    pub(crate) fn sleep(
+        self: &Arc<Self>,
+        duration: Duration,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let keeper = Arc::clone(self);
+        let _context = self.handle.enter();
+        let sleep = tokio::time::sleep(duration);
+        Box::pin(async move {
+            sleep.await;
+            drop(keeper);
+        })
+    }
+}

@@ -1,0 +1,729 @@
+//! The lock, and how it is acquired; knows no concrete backend.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::hash::BuildHasher;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use crate::coordinator::{Coordinator, Event, Failure, Operation, Session};
+use crate::error::Error;
+use crate::guard::{Held, ReadGuard, WriteGuard};
+use crate::name::{self, Contender, Mode};
+use crate::path;
+use crate::place::{self, Place};
+use crate::queue::{self, Blockers, Note, Queue};
+use crate::tenure::Loss;
+use crate::turn::{Turn, turn};
+
+/// How often a directory may vanish between its making and our entering before something must be wrong.
+const DIRECTORY_TRIES: usize = 64;
+
+/// How often an acquisition starts over because its session ended before it had a place.
+const SESSION_TRIES: usize = 3;
+
+/// A timed-out acquisition looks up who is in its way so long before its time is over, at most.
+const LOOK_UP_AHEAD: Duration = Duration::from_millis(200);
+
+/// One read/write lock, shared by everyone who opens the same path of the same ensemble.
+///
+/// A handle is cheap to clone, and holds nothing by itself: each acquisition gives a guard, and dropping or
+/// [releasing](WriteGuard::release) the guard gives the lock back.
+///
+/// # Fairness
+/// Strictly first come, first served. Readers hold together, but a reader that comes after a waiting writer waits
+/// behind that writer, so writers do not starve. Hence a task that holds a read lock must not wait for another one
+/// of the same lock: with a writer queued between the two, all three wait for ever. Use
+/// [`ReadGuard::share`] for that. There is no upgrade from read to write, because two upgrading readers would
+/// wait for each other: release, acquire the write lock, and look again.
+///
+/// # Examples
+///
+/// ```
+/// use zk_rwlock::{Error, Memory, RwLock};
+/// # tokio_test::block_on(async {
+/// let zk = Memory::new(); // or: ZooKeeper::connect("127.0.0.1:2181").await?
+/// let lock = RwLock::new(&zk, "/locks/config")?;
+///
+/// let one = lock.read().await?;
+/// let two = lock.read().await?;
+/// drop((one, two));
+///
+/// let write = lock.write().label("rotate keys").await?;
+/// write.release().await?;
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct RwLock {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    coordinator: Arc<dyn Coordinator>,
+    pub(crate) path: Arc<str>,
+    pub(crate) host: String,
+    pub(crate) label: Option<String>,
+}
+
+impl RwLock {
+    /// Opens the lock that is kept in directory `path`. Nothing is sent; a missing directory is made by the first
+    /// acquisition.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if `path` is not an absolute ZooKeeper path, or is the root or in `/zookeeper`.
+    pub fn new<C: Coordinator + Clone>(coordinator: &C, path: &str) -> Result<RwLock, Error> {
+        RwLock::builder(coordinator, path).build()
+    }
+
+    /// As [`RwLock::new`], with options.
+    ///
+    /// ```
+    /// # use zk_rwlock::{Memory, RwLock};
+    /// let lock = RwLock::builder(&Memory::new(), "/locks/config").host("web-1").label("billing").build().unwrap();
+    /// assert_eq!(lock.path(), "/locks/config");
+    /// ```
+    pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: &str) -> RwLockBuilder {
+        let coordinator: Arc<dyn Coordinator> = Arc::new(coordinator.clone());
+        RwLockBuilder {
+            coordinator,
+            path: path.to_owned(),
+            host: None,
+            label: None,
+        }
+    }
+
+    /// The lock's directory.
+    pub fn path(&self) -> &str {
+        &self.shared.path
+    }
+
+    /// Acquires the lock to read: shared with other readers.
+    ///
+    /// Await the returned builder, with or without options. Waits until every writer that came earlier has left.
+    /// See [`RwLock`] for fairness.
+    ///
+    /// # Cancel safety
+    /// Dropping the future at any point gives up the place in the queue and leaves nothing behind: no node and no
+    /// watch, as soon as the server can be reached.
+    ///
+    /// # Errors
+    /// See [`Error`]; [`Error::Timeout`] only if a [`timeout`](AcquireRead::timeout) was given.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let guard = lock.read().timeout(Duration::from_secs(5)).label("reload").await?;
+    /// assert!(guard.is_held());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn read(&self) -> AcquireRead {
+        AcquireRead(Acquisition::new(&self.shared, Mode::Read))
+    }
+
+    /// Acquires the lock to write: alone.
+    ///
+    /// Await the returned builder, with or without options. Waits until everyone who came earlier has left.
+    /// See [`RwLock`] for fairness.
+    ///
+    /// # Cancel safety
+    /// As for [`RwLock::read`].
+    ///
+    /// # Errors
+    /// See [`Error`]; [`Error::Timeout`] only if a [`timeout`](AcquireWrite::timeout) was given.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let held = lock.write().label("migrate v42").await?;
+    /// let late = lock.write().timeout(Duration::from_millis(10)).await.unwrap_err();
+    /// assert!(late.to_string().contains("migrate v42"), "{late}");
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn write(&self) -> AcquireWrite {
+        AcquireWrite(Acquisition::new(&self.shared, Mode::Write))
+    }
+
+    /// Acquires the lock to read if no writer holds it or waits for it; does not wait, and when the lock is taken
+    /// writes nothing to the ensemble.
+    ///
+    /// The answer may be as old as the server's view of the queue.
+    ///
+    /// # Cancel safety
+    /// As for [`RwLock::read`].
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`], which says who is in the way; otherwise see [`Error`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let writer = lock.write().await?;
+    /// assert!(lock.try_read().await.unwrap_err().is_would_block());
+    /// writer.release().await?;
+    /// let reader = lock.try_read().await?;
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub async fn try_read(&self) -> Result<ReadGuard, Error> {
+        Acquisition::new(&self.shared, Mode::Read)
+            .attempt()
+            .await
+            .map(ReadGuard::new)
+    }
+
+    /// Acquires the lock to write if nobody holds it or waits for it; does not wait, and when the lock is taken
+    /// writes nothing to the ensemble.
+    ///
+    /// The answer may be as old as the server's view of the queue.
+    ///
+    /// # Cancel safety
+    /// As for [`RwLock::read`].
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`], which says who is in the way; otherwise see [`Error`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/partition-7")?;
+    /// match lock.try_write().await {
+    ///     Ok(guard) => { /* work on the partition */ }
+    ///     Err(error) if error.is_would_block() => { /* somebody else does */ }
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub async fn try_write(&self) -> Result<WriteGuard, Error> {
+        Acquisition::new(&self.shared, Mode::Write)
+            .attempt()
+            .await
+            .map(WriteGuard::new)
+    }
+
+    /// Blocks the thread until the lock is acquired to read: [`RwLock::read`] for code that is not async.
+    ///
+    /// Needs no runtime. Called from an async task it blocks that task's thread; the session lives on a thread of
+    /// its own and is not disturbed. With options: [`AcquireRead::blocking`].
+    ///
+    /// # Errors
+    /// As for [`RwLock::read`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let guard = lock.blocking_read()?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn blocking_read(&self) -> Result<ReadGuard, Error> {
+        self.read().blocking()
+    }
+
+    /// Blocks the thread until the lock is acquired to write: [`RwLock::write`] for code that is not async.
+    ///
+    /// As for [`RwLock::blocking_read`]. With options: [`AcquireWrite::blocking`].
+    ///
+    /// # Errors
+    /// As for [`RwLock::write`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let guard = lock.blocking_write()?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn blocking_write(&self) -> Result<WriteGuard, Error> {
+        self.write().blocking()
+    }
+
+    /// Reads the queue: everyone in it in order, who holds, who waits, since when and behind whom.
+    ///
+    /// Costs one listing and one read for each member. The snapshot may be as old as the server's view.
+    ///
+    /// # Cancel safety
+    /// Only reads.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let guard = lock.write().label("rotate keys").await?;
+    /// let queue = lock.queue().await?;
+    /// assert_eq!(queue.holders().next().unwrap().label.as_deref(), Some("rotate keys"));
+    /// println!("{queue}");
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub async fn queue(&self) -> Result<Queue, Error> {
+        let fault = |failure| Error::from_failure(failure, "read the queue of", &self.shared.path);
+        let berth = self.shared.coordinator.berth(0).await.map_err(fault)?;
+        let session = berth.session();
+        loop {
+            match queue::snapshot(session, &self.shared.path).await {
+                Err(Failure::Unknown(_)) => session
+                    .connected()
+                    .await
+                    .map_err(|ending| fault(Failure::Over(ending)))?,
+                answer => return answer.map_err(fault),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for RwLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RwLock")
+            .field("path", &self.shared.path)
+            .field("host", &self.shared.host)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Options of a lock. Made by [`RwLock::builder`].
+#[derive(Debug)]
+#[must_use = "nothing is opened before `build`"]
+pub struct RwLockBuilder {
+    coordinator: Arc<dyn Coordinator>,
+    path: String,
+    host: Option<String>,
+    label: Option<String>,
+}
+
+impl RwLockBuilder {
+    /// The host that this process's nodes name. Default: the machine's name.
+    ///
+    /// Letters, digits, `.`, `_` and `-`, at most 64 bytes.
+    pub fn host(mut self, host: impl Into<String>) -> Self {
+        self.host = Some(host.into());
+        self
+    }
+
+    /// What every acquisition says it is doing, unless it says otherwise itself. Default: nothing.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// Opens the lock. Nothing is sent.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] says which option was wrong, and how.
+    pub fn build(self) -> Result<RwLock, Error> {
+        path::check_directory(&self.path)?;
+        if let Some(host) = &self.host {
+            name::check_host(host)?;
+        }
+        check_label(self.label.as_deref())?;
+        Ok(RwLock {
+            shared: Arc::new(Shared {
+                coordinator: self.coordinator,
+                path: self.path.into(),
+                host: self.host.unwrap_or_else(name::machine),
+                label: self.label,
+            }),
+        })
+    }
+}
+
+/// A read acquisition that has not started: await it, or set options first. Made by [`RwLock::read`].
+#[derive(Debug)]
+#[must_use = "nothing is acquired before this is awaited"]
+pub struct AcquireRead(Acquisition);
+
+/// A write acquisition that has not started: await it, or set options first. Made by [`RwLock::write`].
+#[derive(Debug)]
+#[must_use = "nothing is acquired before this is awaited"]
+pub struct AcquireWrite(Acquisition);
+
+macro_rules! acquire {
+    ($acquire:ident, $guard:ident) => {
+        impl $acquire {
+            /// Gives up, and leaves the queue, when the lock was not granted within `timeout`.
+            ///
+            /// The error is told in time, also while disconnected. Zero is refused: that is what the `try_` methods
+            /// are for.
+            pub fn timeout(mut self, timeout: Duration) -> Self {
+                self.0.timeout = Some(timeout);
+                self
+            }
+
+            /// What this acquisition is for, in words for people: [`RwLock::queue`] and the errors of those who
+            /// wait show it. At most 256 bytes, without control characters.
+            pub fn label(mut self, label: impl Into<String>) -> Self {
+                self.0.label = Some(label.into());
+                self
+            }
+
+            /// Calls `tell` once with who is in the way, if the lock is not granted at once. Costs a listing and a
+            /// read for each of those named.
+            pub fn on_wait(mut self, tell: impl FnOnce(&Blockers) + Send + 'static) -> Self {
+                self.0.on_wait = Some(OnWait(Mutex::new(Box::new(tell))));
+                self
+            }
+
+            /// Blocks the thread until the lock is granted. Needs no runtime.
+            ///
+            /// # Errors
+            /// As when awaited.
+            pub fn blocking(self) -> Result<$guard, Error> {
+                pollster::block_on(self.into_future())
+            }
+        }
+
+        impl IntoFuture for $acquire {
+            type Output = Result<$guard, Error>;
+            type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+            fn into_future(self) -> Self::IntoFuture {
+                Box::pin(async move { self.0.acquire().await.map($guard::new) })
+            }
+        }
+    };
+}
+
+acquire!(AcquireRead, ReadGuard);
+acquire!(AcquireWrite, WriteGuard);
+
+#[derive(Debug)]
+struct Acquisition {
+    shared: Arc<Shared>,
+    mode: Mode,
+    timeout: Option<Duration>,
+    label: Option<String>,
+    on_wait: Option<OnWait>,
+}
+
+/// In a mutex only so that the future which holds it can be sent between threads.
+struct OnWait(Mutex<Box<dyn FnOnce(&Blockers) + Send>>);
+
+impl fmt::Debug for OnWait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnWait")
+    }
+}
+
+/// Where an acquisition waits, for the error that its timeout gives.
+type Waiting = Mutex<Option<(Arc<dyn Session>, Contender)>>;
+
+/// What to do when the contender in the way would have to be waited for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Patience {
+    Wait,
+    GiveUp,
+}
+
+impl Acquisition {
+    fn new(shared: &Arc<Shared>, mode: Mode) -> Acquisition {
+        Acquisition {
+            shared: Arc::clone(shared),
+            mode,
+            timeout: None,
+            label: shared.label.clone(),
+            on_wait: None,
+        }
+    }
+
+    async fn acquire(mut self) -> Result<Held, Error> {
+        check_label(self.label.as_deref())?;
+        let timeout = self.timeout;
+        if timeout == Some(Duration::ZERO) {
+            return Err(Error::invalid(
+                "a timeout of zero; to not wait at all, use try_read or try_write",
+            ));
+        }
+        let on_wait = self.on_wait.take();
+        let waiting = Waiting::default();
+        let granted = self.enter(Patience::Wait, &waiting, on_wait);
+        let Some(timeout) = timeout else {
+            return granted.await;
+        };
+        let mut granted = std::pin::pin!(granted);
+        let look_up = LOOK_UP_AHEAD.min(timeout / 5);
+        let sleep = |duration| self.shared.coordinator.sleep(duration);
+        tokio::select! {
+            biased;
+            answer = &mut granted => return answer,
+            () = sleep(timeout - look_up) => {}
+        }
+        let mut in_time = sleep(look_up);
+        let mut blockers = Blockers::default();
+        let mut looking = std::pin::pin!(self.in_the_way(&waiting));
+        let mut looked = false;
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut granted => return answer,
+                found = &mut looking, if !looked => {
+                    blockers = found;
+                    looked = true;
+                }
+                () = &mut in_time => return Err(Error::Timeout { waited: timeout, blockers }),
+            }
+        }
+    }
+
+    /// Acquires without waiting, and without writing when the lock is taken.
+    async fn attempt(self) -> Result<Held, Error> {
+        check_label(self.label.as_deref())?;
+        let path = &self.shared.path;
+        let fault = |failure| Error::from_failure(failure, "list", path);
+        let berth = self.shared.coordinator.berth(0).await.map_err(fault)?;
+        let session = berth.session();
+        let listing = place::settled(session, || session.children(path)).await;
+        let children = match listing {
+            Err(Failure::NoNode) => Vec::new(),
+            answer => answer.map_err(fault)?,
+        };
+        let blockers = queue::blockers(session, path, &children, self.mode, None).await;
+        if blockers.ahead > 0 {
+            return Err(Error::WouldBlock { blockers });
+        }
+        self.enter(Patience::GiveUp, &Waiting::default(), None)
+            .await
+    }
+
+    async fn enter(
+        &self,
+        patience: Patience,
+        waiting: &Waiting,
+        on_wait: Option<OnWait>,
+    ) -> Result<Held, Error> {
+        let shared = &self.shared;
+        let owner = format!("{}~{}", shared.host, random_id());
+        let note = Note {
+            host: shared.host.clone(),
+            pid: std::process::id(),
+            label: self.label.clone(),
+            since: SystemTime::now(),
+        };
+        let data = note.encode();
+        // Each waiter watches two nodes: its own, and the one before it.
+        let watched = 2 * (shared.path.len() + owner.len() + "/-WRITE-0000000000".len());
+        let mut tries = 0;
+        let (place, children) = loop {
+            let berth = shared
+                .coordinator
+                .berth(watched)
+                .await
+                .map_err(|failure| self.stop(failure))?;
+            let place = Place::new(berth, Arc::clone(&shared.path), owner.clone());
+            tries += 1;
+            match self.take_place(&place, &data).await {
+                Ok(children) => break (place, children),
+                // The session ended unnoticed while it was idle: nothing of ours was in it, so a fresh one will do.
+                Err(Failure::Over(_)) if tries < SESSION_TRIES => {}
+                Err(failure) => return Err(self.stop(failure)),
+            }
+        };
+        let Some(held) = Held::new(place, Arc::clone(shared), data) else {
+            return Err(self.stop(Failure::NoNode));
+        };
+        self.wait_for_turn(&held, children, patience, waiting, on_wait)
+            .await?;
+        Ok(held)
+    }
+
+    /// Puts a node into the directory, and returns the children as they are once it is there.
+    async fn take_place(
+        &self,
+        place: &Place,
+        data: &[u8],
+    ) -> Result<Result<Vec<String>, Failure>, Failure> {
+        let mut missing = 0;
+        loop {
+            match place.enter_and_list(self.mode, data).await {
+                Ok(children) => return Ok(children),
+                // The directory can vanish again between its making and the next try: the server reaps it when empty.
+                Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
+                    missing += 1;
+                    place::make_directory(place.session(), &self.shared.path).await?;
+                }
+                Err(Failure::Unknown(_)) => {
+                    if place.recover().await? {
+                        return Ok(place.list().await);
+                    }
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// Look, wait, and look again, until it is our turn.
+    async fn wait_for_turn(
+        &self,
+        held: &Held,
+        mut children: Result<Vec<String>, Failure>,
+        patience: Patience,
+        waiting: &Waiting,
+        mut on_wait: Option<OnWait>,
+    ) -> Result<(), Error> {
+        let place = held.place();
+        let session = place.session();
+        let me = held.contender();
+        if me.sequence() < 0 || me.sequence() >= name::REFUSED_FROM {
+            return Err(Error::SequenceExhausted {
+                path: self.shared.path.to_string(),
+            });
+        }
+        loop {
+            let names = match children {
+                Ok(names) => names,
+                Err(Failure::Unknown(_)) => place::settled(session, || place.list())
+                    .await
+                    .map_err(|failure| self.stop(failure))?,
+                Err(failure) => return Err(self.stop(failure)),
+            };
+            place.remove_strays(&names);
+            let nearest = match turn(me, &names) {
+                Turn::Granted => return self.grant(held, None).await,
+                Turn::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
+                Turn::Behind(nearest) => nearest,
+            };
+            if patience == Patience::GiveUp {
+                let blockers =
+                    queue::blockers(session, &self.shared.path, &names, self.mode, Some(me)).await;
+                return Err(Error::WouldBlock { blockers });
+            }
+            if let Some(OnWait(tell)) = on_wait.take() {
+                let blockers =
+                    queue::blockers(session, &self.shared.path, &names, self.mode, Some(me)).await;
+                tell.into_inner().unwrap_or_else(PoisonError::into_inner)(&blockers);
+            }
+            // A queue of thousands must not keep thousands of copies of itself.
+            drop(names);
+            *waiting.lock().unwrap_or_else(PoisonError::into_inner) =
+                Some((Arc::clone(session), me.clone()));
+            let watched = place.child(nearest.name());
+            match self.departure(held, &watched).await? {
+                // Only a writer that held says so when it goes; then nothing before us is left.
+                Some(Event::Changed) if nearest.mode() == Mode::Write => {
+                    return self.grant(held, Some(watched)).await;
+                }
+                _ => children = place.list().await,
+            }
+        }
+    }
+
+    /// Waits until something happened to the node at `path`; `None` if it is gone already.
+    async fn departure(&self, held: &Held, path: &str) -> Result<Option<Event>, Error> {
+        let session = held.place().session();
+        let watch = match place::settled(session, || session.watch(path)).await {
+            Ok(watch) => watch,
+            Err(Failure::NoNode) => return Ok(None),
+            Err(failure) => return Err(self.stop(failure)),
+        };
+        tokio::select! {
+            biased;
+            event = watch => Ok(Some(event)),
+            loss = held.lost() => Err(Error::Evicted(loss)),
+        }
+    }
+
+    /// Takes the lock, now that nothing before us excludes us.
+    ///
+    /// What we know may be old, if we were cut off: only under a valid lease is it certain that the session, and so
+    /// our node, still exists. Without one a quorum is asked first.
+    async fn grant(&self, held: &Held, handed_off: Option<String>) -> Result<(), Error> {
+        let (session, tenure) = (held.place().session(), held.tenure());
+        loop {
+            if let Some(loss) = held.loss() {
+                return Err(Error::Evicted(loss));
+            }
+            if let Some(stretch) = session.lease().stretch() {
+                tenure.hold(stretch);
+                if let Some(path) = handed_off {
+                    session.lease().roll().confirm_gone(path, tenure);
+                }
+                return Ok(());
+            }
+            let check = [Operation::Check {
+                path: tenure.path(),
+                version: None,
+            }];
+            match place::settled(session, || session.transact(&check)).await {
+                Ok(_) => {}
+                Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => {
+                    tenure.lose(Loss::Removed)
+                }
+                Err(failure) => return Err(self.stop(failure)),
+            }
+        }
+    }
+
+    /// Who is in the way of one that waits, as far as that can be read now.
+    async fn in_the_way(&self, waiting: &Waiting) -> Blockers {
+        let waits = waiting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let Some((session, me)) = waits else {
+            return Blockers::default();
+        };
+        match session.children(&self.shared.path).await {
+            Ok(children) => {
+                queue::blockers(&session, &self.shared.path, &children, self.mode, Some(&me)).await
+            }
+            Err(_) => Blockers::default(),
+        }
+    }
+
+    fn stop(&self, failure: Failure) -> Error {
+        match failure {
+            // The directory went while we stood in it, and our node with it.
+            Failure::NoNode => Error::Evicted(Loss::Removed),
+            failure => Error::from_failure(failure, "enter", &self.shared.path),
+        }
+    }
+}
+
+fn check_label(label: Option<&str>) -> Result<(), Error> {
+    let Some(label) = label else { return Ok(()) };
+    if label.len() > 256 {
+        return Err(Error::invalid(format!(
+            "a label of {} bytes; at most 256 are kept",
+            label.len()
+        )));
+    }
+    if label.chars().any(char::is_control) {
+        return Err(Error::invalid(format!(
+            "label {label:?} contains a control character"
+        )));
+    }
+    Ok(())
+}
+
+/// Eight letters and digits that no other acquisition has: they tell our node from everyone else's, also after the
+/// answer to its create was lost.
+fn random_id() -> String {
+    let mut number = RandomState::new().hash_one(std::process::id());
+    let mut digit = || {
+        let digit = b"0123456789abcdefghijklmnopqrstuvwxyz"[(number % 36) as usize];
+        number /= 36;
+        char::from(digit)
+    };
+    std::array::from_fn::<char, 8, _>(|_| digit())
+        .iter()
+        .collect()
+}

@@ -1,0 +1,582 @@
+//! One place in a queue, from asking for it until it is surely gone; knows nothing of turns.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use crate::coordinator::{
+    Berth, Chore, Created, Failure, Kind, Operation, Outcome, Reply, Session,
+};
+use crate::name::{self, Contender, Mode};
+use crate::path;
+use crate::tenure::{Loss, Tenure};
+
+/// A node in a lock directory, or one that is being created there. Dropping it removes the node, however far it got.
+#[derive(Debug)]
+pub(crate) struct Place {
+    berth: Berth,
+    directory: Arc<str>,
+    /// `host~id`: what the names of all our nodes in this directory begin with, and nobody else's.
+    owner: String,
+    node: Mutex<Node>,
+}
+
+#[derive(Debug)]
+struct Node {
+    step: Step,
+    /// A create's answer was lost, so there may be a node that nobody saw.
+    unsure: bool,
+}
+
+/// A node of ours that is in the directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Standing {
+    pub(crate) contender: Contender,
+    /// The number of the transaction that created the first node of this place: ensemble-wide, rising, never reset.
+    pub(crate) czxid: i64,
+    pub(crate) tenure: Arc<Tenure>,
+    number: u64,
+}
+
+enum Step {
+    /// Nothing was asked for, or what was asked for was refused.
+    Absent,
+    Coming(Reply<Created>),
+    Standing(Standing),
+    /// Being deleted, or deleted.
+    Left,
+}
+
+impl Place {
+    pub(crate) fn new(berth: Berth, directory: Arc<str>, owner: String) -> Place {
+        Place {
+            berth,
+            directory,
+            owner,
+            node: Mutex::new(Node {
+                step: Step::Absent,
+                unsure: false,
+            }),
+        }
+    }
+
+    pub(crate) fn session(&self) -> &Arc<dyn Session> {
+        self.berth.session()
+    }
+
+    /// Asks for a node, and returns when the answer is there.
+    ///
+    /// # Cancel safety
+    /// Dropping the future keeps the request; dropping the place removes what it makes.
+    pub(crate) async fn enter(&self, mode: Mode, data: &[u8]) -> Result<(), Failure> {
+        let prefix = self.child(&name::prefix(&self.owner, mode));
+        let reply = self
+            .session()
+            .create(&prefix, data, Kind::EphemeralSequential);
+        self.node().step = Step::Coming(reply);
+        self.entered().await
+    }
+
+    /// As [`Place::enter`], with the directory's children as they are once the node is there: both requests are on
+    /// their way before either is answered.
+    pub(crate) async fn enter_and_list(
+        &self,
+        mode: Mode,
+        data: &[u8],
+    ) -> Result<Result<Vec<String>, Failure>, Failure> {
+        let mut entered = std::pin::pin!(self.enter(mode, data));
+        // The first poll sends the create; the listing then follows it on the wire.
+        let first = poll_fn(|context| Poll::Ready(entered.as_mut().poll(context))).await;
+        let listing = self.list();
+        match first {
+            Poll::Ready(answer) => answer?,
+            Poll::Pending => entered.await?,
+        }
+        Ok(listing.await)
+    }
+
+    async fn entered(&self) -> Result<(), Failure> {
+        let answer = poll_fn(|context| match &mut self.node().step {
+            Step::Coming(reply) => reply.as_mut().poll(context),
+            _ => Poll::Ready(Err(Failure::Unknown("no node was asked for".to_owned()))),
+        })
+        .await;
+        let mut node = self.node();
+        node.step = Step::Absent;
+        match answer {
+            Ok(created) => {
+                drop(node);
+                self.stand_at(created)
+            }
+            Err(failure) => {
+                node.unsure |= matches!(failure, Failure::Unknown(_));
+                Err(failure)
+            }
+        }
+    }
+
+    /// After a lost answer: looks for a node that nobody saw, and takes it for ours if it is there.
+    ///
+    /// Without the sync a lagging server could hide it, and a second one would queue behind it for ever.
+    pub(crate) async fn recover(&self) -> Result<bool, Failure> {
+        let session = self.session();
+        let children = settled(session, || {
+            let (synced, children) = (session.sync(&self.directory), self.list());
+            Box::pin(async move {
+                synced.await?;
+                children.await
+            })
+        });
+        let children = children.await.or_else(none_without_directory)?;
+        for child in children
+            .iter()
+            .filter(|child| name::belongs_to(child, &self.owner))
+        {
+            let path = self.child(child);
+            match settled(session, || session.data(&path)).await {
+                Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
+                    self.stand_at(Created {
+                        path,
+                        czxid: stat.czxid,
+                        ephemeral_owner: stat.ephemeral_owner,
+                    })?;
+                    return Ok(true);
+                }
+                Ok(_) | Err(Failure::NoNode) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(false)
+    }
+
+    /// The second look after a lost answer: a listing that follows a later write of ours shows every node that the
+    /// lost request made. Only the one we stand at may stay.
+    pub(crate) fn remove_strays(&self, children: &[String]) {
+        if !self.node().unsure {
+            return;
+        }
+        let Some(standing) = self.standing() else {
+            return;
+        };
+        for stray in children
+            .iter()
+            .filter(|child| name::belongs_to(child, &self.owner))
+        {
+            if stray != standing.contender.name() {
+                let (session, path) = (self.session(), self.child(stray));
+                let reply = session.delete(&path);
+                session.spawn(Box::pin(removed_in_background(
+                    Arc::clone(session),
+                    path,
+                    reply,
+                )));
+            }
+        }
+    }
+
+    /// The children of the directory.
+    pub(crate) fn list(&self) -> Reply<Vec<String>> {
+        self.session().children(&self.directory)
+    }
+
+    pub(crate) fn child(&self, name: &str) -> String {
+        format!("{}/{name}", self.directory)
+    }
+
+    /// Deletes the node. The request is on its way when this returns.
+    pub(crate) fn leave(&self) -> Leaving {
+        let session = Arc::clone(self.session());
+        let Some(standing) = self.take_standing() else {
+            let nothing = async { Err(Failure::NoNode) };
+            return Leaving {
+                work: Some(Box::pin(nothing)),
+                session,
+            };
+        };
+        let path = self.child(standing.contender.name());
+        let signal = standing.tenure.is_holding()
+            && standing.contender.mode() == Mode::Write
+            && standing.tenure.loss(session.lease()) != Some(Loss::Interfered);
+        standing.tenure.left();
+        session.lease().roll().strike(standing.number);
+        let reply = if signal {
+            hand_off(&session, &path)
+        } else {
+            session.delete(&path)
+        };
+        let restart = (standing.contender.sequence() >= name::RESTART_FROM)
+            .then(|| Arc::clone(&self.directory));
+        Leaving {
+            work: Some(Box::pin(remove(
+                Arc::clone(&session),
+                path,
+                reply,
+                signal,
+                restart,
+            ))),
+            session,
+        }
+    }
+
+    /// Replaces a WRITE node by a READ node of the same number, in one transaction.
+    pub(crate) async fn downgrade(&self, data: &[u8]) -> Result<(), Failure> {
+        let Some(standing) = self.standing() else {
+            return Err(Failure::NoNode);
+        };
+        let read = name::name(&self.owner, Mode::Read, standing.contender.sequence());
+        let (from, to) = (self.child(standing.contender.name()), self.child(&read));
+        let Some(contender) = Contender::parse(&read) else {
+            return Err(Failure::NoNode);
+        };
+        let swap = [
+            Operation::Create {
+                path: to.clone(),
+                data: data.to_vec(),
+                kind: Kind::Ephemeral,
+            },
+            Operation::Delete {
+                path: from.clone(),
+                version: None,
+            },
+        ];
+        let session = self.session();
+        // From here on either name may be ours; if this future is dropped, both are removed.
+        self.node().unsure = true;
+        standing.tenure.moving();
+        let mut reply = session.transact(&swap);
+        loop {
+            match reply.await {
+                Ok(_) => break,
+                Err(Failure::Unknown(_)) => {
+                    session.connected().await.map_err(Failure::Over)?;
+                    reply = session.transact(&swap);
+                }
+                // An earlier try, whose answer was lost, did it.
+                Err(Failure::Operation { failure, .. }) if *failure == Failure::NodeExists => break,
+                Err(failure) => {
+                    standing.tenure.moved(from);
+                    return Err(failure);
+                }
+            }
+        }
+        standing.tenure.moved(to);
+        session.lease().roll().watch(&standing.tenure);
+        let mut node = self.node();
+        node.unsure = false;
+        node.step = Step::Standing(Standing {
+            contender,
+            ..standing
+        });
+        Ok(())
+    }
+
+    fn stand_at(&self, created: Created) -> Result<(), Failure> {
+        let session = self.session();
+        let name = created.path.rsplit('/').next().unwrap_or_default();
+        if created.ephemeral_owner != session.id() {
+            // The ensemble changed the session under us; nothing made under the old one is ours.
+            return Err(Failure::Refused(format!(
+                "node {name} belongs to another session"
+            )));
+        }
+        let Some(contender) = Contender::parse(name) else {
+            return Err(Failure::Refused(format!(
+                "the server named the node {name:?}, which is no contender's name"
+            )));
+        };
+        let tenure = Arc::new(Tenure::new(self.child(name)));
+        let number = session.lease().roll().enter(&tenure);
+        let standing = Standing {
+            contender,
+            czxid: created.czxid,
+            tenure,
+            number,
+        };
+        self.node().step = Step::Standing(standing);
+        Ok(())
+    }
+
+    /// Our node, once there is one.
+    pub(crate) fn standing(&self) -> Option<Standing> {
+        match &self.node().step {
+            Step::Standing(standing) => Some(standing.clone()),
+            _ => None,
+        }
+    }
+
+    fn take_standing(&self) -> Option<Standing> {
+        let mut node = self.node();
+        match std::mem::replace(&mut node.step, Step::Left) {
+            Step::Standing(standing) => Some(standing),
+            other => {
+                node.step = other;
+                None
+            }
+        }
+    }
+
+    fn node(&self) -> MutexGuard<'_, Node> {
+        self.node.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let session = Arc::clone(self.berth.session());
+        let (step, unsure) = {
+            let mut node = self.node();
+            match &node.step {
+                Step::Standing(_) => (None, node.unsure),
+                _ => (
+                    Some(std::mem::replace(&mut node.step, Step::Left)),
+                    node.unsure,
+                ),
+            }
+        };
+        let (directory, owner) = (Arc::clone(&self.directory), self.owner.clone());
+        match step {
+            // Dropping it lets it go on in the background.
+            None => drop(self.leave()),
+            Some(Step::Coming(reply)) => {
+                session.clone().spawn(Box::pin(remove_when_created(
+                    session, directory, owner, reply, unsure,
+                )));
+                return;
+            }
+            Some(_) => {}
+        }
+        if unsure {
+            session
+                .clone()
+                .spawn(Box::pin(remove_all_of(session, directory, owner)));
+        }
+    }
+}
+
+/// A node on its way out: a future of its removal. Dropping it lets the removal go on in the background.
+pub(crate) struct Leaving {
+    work: Option<Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>>,
+    session: Arc<dyn Session>,
+}
+
+impl Future for Leaving {
+    type Output = Result<(), Failure>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(work) = &mut self.work else {
+            return Poll::Ready(Ok(()));
+        };
+        let answer = work.as_mut().poll(context);
+        if answer.is_ready() {
+            self.work = None;
+        }
+        answer
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if let Some(work) = self.work.take() {
+            let chore: Chore = Box::pin(async move {
+                if let Err(failure) = work.await {
+                    tracing::debug!(%failure, "a lock node was not there to be removed");
+                }
+            });
+            self.session.spawn(chore);
+        }
+    }
+}
+
+impl std::fmt::Debug for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Step::Absent => f.write_str("Absent"),
+            Step::Coming(_) => f.write_str("Coming"),
+            Step::Standing(standing) => write!(f, "Standing({})", standing.contender),
+            Step::Left => f.write_str("Left"),
+        }
+    }
+}
+
+/// A holder's release: whoever watches the node sees its data change, and knows that it was held and let go.
+fn hand_off(session: &Arc<dyn Session>, path: &str) -> Reply<()> {
+    let reply = session.transact(&[
+        Operation::Set {
+            path: path.to_owned(),
+            data: Vec::new(),
+            version: None,
+        },
+        Operation::Delete {
+            path: path.to_owned(),
+            version: None,
+        },
+    ]);
+    Box::pin(async move { reply.await.map(|_: Vec<Outcome>| ()) })
+}
+
+/// Repeats the removal until it is certain. [`Failure::NoNode`] says that the node had gone before we asked.
+async fn remove(
+    session: Arc<dyn Session>,
+    path: String,
+    mut reply: Reply<()>,
+    mut signal: bool,
+    restart: Option<Arc<str>>,
+) -> Result<(), Failure> {
+    let mut asked_before = false;
+    loop {
+        let failure = match reply.await {
+            Ok(()) => break,
+            Err(Failure::Operation { failure, .. }) => *failure,
+            Err(failure) => failure,
+        };
+        reply = match failure {
+            Failure::NoNode if asked_before => break,
+            Failure::Unknown(_) => {
+                session.connected().await.map_err(Failure::Over)?;
+                asked_before = true;
+                if signal {
+                    hand_off(&session, &path)
+                } else {
+                    session.delete(&path)
+                }
+            }
+            // A server that refuses the transaction may still allow a plain delete, which those who wait also see.
+            Failure::NoAuth | Failure::Refused(_) if signal => {
+                signal = false;
+                session.delete(&path)
+            }
+            failure => return Err(failure),
+        };
+    }
+    if let Some(directory) = restart {
+        // Refused while anybody is queued; when it succeeds, the sequence starts again from 0.
+        let _refused_unless_empty = session.delete(&directory).await;
+    }
+    Ok(())
+}
+
+async fn removed_in_background(session: Arc<dyn Session>, path: String, reply: Reply<()>) {
+    match remove(session, path.clone(), reply, false, None).await {
+        Ok(()) | Err(Failure::NoNode | Failure::Over(_)) => {}
+        Err(failure) => {
+            tracing::error!(path, %failure, "a lock node could not be removed and stays until its session ends")
+        }
+    }
+}
+
+/// For an acquisition that was dropped while its create was under way.
+async fn remove_when_created(
+    session: Arc<dyn Session>,
+    directory: Arc<str>,
+    owner: String,
+    reply: Reply<Created>,
+    unsure: bool,
+) {
+    match reply.await {
+        Ok(created) => {
+            let deletion = session.delete(&created.path);
+            removed_in_background(Arc::clone(&session), created.path, deletion).await;
+        }
+        Err(Failure::Unknown(_)) => return remove_all_of(session, directory, owner).await,
+        Err(_) => {}
+    }
+    if unsure {
+        remove_all_of(session, directory, owner).await;
+    }
+}
+
+/// Removes every node of this owner, also one whose create took effect although its answer was lost.
+///
+/// Looks twice: after a sync, and again after a write of ours, which the lost request cannot follow any more.
+async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: String) {
+    for look in 0..2 {
+        let listing = settled(&session, || {
+            let check = Operation::Check {
+                path: directory.to_string(),
+                version: None,
+            };
+            let synced = if look == 0 {
+                Some(session.sync(&directory))
+            } else {
+                None
+            };
+            let written = if look == 0 {
+                None
+            } else {
+                Some(session.transact(&[check]))
+            };
+            let children = session.children(&directory);
+            Box::pin(async move {
+                if let Some(synced) = synced {
+                    synced.await?;
+                }
+                match written {
+                    None => {}
+                    Some(written) => match written.await {
+                        Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => {
+                            return Err(failure);
+                        }
+                        // Whatever else the answer is, it was a write.
+                        _ => {}
+                    },
+                }
+                children.await
+            })
+        });
+        let Ok(children) = listing.await.or_else(none_without_directory) else {
+            return;
+        };
+        for child in children
+            .iter()
+            .filter(|child| name::belongs_to(child, &owner))
+        {
+            let path = format!("{directory}/{child}");
+            let reply = session.delete(&path);
+            removed_in_background(Arc::clone(&session), path, reply).await;
+        }
+    }
+}
+
+/// Asks, and asks again after each reconnect until the outcome is known.
+pub(crate) async fn settled<T>(
+    session: &Arc<dyn Session>,
+    ask: impl Fn() -> Reply<T>,
+) -> Result<T, Failure> {
+    loop {
+        match ask().await {
+            Err(Failure::Unknown(_)) => session.connected().await.map_err(Failure::Over)?,
+            answer => return answer,
+        }
+    }
+}
+
+/// Makes the lock directory: a container, which the server reaps when it has been empty for a while, below
+/// ordinary nodes.
+pub(crate) async fn make_directory(
+    session: &Arc<dyn Session>,
+    directory: &str,
+) -> Result<(), Failure> {
+    for step in path::steps(directory) {
+        let kind = if step == directory {
+            Kind::Container
+        } else {
+            Kind::Persistent
+        };
+        match settled(session, || session.create(step, &[], kind)).await {
+            Ok(_) | Err(Failure::NodeExists) => {}
+            // We may not create up there, but what is needed may be there already.
+            Err(Failure::NoAuth) if step != directory => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(())
+}
+
+fn none_without_directory(failure: Failure) -> Result<Vec<String>, Failure> {
+    if failure == Failure::NoNode {
+        Ok(Vec::new())
+    } else {
+        Err(failure)
+    }
+}

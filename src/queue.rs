@@ -1,0 +1,308 @@
+//! Who holds, who waits, since when and behind whom; knows no concrete backend.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::coordinator::{Failure, Session, Stat};
+use crate::name::{Contender, Mode};
+use crate::turn::{self, Turn};
+
+/// At most so many of those in the way are looked up for an error: it must be told in time.
+const BLOCKERS_NAMED: usize = 8;
+
+/// How many nodes are read at once for a snapshot of the queue.
+const READS_IN_FLIGHT: usize = 256;
+
+/// A snapshot of a lock's queue, in the order of arrival. Printed, it is a table.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Queue {
+    /// The lock's directory.
+    pub path: String,
+    /// Everyone in it, first come first.
+    pub members: Vec<Member>,
+}
+
+/// One member of a queue.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Member {
+    /// What it asks for.
+    pub mode: Mode,
+    /// Whether it holds the lock.
+    pub state: MemberState,
+    /// The host it says it runs on.
+    pub host: String,
+    /// The process it says it is.
+    pub pid: Option<u32>,
+    /// What it says it is doing.
+    pub label: Option<String>,
+    /// The ensemble's number for its session; `None` if its node could not be read.
+    pub session: Option<i64>,
+    /// When it entered, on the ensemble's clock; `None` if its node could not be read.
+    pub since: Option<SystemTime>,
+    /// Its node's name, without the directory.
+    pub node: String,
+}
+
+/// Where a member stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemberState {
+    /// Nothing before it excludes it: it holds the lock.
+    Holds,
+    /// It waits, behind this node.
+    Waits {
+        /// The name of the nearest node before it that excludes it.
+        behind: String,
+    },
+    /// It will never hold: its sequence number is negative or not its alone.
+    Stuck,
+}
+
+impl Queue {
+    /// Those who hold the lock: one writer, or any number of readers.
+    pub fn holders(&self) -> impl Iterator<Item = &Member> {
+        self.members
+            .iter()
+            .filter(|member| member.state == MemberState::Holds)
+    }
+
+    /// Those who wait, first come first.
+    pub fn waiters(&self) -> impl Iterator<Item = &Member> {
+        self.members
+            .iter()
+            .filter(|member| member.state != MemberState::Holds)
+    }
+}
+
+impl fmt::Display for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.members.is_empty() {
+            return write!(f, "{}: free", self.path);
+        }
+        write!(f, "{}:", self.path)?;
+        for member in &self.members {
+            let state = match &member.state {
+                MemberState::Holds => "holds".to_owned(),
+                MemberState::Waits { behind } => format!("waits behind {behind}"),
+                MemberState::Stuck => "is stuck".to_owned(),
+            };
+            write!(f, "\n  {member}, {state}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.mode, self.host)?;
+        if let Some(pid) = self.pid {
+            write!(f, " pid {pid}")?;
+        }
+        if let Some(label) = &self.label {
+            write!(f, " {label:?}")?;
+        }
+        if let Some(since) = self.since {
+            // The clocks of two machines differ; an entry in the future is one of just now.
+            let age = SystemTime::now()
+                .duration_since(since)
+                .unwrap_or(Duration::ZERO);
+            write!(
+                f,
+                " for {}",
+                humantime::format_duration(Duration::from_secs(age.as_secs()))
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Who is in the way: how many, and the first of them.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Blockers {
+    /// How many must leave first.
+    pub ahead: usize,
+    /// The first of them, holders before waiters, at most 8.
+    pub first: Vec<Member>,
+}
+
+impl fmt::Display for Blockers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.ahead == 0 {
+            return f.write_str("nobody is known to be in the way");
+        }
+        let holders = self
+            .first
+            .iter()
+            .filter(|member| member.state == MemberState::Holds);
+        let named: Vec<String> = holders.map(Member::to_string).collect();
+        if named.is_empty() {
+            write!(f, "{} ahead", self.ahead)
+        } else {
+            write!(f, "held by {}; {} ahead", named.join(" and "), self.ahead)
+        }
+    }
+}
+
+/// What a contender writes into its node, for people to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Note {
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+    pub(crate) label: Option<String>,
+    pub(crate) since: SystemTime,
+}
+
+impl Note {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let since = humantime::format_rfc3339_millis(self.since.max(UNIX_EPOCH));
+        let mut text = format!("host={}\npid={}\nsince={since}\n", self.host, self.pid);
+        if let Some(label) = &self.label {
+            text.push_str(&format!("label={label}\n"));
+        }
+        text.into_bytes()
+    }
+}
+
+/// The pid and the label in a node's data, whatever else it is.
+fn read_note(data: &[u8]) -> (Option<u32>, Option<String>) {
+    let text = String::from_utf8_lossy(data);
+    let field = |name: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+    };
+    (
+        field("pid").and_then(|pid| pid.parse().ok()),
+        field("label").map(str::to_owned),
+    )
+}
+
+/// Reads the whole queue: one listing, and one read for each member.
+pub(crate) async fn snapshot(
+    session: &Arc<dyn Session>,
+    directory: &str,
+) -> Result<Queue, Failure> {
+    let children = match session.children(directory).await {
+        Err(Failure::NoNode) => Vec::new(),
+        answer => answer?,
+    };
+    let line = turn::line(&children);
+    let mut members = Vec::with_capacity(line.len());
+    for some in line.chunks(READS_IN_FLIGHT) {
+        members.extend(read(session, directory, some).await?);
+    }
+    Ok(Queue {
+        path: directory.to_owned(),
+        members,
+    })
+}
+
+/// Those in the way of a newcomer, or of `me`, as far as they can be read.
+pub(crate) async fn blockers(
+    session: &Arc<dyn Session>,
+    directory: &str,
+    children: &[String],
+    mode: Mode,
+    me: Option<&Contender>,
+) -> Blockers {
+    let ahead = match me {
+        Some(me) => turn::ahead_of(me, children),
+        None => turn::ahead_of_newcomer(mode, children),
+    };
+    let line = turn::line(children);
+    let first: Vec<_> = line
+        .into_iter()
+        .filter(|(c, _)| ahead.contains(&c.name()))
+        .take(BLOCKERS_NAMED)
+        .collect();
+    let members = match read(session, directory, &first).await {
+        Ok(members) => members,
+        // Their names alone still tell the mode and the host.
+        Err(_) => first
+            .iter()
+            .map(|(contender, turn)| member(contender, turn, None))
+            .collect(),
+    };
+    Blockers {
+        ahead: ahead.len(),
+        first: members,
+    }
+}
+
+/// Reads the nodes of these contenders, all at once; those that have left meanwhile are left out.
+async fn read(
+    session: &Arc<dyn Session>,
+    directory: &str,
+    line: &[(Contender, Turn)],
+) -> Result<Vec<Member>, Failure> {
+    let replies: Vec<_> = line
+        .iter()
+        .map(|(c, _)| session.data(&format!("{directory}/{}", c.name())))
+        .collect();
+    let mut members = Vec::with_capacity(line.len());
+    for ((contender, turn), reply) in line.iter().zip(replies) {
+        match reply.await {
+            Ok((data, stat)) => members.push(member(contender, turn, Some((&data, stat)))),
+            Err(Failure::NoNode) => {}
+            // Somebody else's node may be unreadable for us, but it is there.
+            Err(Failure::NoAuth) => members.push(member(contender, turn, None)),
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(members)
+}
+
+fn member(contender: &Contender, turn: &Turn, node: Option<(&Vec<u8>, Stat)>) -> Member {
+    let (pid, label) = node.map_or((None, None), |(data, _)| read_note(data));
+    Member {
+        mode: contender.mode(),
+        state: match turn {
+            Turn::Granted => MemberState::Holds,
+            Turn::Behind(other) => MemberState::Waits {
+                behind: other.name().to_owned(),
+            },
+            Turn::Evicted => MemberState::Stuck,
+        },
+        host: contender.host().to_owned(),
+        pid,
+        label,
+        session: node.map(|(_, stat)| stat.ephemeral_owner),
+        since: node.map(|(_, stat)| stat.ctime),
+        node: contender.name().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_text_that_can_be_read_back() {
+        let since = UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
+        let note = Note {
+            host: "web-1".to_owned(),
+            pid: 42,
+            label: Some("migrate = v42".to_owned()),
+            since,
+        };
+        let text = String::from_utf8(note.encode()).unwrap();
+        assert_eq!(
+            text,
+            "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\nlabel=migrate = v42\n"
+        );
+        assert_eq!(
+            read_note(text.as_bytes()),
+            (Some(42), Some("migrate = v42".to_owned()))
+        );
+    }
+
+    #[test]
+    fn any_data_may_stand_where_a_note_should() {
+        for data in [&b""[..], b"\xff\xfe", b"pid=x\nlabel", b"=\n="] {
+            assert_eq!(read_note(data), (None, None));
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! Whether a node of ours is still where we put it; knows neither modes nor turns.
+//!
+//! A [`Tenure`] is one node that this process keeps in a queue. The [`Roll`] lists those of one session, and
+//! [`keep_alive`] looks after them: it watches each node, and renews the session's lease while there are any.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::sync::Notify;
+
+use crate::coordinator::{Ending, Event, Failure, Operation, Session, Watch};
+use crate::lease::Lease;
+
+/// At most so many checks go into one heartbeat: its request must stay far below ZooKeeper's limit of 1 MiB.
+const CHECKS_PER_HEARTBEAT: usize = 1_000;
+
+/// Why a lock was lost. A lost guard never becomes valid again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Loss {
+    /// The session is over, and its nodes with it.
+    #[error("{0}")]
+    SessionOver(#[from] Ending),
+    /// No quorum has confirmed the session for two thirds of its timeout: others may be granted the lock soon.
+    #[error("the lease on the session ran out before a quorum renewed it")]
+    LeaseRanOut,
+    /// Somebody deleted the lock's node.
+    #[error("the lock's node was removed by somebody else")]
+    Removed,
+    /// Somebody wrote to a lock node, which passed for a hand-off while the holder still held.
+    #[error("a stranger wrote to a lock node, which was taken for a hand-off")]
+    Interfered,
+}
+
+/// One node of ours: where it is, what for, and whether it was lost.
+#[derive(Debug)]
+pub(crate) struct Tenure {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    path: String,
+    phase: Phase,
+    loss: Option<Loss>,
+    /// The watch on our own node, which whoever asks may look at, and the one task that waits for it.
+    own: Option<Watch>,
+    waiter: Option<Waker>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Waiting,
+    /// Holding, since the lease has been valid without a gap.
+    Holding(u64),
+    /// Being replaced by a node of another name: that the old one goes is no loss.
+    Moving(u64),
+    Left,
+}
+
+impl Tenure {
+    pub(crate) fn new(path: String) -> Tenure {
+        let state = State {
+            path,
+            phase: Phase::Waiting,
+            loss: None,
+            own: None,
+            waiter: None,
+        };
+        Tenure {
+            state: Mutex::new(state),
+            changed: Notify::new(),
+        }
+    }
+
+    pub(crate) fn path(&self) -> String {
+        self.state().path.clone()
+    }
+
+    /// From now on this node's owner holds, as long as the lease stays valid without a gap.
+    pub(crate) fn hold(&self, stretch: u64) {
+        self.state().phase = Phase::Holding(stretch);
+    }
+
+    pub(crate) fn is_holding(&self) -> bool {
+        matches!(self.state().phase, Phase::Holding(_) | Phase::Moving(_))
+    }
+
+    /// The node is about to be replaced; [`Tenure::moved`] ends this.
+    pub(crate) fn moving(&self) {
+        let mut state = self.state();
+        if let Phase::Holding(stretch) = state.phase {
+            state.phase = Phase::Moving(stretch);
+        }
+    }
+
+    /// The node is at `path` now.
+    pub(crate) fn moved(&self, path: String) {
+        let mut state = self.state();
+        state.path = path;
+        // The watch on the node that was replaced has nothing more to tell.
+        state.own = None;
+        if let Phase::Moving(stretch) = state.phase {
+            state.phase = Phase::Holding(stretch);
+        }
+    }
+
+    /// The node is about to be deleted by us.
+    pub(crate) fn left(&self) {
+        self.state().phase = Phase::Left;
+    }
+
+    /// The node was lost; the first reason stays.
+    pub(crate) fn lose(&self, loss: Loss) {
+        self.state().loss.get_or_insert(loss);
+        self.changed.notify_waiters();
+    }
+
+    /// Looks at everything that can be known without asking the ensemble: the reason of the loss, if it is lost.
+    pub(crate) fn loss(&self, lease: &Lease) -> Option<Loss> {
+        let mut state = self.state();
+        let waiter = state.look();
+        if state.loss.is_none() {
+            state.loss = match state.phase {
+                Phase::Holding(stretch) | Phase::Moving(stretch) if !lease.covers(stretch) => {
+                    Some(lease.over().map_or(Loss::LeaseRanOut, Loss::SessionOver))
+                }
+                _ => lease.over().map(Loss::SessionOver),
+            };
+        }
+        let loss = state.loss;
+        drop(state);
+        waiter.inspect(Waker::wake_by_ref);
+        loss
+    }
+
+    /// Waits until the node is lost, at the latest when the lease runs out.
+    pub(crate) async fn lost(&self, session: &Arc<dyn Session>) -> Loss {
+        let lease = session.lease();
+        loop {
+            // Registered before looking, so that a loss in between is not missed.
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if let Some(loss) = self.loss(lease) {
+                return loss;
+            }
+            match lease.remaining() {
+                Some(left) if self.is_holding() && left < Duration::MAX => {
+                    tokio::select! {
+                        () = changed => {}
+                        () = session.sleep(left) => {}
+                    }
+                }
+                _ => changed.await,
+            }
+        }
+    }
+
+    fn is_standing_at(&self, path: &str) -> bool {
+        let state = self.state();
+        state.path == path && !matches!(state.phase, Phase::Left | Phase::Moving(_))
+    }
+
+    fn gone_from(&self, path: &str) {
+        if self.is_standing_at(path) {
+            self.lose(Loss::Removed);
+        }
+    }
+
+    fn arm(&self, path: &str, watch: Watch) {
+        let mut state = self.state();
+        if state.path == path {
+            state.own = Some(watch);
+        }
+    }
+
+    /// Waits for the watch on our own node to have told what it had to tell.
+    fn poll_own(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state();
+        state.waiter = Some(context.waker().clone());
+        let _this_task = state.look();
+        let lost = state.loss.is_some();
+        let done = state.own.is_none();
+        drop(state);
+        if lost {
+            self.changed.notify_waiters();
+        }
+        if done { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Polls the watch on our own node on behalf of the task that waits for it.
+    ///
+    /// Events come in order, so whoever has just seen another node's event also sees here what happened before it,
+    /// even if that task has not run yet.
+    ///
+    /// Returns that task if there is something for it to see, to be woken once the state is unlocked.
+    fn look(&mut self) -> Option<Waker> {
+        let (own, waiter) = (self.own.as_mut()?, self.waiter.as_ref()?);
+        let Poll::Ready(event) = Pin::new(own).poll(&mut Context::from_waker(waiter)) else {
+            return None;
+        };
+        self.own = None;
+        if event == Event::Deleted && matches!(self.phase, Phase::Waiting | Phase::Holding(_)) {
+            self.loss.get_or_insert(Loss::Removed);
+        }
+        self.waiter.take()
+    }
+}
+
+/// The nodes that are kept under one session.
+#[derive(Debug, Default)]
+pub(crate) struct Roll {
+    members: Mutex<Members>,
+    /// Someone joined an empty roll.
+    occupied: Notify,
+    /// Someone joined who is not watched yet, or must confirm a hand-off.
+    unwatched: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Members {
+    next: u64,
+    all: HashMap<u64, Arc<Tenure>>,
+    unwatched: Vec<Arc<Tenure>>,
+    /// Nodes that must be gone, because those who waited for them were granted by a hand-off.
+    handed_off: HashMap<String, Vec<Arc<Tenure>>>,
+    over: bool,
+}
+
+impl Roll {
+    /// Enters a node; it stays until [`Roll::strike`].
+    pub(crate) fn enter(&self, tenure: &Arc<Tenure>) -> u64 {
+        let mut members = self.members();
+        let number = members.next;
+        members.next += 1;
+        members.all.insert(number, Arc::clone(tenure));
+        let first = members.all.len() == 1;
+        drop(members);
+        if first {
+            self.occupied.notify_one();
+        }
+        self.watch(tenure);
+        number
+    }
+
+    pub(crate) fn strike(&self, number: u64) {
+        self.members().all.remove(&number);
+    }
+
+    /// Has the node watched, soon.
+    pub(crate) fn watch(&self, tenure: &Arc<Tenure>) {
+        let mut members = self.members();
+        members.unwatched.push(Arc::clone(tenure));
+        let first = members.unwatched.len() == 1;
+        drop(members);
+        if first {
+            self.unwatched.notify_one();
+        }
+    }
+
+    /// Has it confirmed, soon, that the node at `path` is gone, whose hand-off `tenure` was granted by.
+    pub(crate) fn confirm_gone(&self, path: String, tenure: &Arc<Tenure>) {
+        self.members()
+            .handed_off
+            .entry(path)
+            .or_default()
+            .push(Arc::clone(tenure));
+        self.unwatched.notify_one();
+    }
+
+    pub(crate) fn session_is_over(&self) {
+        let mut members = self.members();
+        members.over = true;
+        let all: Vec<_> = members.all.values().cloned().collect();
+        drop(members);
+        for tenure in all {
+            tenure.changed.notify_waiters();
+        }
+        self.occupied.notify_one();
+        self.unwatched.notify_one();
+    }
+
+    /// The nodes for a heartbeat to check: all that hold, or else one that waits.
+    fn to_check(&self) -> Vec<(Arc<Tenure>, String)> {
+        let members = self.members();
+        let standing = || {
+            members
+                .all
+                .values()
+                .filter(|tenure| tenure.is_standing_at(&tenure.path()))
+        };
+        let holding = standing().filter(|tenure| tenure.is_holding());
+        let mut chosen: Vec<_> = holding
+            .map(|tenure| (Arc::clone(tenure), tenure.path()))
+            .collect();
+        if chosen.is_empty() {
+            chosen.extend(
+                standing()
+                    .next()
+                    .map(|tenure| (Arc::clone(tenure), tenure.path())),
+            );
+        }
+        chosen
+    }
+
+    fn is_empty(&self) -> bool {
+        self.members().all.is_empty()
+    }
+
+    fn is_over(&self) -> bool {
+        self.members().over
+    }
+
+    fn members(&self) -> MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Looks after the nodes of a session until it is over: a backend spawns this once a session, on its own thread.
+///
+/// Each node is watched from `grace` after it was entered (short-lived ones are gone by then and cost nothing), and
+/// while there are nodes the lease is renewed every quarter of the session timeout.
+pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
+    let Some(lease) = session.upgrade().map(|session| Arc::clone(session.lease())) else {
+        return;
+    };
+    tokio::join!(
+        watch_nodes(&session, &lease, grace),
+        renew(&session, &lease)
+    );
+}
+
+async fn watch_nodes(session: &Weak<dyn Session>, lease: &Lease, grace: Duration) {
+    let roll = lease.roll();
+    loop {
+        roll.unwatched.notified().await;
+        let pause = session
+            .upgrade()
+            .filter(|_| !grace.is_zero())
+            .map(|session| session.sleep(grace));
+        if let Some(pause) = pause {
+            pause.await;
+        }
+        let Some(session) = session.upgrade().filter(|_| !roll.is_over()) else {
+            return;
+        };
+        let (unwatched, handed_off) = {
+            let mut members = roll.members();
+            (
+                std::mem::take(&mut members.unwatched),
+                std::mem::take(&mut members.handed_off),
+            )
+        };
+        for tenure in unwatched {
+            if tenure.is_standing_at(&tenure.path()) {
+                session.spawn(Box::pin(watch_own(Arc::downgrade(&session), tenure)));
+            }
+        }
+        for (path, granted) in handed_off {
+            if granted.iter().any(|tenure| tenure.is_holding()) {
+                session.spawn(Box::pin(expect_gone(
+                    Arc::downgrade(&session),
+                    path,
+                    granted,
+                )));
+            }
+        }
+    }
+}
+
+/// Holds the session weakly while it waits, so that a node nobody can delete does not keep its session alive.
+async fn watch_own(session: Weak<dyn Session>, tenure: Arc<Tenure>) {
+    let path = tenure.path();
+    loop {
+        let Some(live) = session.upgrade().filter(|_| tenure.is_standing_at(&path)) else {
+            return;
+        };
+        match live.watch(&path).await {
+            Ok(watch) => {
+                drop(live);
+                tenure.arm(&path, watch);
+                // Ends with the watch; goes round again when a stranger's write used the watch up.
+                poll_fn(|context| tenure.poll_own(context)).await;
+                if tenure.state().loss.is_some() {
+                    return;
+                }
+            }
+            Err(Failure::NoNode) => return tenure.gone_from(&path),
+            Err(Failure::Unknown(_)) => {
+                if live.connected().await.is_err() {
+                    return;
+                }
+            }
+            Err(Failure::Over(_)) => return,
+            Err(failure) => {
+                return tracing::warn!(path, %failure, "cannot watch a lock node of our own");
+            }
+        }
+    }
+}
+
+/// A hand-off is the one write to a lock node, in the transaction that deletes it: if the node is still there,
+/// somebody else wrote to it, and those who took that for a hand-off do not hold.
+async fn expect_gone(session: Weak<dyn Session>, path: String, granted: Vec<Arc<Tenure>>) {
+    loop {
+        let Some(live) = session.upgrade() else {
+            return;
+        };
+        match live.data(&path).await {
+            Ok(_) => {
+                tracing::error!(
+                    path,
+                    "a stranger wrote to a lock node, which was taken for a hand-off"
+                );
+                for tenure in granted {
+                    tenure.lose(Loss::Interfered);
+                }
+                return;
+            }
+            Err(Failure::Unknown(_)) if live.connected().await.is_ok() => {}
+            Err(_) => return,
+        }
+    }
+}
+
+async fn renew(session: &Weak<dyn Session>, lease: &Lease) {
+    if lease.is_steady() {
+        return;
+    }
+    loop {
+        if lease.roll().is_empty() {
+            lease.roll().occupied.notified().await;
+        }
+        let Some(live) = session.upgrade().filter(|_| !lease.roll().is_over()) else {
+            return;
+        };
+        let wait = lease.until_heartbeat();
+        if wait.is_zero() {
+            if heartbeat(&live).await.is_err() && live.connected().await.is_err() {
+                return;
+            }
+        } else {
+            let pause = live.sleep(wait);
+            drop(live);
+            pause.await;
+        }
+    }
+}
+
+/// A check-only transaction commits through the quorum, changes nothing, and fails when a node is gone.
+async fn heartbeat(session: &Arc<dyn Session>) -> Result<(), Failure> {
+    let nodes = session.lease().roll().to_check();
+    if nodes.is_empty() {
+        // All are coming or going, which renews the lease as well.
+        session.sleep(session.timeout() / 20).await;
+    }
+    for some in nodes.chunks(CHECKS_PER_HEARTBEAT) {
+        let check = |(_, path): &(_, String)| Operation::Check {
+            path: path.clone(),
+            version: None,
+        };
+        let checks: Vec<_> = some.iter().map(check).collect();
+        match session.transact(&checks).await {
+            Err(Failure::Operation { index, failure }) if *failure == Failure::NoNode => {
+                if let Some((tenure, path)) = some.get(index) {
+                    tenure.gone_from(path);
+                }
+            }
+            Err(Failure::Operation { failure, .. }) => {
+                tracing::warn!(%failure, "a heartbeat was refused: the lease cannot be renewed");
+                session.sleep(session.timeout() / 4).await;
+            }
+            answer => drop(answer?),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! Writes that happen only while the lock is held; knows nothing of how it was acquired.
+
+use std::sync::Arc;
+
+use crate::coordinator::{Failure, Kind, Operation, Outcome, Session};
+use crate::error::Error;
+use crate::path;
+use crate::tenure::{Loss, Tenure};
+
+/// Operations on any nodes, to be committed in one ZooKeeper transaction with a check that the lock is still held.
+///
+/// Made by [`ReadGuard::transaction`](crate::ReadGuard::transaction) and
+/// [`WriteGuard::transaction`](crate::WriteGuard::transaction). Nothing is sent before
+/// [`commit`](Transaction::commit), and then all operations take effect or none does. This is the one guard that
+/// needs no clock: the ensemble itself compares the lock's node and your operations in one order with every other
+/// contender's.
+///
+/// # Examples
+///
+/// ```
+/// # use zk_rwlock::{Memory, RwLock, Error};
+/// # tokio_test::block_on(async {
+/// let zk = Memory::new();
+/// let lock = RwLock::new(&zk, "/locks/config")?;
+/// let guard = lock.write().await?;
+/// guard.transaction().create("/config", "v1").commit().await?;
+/// guard.transaction().check("/config", 0).set("/config", "v2").commit().await?;
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+#[derive(Debug)]
+#[must_use = "nothing is sent before `commit`"]
+pub struct Transaction<'guard> {
+    session: &'guard Arc<dyn Session>,
+    directory: &'guard str,
+    tenure: Arc<Tenure>,
+    operations: Vec<Operation>,
+}
+
+impl<'guard> Transaction<'guard> {
+    pub(crate) fn new(
+        session: &'guard Arc<dyn Session>,
+        directory: &'guard str,
+        tenure: Arc<Tenure>,
+    ) -> Self {
+        Transaction {
+            session,
+            directory,
+            tenure,
+            operations: Vec::new(),
+        }
+    }
+
+    /// Sets a node's data.
+    pub fn set(self, path: &str, data: impl Into<Vec<u8>>) -> Self {
+        self.with(Operation::Set {
+            path: path.to_owned(),
+            data: data.into(),
+            version: None,
+        })
+    }
+
+    /// Sets a node's data, if the node has this version.
+    pub fn set_version(self, path: &str, data: impl Into<Vec<u8>>, version: i32) -> Self {
+        self.with(Operation::Set {
+            path: path.to_owned(),
+            data: data.into(),
+            version: Some(version),
+        })
+    }
+
+    /// Creates a persistent node, whose parent must exist.
+    pub fn create(self, path: &str, data: impl Into<Vec<u8>>) -> Self {
+        self.with(Operation::Create {
+            path: path.to_owned(),
+            data: data.into(),
+            kind: Kind::Persistent,
+        })
+    }
+
+    /// Creates a node that goes with this process's session.
+    pub fn create_ephemeral(self, path: &str, data: impl Into<Vec<u8>>) -> Self {
+        self.with(Operation::Create {
+            path: path.to_owned(),
+            data: data.into(),
+            kind: Kind::Ephemeral,
+        })
+    }
+
+    /// Deletes a node, which must have no children.
+    pub fn delete(self, path: &str) -> Self {
+        self.with(Operation::Delete {
+            path: path.to_owned(),
+            version: None,
+        })
+    }
+
+    /// Deletes a node, if it has this version.
+    pub fn delete_version(self, path: &str, version: i32) -> Self {
+        self.with(Operation::Delete {
+            path: path.to_owned(),
+            version: Some(version),
+        })
+    }
+
+    /// Fails the transaction unless the node has this version.
+    pub fn check(self, path: &str, version: i32) -> Self {
+        self.with(Operation::Check {
+            path: path.to_owned(),
+            version: Some(version),
+        })
+    }
+
+    /// Fails the transaction unless the node exists.
+    pub fn check_exists(self, path: &str) -> Self {
+        self.with(Operation::Check {
+            path: path.to_owned(),
+            version: None,
+        })
+    }
+
+    fn with(mut self, operation: Operation) -> Self {
+        self.operations.push(operation);
+        self
+    }
+
+    /// Commits all operations if the lock is still held, and says what each did, in the order they were added.
+    ///
+    /// Without operations it asks the ensemble whether the lock is still held, and changes nothing.
+    ///
+    /// # Cancel safety
+    /// The transaction is sent at the first poll; dropping the future after that does not take it back.
+    ///
+    /// # Errors
+    /// - [`Error::Lost`]: the lock is gone, and nothing was changed.
+    /// - [`Error::TransactionRefused`]: an operation could not be done, and nothing was changed.
+    /// - [`Error::OutcomeUnknown`]: the connection broke; everything was done, or nothing.
+    /// - [`Error::InvalidInput`]: a path is not one, or lies inside the lock's own directory, where a write would
+    ///   pass for a hand-off; nothing was sent.
+    pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
+        for operation in &self.operations {
+            check(operation.path(), self.directory)?;
+        }
+        let lease = self.session.lease();
+        if let Some(loss) = self.tenure.loss(lease) {
+            return Err(Error::Lost(loss));
+        }
+        let held = Operation::Check {
+            path: self.tenure.path(),
+            version: None,
+        };
+        let mut operations = vec![held];
+        operations.extend(self.operations);
+        match self.session.transact(&operations).await {
+            Ok(mut outcomes) => {
+                outcomes.drain(..1.min(outcomes.len()));
+                Ok(outcomes)
+            }
+            Err(Failure::Operation { index: 0, failure }) if *failure == Failure::NoNode => {
+                self.tenure.lose(Loss::Removed);
+                Err(Error::Lost(
+                    self.tenure.loss(lease).unwrap_or(Loss::Removed),
+                ))
+            }
+            Err(Failure::Operation { index, failure }) => {
+                let path = operations
+                    .get(index)
+                    .map(|operation| operation.path().to_owned())
+                    .unwrap_or_default();
+                Err(Error::TransactionRefused {
+                    index: index.saturating_sub(1),
+                    path,
+                    reason: *failure,
+                })
+            }
+            Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
+            Err(failure) => Err(Error::from_failure(
+                failure,
+                "transaction under",
+                self.directory,
+            )),
+        }
+    }
+}
+
+impl Operation {
+    /// The node it is about.
+    pub fn path(&self) -> &str {
+        match self {
+            Operation::Create { path, .. }
+            | Operation::Set { path, .. }
+            | Operation::Delete { path, .. }
+            | Operation::Check { path, .. } => path,
+        }
+    }
+}
+
+fn check(path: &str, directory: &str) -> Result<(), Error> {
+    path::check(path)?;
+    if path::is_inside(path, directory) {
+        return Err(Error::invalid(format!(
+            "path {path:?} lies inside the lock's own directory, where a write would pass for a hand-off"
+        )));
+    }
+    Ok(())
+}

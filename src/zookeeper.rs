@@ -1,0 +1,876 @@
+//! The ZooKeeper backend: the only place that names `zookeeper_client`; knows neither modes nor turns.
+//!
+//! What it works around in version 0.11.2 of that crate:
+//! - Requests are sent at the call, so their futures are polled once at once and can then be dropped.
+//! - Errors other than a clear refusal leave the outcome unknown, whatever their name ([`failure`]).
+//! - While disconnected it queues requests without bound: a berth is given only on a session that is connected.
+//! - More than 128 KiB of watched paths make a reconnect impossible, so a session takes no more than
+//!   [`WATCHED_BYTES_MAX`], and further ones are opened beyond that.
+//! - A one-shot watcher panics when its session's task is gone ([`Watched`]); persistent ones are lost on a reconnect
+//!   and are not used. Watches are armed with `getData`: `exists` would leave one on a node that never returns.
+//! - After `Expired` a client is dead for good: the next berth is on a fresh one.
+//! - It says `Expired` only at 1.4 session timeouts: the [`Lease`] is what tells that a lock is lost.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+use zookeeper_client as zk;
+
+use crate::coordinator::{
+    Berth, Chore, Coordinator, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply,
+    Reservation, Session, Stat, Watch, keep_alive,
+};
+use crate::error::Error;
+use crate::keeper::Keeper;
+use crate::lease::Lease;
+
+/// Long enough for a garbage collection and a leader election, short enough to take over from a dead holder.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A reconnect fails for good beyond 128 KiB; a good part is kept free for what else is watched.
+const WATCHED_BYTES_MAX: usize = 96 * 1024;
+
+/// Nodes younger than this are not watched by their owner: most are gone again by then.
+const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
+
+/// How long dropping the last user of a session may wait for the server to have heard of it.
+const FAREWELL: Duration = Duration::from_millis(250);
+
+/// A ZooKeeper ensemble, as this process reaches it.
+///
+/// Its sessions live on a thread of their own. When one expires, the next acquisition opens another; guards and
+/// waiters of the old one are told that they are lost.
+///
+/// # Clone
+/// Clones share their sessions. When the last clone and the last guard are gone the sessions are closed, and
+/// dropping them waits up to 250 ms for the server to have heard of it; [`ZooKeeper::close`] says when it has.
+///
+/// # Examples
+///
+/// ```no_run
+/// # use zk_rwlock::{Error, RwLock, ZooKeeper};
+/// # async fn main_of_yours() -> Result<(), Error> {
+/// let zk = ZooKeeper::connect("zk1:2181,zk2:2181,zk3:2181/apps").await?;
+/// let lock = RwLock::new(&zk, "/locks/config")?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct ZooKeeper {
+    ensemble: Arc<Ensemble>,
+}
+
+struct Ensemble {
+    servers: String,
+    options: ZooKeeperBuilder,
+    keeper: Arc<Keeper>,
+    sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
+    /// Held while a session is being opened, so that a crowd opens one and not one each.
+    opening: tokio::sync::Mutex<()>,
+    closed: AtomicBool,
+}
+
+/// Options of a connection. Made by [`ZooKeeper::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing is connected before `connect`"]
+pub struct ZooKeeperBuilder {
+    session_timeout: Duration,
+    connect_timeout: Option<Duration>,
+    digest: Option<Digest>,
+    acl: Option<Acl>,
+}
+
+#[derive(Clone)]
+struct Digest(Vec<u8>);
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Digest")
+    }
+}
+
+impl ZooKeeper {
+    /// Connects with default options. `servers` is a list `host:port,host:port`, with a path at its end to keep
+    /// everything below: `zk1:2181,zk2:2181/apps/billing`. That path is made if it is missing.
+    ///
+    /// Waits until a session is established.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the connection up.
+    ///
+    /// # Errors
+    /// - [`Error::Unreachable`] when no server answered within the session timeout (10 s).
+    /// - [`Error::InvalidInput`] when `servers` is not such a list.
+    pub async fn connect(servers: &str) -> Result<ZooKeeper, Error> {
+        ZooKeeper::builder().connect(servers).await
+    }
+
+    /// Options for a connection.
+    pub fn builder() -> ZooKeeperBuilder {
+        ZooKeeperBuilder {
+            session_timeout: SESSION_TIMEOUT,
+            connect_timeout: None,
+            digest: None,
+            acl: None,
+        }
+    }
+
+    /// Ends every session, and with them every node they own; returns when the server has confirmed it, or when it
+    /// did not within the session timeout.
+    ///
+    /// Guards are lost, waiting acquisitions fail, and new ones are refused with [`Error::Closed`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future after its first poll lets the closing go on in the background.
+    pub async fn close(&self) {
+        Coordinator::close(self).await;
+    }
+}
+
+impl ZooKeeperBuilder {
+    /// How long the ensemble keeps a session it does not hear from. Default: 10 s.
+    ///
+    /// A crashed holder's lock is free after this long, and a holder that is cut off stops after two thirds of it.
+    /// The servers bound it (2 to 20 ticks, by default 4 to 40 s); give all of them the same bounds.
+    pub fn session_timeout(mut self, timeout: Duration) -> Self {
+        self.session_timeout = timeout;
+        self
+    }
+
+    /// How long to try to reach a server when a session is opened. Default: the session timeout.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = Some(timeout);
+        self
+    }
+
+    /// Authenticates with ZooKeeper's `digest` scheme. Unless an [`acl`](Self::acl) is given, only the same user may
+    /// then touch the nodes that are made.
+    ///
+    /// The password travels in clear text unless the connection is encrypted.
+    pub fn digest(mut self, user: &str, password: &str) -> Self {
+        self.digest = Some(Digest(format!("{user}:{password}").into_bytes()));
+        self
+    }
+
+    /// Who may do what with the nodes that are made: lock directories and the nodes in them.
+    ///
+    /// Default: [`Acl::anyone`], or [`Acl::creator`] after [`digest`](Self::digest).
+    pub fn acl(mut self, acl: Acl) -> Self {
+        self.acl = Some(acl);
+        self
+    }
+
+    /// Connects. See [`ZooKeeper::connect`].
+    ///
+    /// # Errors
+    /// As there; also [`Error::InvalidInput`] for an option that cannot be.
+    pub async fn connect(self, servers: &str) -> Result<ZooKeeper, Error> {
+        let longest = Duration::from_millis(i32::MAX as u64);
+        if self.session_timeout < Duration::from_millis(1) || self.session_timeout > longest {
+            return Err(Error::invalid(format!(
+                "a session timeout of {:?}",
+                self.session_timeout
+            )));
+        }
+        if self.connect_timeout == Some(Duration::ZERO) {
+            return Err(Error::invalid("a connect timeout of zero"));
+        }
+        if self.acl.as_ref().is_some_and(|acl| acl.entries.is_empty()) {
+            return Err(Error::invalid("an ACL that allows nobody anything"));
+        }
+        let keeper = Keeper::get().map_err(|error| Error::Refused {
+            operation: "start the thread for",
+            path: servers.to_owned(),
+            reason: error.to_string(),
+        })?;
+        let ensemble = Ensemble {
+            servers: servers.to_owned(),
+            options: self,
+            keeper,
+            sessions: Mutex::new(Vec::new()),
+            opening: tokio::sync::Mutex::new(()),
+            closed: AtomicBool::new(false),
+        };
+        let session = ensemble.open().await.map_err(|failure| match failure {
+            Failure::Refused(problem) => Error::invalid(format!("servers {servers:?}: {problem}")),
+            failure => Error::from_failure(failure, "connect to", servers),
+        })?;
+        ensemble.sessions().push(session);
+        Ok(ZooKeeper {
+            ensemble: Arc::new(ensemble),
+        })
+    }
+}
+
+/// Who may do what with a node.
+///
+/// `delete` and `create` are permissions of the *parent*: whoever may queue in a lock directory may also delete
+/// others' nodes there, that is, steal the lock. Keep a lock's directory to those who may use the lock.
+///
+/// ```
+/// use zk_rwlock::{Acl, Permissions};
+/// let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acl {
+    entries: Vec<zk::Acl>,
+}
+
+impl Acl {
+    /// Nobody anything: a start for [`allow`](Acl::allow).
+    pub fn nobody() -> Acl {
+        Acl {
+            entries: Vec::new(),
+        }
+    }
+
+    /// Anyone everything.
+    pub fn anyone() -> Acl {
+        Acl::nobody().allow("world", "anyone", Permissions::ALL)
+    }
+
+    /// Everything to whoever is authenticated as this client is.
+    pub fn creator() -> Acl {
+        Acl::nobody().allow("auth", "", Permissions::ALL)
+    }
+
+    /// Allows also `permissions` to `id` of `scheme`, as in `("digest", "user:hash")` or `("ip", "10.0.0.0/8")`.
+    pub fn allow(mut self, scheme: &str, id: &str, permissions: Permissions) -> Acl {
+        self.entries
+            .push(zk::Acl::new(permissions.0, zk::AuthId::new(scheme, id)));
+        self
+    }
+}
+
+/// What an [`Acl`] allows. Combine with `|`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permissions(zk::Permission);
+
+impl Permissions {
+    /// To read the node and list its children.
+    pub const READ: Permissions = Permissions(zk::Permission::READ);
+    /// To set the node's data.
+    pub const WRITE: Permissions = Permissions(zk::Permission::WRITE);
+    /// To create children of the node.
+    pub const CREATE: Permissions = Permissions(zk::Permission::CREATE);
+    /// To delete children of the node.
+    pub const DELETE: Permissions = Permissions(zk::Permission::DELETE);
+    /// To change the node's ACL.
+    pub const ADMIN: Permissions = Permissions(zk::Permission::ADMIN);
+    /// All of them.
+    pub const ALL: Permissions = Permissions(zk::Permission::ALL);
+}
+
+impl std::ops::BitOr for Permissions {
+    type Output = Permissions;
+
+    fn bitor(self, other: Permissions) -> Permissions {
+        Permissions(self.0 | other.0)
+    }
+}
+
+#[async_trait]
+impl Coordinator for ZooKeeper {
+    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
+        loop {
+            if self.ensemble.closed.load(Ordering::Acquire) {
+                return Err(Failure::Over(Ending::Closed));
+            }
+            if let Some(session) = self.ensemble.with_room(watched_bytes) {
+                // One that ends while we wait is not chosen again.
+                if session.connected().await.is_ok() {
+                    return Ok(session.berth(watched_bytes));
+                }
+                continue;
+            }
+            let _opening = self.ensemble.opening.lock().await;
+            if self.ensemble.with_room(watched_bytes).is_none() {
+                let session = self.ensemble.open().await?;
+                self.ensemble.sessions().push(session);
+            }
+        }
+    }
+
+    async fn close(&self) {
+        self.ensemble.closed.store(true, Ordering::Release);
+        let sessions = std::mem::take(&mut *self.ensemble.sessions());
+        for session in &sessions {
+            session.close();
+        }
+        for session in sessions {
+            tokio::select! {
+                _ = session.over() => {}
+                () = session.sleep(session.timeout()) => {}
+            }
+            session.ended(Ending::Closed);
+        }
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.ensemble.keeper.sleep(duration)
+    }
+}
+
+impl fmt::Debug for ZooKeeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sessions = self
+            .ensemble
+            .sessions()
+            .iter()
+            .map(|session| session.id)
+            .collect::<Vec<_>>();
+        f.debug_struct("ZooKeeper")
+            .field("servers", &self.ensemble.servers)
+            .field("sessions", &sessions)
+            .finish()
+    }
+}
+
+impl Ensemble {
+    fn sessions(&self) -> MutexGuard<'_, Vec<Arc<ZooKeeperSession>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session that lives and has room. Forgets those that are over, and further ones that nobody uses.
+    fn with_room(&self, watched_bytes: usize) -> Option<Arc<ZooKeeperSession>> {
+        let mut sessions = self.sessions();
+        let mut first = true;
+        let in_use =
+            |session: &Arc<ZooKeeperSession>| session.watched_bytes.load(Ordering::Acquire) > 0;
+        let keep = |session: &mut Arc<ZooKeeperSession>| {
+            let keep = session.lease.over().is_none() && (first || in_use(session));
+            first &= !keep;
+            keep
+        };
+        let gone: Vec<_> = {
+            let mut keep = keep;
+            sessions.extract_if(.., |session| !keep(session)).collect()
+        };
+        let fits = |session: &&Arc<ZooKeeperSession>| {
+            session.watched_bytes.load(Ordering::Acquire) + watched_bytes <= WATCHED_BYTES_MAX
+        };
+        let found = sessions.iter().find(fits).cloned();
+        drop(sessions);
+        // Closing one may wait for the server a little.
+        drop(gone);
+        found
+    }
+
+    async fn open(&self) -> Result<Arc<ZooKeeperSession>, Failure> {
+        let options = &self.options;
+        let mut connector = zk::Client::connector().with_session_timeout(options.session_timeout);
+        if let Some(Digest(identity)) = &options.digest {
+            connector = connector.with_auth("digest", identity);
+        }
+        let servers = self.servers.clone();
+        // The client's task is spawned onto the runtime that connects: the keeper's.
+        let mut connecting = self
+            .keeper
+            .handle()
+            .spawn(async move { connector.connect(&servers).await });
+        let bound = options.connect_timeout.unwrap_or(options.session_timeout);
+        let client = tokio::select! {
+            connected = &mut connecting => match connected {
+                Ok(answer) => answer.map_err(|error| connect_failure(error, &self.servers))?,
+                Err(panicked) => return Err(Failure::Unreachable(panicked.to_string())),
+            },
+            () = self.keeper.sleep(bound) => {
+                connecting.abort();
+                let waited = humantime::format_duration(bound);
+                return Err(Failure::Unreachable(format!("no session with {} within {waited}", self.servers)));
+            }
+        };
+        let acl = options.acl.clone().unwrap_or_else(|| match options.digest {
+            Some(_) => Acl::creator(),
+            None => Acl::anyone(),
+        });
+        let session = ZooKeeperSession::new(client, &self.keeper, options.session_timeout, acl);
+        session.make_root().await?;
+        Ok(session)
+    }
+}
+
+/// One session of a ZooKeeper ensemble.
+struct ZooKeeperSession {
+    id: i64,
+    timeout: Duration,
+    acl: Acl,
+    /// Taken when the session is closed: the last clone gone closes it.
+    client: Mutex<Option<Arc<zk::Client>>>,
+    lease: Arc<Lease>,
+    link: watch::Sender<Link>,
+    finished: Arc<Finished>,
+    keeper: Arc<Keeper>,
+    watched_bytes: Arc<AtomicUsize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Link {
+    Up,
+    Down,
+    Over(Ending),
+}
+
+/// Whether the client's task has ended, for threads that must not be async.
+#[derive(Debug, Default)]
+struct Finished {
+    yes: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl ZooKeeperSession {
+    fn new(
+        client: zk::Client,
+        keeper: &Arc<Keeper>,
+        requested: Duration,
+        acl: Acl,
+    ) -> Arc<ZooKeeperSession> {
+        // A server may raise the timeout, and another one lower it again on a reconnect: the shorter one counts.
+        let timeout = client.session_timeout().min(requested);
+        let lease = Arc::new(Lease::new(timeout));
+        let finished = Arc::new(Finished::default());
+        let (link, _) = watch::channel(Link::Up);
+        let follow = follow_state(
+            client.state_watcher(),
+            link.clone(),
+            Arc::clone(&lease),
+            Arc::clone(&finished),
+        );
+        let tenant = keeper.tenant();
+        keeper.handle().spawn(async move {
+            follow.await;
+            drop(tenant);
+        });
+        let session = Arc::new(ZooKeeperSession {
+            id: client.session_id().0,
+            timeout,
+            acl,
+            client: Mutex::new(Some(Arc::new(client))),
+            lease,
+            link,
+            finished,
+            keeper: Arc::clone(keeper),
+            watched_bytes: Arc::default(),
+        });
+        let shared: Arc<dyn Session> = session.clone();
+        keeper
+            .handle()
+            .spawn(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
+        session
+    }
+
+    fn berth(self: Arc<Self>, watched_bytes: usize) -> Berth {
+        let reserved = Arc::clone(&self.watched_bytes);
+        reserved.fetch_add(watched_bytes, Ordering::AcqRel);
+        let give_back = move || {
+            reserved.fetch_sub(watched_bytes, Ordering::AcqRel);
+        };
+        Berth::with_reservation(self, Reservation::new(give_back))
+    }
+
+    /// Makes the path that the connect string ends with.
+    async fn make_root(&self) -> Result<(), Failure> {
+        let client = self.client()?;
+        let root = client.path().to_owned();
+        if root == "/" || client.check_stat("/").await.map_err(failure)?.is_some() {
+            return Ok(());
+        }
+        let whole = client
+            .as_ref()
+            .clone()
+            .chroot("/")
+            .map_err(|_| Failure::Refused(format!("path {root:?}")))?;
+        let options = zk::CreateMode::Persistent.with_acls(zk::Acls::new(&self.acl.entries));
+        whole.mkdir(&root, &options).await.map_err(failure)
+    }
+
+    fn client(&self) -> Result<Arc<zk::Client>, Failure> {
+        let client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        client
+            .clone()
+            .ok_or(Failure::Over(self.lease.over().unwrap_or(Ending::Closed)))
+    }
+
+    /// Lets go of the client, which closes the session once the requests under way are answered.
+    fn close(&self) {
+        drop(
+            self.client
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+        );
+    }
+
+    /// What is known now is that this session serves no more.
+    fn ended(&self, why: Ending) {
+        self.lease.end(why);
+        self.link.send_if_modified(|link| {
+            let first = !matches!(link, Link::Over(_));
+            if first {
+                *link = Link::Over(why);
+            }
+            first
+        });
+        self.close();
+    }
+
+    /// Sends now, and tells the lease when a quorum has answered.
+    fn write<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F + Send + 'static) -> Reply<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+    {
+        let lease = Arc::clone(&self.lease);
+        let sent = lease.now();
+        self.read(move |client| {
+            let answer = send(client);
+            async move {
+                let answer = answer.await;
+                if is_from_quorum(&answer) {
+                    lease.acknowledged(sent);
+                }
+                answer
+            }
+        })
+    }
+
+    /// Sends now: the client sends when it is called, which is in the first poll.
+    fn read<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F + Send + 'static) -> Reply<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+    {
+        let client = match self.client() {
+            Ok(client) => client,
+            Err(failure) => return Box::pin(std::future::ready(Err(failure))),
+        };
+        let mut reply: Reply<T> = Box::pin(send(client));
+        match reply.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answer) => Box::pin(std::future::ready(answer)),
+            Poll::Pending => reply,
+        }
+    }
+}
+
+/// Only what passed through the quorum proves that the session was alive.
+fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
+    match answer {
+        Ok(_) => true,
+        // A transaction that fails is itself committed, as an error.
+        Err(Failure::Operation { .. }) => true,
+        Err(_) => false,
+    }
+}
+
+#[async_trait]
+impl Session for ZooKeeperSession {
+    fn id(&self) -> i64 {
+        self.id
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
+    async fn connected(&self) -> Result<(), Ending> {
+        match self
+            .link
+            .subscribe()
+            .wait_for(|link| *link != Link::Down)
+            .await
+            .map(|link| *link)
+        {
+            Ok(Link::Over(why)) => Err(why),
+            Ok(_) => Ok(()),
+            Err(_) => Err(self.lease.over().unwrap_or(Ending::Closed)),
+        }
+    }
+
+    async fn over(&self) -> Ending {
+        match self
+            .link
+            .subscribe()
+            .wait_for(|link| matches!(link, Link::Over(_)))
+            .await
+            .map(|link| *link)
+        {
+            Ok(Link::Over(why)) => why,
+            _ => self.lease.over().unwrap_or(Ending::Closed),
+        }
+    }
+
+    fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
+        let (path, data, acl) = (path.to_owned(), data.to_vec(), self.acl.clone());
+        let (id, lease) = (self.id, Arc::clone(&self.lease));
+        self.write(move |client| async move {
+            let options = mode(kind).with_acls(zk::Acls::new(&acl.entries));
+            let (stat, sequence) = client
+                .create(&path, &data, &options)
+                .await
+                .map_err(failure)?;
+            if stat.ephemeral_owner != 0 && stat.ephemeral_owner != id {
+                // Some servers answer a reconnect with another session, and the client does not say so.
+                lease.end(Ending::Replaced);
+                return Err(Failure::Over(Ending::Replaced));
+            }
+            let path = if kind == Kind::EphemeralSequential {
+                format!("{path}{sequence}")
+            } else {
+                path
+            };
+            Ok(Created {
+                path,
+                czxid: stat.czxid,
+                ephemeral_owner: stat.ephemeral_owner,
+            })
+        })
+    }
+
+    fn delete(&self, path: &str) -> Reply<()> {
+        let path = path.to_owned();
+        self.write(move |client| async move { client.delete(&path, None).await.map_err(failure) })
+    }
+
+    fn children(&self, path: &str) -> Reply<Vec<String>> {
+        let path = path.to_owned();
+        self.read(move |client| async move { client.list_children(&path).await.map_err(failure) })
+    }
+
+    fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
+        let path = path.to_owned();
+        self.read(move |client| async move {
+            let (data, stat) = client.get_data(&path).await.map_err(failure)?;
+            let ctime = UNIX_EPOCH + Duration::from_millis(stat.ctime.unsigned_abs());
+            let zk::Stat {
+                czxid,
+                version,
+                ephemeral_owner,
+                ..
+            } = stat;
+            Ok((
+                data,
+                Stat {
+                    czxid,
+                    version,
+                    ctime,
+                    ephemeral_owner,
+                },
+            ))
+        })
+    }
+
+    fn watch(&self, path: &str) -> Reply<Watch> {
+        let path = path.to_owned();
+        self.read(move |client| async move {
+            let (_, _, watcher) = client.get_and_watch_data(&path).await.map_err(failure)?;
+            Ok(Watch::new(Watched(Box::pin(watcher.changed()))))
+        })
+    }
+
+    fn sync(&self, path: &str) -> Reply<()> {
+        let path = path.to_owned();
+        self.read(move |client| async move { client.sync(&path).await.map_err(failure) })
+    }
+
+    fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
+        let (operations, acl) = (operations.to_vec(), self.acl.clone());
+        self.write(move |client| async move {
+            let mut writer = client.new_multi_writer();
+            for (index, operation) in operations.iter().enumerate() {
+                let added = match operation {
+                    Operation::Create { path, data, kind } => writer.add_create(
+                        path,
+                        data,
+                        &mode(*kind).with_acls(zk::Acls::new(&acl.entries)),
+                    ),
+                    Operation::Set {
+                        path,
+                        data,
+                        version,
+                    } => writer.add_set_data(path, data, *version),
+                    Operation::Delete { path, version } => writer.add_delete(path, *version),
+                    Operation::Check { path, version } => {
+                        writer.add_check_version(path, version.unwrap_or(-1))
+                    }
+                };
+                added.map_err(|error| Failure::Operation {
+                    index,
+                    failure: Box::new(failure(error)),
+                })?;
+            }
+            let results = writer.commit().await.map_err(|error| match error {
+                zk::MultiWriteError::RequestFailed { source } => failure(source),
+                zk::MultiWriteError::OperationFailed { index, source } => Failure::Operation {
+                    index,
+                    failure: Box::new(failure(source)),
+                },
+            })?;
+            Ok(results.into_iter().map(outcome).collect())
+        })
+    }
+
+    fn spawn(&self, chore: Chore) {
+        let tenant = self.keeper.tenant();
+        self.keeper.handle().spawn(async move {
+            chore.await;
+            drop(tenant);
+        });
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.keeper.sleep(duration)
+    }
+}
+
+impl fmt::Debug for ZooKeeperSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let link = *self.link.borrow();
+        f.debug_struct("ZooKeeperSession")
+            .field("id", &self.id)
+            .field("link", &link)
+            .field("lease", &self.lease)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for ZooKeeperSession {
+    /// Closes the session, and gives the server a moment to hear of it: a program that ends right after its last
+    /// guard was dropped would otherwise leave the lock taken for a whole session timeout.
+    fn drop(&mut self) {
+        self.close();
+        if *self.link.borrow() == Link::Up && !self.keeper.is_current_thread() {
+            let finished = self
+                .finished
+                .yes
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            drop(
+                self.finished
+                    .changed
+                    .wait_timeout_while(finished, FAREWELL, |yes| !*yes),
+            );
+        }
+    }
+}
+
+/// Tells the session's state to those who wait for it, until the session is over.
+async fn follow_state(
+    mut states: zk::StateWatcher,
+    link: watch::Sender<Link>,
+    lease: Arc<Lease>,
+    finished: Arc<Finished>,
+) {
+    let mut state = states.peek_state();
+    loop {
+        let now = match state {
+            zk::SessionState::SyncConnected => Link::Up,
+            // A read-only server cannot confirm anything.
+            zk::SessionState::Disconnected | zk::SessionState::ConnectedReadOnly => Link::Down,
+            zk::SessionState::AuthFailed => Link::Over(Ending::AuthFailed),
+            zk::SessionState::Expired => Link::Over(Ending::Expired),
+            zk::SessionState::Closed => Link::Over(Ending::Closed),
+        };
+        if let Link::Over(why) = now {
+            lease.end(why);
+        }
+        link.send_if_modified(|link| {
+            let changes = *link != now && !matches!(link, Link::Over(_));
+            if changes {
+                *link = now;
+            }
+            changes
+        });
+        if let Link::Over(_) = now {
+            break;
+        }
+        state = states.changed().await;
+    }
+    *finished.yes.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    finished.changed.notify_all();
+}
+
+/// A one-shot watcher, which panics when its session's task is gone: for us the session is over then.
+struct Watched(Pin<Box<dyn Future<Output = zk::WatchedEvent> + Send>>);
+
+impl Future for Watched {
+    type Output = Event;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Event> {
+        let event = catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context)));
+        match event {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(event)) => Poll::Ready(match event.event_type {
+                zk::EventType::NodeDeleted => Event::Deleted,
+                zk::EventType::Session => Event::Over,
+                _ => Event::Changed,
+            }),
+            Err(_) => Poll::Ready(Event::Over),
+        }
+    }
+}
+
+fn mode(kind: Kind) -> zk::CreateMode {
+    match kind {
+        Kind::Persistent => zk::CreateMode::Persistent,
+        Kind::Container => zk::CreateMode::Container,
+        Kind::Ephemeral => zk::CreateMode::Ephemeral,
+        Kind::EphemeralSequential => zk::CreateMode::EphemeralSequential,
+    }
+}
+
+fn outcome(result: zk::MultiWriteResult) -> Outcome {
+    match result {
+        zk::MultiWriteResult::Create { .. } => Outcome::Created,
+        zk::MultiWriteResult::SetData { stat } => Outcome::Set {
+            version: stat.version,
+        },
+        zk::MultiWriteResult::Delete => Outcome::Deleted,
+        _ => Outcome::Checked,
+    }
+}
+
+/// What an error allows to conclude. Whatever is not a clear refusal leaves the outcome unknown: a reset or silent
+/// connection gives `Custom`, an orderly close `ConnectionLoss`, and the request may have been carried out in each.
+fn failure(error: zk::Error) -> Failure {
+    match error {
+        zk::Error::NoNode => Failure::NoNode,
+        zk::Error::NodeExists => Failure::NodeExists,
+        zk::Error::NotEmpty => Failure::NotEmpty,
+        zk::Error::BadVersion => Failure::BadVersion,
+        zk::Error::NoAuth => Failure::NoAuth,
+        zk::Error::NoChildrenForEphemerals => Failure::ParentIsEphemeral,
+        zk::Error::SessionExpired | zk::Error::SessionMoved => Failure::Over(Ending::Expired),
+        zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
+        zk::Error::ClientClosed => Failure::Over(Ending::Closed),
+        zk::Error::NoHosts
+        | zk::Error::BadArguments(_)
+        | zk::Error::InvalidAcl
+        | zk::Error::NotReadOnly
+        | zk::Error::NoWatcher
+        | zk::Error::QuotaExceeded
+        | zk::Error::Throttled
+        | zk::Error::MarshallingError
+        | zk::Error::Unimplemented
+        | zk::Error::ReconfigDisabled => Failure::Refused(error.to_string()),
+        _ => Failure::Unknown(error.to_string()),
+    }
+}
+
+fn connect_failure(error: zk::Error, servers: &str) -> Failure {
+    match error {
+        zk::Error::BadArguments(problem) => Failure::Refused((*problem).to_owned()),
+        zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
+        error => Failure::Unreachable(format!("{servers}: {error}")),
+    }
+}

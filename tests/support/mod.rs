@@ -1,0 +1,7 @@
+//! What the integration tests stand on: a real server, and a wire that can be tapped and cut.
+
+// Every test binary compiles this module and none uses all of it; `pub` keeps its usual meaning.
+#![allow(dead_code, unreachable_pub)]
+
+pub mod server;
+pub mod wire;

@@ -1,0 +1,455 @@
+//! A real standalone ZooKeeper server on a free loopback port.
+//!
+//! It knows nothing of locks, nor of any client library: it starts, stops and freezes one Java
+//! process, and asks it for numbers with ZooKeeper's four-letter words.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const STARTUP_LIMIT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+const FOUR_LETTER_LIMIT: Duration = Duration::from_secs(5);
+const PORTS_TO_TRY: u32 = 3;
+
+/// Starts `"$@"`, prints its pid, and kills it when standard input ends or says a word.
+///
+/// The test process holds the other end of standard input. The kernel closes that end however the
+/// process dies, even by SIGKILL, so that no server outlives its tests. The server inherits the
+/// shell's standard output as descriptor 3 and never writes to it: when that pipe ends, the server
+/// is certainly dead. The shell runs nothing but built-ins before `wait` and so leaves a dead
+/// server unreaped: `kill` cannot hit a stranger that was given its pid.
+///
+/// When the tests die, the watchdog's process group is orphaned, and if the server is paused
+/// then, the kernel sends SIGHUP to the whole group. That must not end the watchdog before its
+/// work is done.
+const WATCHDOG: &str = r#"
+    trap '' HUP
+    home=$1; shift
+    "$@" 3>&1 </dev/null >>"$home/log" 2>&1 &
+    echo $!
+    exec >/dev/null 2>&1
+    read -r verdict
+    kill -9 $!
+    wait
+    [ "$verdict" = keep ] || rm -rf "$home"
+"#;
+
+/// The server that all tests of this process share; it dies with the process.
+pub fn shared_server() -> &'static Server {
+    static SHARED: OnceLock<Server> = OnceLock::new();
+    SHARED.get_or_init(Server::start)
+}
+
+/// One standalone ZooKeeper server with a data directory of its own; dropping it stops it and
+/// removes the directory.
+///
+/// All methods block the calling thread, for milliseconds as a rule and for about a second in
+/// [`Server::restart`].
+#[derive(Debug)]
+pub struct Server {
+    port: u16,
+    home: Home,
+    java_opts: Vec<String>,
+    process: Mutex<Process>,
+}
+
+impl Server {
+    /// Starts a server that grants session timeouts from 400 ms to 60 s.
+    pub fn start() -> Self {
+        Self::start_with(&[], &[])
+    }
+
+    /// Starts a server with more lines in its configuration file and more options for Java.
+    ///
+    /// A line overrides the default line of the same key; an option stands after the default ones
+    /// and so overrides them.
+    pub fn start_with(extra_cfg_lines: &[&str], java_opts: &[&str]) -> Self {
+        let java_opts: Vec<String> = java_opts.iter().map(ToString::to_string).collect();
+        let home = Home::new();
+        let mut failure = String::new();
+        for _ in 0..PORTS_TO_TRY {
+            // Another process may take the port before Java does, hence the loop.
+            let port = free_port();
+            home.configure(port, extra_cfg_lines);
+            match Process::launch(&home, port, &java_opts) {
+                Ok(process) => {
+                    return Self {
+                        port,
+                        home,
+                        java_opts,
+                        process: Mutex::new(process),
+                    };
+                }
+                Err(reason) => failure = reason,
+            }
+        }
+        panic!(
+            "ZooKeeper did not start: {failure}\nits log:\n{}",
+            home.log()
+        );
+    }
+
+    /// Where clients connect, as `127.0.0.1:PORT`.
+    pub fn address(&self) -> String {
+        socket_address(self.port).to_string()
+    }
+
+    /// The pid of the Java process itself.
+    pub fn pid(&self) -> u32 {
+        self.process().java
+    }
+
+    /// The answer to a four-letter word such as `wchs`; each question counts as a packet in
+    /// ZooKeeper's own counters.
+    pub fn four_letter(&self, word: &str) -> String {
+        four_letter(self.port, word).unwrap_or_else(|error| {
+            panic!(
+                "ZooKeeper at {} did not answer {word}: {error}",
+                self.address()
+            )
+        })
+    }
+
+    /// How many watches the server keeps, over all connections.
+    pub fn watches(&self) -> u64 {
+        let answer = self.four_letter("wchs");
+        answer
+            .lines()
+            .find_map(|line| line.strip_prefix("Total watches:")?.trim().parse().ok())
+            .unwrap_or_else(|| panic!("wchs names no total: {answer}"))
+    }
+
+    /// A whole number out of `mntr`, for example `zk_packets_received`.
+    pub fn counter(&self, name: &str) -> u64 {
+        let answer = self.four_letter("mntr");
+        answer
+            .lines()
+            .filter_map(|line| line.split_once('\t'))
+            .find(|(key, _)| *key == name)
+            .and_then(|(_, value)| value.trim().parse().ok())
+            .unwrap_or_else(|| panic!("mntr has no whole number {name}: {answer}"))
+    }
+
+    /// Kills the server as a crash would (SIGKILL) and starts it again on the same port and data.
+    pub fn restart(&self) {
+        let mut process = self.process();
+        process.kill();
+        let deadline = Instant::now() + STARTUP_LIMIT;
+        // A client's outgoing connection may sit on the port for a moment, hence the loop.
+        loop {
+            match Process::launch(&self.home, self.port, &self.java_opts) {
+                Ok(successor) => return *process = successor,
+                Err(failure) if Instant::now() >= deadline => {
+                    panic!(
+                        "ZooKeeper did not come back: {failure}\nits log:\n{}",
+                        self.home.log()
+                    );
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Freezes the server (SIGSTOP): its sockets stay open and nothing answers.
+    pub fn pause(&self) {
+        self.signal("STOP");
+    }
+
+    /// Lets a paused server go on (SIGCONT).
+    pub fn resume(&self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&self, name: &str) {
+        let process = self.process();
+        let status = Command::new("kill")
+            .args([format!("-{name}"), process.java.to_string()])
+            .status()
+            .expect("the kill command can be run");
+        assert!(
+            status.success(),
+            "kill -{name} {} ended with {status}",
+            process.java
+        );
+    }
+
+    fn process(&self) -> MutexGuard<'_, Process> {
+        // A panic in one test must not hide behind "poisoned" panics in all others that share the
+        // server.
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.process().stop(Verdict::Remove);
+    }
+}
+
+/// A Java process and the shell that guards it.
+#[derive(Debug)]
+struct Process {
+    watchdog: Child,
+    java: u32,
+    /// Disconnected when Java is dead; a mutex only because a receiver alone cannot be shared
+    /// between threads.
+    death: Mutex<Receiver<()>>,
+}
+
+/// What the watchdog does with the server's directory after the kill.
+#[derive(Clone, Copy, Debug)]
+enum Verdict {
+    Keep,
+    Remove,
+}
+
+impl Process {
+    /// Starts Java and waits until it serves; on failure the reason is returned and the directory
+    /// stays.
+    fn launch(home: &Home, port: u16, java_opts: &[String]) -> Result<Self, String> {
+        let mut process = Self::spawn(home, java_opts);
+        match process.wait_until_serving(home, port) {
+            Ok(version) => {
+                report(process.java, port, &version);
+                Ok(process)
+            }
+            Err(reason) => {
+                process.kill();
+                Err(reason)
+            }
+        }
+    }
+
+    fn spawn(home: &Home, java_opts: &[String]) -> Self {
+        let classpath = classpath();
+        let mut watchdog = Command::new("sh")
+            .args(["-c", WATCHDOG, "sh"])
+            .arg(&home.path)
+            .arg("java")
+            .args(["-cp", &classpath])
+            // Short-lived servers gain more from a quick start than from the optimising compiler.
+            .args(["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])
+            // Tests crash the process and never the machine, so waiting for the disk would prove
+            // nothing.
+            .arg("-Dzookeeper.forceSync=no")
+            .arg("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+            .args(java_opts)
+            .arg("org.apache.zookeeper.server.quorum.QuorumPeerMain")
+            .arg(home.path.join("zoo.cfg"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // In a group of its own, the watchdog survives a Ctrl-C or kill aimed at the group of
+            // the tests, and so lives long enough to do its work.
+            .process_group(0)
+            .spawn()
+            .expect("sh can be run");
+
+        let mut output = BufReader::new(watchdog.stdout.take().expect("standard output is a pipe"));
+        let mut first_line = String::new();
+        output
+            .read_line(&mut first_line)
+            .expect("the watchdog's output is readable");
+        let java = first_line
+            .trim()
+            .parse()
+            .expect("the watchdog prints the pid of Java first");
+
+        let (alive, death) = mpsc::channel();
+        thread::spawn(move || {
+            // The pipe ends with Java, and `alive` is dropped with this thread.
+            let _ = io::copy(&mut output, &mut io::sink());
+            drop(alive);
+        });
+        Self {
+            watchdog,
+            java,
+            death: Mutex::new(death),
+        }
+    }
+
+    /// Waits for a server that answers `srvr`, and returns its version.
+    fn wait_until_serving(&self, home: &Home, port: u16) -> Result<String, String> {
+        let deadline = Instant::now() + STARTUP_LIMIT;
+        while Instant::now() < deadline {
+            let death = self
+                .death
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .recv_timeout(POLL_INTERVAL);
+            if death == Err(RecvTimeoutError::Disconnected) {
+                return Err(format!("it ended before it served port {port}"));
+            }
+            let Ok(status) = four_letter(port, "srvr") else {
+                continue;
+            };
+            if !status.contains("Mode:") {
+                continue;
+            }
+            // If two processes raced for the port, the answer may come from the winner while our
+            // server is about to fail, so ask whose directory it is.
+            if four_letter(port, "conf")
+                .is_ok_and(|conf| conf.contains(&format!("dataDir={}", home.data().display())))
+            {
+                return Ok(version(&status));
+            }
+        }
+        Err(format!(
+            "it did not serve port {port} within {STARTUP_LIMIT:?}"
+        ))
+    }
+
+    fn kill(&mut self) {
+        self.stop(Verdict::Keep);
+    }
+
+    /// Returns when Java is dead and the watchdog has done what the verdict says.
+    fn stop(&mut self, verdict: Verdict) {
+        // Closing standard input is the order to kill; a word before that alters what happens to
+        // the directory. If the watchdog is gone already, there is nobody to tell.
+        if let (Some(mut stdin), Verdict::Keep) = (self.watchdog.stdin.take(), verdict) {
+            let _ = stdin.write_all(b"keep\n");
+        }
+        let _ = self.watchdog.wait();
+    }
+}
+
+/// The directory of one server: its configuration, data and log. Dropping it removes it.
+#[derive(Debug)]
+struct Home {
+    path: PathBuf,
+}
+
+impl Home {
+    fn new() -> Self {
+        for number in 0.. {
+            let path =
+                std::env::temp_dir().join(format!("zk-rwlock-{}-{number}", std::process::id()));
+            match fs::create_dir(&path) {
+                Ok(()) => return Self { path },
+                // Taken by another server of this process, or left by a process that had the same
+                // pid.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => panic!("{} cannot be created: {error}", path.display()),
+            }
+        }
+        unreachable!("the numbers do not end")
+    }
+
+    fn data(&self) -> PathBuf {
+        self.path.join("data")
+    }
+
+    fn configure(&self, port: u16, extra_lines: &[&str]) {
+        let mut lines = vec![
+            format!("clientPort={port}"),
+            "clientPortAddress=127.0.0.1".to_owned(),
+            format!("dataDir={}", self.data().display()),
+            // Sessions expire on multiples of the tick, so a short one keeps tests of expiry short.
+            "tickTime=200".to_owned(),
+            "minSessionTimeout=400".to_owned(),
+            "maxSessionTimeout=60000".to_owned(),
+            "admin.enableServer=false".to_owned(),
+            "4lw.commands.whitelist=*".to_owned(),
+            "maxClientCnxns=0".to_owned(),
+        ];
+        lines.extend(extra_lines.iter().map(ToString::to_string));
+        fs::write(self.path.join("zoo.cfg"), lines.join("\n") + "\n")
+            .expect("the server's directory is writable");
+    }
+
+    fn log(&self) -> String {
+        match fs::read(self.path.join("log")) {
+            Ok(log) if log.is_empty() => "(empty)".to_owned(),
+            Ok(log) => String::from_utf8_lossy(&log).into_owned(),
+            Err(error) => format!("(unreadable: {error})"),
+        }
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        // The watchdog has removed it already, unless the last start of the server failed.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+fn report(pid: u32, port: u16, version: &str) {
+    let Some(list) = std::env::var_os("ZK_RWLOCK_SERVERS").map(PathBuf::from) else {
+        return;
+    };
+    let binary = std::env::current_exe().expect("a process knows its executable");
+    let binary = binary.file_name().unwrap_or_default().to_string_lossy();
+    let line = format!("{binary} {pid} {} {version}\n", socket_address(port));
+    let mut file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&list)
+        .unwrap_or_else(|error| panic!("{} cannot be opened: {error}", list.display()));
+    // One write, because several test processes may append at once.
+    file.write_all(line.as_bytes())
+        .expect("the list of servers is writable");
+}
+
+fn classpath() -> String {
+    if let Ok(classpath) = std::env::var("ZOOKEEPER_CLASSPATH")
+        && !classpath.is_empty()
+    {
+        return classpath;
+    }
+    // The manifest of Debian's zookeeper.jar names most of what it needs. The logger is added so
+    // that a failed start can be explained.
+    let jars = ["zookeeper", "slf4j-simple", "metrics-core", "snappy-java"]
+        .map(|jar| format!("/usr/share/java/{jar}.jar"));
+    if let Some(missing) = jars.iter().find(|jar| !Path::new(jar).exists()) {
+        panic!(
+            "No ZooKeeper server to test against: {missing} does not exist.\n\
+             On Debian and Ubuntu, `make test` installs it (or: apt-get install zookeeper).\n\
+             Elsewhere, unpack a ZooKeeper release, install Java, and set\n\
+             ZOOKEEPER_CLASSPATH='DIRECTORY/lib/*'."
+        );
+    }
+    jars.join(":")
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(socket_address(0)).expect("loopback has a free port");
+    listener
+        .local_addr()
+        .expect("a bound listener has an address")
+        .port()
+}
+
+fn four_letter(port: u16, word: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&socket_address(port), FOUR_LETTER_LIMIT)?;
+    stream.set_read_timeout(Some(FOUR_LETTER_LIMIT))?;
+    stream.write_all(word.as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+fn socket_address(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
+}
+
+/// The `3.8.0` in `Zookeeper version: 3.8.0-0123abc, built on …`.
+fn version(status: &str) -> String {
+    let version = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Zookeeper version: "))
+        .unwrap_or("unknown");
+    version
+        .split(['-', ','])
+        .next()
+        .unwrap_or(version)
+        .trim()
+        .to_owned()
+}
