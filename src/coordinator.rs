@@ -80,18 +80,12 @@ pub struct Berth {
 impl Berth {
     /// A berth on a session that never runs out of room.
     pub fn new(session: Arc<dyn Session>) -> Berth {
-        Berth {
-            session,
-            _reservation: None,
-        }
+        Berth { session, _reservation: None }
     }
 
     /// A berth that gives its room back when it is dropped.
     pub fn with_reservation(session: Arc<dyn Session>, reservation: Reservation) -> Berth {
-        Berth {
-            session,
-            _reservation: Some(reservation),
-        }
+        Berth { session, _reservation: Some(reservation) }
     }
 
     /// The session.

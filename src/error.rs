@@ -66,9 +66,7 @@ pub enum Error {
 
     /// The directory's sequence numbers are nearly used up. Let everyone leave and delete the directory, or use
     /// another path; from number 2^30 on, whoever leaves it empty does the former.
-    #[error(
-        "{path} has used up its sequence numbers: delete it once it is empty, or use another path"
-    )]
+    #[error("{path} has used up its sequence numbers: delete it once it is empty, or use another path")]
     SequenceExhausted {
         /// The lock's directory.
         path: String,
@@ -137,11 +135,7 @@ impl Error {
             Failure::Over(ending) => Error::Evicted(Loss::SessionOver(ending)),
             Failure::Unknown(reason) => Error::OutcomeUnknown { operation, reason },
             Failure::Operation { failure, .. } => Error::from_failure(*failure, operation, &path),
-            other => Error::Refused {
-                operation,
-                path,
-                reason: other.to_string(),
-            },
+            other => Error::Refused { operation, path, reason: other.to_string() },
         }
     }
 }

@@ -24,12 +24,7 @@ pub(crate) struct Held {
 impl Held {
     /// `None` if the place has no node yet.
     pub(crate) fn new(place: Place, shared: Arc<Shared>, data: Vec<u8>) -> Option<Held> {
-        place.standing().map(|standing| Held {
-            place,
-            standing,
-            shared,
-            data,
-        })
+        place.standing().map(|standing| Held { place, standing, shared, data })
     }
 
     pub(crate) fn place(&self) -> &Place {
@@ -55,11 +50,7 @@ impl Held {
     }
 
     fn transaction(&self) -> Transaction<'_> {
-        Transaction::new(
-            self.place.session(),
-            &self.shared.path,
-            Arc::clone(self.tenure()),
-        )
+        Transaction::new(self.place.session(), &self.shared.path, Arc::clone(self.tenure()))
     }
 
     async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
@@ -85,10 +76,7 @@ impl Held {
         if let Some(loss) = self.loss() {
             return Err(Error::Lost(loss));
         }
-        self.place
-            .downgrade(&self.data)
-            .await
-            .map_err(|failure| self.lost_by(failure, "downgrade"))?;
+        self.place.downgrade(&self.data).await.map_err(|failure| self.lost_by(failure, "downgrade"))?;
         if let Some(standing) = self.place.standing() {
             self.standing = standing;
         }
@@ -211,9 +199,7 @@ macro_rules! guard {
         impl fmt::Debug for $guard {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 let mut debug = f.debug_struct(stringify!($guard));
-                debug
-                    .field("path", &self.path())
-                    .field("fencing_token", &self.fencing_token());
+                debug.field("path", &self.path()).field("fencing_token", &self.fencing_token());
                 debug.field("is_held", &self.is_held()).finish()
             }
         }
@@ -225,9 +211,7 @@ guard!(WriteGuard, "write");
 
 impl ReadGuard {
     pub(crate) fn new(held: Held) -> ReadGuard {
-        ReadGuard {
-            held: Arc::new(held),
-        }
+        ReadGuard { held: Arc::new(held) }
     }
 
     /// One more guard on the same node, without queueing: how a re-entrant read is written.
@@ -247,9 +231,7 @@ impl ReadGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn share(&self) -> ReadGuard {
-        ReadGuard {
-            held: Arc::clone(&self.held),
-        }
+        ReadGuard { held: Arc::clone(&self.held) }
     }
 
     /// Gives the lock back, and returns when its node is surely gone. Of several [shared](ReadGuard::share) guards,

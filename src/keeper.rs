@@ -47,20 +47,13 @@ impl Keeper {
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let (tenants, mut all_gone) = mpsc::channel::<()>(1);
-        let thread = thread::Builder::new()
-            .name("zk-rwlock".to_owned())
-            .spawn(move || {
-                runtime.block_on(async {
-                    let _dropped = stopped.await;
-                    let _or_late = tokio::time::timeout(FAREWELL, all_gone.recv()).await;
-                });
-            })?;
-        Ok(Keeper {
-            handle,
-            thread: thread.thread().id(),
-            _stop: stop,
-            tenants,
-        })
+        let thread = thread::Builder::new().name("zk-rwlock".to_owned()).spawn(move || {
+            runtime.block_on(async {
+                let _dropped = stopped.await;
+                let _or_late = tokio::time::timeout(FAREWELL, all_gone.recv()).await;
+            });
+        })?;
+        Ok(Keeper { handle, thread: thread.thread().id(), _stop: stop, tenants })
     }
 
     pub(crate) fn handle(&self) -> &Handle {
@@ -76,10 +69,7 @@ impl Keeper {
     }
 
     /// A timer that runs on this thread, whatever polls it.
-    pub(crate) fn sleep(
-        self: &Arc<Self>,
-        duration: Duration,
-    ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    pub(crate) fn sleep(self: &Arc<Self>, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         let keeper = Arc::clone(self);
         let _context = self.handle.enter();
         let sleep = tokio::time::sleep(duration);

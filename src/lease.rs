@@ -44,17 +44,8 @@ impl Lease {
 
     /// A lease on a clock of the backend's own.
     pub fn with_clock(timeout: Duration, clock: Box<dyn Fn() -> Moment + Send + Sync>) -> Lease {
-        let state = State {
-            end: Some(Duration::ZERO),
-            epoch: 0,
-            over: None,
-        };
-        Lease {
-            timeout,
-            clock,
-            state: Mutex::new(state),
-            roll: Roll::default(),
-        }
+        let state = State { end: Some(Duration::ZERO), epoch: 0, over: None };
+        Lease { timeout, clock, state: Mutex::new(state), roll: Roll::default() }
     }
 
     /// Now, on this lease's clock: take it just before a request is sent.
@@ -77,11 +68,7 @@ impl Lease {
         let now = self.now();
         let mut state = self.state();
         state.lapse(now);
-        state.end = if steady {
-            None
-        } else {
-            Some(now + self.term())
-        };
+        state.end = if steady { None } else { Some(now + self.term()) };
     }
 
     /// The session is over; the first reason stays.
@@ -104,8 +91,7 @@ impl Lease {
     /// was asked for.
     pub(crate) fn until_heartbeat(&self) -> Duration {
         let not_due_below = self.term() - self.timeout / 4;
-        self.remaining()
-            .map_or(Duration::ZERO, |left| left.saturating_sub(not_due_below))
+        self.remaining().map_or(Duration::ZERO, |left| left.saturating_sub(not_due_below))
     }
 
     /// Whether the backend vouches for every moment, so that no heartbeat is needed.
@@ -160,10 +146,7 @@ impl State {
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease")
-            .field("timeout", &self.timeout)
-            .field("remaining", &self.remaining())
-            .finish()
+        f.debug_struct("Lease").field("timeout", &self.timeout).field("remaining", &self.remaining()).finish()
     }
 }
 
@@ -171,10 +154,7 @@ impl fmt::Debug for Lease {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn since_boot() -> Moment {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    Duration::new(
-        now.tv_sec.unsigned_abs(),
-        u32::try_from(now.tv_nsec).unwrap_or(0),
-    )
+    Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -198,10 +178,7 @@ mod tests {
         let clock = Arc::new(AtomicU64::new(100_000));
         let hands = Arc::clone(&clock);
         let read = move || Duration::from_millis(hands.load(Ordering::SeqCst));
-        (
-            Lease::with_clock(Duration::from_secs(6), Box::new(read)),
-            clock,
-        )
+        (Lease::with_clock(Duration::from_secs(6), Box::new(read)), clock)
     }
 
     #[test]
@@ -262,9 +239,6 @@ mod tests {
         lease.end(Ending::Expired);
         lease.end(Ending::Closed);
         lease.acknowledged(lease.now());
-        assert_eq!(
-            (lease.remaining(), lease.over()),
-            (None, Some(Ending::Expired))
-        );
+        assert_eq!((lease.remaining(), lease.over()), (None, Some(Ending::Expired)));
     }
 }

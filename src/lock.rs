@@ -21,6 +21,9 @@ use crate::turn::{Turn, turn};
 /// How often a directory may vanish between its making and our entering before something must be wrong.
 const DIRECTORY_TRIES: usize = 64;
 
+/// How often a create may go without an answer, and leave no node, before something must be wrong.
+const UNKNOWN_TRIES: usize = 64;
+
 /// How often an acquisition starts over because its session ended before it had a place.
 const SESSION_TRIES: usize = 3;
 
@@ -87,12 +90,7 @@ impl RwLock {
     /// ```
     pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: &str) -> RwLockBuilder {
         let coordinator: Arc<dyn Coordinator> = Arc::new(coordinator.clone());
-        RwLockBuilder {
-            coordinator,
-            path: path.to_owned(),
-            host: None,
-            label: None,
-        }
+        RwLockBuilder { coordinator, path: path.to_owned(), host: None, label: None }
     }
 
     /// The lock's directory.
@@ -178,10 +176,7 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn try_read(&self) -> Result<ReadGuard, Error> {
-        Acquisition::new(&self.shared, Mode::Read)
-            .attempt()
-            .await
-            .map(ReadGuard::new)
+        Acquisition::new(&self.shared, Mode::Read).attempt().await.map(ReadGuard::new)
     }
 
     /// Acquires the lock to write if nobody holds it or waits for it; does not wait, and when the lock is taken
@@ -209,10 +204,7 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn try_write(&self) -> Result<WriteGuard, Error> {
-        Acquisition::new(&self.shared, Mode::Write)
-            .attempt()
-            .await
-            .map(WriteGuard::new)
+        Acquisition::new(&self.shared, Mode::Write).attempt().await.map(WriteGuard::new)
     }
 
     /// Blocks the thread until the lock is acquired to read: [`RwLock::read`] for code that is not async.
@@ -282,10 +274,7 @@ impl RwLock {
         let session = berth.session();
         loop {
             match queue::snapshot(session, &self.shared.path).await {
-                Err(Failure::Unknown(_)) => session
-                    .connected()
-                    .await
-                    .map_err(|ending| fault(Failure::Over(ending)))?,
+                Err(Failure::Unknown(_)) => session.connected().await.map_err(|ending| fault(Failure::Over(ending)))?,
                 answer => return answer.map_err(fault),
             }
         }
@@ -436,22 +425,14 @@ enum Patience {
 
 impl Acquisition {
     fn new(shared: &Arc<Shared>, mode: Mode) -> Acquisition {
-        Acquisition {
-            shared: Arc::clone(shared),
-            mode,
-            timeout: None,
-            label: shared.label.clone(),
-            on_wait: None,
-        }
+        Acquisition { shared: Arc::clone(shared), mode, timeout: None, label: shared.label.clone(), on_wait: None }
     }
 
     async fn acquire(mut self) -> Result<Held, Error> {
         check_label(self.label.as_deref())?;
         let timeout = self.timeout;
         if timeout == Some(Duration::ZERO) {
-            return Err(Error::invalid(
-                "a timeout of zero; to not wait at all, use try_read or try_write",
-            ));
+            return Err(Error::invalid("a timeout of zero; to not wait at all, use try_read or try_write"));
         }
         let on_wait = self.on_wait.take();
         let waiting = Waiting::default();
@@ -500,16 +481,10 @@ impl Acquisition {
         if blockers.ahead > 0 {
             return Err(Error::WouldBlock { blockers });
         }
-        self.enter(Patience::GiveUp, &Waiting::default(), None)
-            .await
+        self.enter(Patience::GiveUp, &Waiting::default(), None).await
     }
 
-    async fn enter(
-        &self,
-        patience: Patience,
-        waiting: &Waiting,
-        on_wait: Option<OnWait>,
-    ) -> Result<Held, Error> {
+    async fn enter(&self, patience: Patience, waiting: &Waiting, on_wait: Option<OnWait>) -> Result<Held, Error> {
         let shared = &self.shared;
         let owner = format!("{}~{}", shared.host, random_id());
         let note = Note {
@@ -523,11 +498,7 @@ impl Acquisition {
         let watched = 2 * (shared.path.len() + owner.len() + "/-WRITE-0000000000".len());
         let mut tries = 0;
         let (place, children) = loop {
-            let berth = shared
-                .coordinator
-                .berth(watched)
-                .await
-                .map_err(|failure| self.stop(failure))?;
+            let berth = shared.coordinator.berth(watched).await.map_err(|failure| self.stop(failure))?;
             let place = Place::new(berth, Arc::clone(&shared.path), owner.clone());
             tries += 1;
             match self.take_place(&place, &data).await {
@@ -540,18 +511,13 @@ impl Acquisition {
         let Some(held) = Held::new(place, Arc::clone(shared), data) else {
             return Err(self.stop(Failure::NoNode));
         };
-        self.wait_for_turn(&held, children, patience, waiting, on_wait)
-            .await?;
+        self.wait_for_turn(&held, children, patience, waiting, on_wait).await?;
         Ok(held)
     }
 
     /// Puts a node into the directory, and returns the children as they are once it is there.
-    async fn take_place(
-        &self,
-        place: &Place,
-        data: &[u8],
-    ) -> Result<Result<Vec<String>, Failure>, Failure> {
-        let mut missing = 0;
+    async fn take_place(&self, place: &Place, data: &[u8]) -> Result<Result<Vec<String>, Failure>, Failure> {
+        let (mut missing, mut unknown) = (0, 0);
         loop {
             match place.enter_and_list(self.mode, data).await {
                 Ok(children) => return Ok(children),
@@ -560,7 +526,8 @@ impl Acquisition {
                     missing += 1;
                     place::make_directory(place.session(), &self.shared.path).await?;
                 }
-                Err(Failure::Unknown(_)) => {
+                Err(Failure::Unknown(_)) if unknown < UNKNOWN_TRIES => {
+                    unknown += 1;
                     if place.recover().await? {
                         return Ok(place.list().await);
                     }
@@ -583,16 +550,14 @@ impl Acquisition {
         let session = place.session();
         let me = held.contender();
         if me.sequence() < 0 || me.sequence() >= name::REFUSED_FROM {
-            return Err(Error::SequenceExhausted {
-                path: self.shared.path.to_string(),
-            });
+            return Err(Error::SequenceExhausted { path: self.shared.path.to_string() });
         }
         loop {
             let names = match children {
                 Ok(names) => names,
-                Err(Failure::Unknown(_)) => place::settled(session, || place.list())
-                    .await
-                    .map_err(|failure| self.stop(failure))?,
+                Err(Failure::Unknown(_)) => {
+                    place::settled(session, || place.list()).await.map_err(|failure| self.stop(failure))?
+                }
                 Err(failure) => return Err(self.stop(failure)),
             };
             place.remove_strays(&names);
@@ -602,19 +567,16 @@ impl Acquisition {
                 Turn::Behind(nearest) => nearest,
             };
             if patience == Patience::GiveUp {
-                let blockers =
-                    queue::blockers(session, &self.shared.path, &names, self.mode, Some(me)).await;
+                let blockers = queue::blockers(session, &self.shared.path, &names, self.mode, Some(me)).await;
                 return Err(Error::WouldBlock { blockers });
             }
             if let Some(OnWait(tell)) = on_wait.take() {
-                let blockers =
-                    queue::blockers(session, &self.shared.path, &names, self.mode, Some(me)).await;
+                let blockers = queue::blockers(session, &self.shared.path, &names, self.mode, Some(me)).await;
                 tell.into_inner().unwrap_or_else(PoisonError::into_inner)(&blockers);
             }
             // A queue of thousands must not keep thousands of copies of itself.
             drop(names);
-            *waiting.lock().unwrap_or_else(PoisonError::into_inner) =
-                Some((Arc::clone(session), me.clone()));
+            *waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some((Arc::clone(session), me.clone()));
             let watched = place.child(nearest.name());
             match self.departure(held, &watched).await? {
                 // Only a writer that held says so when it goes; then nothing before us is left.
@@ -658,15 +620,10 @@ impl Acquisition {
                 }
                 return Ok(());
             }
-            let check = [Operation::Check {
-                path: tenure.path(),
-                version: None,
-            }];
+            let check = [Operation::Check { path: tenure.path(), version: None }];
             match place::settled(session, || session.transact(&check)).await {
                 Ok(_) => {}
-                Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => {
-                    tenure.lose(Loss::Removed)
-                }
+                Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => tenure.lose(Loss::Removed),
                 Err(failure) => return Err(self.stop(failure)),
             }
         }
@@ -674,17 +631,12 @@ impl Acquisition {
 
     /// Who is in the way of one that waits, as far as that can be read now.
     async fn in_the_way(&self, waiting: &Waiting) -> Blockers {
-        let waits = waiting
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let waits = waiting.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some((session, me)) = waits else {
             return Blockers::default();
         };
         match session.children(&self.shared.path).await {
-            Ok(children) => {
-                queue::blockers(&session, &self.shared.path, &children, self.mode, Some(&me)).await
-            }
+            Ok(children) => queue::blockers(&session, &self.shared.path, &children, self.mode, Some(&me)).await,
             Err(_) => Blockers::default(),
         }
     }
@@ -701,15 +653,10 @@ impl Acquisition {
 fn check_label(label: Option<&str>) -> Result<(), Error> {
     let Some(label) = label else { return Ok(()) };
     if label.len() > 256 {
-        return Err(Error::invalid(format!(
-            "a label of {} bytes; at most 256 are kept",
-            label.len()
-        )));
+        return Err(Error::invalid(format!("a label of {} bytes; at most 256 are kept", label.len())));
     }
     if label.chars().any(char::is_control) {
-        return Err(Error::invalid(format!(
-            "label {label:?} contains a control character"
-        )));
+        return Err(Error::invalid(format!("label {label:?} contains a control character")));
     }
     Ok(())
 }
@@ -723,7 +670,5 @@ fn random_id() -> String {
         number /= 36;
         char::from(digit)
     };
-    std::array::from_fn::<char, 8, _>(|_| digit())
-        .iter()
-        .collect()
+    std::array::from_fn::<char, 8, _>(|_| digit()).iter().collect()
 }

@@ -17,8 +17,8 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use crate::coordinator::{
-    Berth, Chore, Coordinator, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply,
-    Session, Stat, Watch, keep_alive,
+    Berth, Chore, Coordinator, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Session, Stat, Watch,
+    keep_alive,
 };
 use crate::keeper::Keeper;
 use crate::lease::Lease;
@@ -64,10 +64,7 @@ struct Client {
 
 impl Memory {
     /// An empty ensemble, and its first client.
-    #[allow(
-        clippy::new_without_default,
-        reason = "a default ensemble would look as if it were shared"
-    )]
+    #[allow(clippy::new_without_default, reason = "a default ensemble would look as if it were shared")]
     pub fn new() -> Memory {
         Memory::of(Arc::new(Ensemble::default()))
     }
@@ -78,22 +75,14 @@ impl Memory {
     }
 
     fn of(ensemble: Arc<Ensemble>) -> Memory {
-        Memory {
-            client: Arc::new(Client {
-                ensemble,
-                session: Mutex::new(None),
-                closed: AtomicBool::new(false),
-            }),
-        }
+        Memory { client: Arc::new(Client { ensemble, session: Mutex::new(None), closed: AtomicBool::new(false) }) }
     }
 
     /// The ensemble gives this client's session up, and deletes its nodes. The client is told at once, or if it is
     /// [cut](Memory::cut) off, when it is healed. It gets a fresh session with its next acquisition.
     pub fn expire(&self) {
         if let Some(session) = self.session() {
-            session
-                .ensemble
-                .change(|world, fired| world.expire(session.id, Ending::Expired, fired));
+            session.ensemble.change(|world, fired| world.expire(session.id, Ending::Expired, fired));
         }
     }
 
@@ -101,11 +90,7 @@ impl Memory {
     pub fn cut(&self) {
         if let Some(session) = self.session() {
             session.ensemble.change(|world, fired| {
-                if let Some(state) = world
-                    .sessions
-                    .get_mut(&session.id)
-                    .filter(|state| state.is_up())
-                {
+                if let Some(state) = world.sessions.get_mut(&session.id).filter(|state| state.is_up()) {
                     state.seen = world.zxid;
                     fired.push(state.link_changes(Link::Down));
                     session.lease.steady(false);
@@ -117,9 +102,7 @@ impl Memory {
     /// Mends the connection: missed events arrive, and the requests that waited are carried out in their order.
     pub fn heal(&self) {
         if let Some(session) = self.session() {
-            session
-                .ensemble
-                .change(|world, fired| world.heal(&session, fired));
+            session.ensemble.change(|world, fired| world.heal(&session, fired));
         }
     }
 
@@ -161,21 +144,14 @@ impl Memory {
 
     /// Deletes every container that had children and has none now, as a server does once a minute.
     pub fn reap_containers(&self) {
-        self.client
-            .ensemble
-            .change(|world, fired| world.reap(fired));
+        self.client.ensemble.change(|world, fired| world.reap(fired));
     }
 
     /// Deletes a node with all below it, as an operator might.
     pub fn remove(&self, path: &str) {
         self.client.ensemble.change(|world, fired| {
             let below = format!("{path}/");
-            let gone = world
-                .tree
-                .keys()
-                .filter(|node| *node == path || node.starts_with(&below))
-                .cloned()
-                .collect();
+            let gone = world.tree.keys().filter(|node| *node == path || node.starts_with(&below)).cloned().collect();
             world.delete_all(gone, fired);
         });
     }
@@ -192,11 +168,7 @@ impl Memory {
     /// How many watches the ensemble keeps, for all sessions together.
     pub fn watches(&self) -> usize {
         let world = self.client.ensemble.world();
-        world
-            .sessions
-            .values()
-            .map(|state| state.watches.values().map(Vec::len).sum::<usize>())
-            .sum()
+        world.sessions.values().map(|state| state.watches.values().map(Vec::len).sum::<usize>()).sum()
     }
 
     /// How many requests the ensemble has carried out, for all sessions together.
@@ -234,29 +206,21 @@ impl Memory {
             return None;
         }
         let mut current = self.client.session();
-        if let Some(session) = current
-            .as_ref()
-            .filter(|session| session.lease.over().is_none())
-        {
+        if let Some(session) = current.as_ref().filter(|session| session.lease.over().is_none()) {
             return Some(Arc::clone(session));
         }
         let session = MemorySession::open(&self.client.ensemble);
         *current = Some(Arc::clone(&session));
         drop(current);
         let shared: Arc<dyn Session> = session.clone();
-        self.client.ensemble.executor.spawn(Box::pin(keep_alive(
-            Arc::downgrade(&shared),
-            Duration::ZERO,
-        )));
+        self.client.ensemble.executor.spawn(Box::pin(keep_alive(Arc::downgrade(&shared), Duration::ZERO)));
         Some(session)
     }
 }
 
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory")
-            .field("session", &self.session_id())
-            .finish_non_exhaustive()
+        f.debug_struct("Memory").field("session", &self.session_id()).finish_non_exhaustive()
     }
 }
 
@@ -289,9 +253,7 @@ impl Coordinator for Memory {
     async fn close(&self) {
         self.client.closed.store(true, Ordering::Release);
         if let Some(session) = self.session() {
-            session
-                .ensemble
-                .change(|world, fired| world.expire(session.id, Ending::Closed, fired));
+            session.ensemble.change(|world, fired| world.expire(session.id, Ending::Closed, fired));
         }
     }
 
@@ -438,10 +400,7 @@ impl SessionState {
 
 impl World {
     fn tree_of(&self, session: i64) -> &Tree {
-        self.sessions
-            .get(&session)
-            .and_then(|state| state.view.as_ref())
-            .unwrap_or(&self.tree)
+        self.sessions.get(&session).and_then(|state| state.view.as_ref()).unwrap_or(&self.tree)
     }
 
     /// Brings a lagging server up to now; it goes on lagging from here.
@@ -508,10 +467,8 @@ impl World {
 
     fn reap(&mut self, fired: &mut Vec<Fired>) {
         let idle = |(path, node): (&String, &Node)| {
-            (node.kind == Kind::Container
-                && node.next_sequence > 0
-                && children_of(&self.tree, path).is_empty())
-            .then(|| path.clone())
+            (node.kind == Kind::Container && node.next_sequence > 0 && children_of(&self.tree, path).is_empty())
+                .then(|| path.clone())
         };
         let idle = self.tree.iter().filter_map(idle).collect();
         self.delete_all(idle, fired);
@@ -523,11 +480,7 @@ impl World {
         };
         state.given_up.get_or_insert(why);
         let told = state.is_up() || why == Ending::Closed;
-        let owned = self
-            .tree
-            .iter()
-            .filter(|(_, node)| node.owner == session)
-            .map(|(path, _)| path.clone());
+        let owned = self.tree.iter().filter(|(_, node)| node.owner == session).map(|(path, _)| path.clone());
         let owned: Vec<_> = owned.collect();
         if told {
             self.end(session, why, fired);
@@ -554,11 +507,7 @@ impl World {
     }
 
     fn heal(&mut self, session: &MemorySession, fired: &mut Vec<Fired>) {
-        let Some(state) = self
-            .sessions
-            .get_mut(&session.id)
-            .filter(|state| !state.is_up())
-        else {
+        let Some(state) = self.sessions.get_mut(&session.id).filter(|state| !state.is_up()) else {
             return;
         };
         if let Some(why) = state.given_up {
@@ -568,13 +517,10 @@ impl World {
         session.lease.steady(true);
         let link = state.link_changes(Link::Up);
         // The server compares what it has with what the client has seen, as it does for SetWatches.
-        let missed = state
-            .watches
-            .keys()
-            .filter_map(|path| match self.tree.get(path) {
-                None => Some((path.clone(), Event::Deleted)),
-                Some(node) => (node.mzxid > state.seen).then(|| (path.clone(), Event::Changed)),
-            });
+        let missed = state.watches.keys().filter_map(|path| match self.tree.get(path) {
+            None => Some((path.clone(), Event::Deleted)),
+            Some(node) => (node.mzxid > state.seen).then(|| (path.clone(), Event::Changed)),
+        });
         let missed: Vec<(String, Event)> = missed.collect();
         for (path, event) in missed {
             state.fire(&path, event, fired);
@@ -618,30 +564,13 @@ fn apply_one(
             } else if tree.contains_key(&path) {
                 return Err(Failure::NodeExists);
             }
-            let owner = if matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential) {
-                session
-            } else {
-                0
-            };
+            let owner = if matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential) { session } else { 0 };
             let (data, kind, ctime) = (data.clone(), *kind, SystemTime::now());
-            let node = Node {
-                data,
-                czxid: zxid,
-                mzxid: zxid,
-                version: 0,
-                ctime,
-                kind,
-                owner,
-                next_sequence: 0,
-            };
+            let node = Node { data, czxid: zxid, mzxid: zxid, version: 0, ctime, kind, owner, next_sequence: 0 };
             undo.push((path.clone(), tree.insert(path.clone(), node)));
             Ok((Outcome::Created, path))
         }
-        Operation::Set {
-            path,
-            data,
-            version,
-        } => {
+        Operation::Set { path, data, version } => {
             let node = tree.get_mut(path).ok_or(Failure::NoNode)?;
             check_version(node, *version)?;
             undo.push((path.clone(), Some(node.clone())));
@@ -649,12 +578,7 @@ fn apply_one(
             node.version = node.version.wrapping_add(1);
             node.mzxid = zxid;
             changes.push((path.clone(), Event::Changed));
-            Ok((
-                Outcome::Set {
-                    version: node.version,
-                },
-                path.clone(),
-            ))
+            Ok((Outcome::Set { version: node.version }, path.clone()))
         }
         Operation::Delete { path, version } => {
             check_version(tree.get(path).ok_or(Failure::NoNode)?, *version)?;
@@ -673,26 +597,13 @@ fn apply_one(
 }
 
 fn check_version(node: &Node, expected: Option<i32>) -> Result<(), Failure> {
-    if expected.is_some_and(|version| version != node.version) {
-        Err(Failure::BadVersion)
-    } else {
-        Ok(())
-    }
+    if expected.is_some_and(|version| version != node.version) { Err(Failure::BadVersion) } else { Ok(()) }
 }
 
 fn children_of(tree: &Tree, path: &str) -> Vec<String> {
-    let below = if path == "/" {
-        path.to_owned()
-    } else {
-        format!("{path}/")
-    };
-    let inside = tree
-        .range(below.clone()..)
-        .map_while(|(node, _)| node.strip_prefix(&below));
-    inside
-        .filter(|name| !name.contains('/'))
-        .map(str::to_owned)
-        .collect()
+    let below = if path == "/" { path.to_owned() } else { format!("{path}/") };
+    let inside = tree.range(below.clone()..).map_while(|(node, _)| node.strip_prefix(&below));
+    inside.filter(|name| !name.contains('/')).map(str::to_owned).collect()
 }
 
 /// One session of an embedded ensemble.
@@ -727,12 +638,7 @@ impl MemorySession {
             world.sessions.insert(world.last_session, state);
             world.last_session
         });
-        Arc::new(MemorySession {
-            id,
-            ensemble: Arc::clone(ensemble),
-            lease,
-            link: links,
-        })
+        Arc::new(MemorySession { id, ensemble: Arc::clone(ensemble), lease, link: links })
     }
 
     /// Carries a request out now, or when the connection is mended.
@@ -749,11 +655,7 @@ impl MemorySession {
                 let over = Failure::Over(lease.over().unwrap_or(Ending::Expired));
                 return drop(reply.send(Err(over)));
             };
-            let fault = if is_write {
-                state.faults.pop_front()
-            } else {
-                None
-            };
+            let fault = if is_write { state.faults.pop_front() } else { None };
             let result = match fault {
                 Some(Fault::Request) => Err(Failure::Unknown("the request was lost".to_owned())),
                 Some(Fault::Reply) => {
@@ -768,16 +670,12 @@ impl MemorySession {
             fired.push(Box::new(move || drop(reply.send(result))));
         });
         self.ensemble.requests.fetch_add(1, Ordering::Relaxed);
-        self.ensemble.change(|world, fired| {
-            match world.sessions.get_mut(&id).filter(|state| !state.is_up()) {
-                Some(cut_off) => cut_off.waiting.push(job),
-                None => job(world, fired),
-            }
+        self.ensemble.change(|world, fired| match world.sessions.get_mut(&id).filter(|state| !state.is_up()) {
+            Some(cut_off) => cut_off.waiting.push(job),
+            None => job(world, fired),
         });
         Box::pin(async move {
-            answer
-                .await
-                .unwrap_or_else(|_| Err(Failure::Unknown("the ensemble was dropped".to_owned())))
+            answer.await.unwrap_or_else(|_| Err(Failure::Unknown("the ensemble was dropped".to_owned())))
         })
     }
 
@@ -806,12 +704,7 @@ impl Session for MemorySession {
     }
 
     async fn connected(&self) -> Result<(), Ending> {
-        let link = self
-            .link
-            .clone()
-            .wait_for(|link| *link != Link::Down)
-            .await
-            .map(|link| *link);
+        let link = self.link.clone().wait_for(|link| *link != Link::Down).await.map(|link| *link);
         match link {
             Ok(Link::Over(why)) => Err(why),
             Ok(_) => Ok(()),
@@ -820,12 +713,7 @@ impl Session for MemorySession {
     }
 
     async fn over(&self) -> Ending {
-        let link = self
-            .link
-            .clone()
-            .wait_for(|link| matches!(link, Link::Over(_)))
-            .await
-            .map(|link| *link);
+        let link = self.link.clone().wait_for(|link| matches!(link, Link::Over(_))).await.map(|link| *link);
         match link {
             Ok(Link::Over(why)) => why,
             _ => self.lease.over().unwrap_or(Ending::Closed),
@@ -834,71 +722,35 @@ impl Session for MemorySession {
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
         let id = self.id;
-        let create = [Operation::Create {
-            path: path.to_owned(),
-            data: data.to_vec(),
-            kind,
-        }];
+        let create = [Operation::Create { path: path.to_owned(), data: data.to_vec(), kind }];
         self.request(true, move |world, fired| {
-            let outcomes = world
-                .apply(id, &create, fired)
-                .map_err(|(_, failure)| failure)?;
-            let path = outcomes
-                .into_iter()
-                .map(|(_, path)| path)
-                .next()
-                .unwrap_or_default();
+            let outcomes = world.apply(id, &create, fired).map_err(|(_, failure)| failure)?;
+            let path = outcomes.into_iter().map(|(_, path)| path).next().unwrap_or_default();
             let node = world.tree.get(&path).ok_or(Failure::NoNode)?;
-            Ok(Created {
-                czxid: node.czxid,
-                ephemeral_owner: node.owner,
-                path,
-            })
+            Ok(Created { czxid: node.czxid, ephemeral_owner: node.owner, path })
         })
     }
 
     fn delete(&self, path: &str) -> Reply<()> {
         let id = self.id;
-        let delete = [Operation::Delete {
-            path: path.to_owned(),
-            version: None,
-        }];
+        let delete = [Operation::Delete { path: path.to_owned(), version: None }];
         self.request(true, move |world, fired| {
-            world
-                .apply(id, &delete, fired)
-                .map(drop)
-                .map_err(|(_, failure)| failure)
+            world.apply(id, &delete, fired).map(drop).map_err(|(_, failure)| failure)
         })
     }
 
     fn children(&self, path: &str) -> Reply<Vec<String>> {
         self.read(path, |tree, path| {
             let exists = path == "/" || tree.contains_key(path);
-            exists
-                .then(|| children_of(tree, path))
-                .ok_or(Failure::NoNode)
+            exists.then(|| children_of(tree, path)).ok_or(Failure::NoNode)
         })
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
         self.read(path, |tree, path| {
             let node = tree.get(path).ok_or(Failure::NoNode)?;
-            let Node {
-                czxid,
-                version,
-                ctime,
-                owner,
-                ..
-            } = *node;
-            Ok((
-                node.data.clone(),
-                Stat {
-                    czxid,
-                    version,
-                    ctime,
-                    ephemeral_owner: owner,
-                },
-            ))
+            let Node { czxid, version, ctime, owner, .. } = *node;
+            Ok((node.data.clone(), Stat { czxid, version, ctime, ephemeral_owner: owner }))
         })
     }
 
@@ -912,18 +764,9 @@ impl Session for MemorySession {
             world.last_watch += 1;
             let number = world.last_watch;
             if let Some(state) = world.sessions.get_mut(&id) {
-                state
-                    .watches
-                    .entry(path.clone())
-                    .or_default()
-                    .push(Armed { number, tell });
+                state.watches.entry(path.clone()).or_default().push(Armed { number, tell });
             }
-            let disarm = Disarm {
-                ensemble,
-                session: id,
-                path,
-                number,
-            };
+            let disarm = Disarm { ensemble, session: id, path, number };
             Ok(Watch::new(async move {
                 let _disarm = disarm;
                 told.await.unwrap_or(Event::Over)
@@ -941,14 +784,9 @@ impl Session for MemorySession {
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
         let (id, operations) = (self.id, operations.to_vec());
-        self.request(true, move |world, fired| {
-            match world.apply(id, &operations, fired) {
-                Ok(outcomes) => Ok(outcomes.into_iter().map(|(outcome, _)| outcome).collect()),
-                Err((index, failure)) => Err(Failure::Operation {
-                    index,
-                    failure: Box::new(failure),
-                }),
-            }
+        self.request(true, move |world, fired| match world.apply(id, &operations, fired) {
+            Ok(outcomes) => Ok(outcomes.into_iter().map(|(outcome, _)| outcome).collect()),
+            Err((index, failure)) => Err(Failure::Operation { index, failure: Box::new(failure) }),
         })
     }
 
@@ -963,18 +801,14 @@ impl Session for MemorySession {
 
 impl fmt::Debug for MemorySession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemorySession")
-            .field("id", &self.id)
-            .field("lease", &self.lease)
-            .finish_non_exhaustive()
+        f.debug_struct("MemorySession").field("id", &self.id).field("lease", &self.lease).finish_non_exhaustive()
     }
 }
 
 impl Drop for MemorySession {
     /// Nobody can use it any more: it is closed, and its nodes go.
     fn drop(&mut self) {
-        self.ensemble
-            .change(|world, fired| world.expire(self.id, Ending::Closed, fired));
+        self.ensemble.change(|world, fired| world.expire(self.id, Ending::Closed, fired));
     }
 }
 
@@ -1044,15 +878,8 @@ impl Executor {
             let Some((number, mut chore)) = self.next() else {
                 return;
             };
-            let waker = Waker::from(Arc::new(Ready {
-                executor: Arc::downgrade(self),
-                number,
-            }));
-            if chore
-                .as_mut()
-                .poll(&mut Context::from_waker(&waker))
-                .is_pending()
-            {
+            let waker = Waker::from(Arc::new(Ready { executor: Arc::downgrade(self), number }));
+            if chore.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
                 self.chores().pending.insert(number, chore);
             }
         }

@@ -122,10 +122,7 @@ impl Contender {
     }
 
     pub(crate) fn place(&self) -> Place {
-        Place {
-            mode: self.mode,
-            sequence: self.sequence,
-        }
+        Place { mode: self.mode, sequence: self.sequence }
     }
 }
 
@@ -157,9 +154,7 @@ pub(crate) fn belongs_to(name: &str, owner: &str) -> bool {
 
 /// Refuses a host that could not be read back from a name.
 pub(crate) fn check_host(host: &str) -> Result<(), Error> {
-    host_problem(host).map_or(Ok(()), |problem| {
-        Err(Error::invalid(format!("host {host:?} {problem}")))
-    })
+    host_problem(host).map_or(Ok(()), |problem| Err(Error::invalid(format!("host {host:?} {problem}"))))
 }
 
 fn host_problem(host: &str) -> Option<&'static str> {
@@ -177,26 +172,12 @@ fn host_problem(host: &str) -> Option<&'static str> {
 /// The machine's name, made fit to be a host.
 pub(crate) fn machine() -> String {
     let name = rustix::system::uname();
-    let fit: String = name
-        .nodename()
-        .to_string_lossy()
-        .bytes()
-        .take(64)
-        .map(fit_host_byte)
-        .collect();
-    if fit.is_empty() {
-        "localhost".to_owned()
-    } else {
-        fit
-    }
+    let fit: String = name.nodename().to_string_lossy().bytes().take(64).map(fit_host_byte).collect();
+    if fit.is_empty() { "localhost".to_owned() } else { fit }
 }
 
 fn fit_host_byte(byte: u8) -> char {
-    if is_host_byte(byte) {
-        char::from(byte)
-    } else {
-        '_'
-    }
+    if is_host_byte(byte) { char::from(byte) } else { '_' }
 }
 
 fn is_host_byte(byte: u8) -> bool {
@@ -205,22 +186,13 @@ fn is_host_byte(byte: u8) -> bool {
 
 /// Splits a name into `host` or `host~id`, and its place.
 fn split(name: &str) -> Option<(&str, Place)> {
-    let (read, write) = (
-        name.rfind(Mode::Read.marker()),
-        name.rfind(Mode::Write.marker()),
-    );
-    let mode = if read > write {
-        Mode::Read
-    } else {
-        Mode::Write
-    };
+    let (read, write) = (name.rfind(Mode::Read.marker()), name.rfind(Mode::Write.marker()));
+    let mode = if read > write { Mode::Read } else { Mode::Write };
     let at = read.max(write)?;
     let sequence = parse_sequence(&name[at + mode.marker().len()..])?;
     let owner = &name[..at];
     let (host, id) = owner.split_once('~').unwrap_or((owner, "0"));
-    let well_formed = host_problem(host).is_none()
-        && !id.is_empty()
-        && id.bytes().all(|b| b.is_ascii_alphanumeric());
+    let well_formed = host_problem(host).is_none() && !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric());
     well_formed.then_some((owner, Place { mode, sequence }))
 }
 
@@ -238,66 +210,34 @@ mod tests {
 
     #[track_caller]
     fn foreign(name: &str) {
-        assert_eq!(
-            Contender::parse(name),
-            None,
-            "{name:?} was taken for a contender"
-        );
+        assert_eq!(Contender::parse(name), None, "{name:?} was taken for a contender");
     }
 
     #[test]
     fn a_host_may_contain_what_looks_like_a_mode() {
         let contender = Contender::parse("a-WRITE-0000000001-x~id9-READ-0000000002").unwrap();
-        assert_eq!(
-            (contender.host(), contender.id()),
-            ("a-WRITE-0000000001-x", Some("id9"))
-        );
+        assert_eq!((contender.host(), contender.id()), ("a-WRITE-0000000001-x", Some("id9")));
         assert_eq!((contender.mode(), contender.sequence()), (Mode::Read, 2));
     }
 
     #[test]
     fn a_wrapped_sequence_is_read_with_its_sign() {
-        for (digits, number) in [
-            ("-2147483648", -2147483648),
-            ("-000000005", -5),
-            ("2147483647", 2147483647),
-        ] {
-            assert_eq!(
-                Contender::parse(&format!("h~i-WRITE-{digits}"))
-                    .unwrap()
-                    .sequence(),
-                number
-            );
+        for (digits, number) in [("-2147483648", -2147483648), ("-000000005", -5), ("2147483647", 2147483647)] {
+            assert_eq!(Contender::parse(&format!("h~i-WRITE-{digits}")).unwrap().sequence(), number);
         }
     }
 
     #[test]
     fn foreign_names_are_not_contenders() {
-        for name in [
-            "",
-            "foo",
-            "x-READ-abc",
-            "a-WRITE-12",
-            "a-WRITE-00000000012",
-            "-READ-0000000001",
-            "~i-READ-0000000001",
-        ] {
+        for name in
+            ["", "foo", "x-READ-abc", "a-WRITE-12", "a-WRITE-00000000012", "-READ-0000000001", "~i-READ-0000000001"]
+        {
             foreign(name);
         }
-        for name in [
-            "h~-READ-0000000001",
-            "h~a~b-READ-0000000001",
-            "a b-READ-0000000001",
-            "h-READ-+000000001",
-        ] {
+        for name in ["h~-READ-0000000001", "h~a~b-READ-0000000001", "a b-READ-0000000001", "h-READ-+000000001"] {
             foreign(name);
         }
-        for name in [
-            "h-read-0000000001",
-            "h-READ-0000000001 ",
-            "é-READ-0000000001",
-            "h-WRITE-99999999999999999999",
-        ] {
+        for name in ["h-read-0000000001", "h-READ-0000000001 ", "é-READ-0000000001", "h-WRITE-99999999999999999999"] {
             foreign(name);
         }
     }

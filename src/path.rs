@@ -4,34 +4,26 @@ use crate::error::Error;
 
 /// Refuses what ZooKeeper could not address, before anything is sent.
 pub(crate) fn check(path: &str) -> Result<(), Error> {
-    problem(path).map_or(Ok(()), |problem| {
-        Err(Error::invalid(format!("path {path:?} {problem}")))
-    })
+    problem(path).map_or(Ok(()), |problem| Err(Error::invalid(format!("path {path:?} {problem}"))))
 }
 
 /// As [`check`], for a directory that is to have children of our making.
 pub(crate) fn check_directory(path: &str) -> Result<(), Error> {
     check(path)?;
     if path == "/" || path == "/zookeeper" || path.starts_with("/zookeeper/") {
-        return Err(Error::invalid(format!(
-            "path {path:?} cannot be a lock directory"
-        )));
+        return Err(Error::invalid(format!("path {path:?} cannot be a lock directory")));
     }
     Ok(())
 }
 
 /// Whether `path` is `directory` or lies in it.
 pub(crate) fn is_inside(path: &str, directory: &str) -> bool {
-    path.strip_prefix(directory)
-        .is_some_and(|rest| rest.starts_with('/'))
+    path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
 }
 
 /// Each directory on the way to `path`, outermost first, with `path` itself.
 pub(crate) fn steps(path: &str) -> impl Iterator<Item = &str> {
-    path.match_indices('/')
-        .skip(1)
-        .map(|(at, _)| &path[..at])
-        .chain(Some(path))
+    path.match_indices('/').skip(1).map(|(at, _)| &path[..at]).chain(Some(path))
 }
 
 fn problem(path: &str) -> Option<&'static str> {
@@ -47,11 +39,10 @@ fn problem(path: &str) -> Option<&'static str> {
     if path.len() > 1024 {
         return Some("is longer than 1024 bytes");
     }
-    if path.chars().any(|c| {
-        c.is_control()
-            || ('\u{e000}'..='\u{f8ff}').contains(&c)
-            || ('\u{fff0}'..='\u{ffff}').contains(&c)
-    }) {
+    if path
+        .chars()
+        .any(|c| c.is_control() || ('\u{e000}'..='\u{f8ff}').contains(&c) || ('\u{fff0}'..='\u{ffff}').contains(&c))
+    {
         return Some("contains a character that ZooKeeper does not allow");
     }
     relative.split('/').find_map(|part| match part {
@@ -74,15 +65,9 @@ mod tests {
             ("/a//b", "has an empty component"),
             ("/a/./b", "has a relative component"),
             ("/a/..", "has a relative component"),
-            (
-                "/a\0b",
-                "contains a character that ZooKeeper does not allow",
-            ),
+            ("/a\0b", "contains a character that ZooKeeper does not allow"),
         ] {
-            assert_eq!(
-                check(path).unwrap_err().to_string(),
-                format!("invalid input: path {path:?} {reason}")
-            );
+            assert_eq!(check(path).unwrap_err().to_string(), format!("invalid input: path {path:?} {reason}"));
         }
         check("/locks/config").unwrap();
     }
@@ -97,10 +82,7 @@ mod tests {
 
     #[test]
     fn steps_lead_to_the_path() {
-        assert_eq!(
-            steps("/a/b/c").collect::<Vec<_>>(),
-            ["/a", "/a/b", "/a/b/c"]
-        );
+        assert_eq!(steps("/a/b/c").collect::<Vec<_>>(), ["/a", "/a/b", "/a/b/c"]);
         assert_eq!(steps("/a").collect::<Vec<_>>(), ["/a"]);
     }
 

@@ -5,9 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
-use crate::coordinator::{
-    Berth, Chore, Created, Failure, Kind, Operation, Outcome, Reply, Session,
-};
+use crate::coordinator::{Berth, Chore, Created, Failure, Kind, Operation, Outcome, Reply, Session};
 use crate::name::{self, Contender, Mode};
 use crate::path;
 use crate::tenure::{Loss, Tenure};
@@ -50,15 +48,7 @@ enum Step {
 
 impl Place {
     pub(crate) fn new(berth: Berth, directory: Arc<str>, owner: String) -> Place {
-        Place {
-            berth,
-            directory,
-            owner,
-            node: Mutex::new(Node {
-                step: Step::Absent,
-                unsure: false,
-            }),
-        }
+        Place { berth, directory, owner, node: Mutex::new(Node { step: Step::Absent, unsure: false }) }
     }
 
     pub(crate) fn session(&self) -> &Arc<dyn Session> {
@@ -71,9 +61,7 @@ impl Place {
     /// Dropping the future keeps the request; dropping the place removes what it makes.
     pub(crate) async fn enter(&self, mode: Mode, data: &[u8]) -> Result<(), Failure> {
         let prefix = self.child(&name::prefix(&self.owner, mode));
-        let reply = self
-            .session()
-            .create(&prefix, data, Kind::EphemeralSequential);
+        let reply = self.session().create(&prefix, data, Kind::EphemeralSequential);
         self.node().step = Step::Coming(reply);
         self.entered().await
     }
@@ -129,18 +117,11 @@ impl Place {
             })
         });
         let children = children.await.or_else(none_without_directory)?;
-        for child in children
-            .iter()
-            .filter(|child| name::belongs_to(child, &self.owner))
-        {
+        for child in children.iter().filter(|child| name::belongs_to(child, &self.owner)) {
             let path = self.child(child);
             match settled(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
-                    self.stand_at(Created {
-                        path,
-                        czxid: stat.czxid,
-                        ephemeral_owner: stat.ephemeral_owner,
-                    })?;
+                    self.stand_at(Created { path, czxid: stat.czxid, ephemeral_owner: stat.ephemeral_owner })?;
                     return Ok(true);
                 }
                 Ok(_) | Err(Failure::NoNode) => {}
@@ -159,18 +140,11 @@ impl Place {
         let Some(standing) = self.standing() else {
             return;
         };
-        for stray in children
-            .iter()
-            .filter(|child| name::belongs_to(child, &self.owner))
-        {
+        for stray in children.iter().filter(|child| name::belongs_to(child, &self.owner)) {
             if stray != standing.contender.name() {
                 let (session, path) = (self.session(), self.child(stray));
                 let reply = session.delete(&path);
-                session.spawn(Box::pin(removed_in_background(
-                    Arc::clone(session),
-                    path,
-                    reply,
-                )));
+                session.spawn(Box::pin(removed_in_background(Arc::clone(session), path, reply)));
             }
         }
     }
@@ -189,10 +163,7 @@ impl Place {
         let session = Arc::clone(self.session());
         let Some(standing) = self.take_standing() else {
             let nothing = async { Err(Failure::NoNode) };
-            return Leaving {
-                work: Some(Box::pin(nothing)),
-                session,
-            };
+            return Leaving { work: Some(Box::pin(nothing)), session };
         };
         let path = self.child(standing.contender.name());
         let signal = standing.tenure.is_holding()
@@ -200,23 +171,9 @@ impl Place {
             && standing.tenure.loss(session.lease()) != Some(Loss::Interfered);
         standing.tenure.left();
         session.lease().roll().strike(standing.number);
-        let reply = if signal {
-            hand_off(&session, &path)
-        } else {
-            session.delete(&path)
-        };
-        let restart = (standing.contender.sequence() >= name::RESTART_FROM)
-            .then(|| Arc::clone(&self.directory));
-        Leaving {
-            work: Some(Box::pin(remove(
-                Arc::clone(&session),
-                path,
-                reply,
-                signal,
-                restart,
-            ))),
-            session,
-        }
+        let reply = if signal { hand_off(&session, &path) } else { session.delete(&path) };
+        let restart = (standing.contender.sequence() >= name::RESTART_FROM).then(|| Arc::clone(&self.directory));
+        Leaving { work: Some(Box::pin(remove(Arc::clone(&session), path, reply, signal, restart))), session }
     }
 
     /// Replaces a WRITE node by a READ node of the same number, in one transaction.
@@ -230,15 +187,8 @@ impl Place {
             return Err(Failure::NoNode);
         };
         let swap = [
-            Operation::Create {
-                path: to.clone(),
-                data: data.to_vec(),
-                kind: Kind::Ephemeral,
-            },
-            Operation::Delete {
-                path: from.clone(),
-                version: None,
-            },
+            Operation::Create { path: to.clone(), data: data.to_vec(), kind: Kind::Ephemeral },
+            Operation::Delete { path: from.clone(), version: None },
         ];
         let session = self.session();
         // From here on either name may be ours; if this future is dropped, both are removed.
@@ -264,10 +214,7 @@ impl Place {
         session.lease().roll().watch(&standing.tenure);
         let mut node = self.node();
         node.unsure = false;
-        node.step = Step::Standing(Standing {
-            contender,
-            ..standing
-        });
+        node.step = Step::Standing(Standing { contender, ..standing });
         Ok(())
     }
 
@@ -276,23 +223,14 @@ impl Place {
         let name = created.path.rsplit('/').next().unwrap_or_default();
         if created.ephemeral_owner != session.id() {
             // The ensemble changed the session under us; nothing made under the old one is ours.
-            return Err(Failure::Refused(format!(
-                "node {name} belongs to another session"
-            )));
+            return Err(Failure::Refused(format!("node {name} belongs to another session")));
         }
         let Some(contender) = Contender::parse(name) else {
-            return Err(Failure::Refused(format!(
-                "the server named the node {name:?}, which is no contender's name"
-            )));
+            return Err(Failure::Refused(format!("the server named the node {name:?}, which is no contender's name")));
         };
         let tenure = Arc::new(Tenure::new(self.child(name)));
         let number = session.lease().roll().enter(&tenure);
-        let standing = Standing {
-            contender,
-            czxid: created.czxid,
-            tenure,
-            number,
-        };
+        let standing = Standing { contender, czxid: created.czxid, tenure, number };
         self.node().step = Step::Standing(standing);
         Ok(())
     }
@@ -328,10 +266,7 @@ impl Drop for Place {
             let mut node = self.node();
             match &node.step {
                 Step::Standing(_) => (None, node.unsure),
-                _ => (
-                    Some(std::mem::replace(&mut node.step, Step::Left)),
-                    node.unsure,
-                ),
+                _ => (Some(std::mem::replace(&mut node.step, Step::Left)), node.unsure),
             }
         };
         let (directory, owner) = (Arc::clone(&self.directory), self.owner.clone());
@@ -339,17 +274,13 @@ impl Drop for Place {
             // Dropping it lets it go on in the background.
             None => drop(self.leave()),
             Some(Step::Coming(reply)) => {
-                session.clone().spawn(Box::pin(remove_when_created(
-                    session, directory, owner, reply, unsure,
-                )));
+                session.clone().spawn(Box::pin(remove_when_created(session, directory, owner, reply, unsure)));
                 return;
             }
             Some(_) => {}
         }
         if unsure {
-            session
-                .clone()
-                .spawn(Box::pin(remove_all_of(session, directory, owner)));
+            session.clone().spawn(Box::pin(remove_all_of(session, directory, owner)));
         }
     }
 }
@@ -402,15 +333,8 @@ impl std::fmt::Debug for Step {
 /// A holder's release: whoever watches the node sees its data change, and knows that it was held and let go.
 fn hand_off(session: &Arc<dyn Session>, path: &str) -> Reply<()> {
     let reply = session.transact(&[
-        Operation::Set {
-            path: path.to_owned(),
-            data: Vec::new(),
-            version: None,
-        },
-        Operation::Delete {
-            path: path.to_owned(),
-            version: None,
-        },
+        Operation::Set { path: path.to_owned(), data: Vec::new(), version: None },
+        Operation::Delete { path: path.to_owned(), version: None },
     ]);
     Box::pin(async move { reply.await.map(|_: Vec<Outcome>| ()) })
 }
@@ -435,11 +359,7 @@ async fn remove(
             Failure::Unknown(_) => {
                 session.connected().await.map_err(Failure::Over)?;
                 asked_before = true;
-                if signal {
-                    hand_off(&session, &path)
-                } else {
-                    session.delete(&path)
-                }
+                if signal { hand_off(&session, &path) } else { session.delete(&path) }
             }
             // A server that refuses the transaction may still allow a plain delete, which those who wait also see.
             Failure::NoAuth | Failure::Refused(_) if signal => {
@@ -492,20 +412,9 @@ async fn remove_when_created(
 async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: String) {
     for look in 0..2 {
         let listing = settled(&session, || {
-            let check = Operation::Check {
-                path: directory.to_string(),
-                version: None,
-            };
-            let synced = if look == 0 {
-                Some(session.sync(&directory))
-            } else {
-                None
-            };
-            let written = if look == 0 {
-                None
-            } else {
-                Some(session.transact(&[check]))
-            };
+            let check = Operation::Check { path: directory.to_string(), version: None };
+            let synced = if look == 0 { Some(session.sync(&directory)) } else { None };
+            let written = if look == 0 { None } else { Some(session.transact(&[check])) };
             let children = session.children(&directory);
             Box::pin(async move {
                 if let Some(synced) = synced {
@@ -527,10 +436,7 @@ async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: St
         let Ok(children) = listing.await.or_else(none_without_directory) else {
             return;
         };
-        for child in children
-            .iter()
-            .filter(|child| name::belongs_to(child, &owner))
-        {
+        for child in children.iter().filter(|child| name::belongs_to(child, &owner)) {
             let path = format!("{directory}/{child}");
             let reply = session.delete(&path);
             removed_in_background(Arc::clone(&session), path, reply).await;
@@ -539,10 +445,7 @@ async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: St
 }
 
 /// Asks, and asks again after each reconnect until the outcome is known.
-pub(crate) async fn settled<T>(
-    session: &Arc<dyn Session>,
-    ask: impl Fn() -> Reply<T>,
-) -> Result<T, Failure> {
+pub(crate) async fn settled<T>(session: &Arc<dyn Session>, ask: impl Fn() -> Reply<T>) -> Result<T, Failure> {
     loop {
         match ask().await {
             Err(Failure::Unknown(_)) => session.connected().await.map_err(Failure::Over)?,
@@ -553,16 +456,9 @@ pub(crate) async fn settled<T>(
 
 /// Makes the lock directory: a container, which the server reaps when it has been empty for a while, below
 /// ordinary nodes.
-pub(crate) async fn make_directory(
-    session: &Arc<dyn Session>,
-    directory: &str,
-) -> Result<(), Failure> {
+pub(crate) async fn make_directory(session: &Arc<dyn Session>, directory: &str) -> Result<(), Failure> {
     for step in path::steps(directory) {
-        let kind = if step == directory {
-            Kind::Container
-        } else {
-            Kind::Persistent
-        };
+        let kind = if step == directory { Kind::Container } else { Kind::Persistent };
         match settled(session, || session.create(step, &[], kind)).await {
             Ok(_) | Err(Failure::NodeExists) => {}
             // We may not create up there, but what is needed may be there already.
@@ -574,9 +470,5 @@ pub(crate) async fn make_directory(
 }
 
 fn none_without_directory(failure: Failure) -> Result<Vec<String>, Failure> {
-    if failure == Failure::NoNode {
-        Ok(Vec::new())
-    } else {
-        Err(failure)
-    }
+    if failure == Failure::NoNode { Ok(Vec::new()) } else { Err(failure) }
 }

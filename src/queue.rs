@@ -64,16 +64,12 @@ pub enum MemberState {
 impl Queue {
     /// Those who hold the lock: one writer, or any number of readers.
     pub fn holders(&self) -> impl Iterator<Item = &Member> {
-        self.members
-            .iter()
-            .filter(|member| member.state == MemberState::Holds)
+        self.members.iter().filter(|member| member.state == MemberState::Holds)
     }
 
     /// Those who wait, first come first.
     pub fn waiters(&self) -> impl Iterator<Item = &Member> {
-        self.members
-            .iter()
-            .filter(|member| member.state != MemberState::Holds)
+        self.members.iter().filter(|member| member.state != MemberState::Holds)
     }
 }
 
@@ -106,14 +102,8 @@ impl fmt::Display for Member {
         }
         if let Some(since) = self.since {
             // The clocks of two machines differ; an entry in the future is one of just now.
-            let age = SystemTime::now()
-                .duration_since(since)
-                .unwrap_or(Duration::ZERO);
-            write!(
-                f,
-                " for {}",
-                humantime::format_duration(Duration::from_secs(age.as_secs()))
-            )?;
+            let age = SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO);
+            write!(f, " for {}", humantime::format_duration(Duration::from_secs(age.as_secs())))?;
         }
         Ok(())
     }
@@ -134,10 +124,7 @@ impl fmt::Display for Blockers {
         if self.ahead == 0 {
             return f.write_str("nobody is known to be in the way");
         }
-        let holders = self
-            .first
-            .iter()
-            .filter(|member| member.state == MemberState::Holds);
+        let holders = self.first.iter().filter(|member| member.state == MemberState::Holds);
         let named: Vec<String> = holders.map(Member::to_string).collect();
         if named.is_empty() {
             write!(f, "{} ahead", self.ahead)
@@ -170,21 +157,12 @@ impl Note {
 /// The pid and the label in a node's data, whatever else it is.
 fn read_note(data: &[u8]) -> (Option<u32>, Option<String>) {
     let text = String::from_utf8_lossy(data);
-    let field = |name: &str| {
-        text.lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
-    };
-    (
-        field("pid").and_then(|pid| pid.parse().ok()),
-        field("label").map(str::to_owned),
-    )
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    (field("pid").and_then(|pid| pid.parse().ok()), field("label").map(str::to_owned))
 }
 
 /// Reads the whole queue: one listing, and one read for each member.
-pub(crate) async fn snapshot(
-    session: &Arc<dyn Session>,
-    directory: &str,
-) -> Result<Queue, Failure> {
+pub(crate) async fn snapshot(session: &Arc<dyn Session>, directory: &str) -> Result<Queue, Failure> {
     let children = match session.children(directory).await {
         Err(Failure::NoNode) => Vec::new(),
         answer => answer?,
@@ -194,10 +172,7 @@ pub(crate) async fn snapshot(
     for some in line.chunks(READS_IN_FLIGHT) {
         members.extend(read(session, directory, some).await?);
     }
-    Ok(Queue {
-        path: directory.to_owned(),
-        members,
-    })
+    Ok(Queue { path: directory.to_owned(), members })
 }
 
 /// Those in the way of a newcomer, or of `me`, as far as they can be read.
@@ -213,35 +188,18 @@ pub(crate) async fn blockers(
         None => turn::ahead_of_newcomer(mode, children),
     };
     let line = turn::line(children);
-    let first: Vec<_> = line
-        .into_iter()
-        .filter(|(c, _)| ahead.contains(&c.name()))
-        .take(BLOCKERS_NAMED)
-        .collect();
+    let first: Vec<_> = line.into_iter().filter(|(c, _)| ahead.contains(&c.name())).take(BLOCKERS_NAMED).collect();
     let members = match read(session, directory, &first).await {
         Ok(members) => members,
         // Their names alone still tell the mode and the host.
-        Err(_) => first
-            .iter()
-            .map(|(contender, turn)| member(contender, turn, None))
-            .collect(),
+        Err(_) => first.iter().map(|(contender, turn)| member(contender, turn, None)).collect(),
     };
-    Blockers {
-        ahead: ahead.len(),
-        first: members,
-    }
+    Blockers { ahead: ahead.len(), first: members }
 }
 
 /// Reads the nodes of these contenders, all at once; those that have left meanwhile are left out.
-async fn read(
-    session: &Arc<dyn Session>,
-    directory: &str,
-    line: &[(Contender, Turn)],
-) -> Result<Vec<Member>, Failure> {
-    let replies: Vec<_> = line
-        .iter()
-        .map(|(c, _)| session.data(&format!("{directory}/{}", c.name())))
-        .collect();
+async fn read(session: &Arc<dyn Session>, directory: &str, line: &[(Contender, Turn)]) -> Result<Vec<Member>, Failure> {
+    let replies: Vec<_> = line.iter().map(|(c, _)| session.data(&format!("{directory}/{}", c.name()))).collect();
     let mut members = Vec::with_capacity(line.len());
     for ((contender, turn), reply) in line.iter().zip(replies) {
         match reply.await {
@@ -261,9 +219,7 @@ fn member(contender: &Contender, turn: &Turn, node: Option<(&Vec<u8>, Stat)>) ->
         mode: contender.mode(),
         state: match turn {
             Turn::Granted => MemberState::Holds,
-            Turn::Behind(other) => MemberState::Waits {
-                behind: other.name().to_owned(),
-            },
+            Turn::Behind(other) => MemberState::Waits { behind: other.name().to_owned() },
             Turn::Evicted => MemberState::Stuck,
         },
         host: contender.host().to_owned(),
@@ -282,21 +238,10 @@ mod tests {
     #[test]
     fn a_note_is_text_that_can_be_read_back() {
         let since = UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
-        let note = Note {
-            host: "web-1".to_owned(),
-            pid: 42,
-            label: Some("migrate = v42".to_owned()),
-            since,
-        };
+        let note = Note { host: "web-1".to_owned(), pid: 42, label: Some("migrate = v42".to_owned()), since };
         let text = String::from_utf8(note.encode()).unwrap();
-        assert_eq!(
-            text,
-            "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\nlabel=migrate = v42\n"
-        );
-        assert_eq!(
-            read_note(text.as_bytes()),
-            (Some(42), Some("migrate = v42".to_owned()))
-        );
+        assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\nlabel=migrate = v42\n");
+        assert_eq!(read_note(text.as_bytes()), (Some(42), Some("migrate = v42".to_owned())));
     }
 
     #[test]

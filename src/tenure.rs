@@ -66,17 +66,8 @@ enum Phase {
 
 impl Tenure {
     pub(crate) fn new(path: String) -> Tenure {
-        let state = State {
-            path,
-            phase: Phase::Waiting,
-            loss: None,
-            own: None,
-            waiter: None,
-        };
-        Tenure {
-            state: Mutex::new(state),
-            changed: Notify::new(),
-        }
+        let state = State { path, phase: Phase::Waiting, loss: None, own: None, waiter: None };
+        Tenure { state: Mutex::new(state), changed: Notify::new() }
     }
 
     pub(crate) fn path(&self) -> String {
@@ -272,11 +263,7 @@ impl Roll {
 
     /// Has it confirmed, soon, that the node at `path` is gone, whose hand-off `tenure` was granted by.
     pub(crate) fn confirm_gone(&self, path: String, tenure: &Arc<Tenure>) {
-        self.members()
-            .handed_off
-            .entry(path)
-            .or_default()
-            .push(Arc::clone(tenure));
+        self.members().handed_off.entry(path).or_default().push(Arc::clone(tenure));
         self.unwatched.notify_one();
     }
 
@@ -295,22 +282,11 @@ impl Roll {
     /// The nodes for a heartbeat to check: all that hold, or else one that waits.
     fn to_check(&self) -> Vec<(Arc<Tenure>, String)> {
         let members = self.members();
-        let standing = || {
-            members
-                .all
-                .values()
-                .filter(|tenure| tenure.is_standing_at(&tenure.path()))
-        };
+        let standing = || members.all.values().filter(|tenure| tenure.is_standing_at(&tenure.path()));
         let holding = standing().filter(|tenure| tenure.is_holding());
-        let mut chosen: Vec<_> = holding
-            .map(|tenure| (Arc::clone(tenure), tenure.path()))
-            .collect();
+        let mut chosen: Vec<_> = holding.map(|tenure| (Arc::clone(tenure), tenure.path())).collect();
         if chosen.is_empty() {
-            chosen.extend(
-                standing()
-                    .next()
-                    .map(|tenure| (Arc::clone(tenure), tenure.path())),
-            );
+            chosen.extend(standing().next().map(|tenure| (Arc::clone(tenure), tenure.path())));
         }
         chosen
     }
@@ -336,20 +312,14 @@ pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(lease) = session.upgrade().map(|session| Arc::clone(session.lease())) else {
         return;
     };
-    tokio::join!(
-        watch_nodes(&session, &lease, grace),
-        renew(&session, &lease)
-    );
+    tokio::join!(watch_nodes(&session, &lease, grace), renew(&session, &lease));
 }
 
 async fn watch_nodes(session: &Weak<dyn Session>, lease: &Lease, grace: Duration) {
     let roll = lease.roll();
     loop {
         roll.unwatched.notified().await;
-        let pause = session
-            .upgrade()
-            .filter(|_| !grace.is_zero())
-            .map(|session| session.sleep(grace));
+        let pause = session.upgrade().filter(|_| !grace.is_zero()).map(|session| session.sleep(grace));
         if let Some(pause) = pause {
             pause.await;
         }
@@ -358,10 +328,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, lease: &Lease, grace: Duration
         };
         let (unwatched, handed_off) = {
             let mut members = roll.members();
-            (
-                std::mem::take(&mut members.unwatched),
-                std::mem::take(&mut members.handed_off),
-            )
+            (std::mem::take(&mut members.unwatched), std::mem::take(&mut members.handed_off))
         };
         for tenure in unwatched {
             if tenure.is_standing_at(&tenure.path()) {
@@ -370,11 +337,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, lease: &Lease, grace: Duration
         }
         for (path, granted) in handed_off {
             if granted.iter().any(|tenure| tenure.is_holding()) {
-                session.spawn(Box::pin(expect_gone(
-                    Arc::downgrade(&session),
-                    path,
-                    granted,
-                )));
+                session.spawn(Box::pin(expect_gone(Arc::downgrade(&session), path, granted)));
             }
         }
     }
@@ -420,10 +383,7 @@ async fn expect_gone(session: Weak<dyn Session>, path: String, granted: Vec<Arc<
         };
         match live.data(&path).await {
             Ok(_) => {
-                tracing::error!(
-                    path,
-                    "a stranger wrote to a lock node, which was taken for a hand-off"
-                );
+                tracing::error!(path, "a stranger wrote to a lock node, which was taken for a hand-off");
                 for tenure in granted {
                     tenure.lose(Loss::Interfered);
                 }
@@ -440,7 +400,7 @@ async fn renew(session: &Weak<dyn Session>, lease: &Lease) {
         return;
     }
     loop {
-        if lease.roll().is_empty() {
+        while lease.roll().is_empty() && !lease.roll().is_over() {
             lease.roll().occupied.notified().await;
         }
         let Some(live) = session.upgrade().filter(|_| !lease.roll().is_over()) else {
@@ -467,10 +427,7 @@ async fn heartbeat(session: &Arc<dyn Session>) -> Result<(), Failure> {
         session.sleep(session.timeout() / 20).await;
     }
     for some in nodes.chunks(CHECKS_PER_HEARTBEAT) {
-        let check = |(_, path): &(_, String)| Operation::Check {
-            path: path.clone(),
-            version: None,
-        };
+        let check = |(_, path): &(_, String)| Operation::Check { path: path.clone(), version: None };
         let checks: Vec<_> = some.iter().map(check).collect();
         match session.transact(&checks).await {
             Err(Failure::Operation { index, failure }) if *failure == Failure::NoNode => {

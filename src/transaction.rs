@@ -37,85 +37,48 @@ pub struct Transaction<'guard> {
 }
 
 impl<'guard> Transaction<'guard> {
-    pub(crate) fn new(
-        session: &'guard Arc<dyn Session>,
-        directory: &'guard str,
-        tenure: Arc<Tenure>,
-    ) -> Self {
-        Transaction {
-            session,
-            directory,
-            tenure,
-            operations: Vec::new(),
-        }
+    pub(crate) fn new(session: &'guard Arc<dyn Session>, directory: &'guard str, tenure: Arc<Tenure>) -> Self {
+        Transaction { session, directory, tenure, operations: Vec::new() }
     }
 
     /// Sets a node's data.
     pub fn set(self, path: &str, data: impl Into<Vec<u8>>) -> Self {
-        self.with(Operation::Set {
-            path: path.to_owned(),
-            data: data.into(),
-            version: None,
-        })
+        self.with(Operation::Set { path: path.to_owned(), data: data.into(), version: None })
     }
 
     /// Sets a node's data, if the node has this version.
     pub fn set_version(self, path: &str, data: impl Into<Vec<u8>>, version: i32) -> Self {
-        self.with(Operation::Set {
-            path: path.to_owned(),
-            data: data.into(),
-            version: Some(version),
-        })
+        self.with(Operation::Set { path: path.to_owned(), data: data.into(), version: Some(version) })
     }
 
     /// Creates a persistent node, whose parent must exist.
     pub fn create(self, path: &str, data: impl Into<Vec<u8>>) -> Self {
-        self.with(Operation::Create {
-            path: path.to_owned(),
-            data: data.into(),
-            kind: Kind::Persistent,
-        })
+        self.with(Operation::Create { path: path.to_owned(), data: data.into(), kind: Kind::Persistent })
     }
 
     /// Creates a node that goes with this process's session.
     pub fn create_ephemeral(self, path: &str, data: impl Into<Vec<u8>>) -> Self {
-        self.with(Operation::Create {
-            path: path.to_owned(),
-            data: data.into(),
-            kind: Kind::Ephemeral,
-        })
+        self.with(Operation::Create { path: path.to_owned(), data: data.into(), kind: Kind::Ephemeral })
     }
 
     /// Deletes a node, which must have no children.
     pub fn delete(self, path: &str) -> Self {
-        self.with(Operation::Delete {
-            path: path.to_owned(),
-            version: None,
-        })
+        self.with(Operation::Delete { path: path.to_owned(), version: None })
     }
 
     /// Deletes a node, if it has this version.
     pub fn delete_version(self, path: &str, version: i32) -> Self {
-        self.with(Operation::Delete {
-            path: path.to_owned(),
-            version: Some(version),
-        })
+        self.with(Operation::Delete { path: path.to_owned(), version: Some(version) })
     }
 
     /// Fails the transaction unless the node has this version.
     pub fn check(self, path: &str, version: i32) -> Self {
-        self.with(Operation::Check {
-            path: path.to_owned(),
-            version: Some(version),
-        })
+        self.with(Operation::Check { path: path.to_owned(), version: Some(version) })
     }
 
     /// Fails the transaction unless the node exists.
     pub fn check_exists(self, path: &str) -> Self {
-        self.with(Operation::Check {
-            path: path.to_owned(),
-            version: None,
-        })
+        self.with(Operation::Check { path: path.to_owned(), version: None })
     }
 
     fn with(mut self, operation: Operation) -> Self {
@@ -144,10 +107,7 @@ impl<'guard> Transaction<'guard> {
         if let Some(loss) = self.tenure.loss(lease) {
             return Err(Error::Lost(loss));
         }
-        let held = Operation::Check {
-            path: self.tenure.path(),
-            version: None,
-        };
+        let held = Operation::Check { path: self.tenure.path(), version: None };
         let mut operations = vec![held];
         operations.extend(self.operations);
         match self.session.transact(&operations).await {
@@ -157,27 +117,14 @@ impl<'guard> Transaction<'guard> {
             }
             Err(Failure::Operation { index: 0, failure }) if *failure == Failure::NoNode => {
                 self.tenure.lose(Loss::Removed);
-                Err(Error::Lost(
-                    self.tenure.loss(lease).unwrap_or(Loss::Removed),
-                ))
+                Err(Error::Lost(self.tenure.loss(lease).unwrap_or(Loss::Removed)))
             }
             Err(Failure::Operation { index, failure }) => {
-                let path = operations
-                    .get(index)
-                    .map(|operation| operation.path().to_owned())
-                    .unwrap_or_default();
-                Err(Error::TransactionRefused {
-                    index: index.saturating_sub(1),
-                    path,
-                    reason: *failure,
-                })
+                let path = operations.get(index).map(|operation| operation.path().to_owned()).unwrap_or_default();
+                Err(Error::TransactionRefused { index: index.saturating_sub(1), path, reason: *failure })
             }
             Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
-            Err(failure) => Err(Error::from_failure(
-                failure,
-                "transaction under",
-                self.directory,
-            )),
+            Err(failure) => Err(Error::from_failure(failure, "transaction under", self.directory)),
         }
     }
 }

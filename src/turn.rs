@@ -46,9 +46,7 @@ where
         } else if other.sequence == mine.sequence {
             alone = false;
         } else if blocks(other, mine)
-            && nearest.as_ref().is_none_or(|(sequence, nearest)| {
-                (*sequence, nearest.as_ref()) < (other.sequence, name)
-            })
+            && nearest.as_ref().is_none_or(|(sequence, nearest)| (*sequence, nearest.as_ref()) < (other.sequence, name))
         {
             nearest = Some((other.sequence, child));
         }
@@ -63,7 +61,7 @@ where
 }
 
 /// Those that a newcomer of this mode would have to wait for, first come first.
-pub(crate) fn ahead_of_newcomer<'q>(mode: Mode, queue: &'q [String]) -> Vec<&'q str> {
+pub(crate) fn ahead_of_newcomer(mode: Mode, queue: &[String]) -> Vec<&str> {
     in_order(queue, |other| other.mode.excludes(mode))
 }
 
@@ -74,27 +72,16 @@ pub(crate) fn ahead_of<'q>(me: &Contender, queue: &'q [String]) -> Vec<&'q str> 
 
 /// The whole queue in the order of arrival, each with its turn: [`turn`] for everyone, in one pass.
 pub(crate) fn line(queue: &[String]) -> Vec<(Contender, Turn)> {
-    let ordered: Vec<Contender> = in_order(queue, |_| true)
-        .into_iter()
-        .filter_map(Contender::parse)
-        .collect();
-    let shares =
-        |a: Option<&Contender>, b: &Contender| a.is_some_and(|a| a.sequence() == b.sequence());
+    let ordered: Vec<Contender> = in_order(queue, |_| true).into_iter().filter_map(Contender::parse).collect();
+    let shares = |a: Option<&Contender>, b: &Contender| a.is_some_and(|a| a.sequence() == b.sequence());
     let (mut last, mut last_write): (Option<usize>, Option<usize>) = (None, None);
     let mut turns = Vec::with_capacity(ordered.len());
     let mut start = 0;
     while start < ordered.len() {
         // Contenders of one number neither see each other as earlier nor have a turn.
-        let tied = ordered[start..]
-            .iter()
-            .take_while(|c| shares(Some(&ordered[start]), c))
-            .count();
+        let tied = ordered[start..].iter().take_while(|c| shares(Some(&ordered[start]), c)).count();
         for contender in &ordered[start..start + tied] {
-            let nearest = if contender.mode() == Mode::Write {
-                last
-            } else {
-                last_write
-            };
+            let nearest = if contender.mode() == Mode::Write { last } else { last_write };
             turns.push(if tied > 1 || contender.sequence() < 0 {
                 Turn::Evicted
             } else {
@@ -103,11 +90,7 @@ pub(crate) fn line(queue: &[String]) -> Vec<(Contender, Turn)> {
         }
         for (i, contender) in ordered.iter().enumerate().skip(start).take(tied) {
             last = Some(i);
-            last_write = if contender.mode() == Mode::Write {
-                Some(i)
-            } else {
-                last_write
-            };
+            last_write = if contender.mode() == Mode::Write { Some(i) } else { last_write };
         }
         start += tied;
     }
@@ -122,9 +105,7 @@ fn in_order(queue: &[String], wanted: impl Fn(Place) -> bool) -> Vec<&str> {
     let mut chosen: Vec<(i64, &str)> = queue
         .iter()
         .filter_map(|child| {
-            name::place(child)
-                .filter(|place| wanted(*place))
-                .map(|place| (place.sequence, child.as_str()))
+            name::place(child).filter(|place| wanted(*place)).map(|place| (place.sequence, child.as_str()))
         })
         .collect();
     chosen.sort_unstable();
@@ -137,12 +118,7 @@ mod tests {
 
     /// `R` and `W` make a queue numbered from 0, shown to `turn` last name first.
     fn queue(modes: &str) -> Vec<String> {
-        let name_of = |(i, mode)| {
-            format!(
-                "h~{i}-{}-{i:010}",
-                if mode == 'R' { "READ" } else { "WRITE" }
-            )
-        };
+        let name_of = |(i, mode)| format!("h~{i}-{}-{i:010}", if mode == 'R' { "READ" } else { "WRITE" });
         modes.chars().enumerate().map(name_of).rev().collect()
     }
 
@@ -187,12 +163,7 @@ mod tests {
 
     #[test]
     fn a_shared_or_negative_number_is_never_granted() {
-        let stuck = [
-            "a~1-WRITE-2147483647",
-            "b~2-WRITE-2147483647",
-            "c~3-READ-2147483647",
-        ]
-        .map(str::to_owned);
+        let stuck = ["a~1-WRITE-2147483647", "b~2-WRITE-2147483647", "c~3-READ-2147483647"].map(str::to_owned);
         assert_eq!(seen(&stuck), "xxx");
         let wrapped = ["a~1-READ--000000005", "b~2-WRITE--2147483648"].map(str::to_owned);
         assert_eq!(seen(&wrapped), "xx");
@@ -200,28 +171,14 @@ mod tests {
 
     #[test]
     fn whoever_comes_after_a_tie_waits_for_it() {
-        let queue = [
-            "a~1-WRITE-0000000005",
-            "b~2-WRITE-0000000005",
-            "c~3-READ-0000000006",
-        ]
-        .map(str::to_owned);
+        let queue = ["a~1-WRITE-0000000005", "b~2-WRITE-0000000005", "c~3-READ-0000000006"].map(str::to_owned);
         assert_eq!(seen(&queue), "xx5");
     }
 
     #[test]
     fn the_line_is_everyones_turn() {
-        let tied = [
-            "a~1-WRITE-0000000005",
-            "b~2-READ-0000000005",
-            "c~3-READ-0000000006",
-            "d~4-WRITE--000000001",
-        ];
-        for queue in [
-            queue("WRRWRWWR"),
-            queue("RRRW"),
-            tied.map(str::to_owned).to_vec(),
-        ] {
+        let tied = ["a~1-WRITE-0000000005", "b~2-READ-0000000005", "c~3-READ-0000000006", "d~4-WRITE--000000001"];
+        for queue in [queue("WRRWRWWR"), queue("RRRW"), tied.map(str::to_owned).to_vec()] {
             for (me, its_turn) in line(&queue) {
                 assert_eq!(its_turn, turn(&me, &queue), "{me} in {queue:?}");
             }
@@ -231,10 +188,7 @@ mod tests {
     #[test]
     fn those_ahead_come_first_come_first() {
         let queue = queue("RWRW");
-        assert_eq!(
-            ahead_of_newcomer(Mode::Read, &queue),
-            ["h~1-WRITE-0000000001", "h~3-WRITE-0000000003"]
-        );
+        assert_eq!(ahead_of_newcomer(Mode::Read, &queue), ["h~1-WRITE-0000000001", "h~3-WRITE-0000000003"]);
         assert_eq!(ahead_of_newcomer(Mode::Write, &queue).len(), 4);
         let me = Contender::parse("h~2-READ-0000000002").unwrap();
         assert_eq!(ahead_of(&me, &queue), ["h~1-WRITE-0000000001"]);

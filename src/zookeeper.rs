@@ -25,8 +25,8 @@ use tokio::sync::watch;
 use zookeeper_client as zk;
 
 use crate::coordinator::{
-    Berth, Chore, Coordinator, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply,
-    Reservation, Session, Stat, Watch, keep_alive,
+    Berth, Chore, Coordinator, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Reservation, Session,
+    Stat, Watch, keep_alive,
 };
 use crate::error::Error;
 use crate::keeper::Keeper;
@@ -114,12 +114,7 @@ impl ZooKeeper {
 
     /// Options for a connection.
     pub fn builder() -> ZooKeeperBuilder {
-        ZooKeeperBuilder {
-            session_timeout: SESSION_TIMEOUT,
-            connect_timeout: None,
-            digest: None,
-            acl: None,
-        }
+        ZooKeeperBuilder { session_timeout: SESSION_TIMEOUT, connect_timeout: None, digest: None, acl: None }
     }
 
     /// Ends every session, and with them every node they own; returns when the server has confirmed it, or when it
@@ -174,10 +169,7 @@ impl ZooKeeperBuilder {
     pub async fn connect(self, servers: &str) -> Result<ZooKeeper, Error> {
         let longest = Duration::from_millis(i32::MAX as u64);
         if self.session_timeout < Duration::from_millis(1) || self.session_timeout > longest {
-            return Err(Error::invalid(format!(
-                "a session timeout of {:?}",
-                self.session_timeout
-            )));
+            return Err(Error::invalid(format!("a session timeout of {:?}", self.session_timeout)));
         }
         if self.connect_timeout == Some(Duration::ZERO) {
             return Err(Error::invalid("a connect timeout of zero"));
@@ -203,9 +195,7 @@ impl ZooKeeperBuilder {
             failure => Error::from_failure(failure, "connect to", servers),
         })?;
         ensemble.sessions().push(session);
-        Ok(ZooKeeper {
-            ensemble: Arc::new(ensemble),
-        })
+        Ok(ZooKeeper { ensemble: Arc::new(ensemble) })
     }
 }
 
@@ -226,9 +216,7 @@ pub struct Acl {
 impl Acl {
     /// Nobody anything: a start for [`allow`](Acl::allow).
     pub fn nobody() -> Acl {
-        Acl {
-            entries: Vec::new(),
-        }
+        Acl { entries: Vec::new() }
     }
 
     /// Anyone everything.
@@ -243,8 +231,7 @@ impl Acl {
 
     /// Allows also `permissions` to `id` of `scheme`, as in `("digest", "user:hash")` or `("ip", "10.0.0.0/8")`.
     pub fn allow(mut self, scheme: &str, id: &str, permissions: Permissions) -> Acl {
-        self.entries
-            .push(zk::Acl::new(permissions.0, zk::AuthId::new(scheme, id)));
+        self.entries.push(zk::Acl::new(permissions.0, zk::AuthId::new(scheme, id)));
         self
     }
 }
@@ -320,16 +307,8 @@ impl Coordinator for ZooKeeper {
 
 impl fmt::Debug for ZooKeeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sessions = self
-            .ensemble
-            .sessions()
-            .iter()
-            .map(|session| session.id)
-            .collect::<Vec<_>>();
-        f.debug_struct("ZooKeeper")
-            .field("servers", &self.ensemble.servers)
-            .field("sessions", &sessions)
-            .finish()
+        let sessions = self.ensemble.sessions().iter().map(|session| session.id).collect::<Vec<_>>();
+        f.debug_struct("ZooKeeper").field("servers", &self.ensemble.servers).field("sessions", &sessions).finish()
     }
 }
 
@@ -342,8 +321,7 @@ impl Ensemble {
     fn with_room(&self, watched_bytes: usize) -> Option<Arc<ZooKeeperSession>> {
         let mut sessions = self.sessions();
         let mut first = true;
-        let in_use =
-            |session: &Arc<ZooKeeperSession>| session.watched_bytes.load(Ordering::Acquire) > 0;
+        let in_use = |session: &Arc<ZooKeeperSession>| session.watched_bytes.load(Ordering::Acquire) > 0;
         let keep = |session: &mut Arc<ZooKeeperSession>| {
             let keep = session.lease.over().is_none() && (first || in_use(session));
             first &= !keep;
@@ -371,10 +349,7 @@ impl Ensemble {
         }
         let servers = self.servers.clone();
         // The client's task is spawned onto the runtime that connects: the keeper's.
-        let mut connecting = self
-            .keeper
-            .handle()
-            .spawn(async move { connector.connect(&servers).await });
+        let mut connecting = self.keeper.handle().spawn(async move { connector.connect(&servers).await });
         let bound = options.connect_timeout.unwrap_or(options.session_timeout);
         let client = tokio::select! {
             connected = &mut connecting => match connected {
@@ -426,23 +401,13 @@ struct Finished {
 }
 
 impl ZooKeeperSession {
-    fn new(
-        client: zk::Client,
-        keeper: &Arc<Keeper>,
-        requested: Duration,
-        acl: Acl,
-    ) -> Arc<ZooKeeperSession> {
+    fn new(client: zk::Client, keeper: &Arc<Keeper>, requested: Duration, acl: Acl) -> Arc<ZooKeeperSession> {
         // A server may raise the timeout, and another one lower it again on a reconnect: the shorter one counts.
         let timeout = client.session_timeout().min(requested);
         let lease = Arc::new(Lease::new(timeout));
         let finished = Arc::new(Finished::default());
         let (link, _) = watch::channel(Link::Up);
-        let follow = follow_state(
-            client.state_watcher(),
-            link.clone(),
-            Arc::clone(&lease),
-            Arc::clone(&finished),
-        );
+        let follow = follow_state(client.state_watcher(), link.clone(), Arc::clone(&lease), Arc::clone(&finished));
         let tenant = keeper.tenant();
         keeper.handle().spawn(async move {
             follow.await;
@@ -460,9 +425,7 @@ impl ZooKeeperSession {
             watched_bytes: Arc::default(),
         });
         let shared: Arc<dyn Session> = session.clone();
-        keeper
-            .handle()
-            .spawn(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
+        keeper.handle().spawn(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
         session
     }
 
@@ -482,30 +445,19 @@ impl ZooKeeperSession {
         if root == "/" || client.check_stat("/").await.map_err(failure)?.is_some() {
             return Ok(());
         }
-        let whole = client
-            .as_ref()
-            .clone()
-            .chroot("/")
-            .map_err(|_| Failure::Refused(format!("path {root:?}")))?;
+        let whole = client.as_ref().clone().chroot("/").map_err(|_| Failure::Refused(format!("path {root:?}")))?;
         let options = zk::CreateMode::Persistent.with_acls(zk::Acls::new(&self.acl.entries));
         whole.mkdir(&root, &options).await.map_err(failure)
     }
 
     fn client(&self) -> Result<Arc<zk::Client>, Failure> {
         let client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
-        client
-            .clone()
-            .ok_or(Failure::Over(self.lease.over().unwrap_or(Ending::Closed)))
+        client.clone().ok_or(Failure::Over(self.lease.over().unwrap_or(Ending::Closed)))
     }
 
     /// Lets go of the client, which closes the session once the requests under way are answered.
     fn close(&self) {
-        drop(
-            self.client
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-        );
+        drop(self.client.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     /// What is known now is that this session serves no more.
@@ -584,13 +536,7 @@ impl Session for ZooKeeperSession {
     }
 
     async fn connected(&self) -> Result<(), Ending> {
-        match self
-            .link
-            .subscribe()
-            .wait_for(|link| *link != Link::Down)
-            .await
-            .map(|link| *link)
-        {
+        match self.link.subscribe().wait_for(|link| *link != Link::Down).await.map(|link| *link) {
             Ok(Link::Over(why)) => Err(why),
             Ok(_) => Ok(()),
             Err(_) => Err(self.lease.over().unwrap_or(Ending::Closed)),
@@ -598,13 +544,7 @@ impl Session for ZooKeeperSession {
     }
 
     async fn over(&self) -> Ending {
-        match self
-            .link
-            .subscribe()
-            .wait_for(|link| matches!(link, Link::Over(_)))
-            .await
-            .map(|link| *link)
-        {
+        match self.link.subscribe().wait_for(|link| matches!(link, Link::Over(_))).await.map(|link| *link) {
             Ok(Link::Over(why)) => why,
             _ => self.lease.over().unwrap_or(Ending::Closed),
         }
@@ -615,25 +555,14 @@ impl Session for ZooKeeperSession {
         let (id, lease) = (self.id, Arc::clone(&self.lease));
         self.write(move |client| async move {
             let options = mode(kind).with_acls(zk::Acls::new(&acl.entries));
-            let (stat, sequence) = client
-                .create(&path, &data, &options)
-                .await
-                .map_err(failure)?;
+            let (stat, sequence) = client.create(&path, &data, &options).await.map_err(failure)?;
             if stat.ephemeral_owner != 0 && stat.ephemeral_owner != id {
                 // Some servers answer a reconnect with another session, and the client does not say so.
                 lease.end(Ending::Replaced);
                 return Err(Failure::Over(Ending::Replaced));
             }
-            let path = if kind == Kind::EphemeralSequential {
-                format!("{path}{sequence}")
-            } else {
-                path
-            };
-            Ok(Created {
-                path,
-                czxid: stat.czxid,
-                ephemeral_owner: stat.ephemeral_owner,
-            })
+            let path = if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path };
+            Ok(Created { path, czxid: stat.czxid, ephemeral_owner: stat.ephemeral_owner })
         })
     }
 
@@ -652,21 +581,8 @@ impl Session for ZooKeeperSession {
         self.read(move |client| async move {
             let (data, stat) = client.get_data(&path).await.map_err(failure)?;
             let ctime = UNIX_EPOCH + Duration::from_millis(stat.ctime.unsigned_abs());
-            let zk::Stat {
-                czxid,
-                version,
-                ephemeral_owner,
-                ..
-            } = stat;
-            Ok((
-                data,
-                Stat {
-                    czxid,
-                    version,
-                    ctime,
-                    ephemeral_owner,
-                },
-            ))
+            let zk::Stat { czxid, version, ephemeral_owner, .. } = stat;
+            Ok((data, Stat { czxid, version, ctime, ephemeral_owner }))
         })
     }
 
@@ -689,32 +605,20 @@ impl Session for ZooKeeperSession {
             let mut writer = client.new_multi_writer();
             for (index, operation) in operations.iter().enumerate() {
                 let added = match operation {
-                    Operation::Create { path, data, kind } => writer.add_create(
-                        path,
-                        data,
-                        &mode(*kind).with_acls(zk::Acls::new(&acl.entries)),
-                    ),
-                    Operation::Set {
-                        path,
-                        data,
-                        version,
-                    } => writer.add_set_data(path, data, *version),
-                    Operation::Delete { path, version } => writer.add_delete(path, *version),
-                    Operation::Check { path, version } => {
-                        writer.add_check_version(path, version.unwrap_or(-1))
+                    Operation::Create { path, data, kind } => {
+                        writer.add_create(path, data, &mode(*kind).with_acls(zk::Acls::new(&acl.entries)))
                     }
+                    Operation::Set { path, data, version } => writer.add_set_data(path, data, *version),
+                    Operation::Delete { path, version } => writer.add_delete(path, *version),
+                    Operation::Check { path, version } => writer.add_check_version(path, version.unwrap_or(-1)),
                 };
-                added.map_err(|error| Failure::Operation {
-                    index,
-                    failure: Box::new(failure(error)),
-                })?;
+                added.map_err(|error| Failure::Operation { index, failure: Box::new(failure(error)) })?;
             }
             let results = writer.commit().await.map_err(|error| match error {
                 zk::MultiWriteError::RequestFailed { source } => failure(source),
-                zk::MultiWriteError::OperationFailed { index, source } => Failure::Operation {
-                    index,
-                    failure: Box::new(failure(source)),
-                },
+                zk::MultiWriteError::OperationFailed { index, source } => {
+                    Failure::Operation { index, failure: Box::new(failure(source)) }
+                }
             })?;
             Ok(results.into_iter().map(outcome).collect())
         })
@@ -750,16 +654,8 @@ impl Drop for ZooKeeperSession {
     fn drop(&mut self) {
         self.close();
         if *self.link.borrow() == Link::Up && !self.keeper.is_current_thread() {
-            let finished = self
-                .finished
-                .yes
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            drop(
-                self.finished
-                    .changed
-                    .wait_timeout_while(finished, FAREWELL, |yes| !*yes),
-            );
+            let finished = self.finished.yes.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(self.finished.changed.wait_timeout_while(finished, FAREWELL, |yes| !*yes));
         }
     }
 }
@@ -832,9 +728,7 @@ fn mode(kind: Kind) -> zk::CreateMode {
 fn outcome(result: zk::MultiWriteResult) -> Outcome {
     match result {
         zk::MultiWriteResult::Create { .. } => Outcome::Created,
-        zk::MultiWriteResult::SetData { stat } => Outcome::Set {
-            version: stat.version,
-        },
+        zk::MultiWriteResult::SetData { stat } => Outcome::Set { version: stat.version },
         zk::MultiWriteResult::Delete => Outcome::Deleted,
         _ => Outcome::Checked,
     }

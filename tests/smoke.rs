@@ -9,12 +9,7 @@ async fn drive<C: Coordinator + Clone>(a: C, b: C) {
     let r1 = la.read().label("one").await.unwrap();
     let r2 = lb.read().await.unwrap();
     println!("{}", la.queue().await.unwrap());
-    let w = lb
-        .write()
-        .label("x")
-        .timeout(Duration::from_millis(100))
-        .await
-        .unwrap_err();
+    let w = lb.write().label("x").timeout(Duration::from_millis(100)).await.unwrap_err();
     println!("{w}");
     assert!(lb.try_write().await.unwrap_err().is_would_block());
     let w = tokio::spawn({

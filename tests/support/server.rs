@@ -81,20 +81,12 @@ impl Server {
             home.configure(port, extra_cfg_lines);
             match Process::launch(&home, port, &java_opts) {
                 Ok(process) => {
-                    return Self {
-                        port,
-                        home,
-                        java_opts,
-                        process: Mutex::new(process),
-                    };
+                    return Self { port, home, java_opts, process: Mutex::new(process) };
                 }
                 Err(reason) => failure = reason,
             }
         }
-        panic!(
-            "ZooKeeper did not start: {failure}\nits log:\n{}",
-            home.log()
-        );
+        panic!("ZooKeeper did not start: {failure}\nits log:\n{}", home.log());
     }
 
     /// Where clients connect, as `127.0.0.1:PORT`.
@@ -110,12 +102,8 @@ impl Server {
     /// The answer to a four-letter word such as `wchs`; each question counts as a packet in
     /// ZooKeeper's own counters.
     pub fn four_letter(&self, word: &str) -> String {
-        four_letter(self.port, word).unwrap_or_else(|error| {
-            panic!(
-                "ZooKeeper at {} did not answer {word}: {error}",
-                self.address()
-            )
-        })
+        four_letter(self.port, word)
+            .unwrap_or_else(|error| panic!("ZooKeeper at {} did not answer {word}: {error}", self.address()))
     }
 
     /// How many watches the server keeps, over all connections.
@@ -148,10 +136,7 @@ impl Server {
             match Process::launch(&self.home, self.port, &self.java_opts) {
                 Ok(successor) => return *process = successor,
                 Err(failure) if Instant::now() >= deadline => {
-                    panic!(
-                        "ZooKeeper did not come back: {failure}\nits log:\n{}",
-                        self.home.log()
-                    );
+                    panic!("ZooKeeper did not come back: {failure}\nits log:\n{}", self.home.log());
                 }
                 Err(_) => {}
             }
@@ -174,11 +159,7 @@ impl Server {
             .args([format!("-{name}"), process.java.to_string()])
             .status()
             .expect("the kill command can be run");
-        assert!(
-            status.success(),
-            "kill -{name} {} ended with {status}",
-            process.java
-        );
+        assert!(status.success(), "kill -{name} {} ended with {status}", process.java);
     }
 
     fn process(&self) -> MutexGuard<'_, Process> {
@@ -254,13 +235,8 @@ impl Process {
 
         let mut output = BufReader::new(watchdog.stdout.take().expect("standard output is a pipe"));
         let mut first_line = String::new();
-        output
-            .read_line(&mut first_line)
-            .expect("the watchdog's output is readable");
-        let java = first_line
-            .trim()
-            .parse()
-            .expect("the watchdog prints the pid of Java first");
+        output.read_line(&mut first_line).expect("the watchdog's output is readable");
+        let java = first_line.trim().parse().expect("the watchdog prints the pid of Java first");
 
         let (alive, death) = mpsc::channel();
         thread::spawn(move || {
@@ -268,22 +244,14 @@ impl Process {
             let _ = io::copy(&mut output, &mut io::sink());
             drop(alive);
         });
-        Self {
-            watchdog,
-            java,
-            death: Mutex::new(death),
-        }
+        Self { watchdog, java, death: Mutex::new(death) }
     }
 
     /// Waits for a server that answers `srvr`, and returns its version.
     fn wait_until_serving(&self, home: &Home, port: u16) -> Result<String, String> {
         let deadline = Instant::now() + STARTUP_LIMIT;
         while Instant::now() < deadline {
-            let death = self
-                .death
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .recv_timeout(POLL_INTERVAL);
+            let death = self.death.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(POLL_INTERVAL);
             if death == Err(RecvTimeoutError::Disconnected) {
                 return Err(format!("it ended before it served port {port}"));
             }
@@ -295,15 +263,12 @@ impl Process {
             }
             // If two processes raced for the port, the answer may come from the winner while our
             // server is about to fail, so ask whose directory it is.
-            if four_letter(port, "conf")
-                .is_ok_and(|conf| conf.contains(&format!("dataDir={}", home.data().display())))
+            if four_letter(port, "conf").is_ok_and(|conf| conf.contains(&format!("dataDir={}", home.data().display())))
             {
                 return Ok(version(&status));
             }
         }
-        Err(format!(
-            "it did not serve port {port} within {STARTUP_LIMIT:?}"
-        ))
+        Err(format!("it did not serve port {port} within {STARTUP_LIMIT:?}"))
     }
 
     fn kill(&mut self) {
@@ -330,8 +295,7 @@ struct Home {
 impl Home {
     fn new() -> Self {
         for number in 0.. {
-            let path =
-                std::env::temp_dir().join(format!("zk-rwlock-{}-{number}", std::process::id()));
+            let path = std::env::temp_dir().join(format!("zk-rwlock-{}-{number}", std::process::id()));
             match fs::create_dir(&path) {
                 Ok(()) => return Self { path },
                 // Taken by another server of this process, or left by a process that had the same
@@ -361,8 +325,7 @@ impl Home {
             "maxClientCnxns=0".to_owned(),
         ];
         lines.extend(extra_lines.iter().map(ToString::to_string));
-        fs::write(self.path.join("zoo.cfg"), lines.join("\n") + "\n")
-            .expect("the server's directory is writable");
+        fs::write(self.path.join("zoo.cfg"), lines.join("\n") + "\n").expect("the server's directory is writable");
     }
 
     fn log(&self) -> String {
@@ -394,8 +357,7 @@ fn report(pid: u32, port: u16, version: &str) {
         .open(&list)
         .unwrap_or_else(|error| panic!("{} cannot be opened: {error}", list.display()));
     // One write, because several test processes may append at once.
-    file.write_all(line.as_bytes())
-        .expect("the list of servers is writable");
+    file.write_all(line.as_bytes()).expect("the list of servers is writable");
 }
 
 fn classpath() -> String {
@@ -406,8 +368,8 @@ fn classpath() -> String {
     }
     // The manifest of Debian's zookeeper.jar names most of what it needs. The logger is added so
     // that a failed start can be explained.
-    let jars = ["zookeeper", "slf4j-simple", "metrics-core", "snappy-java"]
-        .map(|jar| format!("/usr/share/java/{jar}.jar"));
+    let jars =
+        ["zookeeper", "slf4j-simple", "metrics-core", "snappy-java"].map(|jar| format!("/usr/share/java/{jar}.jar"));
     if let Some(missing) = jars.iter().find(|jar| !Path::new(jar).exists()) {
         panic!(
             "No ZooKeeper server to test against: {missing} does not exist.\n\
@@ -421,10 +383,7 @@ fn classpath() -> String {
 
 fn free_port() -> u16 {
     let listener = TcpListener::bind(socket_address(0)).expect("loopback has a free port");
-    listener
-        .local_addr()
-        .expect("a bound listener has an address")
-        .port()
+    listener.local_addr().expect("a bound listener has an address").port()
 }
 
 fn four_letter(port: u16, word: &str) -> io::Result<String> {
@@ -442,14 +401,6 @@ fn socket_address(port: u16) -> SocketAddr {
 
 /// The `3.8.0` in `Zookeeper version: 3.8.0-0123abc, built on …`.
 fn version(status: &str) -> String {
-    let version = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Zookeeper version: "))
-        .unwrap_or("unknown");
-    version
-        .split(['-', ','])
-        .next()
-        .unwrap_or(version)
-        .trim()
-        .to_owned()
+    let version = status.lines().find_map(|line| line.strip_prefix("Zookeeper version: ")).unwrap_or("unknown");
+    version.split(['-', ',']).next().unwrap_or(version).trim().to_owned()
 }

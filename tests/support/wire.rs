@@ -76,15 +76,7 @@ impl Op {
     }
 
     fn begins_with_a_path(self) -> bool {
-        !matches!(
-            self,
-            Self::Ping
-                | Self::Multi
-                | Self::Auth
-                | Self::SetWatches
-                | Self::CloseSession
-                | Self::Other(_)
-        )
+        !matches!(self, Self::Ping | Self::Multi | Self::Auth | Self::SetWatches | Self::CloseSession | Self::Other(_))
     }
 }
 
@@ -115,26 +107,15 @@ impl Proxy {
                     .build()
                     .expect("a runtime for the proxy");
                 runtime.block_on(async {
-                    let listener = TcpListener::bind("127.0.0.1:0")
-                        .await
-                        .expect("loopback has a free port");
-                    let address = listener
-                        .local_addr()
-                        .expect("a bound listener has an address");
+                    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
+                    let address = listener.local_addr().expect("a bound listener has an address");
                     ready.send(address).expect("start() waits for the address");
-                    Switchboard::new(listener, address, server_address, tap)
-                        .run(orders)
-                        .await;
+                    Switchboard::new(listener, address, server_address, tap).run(orders).await;
                 });
             }
         });
         let address = started.recv().expect("the proxy's thread started");
-        Self {
-            address,
-            tap,
-            commands: Some(commands),
-            thread: Some(thread),
-        }
+        Self { address, tap, commands: Some(commands), thread: Some(thread) }
     }
 
     /// Where clients connect, as `127.0.0.1:PORT`.
@@ -201,26 +182,17 @@ impl Proxy {
     /// As on a broken network, what is sent meanwhile is not lost but late: [`Proxy::heal`]
     /// delivers it.
     pub fn black_hole(&self) {
-        self.order(Command::Holes(Holes {
-            to_server: true,
-            to_client: true,
-        }));
+        self.order(Command::Holes(Holes { to_server: true, to_client: true }));
     }
 
     /// As [`Proxy::black_hole`], for what clients send; the server is still heard.
     pub fn black_hole_to_server(&self) {
-        self.order(Command::Holes(Holes {
-            to_server: true,
-            to_client: false,
-        }));
+        self.order(Command::Holes(Holes { to_server: true, to_client: false }));
     }
 
     /// As [`Proxy::black_hole`], for what the server sends; clients are still heard.
     pub fn black_hole_to_client(&self) {
-        self.order(Command::Holes(Holes {
-            to_server: false,
-            to_client: true,
-        }));
+        self.order(Command::Holes(Holes { to_server: false, to_client: true }));
     }
 
     /// Ends [`Proxy::cut`] and all black holes: late frames are delivered and new connections
@@ -270,13 +242,8 @@ impl Proxy {
 
     fn order(&self, command: Command) {
         let (done, wait) = blocking::channel();
-        let commands = self
-            .commands
-            .as_ref()
-            .expect("only drop takes the commands");
-        commands
-            .send((command, done))
-            .expect("the proxy's thread runs");
+        let commands = self.commands.as_ref().expect("only drop takes the commands");
+        commands.send((command, done)).expect("the proxy's thread runs");
         wait.recv().expect("the proxy's thread runs");
     }
 }
@@ -306,13 +273,7 @@ impl Fault {
     /// Returns when the rule has struck; it waits for ever if the frame never comes, so put a
     /// timeout around it.
     pub async fn strikes(&self) {
-        if self
-            .struck
-            .clone()
-            .wait_for(|struck| *struck)
-            .await
-            .is_err()
-        {
+        if self.struck.clone().wait_for(|struck| *struck).await.is_err() {
             // The proxy is gone, and the rule with it.
             pending().await
         }
@@ -394,22 +355,10 @@ impl Tap {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add_rule(
-        &self,
-        direction: Direction,
-        op: Op,
-        nth: u64,
-        released: Option<watch::Receiver<()>>,
-    ) -> Fault {
+    fn add_rule(&self, direction: Direction, op: Op, nth: u64, released: Option<watch::Receiver<()>>) -> Fault {
         assert!(nth > 0, "frames are counted from 1");
         let (sender, struck) = watch::channel(false);
-        self.rules().push(Rule {
-            direction,
-            op,
-            countdown: nth,
-            released,
-            struck: sender,
-        });
+        self.rules().push(Rule { direction, op, countdown: nth, released, struck: sender });
         Fault { struck }
     }
 
@@ -425,11 +374,7 @@ impl Tap {
     fn fate(&self, direction: Direction, op: Op) -> Fate {
         let mut fate = Fate::Pass;
         self.rules().retain_mut(|rule| {
-            if rule
-                .released
-                .as_ref()
-                .is_some_and(|released| released.has_changed().is_err())
-            {
+            if rule.released.as_ref().is_some_and(|released| released.has_changed().is_err()) {
                 // Released before its frame came.
                 return false;
             }
@@ -490,12 +435,7 @@ struct Switchboard {
 }
 
 impl Switchboard {
-    fn new(
-        listener: TcpListener,
-        address: SocketAddr,
-        server_address: String,
-        tap: Arc<Tap>,
-    ) -> Self {
+    fn new(listener: TcpListener, address: SocketAddr, server_address: String, tap: Arc<Tap>) -> Self {
         Self {
             listener: Some(listener),
             address,
@@ -557,13 +497,7 @@ impl Switchboard {
 /// The next connection; it never returns when nothing listens.
 async fn accept(listener: Option<&TcpListener>) -> TcpStream {
     match listener {
-        Some(listener) => {
-            listener
-                .accept()
-                .await
-                .expect("a loopback listener accepts")
-                .0
-        }
+        Some(listener) => listener.accept().await.expect("a loopback listener accepts").0,
         None => pending().await,
     }
 }
@@ -581,10 +515,7 @@ async fn listen_again(address: SocketAddr) -> TcpListener {
 
 /// What the writer of one direction is to do next, in order.
 enum Step {
-    Forward {
-        frame: Vec<u8>,
-        hold: Option<watch::Receiver<()>>,
-    },
+    Forward { frame: Vec<u8>, hold: Option<watch::Receiver<()>> },
     Close,
 }
 
@@ -757,9 +688,7 @@ async fn pass(holes: &mut watch::Receiver<Holes>, direction: Direction) -> io::R
 async fn read_frame(from: &mut (impl AsyncReadExt + Unpin)) -> io::Result<Vec<u8>> {
     let mut frame = vec![0; 4];
     from.read_exact(&mut frame).await?;
-    let length = Fields(&frame)
-        .int()
-        .and_then(|length| usize::try_from(length).ok());
+    let length = Fields(&frame).int().and_then(|length| usize::try_from(length).ok());
     match length {
         Some(length) if length <= LONGEST_FRAME => {
             frame.resize(4 + length, 0);
