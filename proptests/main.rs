@@ -1,1 +1,2 @@
+//! Temporary.
 fn main() {}

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::lock::Shared;
 use crate::name::Contender;
 use crate::place::{Place, Standing};
-use crate::tenure::{Loss, Tenure};
+use crate::tenure::{Changes, HoldState, Loss, Tenure};
 use crate::transaction::Transaction;
 
 /// A place in the queue with what belongs to it. It is given up when this is dropped.
@@ -119,6 +119,36 @@ macro_rules! guard {
             /// was stopped, or its runtime blocked. Once `false`, it stays so.
             pub fn is_held(&self) -> bool {
                 self.held.loss().is_none()
+            }
+
+            /// How sure it is that the lock is held: like [`is_held`](Self::is_held), and says also when the
+            /// connection is lost but the lock is not yet.
+            pub fn state(&self) -> HoldState {
+                self.held.tenure().hold_state(self.held.place().session().lease())
+            }
+
+            /// The changes of [`state`](Self::state), as they come.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use zk_rwlock::{Error, HoldState, Loss, Memory, RwLock};
+            /// # tokio_test::block_on(async {
+            /// # let zk = Memory::new();
+            /// # let lock = RwLock::new(&zk, "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
+            /// let mut changes = guard.changes();
+            /// assert_eq!(changes.next().await, Some(HoldState::Held));
+            /// zk.cut();
+            /// assert!(matches!(changes.next().await, Some(HoldState::Suspect { .. })));
+            /// zk.expire();
+            /// zk.heal();
+            /// assert!(matches!(changes.next().await, Some(HoldState::Lost { why: Loss::SessionOver(_) })));
+            /// assert_eq!(changes.next().await, None);
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub fn changes(&self) -> Changes {
+                Changes::new(Arc::clone(self.held.tenure()), Arc::clone(self.held.place().session()))
             }
 
             /// Waits until the lock is lost, and says why: at the latest when the session's lease runs out, which is

@@ -32,6 +32,7 @@ struct State {
     /// Counts how often the lease ran out, so that what was held before stays lost after a renewal.
     epoch: u64,
     over: Option<Ending>,
+    connected: bool,
 }
 
 impl Lease {
@@ -44,7 +45,7 @@ impl Lease {
 
     /// A lease on a clock of the backend's own.
     pub fn with_clock(timeout: Duration, clock: Box<dyn Fn() -> Moment + Send + Sync>) -> Lease {
-        let state = State { end: Some(Duration::ZERO), epoch: 0, over: None };
+        let state = State { end: Some(Duration::ZERO), epoch: 0, over: None, connected: true };
         Lease { timeout, clock, state: Mutex::new(state), roll: Roll::default() }
     }
 
@@ -69,6 +70,19 @@ impl Lease {
         let mut state = self.state();
         state.lapse(now);
         state.end = if steady { None } else { Some(now + self.term()) };
+        drop(state);
+        self.roll.tell_all();
+    }
+
+    /// The connection was lost or is back. This changes nothing about the lease itself: it only makes it
+    /// [suspect](crate::HoldState::Suspect).
+    pub fn connected(&self, connected: bool) {
+        self.state().connected = connected;
+        self.roll.tell_all();
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        self.state().connected
     }
 
     /// The session is over; the first reason stays.

@@ -24,7 +24,7 @@ pub use crate::lock::{AcquireRead, AcquireWrite, RwLock, RwLockBuilder};
 pub use crate::memory::Memory;
 pub use crate::name::{Contender, Mode};
 pub use crate::queue::{Blockers, Member, MemberState, Queue};
-pub use crate::tenure::Loss;
+pub use crate::tenure::{Changes, HoldState, Loss};
 pub use crate::transaction::Transaction;
 pub use crate::turn::{Turn, turn};
 pub use crate::zookeeper::{Acl, Permissions, ZooKeeper, ZooKeeperBuilder};

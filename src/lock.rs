@@ -69,6 +69,7 @@ pub(crate) struct Shared {
     pub(crate) path: Arc<str>,
     pub(crate) host: String,
     pub(crate) label: Option<String>,
+    lock_delay: Duration,
 }
 
 impl RwLock {
@@ -90,7 +91,7 @@ impl RwLock {
     /// ```
     pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: &str) -> RwLockBuilder {
         let coordinator: Arc<dyn Coordinator> = Arc::new(coordinator.clone());
-        RwLockBuilder { coordinator, path: path.to_owned(), host: None, label: None }
+        RwLockBuilder { coordinator, path: path.to_owned(), host: None, label: None, lock_delay: Duration::ZERO }
     }
 
     /// The lock's directory.
@@ -298,6 +299,7 @@ pub struct RwLockBuilder {
     path: String,
     host: Option<String>,
     label: Option<String>,
+    lock_delay: Duration,
 }
 
 impl RwLockBuilder {
@@ -312,6 +314,18 @@ impl RwLockBuilder {
     /// What every acquisition says it is doing, unless it says otherwise itself. Default: nothing.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(label.into());
+        self
+    }
+
+    /// Has whoever waited for a writer that vanished (crashed, was cut off, had its node removed) wait this long
+    /// before it takes the lock; a writer that released is followed at once. Default: zero.
+    ///
+    /// For work that cannot check a [fencing token](WriteGuard::fencing_token): it gives requests of the vanished
+    /// holder that are still under way time to arrive. A waiting writer that gives up looks like one that vanished.
+    /// Those who arrive after it has vanished do not know of it, and readers that vanish are not told from those that
+    /// release. Give everyone who uses the lock the same delay.
+    pub fn lock_delay(mut self, delay: Duration) -> Self {
+        self.lock_delay = delay;
         self
     }
 
@@ -331,6 +345,7 @@ impl RwLockBuilder {
                 path: self.path.into(),
                 host: self.host.unwrap_or_else(name::machine),
                 label: self.label,
+                lock_delay: self.lock_delay,
             }),
         })
     }
@@ -405,7 +420,9 @@ struct Acquisition {
 }
 
 /// In a mutex only so that the future which holds it can be sent between threads.
-struct OnWait(Mutex<Box<dyn FnOnce(&Blockers) + Send>>);
+struct OnWait(Mutex<Tell>);
+
+type Tell = Box<dyn FnOnce(&Blockers) + Send>;
 
 impl fmt::Debug for OnWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -549,6 +566,7 @@ impl Acquisition {
         let place = held.place();
         let session = place.session();
         let me = held.contender();
+        let mut holder_vanished = false;
         if me.sequence() < 0 || me.sequence() >= name::REFUSED_FROM {
             return Err(Error::SequenceExhausted { path: self.shared.path.to_string() });
         }
@@ -562,7 +580,15 @@ impl Acquisition {
             };
             place.remove_strays(&names);
             let nearest = match turn(me, &names) {
-                Turn::Granted => return self.grant(held, None).await,
+                Turn::Granted => {
+                    if holder_vanished && !self.shared.lock_delay.is_zero() {
+                        tokio::select! {
+                            () = session.sleep(self.shared.lock_delay) => {}
+                            loss = held.lost() => return Err(Error::Evicted(loss)),
+                        }
+                    }
+                    return self.grant(held, None).await;
+                }
                 Turn::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
                 Turn::Behind(nearest) => nearest,
             };
@@ -578,13 +604,15 @@ impl Acquisition {
             drop(names);
             *waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some((Arc::clone(session), me.clone()));
             let watched = place.child(nearest.name());
-            match self.departure(held, &watched).await? {
+            let event = self.departure(held, &watched).await?;
+            if nearest.mode() == Mode::Write {
                 // Only a writer that held says so when it goes; then nothing before us is left.
-                Some(Event::Changed) if nearest.mode() == Mode::Write => {
+                if event == Some(Event::Changed) {
                     return self.grant(held, Some(watched)).await;
                 }
-                _ => children = place.list().await,
+                holder_vanished = true;
             }
+            children = place.list().await;
         }
     }
 

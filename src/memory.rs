@@ -93,7 +93,11 @@ impl Memory {
                 if let Some(state) = world.sessions.get_mut(&session.id).filter(|state| state.is_up()) {
                     state.seen = world.zxid;
                     fired.push(state.link_changes(Link::Down));
-                    session.lease.steady(false);
+                    let lease = Arc::clone(&session.lease);
+                    fired.push(Box::new(move || {
+                        lease.steady(false);
+                        lease.connected(false);
+                    }));
                 }
             });
         }
@@ -513,8 +517,11 @@ impl World {
         if let Some(why) = state.given_up {
             return self.end(session.id, why, fired);
         }
-        session.lease.acknowledged(session.lease.now());
-        session.lease.steady(true);
+        let lease = Arc::clone(&session.lease);
+        fired.push(Box::new(move || {
+            lease.steady(true);
+            lease.connected(true);
+        }));
         let link = state.link_changes(Link::Up);
         // The server compares what it has with what the client has seen, as it does for SetWatches.
         let missed = state.watches.keys().filter_map(|path| match self.tree.get(path) {

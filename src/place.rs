@@ -287,7 +287,7 @@ impl Drop for Place {
 
 /// A node on its way out: a future of its removal. Dropping it lets the removal go on in the background.
 pub(crate) struct Leaving {
-    work: Option<Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>>,
+    work: Option<Reply<()>>,
     session: Arc<dyn Session>,
 }
 
@@ -332,11 +332,14 @@ impl std::fmt::Debug for Step {
 
 /// A holder's release: whoever watches the node sees its data change, and knows that it was held and let go.
 fn hand_off(session: &Arc<dyn Session>, path: &str) -> Reply<()> {
-    let reply = session.transact(&[
+    nothing_of(session.transact(&[
         Operation::Set { path: path.to_owned(), data: Vec::new(), version: None },
         Operation::Delete { path: path.to_owned(), version: None },
-    ]);
-    Box::pin(async move { reply.await.map(|_: Vec<Outcome>| ()) })
+    ]))
+}
+
+fn nothing_of(reply: Reply<Vec<Outcome>>) -> Reply<()> {
+    Box::pin(async move { reply.await.map(drop) })
 }
 
 /// Repeats the removal until it is certain. [`Failure::NoNode`] says that the node had gone before we asked.
@@ -406,31 +409,30 @@ async fn remove_when_created(
     }
 }
 
+#[derive(Clone, Copy)]
+enum Look {
+    AfterSync,
+    AfterWrite,
+}
+
 /// Removes every node of this owner, also one whose create took effect although its answer was lost.
 ///
 /// Looks twice: after a sync, and again after a write of ours, which the lost request cannot follow any more.
 async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: String) {
-    for look in 0..2 {
+    for look in [Look::AfterSync, Look::AfterWrite] {
         let listing = settled(&session, || {
-            let check = Operation::Check { path: directory.to_string(), version: None };
-            let synced = if look == 0 { Some(session.sync(&directory)) } else { None };
-            let written = if look == 0 { None } else { Some(session.transact(&[check])) };
+            // Whatever the answer to the check is, it was a write.
+            let check = [Operation::Check { path: directory.to_string(), version: None }];
+            let up_to_date: Reply<()> = match look {
+                Look::AfterSync => session.sync(&directory),
+                Look::AfterWrite => nothing_of(session.transact(&check)),
+            };
             let children = session.children(&directory);
             Box::pin(async move {
-                if let Some(synced) = synced {
-                    synced.await?;
+                match up_to_date.await {
+                    Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => Err(failure),
+                    _ => children.await,
                 }
-                match written {
-                    None => {}
-                    Some(written) => match written.await {
-                        Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => {
-                            return Err(failure);
-                        }
-                        // Whatever else the answer is, it was a write.
-                        _ => {}
-                    },
-                }
-                children.await
             })
         });
         let Ok(children) = listing.await.or_else(none_without_directory) else {

@@ -187,8 +187,8 @@ pub(crate) async fn blockers(
         Some(me) => turn::ahead_of(me, children),
         None => turn::ahead_of_newcomer(mode, children),
     };
-    let line = turn::line(children);
-    let first: Vec<_> = line.into_iter().filter(|(c, _)| ahead.contains(&c.name())).take(BLOCKERS_NAMED).collect();
+    let first = ahead.iter().take(BLOCKERS_NAMED).filter_map(|name| Contender::parse(name));
+    let first: Vec<_> = first.map(|contender| (contender.clone(), turn::turn(&contender, children))).collect();
     let members = match read(session, directory, &first).await {
         Ok(members) => members,
         // Their names alone still tell the mode and the host.

@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 use std::future::poll_fn;
+use std::mem::discriminant;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use tokio::sync::Notify;
@@ -35,6 +36,58 @@ pub enum Loss {
     /// Somebody wrote to a lock node, which passed for a hand-off while the holder still held.
     #[error("a stranger wrote to a lock node, which was taken for a hand-off")]
     Interfered,
+}
+
+/// How sure it is that a lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HoldState {
+    /// The lock is held.
+    Held,
+    /// The connection is lost, but nobody else can be granted the lock yet. Start nothing new.
+    Suspect {
+        /// Unless the connection comes back, the lock is lost then.
+        until: Instant,
+    },
+    /// The lock is lost, for good.
+    Lost {
+        /// Why.
+        why: Loss,
+    },
+}
+
+/// The changes of a guard's [`HoldState`]. Made by [`ReadGuard::changes`](crate::ReadGuard::changes) and
+/// [`WriteGuard::changes`](crate::WriteGuard::changes).
+#[derive(Debug)]
+pub struct Changes {
+    tenure: Arc<Tenure>,
+    session: Arc<dyn Session>,
+    last: Option<HoldState>,
+}
+
+impl Changes {
+    pub(crate) fn new(tenure: Arc<Tenure>, session: Arc<dyn Session>) -> Changes {
+        Changes { tenure, session, last: None }
+    }
+
+    /// Waits for the next state: the first call answers at once with the present one, and after
+    /// [`HoldState::Lost`] there are no more.
+    ///
+    /// States that came and went between two calls are passed over. Once the guard is released, waits until its
+    /// session is over.
+    ///
+    /// # Cancel safety
+    /// No state is lost by dropping the future.
+    pub async fn next(&mut self) -> Option<HoldState> {
+        if matches!(self.last, Some(HoldState::Lost { .. })) {
+            return None;
+        }
+        let (tenure, lease, last) = (&self.tenure, self.session.lease(), self.last);
+        let is_news = |state: &HoldState| last.is_none_or(|last| discriminant(&last) != discriminant(state));
+        let next = tenure.until(&self.session, || Some(tenure.hold_state(lease)).filter(is_news)).await;
+        self.last = Some(next);
+        self.last
+    }
 }
 
 /// One node of ours: where it is, what for, and whether it was lost.
@@ -133,15 +186,30 @@ impl Tenure {
 
     /// Waits until the node is lost, at the latest when the lease runs out.
     pub(crate) async fn lost(&self, session: &Arc<dyn Session>) -> Loss {
-        let lease = session.lease();
+        self.until(session, || self.loss(session.lease())).await
+    }
+
+    /// How sure it is that the lock is held.
+    pub(crate) fn hold_state(&self, lease: &Lease) -> HoldState {
+        match (self.loss(lease), lease.remaining()) {
+            (Some(why), _) => HoldState::Lost { why },
+            (None, Some(left)) if !lease.is_connected() => {
+                Instant::now().checked_add(left).map_or(HoldState::Held, |until| HoldState::Suspect { until })
+            }
+            _ => HoldState::Held,
+        }
+    }
+
+    /// Waits until `look` finds something; looks again after every change, and when the lease would run out.
+    async fn until<T>(&self, session: &Arc<dyn Session>, mut look: impl FnMut() -> Option<T>) -> T {
         loop {
-            // Registered before looking, so that a loss in between is not missed.
+            // Registered before looking, so that a change in between is not missed.
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            if let Some(loss) = self.loss(lease) {
-                return loss;
+            if let Some(found) = look() {
+                return found;
             }
-            match lease.remaining() {
+            match session.lease().remaining() {
                 Some(left) if self.is_holding() && left < Duration::MAX => {
                     tokio::select! {
                         () = changed => {}
@@ -268,15 +336,18 @@ impl Roll {
     }
 
     pub(crate) fn session_is_over(&self) {
-        let mut members = self.members();
-        members.over = true;
-        let all: Vec<_> = members.all.values().cloned().collect();
-        drop(members);
+        self.members().over = true;
+        self.tell_all();
+        self.occupied.notify_one();
+        self.unwatched.notify_one();
+    }
+
+    /// Has everyone who waits for a loss look again.
+    pub(crate) fn tell_all(&self) {
+        let all: Vec<_> = self.members().all.values().cloned().collect();
         for tenure in all {
             tenure.changed.notify_waiters();
         }
-        self.occupied.notify_one();
-        self.unwatched.notify_one();
     }
 
     /// The nodes for a heartbeat to check: all that hold, or else one that waits.

@@ -119,7 +119,9 @@ mod tests {
     /// `R` and `W` make a queue numbered from 0, shown to `turn` last name first.
     fn queue(modes: &str) -> Vec<String> {
         let name_of = |(i, mode)| format!("h~{i}-{}-{i:010}", if mode == 'R' { "READ" } else { "WRITE" });
-        modes.chars().enumerate().map(name_of).rev().collect()
+        let mut names: Vec<String> = modes.chars().enumerate().map(name_of).collect();
+        names.reverse();
+        names
     }
 
     /// What each sees: `!` granted, a digit for whom it is behind, `x` evicted.

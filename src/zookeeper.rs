@@ -677,8 +677,9 @@ async fn follow_state(
             zk::SessionState::Expired => Link::Over(Ending::Expired),
             zk::SessionState::Closed => Link::Over(Ending::Closed),
         };
-        if let Link::Over(why) = now {
-            lease.end(why);
+        match now {
+            Link::Over(why) => lease.end(why),
+            now => lease.connected(now == Link::Up),
         }
         link.send_if_modified(|link| {
             let changes = *link != now && !matches!(link, Link::Over(_));
