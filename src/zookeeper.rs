@@ -190,11 +190,11 @@ impl ZooKeeperBuilder {
             opening: tokio::sync::Mutex::new(()),
             closed: AtomicBool::new(false),
         };
-        let session = ensemble.open().await.map_err(|failure| match failure {
+        let opened = ensemble.open(0).await;
+        opened.map_err(|failure| match failure {
             Failure::Refused(problem) => Error::invalid(format!("servers {servers:?}: {problem}")),
             failure => Error::from_failure(failure, "connect to", servers),
         })?;
-        ensemble.sessions().push(session);
         Ok(ZooKeeper { ensemble: Arc::new(ensemble) })
     }
 }
@@ -270,17 +270,19 @@ impl Coordinator for ZooKeeper {
             if self.ensemble.closed.load(Ordering::Acquire) {
                 return Err(Failure::Over(Ending::Closed));
             }
-            if let Some(session) = self.ensemble.with_room(watched_bytes) {
-                // One that ends while we wait is not chosen again.
-                if session.connected().await.is_ok() {
-                    return Ok(session.berth(watched_bytes));
+            let berth = match self.ensemble.berth(watched_bytes) {
+                Some(berth) => berth,
+                None => {
+                    let _opening = self.ensemble.opening.lock().await;
+                    match self.ensemble.berth(watched_bytes) {
+                        Some(berth) => berth,
+                        None => self.ensemble.open(watched_bytes).await?,
+                    }
                 }
-                continue;
-            }
-            let _opening = self.ensemble.opening.lock().await;
-            if self.ensemble.with_room(watched_bytes).is_none() {
-                let session = self.ensemble.open().await?;
-                self.ensemble.sessions().push(session);
+            };
+            // One that ends while we wait is not chosen again.
+            if berth.session().connected().await.is_ok() {
+                return Ok(berth);
             }
         }
     }
@@ -317,31 +319,24 @@ impl Ensemble {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A session that lives and has room. Forgets those that are over, and further ones that nobody uses.
-    fn with_room(&self, watched_bytes: usize) -> Option<Arc<ZooKeeperSession>> {
+    /// A berth on the first session that lives and has room. Forgets those that are over, and further ones that
+    /// nobody uses.
+    fn berth(&self, watched_bytes: usize) -> Option<Berth> {
         let mut sessions = self.sessions();
-        let mut first = true;
-        let in_use = |session: &Arc<ZooKeeperSession>| session.watched_bytes.load(Ordering::Acquire) > 0;
-        let keep = |session: &mut Arc<ZooKeeperSession>| {
-            let keep = session.lease.over().is_none() && (first || in_use(session));
-            first &= !keep;
-            keep
-        };
-        let gone: Vec<_> = {
-            let mut keep = keep;
-            sessions.extract_if(.., |session| !keep(session)).collect()
-        };
-        let fits = |session: &&Arc<ZooKeeperSession>| {
-            session.watched_bytes.load(Ordering::Acquire) + watched_bytes <= WATCHED_BYTES_MAX
-        };
-        let found = sessions.iter().find(fits).cloned();
+        let (alive, over) =
+            std::mem::take(&mut *sessions).into_iter().partition(|session| session.lease.over().is_none());
+        *sessions = alive;
+        let berth = sessions.iter().find_map(|session| session.berth(watched_bytes));
+        let mut idle = if sessions.len() > 1 { sessions.split_off(1) } else { Vec::new() };
+        sessions.extend(idle.extract_if(.., |session| session.watched_bytes.load(Ordering::Acquire) > 0));
         drop(sessions);
-        // Closing one may wait for the server a little.
-        drop(gone);
-        found
+        // Closing one may wait a little for the server to hear of it.
+        drop((over as Vec<Arc<ZooKeeperSession>>, idle));
+        berth
     }
 
-    async fn open(&self) -> Result<Arc<ZooKeeperSession>, Failure> {
+    /// A berth on a fresh session.
+    async fn open(&self, watched_bytes: usize) -> Result<Berth, Failure> {
         let options = &self.options;
         let mut connector = zk::Client::connector().with_session_timeout(options.session_timeout);
         if let Some(Digest(identity)) = &options.digest {
@@ -368,7 +363,10 @@ impl Ensemble {
         });
         let session = ZooKeeperSession::new(client, &self.keeper, options.session_timeout, acl);
         session.make_root().await?;
-        Ok(session)
+        let no_room = || Failure::Refused(format!("{watched_bytes} bytes of watched paths are too many for a session"));
+        let berth = session.berth(watched_bytes).ok_or_else(no_room)?;
+        self.sessions().push(session);
+        Ok(berth)
     }
 }
 
@@ -429,13 +427,16 @@ impl ZooKeeperSession {
         session
     }
 
-    fn berth(self: Arc<Self>, watched_bytes: usize) -> Berth {
+    /// A berth, if there is room.
+    fn berth(self: &Arc<Self>, watched_bytes: usize) -> Option<Berth> {
         let reserved = Arc::clone(&self.watched_bytes);
-        reserved.fetch_add(watched_bytes, Ordering::AcqRel);
+        let fits = |used: usize| used.checked_add(watched_bytes).filter(|total| *total <= WATCHED_BYTES_MAX);
+        reserved.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits).ok()?;
         let give_back = move || {
             reserved.fetch_sub(watched_bytes, Ordering::AcqRel);
         };
-        Berth::with_reservation(self, Reservation::new(give_back))
+        let session: Arc<dyn Session> = self.clone();
+        Some(Berth::with_reservation(session, Reservation::new(give_back)))
     }
 
     /// Makes the path that the connect string ends with.
