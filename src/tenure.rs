@@ -351,7 +351,7 @@ impl Roll {
     }
 
     /// The nodes for a heartbeat to check: all that hold, or else one that waits.
-    fn to_check(&self) -> Vec<(Arc<Tenure>, String)> {
+    pub(crate) fn to_check(&self) -> Vec<(Arc<Tenure>, String)> {
         let members = self.members();
         let standing = || members.all.values().filter(|tenure| tenure.is_standing_at(&tenure.path()));
         let holding = standing().filter(|tenure| tenure.is_holding());

@@ -9,6 +9,8 @@
 //! - A one-shot watcher panics when its session's task is gone ([`Watched`]); persistent ones are lost on a reconnect
 //!   and are not used. Watches are armed with `getData`: `exists` would leave one on a node that never returns.
 //! - After `Expired` a client is dead for good: the next berth is on a fresh one.
+//! - Its session id may change silently on a reconnect (ClickHouse Keeper does that): who owns our nodes is looked
+//!   up after each one, and until then no answer renews the lease ([`confirm_identity`]).
 //! - It says `Expired` only at 1.4 session timeouts: the [`Lease`] is what tells that a lock is lost.
 
 use std::fmt;
@@ -16,7 +18,7 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -382,6 +384,8 @@ struct ZooKeeperSession {
     finished: Arc<Finished>,
     keeper: Arc<Keeper>,
     watched_bytes: Arc<AtomicUsize>,
+    /// Whether the server has shown, since the last reconnect, that this is still the session that owns our nodes.
+    identified: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -405,12 +409,7 @@ impl ZooKeeperSession {
         let lease = Arc::new(Lease::new(timeout));
         let finished = Arc::new(Finished::default());
         let (link, _) = watch::channel(Link::Up);
-        let follow = follow_state(client.state_watcher(), link.clone(), Arc::clone(&lease), Arc::clone(&finished));
-        let tenant = keeper.tenant();
-        keeper.handle().spawn(async move {
-            follow.await;
-            drop(tenant);
-        });
+        let states = client.state_watcher();
         let session = Arc::new(ZooKeeperSession {
             id: client.session_id().0,
             timeout,
@@ -421,6 +420,14 @@ impl ZooKeeperSession {
             finished,
             keeper: Arc::clone(keeper),
             watched_bytes: Arc::default(),
+            identified: Arc::new(AtomicBool::new(true)),
+        });
+        let (lease, link, finished) = (Arc::clone(&session.lease), session.link.clone(), Arc::clone(&session.finished));
+        let follow = follow_state(states, Arc::downgrade(&session), lease, link, finished);
+        let tenant = keeper.tenant();
+        keeper.handle().spawn(async move {
+            follow.await;
+            drop(tenant);
         });
         let shared: Arc<dyn Session> = session.clone();
         keeper.handle().spawn(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
@@ -480,13 +487,13 @@ impl ZooKeeperSession {
         T: Send + 'static,
         F: Future<Output = Result<T, Failure>> + Send + 'static,
     {
-        let lease = Arc::clone(&self.lease);
+        let (lease, identified) = (Arc::clone(&self.lease), Arc::clone(&self.identified));
         let sent = lease.now();
         self.read(move |client| {
             let answer = send(client);
             async move {
                 let answer = answer.await;
-                if is_from_quorum(&answer) {
+                if is_from_quorum(&answer) && identified.load(Ordering::Acquire) {
                     lease.acknowledged(sent);
                 }
                 answer
@@ -553,7 +560,7 @@ impl Session for ZooKeeperSession {
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
         let (path, data, acl) = (path.to_owned(), data.to_vec(), self.acl.clone());
-        let (id, lease) = (self.id, Arc::clone(&self.lease));
+        let (id, lease, identified) = (self.id, Arc::clone(&self.lease), Arc::clone(&self.identified));
         self.write(move |client| async move {
             let options = mode(kind).with_acls(zk::Acls::new(&acl.entries));
             let (stat, sequence) = client.create(&path, &data, &options).await.map_err(failure)?;
@@ -561,6 +568,9 @@ impl Session for ZooKeeperSession {
                 // Some servers answer a reconnect with another session, and the client does not say so.
                 lease.end(Ending::Replaced);
                 return Err(Failure::Over(Ending::Replaced));
+            }
+            if stat.ephemeral_owner == id {
+                identified.store(true, Ordering::Release);
             }
             let path = if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path };
             Ok(Created { path, czxid: stat.czxid, ephemeral_owner: stat.ephemeral_owner })
@@ -664,8 +674,9 @@ impl Drop for ZooKeeperSession {
 /// Tells the session's state to those who wait for it, until the session is over.
 async fn follow_state(
     mut states: zk::StateWatcher,
-    link: watch::Sender<Link>,
+    session: Weak<ZooKeeperSession>,
     lease: Arc<Lease>,
+    link: watch::Sender<Link>,
     finished: Arc<Finished>,
 ) {
     let mut state = states.peek_state();
@@ -678,9 +689,16 @@ async fn follow_state(
             zk::SessionState::Expired => Link::Over(Ending::Expired),
             zk::SessionState::Closed => Link::Over(Ending::Closed),
         };
-        match now {
-            Link::Over(why) => lease.end(why),
-            now => lease.connected(now == Link::Up),
+        if let Link::Over(ending) = now {
+            lease.end(ending);
+        }
+        let was = *link.borrow();
+        if let Some(session) = session.upgrade().filter(|_| was != now && !matches!(now, Link::Over(_))) {
+            session.identified.store(false, Ordering::Release);
+            session.lease.connected(now == Link::Up);
+            if now == Link::Up {
+                session.spawn(Box::pin(confirm_identity(Arc::downgrade(&session))));
+            }
         }
         link.send_if_modified(|link| {
             let changes = *link != now && !matches!(link, Link::Over(_));
@@ -696,6 +714,29 @@ async fn follow_state(
     }
     *finished.yes.lock().unwrap_or_else(PoisonError::into_inner) = true;
     finished.changed.notify_all();
+}
+
+/// After a reconnect: makes sure that the session the server took us for is the one that owns our nodes.
+async fn confirm_identity(session: Weak<ZooKeeperSession>) {
+    loop {
+        let Some(session) = session.upgrade() else { return };
+        // With nothing kept there is nothing to lose, and the next create will tell.
+        let Some((_, path)) = session.lease.roll().to_check().into_iter().next() else { return };
+        let node = path.clone();
+        let owned = session.read(move |client| async move { client.list_ephemerals(&node).await.map_err(failure) });
+        match owned.await {
+            Ok(owned) if owned.contains(&path) => return session.identified.store(true, Ordering::Release),
+            Ok(_) => match session.data(&path).await {
+                Ok((_, stat)) if stat.ephemeral_owner == session.id => return session.ended(Ending::Replaced),
+                // It is gone, which its watch will tell; ask about another one.
+                _ => session.sleep(session.timeout / 20).await,
+            },
+            // Before 3.6 there is no such request; those servers do not change sessions either.
+            Err(Failure::Refused(_)) => return session.identified.store(true, Ordering::Release),
+            Err(Failure::Unknown(_)) if session.connected().await.is_ok() => {}
+            Err(_) => return,
+        }
+    }
 }
 
 /// A one-shot watcher, which panics when its session's task is gone: for us the session is over then.

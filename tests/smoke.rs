@@ -123,3 +123,39 @@ async fn many() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     println!("watches {}", server.watches());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blip() {
+    use zk_rwlock::HoldState;
+    let server = support::server::Server::start();
+    let proxy = support::wire::Proxy::start(server.address());
+    let zk = ZooKeeper::builder().session_timeout(Duration::from_secs(3)).connect(&proxy.address()).await.unwrap();
+    let other = ZooKeeper::builder().session_timeout(Duration::from_secs(3)).connect(&server.address()).await.unwrap();
+    let lock = RwLock::new(&zk, "/locks/blip").unwrap();
+    let g = lock.write().await.unwrap();
+    let waiter = tokio::spawn({ let l = lock.clone(); async move { l.read().await } });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let mut ch = g.changes();
+    let log = tokio::spawn(async move { let t = Instant::now(); while let Some(s) = ch.next().await { println!("{:?} {s:?}", t.elapsed()); } });
+    proxy.disconnect();
+    tokio::time::sleep(Duration::from_millis(1000)).await;
+    assert_eq!(g.state(), HoldState::Held);
+    for _ in 0..20 { tokio::time::sleep(Duration::from_millis(200)).await; assert!(g.is_held()); }
+    println!("still held after blip; requests {:?}", proxy.requests().iter().rev().take(6).collect::<Vec<_>>());
+    proxy.black_hole();
+    let t = Instant::now();
+    let ol = RwLock::new(&other, "/locks/blip").unwrap();
+    let next = tokio::spawn(async move { let g = ol.write().await.unwrap(); (Instant::now(), g) });
+    let why = g.lost().await;
+    println!("lost after {:?}: {why}", t.elapsed());
+    let (at, g2) = next.await.unwrap();
+    println!("next granted after {:?}", at - t);
+    proxy.heal();
+    println!("waiter: {:?}", waiter.await.unwrap().map(|_| ()));
+    println!("release: {:?}", g.release().await);
+    let again = lock.read().timeout(Duration::from_millis(300)).await.unwrap_err();
+    println!("{again}");
+    g2.release().await.unwrap();
+    let _g = lock.read().await.unwrap();
+    log.await.unwrap();
+}
