@@ -133,19 +133,33 @@ async fn blip() {
     let other = ZooKeeper::builder().session_timeout(Duration::from_secs(3)).connect(&server.address()).await.unwrap();
     let lock = RwLock::new(&zk, "/locks/blip").unwrap();
     let g = lock.write().await.unwrap();
-    let waiter = tokio::spawn({ let l = lock.clone(); async move { l.read().await } });
+    let waiter = tokio::spawn({
+        let l = lock.clone();
+        async move { l.read().await }
+    });
     tokio::time::sleep(Duration::from_millis(100)).await;
     let mut ch = g.changes();
-    let log = tokio::spawn(async move { let t = Instant::now(); while let Some(s) = ch.next().await { println!("{:?} {s:?}", t.elapsed()); } });
+    let log = tokio::spawn(async move {
+        let t = Instant::now();
+        while let Some(s) = ch.next().await {
+            println!("{:?} {s:?}", t.elapsed());
+        }
+    });
     proxy.disconnect();
     tokio::time::sleep(Duration::from_millis(1000)).await;
     assert_eq!(g.state(), HoldState::Held);
-    for _ in 0..20 { tokio::time::sleep(Duration::from_millis(200)).await; assert!(g.is_held()); }
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(g.is_held());
+    }
     println!("still held after blip; requests {:?}", proxy.requests().iter().rev().take(6).collect::<Vec<_>>());
     proxy.black_hole();
     let t = Instant::now();
     let ol = RwLock::new(&other, "/locks/blip").unwrap();
-    let next = tokio::spawn(async move { let g = ol.write().await.unwrap(); (Instant::now(), g) });
+    let next = tokio::spawn(async move {
+        let g = ol.write().await.unwrap();
+        (Instant::now(), g)
+    });
     let why = g.lost().await;
     println!("lost after {:?}: {why}", t.elapsed());
     let (at, g2) = next.await.unwrap();

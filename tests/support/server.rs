@@ -72,8 +72,19 @@ impl Server {
     /// A line overrides the default line of the same key; an option stands after the default ones
     /// and so overrides them.
     pub fn start_with(extra_cfg_lines: &[&str], java_opts: &[&str]) -> Self {
-        let java_opts: Vec<String> = java_opts.iter().map(ToString::to_string).collect();
+        Self::start_home(Home::new(), extra_cfg_lines, java_opts)
+    }
+
+    /// Starts one member of an ensemble; returns once the ensemble has a leader.
+    pub(super) fn start_member(id: usize, extra_cfg_lines: &[&str]) -> Self {
         let home = Home::new();
+        fs::create_dir(home.data()).expect("the server's directory is writable");
+        fs::write(home.data().join("myid"), id.to_string()).expect("the server's directory is writable");
+        Self::start_home(home, extra_cfg_lines, &[])
+    }
+
+    fn start_home(home: Home, extra_cfg_lines: &[&str], java_opts: &[&str]) -> Self {
+        let java_opts: Vec<String> = java_opts.iter().map(ToString::to_string).collect();
         let mut failure = String::new();
         for _ in 0..PORTS_TO_TRY {
             // Another process may take the port before Java does, hence the loop.
@@ -381,7 +392,7 @@ fn classpath() -> String {
     jars.join(":")
 }
 
-fn free_port() -> u16 {
+pub(super) fn free_port() -> u16 {
     let listener = TcpListener::bind(socket_address(0)).expect("loopback has a free port");
     listener.local_addr().expect("a bound listener has an address").port()
 }

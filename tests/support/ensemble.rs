@@ -1,0 +1,149 @@
+//! Three real servers in one ensemble, each reached by the others through links that can be cut.
+//!
+//! It knows nothing of locks, nor of any client library.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::server::{Server, free_port};
+
+const SIZE: usize = 3;
+const LEADER_LISTENS_WITHIN: Duration = Duration::from_secs(3);
+const ELECTION_LIMIT: Duration = Duration::from_secs(30);
+
+/// Three servers, numbered from 0.
+#[derive(Debug)]
+pub struct Ensemble {
+    servers: Vec<Server>,
+    /// `links[a][b]` carries what server `a` says to server `b` as its follower, and the answers.
+    links: Vec<Vec<Link>>,
+}
+
+impl Ensemble {
+    /// Starts three servers that give a follower without a leader up only after 5 s (a tick of 500 ms, a sync limit
+    /// of 10): longer than a short session lives, as the defaults of ZooKeeper allow too.
+    pub fn start() -> Self {
+        let ports: Vec<_> = (0..SIZE).map(|_| (free_port(), free_port())).collect();
+        let link = |(quorum, _): &(u16, u16)| Link::start(*quorum);
+        let links: Vec<Vec<_>> = (0..SIZE).map(|_| ports.iter().map(link).collect()).collect();
+        let member = |me: usize| {
+            let mut lines = vec!["tickTime=500".to_owned(), "initLimit=20".to_owned(), "syncLimit=10".to_owned()];
+            for (other, (quorum, election)) in ports.iter().enumerate() {
+                // A server listens on its own port, and reaches the others through its links.
+                let quorum = if other == me { *quorum } else { links[me][other].port };
+                lines.push(format!("server.{}=127.0.0.1:{quorum}:{election}", other + 1));
+            }
+            let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+            Server::start_member(me + 1, &lines)
+        };
+        // None of them serves before two are there.
+        let servers = thread::scope(|scope| {
+            let starting: Vec<_> = (0..SIZE).map(|me| scope.spawn(move || member(me))).collect();
+            starting.into_iter().map(|server| server.join().expect("a member starts")).collect()
+        });
+        Self { servers, links }
+    }
+
+    pub fn server(&self, number: usize) -> &Server {
+        &self.servers[number]
+    }
+
+    /// All addresses, as a connect string.
+    pub fn addresses(&self) -> String {
+        self.servers.iter().map(Server::address).collect::<Vec<_>>().join(",")
+    }
+
+    /// The number of the server that leads now.
+    pub fn leader(&self) -> usize {
+        let deadline = Instant::now() + ELECTION_LIMIT;
+        loop {
+            let leads = |server: &Server| server.four_letter("srvr").contains("Mode: leader");
+            if let Some(leader) = self.servers.iter().position(leads) {
+                return leader;
+            }
+            assert!(Instant::now() < deadline, "the ensemble elected no leader");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The numbers of the servers that follow now.
+    pub fn followers(&self) -> Vec<usize> {
+        let leader = self.leader();
+        (0..SIZE).filter(|number| *number != leader).collect()
+    }
+
+    /// Nothing passes between a follower and the leader any more; their connection stays open, and clients still
+    /// reach both.
+    pub fn cut_from_leader(&self, follower: usize) {
+        self.links[follower][self.leader()].silent.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A forwarder to one port, which can fall silent. What it is given then is lost with its connection.
+#[derive(Debug)]
+struct Link {
+    port: u16,
+    silent: Arc<AtomicBool>,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Link {
+    fn start(target: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+        let port = listener.local_addr().expect("a bound listener has an address").port();
+        let (silent, open) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let link = Self { port, silent: Arc::clone(&silent), open: Arc::clone(&open) };
+        // Ends with the process: a listener cannot be interrupted, and does no harm.
+        thread::spawn(move || {
+            for near in listener.incoming().flatten() {
+                let (silent, open) = (Arc::clone(&silent), Arc::clone(&open));
+                thread::spawn(move || carry(near, target, &silent, &open));
+            }
+        });
+        link
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        for stream in self.open.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn carry(near: TcpStream, target: u16, silent: &Arc<AtomicBool>, open: &Mutex<Vec<TcpStream>>) {
+    // A new leader listens a moment after its followers call. They would try a refused call again, but take one
+    // that is accepted and then closed for the leader's death, and elect another.
+    let patience = Instant::now() + LEADER_LISTENS_WITHIN;
+    let far = loop {
+        match TcpStream::connect(("127.0.0.1", target)) {
+            Ok(far) => break far,
+            Err(_) if Instant::now() < patience => thread::sleep(Duration::from_millis(10)),
+            Err(_) => return,
+        }
+    };
+    for (from, to) in [(&near, &far), (&far, &near)] {
+        let (Ok(from), Ok(to)) = (from.try_clone(), to.try_clone()) else { return };
+        let silent = Arc::clone(silent);
+        thread::spawn(move || forward(from, to, &silent));
+    }
+    open.lock().unwrap_or_else(PoisonError::into_inner).extend([near, far]);
+}
+
+fn forward(mut from: TcpStream, mut to: TcpStream, silent: &AtomicBool) {
+    let mut buffer = [0; 16 * 1024];
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        while silent.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        if to.write_all(&buffer[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
