@@ -168,7 +168,7 @@ async fn a_change_of_leader_inside_the_lease_loses_nothing() {
             thread::sleep(Duration::from_millis(1));
         }
     });
-    tokio::task::spawn_blocking(move || {
+    let _ensemble = tokio::task::spawn_blocking(move || {
         ensemble.server(ensemble.leader()).restart();
         watching.join().expect("the lock stays held");
         ensemble
