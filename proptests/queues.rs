@@ -1,0 +1,184 @@
+//! P1 to P6: what holds for the turns of every queue, sampled for large ones and exhaustively for up to six.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use zk_rwlock::{Contender, Mode, Turn, turn};
+
+fn contender(position: usize, mode: Mode) -> Contender {
+    let name = format!("h~{position}-{mode}-{position:010}");
+    Contender::parse(&name).expect("a well-formed name")
+}
+
+fn queue(modes: &[Mode]) -> Vec<Contender> {
+    modes.iter().enumerate().map(|(position, mode)| contender(position, *mode)).collect()
+}
+
+fn names(queue: &[Contender]) -> Vec<&str> {
+    queue.iter().map(Contender::name).collect()
+}
+
+fn turns(queue: &[Contender]) -> Vec<Turn> {
+    let names = names(queue);
+    queue.iter().map(|me| turn(me, &names)).collect()
+}
+
+/// P1 exclusion, P2 progress and P3 no cycle, and that nobody overtakes.
+fn check_turns(queue: &[Contender]) {
+    let turns = turns(queue);
+    let granted: Vec<_> = queue.iter().zip(&turns).filter(|(_, turn)| **turn == Turn::Granted).collect();
+    let writers = granted.iter().filter(|(contender, _)| contender.mode() == Mode::Write).count();
+    assert!(writers == 0 || granted.len() == 1, "P1: a writer holds beside another: {queue:?}");
+    assert_eq!(granted.is_empty(), queue.is_empty(), "P2: nobody is granted: {queue:?}");
+    for (me, turn) in queue.iter().zip(&turns) {
+        let mut excluding = queue.iter().filter(|p| p.sequence() < me.sequence() && p.mode().excludes(me.mode()));
+        match turn {
+            Turn::Granted => assert_eq!(excluding.next(), None, "{me} overtakes: {queue:?}"),
+            Turn::Behind(p) => {
+                let nearest = excluding.max_by_key(|p| p.sequence());
+                assert_eq!(Some(p), nearest, "P3: {me} is not behind the nearest that excludes it: {queue:?}");
+            }
+            Turn::Evicted => panic!("{me} is in the queue: {queue:?}"),
+        }
+    }
+}
+
+/// P4 no herd, and no lost wake-up: whoever's turn changes by a departure was watching the one that left.
+fn check_departure(queue: &[Contender], leaver: usize) {
+    let before: HashMap<&str, Turn> = names(queue).into_iter().zip(turns(queue)).collect();
+    let mut rest = queue.to_vec();
+    let gone = rest.remove(leaver);
+    let watches = |name: &str| matches!(&before[name], Turn::Behind(watched) if *watched == gone);
+    let woken: Vec<_> = rest.iter().filter(|contender| watches(contender.name())).collect();
+    let writers = woken.iter().filter(|contender| contender.mode() == Mode::Write).count();
+    assert!(writers <= 1, "P4: {gone} wakes {woken:?}");
+    for reader in woken.iter().filter(|contender| contender.mode() == Mode::Read) {
+        let between = |c: &&Contender| {
+            c.mode() == Mode::Write && c.sequence() > gone.sequence() && c.sequence() < reader.sequence()
+        };
+        assert_eq!(rest.iter().find(between), None, "P4: {gone} wakes {reader}, which another writer still blocks");
+    }
+    for (contender, now) in rest.iter().zip(turns(&rest)) {
+        let changed = before[contender.name()] != now;
+        assert!(!changed || watches(contender.name()), "{contender} was not told that {gone} left");
+        assert!(now != Turn::Granted || !changed || watches(contender.name()), "a wake-up was lost");
+    }
+}
+
+/// P5: listing order and foreign names never change the answer.
+fn check_indifference(queue: &[Contender], listing: &[&str]) {
+    let straight = turns(queue);
+    for (me, expected) in queue.iter().zip(straight) {
+        assert_eq!(turn(me, listing), expected, "P5: {me} in {listing:?}");
+    }
+}
+
+/// P6: ties and negative numbers grant nobody, and those after them wait.
+fn check_doubt(modes: &[Mode], sequences: &[i64]) {
+    let name = |(i, (mode, sequence)): (usize, (&Mode, &i64))| format!("h~{i}-{mode}-{sequence:010}");
+    let names: Vec<String> = modes.iter().zip(sequences).enumerate().map(name).collect();
+    let members: Vec<_> = names.iter().filter_map(|name| Contender::parse(name)).collect();
+    assert_eq!(members.len(), names.len());
+    let mut granted: Vec<&Contender> = Vec::new();
+    for me in &members {
+        let doubtful = me.sequence() < 0 || members.iter().filter(|c| c.sequence() == me.sequence()).count() > 1;
+        match turn(me, &names) {
+            Turn::Granted => {
+                assert!(!doubtful, "P6: {me} is granted in {names:?}");
+                granted.push(me);
+            }
+            Turn::Evicted => assert!(doubtful, "P6: {me} is evicted from {names:?}"),
+            Turn::Behind(_) => assert!(!doubtful),
+        }
+    }
+    let writers = granted.iter().filter(|contender| contender.mode() == Mode::Write).count();
+    assert!(writers == 0 || granted.len() == 1, "P6: {granted:?} hold together in {names:?}");
+}
+
+fn mode_vectors(size: usize) -> impl Iterator<Item = Vec<Mode>> {
+    let mode = |bits: u32, i: usize| if bits >> i & 1 == 0 { Mode::Read } else { Mode::Write };
+    (0..1_u32 << size).map(move |bits| (0..size).map(|i| mode(bits, i)).collect())
+}
+
+/// Calls `visit` with every order of `items` (Heap's algorithm).
+fn permutations<T>(items: &mut [T], size: usize, visit: &mut impl FnMut(&[T])) {
+    if size <= 1 {
+        return visit(items);
+    }
+    for i in 0..size {
+        permutations(items, size - 1, visit);
+        items.swap(if size % 2 == 0 { i } else { 0 }, size - 1);
+    }
+}
+
+/// Every vector of up to six numbers out of few enough that ties and negatives are met in every position.
+fn number_vectors(size: usize) -> impl Iterator<Item = Vec<i64>> {
+    const NUMBERS: [i64; 3] = [-1, 3, 4];
+    let digit = |n: usize, i: u32| NUMBERS[n / NUMBERS.len().pow(i) % NUMBERS.len()];
+    let size = u32::try_from(size).expect("a small size");
+    (0..NUMBERS.len().pow(size)).map(move |n| (0..size).map(|i| digit(n, i)).collect())
+}
+
+#[test]
+fn every_queue_of_up_to_six_has_its_turns() {
+    for modes in (0..=6).flat_map(mode_vectors) {
+        check_turns(&queue(&modes));
+    }
+}
+
+#[test]
+fn every_departure_from_every_queue_of_up_to_six_wakes_those_it_must_and_no_herd() {
+    for modes in (1..=6).flat_map(mode_vectors) {
+        (0..modes.len()).for_each(|leaver| check_departure(&queue(&modes), leaver));
+    }
+}
+
+#[test]
+fn every_order_of_every_listing_of_up_to_six_gives_the_same_turns() {
+    for modes in (0..=6).flat_map(mode_vectors) {
+        let queue = queue(&modes);
+        let mut listing = names(&queue);
+        let size = listing.len();
+        permutations(&mut listing, size, &mut |listing| check_indifference(&queue, listing));
+    }
+}
+
+#[test]
+fn every_tie_and_negative_number_among_up_to_six_grants_nobody() {
+    for modes in (0..=6).flat_map(mode_vectors) {
+        number_vectors(modes.len()).for_each(|numbers| check_doubt(&modes, &numbers));
+    }
+}
+
+fn modes() -> impl Strategy<Value = Vec<Mode>> {
+    prop::collection::vec(prop_oneof![Just(Mode::Read), Just(Mode::Write)], 1..60)
+}
+
+proptest! {
+    #[test]
+    fn large_queues_have_their_turns(modes in modes(), leaver in any::<prop::sample::Index>()) {
+        check_turns(&queue(&modes));
+        check_departure(&queue(&modes), leaver.index(modes.len()));
+    }
+
+    #[test]
+    fn order_and_foreign_names_change_nothing(
+        modes in modes(),
+        foreign in prop::collection::vec("[a-z]{1,5}(-READ-[0-9]{1,9})?", 0..10),
+        seed in any::<u64>(),
+    ) {
+        let queue = queue(&modes);
+        let mut listing = names(&queue);
+        listing.extend(foreign.iter().map(String::as_str));
+        listing.sort_by_key(|name| name.bytes().fold(seed, |hash, byte| hash.rotate_left(7) ^ u64::from(byte)));
+        check_indifference(&queue, &listing);
+    }
+
+    #[test]
+    fn doubt_fails_closed_in_large_queues(
+        members in prop::collection::vec((prop_oneof![Just(Mode::Read), Just(Mode::Write)], -2_i64..12), 0..30),
+    ) {
+        let (modes, sequences): (Vec<_>, Vec<_>) = members.into_iter().unzip();
+        check_doubt(&modes, &sequences);
+    }
+}
