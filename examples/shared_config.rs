@@ -18,12 +18,18 @@ use std::time::Duration;
 use common::Client;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use zk_rwlock::RwLock;
 use zk_rwlock::coordinator::{Coordinator, Failure};
-use zk_rwlock::{Error, RwLock};
 
 const ENDPOINT: &str = "/zk-rwlock-examples/shared_config/endpoint";
 const PASSWORD: &str = "/zk-rwlock-examples/shared_config/password";
 const LOCK: &str = "/zk-rwlock-examples/shared_config/lock";
+
+/// How often a process reads the configuration before it changes it.
+const READS: u32 = 5;
+
+/// How long to wait for the lock before something must be wrong.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A configuration of two znodes that must match, read and changed by several processes at once
 #[derive(Clone, clap::Parser)]
@@ -73,57 +79,70 @@ async fn process(number: u32, arguments: &Arguments) -> common::Result<()> {
     let name = format!("process {number}");
     let zk = arguments.backend.connect().await?;
     let lock = RwLock::builder(&zk, LOCK).label(&name).build()?;
-    let mut reads = 0;
     for _ in 0..arguments.changes {
-        for _ in 0..5 {
+        for _ in 0..READS {
             if arguments.without_lock {
-                read(&zk).await?.check()?;
+                read(&zk).await?;
             } else {
-                let guard = lock.read().timeout(Duration::from_secs(10)).await?;
-                // What was read is worth nothing if the lock was lost meanwhile: `run` tells.
-                guard.run(read(&zk)).await??.check()?;
+                let guard = lock.read().timeout(PATIENCE).await?;
+                guard.run(read(&zk)).await??; // an error also if the lock was lost while we read
                 guard.release().await?;
             }
-            reads += 1;
         }
         publish(&zk, &lock, &name).await?;
     }
-    println!("{name}: {reads} reads, {} changes, every read found a pair", arguments.changes);
+    println!("{name}: read the configuration {} times, and always found a pair", READS * arguments.changes);
     zk.close().await;
     Ok(())
 }
 
-/// Changes both nodes to the next version at once, and reads what was published before anybody can change it again.
+/// Changes both nodes at once, and reads what was published before anybody can change it again.
 async fn publish(zk: &Client, lock: &RwLock, name: &str) -> common::Result<()> {
-    let guard = lock.write().timeout(Duration::from_secs(10)).await?;
-    let old = read(zk).await?;
-    let new = Config::version(old.number()? + 1);
+    let guard = lock.write().timeout(PATIENCE).await?;
     let change = guard.transaction();
-    let change = if old.is_missing() {
-        change.create(ENDPOINT, new.endpoint).create(PASSWORD, new.password)
-    } else {
-        change.set(ENDPOINT, new.endpoint).set(PASSWORD, new.password)
+    let change = match read(zk).await? {
+        None => change.create(ENDPOINT, endpoint(1)).create(PASSWORD, password(1)),
+        Some(version) => change.set(ENDPOINT, endpoint(version + 1)).set(PASSWORD, password(version + 1)),
     };
-    change.commit().await?;
+    change.commit().await?; // refused as a whole if the lock is not held any more
 
-    // From writer to reader, in place: other readers come in now, and no writer comes between.
+    // From writer to reader, in place: other readers may come in now, and no writer comes between.
     let guard = guard.downgrade().await?;
-    let published = guard.run(read(zk)).await??;
-    published.check()?;
-    println!("{name}: published {published} under fencing token {}", guard.fencing_token());
+    let version = guard.run(read(zk)).await??.ok_or("the configuration is gone")?;
+    println!("{name}: published version {version} under fencing token {}", guard.fencing_token());
     guard.release().await?;
     Ok(())
 }
 
-/// The two nodes must match: that is what a half-done change breaks.
-#[derive(PartialEq, Eq)]
-struct Config {
-    endpoint: String,
-    password: String,
+fn endpoint(version: u64) -> String {
+    format!("https://db-{version}.example")
 }
 
-impl Config {
-    fn version(number: u64) -> Config {
-        Config { endpoint: format!("https://db-{number}.example"), password: format!("secret-{number}") }
+fn password(version: u64) -> String {
+    format!("secret-{version}")
+}
+
+/// Reads both nodes, and says which version they are; an error if they do not match. `None` before the first version.
+async fn read(zk: &Client) -> common::Result<Option<u64>> {
+    let found_endpoint = node(zk, ENDPOINT).await?;
+    sleep(Duration::from_millis(5)).await; // time enough for a change to come between, if there were no lock
+    let found_password = node(zk, PASSWORD).await?;
+    let (Some(found_endpoint), Some(found_password)) = (&found_endpoint, &found_password) else {
+        return if found_endpoint == found_password { Ok(None) } else { Err("saw one node without the other".into()) };
+    };
+    let version = found_password.strip_prefix("secret-").and_then(|version| version.parse().ok());
+    match version {
+        Some(version) if *found_endpoint == endpoint(version) => Ok(Some(version)),
+        _ => Err(format!("saw a half-done change: {found_endpoint} with {found_password}").into()),
+    }
+}
+
+/// A node's data, if there is the node. The lock itself has no use for reading other nodes; its session can.
+async fn node(zk: &Client, path: &str) -> common::Result<Option<String>> {
+    let berth = zk.berth(0).await?;
+    match berth.session().data(path).await {
+        Ok((data, _)) => Ok(Some(String::from_utf8(data)?)),
+        Err(Failure::NoNode) => Ok(None),
+        Err(failure) => Err(failure.into()),
     }
 }
