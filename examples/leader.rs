@@ -1,0 +1,144 @@
+//! The write lock as leadership: one candidate leads, the others wait for their turn.
+//!
+//! ```text
+//! cargo run --example leader
+//! cargo run --example leader -- --zookeeper 127.0.0.1:2181 --candidates 5
+//! ```
+//!
+//! Each candidate leads once, does its work a few times, and steps down. On the embedded ensemble the first leader
+//! loses its session meanwhile, and stands again. The fencing token numbers the terms: what the leader writes to is
+//! shown it each time, and refuses a leader of the past. Run it in two terminals on one server, and kill the process
+//! that leads: the next leader takes over when the session has expired.
+
+mod common;
+
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use common::Client;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use zk_rwlock::coordinator::Coordinator;
+use zk_rwlock::{Memory, RwLock};
+
+/// The write lock as leadership: one candidate leads, the others wait for their turn
+#[derive(clap::Parser)]
+struct Arguments {
+    #[command(flatten)]
+    backend: common::Backend,
+    /// How many candidates this process runs, each with a session of its own
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=64))]
+    candidates: u32,
+    /// How often a leader does its work before it steps down
+    #[arg(long, default_value_t = 3)]
+    beats: u32,
+    /// How long it waits between
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 100)]
+    interval: u64,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    common::exit(run(common::arguments()).await)
+}
+
+async fn run(arguments: Arguments) -> common::Result<()> {
+    let resource = Arc::new(Resource::default());
+    let mut candidates = JoinSet::new();
+    for number in 1..=arguments.candidates {
+        // The client of the first leader is kept here too, so that its session can be expired.
+        let embedded = arguments.backend.embedded();
+        let zk = match &embedded {
+            Some(memory) => Arc::new(memory.clone()),
+            None => arguments.backend.connect().await?,
+        };
+        let candidate = Candidate {
+            name: format!("candidate {number}"),
+            zk,
+            embedded,
+            resource: Arc::clone(&resource),
+            beats: arguments.beats,
+            interval: Duration::from_millis(arguments.interval),
+        };
+        candidates.spawn(candidate.run());
+    }
+    common::all(candidates).await?;
+    resource.report()
+}
+
+struct Candidate {
+    name: String,
+    zk: Client,
+    /// The same client again, when its session can be expired.
+    embedded: Option<Memory>,
+    resource: Arc<Resource>,
+    beats: u32,
+    interval: Duration,
+}
+
+impl Candidate {
+    /// Leads once, and to the end: stands again if leadership is lost.
+    async fn run(self) -> common::Result<()> {
+        let name = &self.name;
+        let lock = RwLock::builder(&self.zk, "/zk-rwlock-examples/leader").label(name).build()?;
+        loop {
+            let guard = lock.write().await?;
+            let term = guard.fencing_token();
+            println!("{name} leads, in term {term}");
+            // Dropped as soon as leadership is lost, which is before anybody else can be elected.
+            match guard.run(self.lead(term)).await {
+                Ok(led) => {
+                    led?;
+                    println!("{name} steps down");
+                    guard.release().await?;
+                    break;
+                }
+                Err(error) => println!("{name} leads no more: {error}"),
+            }
+        }
+        self.zk.close().await;
+        Ok(())
+    }
+
+    async fn lead(&self, term: i64) -> common::Result<()> {
+        for beat in 1..=self.beats {
+            self.resource.write(term)?;
+            println!("{} has done its work in term {term}, {beat} of {}", self.name, self.beats);
+            if let Some(memory) = self.embedded.as_ref().filter(|_| beat > 1 && self.resource.is_first(term)) {
+                println!("the ensemble gives up the session of {}", self.name);
+                memory.expire();
+            }
+            sleep(self.interval).await;
+        }
+        Ok(())
+    }
+}
+
+/// What only the leader may write to. It does not ask who leads: it refuses every term but the newest it has seen.
+#[derive(Default)]
+struct Resource {
+    terms: Mutex<Vec<i64>>,
+}
+
+impl Resource {
+    fn write(&self, term: i64) -> common::Result<()> {
+        let mut terms = self.terms.lock().unwrap_or_else(PoisonError::into_inner);
+        match terms.last() {
+            Some(newest) if term < *newest => return Err(format!("term {term} wrote after term {newest}").into()),
+            Some(newest) if term == *newest => {}
+            _ => terms.push(term),
+        }
+        Ok(())
+    }
+
+    fn is_first(&self, term: i64) -> bool {
+        self.terms.lock().unwrap_or_else(PoisonError::into_inner).first() == Some(&term)
+    }
+
+    fn report(&self) -> common::Result<()> {
+        let terms = self.terms.lock().unwrap_or_else(PoisonError::into_inner);
+        println!("{} terms, one after the other: never two leaders at once", terms.len());
+        Ok(())
+    }
+}
