@@ -64,7 +64,8 @@ async fn run(arguments: Arguments) -> common::Result<()> {
         candidates.spawn(candidate.run());
     }
     common::all(candidates).await?;
-    resource.report()
+    println!("{} terms, one after the other: never two leaders at once", resource.terms());
+    Ok(())
 }
 
 struct Candidate {
@@ -86,7 +87,7 @@ impl Candidate {
             let guard = lock.write().await?;
             let term = guard.fencing_token();
             println!("{name} leads, in term {term}");
-            // Dropped as soon as leadership is lost, which is before anybody else can be elected.
+            // Dropped at the next `await` once leadership is lost.
             match guard.run(self.lead(term)).await {
                 Ok(led) => {
                     led?;
@@ -136,9 +137,7 @@ impl Resource {
         self.terms.lock().unwrap_or_else(PoisonError::into_inner).first() == Some(&term)
     }
 
-    fn report(&self) -> common::Result<()> {
-        let terms = self.terms.lock().unwrap_or_else(PoisonError::into_inner);
-        println!("{} terms, one after the other: never two leaders at once", terms.len());
-        Ok(())
+    fn terms(&self) -> usize {
+        self.terms.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 }

@@ -60,10 +60,13 @@ async fn main() -> ExitCode {
 }
 
 async fn run(arguments: Arguments) -> common::Result<()> {
-    match (&arguments.number, &arguments.database) {
-        (Some(number), Some(database)) => instance(*number, &arguments.backend, database).await,
-        (_, Some(database)) => all_instances(&arguments, database).await,
-        (_, None) => {
+    if let (Some(number), Some(database)) = (arguments.number, &arguments.database) {
+        return instance(number, &arguments.backend, database).await;
+    }
+    arguments.backend.connect().await?.close().await; // so that a server that is not there is told once
+    match &arguments.database {
+        Some(database) => all_instances(&arguments, database).await,
+        None => {
             let directory = tempfile::tempdir()?;
             let database = directory.path().join("customers.db");
             if arguments.show_fence {

@@ -59,6 +59,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     if let Some(number) = arguments.number {
         return process(number, &arguments).await;
     }
+    arguments.backend.connect().await?.close().await; // so that a server that is not there is told once
     let numbers = 1..=arguments.processes;
     if arguments.backend.zookeeper.is_some() {
         let more = |number: u32| std::env::args_os().skip(1).chain(["--number".into(), number.to_string().into()]);

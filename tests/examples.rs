@@ -1,0 +1,271 @@
+//! The examples do what they say, on the embedded ensemble and on a server; knows only their output and exit codes.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Command;
+use tokio::time::timeout;
+use zk_rwlock::{RwLock, ZooKeeper};
+
+mod support;
+
+use support::server::shared_server;
+
+const ALL: [&str; 5] = ["quickstart", "shared_config", "migrate", "batch_worker", "leader"];
+
+/// No example takes nearly as long, on any machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Where an example keeps its lock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum On {
+    Embedded,
+    Server,
+}
+
+#[derive(Debug)]
+struct Run {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl On {
+    /// The arguments that say so. On the server, each check works below a path of its own.
+    fn arguments(self, check: &str) -> Vec<String> {
+        match self {
+            On::Embedded => Vec::new(),
+            On::Server => vec!["--zookeeper".to_owned(), format!("{}/{check}", shared_server().address())],
+        }
+    }
+}
+
+impl Run {
+    #[track_caller]
+    fn succeeded(&self) -> &Run {
+        assert_eq!(self.code, Some(0), "{self:#?}");
+        assert_eq!(self.stderr, "", "{self:#?}");
+        self
+    }
+
+    #[track_caller]
+    fn says(&self, text: &str) -> &Run {
+        assert!(self.stdout.contains(text), "it does not say {text:?}: {self:#?}");
+        self
+    }
+
+    #[track_caller]
+    fn says_in_lines(&self, text: &str, lines: usize) -> &Run {
+        let found = self.stdout.lines().filter(|line| line.contains(text)).count();
+        assert_eq!(found, lines, "lines with {text:?} in {self:#?}");
+        self
+    }
+}
+
+/// `cargo test` builds the examples beside the tests: `target/debug/examples` and `target/debug/deps`.
+fn program(example: &str) -> Command {
+    let test = std::env::current_exe().expect("a process knows its executable");
+    let target = test.ancestors().nth(2).map(PathBuf::from).expect("the test is in target/debug/deps");
+    let program = target.join("examples").join(example);
+    assert!(program.exists(), "{} is missing: run `cargo build --examples` first", program.display());
+    let mut command = Command::new(program);
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    command
+}
+
+async fn run(example: &str, arguments: &[String]) -> Run {
+    let output = timeout(LIMIT, program(example).args(arguments).output()).await;
+    let output = output.unwrap_or_else(|_| panic!("{example} {arguments:?} did not end")).expect("it can be run");
+    let text = |bytes| String::from_utf8(bytes).expect("it prints text");
+    Run { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+async fn quickstart(on: On) {
+    run("quickstart", &on.arguments("quickstart"))
+        .await
+        .succeeded()
+        .says("not granted within 300ms: held by READ web-1")
+        .says("admin waits: held by READ web-1")
+        .says("\"rotate keys\" for 0s, waits behind web-2~")
+        .says("\"rotate keys\" for 0s, holds")
+        .says("this one ")
+        .says_in_lines(": free", 2);
+}
+
+async fn shared_config(on: On) {
+    run("shared_config", &on.arguments("shared_config"))
+        .await
+        .succeeded()
+        .says_in_lines("published version", 12)
+        .says_in_lines("published version 12 under fencing token", 1)
+        .says_in_lines("read the configuration 15 times, and always found a pair", 4)
+        .says("nobody saw a half-done change");
+}
+
+/// Otherwise its readers would prove nothing.
+async fn shared_config_without_the_lock(on: On) {
+    let mut arguments = on.arguments("shared_config_without_the_lock");
+    arguments.extend(["--without-lock", "--changes", "1000"].map(str::to_owned));
+    let run = run("shared_config", &arguments).await;
+    assert_eq!(run.code, Some(1), "{run:#?}");
+    assert!(run.stderr.starts_with("error: saw "), "{run:#?}");
+}
+
+async fn migrate(on: On) {
+    run("migrate", &on.arguments("migrate"))
+        .await
+        .succeeded()
+        .says_in_lines("migrates, with fencing token", 1)
+        .says_in_lines("has migrated from version 0 to 3", 1)
+        .says_in_lines("the database is migrated, nothing to do", 2)
+        .says("the database is at version 3");
+}
+
+async fn migrate_too_late(on: On) {
+    let mut arguments = on.arguments("migrate_too_late");
+    arguments.push("--show-fence".to_owned());
+    run("migrate", &arguments)
+        .await
+        .succeeded()
+        .says("its session ends, and with it the lock")
+        .says_in_lines("has migrated from version 0 to 3", 1)
+        .says("the late migration arrives, and is refused: the database has seen a newer holder");
+}
+
+async fn batch_worker(on: On) {
+    let run = run("batch_worker", &on.arguments("batch_worker")).await;
+    run.succeeded().says_in_lines("has done partition", 8).says("every partition was processed exactly once");
+    if on == On::Embedded {
+        run.says("worker 1 drops partition 1: the lock was lost: the session expired").says("has done partition 1\n");
+    }
+}
+
+async fn leader(on: On) {
+    let run = run("leader", &on.arguments("leader")).await;
+    run.succeeded().says_in_lines("steps down", 3).says("one after the other: never two leaders at once");
+    if on == On::Embedded {
+        run.says_in_lines("leads no more: the lock was lost: the session expired", 1).says("4 terms");
+    } else {
+        run.says("3 terms");
+    }
+}
+
+macro_rules! on_both {
+    ($($check:ident)*) => {
+        mod embedded {
+            $(#[tokio::test]
+            async fn $check() {
+                super::$check(super::On::Embedded).await;
+            })*
+        }
+
+        mod server {
+            $(#[tokio::test]
+            async fn $check() {
+                super::$check(super::On::Server).await;
+            })*
+        }
+    };
+}
+
+on_both! {
+    quickstart
+    shared_config
+    shared_config_without_the_lock
+    migrate
+    migrate_too_late
+    batch_worker
+    leader
+}
+
+#[tokio::test]
+async fn two_processes_share_a_batch() {
+    let mut arguments = On::Server.arguments("two_processes_share_a_batch");
+    arguments.extend(["--batch", "shared", "--workers", "1"].map(str::to_owned));
+    let (one, other) = tokio::join!(run("batch_worker", &arguments), run("batch_worker", &arguments));
+    one.succeeded().says("every partition was processed exactly once");
+    other.succeeded().says("every partition was processed exactly once");
+    let done = format!("{}{}", one.stdout, other.stdout);
+    for partition in 1..=8 {
+        let line = format!("worker 1 has done partition {partition}");
+        assert_eq!(done.lines().filter(|found| *found == line).count(), 1, "{line}: {one:#?} {other:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_batch_worker_that_is_asked_to_stop_leaves_its_partitions_free_at_once() {
+    for (signal, path) in [("TERM", "stop_by_term"), ("INT", "stop_by_int")] {
+        let arguments = On::Server.arguments(path);
+        let zk = ZooKeeper::connect(&arguments[1]).await.unwrap();
+        let mut command = program("batch_worker");
+        let mut child = command.args(&arguments).args(["--work", "600000"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut taken = Vec::new();
+        while taken.len() < 3 {
+            let line = timeout(LIMIT, lines.next_line()).await.unwrap().unwrap().expect("three workers take one each");
+            let partition = line.split_once("takes partition ").and_then(|(_, rest)| rest.split_once(','));
+            taken.extend(partition.map(|(partition, _)| partition.to_owned()));
+        }
+        let path = |partition: &str| format!("/zk-rwlock-examples/batch_worker/partition-{partition}/lock");
+        for partition in &taken {
+            let lock = RwLock::new(&zk, &path(partition)).unwrap();
+            assert_eq!(lock.queue().await.unwrap().holders().count(), 1, "partition {partition}");
+        }
+
+        let pid = child.id().expect("it has not ended").to_string();
+        let asked = Instant::now();
+        assert!(std::process::Command::new("kill").args([&format!("-{signal}"), &pid]).status().unwrap().success());
+        let status = timeout(LIMIT, child.wait()).await.unwrap().unwrap();
+        let took = asked.elapsed();
+
+        for partition in &taken {
+            let queue = RwLock::new(&zk, &path(partition)).unwrap().queue().await.unwrap();
+            assert!(queue.members.is_empty(), "after SIG{signal}: {queue}");
+        }
+        assert!(status.success(), "SIG{signal}: {status}");
+        // Half of the session timeout: nobody waited for that.
+        assert!(took < Duration::from_secs(5), "it took {took:?} to stop");
+        let mut last = String::new();
+        while let Some(line) = lines.next_line().await.unwrap() {
+            last = line;
+        }
+        assert_eq!(last, "stopped; 8 of 8 partitions are left to others");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_command_line_ends_with_64_and_the_usage() {
+    for example in ALL {
+        for wrong in [&["--no-such-option"][..], &["--zookeeper"], &["--zookeeper", "nowhere"], &["argument"]] {
+            let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+            let run = run(example, &wrong).await;
+            assert_eq!(run.code, Some(64), "{example} {wrong:?}: {run:#?}");
+            assert_eq!(run.stdout, "", "{example} {wrong:?}");
+            assert!(run.stderr.contains(&format!("Usage: {example}")), "{example} {wrong:?}: {run:#?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn help_is_no_error() {
+    for example in ALL {
+        run(example, &["--help".to_owned()]).await.succeeded().says("--zookeeper <HOST:PORT>");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_told_in_one_line() {
+    // Nobody listens on a port that was free a moment ago.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for example in ALL {
+        let began = Instant::now();
+        let run = run(example, &["--zookeeper".to_owned(), address.to_string()]).await;
+        assert!(began.elapsed() < Duration::from_secs(10), "{example} took {:?}", began.elapsed());
+        assert_eq!(run.code, Some(1), "{example}: {run:#?}");
+        let expected = format!("error: ZooKeeper cannot be reached: no session with {address} within 3s\n");
+        assert_eq!(run.stderr, expected, "{example}");
+    }
+}
