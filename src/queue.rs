@@ -126,10 +126,11 @@ impl fmt::Display for Blockers {
         }
         let holders = self.first.iter().filter(|member| member.state == MemberState::Holds);
         let named: Vec<String> = holders.map(Member::to_string).collect();
-        if named.is_empty() {
-            write!(f, "{} ahead", self.ahead)
-        } else {
-            write!(f, "held by {}; {} ahead", named.join(" and "), self.ahead)
+        match (named.as_slice(), self.first.first()) {
+            ([], None) => write!(f, "{} ahead", self.ahead),
+            // Whoever held it has left since, and one of those who waited holds it now, or will.
+            ([], Some(next)) => write!(f, "behind {next}; {} ahead", self.ahead),
+            (holders, _) => write!(f, "held by {}; {} ahead", holders.join(" and "), self.ahead),
         }
     }
 }
@@ -242,6 +243,18 @@ mod tests {
         let text = String::from_utf8(note.encode()).unwrap();
         assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\nlabel=migrate = v42\n");
         assert_eq!(read_note(text.as_bytes()), (Some(42), Some("migrate = v42".to_owned())));
+    }
+
+    #[test]
+    fn blockers_name_the_next_in_line_when_the_holder_has_just_left() {
+        let contender = Contender::parse("web-1~k3v9x2ma-WRITE-0000000007").unwrap();
+        let waits = member(&contender, &Turn::Behind(contender.clone()), None);
+        let holds = member(&contender, &Turn::Granted, None);
+        let text = |ahead, first: &[Member]| Blockers { ahead, first: first.to_vec() }.to_string();
+        assert_eq!(text(0, &[]), "nobody is known to be in the way");
+        assert_eq!(text(2, &[]), "2 ahead");
+        assert_eq!(text(2, std::slice::from_ref(&waits)), "behind WRITE web-1; 2 ahead");
+        assert_eq!(text(2, &[holds, waits]), "held by WRITE web-1; 2 ahead");
     }
 
     #[test]
