@@ -103,19 +103,22 @@ struct Worker {
 impl Worker {
     /// Goes round the partitions, from the `first` on, until all are done or it is asked to stop.
     async fn run(mut self, first: u32) -> common::Result<()> {
-        while let open = self.batch.open(first)
-            && !open.is_empty()
-            && !self.batch.is_stopped()
-        {
+        loop {
+            let open = self.batch.open(first);
+            if open.is_empty() || self.batch.is_stopped() {
+                break;
+            }
             for partition in open {
                 let lock = RwLock::builder(&self.zk, &format!("{}/lock", node(partition))).label(&self.name).build()?;
-                match lock.try_write().await {
+                let acquired = tokio::select! {
+                    acquired = lock.try_write() => acquired,
+                    () = self.batch.stopped() => break,
+                };
+                match acquired {
                     Ok(guard) => self.work(partition, guard).await?,
-                    Err(error) if error.is_would_block() => {} // somebody else works on it: writes nothing, costs one read
+                    // Somebody else works on it. To find that out wrote nothing to the ensemble.
+                    Err(error) if error.is_would_block() => {}
                     Err(error) => return Err(error.into()),
-                }
-                if self.batch.is_stopped() {
-                    break;
                 }
             }
             // What is left is in other hands, which may yet lose it.

@@ -64,7 +64,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
         candidates.spawn(candidate.run());
     }
     common::all(candidates).await?;
-    println!("{} terms, one after the other: never two leaders at once", resource.terms());
+    println!("terms: {}, one after the other, and never two leaders at once", resource.terms());
     Ok(())
 }
 
@@ -84,7 +84,8 @@ impl Candidate {
         let name = &self.name;
         let lock = RwLock::builder(&self.zk, "/zk-rwlock-examples/leader").label(name).build()?;
         loop {
-            let guard = lock.write().await?;
+            let waits = format!("{name} waits:");
+            let guard = lock.write().on_wait(move |blockers| println!("{waits} {blockers}")).await?;
             let term = guard.fencing_token();
             println!("{name} leads, in term {term}");
             // Dropped at the next `await` once leadership is lost.

@@ -89,8 +89,8 @@ async fn quickstart(on: On) {
         .succeeded()
         .says("not granted within 300ms: held by READ web-1")
         .says("admin waits: held by READ web-1")
-        .says("\"rotate keys\" for 0s, waits behind web-2~")
-        .says("\"rotate keys\" for 0s, holds")
+        .says_in_lines("WRITE admin", 2)
+        .says(", waits behind web-2~")
         .says("this one ")
         .says_in_lines(": free", 2);
 }
@@ -145,11 +145,11 @@ async fn batch_worker(on: On) {
 
 async fn leader(on: On) {
     let run = run("leader", &on.arguments("leader")).await;
-    run.succeeded().says_in_lines("steps down", 3).says("one after the other: never two leaders at once");
+    run.succeeded().says_in_lines("steps down", 3).says("one after the other, and never two leaders at once");
     if on == On::Embedded {
-        run.says_in_lines("leads no more: the lock was lost: the session expired", 1).says("4 terms");
+        run.says_in_lines("leads no more: the lock was lost: the session expired", 1).says("terms: 4");
     } else {
-        run.says("3 terms");
+        run.says("terms: 3");
     }
 }
 
