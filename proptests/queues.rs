@@ -107,7 +107,7 @@ fn permutations<T>(items: &mut [T], size: usize, visit: &mut impl FnMut(&[T])) {
     }
     for i in 0..size {
         permutations(items, size - 1, visit);
-        items.swap(if size % 2 == 0 { i } else { 0 }, size - 1);
+        items.swap(if size.is_multiple_of(2) { i } else { 0 }, size - 1);
     }
 }
 

@@ -51,7 +51,7 @@ enum Actor {
     Writing(Acquiring<WriteGuard>),
     Downgrading(Acquiring<ReadGuard>),
     Reader(Vec<ReadGuard>),
-    Writer(WriteGuard),
+    Writer(Box<WriteGuard>),
 }
 
 struct World {
@@ -147,7 +147,7 @@ impl World {
                 None => return false,
             },
             Actor::Writing(acquiring) => match poll(acquiring) {
-                Some(Ok(guard)) => Actor::Writer(guard),
+                Some(Ok(guard)) => Actor::Writer(Box::new(guard)),
                 Some(Err(error)) => ended(&error),
                 None => return false,
             },
