@@ -130,8 +130,8 @@ impl Worker {
 
     async fn work(&mut self, partition: u32, guard: WriteGuard) -> common::Result<()> {
         let (name, batch) = (&self.name, &self.batch);
-        let (mark, stat) = self.zk.berth(0).await?.session().data(&node(partition)).await?;
-        if mark == batch.name.as_bytes() {
+        let mark = guard.data(&node(partition)).await?.ok_or("the partition's node is gone")?;
+        if mark.data == batch.name.as_bytes() {
             batch.found_done(partition);
             return Ok(guard.release().await?);
         }
@@ -144,7 +144,7 @@ impl Worker {
             }
         };
         // Marked as done only by who still holds it: the ensemble checks that, in one transaction.
-        let mark = guard.transaction().set_version(&node(partition), batch.name.as_str(), stat.version);
+        let mark = guard.transaction().set_version(&node(partition), batch.name.as_str(), mark.version);
         let marked = match worked {
             Ok(()) => mark.commit().await,
             Err(error) => Err(error),

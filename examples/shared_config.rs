@@ -18,8 +18,8 @@ use std::time::Duration;
 use common::Client;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use zk_rwlock::RwLock;
 use zk_rwlock::coordinator::{Coordinator, Failure};
+use zk_rwlock::{ReadGuard, RwLock, WriteGuard};
 
 const ENDPOINT: &str = "/zk-rwlock-examples/shared_config/endpoint";
 const PASSWORD: &str = "/zk-rwlock-examples/shared_config/password";
@@ -83,14 +83,14 @@ async fn process(number: u32, arguments: &Arguments) -> common::Result<()> {
     for _ in 0..arguments.changes {
         for _ in 0..READS {
             if arguments.without_lock {
-                read(&zk).await?;
+                read(Source::Unlocked(&zk)).await?;
             } else {
                 let guard = lock.read().timeout(PATIENCE).await?;
-                guard.run(read(&zk)).await??; // an error also if the lock was lost while we read
+                guard.run(read(Source::Reader(&guard))).await??; // an error also if the lock was lost while we read
                 guard.release().await?;
             }
         }
-        publish(&zk, &lock, &name).await?;
+        publish(&lock, &name).await?;
     }
     println!("{name}: read the configuration {} times, and always found a pair", READS * arguments.changes);
     zk.close().await;
@@ -98,10 +98,10 @@ async fn process(number: u32, arguments: &Arguments) -> common::Result<()> {
 }
 
 /// Changes both nodes at once, and reads what was published before anybody can change it again.
-async fn publish(zk: &Client, lock: &RwLock, name: &str) -> common::Result<()> {
+async fn publish(lock: &RwLock, name: &str) -> common::Result<()> {
     let guard = lock.write().timeout(PATIENCE).await?;
     let change = guard.transaction();
-    let change = match read(zk).await? {
+    let change = match read(Source::Writer(&guard)).await? {
         None => change.create(ENDPOINT, endpoint(1)).create(PASSWORD, password(1)),
         Some(version) => change.set(ENDPOINT, endpoint(version + 1)).set(PASSWORD, password(version + 1)),
     };
@@ -109,7 +109,7 @@ async fn publish(zk: &Client, lock: &RwLock, name: &str) -> common::Result<()> {
 
     // From writer to reader, in place: other readers may come in now, and no writer comes between.
     let guard = guard.downgrade().await?;
-    let version = guard.run(read(zk)).await??.ok_or("the configuration is gone")?;
+    let version = guard.run(read(Source::Reader(&guard))).await??.ok_or("the configuration is gone")?;
     println!("{name}: published version {version} under fencing token {}", guard.fencing_token());
     guard.release().await?;
     Ok(())
@@ -124,10 +124,10 @@ fn password(version: u64) -> String {
 }
 
 /// Reads both nodes, and says which version they are; an error if they do not match. `None` before the first version.
-async fn read(zk: &Client) -> common::Result<Option<u64>> {
-    let found_endpoint = node(zk, ENDPOINT).await?;
+async fn read(source: Source<'_>) -> common::Result<Option<u64>> {
+    let found_endpoint = source.node(ENDPOINT).await?;
     sleep(Duration::from_millis(5)).await; // time enough for a change to come between, if there were no lock
-    let found_password = node(zk, PASSWORD).await?;
+    let found_password = source.node(PASSWORD).await?;
     let (Some(found_endpoint), Some(found_password)) = (&found_endpoint, &found_password) else {
         return if found_endpoint == found_password { Ok(None) } else { Err("saw one node without the other".into()) };
     };
@@ -138,12 +138,26 @@ async fn read(zk: &Client) -> common::Result<Option<u64>> {
     }
 }
 
-/// A node's data, if there is the node. The lock itself has no use for reading other nodes; its session can.
-async fn node(zk: &Client, path: &str) -> common::Result<Option<String>> {
-    let berth = zk.berth(0).await?;
-    match berth.session().data(path).await {
-        Ok((data, _)) => Ok(Some(String::from_utf8(data)?)),
-        Err(Failure::NoNode) => Ok(None),
-        Err(failure) => Err(failure.into()),
+/// What the configuration is read through: a guard, which sees all that earlier holders wrote, or no lock at all.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    Reader(&'a ReadGuard),
+    Writer(&'a WriteGuard),
+    Unlocked(&'a Client),
+}
+
+impl Source<'_> {
+    /// A node's data, if there is the node.
+    async fn node(self, path: &str) -> common::Result<Option<String>> {
+        let data = match self {
+            Source::Reader(guard) => guard.data(path).await?.map(|node| node.data),
+            Source::Writer(guard) => guard.data(path).await?.map(|node| node.data),
+            Source::Unlocked(zk) => match zk.berth(0).await?.session().data(path).await {
+                Ok((data, _)) => Some(data),
+                Err(Failure::NoNode) => None,
+                Err(failure) => return Err(failure.into()),
+            },
+        };
+        Ok(data.map(String::from_utf8).transpose()?)
     }
 }

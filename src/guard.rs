@@ -8,7 +8,8 @@ use crate::coordinator::Failure;
 use crate::error::Error;
 use crate::lock::Shared;
 use crate::name::Contender;
-use crate::place::{Place, Standing};
+use crate::path;
+use crate::place::{self, Place, Standing};
 use crate::tenure::{Changes, HoldState, Loss, Tenure};
 use crate::transaction::Transaction;
 
@@ -61,6 +62,20 @@ impl Held {
         }
     }
 
+    async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
+        path::check(path)?;
+        if let Some(loss) = self.loss() {
+            return Err(Error::Lost(loss));
+        }
+        let session = self.place.session();
+        match place::settled(session, || session.data(path)).await {
+            Ok((data, stat)) => Ok(Some(NodeData { data, version: stat.version })),
+            Err(Failure::NoNode) => Ok(None),
+            Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
+            Err(failure) => Err(Error::from_failure(failure, "read", path)),
+        }
+    }
+
     async fn release(self) -> Result<(), Error> {
         let loss = self.loss();
         // Deleted even when lost: the session may still be alive, and the node in everyone's way.
@@ -92,6 +107,16 @@ impl Held {
             failure => Error::from_failure(failure, operation, &self.shared.path),
         }
     }
+}
+
+/// What a node holds. Read by [`ReadGuard::data`] and [`WriteGuard::data`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeData {
+    /// Its data.
+    pub data: Vec<u8>,
+    /// How often the data was set: to give to [`Transaction::set_version`].
+    pub version: i32,
 }
 
 /// The lock, held to read: shared with other readers. Made by [`RwLock::read`](crate::RwLock::read).
@@ -218,6 +243,34 @@ macro_rules! guard {
             /// Anybody's ZooKeeper transaction that checks that this node exists is done only while the lock is held.
             pub fn path(&self) -> String {
                 self.held.tenure().path()
+            }
+
+            /// Reads any node; `None` if it does not exist.
+            ///
+            /// Reads on the lock's own session, and so sees everything that earlier holders who excluded this one
+            /// wrote to ZooKeeper before they let go. A read on another connection might not.
+            ///
+            /// # Cancel safety
+            /// Only reads.
+            ///
+            /// # Errors
+            /// [`Error::Lost`] if the lock is gone; [`Error::PermissionDenied`], [`Error::InvalidInput`].
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use zk_rwlock::{Error, Memory, RwLock};
+            /// # tokio_test::block_on(async {
+            /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
+            /// match guard.data("/config").await? {
+            ///     Some(config) => println!("version {}: {} bytes", config.version, config.data.len()),
+            ///     None => println!("not configured yet"),
+            /// }
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
+                self.held.data(path).await
             }
 
             /// Starts a transaction that is committed only if the lock is still held then. See [`Transaction`].

@@ -19,7 +19,7 @@ pub mod coordinator;
 
 pub use crate::coordinator::{Ending, Failure, Outcome};
 pub use crate::error::Error;
-pub use crate::guard::{ReadGuard, WriteGuard};
+pub use crate::guard::{NodeData, ReadGuard, WriteGuard};
 pub use crate::lock::{AcquireRead, AcquireWrite, RwLock, RwLockBuilder};
 pub use crate::memory::Memory;
 pub use crate::name::{Contender, Mode};

@@ -78,6 +78,12 @@ impl Memory {
         Memory { client: Arc::new(Client { ensemble, session: Mutex::new(None), closed: AtomicBool::new(false) }) }
     }
 
+    /// Ends this client's session, and with it every node it owns. Its guards are lost, its waiting acquisitions
+    /// fail, and new ones are refused.
+    pub async fn close(&self) {
+        Coordinator::close(self).await;
+    }
+
     /// The ensemble gives this client's session up, and deletes its nodes. The client is told at once, or if it is
     /// [cut](Memory::cut) off, when it is healed. It gets a fresh session with its next acquisition.
     pub fn expire(&self) {

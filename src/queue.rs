@@ -103,7 +103,13 @@ impl fmt::Display for Member {
         if let Some(since) = self.since {
             // The clocks of two machines differ; an entry in the future is one of just now.
             let age = SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO);
-            write!(f, " for {}", humantime::format_duration(Duration::from_secs(age.as_secs())))?;
+            let whole_seconds = Duration::from_secs(age.as_secs());
+            let age = if whole_seconds.is_zero() {
+                Duration::from_millis(u64::from(age.subsec_millis()))
+            } else {
+                whole_seconds
+            };
+            write!(f, " for {}", humantime::format_duration(age))?;
         }
         Ok(())
     }
