@@ -8,7 +8,7 @@ SHELL := /bin/bash
 DEBIAN_JAR := /usr/share/java/zookeeper.jar
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test lint zookeeper
+.PHONY: test lint soak zookeeper
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
 # proved nothing about ZooKeeper, so it fails however green the tests look.
@@ -22,6 +22,11 @@ test: zookeeper
 	fi
 	awk '{ servers[$$NF]++ } END { for (v in servers) print "make test: started ZooKeeper " v ": " servers[v] " times" }' \
 		'$(SERVER_LOG)' | sort
+
+# The long versions of what `make test` runs: more rounds, more waiters, more schedules, more contenders.
+soak: zookeeper
+	export SCHEDULES=100000 LEASE_ROUNDS=40 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
+	cargo test --release --test proptests --test lease --test scale --test model -- --nocapture
 
 lint:
 	cargo fmt --check
