@@ -3,5 +3,6 @@
 // Every test binary compiles this module and none uses all of it; `pub` keeps its usual meaning.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod scene;
 pub mod server;
 pub mod wire;
