@@ -17,7 +17,7 @@ use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, UNIX_EPOCH};
@@ -386,8 +386,32 @@ struct ZooKeeperSession {
     finished: Arc<Finished>,
     keeper: Arc<Keeper>,
     watched_bytes: Arc<AtomicUsize>,
-    /// Whether the server has shown, since the last reconnect, that this is still the session that owns our nodes.
-    identified: Arc<AtomicBool>,
+    identity: Arc<Identity>,
+    this: Weak<ZooKeeperSession>,
+}
+
+/// Whether the server has shown, since the last reconnect, that this is still the session that owns our nodes.
+#[derive(Debug, Default)]
+struct Identity {
+    /// Counts the connections of this session.
+    connection: AtomicU64,
+    /// The newest connection on which the server has shown it.
+    shown_on: AtomicU64,
+    is_asked: AtomicBool,
+}
+
+impl Identity {
+    fn connection(&self) -> u64 {
+        self.connection.load(Ordering::Acquire)
+    }
+
+    fn is_shown_on(&self, connection: u64) {
+        self.shown_on.fetch_max(connection, Ordering::AcqRel);
+    }
+
+    fn is_known(&self) -> bool {
+        self.shown_on.load(Ordering::Acquire) == self.connection()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -412,7 +436,7 @@ impl ZooKeeperSession {
         let finished = Arc::new(Finished::default());
         let (link, _) = watch::channel(Link::Up);
         let states = client.state_watcher();
-        let session = Arc::new(ZooKeeperSession {
+        let session = Arc::new_cyclic(|this| ZooKeeperSession {
             id: client.session_id().0,
             timeout,
             acl,
@@ -422,7 +446,8 @@ impl ZooKeeperSession {
             finished,
             keeper: Arc::clone(keeper),
             watched_bytes: Arc::default(),
-            identified: Arc::new(AtomicBool::new(true)),
+            identity: Arc::default(),
+            this: Weak::clone(this),
         });
         let (lease, link, finished) = (Arc::clone(&session.lease), session.link.clone(), Arc::clone(&session.finished));
         let follow = follow_state(states, Arc::downgrade(&session), lease, link, finished);
@@ -446,6 +471,17 @@ impl ZooKeeperSession {
         };
         let session: Arc<dyn Session> = self.clone();
         Some(Berth::with_reservation(session, Reservation::new(give_back)))
+    }
+
+    /// Has it confirmed, in the background, that this is the session that owns our nodes.
+    fn ask_identity(&self) {
+        if !self.identity.is_asked.swap(true, Ordering::AcqRel) {
+            let (this, identity) = (Weak::clone(&self.this), Arc::clone(&self.identity));
+            self.spawn(Box::pin(async move {
+                confirm_identity(this).await;
+                identity.is_asked.store(false, Ordering::Release);
+            }));
+        }
     }
 
     /// Makes the path that the connect string ends with.
@@ -489,14 +525,18 @@ impl ZooKeeperSession {
         T: Send + 'static,
         F: Future<Output = Result<T, Failure>> + Send + 'static,
     {
-        let (lease, identified) = (Arc::clone(&self.lease), Arc::clone(&self.identified));
+        let (lease, this, identity) = (Arc::clone(&self.lease), Weak::clone(&self.this), Arc::clone(&self.identity));
         let sent = lease.now();
         self.read(move |client| {
             let answer = send(client);
             async move {
                 let answer = answer.await;
-                if is_from_quorum(&answer) && identified.load(Ordering::Acquire) {
-                    lease.acknowledged(sent);
+                if is_from_quorum(&answer) {
+                    if identity.is_known() {
+                        lease.acknowledged(sent);
+                    } else if let Some(session) = this.upgrade() {
+                        session.ask_identity();
+                    }
                 }
                 answer
             }
@@ -562,7 +602,8 @@ impl Session for ZooKeeperSession {
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
         let (path, data, acl) = (path.to_owned(), data.to_vec(), self.acl.clone());
-        let (id, lease, identified) = (self.id, Arc::clone(&self.lease), Arc::clone(&self.identified));
+        let (id, lease, identity) = (self.id, Arc::clone(&self.lease), Arc::clone(&self.identity));
+        let connection = identity.connection();
         self.write(move |client| async move {
             let options = mode(kind).with_acls(zk::Acls::new(&acl.entries));
             let (stat, sequence) = client.create(&path, &data, &options).await.map_err(failure)?;
@@ -572,7 +613,7 @@ impl Session for ZooKeeperSession {
                 return Err(Failure::Over(Ending::Replaced));
             }
             if stat.ephemeral_owner == id {
-                identified.store(true, Ordering::Release);
+                identity.is_shown_on(connection);
             }
             let path = if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path };
             Ok(Created { path, czxid: stat.czxid, ephemeral_owner: stat.ephemeral_owner })
@@ -696,10 +737,10 @@ async fn follow_state(
         }
         let was = *link.borrow();
         if let Some(session) = session.upgrade().filter(|_| was != now && !matches!(now, Link::Over(_))) {
-            session.identified.store(false, Ordering::Release);
+            session.identity.connection.fetch_add(1, Ordering::AcqRel);
             session.lease.connected(now == Link::Up);
             if now == Link::Up {
-                session.spawn(Box::pin(confirm_identity(Arc::downgrade(&session))));
+                session.ask_identity();
             }
         }
         link.send_if_modified(|link| {
@@ -722,19 +763,19 @@ async fn follow_state(
 async fn confirm_identity(session: Weak<ZooKeeperSession>) {
     loop {
         let Some(session) = session.upgrade() else { return };
-        // With nothing kept there is nothing to lose, and the next create will tell.
+        // With nothing kept there is nothing to lose; it is asked again when there is an answer to count.
         let Some((_, path)) = session.lease.roll().to_check().into_iter().next() else { return };
-        let node = path.clone();
+        let (node, connection) = (path.clone(), session.identity.connection());
         let owned = session.read(move |client| async move { client.list_ephemerals(&node).await.map_err(failure) });
         match owned.await {
-            Ok(owned) if owned.contains(&path) => return session.identified.store(true, Ordering::Release),
+            Ok(owned) if owned.contains(&path) => return session.identity.is_shown_on(connection),
             Ok(_) => match session.data(&path).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id => return session.ended(Ending::Replaced),
                 // It is gone, which its watch will tell; ask about another one.
                 _ => session.sleep(session.timeout / 20).await,
             },
             // Before 3.6 there is no such request; those servers do not change sessions either.
-            Err(Failure::Refused(_)) => return session.identified.store(true, Ordering::Release),
+            Err(Failure::Refused(_)) => return session.identity.is_shown_on(connection),
             Err(Failure::Unknown(_)) if session.connected().await.is_ok() => {}
             Err(_) => return,
         }
