@@ -4,5 +4,6 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod ensemble;
+pub mod scene;
 pub mod server;
 pub mod wire;

@@ -1,0 +1,140 @@
+//! What tests of a lock on a real server share: sessions, a view of the queue, and waiting for a condition instead
+//! of for a time.
+
+use std::future::{Future, IntoFuture};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
+use zk_rwlock::coordinator::{Coordinator, Failure, Session};
+use zk_rwlock::{Error, MemberState, Mode, ReadGuard, RwLock, WriteGuard, ZooKeeper};
+
+/// Long enough for anything that must happen at all; nothing is measured by it.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// No session of this timeout expires, and none of its heartbeats falls due, in the time a test takes.
+pub const CALM: Duration = Duration::from_secs(60);
+
+/// How often a condition is looked at.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+pub async fn connect(address: &str) -> ZooKeeper {
+    connect_with(address, CALM).await
+}
+
+pub async fn connect_with(address: &str, session_timeout: Duration) -> ZooKeeper {
+    let builder = ZooKeeper::builder().session_timeout(session_timeout).connect_timeout(SOON);
+    builder.connect(address).await.expect("the server can be reached")
+}
+
+pub fn lock_at(zk: &ZooKeeper, directory: &str) -> RwLock {
+    RwLock::new(zk, directory).expect("a valid path")
+}
+
+/// The outcome of what must end soon.
+pub async fn soon<F: IntoFuture>(what: &str, future: F) -> F::Output {
+    within(SOON, what, future).await
+}
+
+pub async fn within<F: IntoFuture>(limit: Duration, what: &str, future: F) -> F::Output {
+    match tokio::time::timeout(limit, future.into_future()).await {
+        Ok(output) => output,
+        Err(_) => panic!("{what}: not within {limit:?}"),
+    }
+}
+
+/// Returns when the condition is met.
+pub async fn eventually<C, F>(what: &str, condition: C)
+where
+    C: Fn() -> F,
+    F: Future<Output = bool>,
+{
+    let deadline = Instant::now() + SOON;
+    while !condition().await {
+        assert!(Instant::now() < deadline, "{what}: not within {SOON:?}");
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+/// A session of this handle, to do as an operator does with bare nodes.
+pub async fn session(zk: &ZooKeeper) -> Arc<dyn Session> {
+    Arc::clone(zk.berth(0).await.expect("the session is alive").session())
+}
+
+/// The names in a lock's directory, none if it is missing.
+pub async fn children(zk: &ZooKeeper, directory: &str) -> Vec<String> {
+    match session(zk).await.children(directory).await {
+        Ok(children) => children,
+        Err(Failure::NoNode) => Vec::new(),
+        Err(failure) => panic!("{directory} cannot be listed: {failure}"),
+    }
+}
+
+pub async fn becomes_empty(zk: &ZooKeeper, directory: &str) {
+    eventually("the directory is empty", || async { children(zk, directory).await.is_empty() }).await;
+}
+
+/// The queue in order, one word a member: its mode, and `+` if it holds or `-` if it waits.
+pub async fn line(lock: &RwLock) -> String {
+    let queue = lock.queue().await.expect("the queue can be read");
+    let words: Vec<String> = queue
+        .members
+        .iter()
+        .map(|member| {
+            let mode = if member.mode == Mode::Read { 'R' } else { 'W' };
+            let state = if member.state == MemberState::Holds { '+' } else { '-' };
+            format!("{mode}{state}")
+        })
+        .collect();
+    words.join(" ")
+}
+
+/// Returns when the queue is as [`line`] would write it.
+pub async fn line_becomes(lock: &RwLock, expected: &str) {
+    let deadline = Instant::now() + SOON;
+    loop {
+        let line = line(lock).await;
+        if line == expected {
+            return;
+        }
+        assert!(Instant::now() < deadline, "the queue is {line:?} and not {expected:?}");
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+/// A write acquisition that runs as a task of its own.
+pub fn writer(lock: &RwLock) -> JoinHandle<Result<WriteGuard, Error>> {
+    tokio::spawn(lock.write().into_future())
+}
+
+/// A read acquisition that runs as a task of its own.
+pub fn reader(lock: &RwLock) -> JoinHandle<Result<ReadGuard, Error>> {
+    tokio::spawn(lock.read().into_future())
+}
+
+/// The guard of an acquisition that must be granted soon.
+pub async fn granted<G>(task: JoinHandle<Result<G, Error>>) -> G {
+    soon("the grant", task).await.expect("the task does not panic").expect("the lock is granted")
+}
+
+/// The error of an acquisition that must fail soon.
+pub async fn refused<G>(task: JoinHandle<Result<G, Error>>) -> Error {
+    match soon("the refusal", task).await.expect("the task does not panic") {
+        Ok(_) => panic!("the lock was granted"),
+        Err(error) => error,
+    }
+}
+
+/// Numbers from a seed (SplitMix64): the same in every run.
+#[derive(Debug)]
+pub struct Seeded(pub u64);
+
+impl Seeded {
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}
