@@ -293,6 +293,8 @@ impl Coordinator for ZooKeeper {
         self.ensemble.closed.store(true, Ordering::Release);
         let sessions = std::mem::take(&mut *self.ensemble.sessions());
         for session in &sessions {
+            // Its guards are lost before the server is asked to give their locks to others.
+            session.lease.end(Ending::Closed);
             session.close();
         }
         for session in sessions {
