@@ -20,7 +20,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use tokio::sync::watch;
@@ -318,6 +318,28 @@ impl fmt::Debug for ZooKeeper {
     }
 }
 
+impl Drop for Ensemble {
+    /// Closes the sessions, and gives the server a moment to hear of it: a program that ends right after its last
+    /// guard was dropped would otherwise leave the lock taken for a whole session timeout.
+    ///
+    /// Every guard keeps its ensemble, so nothing but removals in the background uses the sessions any more. Each
+    /// session is closed when its last removal is done.
+    fn drop(&mut self) {
+        let sessions = std::mem::take(&mut *self.sessions());
+        let leaving: Vec<_> = sessions.iter().filter(|session| session.is_up()).map(|s| s.finished.clone()).collect();
+        drop(sessions);
+        if self.keeper.is_current_thread() {
+            return;
+        }
+        let deadline = Instant::now() + FAREWELL;
+        for finished in leaving {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let yes = finished.yes.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(finished.changed.wait_timeout_while(yes, left, |yes| !*yes));
+        }
+    }
+}
+
 impl Ensemble {
     fn sessions(&self) -> MutexGuard<'_, Vec<Arc<ZooKeeperSession>>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
@@ -334,7 +356,6 @@ impl Ensemble {
         let mut idle = if sessions.len() > 1 { sessions.split_off(1) } else { Vec::new() };
         sessions.extend(idle.extract_if(.., |session| session.watched_bytes.load(Ordering::Acquire) > 0));
         drop(sessions);
-        // Closing one may wait a little for the server to hear of it.
         drop((over as Vec<Arc<ZooKeeperSession>>, idle));
         berth
     }
@@ -499,6 +520,10 @@ impl ZooKeeperSession {
     fn client(&self) -> Result<Arc<zk::Client>, Failure> {
         let client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
         client.clone().ok_or(Failure::Over(self.lease.over().unwrap_or(Ending::Closed)))
+    }
+
+    fn is_up(&self) -> bool {
+        *self.link.borrow() == Link::Up
     }
 
     /// Lets go of the client, which closes the session once the requests under way are answered.
@@ -699,18 +724,6 @@ impl fmt::Debug for ZooKeeperSession {
             .field("link", &link)
             .field("lease", &self.lease)
             .finish_non_exhaustive()
-    }
-}
-
-impl Drop for ZooKeeperSession {
-    /// Closes the session, and gives the server a moment to hear of it: a program that ends right after its last
-    /// guard was dropped would otherwise leave the lock taken for a whole session timeout.
-    fn drop(&mut self) {
-        self.close();
-        if *self.link.borrow() == Link::Up && !self.keeper.is_current_thread() {
-            let finished = self.finished.yes.lock().unwrap_or_else(PoisonError::into_inner);
-            drop(self.finished.changed.wait_timeout_while(finished, FAREWELL, |yes| !*yes));
-        }
     }
 }
 
