@@ -56,6 +56,7 @@ fn the_life_of_a_child() {
         "hold" => hold(&lock),
         "watch" => watch(&lock),
         "drop-and-return" => drop_and_return(lock, zk),
+        "release-and-exit" => release_and_exit(&lock),
         "return-with-guard" => return_with_guard(lock, zk),
         other => panic!("there is no role {other}"),
     }
@@ -91,6 +92,14 @@ fn drop_and_return(lock: RwLock, zk: ZooKeeper) {
     say("held");
     drop(guard);
     drop((lock, zk));
+    std::process::exit(0);
+}
+
+/// Releases, and ends while the handles still live, as those in a `static` do.
+fn release_and_exit(lock: &RwLock) {
+    let guard = lock.blocking_write().unwrap();
+    say("held");
+    pollster::block_on(guard.release()).unwrap();
     std::process::exit(0);
 }
 
@@ -165,9 +174,9 @@ async fn a_killed_holder_is_followed_when_its_session_times_out() {
 }
 
 #[tokio::test]
-async fn a_holder_that_ends_after_dropping_its_guard_and_handles_is_followed_at_once() {
+async fn a_holder_that_ends_right_after_letting_go_is_followed_at_once() {
     let zk = connect(&shared_server().address()).await;
-    for role in ["drop-and-return", "return-with-guard"] {
+    for role in ["drop-and-return", "release-and-exit", "return-with-guard"] {
         for round in 0..5 {
             let path = format!("/locks/{role}-{round}");
             let mut holder = Process::start(role, &path, CALM);
