@@ -21,8 +21,8 @@ use crate::turn::{Turn, turn};
 /// How often a directory may vanish between its making and our entering before something must be wrong.
 const DIRECTORY_TRIES: usize = 64;
 
-/// How often a create may go without an answer, and leave no node, before something must be wrong.
-const UNKNOWN_TRIES: usize = 64;
+/// How often a quorum may confirm our node without the lease becoming valid, before something must be wrong.
+const LEASE_TRIES: u32 = 100;
 
 /// How often an acquisition starts over because its session ended before it had a place.
 const SESSION_TRIES: usize = 3;
@@ -534,7 +534,7 @@ impl Acquisition {
 
     /// Puts a node into the directory, and returns the children as they are once it is there.
     async fn take_place(&self, place: &Place, data: &[u8]) -> Result<Result<Vec<String>, Failure>, Failure> {
-        let (mut missing, mut unknown) = (0, 0);
+        let (mut missing, mut unknown) = (0, 0_u32);
         loop {
             match place.enter_and_list(self.mode, data).await {
                 Ok(children) => return Ok(children),
@@ -543,7 +543,7 @@ impl Acquisition {
                     missing += 1;
                     place::make_directory(place.session(), &self.shared.path).await?;
                 }
-                Err(Failure::Unknown(_)) if unknown < UNKNOWN_TRIES => {
+                Err(Failure::Unknown(_)) if unknown < place::UNKNOWN_TRIES => {
                     unknown += 1;
                     if place.recover().await? {
                         return Ok(place.list().await);
@@ -637,7 +637,7 @@ impl Acquisition {
     /// our node, still exists. Without one a quorum is asked first.
     async fn grant(&self, held: &Held, handed_off: Option<String>) -> Result<(), Error> {
         let (session, tenure) = (held.place().session(), held.tenure());
-        loop {
+        for tries in 0..LEASE_TRIES {
             if let Some(loss) = held.loss() {
                 return Err(Error::Evicted(loss));
             }
@@ -648,6 +648,9 @@ impl Acquisition {
                 }
                 return Ok(());
             }
+            if tries > 1 {
+                session.sleep(session.timeout() / 20).await;
+            }
             let check = [Operation::Check { path: tenure.path(), version: None }];
             match place::settled(session, || session.transact(&check)).await {
                 Ok(_) => {}
@@ -655,6 +658,8 @@ impl Acquisition {
                 Err(failure) => return Err(self.stop(failure)),
             }
         }
+        // Its answers take longer than the lease, or it does not say whose session this is.
+        Err(Error::Unreachable("the servers answer too late to hold a lock by".to_owned()))
     }
 
     /// Who is in the way of one that waits, as far as that can be read now.
