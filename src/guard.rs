@@ -121,7 +121,9 @@ pub struct NodeData {
 
 /// The lock, held to read: shared with other readers. Made by [`RwLock::read`](crate::RwLock::read).
 ///
-/// Dropping it gives the lock back in the background: from anywhere, also outside a runtime and in a panic.
+/// Dropping it gives the lock back in the background: from anywhere, also outside a runtime and in a panic. A program
+/// that ends right after that should [`release`](Self::release), or drop its lock and coordinator handles too:
+/// dropping the last of them waits a moment for the server, while a process that exits takes the request with it.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct ReadGuard {
     held: Arc<Held>,
@@ -129,7 +131,9 @@ pub struct ReadGuard {
 
 /// The lock, held to write: alone. Made by [`RwLock::write`](crate::RwLock::write).
 ///
-/// Dropping it gives the lock back in the background: from anywhere, also outside a runtime and in a panic.
+/// Dropping it gives the lock back in the background: from anywhere, also outside a runtime and in a panic. A program
+/// that ends right after that should [`release`](Self::release), or drop its lock and coordinator handles too:
+/// dropping the last of them waits a moment for the server, while a process that exits takes the request with it.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct WriteGuard {
     held: Held,

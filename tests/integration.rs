@@ -95,7 +95,7 @@ async fn fifty_tasks_in_ten_sessions_lose_no_update_and_see_none_half_done() {
     let writes: u64 = within(SOON * 2, "all tasks", tasks.join_all()).await.into_iter().sum();
 
     assert_eq!((value.left.load(Ordering::Relaxed), value.right.load(Ordering::Relaxed)), (writes, writes));
-    let tokens = tokens.lock().unwrap();
+    let tokens = std::mem::take(&mut *tokens.lock().unwrap());
     assert_eq!(tokens.len() as u64, writes);
     assert!(tokens.is_sorted_by(|earlier, later| earlier < later), "{tokens:?}");
     becomes_empty(&sessions[0], "/locks/halves").await;
@@ -1145,16 +1145,16 @@ async fn a_waiter_whose_watch_is_not_armed_at_first_is_granted() {
         let (proxy, lock, operator) = fragile(shared_server(), &directory).await;
         let here = lock_at(&operator, &directory);
         let holder = here.write().await.unwrap();
-        let waiter = mishap
+        let mut waiter = None;
+        mishap
             .befalls(&proxy, Op::GetData, async {
-                let waiter = writer(&lock);
+                waiter = Some(writer(&lock));
                 eventually("the reconnect", || async { proxy.connections() >= 2 }).await;
-                waiter
             })
             .await;
         line_becomes(&here, "W+ W-").await;
         holder.release().await.unwrap();
-        granted(waiter).await.release().await.unwrap();
+        granted(waiter.unwrap()).await.release().await.unwrap();
     }
 }
 
