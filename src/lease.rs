@@ -88,7 +88,7 @@ impl Lease {
     /// The session is over; the first reason stays.
     pub fn end(&self, why: Ending) {
         self.state().over.get_or_insert(why);
-        self.roll.session_is_over();
+        self.roll.session_is_over(self);
     }
 
     /// Why the session is over, if it is.

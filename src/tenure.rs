@@ -335,8 +335,12 @@ impl Roll {
         self.unwatched.notify_one();
     }
 
-    pub(crate) fn session_is_over(&self) {
+    /// Whoever has not been told otherwise by now lost its node with the session, and not to whoever removes it next.
+    pub(crate) fn session_is_over(&self, lease: &Lease) {
         self.members().over = true;
+        for tenure in self.all() {
+            tenure.loss(lease);
+        }
         self.tell_all();
         self.occupied.notify_one();
         self.unwatched.notify_one();
@@ -344,10 +348,13 @@ impl Roll {
 
     /// Has everyone who waits for a loss look again.
     pub(crate) fn tell_all(&self) {
-        let all: Vec<_> = self.members().all.values().cloned().collect();
-        for tenure in all {
+        for tenure in self.all() {
             tenure.changed.notify_waiters();
         }
+    }
+
+    fn all(&self) -> Vec<Arc<Tenure>> {
+        self.members().all.values().cloned().collect()
     }
 
     /// The nodes for a heartbeat to check: all that hold, or else one that waits.

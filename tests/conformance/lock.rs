@@ -1,0 +1,934 @@
+//! What the lock promises, checked through its public interface alone, over whatever backend the harness gives.
+
+// The macro that makes tests of these functions names them from outside.
+#![allow(unreachable_pub)]
+
+use std::future::IntoFuture;
+use std::panic;
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::task::JoinHandle;
+use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Outcome, Session};
+use zk_rwlock::{Contender, Ending, Error, HoldState, Loss, MemberState, Mode, RwLock, WriteGuard};
+
+use super::harness::Harness;
+use crate::support::scene::{eventually, granted, line, line_becomes, reader, refused, soon, writer};
+
+/// Two processes that use one lock, and an operator who works on bare nodes.
+struct Stage<C> {
+    directory: String,
+    mine: C,
+    theirs: C,
+    a: RwLock,
+    b: RwLock,
+    operator: Arc<dyn Session>,
+    _operator: C,
+}
+
+impl<C: Coordinator + Clone> Stage<C> {
+    async fn set<H: Harness<C = C>>(h: &H) -> Stage<C> {
+        let (mine, theirs, operator) = (h.client().await, h.client().await, h.client().await);
+        let directory = h.directory();
+        let open = |client: &C, host: &str| RwLock::builder(client, &directory).host(host).build().expect("valid");
+        Stage {
+            a: open(&mine, "host-a"),
+            b: open(&theirs, "host-b"),
+            operator: session(&operator).await,
+            mine,
+            theirs,
+            _operator: operator,
+            directory,
+        }
+    }
+
+    /// The lock's directory exists and is empty.
+    async fn with_directory(self) -> Stage<C> {
+        soon("a free lock", self.a.write()).await.expect("free").release().await.expect("held");
+        self
+    }
+
+    async fn children(&self) -> Vec<String> {
+        let synced = self.operator.sync(&self.directory);
+        let children = self.operator.children(&self.directory);
+        let _nothing_to_sync = synced.await;
+        match children.await {
+            Ok(mut children) => {
+                children.sort();
+                children
+            }
+            Err(Failure::NoNode) => Vec::new(),
+            Err(failure) => panic!("{} cannot be listed: {failure}", self.directory),
+        }
+    }
+
+    async fn becomes_empty(&self) {
+        eventually("the directory is empty", || async { self.children().await.is_empty() }).await;
+    }
+
+    /// A path beside the lock's directory.
+    fn beside(&self, name: &str) -> String {
+        format!("{}-{name}", self.directory)
+    }
+
+    /// What the operator reads at `path`.
+    async fn data(&self, path: &str) -> Option<Vec<u8>> {
+        let synced = self.operator.sync(path);
+        let data = self.operator.data(path);
+        let _nothing_to_sync = synced.await;
+        match data.await {
+            Ok((data, _)) => Some(data),
+            Err(Failure::NoNode) => None,
+            Err(failure) => panic!("{path} cannot be read: {failure}"),
+        }
+    }
+
+    /// Queues acquisitions one after the other; `line` is the queue before.
+    async fn queue_writer(&self, lock: &RwLock, after: &mut String) -> JoinHandle<Result<WriteGuard, Error>> {
+        let task = writer(lock);
+        after.push_str(" W-");
+        line_becomes(&self.b, after.trim()).await;
+        task
+    }
+}
+
+async fn session<C: Coordinator>(client: &C) -> Arc<dyn Session> {
+    Arc::clone(client.berth(0).await.expect("the session is alive").session())
+}
+
+async fn cancel<G>(task: JoinHandle<Result<G, Error>>) {
+    task.abort();
+    assert!(task.await.is_err_and(|stop| stop.is_cancelled()), "ended before it was cancelled");
+}
+
+/// Joins a thread without blocking the runtime.
+async fn joined<T: Send + 'static>(thread: thread::JoinHandle<T>) -> thread::Result<T> {
+    soon("the end of the thread", tokio::task::spawn_blocking(|| thread.join())).await.expect("joining does not panic")
+}
+
+fn is_invalid<T>(answer: Result<T, Error>) -> bool {
+    matches!(answer, Err(Error::InvalidInput(_)))
+}
+
+// Who holds together, and in which order.
+
+pub async fn readers_hold_together<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let one = soon("a free lock", s.a.read()).await.expect("free");
+    let two = soon("beside a reader", s.b.read()).await.expect("shared");
+    let three = soon("beside readers", s.b.read()).await.expect("shared");
+    assert!(one.is_held() && two.is_held() && three.is_held());
+    assert_eq!(line(&s.a).await, "R+ R+ R+");
+    one.release().await.expect("held");
+    assert!(two.is_held() && three.is_held());
+}
+
+pub async fn a_writer_holds_alone<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let write = writer(&s.b);
+    line_becomes(&s.a, "W+ W-").await;
+    let read = reader(&s.b);
+    line_becomes(&s.a, "W+ W- R-").await;
+    assert!(!write.is_finished() && !read.is_finished());
+    held.release().await.expect("held");
+    let write = granted(write).await;
+    assert!(!read.is_finished());
+    write.release().await.expect("held");
+    granted(read).await.release().await.expect("held");
+}
+
+pub async fn a_reader_never_overtakes_a_queued_writer<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let first = soon("a free lock", s.a.read()).await.expect("free");
+    let write = writer(&s.b);
+    line_becomes(&s.a, "R+ W-").await;
+    let late = reader(&s.a);
+    line_becomes(&s.a, "R+ W- R-").await;
+    let later = reader(&s.b);
+    line_becomes(&s.a, "R+ W- R- R-").await;
+    first.release().await.expect("held");
+    let write = granted(write).await;
+    assert_eq!(line(&s.a).await, "W+ R- R-");
+    assert!(!late.is_finished() && !later.is_finished());
+    write.release().await.expect("held");
+    let (late, later) = (granted(late).await, granted(later).await);
+    assert!(late.is_held() && later.is_held());
+}
+
+pub async fn readers_between_two_writers_run_together<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let first = soon("a free lock", s.a.write()).await.expect("free");
+    let one = reader(&s.a);
+    line_becomes(&s.a, "W+ R-").await;
+    let two = reader(&s.b);
+    line_becomes(&s.a, "W+ R- R-").await;
+    let last = writer(&s.b);
+    line_becomes(&s.a, "W+ R- R- W-").await;
+    first.release().await.expect("held");
+    let (one, two) = (granted(one).await, granted(two).await);
+    assert!(one.is_held() && two.is_held() && !last.is_finished());
+    assert_eq!(line(&s.a).await, "R+ R+ W-");
+    two.release().await.expect("held");
+    assert_eq!(line(&s.a).await, "R+ W-");
+    one.release().await.expect("held");
+    assert!(granted(last).await.is_held());
+}
+
+pub async fn writers_are_granted_in_the_order_of_their_arrival<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let first = soon("a free lock", s.a.write()).await.expect("free");
+    let mut queue = "W+".to_owned();
+    let mut waiting = Vec::new();
+    for i in 0..6 {
+        waiting.push(s.queue_writer(if i % 2 == 0 { &s.b } else { &s.a }, &mut queue).await);
+    }
+    let mut token = first.fencing_token();
+    first.release().await.expect("held");
+    for write in waiting {
+        let guard = granted(write).await;
+        assert!(guard.fencing_token() > token, "{} after {token}", guard.fencing_token());
+        token = guard.fencing_token();
+        assert!(line(&s.a).await.starts_with("W+"));
+        guard.release().await.expect("held");
+    }
+    s.becomes_empty().await;
+}
+
+pub async fn two_writers_queued_behind_a_reader_hold_one_after_the_other<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let read = soon("a free lock", s.a.read()).await.expect("free");
+    let mut queue = "R+".to_owned();
+    let one = s.queue_writer(&s.b, &mut queue).await;
+    let two = s.queue_writer(&s.a, &mut queue).await;
+    read.release().await.expect("held");
+    let one = granted(one).await;
+    assert_eq!(line(&s.a).await, "W+ W-");
+    assert!(!two.is_finished());
+    one.release().await.expect("held");
+    granted(two).await.release().await.expect("held");
+}
+
+// Without waiting.
+
+pub async fn trying_a_taken_lock_writes_nothing_and_names_the_holder<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write().label("rotate keys")).await.expect("free");
+    let before = s.children().await;
+    for _ in 0..3 {
+        let errors = [s.b.try_read().await.expect_err("taken"), s.b.try_write().await.expect_err("taken")];
+        for error in errors {
+            assert!(error.is_would_block());
+            let Error::WouldBlock { blockers } = &error else { panic!("{error}") };
+            assert_eq!((blockers.ahead, blockers.first.len()), (1, 1));
+            let holder = &blockers.first[0];
+            assert_eq!((holder.mode, holder.state.clone()), (Mode::Write, MemberState::Holds));
+            assert_eq!((holder.host.as_str(), holder.label.as_deref()), ("host-a", Some("rotate keys")));
+            let text = error.to_string();
+            assert!(["WRITE", "host-a", "rotate keys"].iter().all(|word| text.contains(word)), "{text}");
+        }
+    }
+    assert_eq!(s.children().await, before);
+    held.release().await.expect("held");
+    let next = s.b.try_write().await.expect("free");
+    let sequence = |name: &str| Contender::parse(name).expect("a contender").sequence();
+    let name = next.path().rsplit('/').next().map(str::to_owned).expect("a path");
+    assert_eq!(sequence(&name), sequence(&before[0]) + 1, "the tries have used up sequence numbers");
+}
+
+pub async fn try_read_succeeds_beside_readers_and_not_behind_a_waiting_writer<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let one = s.a.try_read().await.expect("free");
+    let two = s.b.try_read().await.expect("shared");
+    assert!(s.b.try_write().await.is_err_and(|error| error.is_would_block()));
+    let write = writer(&s.a);
+    line_becomes(&s.b, "R+ R+ W-").await;
+    let error = s.b.try_read().await.expect_err("a writer waits");
+    let Error::WouldBlock { blockers } = &error else { panic!("{error}") };
+    assert_eq!((blockers.ahead, blockers.first[0].mode), (1, Mode::Write));
+    assert!(matches!(blockers.first[0].state, MemberState::Waits { .. }));
+    assert_eq!(line(&s.b).await, "R+ R+ W-");
+    one.release().await.expect("held");
+    two.release().await.expect("held");
+    granted(write).await.release().await.expect("held");
+    s.b.try_write().await.expect("free").release().await.expect("held");
+}
+
+pub async fn a_timeout_says_who_is_in_the_way_and_leaves_no_node<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let entered = SystemTime::now();
+    let held = soon("a free lock", s.a.read().label("nightly report")).await.expect("free");
+    let write = tokio::spawn(s.a.write().label("migrate").into_future());
+    line_becomes(&s.b, "R+ W-").await;
+    let before = s.children().await;
+    let timeout = Duration::from_millis(300);
+    let start = Instant::now();
+    let error = soon("the timeout", s.b.write().timeout(timeout)).await.expect_err("taken");
+    assert!(start.elapsed() >= timeout && error.is_timeout());
+    let Error::Timeout { waited, blockers } = &error else { panic!("{error}") };
+    assert_eq!((*waited, blockers.ahead, blockers.first.len()), (timeout, 2, 2));
+    let (holder, waiter) = (&blockers.first[0], &blockers.first[1]);
+    assert_eq!((holder.mode, holder.host.as_str(), holder.pid), (Mode::Read, "host-a", Some(process::id())));
+    assert_eq!((holder.label.as_deref(), waiter.label.as_deref()), (Some("nightly report"), Some("migrate")));
+    assert_eq!((&holder.state, waiter.mode), (&MemberState::Holds, Mode::Write));
+    assert!(matches!(waiter.state, MemberState::Waits { .. }));
+    // Two clocks of one machine, and one of them counts milliseconds.
+    let since = holder.since.expect("the holder's node can be read");
+    let slack = Duration::from_secs(2);
+    assert!(since + slack >= entered && since <= SystemTime::now() + slack, "{since:?}");
+    let text = error.to_string();
+    assert!(["300ms", "READ", "host-a", "nightly report", "2 ahead"].iter().all(|w| text.contains(w)), "{text}");
+    eventually("the node of the one that gave up is gone", || async { s.children().await == before }).await;
+    held.release().await.expect("held");
+    granted(write).await.release().await.expect("held");
+}
+
+// Cancelling.
+
+pub async fn a_cancelled_waiter_leaves_no_node_and_wakes_nobody<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let alone = s.children().await;
+    let write = writer(&s.b);
+    line_becomes(&s.a, "W+ W-").await;
+    cancel(write).await;
+    eventually("the node of the cancelled waiter is gone", || async { s.children().await == alone }).await;
+
+    let mut queue = "W+".to_owned();
+    let first = s.queue_writer(&s.b, &mut queue).await;
+    let second = s.queue_writer(&s.a, &mut queue).await;
+    let third = s.queue_writer(&s.b, &mut queue).await;
+    cancel(third).await;
+    line_becomes(&s.a, "W+ W- W-").await;
+    cancel(first).await;
+    line_becomes(&s.a, "W+ W-").await;
+    // What the cancelling set in motion at the other contenders has come to rest after a round of theirs.
+    for lock in [&s.a, &s.b] {
+        assert!(lock.try_write().await.is_err_and(|error| error.is_would_block()));
+    }
+    assert!(held.is_held() && !second.is_finished());
+    held.release().await.expect("held");
+    granted(second).await.release().await.expect("held");
+    s.becomes_empty().await;
+}
+
+pub async fn the_successor_of_a_cancelled_waiter_waits_for_the_one_before<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let mut queue = "W+".to_owned();
+    let middle = s.queue_writer(&s.b, &mut queue).await;
+    let last = s.queue_writer(&s.a, &mut queue).await;
+    cancel(middle).await;
+    line_becomes(&s.a, "W+ W-").await;
+    let members = s.a.queue().await.expect("readable").members;
+    assert_eq!(members[1].state, MemberState::Waits { behind: members[0].node.clone() });
+    assert!(!last.is_finished());
+    held.release().await.expect("held");
+    granted(last).await.release().await.expect("held");
+}
+
+pub async fn readers_behind_a_cancelled_writer_join_the_reader_that_holds<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.read()).await.expect("free");
+    let write = writer(&s.b);
+    line_becomes(&s.a, "R+ W-").await;
+    let read = reader(&s.b);
+    line_becomes(&s.a, "R+ W- R-").await;
+    cancel(write).await;
+    assert!(granted(read).await.is_held() && held.is_held());
+}
+
+// Guards.
+
+pub async fn downgrade_keeps_the_token_and_lets_in_the_readers_directly_behind<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write().label("publish")).await.expect("free");
+    let one = reader(&s.b);
+    line_becomes(&s.a, "W+ R-").await;
+    let two = reader(&s.a);
+    line_becomes(&s.a, "W+ R- R-").await;
+    let write = writer(&s.b);
+    line_becomes(&s.a, "W+ R- R- W-").await;
+    let last = reader(&s.a);
+    line_becomes(&s.a, "W+ R- R- W- R-").await;
+    let (token, path) = (held.fencing_token(), held.path());
+    let held = soon("the downgrade", held.downgrade()).await.expect("held");
+    assert_eq!(held.fencing_token(), token);
+    assert_ne!(held.path(), path);
+    let (one, two) = (granted(one).await, granted(two).await);
+    assert_eq!(line(&s.b).await, "R+ R+ R+ W- R-");
+    assert_eq!(s.a.queue().await.expect("readable").members[0].label.as_deref(), Some("publish"));
+    assert!(held.is_held() && !write.is_finished() && !last.is_finished());
+    held.transaction().commit().await.expect("held");
+    for guard in [held, one, two] {
+        assert!(!write.is_finished());
+        guard.release().await.expect("held");
+    }
+    granted(write).await.release().await.expect("held");
+    granted(last).await.release().await.expect("held");
+}
+
+pub async fn a_shared_guard_keeps_the_node_until_the_last_one<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let one = soon("a free lock", s.a.read()).await.expect("free");
+    let (two, three) = (one.share(), one.share());
+    assert_eq!((two.path(), two.fencing_token()), (one.path(), one.fencing_token()));
+    assert_eq!(s.children().await.len(), 1);
+    let write = writer(&s.b);
+    line_becomes(&s.a, "R+ W-").await;
+    // Not behind the writer: that is what it is for.
+    let four = three.share();
+    drop(one);
+    two.release().await.expect("held");
+    drop(three);
+    assert_eq!(line(&s.a).await, "R+ W-");
+    assert!(four.is_held() && !write.is_finished());
+    four.release().await.expect("held");
+    granted(write).await.release().await.expect("held");
+}
+
+pub async fn shared_guards_are_lost_together<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let one = soon("a free lock", s.a.read()).await.expect("free");
+    let two = one.share();
+    s.operator.delete(&one.path()).await.expect("there");
+    assert_eq!(soon("the loss", one.lost()).await, Loss::Removed);
+    assert!(!one.is_held() && !two.is_held());
+    assert!(matches!(two.release().await, Err(Error::Lost(Loss::Removed))));
+}
+
+pub async fn releasing_a_removed_node_says_lost<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let write = soon("a free lock", s.a.write()).await.expect("free");
+    s.operator.delete(&write.path()).await.expect("there");
+    assert!(matches!(write.release().await, Err(Error::Lost(Loss::Removed))));
+    let read = soon("a free lock", s.a.read()).await.expect("free");
+    s.operator.delete(&read.path()).await.expect("there");
+    assert!(matches!(read.release().await, Err(Error::Lost(Loss::Removed))));
+    s.becomes_empty().await;
+}
+
+pub async fn downgrading_a_removed_node_says_lost_and_leaves_nothing<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    s.operator.delete(&held.path()).await.expect("there");
+    assert!(matches!(soon("the downgrade", held.downgrade()).await, Err(Error::Lost(Loss::Removed))));
+    s.becomes_empty().await;
+    soon("a free lock", s.b.write()).await.expect("free").release().await.expect("held");
+}
+
+/// Says when it is dropped.
+struct Canary(Arc<AtomicBool>);
+
+impl Drop for Canary {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+pub async fn a_removed_node_is_a_lost_lock_and_stops_the_work<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    assert_eq!(held.run(async { 42 }).await.expect("held"), 42);
+    let dropped = Arc::new(AtomicBool::new(false));
+    let canary = Canary(Arc::clone(&dropped));
+    let (lost, stopped, removed) = soon("the loss", async {
+        tokio::join!(
+            held.lost(),
+            held.run(async move {
+                let _canary = canary;
+                std::future::pending::<()>().await;
+            }),
+            s.operator.delete(&held.path()),
+        )
+    })
+    .await;
+    removed.expect("there");
+    assert_eq!(lost, Loss::Removed);
+    assert!(matches!(stopped, Err(Error::Lost(Loss::Removed))));
+    assert!(dropped.load(Ordering::Acquire), "the work goes on");
+    assert!(!held.is_held());
+    assert_eq!(held.state(), HoldState::Lost { why: Loss::Removed });
+    // Work that is ready at once is refused as well.
+    assert!(matches!(held.run(async {}).await, Err(Error::Lost(Loss::Removed))));
+    assert!(matches!(held.data(&s.directory).await, Err(Error::Lost(Loss::Removed))));
+    soon("a free lock", s.b.write()).await.expect("free").release().await.expect("held");
+}
+
+pub async fn a_removed_waiter_is_evicted<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let write = writer(&s.b);
+    line_becomes(&s.a, "W+ W-").await;
+    let node = s.a.queue().await.expect("readable").members[1].node.clone();
+    s.operator.delete(&format!("{}/{node}", s.directory)).await.expect("there");
+    let error = refused(write).await;
+    assert!(matches!(error, Error::Evicted(Loss::Removed)) && error.is_lost(), "{error:?}");
+    held.release().await.expect("held");
+}
+
+pub async fn a_guard_dropped_outside_a_runtime_frees_the_lock<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let write = writer(&s.b);
+    line_becomes(&s.a, "W+ W-").await;
+    joined(thread::spawn(move || drop(held))).await.expect("dropping does not panic");
+    let held = granted(write).await;
+    let read = reader(&s.a);
+    line_becomes(&s.a, "W+ R-").await;
+    drop(held);
+    drop(granted(read).await);
+    s.becomes_empty().await;
+}
+
+pub async fn a_guard_dropped_in_a_panic_frees_the_lock<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let panics = thread::spawn(move || {
+        let _held = held;
+        // As a panic, but without its message among the output of the tests.
+        panic::resume_unwind(Box::new("meant to be"));
+    });
+    assert!(joined(panics).await.is_err());
+    soon("the lock is free", s.b.write()).await.expect("free").release().await.expect("held");
+}
+
+pub async fn a_plain_thread_acquires_by_blocking<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let (a, b) = (s.a.clone(), s.b.clone());
+    let plain = thread::spawn(move || {
+        let (one, two) = (a.blocking_read().expect("free"), b.blocking_read().expect("shared"));
+        assert!(one.is_held() && two.is_held());
+        let late = b.write().timeout(Duration::from_millis(50)).blocking();
+        assert!(late.is_err_and(|error| error.is_timeout()));
+        drop((one, two));
+        drop(b.blocking_write().expect("freed"));
+    });
+    joined(plain).await.expect("the thread acquires and releases");
+
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let b = s.b.clone();
+    let waits = thread::spawn(move || b.blocking_write().map(drop));
+    line_becomes(&s.a, "W+ W-").await;
+    held.release().await.expect("held");
+    joined(waits).await.expect("does not panic").expect("granted");
+    s.becomes_empty().await;
+}
+
+// Transactions.
+
+pub async fn a_transaction_commits_while_the_lock_is_held<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let (config, mark) = (s.beside("config"), s.beside("mark"));
+    assert_eq!(held.data(&config).await.expect("held"), None);
+    let outcomes = held.transaction().create(&config, "v1").create_ephemeral(&mark, "").commit().await;
+    assert_eq!(outcomes.expect("held"), [Outcome::Created, Outcome::Created]);
+    let outcomes = held.transaction().check(&config, 0).set_version(&config, "v2", 0).set(&config, "v3").commit().await;
+    let expected = [Outcome::Checked, Outcome::Set { version: 1 }, Outcome::Set { version: 2 }];
+    assert_eq!(outcomes.expect("held"), expected);
+    let data = held.data(&config).await.expect("held").expect("there");
+    assert_eq!((data.data.as_slice(), data.version), (b"v3".as_slice(), 2));
+    let outcomes = held.transaction().check_exists(&config).delete_version(&config, 2).delete(&mark).commit().await;
+    assert_eq!(outcomes.expect("held"), [Outcome::Checked, Outcome::Deleted, Outcome::Deleted]);
+    assert_eq!(held.transaction().commit().await.expect("held"), []);
+    assert_eq!((s.data(&config).await, s.data(&mark).await), (None, None));
+    held.release().await.expect("held");
+    // A reader's as well.
+    let read = soon("a free lock", s.b.read()).await.expect("free");
+    read.transaction().create(&config, "v4").commit().await.expect("held");
+    assert_eq!(s.data(&config).await.as_deref(), Some(b"v4".as_slice()));
+}
+
+pub async fn a_transaction_after_a_removal_changes_nothing<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let config = s.beside("config");
+    held.transaction().create(&config, "v1").commit().await.expect("held");
+    s.operator.delete(&held.path()).await.expect("there");
+    let answer = held.transaction().set(&config, "v2").commit().await;
+    assert!(matches!(answer, Err(Error::Lost(Loss::Removed))), "{answer:?}");
+    assert!(!held.is_held());
+    assert!(matches!(held.transaction().commit().await, Err(Error::Lost(Loss::Removed))));
+    assert_eq!(s.data(&config).await.as_deref(), Some(b"v1".as_slice()));
+}
+
+pub async fn a_transaction_refuses_paths_inside_the_locks_directory<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let (directory, config) = (s.directory.clone(), s.beside("config"));
+    let before = s.children().await;
+    for path in [format!("{directory}/foo"), held.path(), format!("{directory}/foo/bar")] {
+        let t = || held.transaction().create(&config, "v1");
+        let all = [
+            t().set(&path, ""),
+            t().set_version(&path, "", 0),
+            t().create(&path, ""),
+            t().create_ephemeral(&path, ""),
+            t().delete(&path),
+            t().delete_version(&path, 0),
+        ];
+        for transaction in all {
+            assert!(is_invalid(transaction.commit().await), "{path}");
+        }
+    }
+    for path in ["", "relative", "/trailing/", "/double//slash", "/a/../b"] {
+        assert!(is_invalid(held.transaction().create(&config, "").set(path, "").commit().await), "{path:?}");
+        assert!(is_invalid(held.data(path).await), "{path:?}");
+    }
+    assert_eq!((s.children().await, s.data(&config).await), (before, None));
+    held.release().await.expect("held");
+}
+
+pub async fn a_refused_transaction_says_which_operation_and_why<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let (config, other) = (s.beside("config"), s.beside("other"));
+    held.transaction().create(&config, "v1").commit().await.expect("held");
+    let below = format!("{config}/below");
+    let t = || held.transaction().set(&config, "v2");
+    let cases = [
+        (t().check(&config, 7), config.as_str(), Failure::BadVersion),
+        (t().set_version(&config, "", 0), &config, Failure::BadVersion),
+        (t().create(&config, ""), &config, Failure::NodeExists),
+        (t().create(&format!("{other}/x"), ""), &format!("{other}/x"), Failure::NoNode),
+        (t().delete(&other), &other, Failure::NoNode),
+        (t().check_exists(&other), &other, Failure::NoNode),
+        (t().delete_version(&config, 0), &config, Failure::BadVersion),
+    ];
+    for (transaction, expected_path, expected) in cases {
+        match transaction.commit().await {
+            Err(Error::TransactionRefused { index, path, reason }) => {
+                assert_eq!((index, path.as_str(), reason), (1, expected_path, expected));
+            }
+            answer => panic!("{answer:?} for {expected_path}, expected {expected}"),
+        }
+    }
+    held.transaction().create(&below, "").commit().await.expect("held");
+    let answer = held.transaction().delete(&config).commit().await;
+    let Err(Error::TransactionRefused { index: 0, reason: Failure::NotEmpty, .. }) = answer else {
+        panic!("{answer:?}");
+    };
+    assert_eq!(s.data(&config).await.as_deref(), Some(b"v1".as_slice()));
+    held.release().await.expect("a refused transaction loses nothing");
+}
+
+// The directory and what is in it.
+
+pub async fn missing_directories_are_made<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let deep = format!("{}/a/b/c", s.directory);
+    let lock = RwLock::new(&s.mine, &deep).expect("valid");
+    assert!(lock.queue().await.expect("readable").members.is_empty());
+    assert_eq!(lock.path(), deep);
+    let held = soon("a free lock", lock.write()).await.expect("free");
+    assert!(held.path().starts_with(&format!("{deep}/")));
+    let tried = RwLock::new(&s.theirs, &format!("{}/x/y", s.directory)).expect("valid");
+    soon("a free lock", tried.try_read()).await.expect("free").release().await.expect("held");
+}
+
+pub async fn a_directory_deleted_between_uses_is_made_again<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let mut token = 0;
+    for round in 0..3 {
+        let held = soon("a free lock", s.a.write()).await.expect("free");
+        assert!(held.path().ends_with("-WRITE-0000000000"), "{}", held.path());
+        assert!(held.fencing_token() > token, "round {round}: {} after {token}", held.fencing_token());
+        token = held.fencing_token();
+        held.release().await.expect("held");
+        s.operator.delete(&s.directory).await.expect("empty");
+    }
+    soon("a free lock", s.b.try_write()).await.expect("free").release().await.expect("held");
+}
+
+pub async fn an_ephemeral_node_is_no_lock_directory<H: Harness>(h: &H) {
+    let s = Stage::set(h).await.with_directory().await;
+    let ephemeral = format!("{}/ephemeral", s.directory);
+    s.operator.create(&ephemeral, b"", Kind::Ephemeral).await.expect("created");
+    for path in [ephemeral.clone(), format!("{ephemeral}/lock"), format!("{ephemeral}/a/b")] {
+        let lock = RwLock::new(&s.mine, &path).expect("valid");
+        for error in [
+            soon("the refusal", lock.write()).await.expect_err("no directory"),
+            soon("the refusal", lock.try_read()).await.expect_err("no directory"),
+        ] {
+            assert!(matches!(&error, Error::EphemeralParent { path: told } if *told == path), "{error:?}");
+        }
+    }
+}
+
+pub async fn wrong_input_is_refused_before_anything_is_sent<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    for path in ["", "/", "relative", "a/b", "/a/", "/a//b", "//a", "/a/./b", "/a/..", "/zookeeper", "/zookeeper/a"] {
+        assert!(is_invalid(RwLock::new(&s.mine, path)), "{path:?}");
+    }
+    for path in ["/a\0b", "/a\nb", "/a\u{7f}"] {
+        assert!(is_invalid(RwLock::new(&s.mine, path)), "{path:?}");
+    }
+    let builder = || RwLock::builder(&s.mine, &s.directory);
+    for host in ["", " ", "a b", "a/b", "a~b", "h\u{f6}st", "a\nb", &"x".repeat(65)] {
+        assert!(is_invalid(builder().host(host).build()), "{host:?}");
+    }
+    assert!(builder().host("x".repeat(64)).build().is_ok());
+    assert!(builder().host("web-1.example_com-WRITE-0000000001").build().is_ok());
+    for label in ["a\nb", "a\tb", "\0", "\u{7f}", "\u{85}", &"x".repeat(257)] {
+        assert!(is_invalid(builder().label(label).build()), "{label:?}");
+        assert!(is_invalid(s.a.read().label(label).await), "{label:?}");
+        assert!(is_invalid(s.a.write().label(label).await), "{label:?}");
+    }
+    assert!(is_invalid(s.a.read().timeout(Duration::ZERO).await));
+    assert!(is_invalid(s.a.write().timeout(Duration::ZERO).await));
+    assert_eq!(s.operator.children(&s.directory).await, Err(Failure::NoNode));
+    let longest = "x".repeat(256);
+    let held = soon("a free lock", s.a.write().label(&longest)).await.expect("free");
+    assert_eq!(s.b.queue().await.expect("readable").members[0].label.as_deref(), Some(longest.as_str()));
+    held.release().await.expect("held");
+}
+
+pub async fn foreign_children_are_no_contenders<H: Harness>(h: &H) {
+    let s = Stage::set(h).await.with_directory().await;
+    let foreign = ["foo", "x-READ-abc", "a-WRITE-12", "sub", "-WRITE-", "a-WRITE-00000000001"];
+    for name in foreign {
+        s.operator.create(&format!("{}/{name}", s.directory), b"", Kind::Persistent).await.expect("created");
+    }
+    s.operator.create(&format!("{}/sub/a-WRITE-0000000000", s.directory), b"", Kind::Ephemeral).await.expect("created");
+    let held = soon("nobody is in the way", s.a.write()).await.expect("free");
+    assert_eq!(line(&s.b).await, "W+");
+    let error = s.b.try_read().await.expect_err("taken");
+    assert!(matches!(&error, Error::WouldBlock { blockers } if blockers.ahead == 1), "{error:?}");
+    let write = writer(&s.b);
+    line_becomes(&s.a, "W+ W-").await;
+    held.release().await.expect("held");
+    granted(write).await.release().await.expect("held");
+    s.b.try_write().await.expect("free").release().await.expect("held");
+    assert_eq!(s.children().await.len(), foreign.len());
+}
+
+pub async fn a_node_of_another_program_takes_part_in_the_queue<H: Harness>(h: &H) {
+    let s = Stage::set(h).await.with_directory().await;
+    let other = format!("{}/other-WRITE-0000000000", s.directory);
+    s.operator.create(&other, b"not our data", Kind::Ephemeral).await.expect("created");
+    let error = s.b.try_read().await.expect_err("taken");
+    let Error::WouldBlock { blockers } = &error else { panic!("{error}") };
+    assert_eq!((blockers.first[0].host.as_str(), blockers.first[0].pid), ("other", None));
+    let read = reader(&s.a);
+    line_becomes(&s.b, "W+ R-").await;
+    let members = s.b.queue().await.expect("readable").members;
+    assert_eq!(members[1].state, MemberState::Waits { behind: "other-WRITE-0000000000".to_owned() });
+    assert!(!read.is_finished());
+    s.operator.delete(&other).await.expect("there");
+    granted(read).await.release().await.expect("held");
+
+    let other = format!("{}/other-READ-0000000000", s.directory);
+    s.operator.create(&other, b"", Kind::Ephemeral).await.expect("created");
+    soon("beside a reader", s.a.read()).await.expect("shared").release().await.expect("held");
+    let write = writer(&s.a);
+    line_becomes(&s.b, "R+ W-").await;
+    s.operator.delete(&other).await.expect("there");
+    granted(write).await.release().await.expect("held");
+}
+
+pub async fn the_queue_tells_who_holds_and_who_waits_behind_whom<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let start = SystemTime::now();
+    assert_eq!(s.a.queue().await.expect("readable").to_string(), format!("{}: free", s.directory));
+    let held = soon("a free lock", s.a.read().label("report")).await.expect("free");
+    let write = tokio::spawn(s.b.write().label("migrate").into_future());
+    line_becomes(&s.a, "R+ W-").await;
+    let read = reader(&s.a);
+    line_becomes(&s.a, "R+ W- R-").await;
+
+    let queue = s.b.queue().await.expect("readable");
+    assert_eq!(queue.path, s.directory);
+    let mine = session(&s.mine).await.id();
+    let theirs = session(&s.theirs).await.id();
+    let told: Vec<_> = queue
+        .members
+        .iter()
+        .map(|m| (m.mode, m.host.as_str(), m.pid, m.label.as_deref(), m.session, m.state.clone()))
+        .collect();
+    let pid = Some(process::id());
+    let behind = |i: usize| MemberState::Waits { behind: queue.members[i].node.clone() };
+    assert_eq!(
+        told,
+        [
+            (Mode::Read, "host-a", pid, Some("report"), Some(mine), MemberState::Holds),
+            (Mode::Write, "host-b", pid, Some("migrate"), Some(theirs), behind(0)),
+            (Mode::Read, "host-a", pid, None, Some(mine), behind(1)),
+        ]
+    );
+    let slack = Duration::from_secs(2);
+    let since: Vec<_> = queue.members.iter().map(|m| m.since.expect("its node can be read")).collect();
+    assert!(since.is_sorted() && since[0] + slack >= start && since[2] <= SystemTime::now() + slack, "{since:?}");
+    assert!(held.path().ends_with(&queue.members[0].node));
+    assert_eq!((queue.holders().count(), queue.waiters().count()), (1, 2));
+    let text = queue.to_string();
+    assert!(text.contains("READ host-a") && text.contains("\"migrate\"") && text.contains("waits behind"), "{text}");
+
+    held.release().await.expect("held");
+    granted(write).await.release().await.expect("held");
+    granted(read).await.release().await.expect("held");
+}
+
+pub async fn fencing_tokens_rise_with_every_grant_that_excludes_the_last<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let mut token = 0;
+    for round in 0..4 {
+        let write = soon("a free lock", s.a.write()).await.expect("free");
+        assert!(write.fencing_token() > token);
+        token = write.fencing_token();
+        drop(write);
+        let (one, two) =
+            (soon("freed", s.b.read()).await.expect("free"), soon("shared", s.a.read()).await.expect("free"));
+        assert!(one.fencing_token() > token && two.fencing_token() > token, "round {round}");
+        token = one.fencing_token().max(two.fencing_token());
+        one.release().await.expect("held");
+        two.release().await.expect("held");
+        if round % 2 == 1 {
+            s.operator.delete(&s.directory).await.expect("empty");
+        }
+    }
+}
+
+// Sessions that end.
+
+pub async fn a_waiter_whose_session_ends_is_evicted<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let write = writer(&s.b);
+    line_becomes(&s.a, "W+ W-").await;
+    h.expire(&s.theirs).await;
+    let error = refused(write).await;
+    assert!(matches!(error, Error::Evicted(Loss::SessionOver(_))) && error.is_lost(), "{error:?}");
+    line_becomes(&s.a, "W+").await;
+    held.release().await.expect("held");
+    soon("a fresh session", s.b.write()).await.expect("free").release().await.expect("held");
+}
+
+pub async fn a_guard_whose_session_ends_is_lost_and_the_handle_goes_on<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let token = held.fencing_token();
+    let write = writer(&s.b);
+    line_becomes(&s.b, "W+ W-").await;
+    h.expire(&s.mine).await;
+    let next = granted(write).await;
+    assert!(!held.is_held(), "two hold");
+    assert!(next.fencing_token() > token);
+    let why = soon("the loss", held.lost()).await;
+    assert!(matches!(why, Loss::SessionOver(_) | Loss::LeaseRanOut), "{why:?}");
+    assert!(matches!(held.run(async {}).await, Err(Error::Lost(_))));
+    assert!(matches!(held.transaction().commit().await, Err(Error::Lost(_))));
+    assert!(matches!(soon("the release", held.release()).await, Err(Error::Lost(lost)) if lost == why));
+    next.release().await.expect("held");
+    let again = soon("a fresh session", s.a.write()).await.expect("free");
+    assert!(again.is_held());
+    again.release().await.expect("held");
+}
+
+pub async fn closing_loses_guards_fails_waiters_and_refuses_new_acquisitions<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.read()).await.expect("free");
+    let theirs = soon("beside a reader", s.b.read()).await.expect("shared");
+    let write = writer(&s.a);
+    line_becomes(&s.b, "R+ R+ W-").await;
+    let next = writer(&s.b);
+    line_becomes(&s.b, "R+ R+ W- W-").await;
+
+    soon("the end of the session", s.mine.close()).await;
+    assert!(!held.is_held());
+    assert_eq!(soon("the loss", held.lost()).await, Loss::SessionOver(Ending::Closed));
+    let error = refused(write).await;
+    let closed = Error::Evicted(Loss::SessionOver(Ending::Closed));
+    assert!(matches!(&error, Error::Closed(Ending::Closed)) || error.to_string() == closed.to_string(), "{error:?}");
+    for error in [
+        soon("the refusal", s.a.read()).await.expect_err("closed"),
+        soon("the refusal", s.a.write()).await.expect_err("closed"),
+        soon("the refusal", s.a.try_read()).await.expect_err("closed"),
+        soon("the refusal", s.a.try_write()).await.expect_err("closed"),
+        soon("the refusal", s.a.queue()).await.expect_err("closed"),
+    ] {
+        assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
+    }
+    assert_eq!(line(&s.b).await, "R+ W-", "the nodes went with the session");
+    let lost = Err::<(), _>(Loss::SessionOver(Ending::Closed));
+    assert!(matches!((held.release().await, lost), (Err(Error::Lost(was)), Err(closed)) if was == closed));
+    theirs.release().await.expect("held");
+    granted(next).await.release().await.expect("held");
+    soon("closed already", s.mine.close()).await;
+}
+
+pub async fn a_cut_is_suspect_until_it_is_mended<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let mut changes = held.changes();
+    assert_eq!(soon("the present state", changes.next()).await, Some(HoldState::Held));
+    assert_eq!(held.state(), HoldState::Held);
+    h.cut(&s.mine).await;
+    let suspect = soon("the cut is noticed", changes.next()).await;
+    let Some(HoldState::Suspect { until }) = suspect else { panic!("{suspect:?}") };
+    h.heal(&s.mine).await;
+    assert!(until > Instant::now() - Duration::from_secs(1));
+    assert_eq!(soon("the connection is back", changes.next()).await, Some(HoldState::Held));
+    assert!(held.is_held());
+    held.transaction().commit().await.expect("held");
+    h.expire(&s.mine).await;
+    let mut last = soon("the end", changes.next()).await;
+    while !matches!(last, Some(HoldState::Lost { .. })) {
+        last = soon("the end", changes.next()).await;
+        assert!(last.is_some(), "the changes end before the loss");
+    }
+    assert_eq!(changes.next().await, None);
+    assert!(!held.is_held());
+    assert!(matches!(held.state(), HoldState::Lost { .. }));
+}
+
+pub async fn a_lock_delay_holds_off_whoever_waited_for_a_vanished_writer<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let delay = Duration::from_millis(400);
+    let patient = RwLock::builder(&s.theirs, &s.directory).lock_delay(delay).build().expect("valid");
+    for vanished in ["removed", "session over"] {
+        let held = soon("a free lock", s.a.write()).await.expect("free");
+        let (write, read) = (writer(&patient), ());
+        line_becomes(&s.b, "W+ W-").await;
+        let start = Instant::now();
+        match vanished {
+            "removed" => s.operator.delete(&held.path()).await.expect("there"),
+            _ => h.expire(&s.mine).await,
+        }
+        let next = granted(write).await;
+        assert!(start.elapsed() >= delay, "{vanished}: granted after {:?}", start.elapsed());
+        next.release().await.expect("held");
+        let () = read;
+    }
+}
+
+pub async fn a_lock_delay_does_not_hold_off_after_a_release<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let delay = Duration::from_secs(3600);
+    let patient = RwLock::builder(&s.theirs, &s.directory).lock_delay(delay).build().expect("valid");
+    soon("a free lock", patient.write()).await.expect("free").release().await.expect("held");
+    for by_drop in [false, true] {
+        let held = soon("a free lock", s.a.write()).await.expect("free");
+        let write = writer(&patient);
+        line_becomes(&s.b, "W+ W-").await;
+        if by_drop {
+            drop(held)
+        } else {
+            held.release().await.expect("held")
+        }
+        granted(write).await.release().await.expect("held");
+    }
+    // Nor after a downgrade, nor after a reader.
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let write = writer(&patient);
+    line_becomes(&s.b, "W+ W-").await;
+    let held = held.downgrade().await.expect("held");
+    assert!(!write.is_finished());
+    line_becomes(&s.b, "R+ W-").await;
+    held.release().await.expect("held");
+    eventually("the writer holds", || async { line(&s.b).await == "W+" }).await;
+    write.abort();
+}
