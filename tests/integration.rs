@@ -591,11 +591,12 @@ async fn a_timeout_names_who_is_in_the_way() {
 }
 
 #[tokio::test]
-async fn a_timeout_is_told_in_time_while_disconnected() {
+async fn a_timeout_is_told_in_time_while_disconnected_and_names_whom_it_knows() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let (zk, other) = (connect(&proxy.address()).await, connect(&server.address()).await);
-    let (cut_off, here) = (lock_at(&zk, "/locks/silence"), lock_at(&other, "/locks/silence"));
+    let cut_off = lock_at(&zk, "/locks/silence");
+    let here = RwLock::builder(&other, "/locks/silence").host("web-1").build().unwrap();
     let holder = here.write().await.unwrap();
     let limit = Duration::from_millis(700);
 
@@ -608,7 +609,13 @@ async fn a_timeout_is_told_in_time_while_disconnected() {
     let outcomes = (refused(waiter).await, refused(newcomer).await);
     let took = started.elapsed();
 
-    assert!(outcomes.0.is_timeout() && outcomes.1.is_timeout(), "{outcomes:?}");
+    // Whom the one saw before it was cut off, it still names.
+    let (Error::Timeout { blockers: known, .. }, Error::Timeout { blockers: unknown, .. }) = outcomes else {
+        panic!("{outcomes:?}");
+    };
+    assert_eq!((known.ahead, unknown.ahead), (1, 0));
+    let named = &known.first[0];
+    assert_eq!((named.mode, named.host.as_str(), &named.state), (Mode::Write, "web-1", &MemberState::Holds));
     assert!(took < limit * 2 + Duration::from_secs(1), "{took:?}");
     let again = Instant::now();
     proxy.cut();
