@@ -342,8 +342,8 @@ async fn a_thousand_cancelled_acquisitions_leave_no_node_and_no_watch() {
         // Nobody, a writer or a reader is in the way.
         let (writer, reader) = match batch % 3 {
             0 => (None, None),
-            1 => (Some(in_the_way.write().await.unwrap()), None),
-            _ => (None, Some(in_the_way.read().await.unwrap())),
+            1 => (Some(soon("the lock", in_the_way.write()).await.unwrap()), None),
+            _ => (None, Some(soon("the lock", in_the_way.read()).await.unwrap())),
         };
         let mut tasks = JoinSet::new();
         for zk in &sessions {
@@ -383,7 +383,7 @@ async fn acquisitions_dropped_at_each_poll_in_turn_leave_nothing() {
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
     let (lock, in_the_way) = (lock_at(&zk, DIRECTORY), lock_at(&other, DIRECTORY));
     for taken in [false, true] {
-        let holder = if taken { Some(in_the_way.write().await.unwrap()) } else { None };
+        let holder = if taken { Some(soon("the lock", in_the_way.write()).await.unwrap()) } else { None };
         for polls in 1..12 {
             // One that waits for the holder is woken no more: that is its last await point.
             let time = Duration::from_millis(20);
