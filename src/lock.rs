@@ -431,7 +431,15 @@ impl fmt::Debug for OnWait {
 }
 
 /// Where an acquisition waits, for the error that its timeout gives.
-type Waiting = Mutex<Option<(Arc<dyn Session>, Contender)>>;
+type Waiting = Mutex<Option<Waits>>;
+
+#[derive(Clone)]
+struct Waits {
+    session: Arc<dyn Session>,
+    me: Contender,
+    /// Who was in the way when it last looked.
+    seen: Blockers,
+}
 
 /// What to do when the contender in the way would have to be waited for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -466,7 +474,8 @@ impl Acquisition {
             () = sleep(timeout - look_up) => {}
         }
         let mut in_time = sleep(look_up);
-        let mut blockers = Blockers::default();
+        // Cut off, there is nobody to ask; what was seen before is then the best to tell.
+        let mut blockers = self.seen_in_the_way(&waiting);
         let mut looking = std::pin::pin!(self.in_the_way(&waiting));
         let mut looked = false;
         loop {
@@ -600,9 +609,14 @@ impl Acquisition {
                 let blockers = queue::blockers(session, &self.shared.path, &names, self.mode, Some(me)).await;
                 tell.into_inner().unwrap_or_else(PoisonError::into_inner)(&blockers);
             }
+            // Only a timeout tells it.
+            if self.timeout.is_some() {
+                let seen = queue::blockers_by_name(&names, me);
+                let waits = Waits { session: Arc::clone(session), me: me.clone(), seen };
+                *waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(waits);
+            }
             // A queue of thousands must not keep thousands of copies of itself.
             drop(names);
-            *waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some((Arc::clone(session), me.clone()));
             let watched = place.child(nearest.name());
             let event = self.departure(held, &watched).await?;
             if nearest.mode() == Mode::Write {
@@ -665,13 +679,19 @@ impl Acquisition {
     /// Who is in the way of one that waits, as far as that can be read now.
     async fn in_the_way(&self, waiting: &Waiting) -> Blockers {
         let waits = waiting.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some((session, me)) = waits else {
+        let Some(Waits { session, me, seen }) = waits else {
             return Blockers::default();
         };
         match session.children(&self.shared.path).await {
             Ok(children) => queue::blockers(&session, &self.shared.path, &children, self.mode, Some(&me)).await,
-            Err(_) => Blockers::default(),
+            Err(_) => seen,
         }
+    }
+
+    /// Who was in the way of one that waits when it last looked.
+    fn seen_in_the_way(&self, waiting: &Waiting) -> Blockers {
+        let waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.as_ref().map(|waits| waits.seen.clone()).unwrap_or_default()
     }
 
     fn stop(&self, failure: Failure) -> Error {

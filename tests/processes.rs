@@ -82,7 +82,8 @@ fn watch(lock: &RwLock) {
             return say(&format!("{last_yes} {asked}"));
         }
         last_yes = asked;
-        thread::sleep(Duration::from_micros(100));
+        // No pause: after a stop this asks before the library has had a chance to hear anything.
+        std::hint::spin_loop();
     }
 }
 
