@@ -323,7 +323,8 @@ impl RwLockBuilder {
     /// For work that cannot check a [fencing token](WriteGuard::fencing_token): it gives requests of the vanished
     /// holder that are still under way time to arrive. A waiting writer that gives up looks like one that vanished.
     /// Those who arrive after it has vanished do not know of it, and readers that vanish are not told from those that
-    /// release. Give everyone who uses the lock the same delay.
+    /// release. A writer that downgraded, and was gone before whoever waited had looked again, looks like one that
+    /// vanished. Give everyone who uses the lock the same delay.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
         self
@@ -575,7 +576,7 @@ impl Acquisition {
         let place = held.place();
         let session = place.session();
         let me = held.contender();
-        let mut holder_vanished = false;
+        let mut vanished: Option<Contender> = None;
         if me.sequence() < 0 || me.sequence() >= name::REFUSED_FROM {
             return Err(Error::SequenceExhausted { path: self.shared.path.to_string() });
         }
@@ -588,9 +589,11 @@ impl Acquisition {
                 Err(failure) => return Err(self.stop(failure)),
             };
             place.remove_strays(&names);
+            // A writer that became a reader is still there, and lets go as readers do.
+            vanished = vanished.filter(|writer| !names.contains(&writer.downgraded()));
             let nearest = match turn(me, &names) {
                 Turn::Granted => {
-                    if holder_vanished && !self.shared.lock_delay.is_zero() {
+                    if vanished.is_some() && !self.shared.lock_delay.is_zero() {
                         tokio::select! {
                             () = session.sleep(self.shared.lock_delay) => {}
                             loss = held.lost() => return Err(Error::Evicted(loss)),
@@ -624,7 +627,7 @@ impl Acquisition {
                 if event == Some(Event::Changed) {
                     return self.grant(held, Some(watched)).await;
                 }
-                holder_vanished = true;
+                vanished = Some(nearest);
             }
             children = place.list().await;
         }

@@ -121,6 +121,11 @@ impl Contender {
         self.sequence
     }
 
+    /// The name that its node has after a downgrade.
+    pub(crate) fn downgraded(&self) -> String {
+        name(&self.name[..self.owner_len], Mode::Read, self.sequence)
+    }
+
     pub(crate) fn place(&self) -> Place {
         Place { mode: self.mode, sequence: self.sequence }
     }

@@ -110,5 +110,6 @@ conformance! {
         a_cut_is_suspect_until_it_is_mended,
         a_lock_delay_holds_off_whoever_waited_for_a_vanished_writer,
         a_lock_delay_does_not_hold_off_after_a_release,
+        a_lock_delay_does_not_hold_off_after_a_downgrade,
     ]
 }

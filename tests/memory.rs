@@ -1,0 +1,994 @@
+//! Interleavings of the lock that no server can be made to repeat, decided poll by poll: no threads and no sleeps.
+
+use std::future::IntoFuture;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio_test::task::{self, Spawn};
+use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
+use zk_rwlock::coordinator::{
+    Berth, Chore, Coordinator, Created, Ending, Failure, Kind, Lease, Operation, Outcome, Reply, Session, Stat, Watch,
+};
+use zk_rwlock::{Contender, Error, Loss, MemberState, Memory, Mode, ReadGuard, RwLock, WriteGuard};
+
+const DIRECTORY: &str = "/lock";
+
+/// The number from which on nobody may enter.
+const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
+
+/// The number from which on the last one out deletes the directory.
+const RESTART_FROM: i32 = 1 << 30;
+
+type Acquiring<G> = Spawn<Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>>;
+
+fn open<C: Coordinator + Clone>(client: &C) -> RwLock {
+    RwLock::new(client, DIRECTORY).expect("valid")
+}
+
+fn writing(lock: &RwLock) -> Acquiring<WriteGuard> {
+    task::spawn(lock.write().into_future())
+}
+
+fn reading(lock: &RwLock) -> Acquiring<ReadGuard> {
+    task::spawn(lock.read().into_future())
+}
+
+/// What a future gives that is ready at its first poll.
+fn now<T>(future: impl Future<Output = T>) -> T {
+    assert_ready!(task::spawn(future).poll())
+}
+
+fn write(lock: &RwLock) -> WriteGuard {
+    now(lock.write().into_future()).expect("free")
+}
+
+fn read(lock: &RwLock) -> ReadGuard {
+    now(lock.read().into_future()).expect("free or shared")
+}
+
+/// Two clients of one ensemble, with a lock whose directory exists and is empty.
+fn two() -> (Memory, Memory, RwLock, RwLock) {
+    let one = Memory::new();
+    let other = one.connect();
+    let (a, b) = (open(&one), open(&other));
+    for lock in [&a, &b] {
+        now(write(lock).release()).expect("held");
+    }
+    assert_eq!((one.children(DIRECTORY).len(), one.watches()), (0, 0));
+    (one, other, a, b)
+}
+
+fn session(client: &Memory) -> Arc<dyn Session> {
+    Arc::clone(now(client.berth(0)).expect("open").session())
+}
+
+fn transact(client: &Memory, operations: &[Operation]) {
+    now(session(client).transact(operations)).expect("done");
+}
+
+/// The modes and the numbers of the contenders in the directory.
+fn contenders(zk: &Memory) -> Vec<(Mode, i64)> {
+    let names = zk.children(DIRECTORY);
+    let mut all: Vec<_> = names.iter().filter_map(|name| Contender::parse(name)).collect();
+    all.sort_by_key(Contender::sequence);
+    all.iter().map(|contender| (contender.mode(), contender.sequence())).collect()
+}
+
+/// Nothing is left in the directory, and nobody watches anything.
+fn assert_nothing_left(zk: &Memory) {
+    assert_eq!(zk.children(DIRECTORY), Vec::<String>::new());
+    assert_eq!(zk.watches(), 0);
+}
+
+// Answers and requests that are lost.
+
+#[test]
+fn a_create_whose_answer_is_lost_is_one_node_and_a_grant() {
+    let (zk, other, a, b) = two();
+    zk.lose_next_reply();
+    let guard = write(&a);
+    assert_eq!(zk.children(DIRECTORY).len(), 1);
+    assert!(guard.path().ends_with(&zk.children(DIRECTORY)[0]));
+    assert!(guard.is_held());
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    now(guard.release()).expect("held");
+    assert!(next.is_woken());
+    drop(assert_ready_ok!(next.poll()));
+    drop(next);
+    assert_nothing_left(&other);
+}
+
+#[test]
+fn a_create_whose_request_is_lost_is_sent_again() {
+    let (zk, _other, a, _b) = two();
+    zk.lose_next_request();
+    let guard = write(&a);
+    assert_eq!(contenders(&zk), [(Mode::Write, 2)]);
+    now(guard.release()).expect("held");
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_create_is_sent_again_as_often_as_it_is_lost() {
+    let (zk, _other, a, _b) = two();
+    for _ in 0..10 {
+        zk.lose_next_request();
+    }
+    zk.lose_next_reply();
+    let guard = read(&a);
+    assert_eq!(contenders(&zk), [(Mode::Read, 2)]);
+    drop(guard);
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn the_making_of_the_directory_survives_lost_answers_and_requests() {
+    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+        for times in 1..5 {
+            let zk = Memory::new();
+            let lock = RwLock::new(&zk, "/a/b/lock").expect("valid");
+            for _ in 0..times {
+                lose(&zk);
+            }
+            let mut acquiring = task::spawn(lock.write().into_future());
+            let guard = assert_ready_ok!(acquiring.poll());
+            assert_eq!(zk.children("/a/b/lock").len(), 1, "{times} lost");
+            now(guard.release()).expect("held");
+            assert_eq!(zk.children("/a/b/lock").len(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_waiter_whose_create_lost_its_answer_is_granted_in_turn() {
+    let (zk, other, a, b) = two();
+    let held = write(&a);
+    other.lose_next_reply();
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    assert_eq!(contenders(&zk), [(Mode::Write, 2), (Mode::Write, 3)]);
+    drop(held);
+    assert!(next.is_woken());
+    assert!(assert_ready_ok!(next.poll()).is_held());
+    drop(next);
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_delete_whose_answer_or_request_is_lost_leaves_nothing() {
+    let (zk, _other, a, _b) = two();
+    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+        let guard = write(&a);
+        lose(&zk);
+        now(guard.release()).expect("held");
+        assert_nothing_left(&zk);
+
+        let guard = read(&a);
+        lose(&zk);
+        lose(&zk);
+        drop(guard);
+        assert_nothing_left(&zk);
+
+        let guard = write(&a);
+        let mut late = writing(&a);
+        assert_pending!(late.poll());
+        lose(&zk);
+        drop(late);
+        lose(&zk);
+        drop(guard);
+        assert_nothing_left(&zk);
+    }
+}
+
+#[test]
+fn a_downgrade_whose_answer_or_request_is_lost_is_one_read_node() {
+    let (zk, _other, a, b) = two();
+    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+        let guard = write(&a);
+        let token = guard.fencing_token();
+        let (mut beside, mut behind) = (reading(&b), writing(&b));
+        assert_pending!(beside.poll());
+        assert_pending!(behind.poll());
+        lose(&zk);
+        let guard = now(guard.downgrade()).expect("held");
+        assert_eq!(guard.fencing_token(), token);
+        assert!(guard.is_held());
+        let modes: Vec<_> = contenders(&zk).iter().map(|(mode, _)| *mode).collect();
+        assert_eq!(modes, [Mode::Read, Mode::Read, Mode::Write]);
+        let shared = assert_ready_ok!(beside.poll());
+        assert_pending!(behind.poll());
+        now(guard.transaction().commit()).expect("held");
+        now(guard.release()).expect("held");
+        assert_pending!(behind.poll());
+        drop(shared);
+        drop(assert_ready_ok!(behind.poll()));
+        drop((beside, behind));
+        assert_nothing_left(&zk);
+    }
+}
+
+#[test]
+fn a_downgrade_that_is_dropped_while_cut_off_leaves_nothing() {
+    let (zk, other, a, b) = two();
+    for lose in [None, Some(Memory::lose_next_reply as fn(&Memory)), Some(Memory::lose_next_request)] {
+        let guard = write(&a);
+        zk.cut();
+        let mut downgrading = task::spawn(guard.downgrade());
+        assert_pending!(downgrading.poll());
+        if let Some(lose) = lose {
+            lose(&zk);
+        }
+        drop(downgrading);
+        zk.heal();
+        assert_nothing_left(&other);
+        assert!(now(b.try_write()).is_ok());
+    }
+}
+
+#[test]
+fn a_hand_off_whose_answer_or_request_is_lost_still_grants_the_next() {
+    let (zk, _other, a, b) = two();
+    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+        for times in 1..4 {
+            let guard = write(&a);
+            let mut next = writing(&b);
+            assert_pending!(next.poll());
+            for _ in 0..times {
+                lose(&zk);
+            }
+            now(guard.release()).expect("held");
+            assert!(next.is_woken());
+            let next = assert_ready_ok!(next.poll());
+            assert!(next.is_held());
+            assert_eq!(contenders(&zk).len(), 1);
+            now(next.release()).expect("nobody interfered");
+            assert_nothing_left(&zk);
+        }
+    }
+}
+
+#[test]
+fn a_release_while_cut_off_is_done_when_the_connection_is_back() {
+    let (zk, _other, a, b) = two();
+    let guard = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    zk.cut();
+    let mut releasing = task::spawn(guard.release());
+    assert_pending!(releasing.poll());
+    assert!(!next.is_woken());
+    zk.heal();
+    assert!(releasing.is_woken() && next.is_woken());
+    assert_ready_ok!(releasing.poll());
+    drop(assert_ready_ok!(next.poll()));
+    drop(next);
+    assert_nothing_left(&zk);
+}
+
+// Cancelling at every step.
+
+/// A client whose answers all come one poll late, so that a future can be dropped between any two requests.
+#[derive(Clone, Debug)]
+struct Slow(Memory);
+
+#[derive(Debug)]
+struct SlowSession(Arc<dyn Session>);
+
+fn late<T: Send + 'static>(reply: Reply<T>) -> Reply<T> {
+    let mut came = false;
+    let wait = std::future::poll_fn(move |context: &mut Context<'_>| {
+        if std::mem::replace(&mut came, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    });
+    Box::pin(async move {
+        wait.await;
+        reply.await
+    })
+}
+
+#[async_trait]
+impl Coordinator for Slow {
+    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
+        let inner = late(Box::pin({
+            let zk = self.0.clone();
+            async move { zk.berth(watched_bytes).await }
+        }));
+        Ok(Berth::new(Arc::new(SlowSession(Arc::clone(inner.await?.session())))))
+    }
+
+    async fn close(&self) {
+        Coordinator::close(&self.0).await;
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.0.sleep(duration)
+    }
+}
+
+#[async_trait]
+impl Session for SlowSession {
+    fn id(&self) -> i64 {
+        self.0.id()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.0.timeout()
+    }
+
+    fn lease(&self) -> &Arc<Lease> {
+        self.0.lease()
+    }
+
+    async fn connected(&self) -> Result<(), Ending> {
+        self.0.connected().await
+    }
+
+    async fn over(&self) -> Ending {
+        self.0.over().await
+    }
+
+    fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
+        late(self.0.create(path, data, kind))
+    }
+
+    fn delete(&self, path: &str) -> Reply<()> {
+        late(self.0.delete(path))
+    }
+
+    fn children(&self, path: &str) -> Reply<Vec<String>> {
+        late(self.0.children(path))
+    }
+
+    fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
+        late(self.0.data(path))
+    }
+
+    fn watch(&self, path: &str) -> Reply<Watch> {
+        late(self.0.watch(path))
+    }
+
+    fn sync(&self, path: &str) -> Reply<()> {
+        late(self.0.sync(path))
+    }
+
+    fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
+        late(self.0.transact(operations))
+    }
+
+    fn spawn(&self, chore: Chore) {
+        self.0.spawn(chore);
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.0.sleep(duration)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lost {
+    Reply,
+    Request,
+}
+
+const FAULTS: [&[Lost]; 7] = [
+    &[],
+    &[Lost::Reply],
+    &[Lost::Request],
+    &[Lost::Reply, Lost::Reply],
+    &[Lost::Reply, Lost::Request],
+    &[Lost::Request, Lost::Reply],
+    &[Lost::Request, Lost::Request, Lost::Reply],
+];
+
+fn lose(zk: &Memory, faults: &[Lost]) {
+    for fault in faults {
+        match fault {
+            Lost::Reply => zk.lose_next_reply(),
+            Lost::Request => zk.lose_next_request(),
+        }
+    }
+}
+
+/// Polls at most `polls` times, for as long as there is something to poll for.
+fn poll_up_to<F: Future>(future: &mut Spawn<F>, polls: usize) -> Option<Poll<F::Output>> {
+    for i in 0..polls {
+        if i > 0 && !future.is_woken() {
+            return None;
+        }
+        if let Poll::Ready(output) = future.poll() {
+            return Some(Poll::Ready(output));
+        }
+    }
+    Some(Poll::Pending)
+}
+
+/// More polls than any acquisition takes.
+const POLLS: usize = 60;
+
+#[test]
+fn an_acquisition_dropped_at_any_poll_leaves_nothing() {
+    for faults in FAULTS {
+        let mut granted = false;
+        for polls in 0..POLLS {
+            let (zk, _other, _a, b) = two();
+            let lock = open(&Slow(zk.clone()));
+            lose(&zk, faults);
+            let mut acquiring = writing(&lock);
+            granted |= matches!(poll_up_to(&mut acquiring, polls), Some(Poll::Ready(Ok(_))));
+            drop(acquiring);
+            assert_eq!(zk.children(DIRECTORY), Vec::<String>::new(), "{faults:?} at poll {polls}");
+            assert_eq!(zk.watches(), 0, "{faults:?} at poll {polls}");
+            assert!(now(b.try_write()).is_ok());
+        }
+        assert!(granted, "{faults:?}: {POLLS} polls are too few");
+    }
+}
+
+#[test]
+fn a_waiter_dropped_at_any_poll_leaves_nothing_and_does_not_disturb_the_others() {
+    for faults in FAULTS {
+        let mut waited = false;
+        for polls in 0..POLLS {
+            let (zk, other, a, b) = two();
+            let third = zk.connect();
+            let held = write(&a);
+            let mut between = reading(&b);
+            assert_pending!(between.poll());
+            let before = (zk.children(DIRECTORY), zk.watches());
+            let lock = open(&Slow(third.clone()));
+            lose(&third, faults);
+            let mut acquiring = writing(&lock);
+            waited |= poll_up_to(&mut acquiring, polls).is_none();
+            let mut behind = reading(&b);
+            assert_pending!(behind.poll());
+            drop(acquiring);
+            // The one behind goes by whoever is before the one that left.
+            if behind.is_woken() {
+                assert_pending!(behind.poll());
+            }
+            drop(behind);
+            assert_eq!((zk.children(DIRECTORY), zk.watches()), before, "{faults:?} at poll {polls}");
+            assert!(held.is_held() && !between.is_woken());
+            drop(held);
+            drop(assert_ready_ok!(between.poll()));
+            drop(between);
+            assert_nothing_left(&other);
+        }
+        assert!(waited, "{faults:?}: {POLLS} polls are too few");
+    }
+}
+
+#[test]
+fn a_try_dropped_at_any_poll_leaves_nothing() {
+    for faults in FAULTS {
+        for taken in [false, true] {
+            for polls in 0..POLLS {
+                let (zk, other, a, _b) = two();
+                let held = taken.then(|| write(&a));
+                let before = (zk.children(DIRECTORY), zk.watches());
+                let lock = open(&Slow(other.clone()));
+                lose(&other, faults);
+                let mut trying = task::spawn(lock.try_read());
+                let answer = poll_up_to(&mut trying, polls);
+                if let Some(Poll::Ready(answer)) = &answer {
+                    assert_eq!(answer.is_ok(), !taken, "{answer:?}");
+                }
+                drop((answer, trying));
+                assert_eq!((zk.children(DIRECTORY), zk.watches()), before, "{faults:?} at poll {polls}");
+                drop(held);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_release_or_downgrade_dropped_at_any_poll_frees_the_lock() {
+    for faults in FAULTS {
+        for polls in 0..20 {
+            let (zk, _other, _a, b) = two();
+            let lock = open(&Slow(zk.clone()));
+            for downgrades in [false, true] {
+                let mut acquiring = writing(&lock);
+                let Some(Poll::Ready(Ok(guard))) = poll_up_to(&mut acquiring, POLLS) else { panic!("not granted") };
+                drop(acquiring);
+                let mut next = writing(&b);
+                assert_pending!(next.poll());
+                lose(&zk, faults);
+                if downgrades {
+                    let mut downgrading = task::spawn(guard.downgrade());
+                    drop(poll_up_to(&mut downgrading, polls));
+                } else {
+                    let mut releasing = task::spawn(guard.release());
+                    drop(poll_up_to(&mut releasing, polls));
+                }
+                assert!(next.is_woken(), "{faults:?} at poll {polls}");
+                let next = assert_ready_ok!(next.poll());
+                assert!(next.is_held());
+                assert_eq!(contenders(&zk).len(), 1, "{faults:?} at poll {polls}");
+                drop(next);
+                assert_nothing_left(&zk);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
+    let (zk, other, a, b) = two();
+    for contended in [false, true] {
+        let held = contended.then(|| write(&b));
+        let before = zk.children(DIRECTORY);
+        // Before it has entered.
+        zk.cut();
+        let mut acquiring = writing(&a);
+        assert_pending!(acquiring.poll());
+        drop(acquiring);
+        zk.heal();
+        assert_eq!(zk.children(DIRECTORY), before);
+        // While it waits.
+        if contended {
+            let mut acquiring = writing(&a);
+            assert_pending!(acquiring.poll());
+            zk.cut();
+            drop(acquiring);
+            assert_eq!(zk.children(DIRECTORY).len(), 2);
+            zk.heal();
+            assert_eq!(zk.children(DIRECTORY), before);
+        }
+        drop(held);
+        assert_nothing_left(&other);
+    }
+}
+
+#[test]
+fn the_middle_one_of_three_leaves_and_the_last_goes_by_the_first() {
+    let (zk, _other, a, b) = two();
+    let held = write(&a);
+    let (mut middle, mut last) = (writing(&b), writing(&a));
+    assert_pending!(middle.poll());
+    assert_pending!(last.poll());
+    drop(middle);
+    assert!(last.is_woken());
+    assert_pending!(last.poll());
+    assert!(!last.is_woken());
+    now(held.release()).expect("held");
+    assert!(last.is_woken());
+    drop(assert_ready_ok!(last.poll()));
+    drop(last);
+    assert_nothing_left(&zk);
+}
+
+// Servers that lag, and news that is old.
+
+#[test]
+fn a_create_brings_a_lagging_server_up_to_date() {
+    let (zk, other, a, b) = two();
+    other.lag();
+    let held = write(&a);
+    let mut next = writing(&b);
+    // Its server showed an empty directory when it came.
+    assert_pending!(next.poll());
+    drop(held);
+    assert!(!next.is_woken(), "the event is late");
+    other.catch_up();
+    assert!(next.is_woken());
+    drop(assert_ready_ok!(next.poll()));
+    drop(next);
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_create_whose_answer_is_lost_is_found_on_a_lagging_server() {
+    let (zk, other, a, b) = two();
+    other.lag();
+    let held = read(&a);
+    other.lose_next_reply();
+    let shared = read(&b);
+    assert_eq!(contenders(&zk), [(Mode::Read, 2), (Mode::Read, 3)]);
+    drop((held, shared));
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_try_on_a_lagging_server_may_be_beaten_and_then_leaves_nothing() {
+    let (zk, other, a, b) = two();
+    other.lag();
+    let held = write(&a);
+    let before = zk.children(DIRECTORY);
+    // The listing shows an empty directory; the node that follows is behind the holder's.
+    let error = now(b.try_write()).expect_err("taken");
+    assert!(error.is_would_block());
+    assert_eq!(zk.children(DIRECTORY), before);
+    drop(held);
+    other.catch_up();
+    drop(now(b.try_write()).expect("free"));
+    assert_nothing_left(&zk);
+}
+
+/// The one that waits hears of the hand-off only after the ensemble gave its session up.
+#[tokio::test(start_paused = true)]
+async fn an_old_hand_off_is_no_grant_once_the_lease_has_run_out() {
+    let (_zk, other, a, b) = two();
+    let held = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    other.lag();
+    held.release().await.expect("held");
+    other.cut();
+    tokio::time::advance(Duration::from_secs(10)).await;
+    other.catch_up();
+    assert!(next.is_woken(), "the old event has come");
+    assert_pending!(next.poll());
+    other.expire();
+    let taken = write(&a);
+    assert_pending!(next.poll());
+    other.heal();
+    let error = assert_ready_err!(next.poll());
+    assert!(matches!(error, Error::Evicted(Loss::SessionOver(Ending::Expired))), "{error:?}");
+    assert!(taken.is_held());
+}
+
+/// As above, but the ensemble gave the session up while the lease was valid, as when an operator closes it: the events
+/// tell that our own node went before.
+#[test]
+fn an_old_hand_off_is_no_grant_once_the_node_is_gone() {
+    let (_zk, other, a, b) = two();
+    let held = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    other.lag();
+    other.cut();
+    other.expire();
+    now(held.release()).expect("held");
+    other.catch_up();
+    let error = assert_ready_err!(next.poll());
+    assert!(error.is_lost(), "{error:?}");
+    assert!(write(&a).is_held());
+}
+
+/// As above, but the session lives: a quorum says so before the hand-off is believed.
+#[tokio::test(start_paused = true)]
+async fn an_old_hand_off_is_a_grant_once_a_quorum_has_confirmed_the_node() {
+    let (_zk, other, a, b) = two();
+    let held = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    other.lag();
+    held.release().await.expect("held");
+    other.cut();
+    tokio::time::advance(Duration::from_secs(9)).await;
+    other.catch_up();
+    assert_pending!(next.poll());
+    other.heal();
+    assert!(assert_ready_ok!(next.poll()).is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_is_cut_off_is_lost_when_its_lease_runs_out() {
+    let (zk, _other, a, _b) = two();
+    let held = write(&a);
+    let mut lost = task::spawn(held.lost());
+    assert_pending!(lost.poll());
+    zk.cut();
+    tokio::time::advance(Duration::from_millis(6_600)).await;
+    assert!(held.is_held());
+    tokio::time::advance(Duration::from_millis(100)).await;
+    assert!(!held.is_held());
+    assert_eq!(assert_ready!(lost.poll()), Loss::LeaseRanOut);
+    zk.heal();
+    assert!(!held.is_held(), "a lost guard became valid again");
+}
+
+// Lock delay.
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_delay_holds_off_exactly_as_long_as_it_says() {
+    let (zk, other, a, b) = two();
+    let delay = Duration::from_secs(5);
+    let patient = RwLock::builder(&other, DIRECTORY).lock_delay(delay).build().expect("valid");
+    for reads in [false, true] {
+        let held = write(&a);
+        let lock = patient.clone();
+        let mut next = task::spawn(Box::pin(async move {
+            if reads { lock.read().await.map(drop) } else { lock.write().await.map(drop) }
+        }));
+        assert_pending!(next.poll());
+        zk.remove(&held.path());
+        assert!(next.is_woken());
+        assert_pending!(next.poll());
+        tokio::time::advance(delay - Duration::from_millis(2)).await;
+        assert_pending!(next.poll());
+        // Nobody overtakes it meanwhile.
+        assert!(now(b.try_write()).is_err_and(|error| error.is_would_block()));
+        tokio::time::advance(Duration::from_millis(4)).await;
+        assert_ready_ok!(next.poll());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_lock_delay_after_a_release_or_a_downgrade() {
+    let (_zk, other, a, _b) = two();
+    let patient = RwLock::builder(&other, DIRECTORY).lock_delay(Duration::from_secs(5)).build().expect("valid");
+    let held = write(&a);
+    let mut next = writing(&patient);
+    assert_pending!(next.poll());
+    drop(held);
+    drop(assert_ready_ok!(next.poll()));
+
+    let held = write(&a);
+    let mut next = writing(&patient);
+    assert_pending!(next.poll());
+    let held = held.downgrade().await.expect("held");
+    assert!(next.is_woken());
+    assert_pending!(next.poll());
+    drop(held);
+    drop(assert_ready_ok!(next.poll()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_removed_in_its_lock_delay_is_evicted() {
+    let (zk, other, a, _b) = two();
+    let patient = RwLock::builder(&other, DIRECTORY).lock_delay(Duration::from_secs(5)).build().expect("valid");
+    let held = write(&a);
+    let mut next = writing(&patient);
+    assert_pending!(next.poll());
+    zk.remove(&held.path());
+    assert_pending!(next.poll());
+    zk.remove(&format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]));
+    assert!(next.is_woken());
+    assert!(matches!(assert_ready_err!(next.poll()), Error::Evicted(Loss::Removed)));
+}
+
+// Strangers.
+
+#[test]
+fn a_strangers_write_to_a_held_node_costs_whoever_took_it_for_a_hand_off_the_lock() {
+    let (zk, _other, a, b) = two();
+    let stranger = zk.connect();
+    let held = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    transact(&stranger, &[Operation::Set { path: held.path(), data: Vec::new(), version: None }]);
+    assert!(next.is_woken());
+    let falsely = assert_ready_ok!(next.poll());
+    assert!(!falsely.is_held());
+    assert_eq!(now(falsely.lost()), Loss::Interfered);
+    assert!(held.is_held(), "the holder's node is still there");
+    assert!(matches!(now(falsely.release()), Err(Error::Lost(Loss::Interfered))));
+    drop(next);
+    assert!(now(b.try_write()).is_err());
+    now(held.release()).expect("held");
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn one_that_was_falsely_granted_hands_off_to_nobody() {
+    let (zk, _other, a, b) = two();
+    let stranger = zk.connect();
+    let held = write(&a);
+    let (mut next, mut last) = (writing(&b), writing(&b));
+    assert_pending!(next.poll());
+    assert_pending!(last.poll());
+    transact(&stranger, &[Operation::Set { path: held.path(), data: Vec::new(), version: None }]);
+    let falsely = assert_ready_ok!(next.poll());
+    drop(falsely);
+    assert_pending!(last.poll());
+    assert!(held.is_held());
+    drop(held);
+    assert!(assert_ready_ok!(last.poll()).is_held());
+}
+
+#[test]
+fn a_strangers_write_to_a_waiting_node_is_no_hand_off_either() {
+    let (zk, _other, a, b) = two();
+    let stranger = zk.connect();
+    let held = write(&a);
+    let (mut next, mut last) = (writing(&b), writing(&a));
+    assert_pending!(next.poll());
+    assert_pending!(last.poll());
+    let queue = now(b.queue()).expect("readable");
+    let waits = format!("{DIRECTORY}/{}", queue.members[1].node);
+    transact(&stranger, &[Operation::Set { path: waits, data: Vec::new(), version: None }]);
+    if let Poll::Ready(answer) = last.poll() {
+        let falsely = answer.expect("granted by the stranger");
+        assert_eq!(now(falsely.lost()), Loss::Interfered);
+    }
+    assert!(held.is_held());
+    drop(last);
+    assert_pending!(next.poll());
+    drop(held);
+    drop(assert_ready_ok!(next.poll()));
+    drop(next);
+    assert_nothing_left(&zk);
+}
+
+// The end of the sequence numbers.
+
+#[test]
+fn from_the_last_million_numbers_on_nobody_may_enter() {
+    let (zk, _other, a, b) = two();
+    // Somebody who stays keeps the directory.
+    transact(&zk, &[Operation::Create { path: format!("{DIRECTORY}/foo"), data: Vec::new(), kind: Kind::Persistent }]);
+    zk.set_next_sequence(DIRECTORY, REFUSED_FROM - 1);
+    let last = read(&a);
+    assert_eq!(contenders(&zk), [(Mode::Read, i64::from(REFUSED_FROM) - 1)]);
+    for error in [
+        now(b.write().into_future()).expect_err("refused"),
+        now(b.read().into_future()).expect_err("refused"),
+        now(b.try_read()).expect_err("refused"),
+        now(a.read().into_future()).expect_err("refused"),
+    ] {
+        assert!(matches!(&error, Error::SequenceExhausted { path } if path == DIRECTORY), "{error:?}");
+        assert_eq!(zk.children(DIRECTORY).len(), 2);
+    }
+    assert!(last.is_held());
+    now(last.release()).expect("held");
+    assert_eq!(zk.children(DIRECTORY), ["foo"]);
+    let error = now(b.write().into_future()).expect_err("refused");
+    assert!(matches!(error, Error::SequenceExhausted { .. }));
+    assert_eq!((zk.children(DIRECTORY).len(), zk.watches()), (1, 0));
+}
+
+#[test]
+fn late_in_the_sequence_the_last_one_out_restarts_it() {
+    let (zk, _other, a, b) = two();
+    zk.set_next_sequence(DIRECTORY, RESTART_FROM - 1);
+    let before = write(&a);
+    let mut token = before.fencing_token();
+    now(before.release()).expect("held");
+    assert_eq!(zk.children("/"), ["lock"], "not yet");
+
+    let (one, two) = (read(&a), read(&b));
+    assert_eq!(contenders(&zk), [(Mode::Read, 1 << 30), (Mode::Read, (1 << 30) + 1)]);
+    assert!(one.fencing_token() > token);
+    now(one.release()).expect("held");
+    assert!(two.is_held(), "another one is in it");
+    token = two.fencing_token();
+    now(two.release()).expect("held");
+    assert_eq!(zk.children("/"), Vec::<String>::new());
+
+    let fresh = write(&b);
+    assert_eq!(contenders(&zk), [(Mode::Write, 0)]);
+    assert!(fresh.fencing_token() > token);
+}
+
+#[test]
+fn the_restart_survives_lost_answers_and_dropped_guards() {
+    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+        let (zk, _other, a, b) = two();
+        zk.set_next_sequence(DIRECTORY, RESTART_FROM);
+        let held = write(&a);
+        let mut next = writing(&b);
+        assert_pending!(next.poll());
+        lose(&zk);
+        drop(held);
+        drop(assert_ready_ok!(next.poll()));
+        drop(next);
+        assert_eq!(zk.children("/"), Vec::<String>::new());
+        drop(read(&a));
+        assert_eq!(zk.children("/"), ["lock"]);
+    }
+}
+
+#[test]
+fn at_the_very_last_number_nobody_is_granted_twice() {
+    let (zk, _other, a, b) = two();
+    let stranger = zk.connect();
+    let create = |name: &str, kind| Operation::Create { path: format!("{DIRECTORY}/{name}"), data: Vec::new(), kind };
+    transact(&stranger, &[create("foo", Kind::Persistent)]);
+    zk.set_next_sequence(DIRECTORY, i32::MAX);
+    for lock in [&a, &b, &a] {
+        let error = now(lock.write().into_future()).expect_err("refused");
+        assert!(matches!(error, Error::SequenceExhausted { .. }), "{error:?}");
+        assert_eq!(zk.children(DIRECTORY), ["foo"]);
+    }
+    // Those of another program that share it are shown as what they are, and shut out whoever comes.
+    transact(&stranger, &[create("x-WRITE-2147483647", Kind::Ephemeral), create("y-READ-2147483647", Kind::Ephemeral)]);
+    let queue = now(b.queue()).expect("readable");
+    assert!(queue.members.iter().all(|member| member.state == MemberState::Stuck) && queue.members.len() == 2);
+    assert_eq!(queue.holders().count(), 0);
+    assert!(now(a.try_read()).is_err_and(|error| error.is_would_block()));
+    assert!(matches!(now(a.read().into_future()), Err(Error::SequenceExhausted { .. })));
+}
+
+// The directory.
+
+#[test]
+fn containers_may_be_reaped_between_uses_and_never_during_one() {
+    let (zk, _other, a, b) = two();
+    let mut token = 0;
+    for _ in 0..3 {
+        zk.reap_containers();
+        assert_eq!(zk.children("/"), Vec::<String>::new());
+        let held = write(&a);
+        assert_eq!(contenders(&zk), [(Mode::Write, 0)]);
+        assert!(held.fencing_token() > token);
+        token = held.fencing_token();
+        zk.reap_containers();
+        assert!(held.is_held());
+        let mut next = reading(&b);
+        assert_pending!(next.poll());
+        drop(held);
+        zk.reap_containers();
+        let next = assert_ready_ok!(next.poll());
+        assert!(next.is_held());
+        now(next.release()).expect("held");
+    }
+    zk.reap_containers();
+    assert!(now(a.try_read()).is_ok());
+}
+
+#[test]
+fn the_directory_may_be_deleted_under_those_who_are_in_it() {
+    let (zk, _other, a, b) = two();
+    let held = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    zk.remove(DIRECTORY);
+    assert!(!held.is_held());
+    assert!(matches!(assert_ready_err!(next.poll()), Error::Evicted(Loss::Removed)));
+    assert_eq!(now(held.lost()), Loss::Removed);
+    assert!(write(&b).is_held());
+    assert!(matches!(now(held.release()), Err(Error::Lost(Loss::Removed))));
+    drop(next);
+    assert_nothing_left(&zk);
+}
+
+// What each step costs.
+
+/// Checks how many requests a step sends, of all clients together.
+fn costs<T>(zk: &Memory, requests: u64, what: &str, step: impl FnOnce() -> T) -> T {
+    let before = zk.requests();
+    let output = step();
+    assert_eq!(zk.requests() - before, requests, "{what}");
+    output
+}
+
+#[test]
+fn each_step_sends_the_requests_that_it_needs_and_no_others() {
+    let zk = Memory::new();
+    let other = zk.connect();
+    let (a, b) = (open(&zk), open(&other));
+    // Of each acquisition: the create, the listing behind it, and the watch on our own node.
+    let held = costs(&zk, 6, "both once more, and the making of the directory between", || write(&a));
+    costs(&zk, 1, "the delete", || now(held.release()).expect("held"));
+    let held = costs(&zk, 3, "a free lock", || write(&a));
+    costs(&zk, 0, "asks the clock", || assert!(held.is_held()));
+    costs(&zk, 0, "nothing", || assert_pending!(task::spawn(held.lost()).poll()));
+    costs(&zk, 2, "the listing, and the read of the holder's node", || now(b.try_write()).expect_err("taken"));
+    costs(&zk, 2, "the listing, and the read of the holder's node", || now(b.queue()).expect("readable"));
+
+    let mut next = writing(&b);
+    let mut last = reading(&b);
+    costs(&zk, 4, "the watch on the holder's node as well", || assert_pending!(next.poll()));
+    costs(&zk, 4, "the watch on the waiter's node as well", || assert_pending!(last.poll()));
+    costs(&zk, 0, "nothing has happened", || assert_pending!(next.poll()));
+    costs(&zk, 1, "one transaction", || now(held.release()).expect("held"));
+    assert!(!last.is_woken(), "one is woken, and not the herd");
+    let held = costs(&zk, 1, "no listing: whether the holder's node is gone", || assert_ready_ok!(next.poll()));
+    let held = costs(&zk, 2, "one transaction, and the watch on the new node", || now(held.downgrade()).expect("held"));
+    assert!(last.is_woken());
+    let shared = costs(&zk, 1, "the listing that shows no writer", || assert_ready_ok!(last.poll()));
+    costs(&zk, 0, "the same node", || drop(held.share()));
+    let third = costs(&zk, 4, "the listing before, and an acquisition", || now(a.try_read()).expect("shared"));
+    costs(&zk, 1, "one transaction", || now(held.transaction().commit()).expect("held"));
+    costs(&zk, 1, "one read", || now(held.data("/config")).expect("held"));
+    let inside = format!("{DIRECTORY}/foo");
+    costs(&zk, 0, "refused", || now(held.transaction().set(&inside, "").commit()).expect_err("inside"));
+    costs(&zk, 0, "refused", || now(a.read().timeout(Duration::ZERO).into_future()).expect_err("zero"));
+    costs(&zk, 0, "refused", || now(a.read().label("a\nb").into_future()).expect_err("a control character"));
+    let mut waiter = writing(&a);
+    costs(&zk, 4, "the watch on the nearest reader's node as well", || assert_pending!(waiter.poll()));
+    costs(&zk, 1, "the delete", || drop(waiter));
+    for guard in [held, shared, third] {
+        costs(&zk, 1, "the delete", || drop(guard));
+    }
+    assert_nothing_left(&zk);
+}
