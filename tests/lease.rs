@@ -45,12 +45,12 @@ impl Witness {
             let mut last_held = Instant::now();
             let mut was_lost = false;
             while !stopped.load(Ordering::Relaxed) {
-                // Taken before asking: the answer was true at this moment or later.
+                // Taken before asking: the guard said so at this moment or later.
+                let asked = Instant::now();
                 let held = guard.is_held();
-                let now = Instant::now();
                 assert!(!(held && was_lost), "a lost guard became valid again");
                 if held {
-                    last_held = now;
+                    last_held = asked;
                 } else {
                     was_lost = true;
                 }
