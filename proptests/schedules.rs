@@ -187,12 +187,15 @@ impl World {
     }
 
     /// Mends everything; then whoever still waits must get the lock as holders let go.
-    fn come_to_rest(&mut self) {
+    async fn come_to_rest(&mut self) {
         for client in &self.clients {
             client.heal();
             client.catch_up();
         }
         for _round in 0..=2 * ACTORS {
+            self.settle();
+            // After several lost answers in a row the next try waits a little.
+            tokio::time::advance(LONG).await;
             self.settle();
             for actor in &mut self.actors {
                 if matches!(actor, Actor::Reader(_) | Actor::Writer(_)) {
@@ -261,7 +264,7 @@ fn run(schedule: Vec<Step>) {
             world.take(step).await;
             world.settle();
         }
-        world.come_to_rest();
+        world.come_to_rest().await;
     }));
 }
 

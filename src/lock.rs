@@ -21,8 +21,8 @@ use crate::turn::{Turn, turn};
 /// How often a directory may vanish between its making and our entering before something must be wrong.
 const DIRECTORY_TRIES: usize = 64;
 
-/// How often a create may go without an answer, and leave no node, before something must be wrong.
-const UNKNOWN_TRIES: usize = 64;
+/// How often a quorum may confirm our node without the lease becoming valid, before something must be wrong.
+const LEASE_TRIES: u32 = 100;
 
 /// How often an acquisition starts over because its session ended before it had a place.
 const SESSION_TRIES: usize = 3;
@@ -432,7 +432,15 @@ impl fmt::Debug for OnWait {
 }
 
 /// Where an acquisition waits, for the error that its timeout gives.
-type Waiting = Mutex<Option<(Arc<dyn Session>, Contender)>>;
+type Waiting = Mutex<Option<Waits>>;
+
+#[derive(Clone)]
+struct Waits {
+    session: Arc<dyn Session>,
+    me: Contender,
+    /// Who was in the way when it last looked.
+    seen: Blockers,
+}
 
 /// What to do when the contender in the way would have to be waited for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -467,7 +475,8 @@ impl Acquisition {
             () = sleep(timeout - look_up) => {}
         }
         let mut in_time = sleep(look_up);
-        let mut blockers = Blockers::default();
+        // Cut off, there is nobody to ask; what was seen before is then the best to tell.
+        let mut blockers = self.seen_in_the_way(&waiting);
         let mut looking = std::pin::pin!(self.in_the_way(&waiting));
         let mut looked = false;
         loop {
@@ -535,7 +544,7 @@ impl Acquisition {
 
     /// Puts a node into the directory, and returns the children as they are once it is there.
     async fn take_place(&self, place: &Place, data: &[u8]) -> Result<Result<Vec<String>, Failure>, Failure> {
-        let (mut missing, mut unknown) = (0, 0);
+        let (mut missing, mut unknown) = (0, 0_u32);
         loop {
             match place.enter_and_list(self.mode, data).await {
                 Ok(children) => return Ok(children),
@@ -544,7 +553,7 @@ impl Acquisition {
                     missing += 1;
                     place::make_directory(place.session(), &self.shared.path).await?;
                 }
-                Err(Failure::Unknown(_)) if unknown < UNKNOWN_TRIES => {
+                Err(Failure::Unknown(_)) if unknown < place::UNKNOWN_TRIES => {
                     unknown += 1;
                     if place.recover().await? {
                         return Ok(place.list().await);
@@ -603,9 +612,14 @@ impl Acquisition {
                 let blockers = queue::blockers(session, &self.shared.path, &names, self.mode, Some(me)).await;
                 tell.into_inner().unwrap_or_else(PoisonError::into_inner)(&blockers);
             }
+            // Only a timeout tells it.
+            if self.timeout.is_some() {
+                let seen = queue::blockers_by_name(&names, me);
+                let waits = Waits { session: Arc::clone(session), me: me.clone(), seen };
+                *waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(waits);
+            }
             // A queue of thousands must not keep thousands of copies of itself.
             drop(names);
-            *waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some((Arc::clone(session), me.clone()));
             let watched = place.child(nearest.name());
             let event = self.departure(held, &watched).await?;
             if nearest.mode() == Mode::Write {
@@ -640,7 +654,7 @@ impl Acquisition {
     /// our node, still exists. Without one a quorum is asked first.
     async fn grant(&self, held: &Held, handed_off: Option<String>) -> Result<(), Error> {
         let (session, tenure) = (held.place().session(), held.tenure());
-        loop {
+        for tries in 0..LEASE_TRIES {
             if let Some(loss) = held.loss() {
                 return Err(Error::Evicted(loss));
             }
@@ -651,6 +665,9 @@ impl Acquisition {
                 }
                 return Ok(());
             }
+            if tries > 1 {
+                session.sleep(session.timeout() / 20).await;
+            }
             let check = [Operation::Check { path: tenure.path(), version: None }];
             match place::settled(session, || session.transact(&check)).await {
                 Ok(_) => {}
@@ -658,18 +675,26 @@ impl Acquisition {
                 Err(failure) => return Err(self.stop(failure)),
             }
         }
+        // Its answers take longer than the lease, or it does not say whose session this is.
+        Err(Error::Unreachable("the servers answer too late to hold a lock by".to_owned()))
     }
 
     /// Who is in the way of one that waits, as far as that can be read now.
     async fn in_the_way(&self, waiting: &Waiting) -> Blockers {
         let waits = waiting.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some((session, me)) = waits else {
+        let Some(Waits { session, me, seen }) = waits else {
             return Blockers::default();
         };
         match session.children(&self.shared.path).await {
             Ok(children) => queue::blockers(&session, &self.shared.path, &children, self.mode, Some(&me)).await,
-            Err(_) => Blockers::default(),
+            Err(_) => seen,
         }
+    }
+
+    /// Who was in the way of one that waits when it last looked.
+    fn seen_in_the_way(&self, waiting: &Waiting) -> Blockers {
+        let waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.as_ref().map(|waits| waits.seen.clone()).unwrap_or_default()
     }
 
     fn stop(&self, failure: Failure) -> Error {

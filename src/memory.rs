@@ -6,10 +6,11 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -272,9 +273,13 @@ impl Coordinator for Memory {
     }
 }
 
+/// On the clock of the runtime that we are called in, which a test may have paused, or on that of our own thread.
 fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     if tokio::runtime::Handle::try_current().is_ok() {
-        return Box::pin(tokio::time::sleep(duration));
+        // Tokio offers no other way to find out that a runtime has no timers.
+        if let Ok(sleep) = catch_unwind(AssertUnwindSafe(|| Box::pin(tokio::time::sleep(duration)))) {
+            return Box::pin(Sleep(sleep));
+        }
     }
     match Keeper::get() {
         Ok(keeper) => keeper.sleep(duration),
@@ -282,6 +287,18 @@ fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
             std::thread::sleep(duration);
             Box::pin(std::future::ready(()))
         }
+    }
+}
+
+/// A timer that is over when its runtime is: tokio's own would panic, and a chore may outlive the runtime that it was
+/// started in.
+struct Sleep(Pin<Box<tokio::time::Sleep>>);
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))).unwrap_or(Poll::Ready(()))
     }
 }
 
@@ -881,8 +898,8 @@ impl Executor {
         self.chores().ready.push_back(number);
         // Whoever runs already will come to it; a chore may make others ready while it runs.
         while !self.chores().ready.is_empty() && !self.running.swap(true, Ordering::AcqRel) {
+            let _running = Running(&self.running);
             self.run();
-            self.running.store(false, Ordering::Release);
         }
     }
 
@@ -910,6 +927,15 @@ impl Executor {
 
     fn chores(&self) -> MutexGuard<'_, Chores> {
         self.chores.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Lets the next one run, also after a panic.
+struct Running<'a>(&'a AtomicBool);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
     }
 }
 

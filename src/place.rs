@@ -10,6 +10,9 @@ use crate::name::{self, Contender, Mode};
 use crate::path;
 use crate::tenure::{Loss, Tenure};
 
+/// How often an answer may be lost before that is the answer: a broken server must not be asked for ever.
+pub(crate) const UNKNOWN_TRIES: u32 = 64;
+
 /// A node in a lock directory, or one that is being created there. Dropping it removes the node, however far it got.
 #[derive(Debug)]
 pub(crate) struct Place {
@@ -195,11 +198,12 @@ impl Place {
         self.node().unsure = true;
         standing.tenure.moving();
         let mut reply = session.transact(&swap);
+        let mut tries = 0;
         loop {
             match reply.await {
                 Ok(_) => break,
                 Err(Failure::Unknown(_)) => {
-                    session.connected().await.map_err(Failure::Over)?;
+                    before_next_try(session, &mut tries).await?;
                     reply = session.transact(&swap);
                 }
                 // An earlier try, whose answer was lost, did it.
@@ -350,7 +354,7 @@ async fn remove(
     mut signal: bool,
     restart: Option<Arc<str>>,
 ) -> Result<(), Failure> {
-    let mut asked_before = false;
+    let mut tries = 0;
     loop {
         let failure = match reply.await {
             Ok(()) => break,
@@ -358,10 +362,9 @@ async fn remove(
             Err(failure) => failure,
         };
         reply = match failure {
-            Failure::NoNode if asked_before => break,
+            Failure::NoNode if tries > 0 => break,
             Failure::Unknown(_) => {
-                session.connected().await.map_err(Failure::Over)?;
-                asked_before = true;
+                before_next_try(&session, &mut tries).await?;
                 if signal { hand_off(&session, &path) } else { session.delete(&path) }
             }
             // A server that refuses the transaction may still allow a plain delete, which those who wait also see.
@@ -448,12 +451,23 @@ async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: St
 
 /// Asks, and asks again after each reconnect until the outcome is known.
 pub(crate) async fn settled<T>(session: &Arc<dyn Session>, ask: impl Fn() -> Reply<T>) -> Result<T, Failure> {
+    let mut tries = 0;
     loop {
         match ask().await {
-            Err(Failure::Unknown(_)) => session.connected().await.map_err(Failure::Over)?,
+            Err(Failure::Unknown(_)) if tries < UNKNOWN_TRIES => before_next_try(session, &mut tries).await?,
             answer => return answer,
         }
     }
+}
+
+/// Waits for the connection, and a little longer if the answers are lost again and again while it is there.
+async fn before_next_try(session: &Arc<dyn Session>, tries: &mut u32) -> Result<(), Failure> {
+    session.connected().await.map_err(Failure::Over)?;
+    *tries = tries.saturating_add(1);
+    if *tries > 3 {
+        session.sleep(session.timeout() / 50).await;
+    }
+    Ok(())
 }
 
 /// Makes the lock directory: a container, which the server reaps when it has been empty for a while, below

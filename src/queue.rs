@@ -190,18 +190,33 @@ pub(crate) async fn blockers(
     mode: Mode,
     me: Option<&Contender>,
 ) -> Blockers {
+    let (ahead, first) = in_the_way(children, mode, me);
+    let members = match read(session, directory, &first).await {
+        Ok(members) => members,
+        // Their names alone still tell the mode and the host.
+        Err(_) => unread(&first),
+    };
+    Blockers { ahead, first: members }
+}
+
+/// Those in the way of `me` as far as a listing tells, without asking anybody.
+pub(crate) fn blockers_by_name(children: &[String], me: &Contender) -> Blockers {
+    let (ahead, first) = in_the_way(children, me.mode(), Some(me));
+    Blockers { ahead, first: unread(&first) }
+}
+
+/// How many are in the way, and the first of them.
+fn in_the_way(children: &[String], mode: Mode, me: Option<&Contender>) -> (usize, Vec<(Contender, Turn)>) {
     let ahead = match me {
         Some(me) => turn::ahead_of(me, children),
         None => turn::ahead_of_newcomer(mode, children),
     };
     let first = ahead.iter().take(BLOCKERS_NAMED).filter_map(|name| Contender::parse(name));
-    let first: Vec<_> = first.map(|contender| (contender.clone(), turn::turn(&contender, children))).collect();
-    let members = match read(session, directory, &first).await {
-        Ok(members) => members,
-        // Their names alone still tell the mode and the host.
-        Err(_) => first.iter().map(|(contender, turn)| member(contender, turn, None)).collect(),
-    };
-    Blockers { ahead: ahead.len(), first: members }
+    (ahead.len(), first.map(|contender| (contender.clone(), turn::turn(&contender, children))).collect())
+}
+
+fn unread(line: &[(Contender, Turn)]) -> Vec<Member> {
+    line.iter().map(|(contender, turn)| member(contender, turn, None)).collect()
 }
 
 /// Reads the nodes of these contenders, all at once; those that have left meanwhile are left out.

@@ -2,6 +2,8 @@
 
 mod support;
 
+#[path = "conformance/contract.rs"]
+mod contract;
 #[path = "conformance/harness.rs"]
 mod harness;
 #[path = "conformance/lock.rs"]
@@ -35,6 +37,38 @@ macro_rules! conformance {
 }
 
 conformance! {
+    contract: [
+        a_request_is_sent_at_the_call_even_if_its_reply_is_dropped,
+        a_request_can_be_sent_from_a_plain_thread,
+        requests_take_effect_in_the_order_of_the_calls,
+        a_read_sent_after_a_write_sees_it,
+        a_nodes_stat_is_that_of_its_creation,
+        a_sync_shows_what_others_wrote,
+        sequence_numbers_rise_over_all_sessions_and_have_ten_digits,
+        creation_ids_rise_also_in_a_directory_made_anew,
+        a_transaction_takes_effect_as_a_whole,
+        a_transaction_that_fails_changes_nothing_and_says_where,
+        a_check_changes_nothing_and_fires_no_watch,
+        a_watch_tells_of_new_data,
+        a_watch_tells_of_the_deletion,
+        a_watch_tells_first_that_data_was_set_where_the_node_is_then_deleted_in_one_transaction,
+        a_watch_tells_of_the_deletion_where_another_node_is_created_in_its_place,
+        a_missing_node_cannot_be_watched,
+        several_watches_on_one_node_all_tell,
+        an_event_comes_before_the_answer_of_a_read_that_shows_it,
+        what_happened_while_disconnected_is_told_after_the_reconnect,
+        ephemeral_nodes_go_with_their_session_and_others_stay,
+        a_session_that_is_over_answers_everything_with_that,
+        after_an_end_the_next_berth_is_on_a_fresh_session,
+        closing_ends_the_session_and_refuses_further_berths,
+        a_session_that_was_cut_off_is_connected_again_when_it_is_mended,
+        a_refusal_says_why,
+        a_container_holds_children_and_can_be_deleted_when_empty,
+        a_write_makes_the_lease_valid,
+        a_lease_runs_out_when_no_quorum_answers,
+        a_chore_runs_without_its_caller,
+        a_berth_on_either_client_serves_a_lock,
+    ],
     lock: [
         readers_hold_together,
         a_writer_holds_alone,

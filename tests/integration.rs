@@ -342,8 +342,8 @@ async fn a_thousand_cancelled_acquisitions_leave_no_node_and_no_watch() {
         // Nobody, a writer or a reader is in the way.
         let (writer, reader) = match batch % 3 {
             0 => (None, None),
-            1 => (Some(in_the_way.write().await.unwrap()), None),
-            _ => (None, Some(in_the_way.read().await.unwrap())),
+            1 => (Some(soon("the lock", in_the_way.write()).await.unwrap()), None),
+            _ => (None, Some(soon("the lock", in_the_way.read()).await.unwrap())),
         };
         let mut tasks = JoinSet::new();
         for zk in &sessions {
@@ -383,7 +383,7 @@ async fn acquisitions_dropped_at_each_poll_in_turn_leave_nothing() {
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
     let (lock, in_the_way) = (lock_at(&zk, DIRECTORY), lock_at(&other, DIRECTORY));
     for taken in [false, true] {
-        let holder = if taken { Some(in_the_way.write().await.unwrap()) } else { None };
+        let holder = if taken { Some(soon("the lock", in_the_way.write()).await.unwrap()) } else { None };
         for polls in 1..12 {
             // One that waits for the holder is woken no more: that is its last await point.
             let time = Duration::from_millis(20);
@@ -591,11 +591,12 @@ async fn a_timeout_names_who_is_in_the_way() {
 }
 
 #[tokio::test]
-async fn a_timeout_is_told_in_time_while_disconnected() {
+async fn a_timeout_is_told_in_time_while_disconnected_and_names_whom_it_knows() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let (zk, other) = (connect(&proxy.address()).await, connect(&server.address()).await);
-    let (cut_off, here) = (lock_at(&zk, "/locks/silence"), lock_at(&other, "/locks/silence"));
+    let cut_off = lock_at(&zk, "/locks/silence");
+    let here = RwLock::builder(&other, "/locks/silence").host("web-1").build().unwrap();
     let holder = here.write().await.unwrap();
     let limit = Duration::from_millis(700);
 
@@ -608,7 +609,13 @@ async fn a_timeout_is_told_in_time_while_disconnected() {
     let outcomes = (refused(waiter).await, refused(newcomer).await);
     let took = started.elapsed();
 
-    assert!(outcomes.0.is_timeout() && outcomes.1.is_timeout(), "{outcomes:?}");
+    // Whom the one saw before it was cut off, it still names.
+    let (Error::Timeout { blockers: known, .. }, Error::Timeout { blockers: unknown, .. }) = outcomes else {
+        panic!("{outcomes:?}");
+    };
+    assert_eq!((known.ahead, unknown.ahead), (1, 0));
+    let named = &known.first[0];
+    assert_eq!((named.mode, named.host.as_str(), &named.state), (Mode::Write, "web-1", &MemberState::Holds));
     assert!(took < limit * 2 + Duration::from_secs(1), "{took:?}");
     let again = Instant::now();
     proxy.cut();

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const STARTUP_LIMIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const FOUR_LETTER_LIMIT: Duration = Duration::from_secs(5);
+/// A server that is still starting may take a question and never answer it.
+const STARTING_FOUR_LETTER_LIMIT: Duration = Duration::from_millis(300);
 const PORTS_TO_TRY: u32 = 3;
 
 /// Starts `"$@"`, prints its pid, and kills it when standard input ends or says a word.
@@ -113,7 +115,7 @@ impl Server {
     /// The answer to a four-letter word such as `wchs`; each question counts as a packet in
     /// ZooKeeper's own counters.
     pub fn four_letter(&self, word: &str) -> String {
-        four_letter(self.port, word)
+        four_letter(self.port, word, FOUR_LETTER_LIMIT)
             .unwrap_or_else(|error| panic!("ZooKeeper at {} did not answer {word}: {error}", self.address()))
     }
 
@@ -266,7 +268,7 @@ impl Process {
             if death == Err(RecvTimeoutError::Disconnected) {
                 return Err(format!("it ended before it served port {port}"));
             }
-            let Ok(status) = four_letter(port, "srvr") else {
+            let Ok(status) = four_letter(port, "srvr", STARTING_FOUR_LETTER_LIMIT) else {
                 continue;
             };
             if !status.contains("Mode:") {
@@ -274,7 +276,8 @@ impl Process {
             }
             // If two processes raced for the port, the answer may come from the winner while our
             // server is about to fail, so ask whose directory it is.
-            if four_letter(port, "conf").is_ok_and(|conf| conf.contains(&format!("dataDir={}", home.data().display())))
+            if four_letter(port, "conf", STARTING_FOUR_LETTER_LIMIT)
+                .is_ok_and(|conf| conf.contains(&format!("dataDir={}", home.data().display())))
             {
                 return Ok(version(&status));
             }
@@ -397,9 +400,9 @@ pub(super) fn free_port() -> u16 {
     listener.local_addr().expect("a bound listener has an address").port()
 }
 
-fn four_letter(port: u16, word: &str) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&socket_address(port), FOUR_LETTER_LIMIT)?;
-    stream.set_read_timeout(Some(FOUR_LETTER_LIMIT))?;
+fn four_letter(port: u16, word: &str, limit: Duration) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&socket_address(port), limit)?;
+    stream.set_read_timeout(Some(limit))?;
     stream.write_all(word.as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

@@ -1,0 +1,422 @@
+//! The contract of `coordinator::Session`, clause by clause, over whatever backend the harness gives.
+
+// The macro that makes tests of these functions names them from outside.
+#![allow(unreachable_pub)]
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use zk_rwlock::coordinator::{Coordinator, Event, Failure, Kind, Operation, Outcome, Session, Watch};
+use zk_rwlock::{Ending, RwLock};
+
+use super::harness::Harness;
+use crate::support::scene::{eventually, soon};
+
+/// Two sessions, and a directory of this check's own that exists.
+struct Stage<C> {
+    mine: C,
+    _theirs: C,
+    a: Arc<dyn Session>,
+    b: Arc<dyn Session>,
+    directory: String,
+}
+
+impl<C: Coordinator + Clone> Stage<C> {
+    async fn set<H: Harness<C = C>>(h: &H) -> Stage<C> {
+        let (mine, theirs) = (h.client().await, h.client().await);
+        let (a, b) = (session(&mine).await, session(&theirs).await);
+        let directory = h.directory();
+        let parent = directory.rsplit_once('/').expect("absolute").0;
+        for path in [parent, &directory] {
+            match a.create(path, b"", Kind::Persistent).await {
+                Ok(_) | Err(Failure::NodeExists) => {}
+                Err(failure) => panic!("{path}: {failure}"),
+            }
+        }
+        b.sync(&directory).await.expect("connected");
+        Stage { mine, _theirs: theirs, a, b, directory }
+    }
+
+    fn path(&self, name: &str) -> String {
+        format!("{}/{name}", self.directory)
+    }
+
+    /// A node with this data, of session `a`.
+    async fn node(&self, name: &str, kind: Kind) -> String {
+        let created = self.a.create(&self.path(name), b"data", kind).await.expect("created");
+        self.b.sync(&self.directory).await.expect("connected");
+        created.path
+    }
+}
+
+async fn session<C: Coordinator>(client: &C) -> Arc<dyn Session> {
+    Arc::clone(soon("a berth", client.berth(0)).await.expect("reachable").session())
+}
+
+async fn event(watch: Watch) -> Event {
+    soon("an event", watch).await
+}
+
+fn set(path: &str) -> Operation {
+    Operation::Set { path: path.to_owned(), data: b"set".to_vec(), version: None }
+}
+
+fn delete(path: &str) -> Operation {
+    Operation::Delete { path: path.to_owned(), version: None }
+}
+
+fn check(path: &str) -> Operation {
+    Operation::Check { path: path.to_owned(), version: None }
+}
+
+fn create(path: &str) -> Operation {
+    Operation::Create { path: path.to_owned(), data: b"new".to_vec(), kind: Kind::Persistent }
+}
+
+fn refused_at(index: usize, failure: Failure) -> Result<Vec<Outcome>, Failure> {
+    Err(Failure::Operation { index, failure: Box::new(failure) })
+}
+
+// 1. Sent at the call
+
+pub async fn a_request_is_sent_at_the_call_even_if_its_reply_is_dropped<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    drop(stage.a.create(&stage.path("sent"), b"", Kind::Persistent));
+    // The next request of the session follows it.
+    assert!(stage.a.data(&stage.path("sent")).await.is_ok());
+}
+
+pub async fn a_request_can_be_sent_from_a_plain_thread<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let (session, path) = (Arc::clone(&stage.a), stage.path("thread"));
+    std::thread::spawn(move || drop(session.create(&path, b"", Kind::Persistent))).join().expect("no panic");
+    assert!(stage.a.data(&stage.path("thread")).await.is_ok());
+}
+
+// 2. One order
+
+pub async fn requests_take_effect_in_the_order_of_the_calls<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let path = stage.path("order");
+    let created = stage.a.create(&path, b"", Kind::Persistent);
+    let listed = stage.a.children(&stage.directory);
+    let deleted = stage.a.delete(&path);
+    let listed_again = stage.a.children(&stage.directory);
+    // Awaited in another order than sent.
+    assert_eq!(listed_again.await, Ok(Vec::new()));
+    assert_eq!(listed.await, Ok(vec!["order".to_owned()]));
+    assert!(created.await.is_ok() && deleted.await.is_ok());
+}
+
+// 3. Own writes are seen
+
+pub async fn a_read_sent_after_a_write_sees_it<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let path = stage.node("read", Kind::Persistent).await;
+    let written = stage.a.transact(&[set(&path)]);
+    let read = stage.a.data(&path);
+    assert_eq!(read.await.map(|(data, stat)| (data, stat.version)), Ok((b"set".to_vec(), 1)));
+    assert!(written.await.is_ok());
+}
+
+pub async fn a_nodes_stat_is_that_of_its_creation<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let before = SystemTime::now() - Duration::from_secs(60);
+    let created = stage.a.create(&stage.path("stat"), b"data", Kind::Ephemeral).await.expect("created");
+    assert_eq!(created.path, stage.path("stat"));
+    assert_eq!(created.ephemeral_owner, stage.a.id());
+    let (data, stat) = stage.a.data(&created.path).await.expect("there");
+    assert_eq!((data.as_slice(), stat.czxid, stat.ephemeral_owner), (&b"data"[..], created.czxid, stage.a.id()));
+    assert!(stat.ctime > before && stat.version == 0);
+    let lasting = stage.a.create(&stage.path("lasting"), b"", Kind::Persistent).await.expect("created");
+    assert_eq!(lasting.ephemeral_owner, 0);
+}
+
+// 4. Reads may be stale
+
+pub async fn a_sync_shows_what_others_wrote<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    stage.a.create(&stage.path("theirs"), b"", Kind::Persistent).await.expect("created");
+    let synced = stage.b.sync(&stage.directory);
+    let listed = stage.b.children(&stage.directory);
+    assert_eq!((synced.await, listed.await), (Ok(()), Ok(vec!["theirs".to_owned()])));
+}
+
+// 5. Sequence numbers
+
+pub async fn sequence_numbers_rise_over_all_sessions_and_have_ten_digits<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let mut paths = Vec::new();
+    for session in [&stage.a, &stage.b, &stage.a] {
+        paths.push(session.create(&stage.path("n-"), b"", Kind::EphemeralSequential).await.expect("created").path);
+    }
+    let expected = [0, 1, 2].map(|number| format!("{}/n-{number:010}", stage.directory));
+    assert_eq!(paths, expected);
+}
+
+// 6. Creation ids
+
+pub async fn creation_ids_rise_also_in_a_directory_made_anew<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let first = stage.a.create(&stage.path("n-"), b"", Kind::EphemeralSequential).await.expect("created");
+    stage.a.delete(&first.path).await.expect("deleted");
+    stage.a.delete(&stage.directory).await.expect("empty");
+    stage.b.sync(&stage.directory).await.expect("connected");
+    stage.b.create(&stage.directory, b"", Kind::Persistent).await.expect("created");
+    let second = stage.b.create(&stage.path("n-"), b"", Kind::EphemeralSequential).await.expect("created");
+    assert_eq!(second.path, first.path, "the sequence starts again");
+    assert!(second.czxid > first.czxid);
+}
+
+// 7. Transactions
+
+pub async fn a_transaction_takes_effect_as_a_whole<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let (old, new) = (stage.node("old", Kind::Persistent).await, stage.path("new"));
+    let outcomes = stage.a.transact(&[check(&old), set(&old), create(&new), delete(&old)]).await;
+    let expected = vec![Outcome::Checked, Outcome::Set { version: 1 }, Outcome::Created, Outcome::Deleted];
+    assert_eq!(outcomes, Ok(expected));
+    assert_eq!(stage.a.children(&stage.directory).await, Ok(vec!["new".to_owned()]));
+}
+
+pub async fn a_transaction_that_fails_changes_nothing_and_says_where<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let (node, new, missing) = (stage.node("node", Kind::Persistent).await, stage.path("new"), stage.path("missing"));
+    let versioned = |version| Operation::Set { path: node.clone(), data: Vec::new(), version: Some(version) };
+    for (operations, refusal) in [
+        (vec![set(&node), delete(&missing)], refused_at(1, Failure::NoNode)),
+        (vec![create(&new), set(&node), create(&node)], refused_at(2, Failure::NodeExists)),
+        (vec![create(&new), versioned(7)], refused_at(1, Failure::BadVersion)),
+        (vec![set(&node), delete(&stage.directory)], refused_at(1, Failure::NotEmpty)),
+        (vec![check(&missing), set(&node)], refused_at(0, Failure::NoNode)),
+    ] {
+        assert_eq!(stage.a.transact(&operations).await, refusal);
+    }
+    let (data, stat) = stage.a.data(&node).await.expect("there");
+    assert_eq!((data.as_slice(), stat.version), (&b"data"[..], 0));
+    assert_eq!(stage.a.data(&new).await.map(drop), Err(Failure::NoNode));
+}
+
+pub async fn a_check_changes_nothing_and_fires_no_watch<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let path = stage.node("checked", Kind::Persistent).await;
+    let watch = stage.b.watch(&path).await.expect("there");
+    assert_eq!(stage.a.transact(&[check(&path)]).await, Ok(vec![Outcome::Checked]));
+    assert_eq!(stage.a.data(&path).await.map(|(_, stat)| stat.version), Ok(0));
+    stage.a.delete(&path).await.expect("deleted");
+    assert_eq!(event(watch).await, Event::Deleted, "the first event is that of the deletion");
+}
+
+// 8. Watches
+
+pub async fn a_watch_tells_of_new_data<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let path = stage.node("watched", Kind::Persistent).await;
+    let watch = stage.b.watch(&path).await.expect("there");
+    stage.a.transact(&[set(&path)]).await.expect("set");
+    assert_eq!(event(watch).await, Event::Changed);
+}
+
+pub async fn a_watch_tells_of_the_deletion<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let path = stage.node("watched", Kind::Persistent).await;
+    let watch = stage.b.watch(&path).await.expect("there");
+    stage.a.delete(&path).await.expect("deleted");
+    assert_eq!(event(watch).await, Event::Deleted);
+}
+
+pub async fn a_watch_tells_first_that_data_was_set_where_the_node_is_then_deleted_in_one_transaction<H: Harness>(
+    h: &H,
+) {
+    let stage = Stage::set(h).await;
+    let path = stage.node("watched", Kind::Ephemeral).await;
+    let (here, there) = (stage.a.watch(&path).await.expect("there"), stage.b.watch(&path).await.expect("there"));
+    stage.a.transact(&[set(&path), delete(&path)]).await.expect("handed off");
+    assert_eq!((event(here).await, event(there).await), (Event::Changed, Event::Changed));
+}
+
+pub async fn a_watch_tells_of_the_deletion_where_another_node_is_created_in_its_place<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let path = stage.node("watched", Kind::Ephemeral).await;
+    let watch = stage.b.watch(&path).await.expect("there");
+    stage.a.transact(&[create(&stage.path("instead")), delete(&path)]).await.expect("replaced");
+    assert_eq!(event(watch).await, Event::Deleted);
+}
+
+pub async fn a_missing_node_cannot_be_watched<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    assert_eq!(stage.a.watch(&stage.path("missing")).await.map(drop), Err(Failure::NoNode));
+    assert_eq!(stage.a.watch(&stage.path("not/even/its/parent")).await.map(drop), Err(Failure::NoNode));
+}
+
+pub async fn several_watches_on_one_node_all_tell<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let path = stage.node("watched", Kind::Persistent).await;
+    let first = stage.b.watch(&path).await.expect("there");
+    let dropped = stage.b.watch(&path).await.expect("there");
+    let last = stage.b.watch(&path).await.expect("there");
+    drop(dropped);
+    stage.a.delete(&path).await.expect("deleted");
+    assert_eq!((event(first).await, event(last).await), (Event::Deleted, Event::Deleted));
+}
+
+pub async fn an_event_comes_before_the_answer_of_a_read_that_shows_it<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    for number in 0..20 {
+        let path = stage.node(&format!("watched-{number}"), Kind::Persistent).await;
+        let mut watch = Box::pin(stage.b.watch(&path).await.expect("there"));
+        stage.a.delete(&path).await.expect("deleted");
+        let gone = || async { stage.b.data(&path).await.is_err() };
+        eventually("the read shows the deletion", gone).await;
+        let seen = std::future::poll_fn(|context| std::task::Poll::Ready(watch.as_mut().poll(context))).await;
+        assert_eq!(seen, std::task::Poll::Ready(Event::Deleted), "the read overtook the event");
+    }
+}
+
+pub async fn what_happened_while_disconnected_is_told_after_the_reconnect<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let (set_on, deleted) = (stage.path("set"), stage.path("deleted"));
+    for path in [&set_on, &deleted] {
+        stage.b.create(path, b"", Kind::Persistent).await.expect("created");
+    }
+    stage.a.sync(&stage.directory).await.expect("connected");
+    let (of_set, of_deleted) =
+        (stage.a.watch(&set_on).await.expect("there"), stage.a.watch(&deleted).await.expect("there"));
+    h.cut(&stage.mine).await;
+    stage.b.transact(&[set(&set_on), delete(&deleted)]).await.expect("done");
+    h.heal(&stage.mine).await;
+    assert_eq!((event(of_set).await, event(of_deleted).await), (Event::Changed, Event::Deleted));
+}
+
+// 9. Ephemeral nodes and the session's end
+
+pub async fn ephemeral_nodes_go_with_their_session_and_others_stay<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let going = [stage.node("going", Kind::Ephemeral).await, stage.node("n-", Kind::EphemeralSequential).await];
+    let staying = stage.node("staying", Kind::Persistent).await;
+    let watch = stage.b.watch(&going[0]).await.expect("there");
+    h.expire(&stage.mine).await;
+    assert_eq!(event(watch).await, Event::Deleted);
+    for path in &going {
+        eventually("it is gone", || async { stage.b.data(path).await.is_err() }).await;
+    }
+    assert!(stage.b.data(&staying).await.is_ok());
+}
+
+pub async fn a_session_that_is_over_answers_everything_with_that<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let path = stage.node("node", Kind::Persistent).await;
+    let watch = stage.a.watch(&path).await.expect("there");
+    h.expire(&stage.mine).await;
+    assert_eq!(soon("the end", stage.a.over()).await, Ending::Expired);
+    assert_eq!(event(watch).await, Event::Over);
+    let over = Failure::Over(Ending::Expired);
+    assert_eq!(stage.a.connected().await, Err(Ending::Expired));
+    assert_eq!(stage.a.create(&stage.path("late"), b"", Kind::Persistent).await, Err(over.clone()));
+    assert_eq!(stage.a.delete(&path).await, Err(over.clone()));
+    assert_eq!(stage.a.children(&stage.directory).await, Err(over.clone()));
+    assert_eq!(stage.a.data(&path).await, Err(over.clone()));
+    assert_eq!(stage.a.watch(&path).await.map(drop), Err(over.clone()));
+    assert_eq!(stage.a.sync(&path).await, Err(over.clone()));
+    assert_eq!(stage.a.transact(&[check(&path)]).await, Err(over));
+    assert_eq!((stage.a.lease().over(), stage.a.lease().remaining()), (Some(Ending::Expired), None));
+}
+
+pub async fn after_an_end_the_next_berth_is_on_a_fresh_session<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    h.expire(&stage.mine).await;
+    soon("the end", stage.a.over()).await;
+    let fresh = session(&stage.mine).await;
+    assert_ne!(fresh.id(), stage.a.id());
+    fresh.create(&stage.path("fresh"), b"", Kind::Ephemeral).await.expect("the session is alive");
+}
+
+pub async fn closing_ends_the_session_and_refuses_further_berths<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let path = stage.node("going", Kind::Ephemeral).await;
+    soon("the end", stage.mine.close()).await;
+    assert_eq!(stage.a.over().await, Ending::Closed);
+    eventually("its nodes are gone", || async { stage.b.data(&path).await.is_err() }).await;
+    assert_eq!(stage.mine.berth(0).await.map(drop), Err(Failure::Over(Ending::Closed)));
+}
+
+pub async fn a_session_that_was_cut_off_is_connected_again_when_it_is_mended<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let path = stage.node("kept", Kind::Ephemeral).await;
+    h.cut(&stage.mine).await;
+    eventually("the cut is noticed", || async {
+        tokio::time::timeout(Duration::from_millis(1), stage.a.connected()).await.is_err()
+    })
+    .await;
+    h.heal(&stage.mine).await;
+    assert_eq!(soon("the connection", stage.a.connected()).await, Ok(()));
+    assert_eq!(stage.a.data(&path).await.map(|(_, stat)| stat.ephemeral_owner), Ok(stage.a.id()));
+}
+
+// 10. What a failure says
+
+pub async fn a_refusal_says_why<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let (node, ephemeral) = (stage.node("node", Kind::Persistent).await, stage.node("short", Kind::Ephemeral).await);
+    let missing = stage.path("missing");
+    assert_eq!(stage.a.create(&node, b"", Kind::Persistent).await, Err(Failure::NodeExists));
+    assert_eq!(stage.a.create(&format!("{missing}/child"), b"", Kind::Persistent).await, Err(Failure::NoNode));
+    let below_ephemeral = stage.a.create(&format!("{ephemeral}/child"), b"", Kind::EphemeralSequential);
+    assert_eq!(below_ephemeral.await, Err(Failure::ParentIsEphemeral));
+    assert_eq!(stage.a.delete(&missing).await, Err(Failure::NoNode));
+    assert_eq!(stage.a.delete(&stage.directory).await, Err(Failure::NotEmpty));
+    assert_eq!(stage.a.children(&missing).await, Err(Failure::NoNode));
+    assert_eq!(stage.a.data(&missing).await, Err(Failure::NoNode));
+}
+
+pub async fn a_container_holds_children_and_can_be_deleted_when_empty<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let container = stage.node("container", Kind::Container).await;
+    let child = stage.a.create(&format!("{container}/n-"), b"", Kind::EphemeralSequential).await.expect("created");
+    assert_eq!(stage.a.delete(&container).await, Err(Failure::NotEmpty));
+    stage.a.delete(&child.path).await.expect("deleted");
+    stage.a.delete(&container).await.expect("empty");
+}
+
+// 11. The lease
+
+pub async fn a_write_makes_the_lease_valid<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let path = stage.node("written", Kind::Ephemeral).await;
+    assert!(stage.a.lease().remaining().is_some());
+    assert!(
+        stage.a.lease().remaining() <= Some(stage.a.timeout()) || stage.a.lease().remaining() == Some(Duration::MAX)
+    );
+    stage.a.transact(&[check(&path)]).await.expect("there");
+    assert!(stage.a.lease().remaining().is_some());
+}
+
+pub async fn a_lease_runs_out_when_no_quorum_answers<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    stage.node("written", Kind::Ephemeral).await;
+    h.cut(&stage.mine).await;
+    let start = std::time::Instant::now();
+    while stage.a.lease().remaining().is_some() {
+        assert!(start.elapsed() < stage.a.timeout() + Duration::from_secs(5), "it never ran out");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    h.heal(&stage.mine).await;
+}
+
+// Chores, and the lock on top
+
+pub async fn a_chore_runs_without_its_caller<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let (session, path) = (Arc::clone(&stage.a), stage.path("chore"));
+    stage.a.spawn(Box::pin(async move {
+        session.create(&path, b"", Kind::Persistent).await.expect("created");
+    }));
+    eventually("the chore is done", || async { stage.b.data(&stage.path("chore")).await.is_ok() }).await;
+}
+
+pub async fn a_berth_on_either_client_serves_a_lock<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let lock = RwLock::new(&stage.mine, &stage.path("lock")).expect("a valid path");
+    soon("the lock", lock.write()).await.expect("free").release().await.expect("held");
+    assert_eq!(stage.a.children(&stage.path("lock")).await, Ok(Vec::new()));
+}
