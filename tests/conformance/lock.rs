@@ -264,7 +264,8 @@ pub async fn a_timeout_says_who_is_in_the_way_and_leaves_no_node<H: Harness>(h: 
     let write = tokio::spawn(s.a.write().label("migrate").into_future());
     line_becomes(&s.b, "R+ W-").await;
     let before = s.children().await;
-    let timeout = Duration::from_millis(300);
+    // Who is in the way is looked up in its last fifth of a second.
+    let timeout = Duration::from_secs(2);
     let start = Instant::now();
     let error = soon("the timeout", s.b.write().timeout(timeout)).await.expect_err("taken");
     assert!(start.elapsed() >= timeout && error.is_timeout());
@@ -280,7 +281,7 @@ pub async fn a_timeout_says_who_is_in_the_way_and_leaves_no_node<H: Harness>(h: 
     let slack = Duration::from_secs(2);
     assert!(since + slack >= entered && since <= SystemTime::now() + slack, "{since:?}");
     let text = error.to_string();
-    assert!(["300ms", "READ", "host-a", "nightly report", "2 ahead"].iter().all(|w| text.contains(w)), "{text}");
+    assert!(["within 2s", "READ", "host-a", "nightly report", "2 ahead"].iter().all(|w| text.contains(w)), "{text}");
     eventually("the node of the one that gave up is gone", || async { s.children().await == before }).await;
     held.release().await.expect("held");
     granted(write).await.release().await.expect("held");
