@@ -1,8 +1,8 @@
 //! One read/write lock for many machines, kept in [Apache ZooKeeper](https://zookeeper.apache.org).
 //!
-//! Many readers or one writer, first come first served; a holder that loses the lock knows it before anyone else can
-//! be granted it. If the state you guard is one znode, one process or one database, you need less: a conditional set,
-//! tokio's own `RwLock`, or that database's locks.
+//! Many readers or one writer, first come first served; a holder whose session is lost knows it before anyone else can
+//! be granted the lock. If the state you guard is one znode, one process or one database, you need less: a conditional
+//! set, tokio's own `RwLock`, or that database's locks.
 //!
 //! ```
 //! use std::time::Duration;
@@ -32,17 +32,21 @@
 //! # Where to look
 //!
 //! - [`RwLock`]: the lock, its fairness, and how to acquire it: [`read`](RwLock::read), [`write`](RwLock::write),
-//!   `try_*`, `blocking_*`, and the [`queue`](RwLock::queue) for people to see.
+//!   `try_*`, `blocking_*`. Options of the lock are on [`RwLockBuilder`], those of one acquisition on [`AcquireRead`]
+//!   and [`AcquireWrite`].
 //! - [`ReadGuard`], [`WriteGuard`]: what holding means: [`release`](WriteGuard::release) or drop,
 //!   [`is_held`](WriteGuard::is_held), [`lost`](WriteGuard::lost), [`run`](WriteGuard::run),
 //!   [`fencing_token`](WriteGuard::fencing_token), [`downgrade`](WriteGuard::downgrade),
 //!   [`share`](ReadGuard::share).
-//! - [`Transaction`]: writes that ZooKeeper does only while the lock is held.
-//! - [`ZooKeeper`]: the backend; its options, and [`Acl`]: who may queue may also steal.
+//! - [`HoldState`], [`Changes`]: held, in doubt or lost, and how that changes. [`Loss`]: why a lock was lost.
+//! - [`Transaction`]: writes that ZooKeeper does only while the lock is held; it answers with an [`Outcome`] for each.
+//!   [`NodeData`] is what a guard reads.
+//! - [`Queue`], [`Member`]: who holds and who waits, for people to see, from [`RwLock::queue`]. [`Blockers`]: those of
+//!   them who are in the way, as the errors of timeouts and of `try_*` name them.
+//! - [`ZooKeeper`]: the backend; [`ZooKeeperBuilder`] has its options, among them the session timeout and the [`Acl`]:
+//!   who may use a lock may also steal it.
 //! - [`Memory`]: the same without a server, for tests: it can be cut off, made to lag, lose answers and sessions.
-//! - [`Error`]: what went wrong, told apart by what you can do about it. [`Loss`]: why a lock was lost.
-//! - [`coordinator`]: the contract between the lock and a backend, for those who want to write another one.
-//! - [`turn`]: the one decision that all of this serves, as a function of names.
+//! - [`Error`]: what went wrong, told apart by what you can do about it.
 //!
 //! # How a holder knows in time
 //!
@@ -53,6 +57,16 @@
 //! transaction renews that lease each quarter of the session timeout, on a thread of the library's own.
 //! [`is_held`](WriteGuard::is_held) compares the clock itself, so it is right also in the first call after the process
 //! was stopped.
+//!
+//! Two things are outside the lease. A request that is already under way to another system may arrive after the lock
+//! was lost: hence the token. And somebody who may delete the lock's node can take the lock away: its holder is told by
+//! a watch at once, but perhaps after the next one was let in.
+//!
+//! # Where the law is
+//!
+//! What the lock may rely on, and what whoever writes another backend has to keep, is written in [`coordinator`], on
+//! [`Session`](coordinator::Session). Whose turn it is follows from the names of the nodes alone: [`turn()`] is that one
+//! decision, [`Contender`] is a name that was read, and [`Turn`] the answer.
 
 mod error;
 mod guard;
