@@ -144,6 +144,9 @@ macro_rules! guard {
         impl $guard {
             /// Whether the lock is still held: the last moment of `true` lies before anyone else's grant.
             ///
+            /// One case is beyond that: when somebody deletes the lock's node by hand, its holder and the next
+            /// contender are told at the same time.
+            ///
             /// Reads the clock itself and asks nobody, so that it is right also in the first call after the process
             /// was stopped, or its runtime blocked. Once `false`, it stays so.
             pub fn is_held(&self) -> bool {

@@ -156,7 +156,9 @@ impl RwLock {
     /// Acquires the lock to read if no writer holds it or waits for it; does not wait, and when the lock is taken
     /// writes nothing to the ensemble.
     ///
-    /// The answer may be as old as the server's view of the queue.
+    /// The answer may be as old as the server's view of the queue. Whoever is beaten to a lock that looked free has
+    /// written one node, and removed it. While the connection is lost, waits for it to come back, at most until the
+    /// session is over and no fresh one can be opened.
     ///
     /// # Cancel safety
     /// As for [`RwLock::read`].
@@ -183,7 +185,9 @@ impl RwLock {
     /// Acquires the lock to write if nobody holds it or waits for it; does not wait, and when the lock is taken
     /// writes nothing to the ensemble.
     ///
-    /// The answer may be as old as the server's view of the queue.
+    /// The answer may be as old as the server's view of the queue. Whoever is beaten to a lock that looked free has
+    /// written one node, and removed it. While the connection is lost, waits for it to come back, at most until the
+    /// session is over and no fresh one can be opened.
     ///
     /// # Cancel safety
     /// As for [`RwLock::read`].

@@ -34,6 +34,9 @@ pub enum Loss {
     #[error("the lock's node was removed by somebody else")]
     Removed,
     /// Somebody wrote to a lock node, which passed for a hand-off while the holder still held.
+    ///
+    /// Found out a few milliseconds after such a grant. Whoever releases before that hands the false grant on, and
+    /// the next one cannot tell: only an ACL that keeps strangers from writing helps.
     #[error("a stranger wrote to a lock node, which was taken for a hand-off")]
     Interfered,
 }

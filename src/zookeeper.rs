@@ -150,7 +150,7 @@ impl ZooKeeperBuilder {
     /// Authenticates with ZooKeeper's `digest` scheme. Unless an [`acl`](Self::acl) is given, only the same user may
     /// then touch the nodes that are made.
     ///
-    /// The password travels in clear text unless the connection is encrypted.
+    /// The password travels in clear text: this version does not encrypt connections.
     pub fn digest(mut self, user: &str, password: &str) -> Self {
         self.digest = Some(Digest(format!("{user}:{password}").into_bytes()));
         self
