@@ -58,9 +58,13 @@ impl Lease {
     pub fn acknowledged(&self, sent: Moment) {
         let now = self.now();
         let mut state = self.state();
-        state.lapse(now);
+        let lapsed = state.lapse(now);
         if let Some(end) = &mut state.end {
             *end = (*end).max(sent + self.term());
+        }
+        drop(state);
+        if lapsed {
+            self.roll.tell_all();
         }
     }
 
@@ -150,11 +154,15 @@ impl Lease {
 
 impl State {
     /// A lease that has run out stays so for everything that was held under it, even if a late answer renews it.
-    fn lapse(&mut self, now: Moment) {
-        if self.end.is_some_and(|end| !end.is_zero() && end <= now) {
+    ///
+    /// Says whether it has run out just now.
+    fn lapse(&mut self, now: Moment) -> bool {
+        let lapsed = self.end.is_some_and(|end| !end.is_zero() && end <= now);
+        if lapsed {
             self.epoch += 1;
             self.end = Some(Duration::ZERO);
         }
+        lapsed
     }
 }
 

@@ -277,9 +277,12 @@ impl RwLock {
         let fault = |failure| Error::from_failure(failure, "read the queue of", &self.shared.path);
         let berth = self.shared.coordinator.berth(0).await.map_err(fault)?;
         let session = berth.session();
+        let mut tries = 0;
         loop {
             match queue::snapshot(session, &self.shared.path).await {
-                Err(Failure::Unknown(_)) => session.connected().await.map_err(|ending| fault(Failure::Over(ending)))?,
+                Err(Failure::Unknown(_)) if tries < place::UNKNOWN_TRIES => {
+                    place::before_next_try(session, &mut tries).await.map_err(fault)?;
+                }
                 answer => return answer.map_err(fault),
             }
         }

@@ -683,7 +683,7 @@ impl MemorySession {
         let job: Job = Box::new(move |world, fired| {
             let Some(state) = world.sessions.get_mut(&id) else {
                 let over = Failure::Over(lease.over().unwrap_or(Ending::Expired));
-                return drop(reply.send(Err(over)));
+                return fired.push(Box::new(move || drop(reply.send(Err(over)))));
             };
             let fault = if is_write { state.faults.pop_front() } else { None };
             let result = match fault {

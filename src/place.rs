@@ -438,8 +438,13 @@ async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: St
                 }
             })
         });
-        let Ok(children) = listing.await.or_else(none_without_directory) else {
-            return;
+        let children = match listing.await.or_else(none_without_directory) {
+            Ok(children) => children,
+            Err(Failure::Over(_)) => return,
+            Err(failure) => {
+                tracing::error!(%directory, %owner, %failure, "a node that a lost answer may have left cannot be looked for");
+                return;
+            }
         };
         for child in children.iter().filter(|child| name::belongs_to(child, &owner)) {
             let path = format!("{directory}/{child}");
@@ -461,7 +466,7 @@ pub(crate) async fn settled<T>(session: &Arc<dyn Session>, ask: impl Fn() -> Rep
 }
 
 /// Waits for the connection, and a little longer if the answers are lost again and again while it is there.
-async fn before_next_try(session: &Arc<dyn Session>, tries: &mut u32) -> Result<(), Failure> {
+pub(crate) async fn before_next_try(session: &Arc<dyn Session>, tries: &mut u32) -> Result<(), Failure> {
     session.connected().await.map_err(Failure::Over)?;
     *tries = tries.saturating_add(1);
     if *tries > 3 {

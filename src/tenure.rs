@@ -76,8 +76,7 @@ impl Changes {
     /// Waits for the next state: the first call answers at once with the present one, and after
     /// [`HoldState::Lost`] there are no more.
     ///
-    /// States that came and went between two calls are passed over. Once the guard is released, waits until its
-    /// session is over.
+    /// States that came and went between two calls are passed over. Once the guard is released there are no more.
     ///
     /// # Cancel safety
     /// No state is lost by dropping the future.
@@ -87,9 +86,13 @@ impl Changes {
         }
         let (tenure, lease, last) = (&self.tenure, self.session.lease(), self.last);
         let is_news = |state: &HoldState| last.is_none_or(|last| discriminant(&last) != discriminant(state));
-        let next = tenure.until(&self.session, || Some(tenure.hold_state(lease)).filter(is_news)).await;
-        self.last = Some(next);
-        self.last
+        let look = || match tenure.has_left() {
+            true => Some(None),
+            false => Some(tenure.hold_state(lease)).filter(is_news).map(Some),
+        };
+        let next = tenure.until(&self.session, look).await;
+        self.last = next.or(self.last);
+        next
     }
 }
 
@@ -161,6 +164,11 @@ impl Tenure {
     /// The node is about to be deleted by us.
     pub(crate) fn left(&self) {
         self.state().phase = Phase::Left;
+        self.changed.notify_waiters();
+    }
+
+    fn has_left(&self) -> bool {
+        self.state().phase == Phase::Left
     }
 
     /// The node was lost; the first reason stays.
@@ -213,10 +221,14 @@ impl Tenure {
                 return found;
             }
             match session.lease().remaining() {
+                // It ran out since we looked.
+                None if self.is_holding() => {}
                 Some(left) if self.is_holding() && left < Duration::MAX => {
+                    // In slices, because timers stand still while the machine is suspended and the lease does not.
+                    let slice = left.min(session.timeout() / 20);
                     tokio::select! {
                         () = changed => {}
-                        () = session.sleep(left) => {}
+                        () = session.sleep(slice) => {}
                     }
                 }
                 _ => changed.await,
@@ -492,6 +504,10 @@ async fn renew(session: &Weak<dyn Session>, lease: &Lease) {
             if heartbeat(&live).await.is_err() && live.connected().await.is_err() {
                 return;
             }
+            if lease.until_heartbeat().is_zero() {
+                // It did not help: the server is too busy, or does not say yet whose session this is.
+                live.sleep(live.timeout() / 20).await;
+            }
         } else {
             let pause = live.sleep(wait);
             drop(live);
@@ -517,7 +533,7 @@ async fn heartbeat(session: &Arc<dyn Session>) -> Result<(), Failure> {
                 }
             }
             Err(Failure::Operation { failure, .. }) => {
-                tracing::warn!(%failure, "a heartbeat was refused: the lease cannot be renewed");
+                tracing::warn!(%failure, "a heartbeat cannot check a lock node of our own");
                 session.sleep(session.timeout() / 4).await;
             }
             answer => drop(answer?),

@@ -75,7 +75,8 @@ struct Ensemble {
     keeper: Arc<Keeper>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
     /// Held while a session is being opened, so that a crowd opens one and not one each.
-    opening: tokio::sync::Mutex<()>,
+    opening: tokio::sync::Mutex<Option<Failure>>,
+    failed_opens: AtomicU64,
     closed: AtomicBool,
 }
 
@@ -189,7 +190,8 @@ impl ZooKeeperBuilder {
             options: self,
             keeper,
             sessions: Mutex::new(Vec::new()),
-            opening: tokio::sync::Mutex::new(()),
+            opening: tokio::sync::Mutex::new(None),
+            failed_opens: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         };
         let opened = ensemble.open(0).await;
@@ -275,10 +277,20 @@ impl Coordinator for ZooKeeper {
             let berth = match self.ensemble.berth(watched_bytes) {
                 Some(berth) => berth,
                 None => {
-                    let _opening = self.ensemble.opening.lock().await;
-                    match self.ensemble.berth(watched_bytes) {
-                        Some(berth) => berth,
-                        None => self.ensemble.open(watched_bytes).await?,
+                    let before = self.ensemble.failed_opens.load(Ordering::Acquire);
+                    let mut last_failure = self.ensemble.opening.lock().await;
+                    if let Some(berth) = self.ensemble.berth(watched_bytes) {
+                        berth
+                    } else if let Some(failure) = last_failure.clone().filter(|_| self.ensemble.failed_since(before)) {
+                        // It was tried while we waited to try it; a crowd must not fail one after the other.
+                        return Err(failure);
+                    } else {
+                        let opened = self.ensemble.open(watched_bytes).await;
+                        if let Err(failure) = &opened {
+                            *last_failure = Some(failure.clone());
+                            self.ensemble.failed_opens.fetch_add(1, Ordering::AcqRel);
+                        }
+                        opened?
                     }
                 }
             };
@@ -345,6 +357,10 @@ impl Ensemble {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn failed_since(&self, before: u64) -> bool {
+        self.failed_opens.load(Ordering::Acquire) != before
+    }
+
     /// A berth on the first session that lives and has room. Forgets those that are over, and further ones that
     /// nobody uses.
     fn berth(&self, watched_bytes: usize) -> Option<Berth> {
@@ -390,7 +406,13 @@ impl Ensemble {
         session.make_root().await?;
         let no_room = || Failure::Refused(format!("{watched_bytes} bytes of watched paths are too many for a session"));
         let berth = session.berth(watched_bytes).ok_or_else(no_room)?;
-        self.sessions().push(session);
+        let mut sessions = self.sessions();
+        if self.closed.load(Ordering::Acquire) {
+            drop(sessions);
+            session.ended(Ending::Closed);
+            return Err(Failure::Over(Ending::Closed));
+        }
+        sessions.push(session);
         Ok(berth)
     }
 }
@@ -407,6 +429,8 @@ struct ZooKeeperSession {
     finished: Arc<Finished>,
     keeper: Arc<Keeper>,
     watched_bytes: Arc<AtomicUsize>,
+    /// How long the path is that everything is kept below.
+    root_bytes: usize,
     identity: Arc<Identity>,
     this: Weak<ZooKeeperSession>,
 }
@@ -419,6 +443,8 @@ struct Identity {
     /// The newest connection on which the server has shown it.
     shown_on: AtomicU64,
     is_asked: AtomicBool,
+    /// The servers are too old to be asked, and older than any that is known to change sessions.
+    cannot_be_asked: AtomicBool,
 }
 
 impl Identity {
@@ -431,7 +457,7 @@ impl Identity {
     }
 
     fn is_known(&self) -> bool {
-        self.shown_on.load(Ordering::Acquire) == self.connection()
+        self.shown_on.load(Ordering::Acquire) == self.connection() || self.cannot_be_asked.load(Ordering::Acquire)
     }
 }
 
@@ -457,6 +483,7 @@ impl ZooKeeperSession {
         let finished = Arc::new(Finished::default());
         let (link, _) = watch::channel(Link::Up);
         let states = client.state_watcher();
+        let root_bytes = client.path().len();
         let session = Arc::new_cyclic(|this| ZooKeeperSession {
             id: client.session_id().0,
             timeout,
@@ -467,6 +494,7 @@ impl ZooKeeperSession {
             finished,
             keeper: Arc::clone(keeper),
             watched_bytes: Arc::default(),
+            root_bytes,
             identity: Arc::default(),
             this: Weak::clone(this),
         });
@@ -484,6 +512,8 @@ impl ZooKeeperSession {
 
     /// A berth, if there is room.
     fn berth(self: &Arc<Self>, watched_bytes: usize) -> Option<Berth> {
+        // What counts are the paths as the server knows them, and two are watched.
+        let watched_bytes = if watched_bytes == 0 { 0 } else { watched_bytes + 2 * self.root_bytes };
         let reserved = Arc::clone(&self.watched_bytes);
         let fits = |used: usize| used.checked_add(watched_bytes).filter(|total| *total <= WATCHED_BYTES_MAX);
         reserved.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits).ok()?;
@@ -496,7 +526,7 @@ impl ZooKeeperSession {
 
     /// Has it confirmed, in the background, that this is the session that owns our nodes.
     fn ask_identity(&self) {
-        if !self.identity.is_asked.swap(true, Ordering::AcqRel) {
+        if !self.identity.is_known() && !self.identity.is_asked.swap(true, Ordering::AcqRel) {
             let (this, identity) = (Weak::clone(&self.this), Arc::clone(&self.identity));
             self.spawn(Box::pin(async move {
                 confirm_identity(this).await;
@@ -590,8 +620,8 @@ impl ZooKeeperSession {
 fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
     match answer {
         Ok(_) => true,
-        // A transaction that fails is itself committed, as an error.
-        Err(Failure::Operation { .. }) => true,
+        // A transaction that fails is itself committed, as an error; but what the client refuses was never sent.
+        Err(Failure::Operation { failure, .. }) => !matches!(**failure, Failure::Refused(_)),
         Err(_) => false,
     }
 }
@@ -787,9 +817,9 @@ async fn confirm_identity(session: Weak<ZooKeeperSession>) {
                 // It is gone, which its watch will tell; ask about another one.
                 _ => session.sleep(session.timeout / 20).await,
             },
-            // Before 3.6 there is no such request; those servers do not change sessions either.
-            Err(Failure::Refused(_)) => return session.identity.is_shown_on(connection),
-            Err(Failure::Unknown(_)) if session.connected().await.is_ok() => {}
+            // Before 3.6 there is no such request, and the server closes the connection over it.
+            Err(Failure::Refused(_)) => return session.identity.cannot_be_asked.store(true, Ordering::Release),
+            Err(Failure::Unknown(_)) if session.connected().await.is_ok() => session.sleep(session.timeout / 20).await,
             Err(_) => return,
         }
     }
