@@ -1193,3 +1193,28 @@ async fn a_waiter_that_misses_the_event_is_granted_after_the_reconnect() {
         becomes_empty(&operator, &directory).await;
     }
 }
+
+/// Each of them would otherwise try by itself, after all before it have failed.
+#[tokio::test]
+async fn a_crowd_without_a_server_fails_together() {
+    let server = Server::start();
+    let builder = ZooKeeper::builder().session_timeout(Duration::from_secs(1)).connect_timeout(Duration::from_secs(1));
+    let zk = builder.connect(&server.address()).await.unwrap();
+    let lock = lock_at(&zk, "/locks/crowd");
+    lock.write().await.unwrap().release().await.unwrap();
+    drop(server);
+    let crowd: Vec<_> = (0..12)
+        .map(|_| {
+            let lock = lock.clone();
+            tokio::spawn(async move { lock.try_write().await.map(drop) })
+        })
+        .collect();
+    // The session's end, one attempt, and one more for those who came while it was being made: far below twelve.
+    let all = async {
+        for one in crowd {
+            let error = one.await.unwrap().unwrap_err();
+            assert!(matches!(error, Error::Unreachable(_)), "{error}");
+        }
+    };
+    within(Duration::from_secs(8), "the whole crowd's error", all).await;
+}

@@ -992,3 +992,17 @@ fn each_step_sends_the_requests_that_it_needs_and_no_others() {
     }
     assert_nothing_left(&zk);
 }
+
+#[test]
+fn the_changes_of_a_guard_end_with_its_release() {
+    let zk = Memory::new();
+    let lock = RwLock::new(&zk, "/locks/changes").expect("a valid path");
+    let guard = pollster::block_on(lock.write().into_future()).expect("free");
+    let mut changes = guard.changes();
+    assert_eq!(pollster::block_on(changes.next()), Some(zk_rwlock::HoldState::Held));
+    let mut next = tokio_test::task::spawn(changes.next());
+    assert!(next.poll().is_pending());
+    drop(guard);
+    assert!(next.is_woken(), "nobody told the stream that the guard is gone");
+    assert_eq!(next.poll(), std::task::Poll::Ready(None));
+}
