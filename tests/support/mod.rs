@@ -6,4 +6,5 @@
 pub mod ensemble;
 pub mod scene;
 pub mod server;
+pub mod snapshot;
 pub mod wire;

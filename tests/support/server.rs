@@ -14,12 +14,18 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::snapshot;
+
 const STARTUP_LIMIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const FOUR_LETTER_LIMIT: Duration = Duration::from_secs(5);
 /// A server that is still starting may take a question and never answer it.
 const STARTING_FOUR_LETTER_LIMIT: Duration = Duration::from_millis(300);
 const PORTS_TO_TRY: u32 = 3;
+
+/// Options for Java with which snapshots end with a checksum, and with nothing that would have to fit their content.
+pub const WITHOUT_DIGESTS: [&str; 2] =
+    ["-Dzookeeper.digest.enabled=false", "-Dzookeeper.serializeLastProcessedZxid.enabled=false"];
 
 /// Starts `"$@"`, prints its pid, and kills it when standard input ends or says a word.
 ///
@@ -141,8 +147,21 @@ impl Server {
 
     /// Kills the server as a crash would (SIGKILL) and starts it again on the same port and data.
     pub fn restart(&self) {
+        self.restart_after(|_| ());
+    }
+
+    /// Starts the server again with a directory whose next sequential child gets the number `next`; the server must
+    /// have been started with [`WITHOUT_DIGESTS`].
+    pub fn set_next_sequence(&self, directory: &str, next: i32) {
+        // What happened since the last start is in no snapshot yet; a server that starts writes one.
+        self.restart();
+        self.restart_after(|data| snapshot::set_next_sequence(data, directory, next));
+    }
+
+    fn restart_after(&self, change: impl FnOnce(&Path)) {
         let mut process = self.process();
         process.kill();
+        change(&self.home.data());
         let deadline = Instant::now() + STARTUP_LIMIT;
         // A client's outgoing connection may sit on the port for a moment, hence the loop.
         loop {

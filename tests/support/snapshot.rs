@@ -1,0 +1,48 @@
+//! A snapshot file of a ZooKeeper server, changed as no client can: the counter of a directory.
+//!
+//! It knows the file's format and nothing else. A node is its path, its data, a number that stands for its ACL, and
+//! its stat; the file ends with a seal, which is a checksum of all that stands before it and the string `/`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A checksum of eight bytes, and a string of one byte behind its length of four.
+const SEAL: usize = 8 + 4 + 1;
+
+/// Where the counter stands in a stat, behind czxid, mzxid, ctime, mtime and version.
+const COUNTER_IN_STAT: usize = 4 * 8 + 4;
+
+/// Makes the next sequential child of `directory` get the number `next`, in the newest snapshot below `data`.
+///
+/// The server must be down, must have started since the last change (it writes a snapshot then), and must write no
+/// digests into its snapshots.
+pub fn set_next_sequence(data: &Path, directory: &str, next: i32) {
+    let file = newest(&data.join("version-2"));
+    let mut bytes = fs::read(&file).expect("the snapshot can be read");
+    let counter = counter_of(&bytes, directory);
+    bytes[counter..counter + 4].copy_from_slice(&next.to_be_bytes());
+    let sealed = bytes.len() - SEAL;
+    let checksum = u64::from(adler2::adler32_slice(&bytes[..sealed]));
+    bytes[sealed..sealed + 8].copy_from_slice(&checksum.to_be_bytes());
+    fs::write(&file, bytes).expect("the snapshot can be written");
+}
+
+/// Where the four bytes of the directory's counter are.
+fn counter_of(bytes: &[u8], directory: &str) -> usize {
+    let length = |at: usize| i32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+    let path = [&u32::try_from(directory.len()).expect("a short path").to_be_bytes(), directory.as_bytes()].concat();
+    let found: Vec<_> = bytes.windows(path.len()).enumerate().filter(|(_, window)| *window == path).collect();
+    let [(at, _)] = found[..] else { panic!("{} nodes are called {directory} in the snapshot", found.len()) };
+    let data = at + path.len();
+    let acl = data + 4 + usize::try_from(length(data)).unwrap_or(0);
+    acl + 8 + COUNTER_IN_STAT
+}
+
+fn newest(directory: &Path) -> PathBuf {
+    let entries = fs::read_dir(directory).expect("the server has data").map(|entry| entry.expect("readable").path());
+    let zxid = |path: &PathBuf| {
+        let name = path.file_name()?.to_str()?;
+        u64::from_str_radix(name.strip_prefix("snapshot.")?, 16).ok()
+    };
+    entries.filter(|path| zxid(path).is_some()).max_by_key(zxid).expect("the server has written a snapshot")
+}
