@@ -1,18 +1,30 @@
 //! P8: random schedules over the embedded backend, in virtual time, polled by hand.
 //!
 //! A safety phase with every fault the backend knows, and then a liveness phase: the network is mended, holders let
-//! go, and everyone who still waits must get the lock.
+//! go, and everyone who still waits must get the lock. Each schedule comes from a seed of its own, and one that fails
+//! prints the line that runs it again.
 
+use std::collections::HashSet;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 use tokio_test::task::{self, Spawn};
+use zk_rwlock::coordinator::{Coordinator, Kind, Session};
 use zk_rwlock::{Error, Memory, ReadGuard, RwLock, WriteGuard};
 
 const LOCK: &str = "/locks/schedule";
+
+/// What the lock guards: the token of whoever wrote it last.
+const VALUE: &str = "/value";
+
 const CLIENTS: usize = 3;
 const ACTORS: usize = 6;
+const STEPS: usize = 80;
 
 /// More than the session timeout: whoever was cut off for so long has lost what it held.
 const LONG: Duration = Duration::from_secs(11);
@@ -21,6 +33,13 @@ const LONG: Duration = Duration::from_secs(11);
 enum Action {
     Read,
     Write,
+    /// With a timeout that ends when the next [`Action::Wait`] does.
+    ReadBriefly,
+    WriteBriefly,
+    TryRead,
+    TryWrite,
+    /// A write to a node elsewhere, which must be refused once the lock is lost.
+    Transaction,
     /// Drops the acquisition, or the guard.
     Drop,
     Release,
@@ -34,6 +53,8 @@ enum Action {
     Lag,
     CatchUp,
     Reap,
+    /// An operator deletes the node of this actor.
+    Remove,
     Wait,
 }
 
@@ -41,7 +62,12 @@ enum Action {
 struct Step {
     actor: usize,
     action: Action,
+    /// Whether those who were woken run before the next step, or race with it.
+    settle: bool,
 }
+
+/// What one [`Action::Wait`] lasts.
+const WHILE: Duration = LONG.checked_div(4).expect("not divided by zero");
 
 type Acquiring<G> = Spawn<Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>>;
 
@@ -58,19 +84,39 @@ struct World {
     clients: Vec<Memory>,
     locks: Vec<RwLock>,
     cut: Vec<bool>,
+    lagging: Vec<bool>,
     actors: Vec<Actor>,
+    /// A client that nothing happens to.
+    observer: Arc<dyn Session>,
+    written: i64,
+    /// The tokens of those that said they were lost.
+    lost: HashSet<i64>,
     /// The highest token of any grant, and of any grant to a writer.
     highest: i64,
     highest_writer: i64,
 }
 
 impl World {
-    fn new() -> World {
+    async fn new() -> World {
         let first = Memory::new();
         let clients: Vec<_> = (0..CLIENTS).map(|i| if i == 0 { first.clone() } else { first.connect() }).collect();
         let locks = clients.iter().map(|client| RwLock::new(client, LOCK).expect("a valid path")).collect();
         let actors = (0..ACTORS).map(|_| Actor::Idle).collect();
-        World { clients, locks, cut: vec![false; CLIENTS], actors, highest: 0, highest_writer: 0 }
+        let observer = Arc::clone(first.connect().berth(0).await.expect("always open").session());
+        observer.create(VALUE, b"0", Kind::Persistent).await.expect("an empty ensemble");
+        let (cut, lagging) = (vec![false; CLIENTS], vec![false; CLIENTS]);
+        World {
+            clients,
+            locks,
+            cut,
+            lagging,
+            actors,
+            observer,
+            written: 0,
+            lost: HashSet::new(),
+            highest: 0,
+            highest_writer: 0,
+        }
     }
 
     async fn take(&mut self, step: Step) {
@@ -80,6 +126,25 @@ impl World {
         match (step.action, &mut *actor) {
             (Action::Read, Actor::Idle) => *actor = Actor::Reading(task::spawn(lock.read().into_future())),
             (Action::Write, Actor::Idle) => *actor = Actor::Writing(task::spawn(lock.write().into_future())),
+            (Action::ReadBriefly, Actor::Idle) => {
+                *actor = Actor::Reading(task::spawn(lock.read().timeout(WHILE).into_future()));
+            }
+            (Action::WriteBriefly, Actor::Idle) => {
+                *actor = Actor::Writing(task::spawn(lock.write().timeout(WHILE).into_future()));
+            }
+            (Action::TryRead, Actor::Idle) => {
+                let lock = lock.clone();
+                *actor = Actor::Reading(task::spawn(Box::pin(async move { lock.try_read().await })));
+            }
+            (Action::TryWrite, Actor::Idle) => {
+                let lock = lock.clone();
+                *actor = Actor::Writing(task::spawn(Box::pin(async move { lock.try_write().await })));
+            }
+            (Action::Transaction, Actor::Writer(guard)) => {
+                let write = guard.transaction().set(VALUE, guard.fencing_token().to_string());
+                // It is on its way, and will be carried out or refused as a whole.
+                let _now_or_later = task::spawn(write.commit()).poll();
+            }
             (Action::Drop, _) => *actor = Actor::Idle,
             (Action::Release, _) => match std::mem::replace(actor, Actor::Idle) {
                 Actor::Reader(guards) => guards.into_iter().for_each(|guard| give_back(guard.release())),
@@ -109,10 +174,23 @@ impl World {
             }
             (Action::LoseReply, _) => memory.lose_next_reply(),
             (Action::LoseRequest, _) => memory.lose_next_request(),
-            (Action::Lag, _) => memory.lag(),
-            (Action::CatchUp, _) => memory.catch_up(),
+            (Action::Lag, _) => {
+                memory.lag();
+                self.lagging[client] = true;
+            }
+            (Action::CatchUp, _) => {
+                memory.catch_up();
+                self.lagging[client] = false;
+            }
             (Action::Reap, _) => memory.reap_containers(),
-            (Action::Wait, _) => tokio::time::advance(LONG / 4).await,
+            // Whoever cannot be told of it at once would hold beside the next one: nothing helps against that.
+            (Action::Remove, _) if !self.cut.contains(&true) && !self.lagging.contains(&true) => {
+                let children = memory.children(LOCK);
+                if let Some(child) = children.get(step.actor % children.len().max(1)) {
+                    memory.remove(&format!("{LOCK}/{child}"));
+                }
+            }
+            (Action::Wait, _) => tokio::time::advance(WHILE).await,
             _ => {}
         }
     }
@@ -170,16 +248,33 @@ impl World {
         true
     }
 
-    fn check_exclusion(&self) {
+    fn check_exclusion(&mut self) {
         let (mut readers, mut writers) = (0, 0);
+        let mut seen = |held: bool, token| {
+            if !held {
+                self.lost.insert(token);
+            }
+            assert!(!held || !self.lost.contains(&token), "a lost guard became valid again");
+            usize::from(held)
+        };
         for actor in &self.actors {
             match actor {
-                Actor::Reader(guards) => readers += guards.iter().filter(|guard| guard.is_held()).count(),
-                Actor::Writer(guard) => writers += usize::from(guard.is_held()),
+                Actor::Reader(guards) => {
+                    readers += guards.iter().map(|guard| seen(guard.is_held(), guard.fencing_token())).sum::<usize>();
+                }
+                Actor::Writer(guard) => writers += seen(guard.is_held(), guard.fencing_token()),
                 _ => {}
             }
         }
         assert!(writers == 0 || (writers == 1 && readers == 0), "{writers} writers hold beside {readers} readers");
+    }
+
+    /// What was written under the lock was written in the order of its tokens.
+    async fn check_value(&mut self) {
+        let (value, _) = self.observer.data(VALUE).await.expect("never deleted");
+        let written = String::from_utf8_lossy(&value).parse().expect("a token");
+        assert!(self.written <= written, "token {written} wrote after {}", self.written);
+        self.written = written;
     }
 
     fn is_done(&self) -> bool {
@@ -207,6 +302,13 @@ impl World {
             }
         }
         assert!(self.is_done(), "somebody waits for ever: {:?}", self.clients[0].children(LOCK));
+        for _retry in 0..STEPS {
+            if self.clients[0].children(LOCK).is_empty() {
+                break;
+            }
+            tokio::time::advance(LONG).await;
+        }
+        self.check_value().await;
         assert_eq!(self.clients[0].children(LOCK), Vec::<String>::new(), "a node was left behind");
         assert_eq!(self.clients[0].watches(), 0, "a watch was left behind");
     }
@@ -225,9 +327,10 @@ fn poll<G>(acquiring: &mut Acquiring<G>) -> Option<Result<G, Error>> {
     }
 }
 
-/// Only an ended session, or a lost answer that was lost too often, may end an acquisition here.
+/// Only an ended session or a removed node may end an acquisition here, or what it said itself.
 fn ended(error: &Error) -> Actor {
-    assert!(error.is_lost(), "an acquisition failed: {error}");
+    let expected = error.is_lost() || error.is_timeout() || error.is_would_block();
+    assert!(expected, "an acquisition failed: {error}");
     Actor::Idle
 }
 
@@ -235,6 +338,11 @@ fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         4 => Just(Action::Read),
         4 => Just(Action::Write),
+        1 => Just(Action::ReadBriefly),
+        2 => Just(Action::WriteBriefly),
+        1 => Just(Action::TryRead),
+        1 => Just(Action::TryWrite),
+        2 => Just(Action::Transaction),
         2 => Just(Action::Drop),
         3 => Just(Action::Release),
         2 => Just(Action::Downgrade),
@@ -247,37 +355,63 @@ fn action() -> impl Strategy<Value = Action> {
         1 => Just(Action::Lag),
         1 => Just(Action::CatchUp),
         1 => Just(Action::Reap),
-        1 => Just(Action::Wait),
+        1 => Just(Action::Remove),
+        2 => Just(Action::Wait),
     ]
 }
 
+fn step() -> impl Strategy<Value = Step> {
+    (0..ACTORS, action(), prop::bool::weighted(0.8)).prop_map(|(actor, action, settle)| Step { actor, action, settle })
+}
+
 fn schedule() -> impl Strategy<Value = Vec<Step>> {
-    prop::collection::vec((0..ACTORS, action()).prop_map(|(actor, action)| Step { actor, action }), 1..80)
+    prop::collection::vec(step(), 1..STEPS)
 }
 
 fn run(schedule: Vec<Step>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     // Without a budget: tokio would otherwise answer "pending" after a while, to be fair to tasks that are not there.
     runtime.expect("a runtime").block_on(tokio::task::unconstrained(async move {
-        let mut world = World::new();
+        let mut world = World::new().await;
         for step in schedule {
             world.take(step).await;
-            world.settle();
+            if step.settle {
+                world.settle();
+                world.check_value().await;
+            }
         }
         world.come_to_rest().await;
     }));
 }
 
-/// How many schedules are run; `make soak` runs 100,000.
-fn schedules() -> u32 {
-    std::env::var("SCHEDULES").ok().and_then(|schedules| schedules.parse().ok()).unwrap_or(3_000)
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|number| number.parse().expect("a whole number"))
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: schedules(), ..ProptestConfig::default() })]
-
-    #[test]
-    fn every_schedule_keeps_the_lock_safe_and_comes_to_rest(schedule in schedule()) {
+/// Runs the schedule of a seed; one that fails is made as small as it gets.
+fn run_seed(seed: u64) -> Result<(), TestError<Vec<Step>>> {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+    let config =
+        ProptestConfig { cases: 1, max_shrink_iters: 100_000, failure_persistence: None, ..ProptestConfig::default() };
+    TestRunner::new_with_rng(config, rng).run(&schedule(), |schedule| {
         run(schedule);
+        Ok(())
+    })
+}
+
+/// `SCHEDULES` sets how many are run (`make soak`: 100,000), `SCHEDULE_SEED` the first one's seed.
+#[test]
+fn every_schedule_keeps_the_lock_safe_and_comes_to_rest() {
+    let first = number("SCHEDULE_SEED");
+    let schedules = number("SCHEDULES").unwrap_or(if first.is_some() { 1 } else { 3_000 });
+    // Each run tries others.
+    let first = first.unwrap_or_else(|| RandomState::new().hash_one(schedules));
+    for seed in (0..schedules).map(|i| first.wrapping_add(i)) {
+        if let Err(failure) = run_seed(seed) {
+            panic!("{failure}\nrun it again: SCHEDULE_SEED={seed} cargo test --test proptests every_schedule");
+        }
     }
+    println!("{schedules} schedules, from seed {first} on: nobody held beside a writer, and all came to rest");
 }

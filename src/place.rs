@@ -423,7 +423,7 @@ enum Look {
 /// Looks twice: after a sync, and again after a write of ours, which the lost request cannot follow any more.
 async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: String) {
     for look in [Look::AfterSync, Look::AfterWrite] {
-        let listing = settled(&session, || {
+        let listing = settled_at_last(&session, || {
             // Whatever the answer to the check is, it was a write.
             let check = [Operation::Check { path: directory.to_string(), version: None }];
             let up_to_date: Reply<()> = match look {
@@ -456,21 +456,30 @@ async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: St
 
 /// Asks, and asks again after each reconnect until the outcome is known.
 pub(crate) async fn settled<T>(session: &Arc<dyn Session>, ask: impl Fn() -> Reply<T>) -> Result<T, Failure> {
+    settled_within(UNKNOWN_TRIES, session, ask).await
+}
+
+/// As [`settled`], for as long as the session lives: nobody waits for it, and what it is about must not stay.
+async fn settled_at_last<T>(session: &Arc<dyn Session>, ask: impl Fn() -> Reply<T>) -> Result<T, Failure> {
+    settled_within(u32::MAX, session, ask).await
+}
+
+async fn settled_within<T>(most: u32, session: &Arc<dyn Session>, ask: impl Fn() -> Reply<T>) -> Result<T, Failure> {
     let mut tries = 0;
     loop {
         match ask().await {
-            Err(Failure::Unknown(_)) if tries < UNKNOWN_TRIES => before_next_try(session, &mut tries).await?,
+            Err(Failure::Unknown(_)) if tries < most => before_next_try(session, &mut tries).await?,
             answer => return answer,
         }
     }
 }
 
-/// Waits for the connection, and a little longer if the answers are lost again and again while it is there.
+/// Waits for the connection, and longer and longer if the answers are lost again and again while it is there.
 pub(crate) async fn before_next_try(session: &Arc<dyn Session>, tries: &mut u32) -> Result<(), Failure> {
     session.connected().await.map_err(Failure::Over)?;
     *tries = tries.saturating_add(1);
     if *tries > 3 {
-        session.sleep(session.timeout() / 50).await;
+        session.sleep(session.timeout() / 50 * (*tries - 3).min(12)).await;
     }
     Ok(())
 }

@@ -1,0 +1,105 @@
+//! Sessions of one process with a real ensemble: how many are opened, what renews their lease, and how they end.
+
+mod support;
+
+use std::time::Duration;
+
+use support::scene::*;
+use support::server::{Server, shared_server};
+use support::wire::Proxy;
+use zk_rwlock::coordinator::{Failure, Operation};
+use zk_rwlock::{Ending, Error, ZooKeeper};
+
+/// The client cannot come back with more than 128 KiB of watched paths on one session, and the server knows them
+/// with what the connect string ends with.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_below_a_long_chroot_survive_a_reconnect_in_their_order() {
+    const WAITERS: usize = 60;
+    let proxy = Proxy::start(shared_server().address());
+    let chroot = format!("/{}", "long".repeat(500));
+    let zk = connect(&format!("{}{chroot}", proxy.address())).await;
+    let lock = lock_at(&zk, "/lock");
+    let first = soon("free", lock.write()).await.expect("free");
+    let mut waiters = Vec::new();
+    for waiting in 1..=WAITERS {
+        waiters.push(writer(&lock));
+        eventually("it is queued", || async { children(&zk, "/lock").await.len() == waiting + 1 }).await;
+    }
+    assert!(WAITERS * chroot.len() * 2 > 128 * 1024, "too few to prove anything");
+    assert!(proxy.connections() > 1, "all of them are on one session");
+    let before = proxy.connections();
+    proxy.rst();
+    eventually("the sessions are back", || async { proxy.connections() >= 2 * before }).await;
+    assert!(first.is_held());
+    first.release().await.expect("held");
+    for waiter in waiters {
+        granted(waiter).await.release().await.expect("held");
+    }
+    becomes_empty(&zk, "/lock").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_client_itself_refuses_does_not_renew_the_lease() {
+    let zk = connect(&shared_server().address()).await;
+    let session = session(&zk).await;
+    let nothing = Operation::Check { path: "/".to_owned(), version: None };
+    session.transact(&[nothing]).await.expect("the root is there");
+    let remaining = || session.lease().remaining().expect("it was renewed just now");
+    let before = remaining();
+    eventually("time passes", || async { remaining() < before }).await;
+    let before = remaining();
+    let refused = session.transact(&[Operation::Delete { path: "no/path".to_owned(), version: None }]).await;
+    assert!(
+        matches!(&refused, Err(Failure::Operation { failure, .. }) if matches!(**failure, Failure::Refused(_))),
+        "{refused:?}"
+    );
+    assert!(remaining() <= before);
+}
+
+/// Only one of its sessions would be closed otherwise: the one being opened would come to life afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_is_being_opened_while_the_handle_is_closed_does_not_outlive_it() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let zk = ZooKeeper::builder().session_timeout(Duration::from_secs(2)).connect_timeout(SOON);
+    let zk = zk.connect(&proxy.address()).await.expect("the server can be reached");
+    let lock = lock_at(&zk, "/locks/closing");
+    let first = session(&zk).await;
+    proxy.cut();
+    assert_eq!(soon("the session ends", first.over()).await, Ending::Expired);
+    proxy.heal();
+    server.pause();
+    let connections = proxy.connections();
+    let next = writer(&lock);
+    eventually("a session is being opened", || async { proxy.connections() > connections }).await;
+    soon("closed", zk.close()).await;
+    server.resume();
+    let error = refused(next).await;
+    assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
+    eventually("no session is left", || async { server.counter("zk_global_sessions") == 0 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_further_session_is_given_up_and_the_first_one_kept() {
+    let server = Server::start();
+    let zk = connect(&format!("{}/{}", server.address(), "long".repeat(500))).await;
+    let lock = lock_at(&zk, "/lock");
+    let held = soon("free", lock.write()).await.expect("free");
+    let mut waiters = Vec::new();
+    for waiting in 1..=40 {
+        waiters.push(writer(&lock));
+        eventually("it is queued", || async { children(&zk, "/lock").await.len() == waiting + 1 }).await;
+    }
+    let sessions = || server.counter("zk_global_sessions");
+    assert!(sessions() > 1);
+    for waiter in waiters {
+        waiter.abort();
+    }
+    held.release().await.expect("held");
+    becomes_empty(&zk, "/lock").await;
+    eventually("one session is left", || async {
+        soon("free", lock.write()).await.expect("free").release().await.expect("held");
+        sessions() == 1
+    })
+    .await;
+}
