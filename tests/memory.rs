@@ -2,8 +2,10 @@
 
 use std::future::IntoFuture;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -276,7 +278,7 @@ fn a_release_while_cut_off_is_done_when_the_connection_is_back() {
 struct Slow(Memory);
 
 #[derive(Debug)]
-struct SlowSession(Arc<dyn Session>);
+struct SlowSession(Arc<dyn Session>, Arc<Lease>);
 
 fn late<T: Send + 'static>(reply: Reply<T>) -> Reply<T> {
     let mut came = false;
@@ -300,7 +302,9 @@ impl Coordinator for Slow {
             let zk = self.0.clone();
             async move { zk.berth(watched_bytes).await }
         }));
-        Ok(Berth::new(Arc::new(SlowSession(Arc::clone(inner.await?.session())))))
+        let inner = Arc::clone(inner.await?.session());
+        let lease = Arc::clone(inner.lease());
+        Ok(Berth::new(Arc::new(SlowSession(inner, lease))))
     }
 
     async fn close(&self) {
@@ -323,7 +327,7 @@ impl Session for SlowSession {
     }
 
     fn lease(&self) -> &Arc<Lease> {
-        self.0.lease()
+        &self.1
     }
 
     async fn connected(&self) -> Result<(), Ending> {
@@ -684,6 +688,88 @@ async fn a_guard_that_is_cut_off_is_lost_when_its_lease_runs_out() {
     assert_eq!(assert_ready!(lost.poll()), Loss::LeaseRanOut);
     zk.heal();
     assert!(!held.is_held(), "a lost guard became valid again");
+}
+
+/// An ensemble whose client has its lease on a clock that the test sets, and no heartbeat.
+#[derive(Clone, Debug)]
+struct Suspended(Memory, Arc<Lease>);
+
+#[async_trait]
+impl Coordinator for Suspended {
+    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
+        let inner = self.0.berth(watched_bytes).await?;
+        Ok(Berth::new(Arc::new(SlowSession(Arc::clone(inner.session()), Arc::clone(&self.1)))))
+    }
+
+    async fn close(&self) {
+        Coordinator::close(&self.0).await;
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.0.sleep(duration)
+    }
+}
+
+/// The ensemble's clock goes on while the machine sleeps; its own timers stand still.
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_was_suspended_has_lost_its_locks_before_any_timer_ran() {
+    let clock = Arc::new(AtomicU64::new(1_000));
+    let hands = Arc::clone(&clock);
+    let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
+    let lease = Arc::new(Lease::with_clock(Duration::from_secs(10), Box::new(read)));
+    lease.acknowledged(lease.now());
+    let lock = open(&Suspended(Memory::new(), lease));
+    let (asked, waiting) = (lock.read().await.expect("free"), lock.read().await.expect("shared"));
+    let mut lost = task::spawn(waiting.lost());
+    assert_pending!(lost.poll());
+    assert!(asked.is_held());
+    clock.fetch_add(3_600, Ordering::SeqCst);
+    assert!(!asked.is_held(), "the first look after the suspend says so");
+    // Whoever waits to be told is told when the next slice of its timer is over, not after what was left of the lease.
+    tokio::time::advance(Duration::from_millis(501)).await;
+    assert_eq!(assert_ready!(lost.poll()), Loss::LeaseRanOut);
+}
+
+/// What woke it is still under way in the ensemble; a waker that asks it something must not find it locked.
+#[test]
+fn those_who_are_woken_may_use_the_ensemble() {
+    struct Curious(Memory, AtomicU64);
+
+    impl Wake for Curious {
+        fn wake(self: Arc<Self>) {
+            self.0.children(DIRECTORY);
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    let (done, finished) = mpsc::channel();
+    thread::spawn(move || {
+        let (zk, other, a, b) = two();
+        let waker = Arc::new(Curious(zk.clone(), AtomicU64::new(0)));
+        let poll = |future: &mut Pin<Box<dyn Future<Output = Result<WriteGuard, Error>> + Send>>| {
+            let waker = Waker::from(Arc::clone(&waker));
+            future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready()
+        };
+        let held = write(&a);
+        let mut by_an_event = b.write().into_future();
+        assert!(!poll(&mut by_an_event));
+        drop(held);
+        assert!(poll(&mut by_an_event));
+        other.cut();
+        let mut by_the_connection = b.write().into_future();
+        assert!(!poll(&mut by_the_connection));
+        other.heal();
+        assert!(poll(&mut by_the_connection));
+        let mut by_the_end = b.write().into_future();
+        let held = write(&a);
+        assert!(!poll(&mut by_the_end));
+        other.expire();
+        assert!(poll(&mut by_the_end));
+        drop(held);
+        done.send(waker.1.load(Ordering::SeqCst)).expect("the test waits");
+    });
+    let woken = finished.recv_timeout(Duration::from_secs(20)).expect("nobody is stuck");
+    assert!(woken >= 3, "{woken}");
 }
 
 // Lock delay.
