@@ -569,6 +569,80 @@ fn the_middle_one_of_three_leaves_and_the_last_goes_by_the_first() {
     assert_nothing_left(&zk);
 }
 
+/// The watch goes back to a writer further ahead, which Curator's first reader-writer lock never looked at again.
+#[test]
+fn a_reader_whose_nearest_writer_leaves_waits_for_the_one_before_it() {
+    let (zk, _other, a, b) = two();
+    let held = write(&a);
+    let mut between = writing(&b);
+    let mut last = reading(&a);
+    assert_pending!(between.poll());
+    assert_pending!(last.poll());
+    drop(between);
+    assert!(last.is_woken());
+    assert_pending!(last.poll());
+    now(held.release()).expect("held");
+    assert!(last.is_woken());
+    drop(assert_ready_ok!(last.poll()));
+    drop(last);
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_waiter_whose_session_dies_in_the_middle_lets_nobody_in_early() {
+    let (zk, other, a, b) = two();
+    let held = write(&a);
+    let (mut middle, mut last) = (writing(&b), writing(&a));
+    assert_pending!(middle.poll());
+    assert_pending!(last.poll());
+    other.expire();
+    assert!(assert_ready_err!(middle.poll()).is_lost());
+    assert!(last.is_woken());
+    assert_pending!(last.poll());
+    assert!(held.is_held());
+    drop((middle, held));
+    drop(assert_ready_ok!(last.poll()));
+    drop(last);
+    assert_nothing_left(&zk);
+}
+
+/// Locks that sort whole names grant to whoever's host comes first in the alphabet (ZOOKEEPER-2931).
+#[test]
+fn the_names_of_hosts_do_not_decide_who_is_first() {
+    let zk = Memory::new();
+    let on = |host| RwLock::builder(&zk, DIRECTORY).host(host).build().expect("valid");
+    let held = write(&on("z-WRITE-9"));
+    let (mut second, mut third) = (writing(&on("m")), writing(&on("a-READ-0")));
+    assert_pending!(second.poll());
+    assert_pending!(third.poll());
+    drop(held);
+    assert_pending!(third.poll());
+    let held = assert_ready_ok!(second.poll());
+    assert_pending!(third.poll());
+    drop(held);
+    drop(assert_ready_ok!(third.poll()));
+}
+
+/// There is no upgrade: it would be a deadlock of two. Whoever tries by hand is told whom they wait for.
+#[tokio::test(start_paused = true)]
+async fn two_readers_who_both_want_to_write_hear_of_each_other_when_their_time_is_over() {
+    let (zk, _other, a, b) = two();
+    let (one, two) = (read(&a), read(&b));
+    let limit = Duration::from_secs(1);
+    let (first, second) = tokio::join!(a.write().timeout(limit), b.write().timeout(limit));
+    for error in [first.expect_err("a reader holds"), second.expect_err("a reader holds")] {
+        let Error::Timeout { blockers, .. } = error else { panic!("{error:?}") };
+        let readers = blockers.first.iter().filter(|member| member.mode == Mode::Read).count();
+        assert_eq!(readers, 2, "{blockers}");
+    }
+    assert!(one.is_held() && two.is_held());
+    drop(two);
+    assert_pending!(writing(&b).poll());
+    drop(one);
+    assert!(write(&b).is_held());
+    assert_nothing_left(&zk);
+}
+
 // Servers that lag, and news that is old.
 
 #[test]
@@ -1009,6 +1083,35 @@ fn containers_may_be_reaped_between_uses_and_never_during_one() {
     }
     zk.reap_containers();
     assert!(now(a.try_read()).is_ok());
+}
+
+/// Between its making and the create, between the create and the listing, while it waits: at every poll.
+#[test]
+fn the_directory_may_vanish_at_any_poll_of_an_acquisition() {
+    let (mut granted, mut evicted) = (0, 0);
+    for polls in 0..POLLS {
+        let zk = Memory::new();
+        let operator = zk.connect();
+        let lock = open(&Slow(zk.clone()));
+        let mut acquiring = writing(&lock);
+        if matches!(poll_up_to(&mut acquiring, polls), Some(Poll::Ready(_))) {
+            break;
+        }
+        operator.remove(DIRECTORY);
+        match poll_up_to(&mut acquiring, 10 * POLLS) {
+            Some(Poll::Ready(Ok(guard))) => {
+                assert!(guard.is_held());
+                assert_eq!(zk.children(DIRECTORY).len(), 1);
+                granted += 1;
+            }
+            Some(Poll::Ready(Err(Error::Evicted(Loss::Removed)))) => evicted += 1,
+            other => panic!("at poll {polls}: {other:?}"),
+        }
+        drop(acquiring);
+        assert_eq!((zk.children(DIRECTORY).len(), zk.watches()), (0, 0), "at poll {polls}");
+        drop(poll_up_to(&mut writing(&lock), POLLS).expect("it is free"));
+    }
+    assert!(granted > 0 && evicted > 0, "{granted} granted, {evicted} evicted");
 }
 
 #[test]
