@@ -1,0 +1,374 @@
+//! Puts the lock through a workload and prints one line of JSON: `cargo run --release --example drive -- --help`.
+//!
+//! The command line, the workloads and the line are those of a common set of drivers for ZooKeeper locks, so that
+//! this one can be run beside them. It uses the public interface alone, on sessions that are all opened, and after 200
+//! acquisitions that are all done, before anything is measured. What the server did is what its `mntr` says.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::{Parser, ValueEnum};
+use serde_json::{Map, Value, json};
+use tokio::sync::{Barrier, Semaphore};
+use tokio::task::JoinHandle;
+use zk_rwlock::coordinator::Coordinator;
+use zk_rwlock::{Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
+
+const WARM_UP: usize = 200;
+const HOLD: Duration = Duration::from_millis(1);
+const SESSION_TIMEOUT: Duration = Duration::from_secs(30);
+const COUNTERS: [&str; 4] = ["packets_received", "packets_sent", "bytes_received_count", "response_bytes"];
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+#[derive(Parser)]
+struct Args {
+    /// The servers, as HOST:PORT[,HOST:PORT...].
+    #[arg(long, default_value = "127.0.0.1:2181")]
+    zk: String,
+    #[arg(long, value_enum)]
+    workload: Workload,
+    /// How many contenders.
+    #[arg(long, default_value_t = 1)]
+    n: usize,
+    /// How many acquisitions in all.
+    #[arg(long, default_value_t = 2_000)]
+    ops: usize,
+    /// How many sessions the contenders share; the gate has one more.
+    #[arg(long, default_value_t = 1)]
+    sessions: usize,
+    /// Decides which operations of `mix` are writes.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How guards are given back: awaited until the node is gone, or dropped.
+    #[arg(long, value_enum, default_value_t = Release::Await)]
+    release: Release,
+    /// Print one line of JSON, which is all there is.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Workload {
+    /// One contender writes.
+    Write,
+    /// One contender reads.
+    Read,
+    /// All contend for the write lock and hold it for no time.
+    Contend,
+    /// As contend, with a hold of 1 ms; one in ten writes.
+    Mix,
+    /// All are queued to write behind a gate, which opens.
+    Drain,
+    /// All are queued to read behind a gate, which opens.
+    Readers,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Release {
+    Await,
+    Drop,
+}
+
+/// One contender's lock, and who holds it in this process as far as is known here.
+#[derive(Clone)]
+struct Contender {
+    lock: RwLock,
+    release: Release,
+    census: Arc<Census>,
+}
+
+#[derive(Default)]
+struct Census {
+    writers: AtomicI64,
+    readers: AtomicI64,
+    violations: AtomicU64,
+}
+
+#[allow(clippy::large_enum_variant, reason = "an allocation would be measured as part of the lock")]
+enum Held {
+    Read(ReadGuard),
+    Write(WriteGuard),
+}
+
+impl Contender {
+    async fn acquire(&self, write: bool) -> Result<Held, Error> {
+        let Census { writers, readers, violations } = &*self.census;
+        let (held, alone) = if write {
+            let guard = self.lock.write().await?;
+            (Held::Write(guard), writers.fetch_add(1, SeqCst) == 0 && readers.load(SeqCst) == 0)
+        } else {
+            let guard = self.lock.read().await?;
+            readers.fetch_add(1, SeqCst);
+            (Held::Read(guard), writers.load(SeqCst) == 0)
+        };
+        violations.fetch_add(u64::from(!alone), SeqCst);
+        Ok(held)
+    }
+
+    async fn release(&self, held: Held) -> Result<(), Error> {
+        let await_it = self.release == Release::Await;
+        match held {
+            Held::Read(guard) => {
+                self.census.readers.fetch_sub(1, SeqCst);
+                if await_it {
+                    guard.release().await?;
+                }
+            }
+            Held::Write(guard) => {
+                self.census.writers.fetch_sub(1, SeqCst);
+                if await_it {
+                    guard.release().await?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the servers count, all of them together.
+fn counters(zk: &str) -> Outcome<Map<String, Value>> {
+    let mut sums = Map::new();
+    for server in zk.split(',') {
+        let mut answer = String::new();
+        let mut connection = TcpStream::connect(server)?;
+        connection.write_all(b"mntr")?;
+        connection.read_to_string(&mut answer)?;
+        for (name, value) in answer.lines().filter_map(|line| line.split_once('\t')) {
+            if let Ok(value) = value.parse::<i64>() {
+                let before = sums.get(name).and_then(Value::as_i64).unwrap_or(0);
+                sums.insert(name.to_owned(), json!(before + value));
+            }
+        }
+    }
+    Ok(sums)
+}
+
+fn counter(counters: &Map<String, Value>, name: &str) -> Option<i64> {
+    counters.get(&format!("zk_{name}")).and_then(Value::as_i64)
+}
+
+/// What the servers counted between two moments, without what the asking itself adds.
+struct Meter {
+    zk: String,
+    once: Map<String, Value>,
+    twice: Map<String, Value>,
+}
+
+impl Meter {
+    fn start(zk: &str) -> Outcome<Meter> {
+        Ok(Meter { zk: zk.to_owned(), once: counters(zk)?, twice: counters(zk)? })
+    }
+
+    fn stop(self) -> Outcome<Map<String, Value>> {
+        let after = counters(&self.zk)?;
+        let mut counted = Map::new();
+        for name in COUNTERS {
+            let of = |counters| counter(counters, name);
+            if let (Some(once), Some(twice), Some(after)) = (of(&self.once), of(&self.twice), of(&after)) {
+                counted.insert(name.to_owned(), json!(after - twice - (twice - once)));
+            }
+        }
+        counted.insert("watch_count_after".to_owned(), json!(counter(&after, "watch_count")));
+        Ok(counted)
+    }
+}
+
+struct Measured {
+    ops: usize,
+    elapsed: Duration,
+    latencies: Vec<Duration>,
+    extra: Map<String, Value>,
+}
+
+fn percentiles(latencies: &mut [Duration]) -> Map<String, Value> {
+    latencies.sort_unstable();
+    let at = |share: f64| {
+        let index = ((share * latencies.len() as f64) as usize).min(latencies.len().saturating_sub(1));
+        latencies.get(index).map(|latency| latency.as_nanos() as f64 / 1e3)
+    };
+    [("p50_us", 0.5), ("p99_us", 0.99), ("max_us", 1.0)]
+        .into_iter()
+        .map(|(name, share)| (name.to_owned(), json!(at(share))))
+        .collect()
+}
+
+async fn single(args: &Args, me: &Contender) -> Outcome<Measured> {
+    let write = args.workload == Workload::Write;
+    let (mut acquire, mut release, mut pair) = (Vec::new(), Vec::new(), Vec::new());
+    let meter = Meter::start(&args.zk)?;
+    let start = Instant::now();
+    for _ in 0..args.ops {
+        let before = Instant::now();
+        let held = me.acquire(write).await?;
+        let between = Instant::now();
+        me.release(held).await?;
+        let after = Instant::now();
+        acquire.push(between - before);
+        release.push(after - between);
+        pair.push(after - before);
+    }
+    let elapsed = start.elapsed();
+    let mut extra = meter.stop()?;
+    extra.insert("acquire".to_owned(), percentiles(&mut acquire).into());
+    extra.insert("release".to_owned(), percentiles(&mut release).into());
+    Ok(Measured { ops: args.ops, elapsed, latencies: pair, extra })
+}
+
+async fn contend(args: &Args, contenders: Vec<Contender>) -> Outcome<Measured> {
+    let (ops, seed, mix) = (args.ops, args.seed, args.workload == Workload::Mix);
+    let tickets = Arc::new(AtomicUsize::new(0));
+    let go = Arc::new(Barrier::new(args.n + 1));
+    let start_one = |me: Contender| -> JoinHandle<Result<Vec<Duration>, Error>> {
+        let (tickets, go) = (Arc::clone(&tickets), Arc::clone(&go));
+        tokio::spawn(async move {
+            let mut pairs = Vec::new();
+            go.wait().await;
+            loop {
+                let ticket = tickets.fetch_add(1, SeqCst);
+                if ticket >= ops {
+                    return Ok(pairs);
+                }
+                let write = !mix || is_write(seed, ticket as u64);
+                let before = Instant::now();
+                let held = me.acquire(write).await?;
+                if mix {
+                    tokio::time::sleep(HOLD).await;
+                }
+                me.release(held).await?;
+                pairs.push(before.elapsed());
+            }
+        })
+    };
+    let tasks: Vec<_> = contenders.into_iter().map(start_one).collect();
+    let meter = Meter::start(&args.zk)?;
+    let start = Instant::now();
+    go.wait().await;
+    let mut all = Vec::new();
+    for task in tasks {
+        all.push(task.await??);
+    }
+    let elapsed = start.elapsed();
+    let mut extra = meter.stop()?;
+    extra.insert("count_min".to_owned(), json!(all.iter().map(Vec::len).min()));
+    extra.insert("count_max".to_owned(), json!(all.iter().map(Vec::len).max()));
+    Ok(Measured { ops, elapsed, latencies: all.concat(), extra })
+}
+
+/// SplitMix64: which operations write is the same for every driver.
+fn is_write(seed: u64, ticket: u64) -> bool {
+    let mut x = seed.wrapping_mul(1_000_003).wrapping_add(ticket).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (x ^ (x >> 31)).is_multiple_of(10)
+}
+
+async fn queue(args: &Args, contenders: Vec<Contender>, gate: (ZooKeeper, Contender)) -> Outcome<Measured> {
+    let drain = args.workload == Workload::Drain;
+    let (zk, gate) = gate;
+    let held = gate.acquire(true).await?;
+    let granted = Arc::new(Semaphore::new(0));
+    let start_one = |me: Contender| -> JoinHandle<Result<Instant, Error>> {
+        let granted = Arc::clone(&granted);
+        tokio::spawn(async move {
+            let held = me.acquire(drain).await?;
+            let at = Instant::now();
+            granted.add_permits(1);
+            me.release(held).await?;
+            Ok(at)
+        })
+    };
+    let tasks: Vec<_> = contenders.into_iter().map(start_one).collect();
+    await_queue(args, &zk, gate.lock.path()).await?;
+    let meter = Meter::start(&args.zk)?;
+    let start = Instant::now();
+    gate.release(held).await?;
+    let _all = granted.acquire_many(u32::try_from(args.n)?).await?;
+    let mut grants = Vec::new();
+    for task in tasks {
+        grants.push(task.await??);
+    }
+    let elapsed = start.elapsed();
+    let mut extra = meter.stop()?;
+    grants.sort_unstable();
+    let mut before = start;
+    let mut gap = |at: Instant| at - std::mem::replace(&mut before, if drain { at } else { start });
+    let latencies = grants.into_iter().map(&mut gap).collect();
+    let micros = elapsed.as_nanos() as f64 / 1e3;
+    let (name, value) = if drain { ("us_per_handoff", micros / args.n as f64) } else { ("total_us", micros) };
+    extra.insert(name.to_owned(), json!(value));
+    Ok(Measured { ops: args.n, elapsed, latencies, extra })
+}
+
+/// Waits until the gate and all contenders have their nodes, and then for the server to have gone quiet.
+async fn await_queue(args: &Args, zk: &ZooKeeper, directory: &str) -> Outcome<()> {
+    let berth = zk.berth(0).await?;
+    while berth.session().children(directory).await?.len() < args.n + 1 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let received = || Outcome::Ok(counter(&counters(&args.zk)?, "packets_received").unwrap_or(0));
+    let idle = 3 * args.zk.split(',').count() + args.sessions / 10;
+    let mut quiet = 0;
+    while quiet < 2 {
+        let before = received()?;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        quiet = if received()? - before <= i64::try_from(idle)? { quiet + 1 } else { 0 };
+    }
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> Outcome<()> {
+    let args = Args::parse();
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+    let directory = format!("/peers/ours-{}-{since_epoch}", std::process::id());
+    let census = Arc::new(Census::default());
+    let mut sessions = Vec::new();
+    for _ in 0..=args.sessions {
+        sessions.push(ZooKeeper::builder().session_timeout(SESSION_TIMEOUT).connect(&args.zk).await?);
+    }
+    let contender = |session: usize| -> Result<Contender, Error> {
+        let lock = RwLock::new(&sessions[session], &directory)?;
+        Ok(Contender { lock, release: args.release, census: Arc::clone(&census) })
+    };
+    let first = contender(0)?;
+    for _ in 0..WARM_UP {
+        let held = first.acquire(args.workload != Workload::Read).await?;
+        first.release(held).await?;
+    }
+    let contenders = || (0..args.n).map(|i| contender(i % args.sessions)).collect::<Result<Vec<_>, _>>();
+    let mut measured = match args.workload {
+        Workload::Write | Workload::Read => single(&args, &first).await?,
+        Workload::Contend | Workload::Mix => contend(&args, contenders()?).await?,
+        Workload::Drain | Workload::Readers => {
+            let gate = (sessions[args.sessions].clone(), contender(args.sessions)?);
+            queue(&args, contenders()?, gate).await?
+        }
+    };
+    let violations = census.violations.load(SeqCst);
+    let requests = measured.extra.get("packets_received").and_then(Value::as_i64).unwrap_or(0);
+    measured.extra.insert("requests_per_op".to_owned(), json!(requests as f64 / measured.ops as f64));
+    measured.extra.insert("violations".to_owned(), json!(violations));
+    let workload = args.workload.to_possible_value().map(|name| name.get_name().to_owned());
+    let mut line = Map::new();
+    for (name, value) in [
+        ("peer", json!(if args.release == Release::Await { "ours" } else { "ours-drop" })),
+        ("version", json!(env!("CARGO_PKG_VERSION"))),
+        ("workload", json!(workload)),
+        ("n", json!(args.n)),
+        ("ops", json!(measured.ops)),
+        ("sessions", json!(args.sessions)),
+        ("elapsed_s", json!(measured.elapsed.as_secs_f64())),
+        ("ops_per_s", json!(measured.ops as f64 / measured.elapsed.as_secs_f64())),
+    ] {
+        line.insert(name.to_owned(), value);
+    }
+    line.append(&mut percentiles(&mut measured.latencies));
+    line.insert("errors".to_owned(), json!(violations));
+    line.insert("extra".to_owned(), measured.extra.into());
+    println!("{}", Value::Object(line));
+    Ok(())
+}
