@@ -1,5 +1,5 @@
-//! A loopback proxy that understands ZooKeeper's frames: it counts them, loses them and delays them
-//! on request.
+//! A loopback proxy that understands ZooKeeper's frames: it counts them, and loses, delays, cuts and
+//! falsifies them on request.
 //!
 //! It knows nothing of locks, nor of any client library, only of the protocol: every frame is a
 //! length of four bytes and a body; the first frame each way is the handshake; after it, a request
@@ -12,7 +12,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as blocking};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -25,6 +25,10 @@ const LONGEST_FRAME: usize = 16 << 20;
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Op {
+    /// The first frame of a connection each way.
+    Handshake,
+    /// What the server sends unasked: the event of a watch.
+    Event,
     Create,
     Delete,
     Exists,
@@ -76,7 +80,16 @@ impl Op {
     }
 
     fn begins_with_a_path(self) -> bool {
-        !matches!(self, Self::Ping | Self::Multi | Self::Auth | Self::SetWatches | Self::CloseSession | Self::Other(_))
+        !matches!(
+            self,
+            Self::Handshake
+                | Self::Ping
+                | Self::Multi
+                | Self::Auth
+                | Self::SetWatches
+                | Self::CloseSession
+                | Self::Other(_)
+        )
     }
 }
 
@@ -134,6 +147,16 @@ impl Proxy {
     /// left out, because they depend on the clock; [`Proxy::count`] has them.
     pub fn requests(&self) -> Vec<(Op, String)> {
         self.tap.traffic().requests.clone()
+    }
+
+    /// When each request of this kind since [`Proxy::reset`] reached the proxy.
+    pub fn arrivals(&self, op: Op) -> Vec<Instant> {
+        self.tap.traffic().arrivals.get(&op).cloned().unwrap_or_default()
+    }
+
+    /// What the server granted on the newest connection: enough to take the session over.
+    pub fn granted(&self) -> Option<Hello> {
+        self.tap.granted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How many notifications of watches the server has sent since [`Proxy::reset`].
@@ -204,16 +227,28 @@ impl Proxy {
         self.order(Command::Heal);
     }
 
+    /// Has this happen from now on.
+    ///
+    /// Where several rules concern one frame, the oldest decides, and the frame counts for all.
+    pub fn apply(&self, rule: Rule) -> Fault {
+        self.tap.add_rule(rule)
+    }
+
+    /// Forgets every rule. Frames that are held back stay so.
+    pub fn forget_rules(&self) {
+        self.tap.rules().clear();
+    }
+
     /// Loses the `nth` reply to this kind of request, counted from 1 and from now, and closes its
     /// connection.
     pub fn drop_reply(&self, op: Op, nth: u64) -> Fault {
-        self.tap.add_rule(Direction::ToClient, op, nth, None)
+        self.apply(Rule::on(Frames::replies(op)).nth(nth).close(0, Close::Fin))
     }
 
     /// Loses the `nth` request of this kind, counted from 1 and from now, and closes its
     /// connection.
     pub fn drop_request(&self, op: Op, nth: u64) -> Fault {
-        self.tap.add_rule(Direction::ToServer, op, nth, None)
+        self.apply(Rule::on(Frames::requests(op)).nth(nth).close(0, Close::Fin))
     }
 
     /// Holds back the next reply to this kind of request until the handle releases it or is
@@ -224,19 +259,21 @@ impl Proxy {
     /// nothing for long enough.
     #[must_use = "dropping the handle releases the reply"]
     pub fn hold_reply(&self, op: Op) -> Held {
-        self.hold(Direction::ToClient, op)
+        self.hold(Frames::replies(op))
     }
 
     /// Holds back the next request of this kind, and all that follow it, until the handle releases
     /// it or is dropped.
     #[must_use = "dropping the handle releases the request"]
     pub fn hold_request(&self, op: Op) -> Held {
-        self.hold(Direction::ToServer, op)
+        self.hold(Frames::requests(op))
     }
 
-    fn hold(&self, direction: Direction, op: Op) -> Held {
+    /// Holds back the next of these frames, and all that follow it the same way.
+    #[must_use = "dropping the handle releases the frame"]
+    pub fn hold(&self, frames: Frames) -> Held {
         let (release, released) = watch::channel(());
-        let fault = self.tap.add_rule(direction, op, 1, Some(released));
+        let fault = self.apply(Rule { deed: Deed::Hold(released), ..Rule::on(frames) });
         Held { fault, release }
     }
 
@@ -262,18 +299,22 @@ impl Drop for Proxy {
 /// Tells whether a rule has struck, so that a test can prove that its fault happened.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    struck: watch::Receiver<bool>,
+    struck: watch::Receiver<u64>,
 }
 
 impl Fault {
     pub fn has_struck(&self) -> bool {
+        self.strikes_so_far() > 0
+    }
+
+    pub fn strikes_so_far(&self) -> u64 {
         *self.struck.borrow()
     }
 
     /// Returns when the rule has struck; it waits for ever if the frame never comes, so put a
     /// timeout around it.
     pub async fn strikes(&self) {
-        if self.struck.clone().wait_for(|struck| *struck).await.is_err() {
+        if self.struck.clone().wait_for(|struck| *struck > 0).await.is_err() {
             // The proxy is gone, and the rule with it.
             pending().await
         }
@@ -304,6 +345,196 @@ impl Held {
     }
 }
 
+/// Which frames a [`Rule`] is about.
+#[derive(Clone, Debug)]
+pub struct Frames {
+    direction: Direction,
+    op: Option<Op>,
+    path: Option<String>,
+    error: Option<i32>,
+}
+
+impl Frames {
+    fn all(direction: Direction) -> Self {
+        Self { direction, op: None, path: None, error: None }
+    }
+
+    /// What clients ask of this kind.
+    pub fn requests(op: Op) -> Self {
+        Self { op: Some(op), ..Self::all(Direction::ToServer) }
+    }
+
+    /// What the server answers to this kind of request.
+    pub fn replies(op: Op) -> Self {
+        Self { op: Some(op), ..Self::all(Direction::ToClient) }
+    }
+
+    /// The events of watches, and nothing else.
+    pub fn events() -> Self {
+        Self::replies(Op::Event)
+    }
+
+    /// Everything the server sends, handshakes included.
+    pub fn from_server() -> Self {
+        Self::all(Direction::ToClient)
+    }
+
+    /// Everything clients send, handshakes included.
+    pub fn from_clients() -> Self {
+        Self::all(Direction::ToServer)
+    }
+
+    /// Only those whose path, or whose list of parts as in [`Proxy::requests`], contains this. A reply has the path
+    /// of its request.
+    pub fn about(self, part_of_path: &str) -> Self {
+        Self { path: Some(part_of_path.to_owned()), ..self }
+    }
+
+    /// Only replies with this error code, 0 for none.
+    pub fn with_error(self, code: i32) -> Self {
+        Self { error: Some(code), ..self }
+    }
+
+    fn contain(&self, frame: &Seen<'_>) -> bool {
+        self.direction == frame.direction
+            && self.op.is_none_or(|op| op == frame.op)
+            && self.path.as_ref().is_none_or(|part| frame.path.contains(part.as_str()))
+            && self.error.is_none_or(|code| frame.error == Some(code))
+    }
+}
+
+/// What is to happen to which frames; by default, nothing to the first.
+#[derive(Debug)]
+pub struct Rule {
+    frames: Frames,
+    /// How many of them are still to come, the struck one included.
+    countdown: u64,
+    again: bool,
+    deed: Deed,
+}
+
+impl Rule {
+    pub fn on(frames: Frames) -> Self {
+        Self { frames, countdown: 1, again: false, deed: Deed::Pass }
+    }
+
+    /// Strikes the `nth` of the frames, counted from 1 and from when the rule is applied.
+    pub fn nth(self, nth: u64) -> Self {
+        assert!(nth > 0, "frames are counted from 1");
+        Self { countdown: nth, ..self }
+    }
+
+    /// Strikes also all later ones.
+    pub fn and_all_later(self) -> Self {
+        Self { again: true, ..self }
+    }
+
+    /// The frame is lost, and the connection stays.
+    pub fn lose(self) -> Self {
+        Self { deed: Deed::Lose, ..self }
+    }
+
+    /// The frame passes so much later, and nothing overtakes it.
+    pub fn delay(self, by: Duration) -> Self {
+        Self { deed: Deed::Delay(by), ..self }
+    }
+
+    /// Only the first `bytes` of the frame, its length included, are passed on before the connection is closed.
+    pub fn close(self, bytes: usize, how: Close) -> Self {
+        Self { deed: Deed::Close(bytes, how), ..self }
+    }
+
+    /// As [`Rule::close`], after the whole frame.
+    pub fn close_after(self, how: Close) -> Self {
+        self.close(usize::MAX, how)
+    }
+
+    /// A reply says this instead: what was asked for has been done all the same.
+    pub fn claim_error(self, code: i32) -> Self {
+        assert_eq!(self.frames.direction, Direction::ToClient, "only replies have error codes");
+        Self { deed: Deed::Claim(code), ..self }
+    }
+
+    /// The server never sees the request, and the proxy answers with this error.
+    pub fn refuse(self, code: i32) -> Self {
+        assert_eq!(self.frames.direction, Direction::ToServer, "only requests can be refused");
+        Self { deed: Deed::Refuse(code), ..self }
+    }
+
+    /// A handshake says something else.
+    pub fn falsify(self, how: fn(&mut Hello)) -> Self {
+        assert_eq!(self.frames.op, Some(Op::Handshake), "only handshakes can be falsified");
+        Self { deed: Deed::Falsify(how), ..self }
+    }
+}
+
+/// How a connection is closed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Close {
+    /// In order: what was sent before arrives.
+    Fin,
+    /// With a reset, which may overtake what was sent before.
+    Rst,
+}
+
+/// What a client asks for, or a server grants, in the first frame of a connection.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Hello {
+    /// In a request only: the newest transaction that the client has seen.
+    zxid: Option<i64>,
+    pub timeout: i32,
+    pub session: i64,
+    pub password: Vec<u8>,
+    pub read_only: bool,
+}
+
+impl Hello {
+    fn read(direction: Direction, frame: &[u8]) -> Option<Self> {
+        let mut fields = Fields::of(frame);
+        let _version = fields.int()?;
+        let zxid = match direction {
+            Direction::ToServer => Some(fields.long()?),
+            Direction::ToClient => None,
+        };
+        let (timeout, session, password) = (fields.int()?, fields.long()?, fields.buffer()?.to_vec());
+        // Servers and clients before 3.4 leave it out.
+        let read_only = fields.take(1) == Some(&[1]);
+        Some(Self { zxid, timeout, session, password, read_only })
+    }
+
+    /// The handshake of a client that goes on with the session which the server granted with this.
+    pub fn take_over(&self) -> Vec<u8> {
+        Self { zxid: Some(0), ..self.clone() }.frame()
+    }
+
+    fn frame(&self) -> Vec<u8> {
+        let mut body = vec![0; 4];
+        if let Some(zxid) = self.zxid {
+            body.extend(zxid.to_be_bytes());
+        }
+        body.extend(self.timeout.to_be_bytes());
+        body.extend(self.session.to_be_bytes());
+        body.extend(u32::try_from(self.password.len()).expect("passwords are short").to_be_bytes());
+        body.extend(&self.password);
+        body.push(self.read_only.into());
+        framed(&body)
+    }
+}
+
+/// A frame: the body with its length in front.
+pub fn framed(body: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(body.len()).expect("frames are short");
+    [&length.to_be_bytes(), body].concat()
+}
+
+/// A reply without a body that says that the request failed.
+fn refusal(xid: i32, code: i32) -> Vec<u8> {
+    let mut body = xid.to_be_bytes().to_vec();
+    body.extend([0; 8]);
+    body.extend(code.to_be_bytes());
+    framed(&body)
+}
+
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Direction {
     ToServer,
@@ -314,12 +545,14 @@ enum Direction {
 #[derive(Debug, Default)]
 struct Tap {
     traffic: Mutex<Traffic>,
-    rules: Mutex<Vec<Rule>>,
+    rules: Mutex<Vec<Active>>,
+    granted: Mutex<Option<Hello>>,
 }
 
 #[derive(Debug, Default)]
 struct Traffic {
     counts: HashMap<Op, u64>,
+    arrivals: HashMap<Op, Vec<Instant>>,
     requests: Vec<(Op, String)>,
     notifications: u64,
     connections: u64,
@@ -327,23 +560,41 @@ struct Traffic {
     bytes_to_client: u64,
 }
 
+/// A rule that is in force.
 #[derive(Debug)]
-struct Rule {
+struct Active {
+    rule: Rule,
+    struck: watch::Sender<u64>,
+}
+
+/// What a frame was recognised as.
+#[derive(Debug)]
+struct Seen<'a> {
     direction: Direction,
     op: Op,
-    /// How many matching frames are still to come, the struck one included.
-    countdown: u64,
-    /// Ends when the frame may pass; a rule without it loses the frame.
-    released: Option<watch::Receiver<()>>,
-    struck: watch::Sender<bool>,
+    path: &'a str,
+    error: Option<i32>,
 }
 
 /// What happens to one frame.
-#[derive(Debug)]
-enum Fate {
+#[derive(Clone, Debug)]
+enum Deed {
     Pass,
+    /// The frame may pass when this ends.
     Hold(watch::Receiver<()>),
     Lose,
+    Delay(Duration),
+    Close(usize, Close),
+    Claim(i32),
+    Refuse(i32),
+    Falsify(fn(&mut Hello)),
+}
+
+impl Deed {
+    /// The handle of a frame that was to be held back is gone.
+    fn is_over(&self) -> bool {
+        matches!(self, Self::Hold(released) if released.has_changed().is_err())
+    }
 }
 
 impl Tap {
@@ -351,45 +602,45 @@ impl Tap {
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn rules(&self) -> MutexGuard<'_, Vec<Rule>> {
+    fn rules(&self) -> MutexGuard<'_, Vec<Active>> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add_rule(&self, direction: Direction, op: Op, nth: u64, released: Option<watch::Receiver<()>>) -> Fault {
-        assert!(nth > 0, "frames are counted from 1");
-        let (sender, struck) = watch::channel(false);
-        self.rules().push(Rule { direction, op, countdown: nth, released, struck: sender });
+    fn add_rule(&self, rule: Rule) -> Fault {
+        let (sender, struck) = watch::channel(0);
+        self.rules().push(Active { rule, struck: sender });
         Fault { struck }
     }
 
-    fn record_request(&self, op: Op, body: Fields<'_>) {
+    fn record_request(&self, op: Op, path: &str) {
         let mut traffic = self.traffic();
         *traffic.counts.entry(op).or_default() += 1;
+        traffic.arrivals.entry(op).or_default().push(Instant::now());
         if op != Op::Ping {
-            traffic.requests.push((op, path(op, body)));
+            traffic.requests.push((op, path.to_owned()));
         }
     }
 
     /// Counts the frame against every rule; where several strike at once, the oldest decides.
-    fn fate(&self, direction: Direction, op: Op) -> Fate {
-        let mut fate = Fate::Pass;
-        self.rules().retain_mut(|rule| {
-            if rule.released.as_ref().is_some_and(|released| released.has_changed().is_err()) {
+    fn fate(&self, frame: &Seen<'_>) -> Deed {
+        let mut fate = Deed::Pass;
+        self.rules().retain_mut(|Active { rule, struck }| {
+            if rule.deed.is_over() {
                 // Released before its frame came.
                 return false;
             }
-            if (rule.direction, rule.op) != (direction, op) {
+            if !rule.frames.contain(frame) {
                 return true;
             }
-            rule.countdown -= 1;
+            rule.countdown = rule.countdown.saturating_sub(1);
             if rule.countdown > 0 {
                 return true;
             }
-            rule.struck.send_replace(true);
-            if let Fate::Pass = fate {
-                fate = rule.released.take().map_or(Fate::Lose, Fate::Hold);
+            struck.send_modify(|strikes| *strikes += 1);
+            if let Deed::Pass = fate {
+                fate = rule.deed.clone();
             }
-            false
+            rule.again
         });
         fate
     }
@@ -461,7 +712,7 @@ impl Switchboard {
                         tap: self.tap.clone(),
                         holes: self.holes.subscribe(),
                         rst: self.rst.subscribe(),
-                        opcodes: Mutex::default(),
+                        asked: Mutex::default(),
                     };
                     self.connections.spawn(connection.serve(client, self.server_address.clone()));
                 }
@@ -515,15 +766,18 @@ async fn listen_again(address: SocketAddr) -> TcpListener {
 
 /// What the writer of one direction is to do next, in order.
 enum Step {
-    Forward { frame: Vec<u8>, hold: Option<watch::Receiver<()>> },
-    Close,
+    Forward(Vec<u8>),
+    Hold(watch::Receiver<()>),
+    Wait(Instant),
+    Close(Close),
 }
 
 struct Connection {
     tap: Arc<Tap>,
     holes: watch::Receiver<Holes>,
     rst: watch::Receiver<()>,
-    opcodes: Mutex<HashMap<i32, Op>>,
+    /// What was asked, by xid.
+    asked: Mutex<HashMap<i32, (Op, String)>>,
 }
 
 impl Connection {
@@ -550,22 +804,25 @@ impl Connection {
         let (mut from_server, mut into_server) = server.split();
         let (to_server, requests) = mpsc::unbounded_channel();
         let (to_client, replies) = mpsc::unbounded_channel();
+        // Weak, so that the answers of the proxy itself do not keep the connection open.
+        let answers = to_client.downgrade();
         let traffic = async {
             // The first error ends all four; the ordinary end of one direction leaves the other
             // alone.
-            let _ = tokio::try_join!(
-                self.read(Direction::ToServer, &mut from_client, to_server),
-                self.read(Direction::ToClient, &mut from_server, to_client),
+            tokio::try_join!(
+                self.read(Direction::ToServer, &mut from_client, to_server, answers.clone()),
+                self.read(Direction::ToClient, &mut from_server, to_client, answers),
                 self.write(Direction::ToServer, requests, &mut into_server),
                 self.write(Direction::ToClient, replies, &mut into_client),
-            );
+            )
         };
-        tokio::select! {
-            () = traffic => {}
-            _ = rst.changed() => {
-                // The kernel then resets the connections when the streams are dropped.
-                let _ = (client.set_zero_linger(), server.set_zero_linger());
-            }
+        let reset = tokio::select! {
+            ended = traffic => ended.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset),
+            _ = rst.changed() => true,
+        };
+        if reset {
+            // The kernel then resets the connections when the streams are dropped.
+            let _ = (client.set_zero_linger(), server.set_zero_linger());
         }
     }
 
@@ -576,26 +833,44 @@ impl Connection {
         direction: Direction,
         from: &mut (impl AsyncReadExt + Unpin),
         to: mpsc::UnboundedSender<Step>,
+        answers: mpsc::WeakUnboundedSender<Step>,
     ) -> io::Result<()> {
         let mut handshaken = false;
         // A reset by the sender ends the stream as a close does: what was read before still counts.
-        while let Ok(frame) = read_frame(from).await {
-            let fate = if handshaken {
-                self.inspect(direction, &frame)
-            } else {
-                self.weigh(direction, &frame);
-                Fate::Pass
-            };
+        while let Ok(mut frame) = read_frame(from).await {
+            let (fate, xid) = self.inspect(direction, &frame, handshaken);
             handshaken = true;
-            let hold = match fate {
-                Fate::Pass => None,
-                Fate::Hold(released) => Some(released),
-                Fate::Lose => {
-                    let _ = to.send(Step::Close);
+            let before = match fate {
+                Deed::Pass => None,
+                Deed::Hold(released) => Some(Step::Hold(released)),
+                Deed::Delay(by) => Some(Step::Wait(Instant::now() + by)),
+                Deed::Lose => continue,
+                Deed::Close(bytes, how) => {
+                    frame.truncate(bytes);
+                    let _ = (to.send(Step::Forward(frame)), to.send(Step::Close(how)));
                     return Ok(());
                 }
+                Deed::Claim(code) => {
+                    frame = refusal(xid, code);
+                    None
+                }
+                Deed::Refuse(code) => {
+                    self.asked().remove(&xid);
+                    if let Some(answers) = answers.upgrade() {
+                        let _ = answers.send(Step::Forward(refusal(xid, code)));
+                    }
+                    continue;
+                }
+                Deed::Falsify(how) => {
+                    if let Some(mut hello) = Hello::read(direction, &frame) {
+                        how(&mut hello);
+                        frame = hello.frame();
+                    }
+                    None
+                }
             };
-            let _ = to.send(Step::Forward { frame, hold });
+            let _ = before.map(|step| to.send(step));
+            let _ = to.send(Step::Forward(frame));
         }
         Ok(())
     }
@@ -609,16 +884,21 @@ impl Connection {
         let mut holes = self.holes.clone();
         while let Some(step) = steps.recv().await {
             match step {
-                Step::Forward { frame, hold } => {
-                    if let Some(mut released) = hold {
-                        // The handle never sends a value: it is released by being dropped.
-                        let _ = released.changed().await;
-                    }
+                Step::Forward(frame) => {
                     pass(&mut holes, direction).await?;
                     into.write_all(&frame).await?;
                 }
-                Step::Close => {
+                Step::Hold(mut released) => {
+                    // The handle never sends a value: it is released by being dropped.
+                    let _ = released.changed().await;
+                }
+                Step::Wait(until) => tokio::time::sleep_until(until.into()).await,
+                Step::Close(how) => {
                     pass(&mut holes, direction).await?;
+                    if how == Close::Rst {
+                        return Err(io::ErrorKind::ConnectionReset.into());
+                    }
+                    let _ = into.shutdown().await;
                     return Err(io::ErrorKind::ConnectionAborted.into());
                 }
             }
@@ -631,39 +911,51 @@ impl Connection {
 }
 
 impl Connection {
-    /// Records a frame after the handshake and decides what happens to it.
-    fn inspect(&self, direction: Direction, frame: &[u8]) -> Fate {
+    /// Records a frame and decides what happens to it; also tells its xid.
+    fn inspect(&self, direction: Direction, frame: &[u8], handshaken: bool) -> (Deed, i32) {
         self.weigh(direction, frame);
+        if !handshaken {
+            if direction == Direction::ToClient {
+                *self.tap.granted.lock().unwrap_or_else(PoisonError::into_inner) = Hello::read(direction, frame);
+            }
+            let seen = Seen { direction, op: Op::Handshake, path: "", error: None };
+            return (self.tap.fate(&seen), 0);
+        }
         let mut fields = Fields::of(frame);
         let Some(xid) = fields.int() else {
-            return Fate::Pass;
+            return (Deed::Pass, 0);
         };
-        let mut opcodes = self.opcodes.lock().unwrap_or_else(PoisonError::into_inner);
-        let op = match direction {
-            Direction::ToServer => {
-                let Some(code) = fields.int() else {
-                    return Fate::Pass;
-                };
-                let op = Op::from_code(code);
-                opcodes.insert(xid, op);
-                self.tap.record_request(op, fields);
-                op
-            }
-            Direction::ToClient if xid == NOTIFICATION_XID => {
-                self.tap.traffic().notifications += 1;
-                return Fate::Pass;
-            }
-            // Negative xids, such as that of pings, are used again and again.
-            Direction::ToClient if xid < 0 => match opcodes.get(&xid) {
-                Some(op) => *op,
-                None => return Fate::Pass,
-            },
-            Direction::ToClient => match opcodes.remove(&xid) {
-                Some(op) => op,
-                None => return Fate::Pass,
-            },
+        let what = match direction {
+            Direction::ToServer => self.asks(xid, fields).map(|(op, path)| (op, path, None)),
+            Direction::ToClient => self.answers(xid, fields),
         };
-        self.tap.fate(direction, op)
+        let fate =
+            what.map_or(Deed::Pass, |(op, path, error)| self.tap.fate(&Seen { direction, op, path: &path, error }));
+        (fate, xid)
+    }
+
+    fn asks(&self, xid: i32, mut fields: Fields<'_>) -> Option<(Op, String)> {
+        let op = Op::from_code(fields.int()?);
+        let path = path(op, fields);
+        self.tap.record_request(op, &path);
+        self.asked().insert(xid, (op, path.clone()));
+        Some((op, path))
+    }
+
+    fn answers(&self, xid: i32, mut fields: Fields<'_>) -> Option<(Op, String, Option<i32>)> {
+        let (_zxid, error) = (fields.long()?, fields.int()?);
+        if xid == NOTIFICATION_XID {
+            self.tap.traffic().notifications += 1;
+            let (_kind, _state) = (fields.int()?, fields.int()?);
+            return Some((Op::Event, fields.string()?, None));
+        }
+        // Negative xids, such as that of pings, are used again and again.
+        let (op, path) = if xid < 0 { self.asked().get(&xid).cloned() } else { self.asked().remove(&xid) }?;
+        Some((op, path, Some(error)))
+    }
+
+    fn asked(&self) -> MutexGuard<'_, HashMap<i32, (Op, String)>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn weigh(&self, direction: Direction, frame: &[u8]) {
@@ -716,6 +1008,10 @@ impl<'a> Fields<'a> {
 
     fn int(&mut self) -> Option<i32> {
         Some(i32::from_be_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn long(&mut self) -> Option<i64> {
+        Some(i64::from_be_bytes(self.take(8)?.try_into().ok()?))
     }
 
     fn buffer(&mut self) -> Option<&'a [u8]> {
