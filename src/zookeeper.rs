@@ -865,6 +865,9 @@ fn outcome(result: zk::MultiWriteResult) -> Outcome {
 
 /// What an error allows to conclude. Whatever is not a clear refusal leaves the outcome unknown: a reset or silent
 /// connection gives `Custom`, an orderly close `ConnectionLoss`, and the request may have been carried out in each.
+///
+/// `SessionMoved` and `Throttled` are refusals, but passing ones: the session lives on, and whatever is said to be
+/// unknown is asked again.
 fn failure(error: zk::Error) -> Failure {
     match error {
         zk::Error::NoNode => Failure::NoNode,
@@ -873,7 +876,7 @@ fn failure(error: zk::Error) -> Failure {
         zk::Error::BadVersion => Failure::BadVersion,
         zk::Error::NoAuth => Failure::NoAuth,
         zk::Error::NoChildrenForEphemerals => Failure::ParentIsEphemeral,
-        zk::Error::SessionExpired | zk::Error::SessionMoved => Failure::Over(Ending::Expired),
+        zk::Error::SessionExpired => Failure::Over(Ending::Expired),
         zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
         zk::Error::ClientClosed => Failure::Over(Ending::Closed),
         zk::Error::NoHosts
@@ -882,7 +885,6 @@ fn failure(error: zk::Error) -> Failure {
         | zk::Error::NotReadOnly
         | zk::Error::NoWatcher
         | zk::Error::QuotaExceeded
-        | zk::Error::Throttled
         | zk::Error::MarshallingError
         | zk::Error::Unimplemented
         | zk::Error::ReconfigDisabled => Failure::Refused(error.to_string()),
