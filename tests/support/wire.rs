@@ -53,7 +53,7 @@ pub enum Op {
 }
 
 impl Op {
-    fn from_code(code: i32) -> Self {
+    pub(super) fn from_code(code: i32) -> Self {
         match code {
             1 => Self::Create,
             2 => Self::Delete,
@@ -993,7 +993,7 @@ async fn read_frame(from: &mut (impl AsyncReadExt + Unpin)) -> io::Result<Vec<u8
 
 /// A reader of the fields of ZooKeeper's serialisation; it answers `None` where they end too early.
 #[derive(Clone, Copy)]
-struct Fields<'a>(&'a [u8]);
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
     fn of(frame: &'a [u8]) -> Self {
@@ -1006,11 +1006,11 @@ impl<'a> Fields<'a> {
         Some(field)
     }
 
-    fn int(&mut self) -> Option<i32> {
+    pub(super) fn int(&mut self) -> Option<i32> {
         Some(i32::from_be_bytes(self.take(4)?.try_into().ok()?))
     }
 
-    fn long(&mut self) -> Option<i64> {
+    pub(super) fn long(&mut self) -> Option<i64> {
         Some(i64::from_be_bytes(self.take(8)?.try_into().ok()?))
     }
 
@@ -1020,7 +1020,7 @@ impl<'a> Fields<'a> {
         self.take(usize::try_from(length).unwrap_or(0))
     }
 
-    fn string(&mut self) -> Option<String> {
+    pub(super) fn string(&mut self) -> Option<String> {
         Some(String::from_utf8_lossy(self.buffer()?).into_owned())
     }
 
