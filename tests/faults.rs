@@ -473,23 +473,15 @@ async fn a_server_that_grants_less_than_was_asked_for_shortens_the_lease() {
     assert!(asked.has_struck());
 }
 
-/// While it is idle nothing but pings keeps a session; whoever holds sends heartbeats too.
 #[tokio::test]
-async fn a_session_whose_pings_are_lost_lives_while_it_holds_and_is_made_anew_after_that() {
+async fn a_holder_whose_pings_are_lost_is_kept_alive_by_its_heartbeats() {
     let stage = Stage::set("/faults/pings", SHORT).await;
     let fault = stage.proxy.apply(Rule::on(Frames::requests(Op::Ping)).and_all_later().lose());
     let guard = stage.lock.write().await.unwrap();
     tokio::time::sleep(SHORT * 2).await;
-    assert!(fault.has_struck() && guard.is_held(), "{:?}", guard.state());
-    assert_eq!(stage.proxy.connections(), 0, "the connection was good enough");
+    assert!(guard.is_held(), "{:?}", guard.state());
+    assert!(fault.has_struck() && stage.proxy.connections() == 0, "the connection was good enough");
     guard.release().await.unwrap();
-    // Each connection on which nothing is heard is given up, and so is each session in the end; whenever an
-    // acquisition comes, it is served.
-    for _ in 0..4 {
-        tokio::time::sleep(SHORT / 2).await;
-        soon("the grant", stage.lock.write()).await.unwrap().release().await.unwrap();
-    }
-    assert_eq!(stage.children().await, [""; 0]);
 }
 
 #[tokio::test]
