@@ -9,9 +9,10 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use support::frames::framed;
 use support::scene::*;
 use support::server::shared_server;
-use support::wire::{Close, Frames, Hello, Op, Proxy, Rule, framed};
+use support::wire::{Close, Frames, Hello, Op, Proxy, Rule};
 use zk_rwlock::coordinator::{Ending, Session};
 use zk_rwlock::{Error, HoldState, Loss, RwLock, ZooKeeper};
 

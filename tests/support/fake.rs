@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use super::wire::{Fields, Op, framed};
+use super::frames::{Fields, Op, framed};
 
 const SESSION: i64 = 0x1111;
 
@@ -254,8 +254,8 @@ impl Connection {
             Lie::NoiseForAListing => Body::default().int(1).buffer(&[0xff; 30]),
             Lie::ListingWithoutMe => names(&[]),
             Lie::ListingWithATwin => {
-                let twins = tree.names.iter().filter_map(|name| name.rsplit('-').next());
-                twins.last().map_or_else(|| names(&[]), |number| with(&format!("twin~abcdefgh-WRITE-{number}")))
+                let mut numbers = tree.names.iter().rev().filter_map(|name| name.rsplit('-').next());
+                numbers.next().map_or_else(|| names(&[]), |number| with(&format!("twin~abcdefgh-WRITE-{number}")))
             }
             Lie::ShortData | Lie::FalseDeparture => with("first~abcdefgh-WRITE-0000000001"),
             _ => names(&tree.names),

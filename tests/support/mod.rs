@@ -5,6 +5,8 @@
 
 pub mod ensemble;
 pub mod fake;
+pub mod frames;
+pub mod rules;
 pub mod scene;
 pub mod server;
 pub mod wire;

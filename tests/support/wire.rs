@@ -1,10 +1,7 @@
 //! A loopback proxy that understands ZooKeeper's frames: it counts them, and loses, delays, cuts and
 //! falsifies them on request.
 //!
-//! It knows nothing of locks, nor of any client library, only of the protocol: every frame is a
-//! length of four bytes and a body; the first frame each way is the handshake; after it, a request
-//! begins with its xid and opcode and a reply with the xid of its request, which is -1 for a
-//! notification of a watch.
+//! It knows nothing of locks, nor of any client library, only of the protocol ([`super::frames`]).
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -19,79 +16,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-const NOTIFICATION_XID: i32 = -1;
-const LONGEST_FRAME: usize = 16 << 20;
-
-/// What a request asks for.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub enum Op {
-    /// The first frame of a connection each way.
-    Handshake,
-    /// What the server sends unasked: the event of a watch.
-    Event,
-    Create,
-    Delete,
-    Exists,
-    GetData,
-    SetData,
-    GetAcl,
-    SetAcl,
-    GetChildren,
-    Sync,
-    Ping,
-    GetChildren2,
-    Check,
-    Multi,
-    Create2,
-    RemoveWatches,
-    CreateContainer,
-    CreateTtl,
-    Auth,
-    SetWatches,
-    CloseSession,
-    Other(i32),
-}
-
-impl Op {
-    pub(super) fn from_code(code: i32) -> Self {
-        match code {
-            1 => Self::Create,
-            2 => Self::Delete,
-            3 => Self::Exists,
-            4 => Self::GetData,
-            5 => Self::SetData,
-            6 => Self::GetAcl,
-            7 => Self::SetAcl,
-            8 => Self::GetChildren,
-            9 => Self::Sync,
-            11 => Self::Ping,
-            12 => Self::GetChildren2,
-            13 => Self::Check,
-            14 => Self::Multi,
-            15 => Self::Create2,
-            18 => Self::RemoveWatches,
-            19 => Self::CreateContainer,
-            21 => Self::CreateTtl,
-            100 => Self::Auth,
-            101 => Self::SetWatches,
-            -11 => Self::CloseSession,
-            other => Self::Other(other),
-        }
-    }
-
-    fn begins_with_a_path(self) -> bool {
-        !matches!(
-            self,
-            Self::Handshake
-                | Self::Ping
-                | Self::Multi
-                | Self::Auth
-                | Self::SetWatches
-                | Self::CloseSession
-                | Self::Other(_)
-        )
-    }
-}
+use super::frames::{Direction, Fields, NOTIFICATION_XID, path, read_frame, refusal};
+pub use super::frames::{Hello, Op};
+pub use super::rules::{Close, Fault, Frames, Rule};
+use super::rules::{Deed, Rules, Seen};
 
 /// A proxy between clients and one server. Dropping it closes every connection through it.
 ///
@@ -231,7 +159,7 @@ impl Proxy {
     ///
     /// Where several rules concern one frame, the oldest decides, and the frame counts for all.
     pub fn apply(&self, rule: Rule) -> Fault {
-        self.tap.add_rule(rule)
+        self.tap.rules().add(rule)
     }
 
     /// Forgets every rule. Frames that are held back stay so.
@@ -273,7 +201,7 @@ impl Proxy {
     #[must_use = "dropping the handle releases the frame"]
     pub fn hold(&self, frames: Frames) -> Held {
         let (release, released) = watch::channel(());
-        let fault = self.apply(Rule { deed: Deed::Hold(released), ..Rule::on(frames) });
+        let fault = self.apply(Rule::on(frames).hold(released));
         Held { fault, release }
     }
 
@@ -292,31 +220,6 @@ impl Drop for Proxy {
         let outcome = self.thread.take().map(JoinHandle::join);
         if let (Some(Err(_)), false) = (outcome, thread::panicking()) {
             panic!("the proxy's thread panicked");
-        }
-    }
-}
-
-/// Tells whether a rule has struck, so that a test can prove that its fault happened.
-#[derive(Clone, Debug)]
-pub struct Fault {
-    struck: watch::Receiver<u64>,
-}
-
-impl Fault {
-    pub fn has_struck(&self) -> bool {
-        self.strikes_so_far() > 0
-    }
-
-    pub fn strikes_so_far(&self) -> u64 {
-        *self.struck.borrow()
-    }
-
-    /// Returns when the rule has struck; it waits for ever if the frame never comes, so put a
-    /// timeout around it.
-    pub async fn strikes(&self) {
-        if self.struck.clone().wait_for(|struck| *struck > 0).await.is_err() {
-            // The proxy is gone, and the rule with it.
-            pending().await
         }
     }
 }
@@ -345,207 +248,11 @@ impl Held {
     }
 }
 
-/// Which frames a [`Rule`] is about.
-#[derive(Clone, Debug)]
-pub struct Frames {
-    direction: Direction,
-    op: Option<Op>,
-    path: Option<String>,
-    error: Option<i32>,
-}
-
-impl Frames {
-    fn all(direction: Direction) -> Self {
-        Self { direction, op: None, path: None, error: None }
-    }
-
-    /// What clients ask of this kind.
-    pub fn requests(op: Op) -> Self {
-        Self { op: Some(op), ..Self::all(Direction::ToServer) }
-    }
-
-    /// What the server answers to this kind of request.
-    pub fn replies(op: Op) -> Self {
-        Self { op: Some(op), ..Self::all(Direction::ToClient) }
-    }
-
-    /// The events of watches, and nothing else.
-    pub fn events() -> Self {
-        Self::replies(Op::Event)
-    }
-
-    /// Everything the server sends, handshakes included.
-    pub fn from_server() -> Self {
-        Self::all(Direction::ToClient)
-    }
-
-    /// Everything clients send, handshakes included.
-    pub fn from_clients() -> Self {
-        Self::all(Direction::ToServer)
-    }
-
-    /// Only those whose path, or whose list of parts as in [`Proxy::requests`], contains this. A reply has the path
-    /// of its request.
-    pub fn about(self, part_of_path: &str) -> Self {
-        Self { path: Some(part_of_path.to_owned()), ..self }
-    }
-
-    /// Only replies with this error code, 0 for none.
-    pub fn with_error(self, code: i32) -> Self {
-        Self { error: Some(code), ..self }
-    }
-
-    fn contain(&self, frame: &Seen<'_>) -> bool {
-        self.direction == frame.direction
-            && self.op.is_none_or(|op| op == frame.op)
-            && self.path.as_ref().is_none_or(|part| frame.path.contains(part.as_str()))
-            && self.error.is_none_or(|code| frame.error == Some(code))
-    }
-}
-
-/// What is to happen to which frames; by default, nothing to the first.
-#[derive(Debug)]
-pub struct Rule {
-    frames: Frames,
-    /// How many of them are still to come, the struck one included.
-    countdown: u64,
-    again: bool,
-    deed: Deed,
-}
-
-impl Rule {
-    pub fn on(frames: Frames) -> Self {
-        Self { frames, countdown: 1, again: false, deed: Deed::Pass }
-    }
-
-    /// Strikes the `nth` of the frames, counted from 1 and from when the rule is applied.
-    pub fn nth(self, nth: u64) -> Self {
-        assert!(nth > 0, "frames are counted from 1");
-        Self { countdown: nth, ..self }
-    }
-
-    /// Strikes also all later ones.
-    pub fn and_all_later(self) -> Self {
-        Self { again: true, ..self }
-    }
-
-    /// The frame is lost, and the connection stays.
-    pub fn lose(self) -> Self {
-        Self { deed: Deed::Lose, ..self }
-    }
-
-    /// The frame passes so much later, and nothing overtakes it.
-    pub fn delay(self, by: Duration) -> Self {
-        Self { deed: Deed::Delay(by), ..self }
-    }
-
-    /// Only the first `bytes` of the frame, its length included, are passed on before the connection is closed.
-    pub fn close(self, bytes: usize, how: Close) -> Self {
-        Self { deed: Deed::Close(bytes, how), ..self }
-    }
-
-    /// As [`Rule::close`], after the whole frame.
-    pub fn close_after(self, how: Close) -> Self {
-        self.close(usize::MAX, how)
-    }
-
-    /// A reply says this instead: what was asked for has been done all the same.
-    pub fn claim_error(self, code: i32) -> Self {
-        assert_eq!(self.frames.direction, Direction::ToClient, "only replies have error codes");
-        Self { deed: Deed::Claim(code), ..self }
-    }
-
-    /// The server never sees the request, and the proxy answers with this error.
-    pub fn refuse(self, code: i32) -> Self {
-        assert_eq!(self.frames.direction, Direction::ToServer, "only requests can be refused");
-        Self { deed: Deed::Refuse(code), ..self }
-    }
-
-    /// A handshake says something else.
-    pub fn falsify(self, how: fn(&mut Hello)) -> Self {
-        assert_eq!(self.frames.op, Some(Op::Handshake), "only handshakes can be falsified");
-        Self { deed: Deed::Falsify(how), ..self }
-    }
-}
-
-/// How a connection is closed.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Close {
-    /// In order: what was sent before arrives.
-    Fin,
-    /// With a reset, which may overtake what was sent before.
-    Rst,
-}
-
-/// What a client asks for, or a server grants, in the first frame of a connection.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Hello {
-    /// In a request only: the newest transaction that the client has seen.
-    zxid: Option<i64>,
-    pub timeout: i32,
-    pub session: i64,
-    pub password: Vec<u8>,
-    pub read_only: bool,
-}
-
-impl Hello {
-    fn read(direction: Direction, frame: &[u8]) -> Option<Self> {
-        let mut fields = Fields::of(frame);
-        let _version = fields.int()?;
-        let zxid = match direction {
-            Direction::ToServer => Some(fields.long()?),
-            Direction::ToClient => None,
-        };
-        let (timeout, session, password) = (fields.int()?, fields.long()?, fields.buffer()?.to_vec());
-        // Servers and clients before 3.4 leave it out.
-        let read_only = fields.take(1) == Some(&[1]);
-        Some(Self { zxid, timeout, session, password, read_only })
-    }
-
-    /// The handshake of a client that goes on with the session which the server granted with this.
-    pub fn take_over(&self) -> Vec<u8> {
-        Self { zxid: Some(0), ..self.clone() }.frame()
-    }
-
-    fn frame(&self) -> Vec<u8> {
-        let mut body = vec![0; 4];
-        if let Some(zxid) = self.zxid {
-            body.extend(zxid.to_be_bytes());
-        }
-        body.extend(self.timeout.to_be_bytes());
-        body.extend(self.session.to_be_bytes());
-        body.extend(u32::try_from(self.password.len()).expect("passwords are short").to_be_bytes());
-        body.extend(&self.password);
-        body.push(self.read_only.into());
-        framed(&body)
-    }
-}
-
-/// A frame: the body with its length in front.
-pub fn framed(body: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(body.len()).expect("frames are short");
-    [&length.to_be_bytes(), body].concat()
-}
-
-/// A reply without a body that says that the request failed.
-fn refusal(xid: i32, code: i32) -> Vec<u8> {
-    let mut body = xid.to_be_bytes().to_vec();
-    body.extend([0; 8]);
-    body.extend(code.to_be_bytes());
-    framed(&body)
-}
-
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Direction {
-    ToServer,
-    ToClient,
-}
-
 /// What the test and the connections share: the numbers and the rules.
 #[derive(Debug, Default)]
 struct Tap {
     traffic: Mutex<Traffic>,
-    rules: Mutex<Vec<Active>>,
+    rules: Mutex<Rules>,
     granted: Mutex<Option<Hello>>,
 }
 
@@ -560,56 +267,13 @@ struct Traffic {
     bytes_to_client: u64,
 }
 
-/// A rule that is in force.
-#[derive(Debug)]
-struct Active {
-    rule: Rule,
-    struck: watch::Sender<u64>,
-}
-
-/// What a frame was recognised as.
-#[derive(Debug)]
-struct Seen<'a> {
-    direction: Direction,
-    op: Op,
-    path: &'a str,
-    error: Option<i32>,
-}
-
-/// What happens to one frame.
-#[derive(Clone, Debug)]
-enum Deed {
-    Pass,
-    /// The frame may pass when this ends.
-    Hold(watch::Receiver<()>),
-    Lose,
-    Delay(Duration),
-    Close(usize, Close),
-    Claim(i32),
-    Refuse(i32),
-    Falsify(fn(&mut Hello)),
-}
-
-impl Deed {
-    /// The handle of a frame that was to be held back is gone.
-    fn is_over(&self) -> bool {
-        matches!(self, Self::Hold(released) if released.has_changed().is_err())
-    }
-}
-
 impl Tap {
     fn traffic(&self) -> MutexGuard<'_, Traffic> {
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn rules(&self) -> MutexGuard<'_, Vec<Active>> {
+    fn rules(&self) -> MutexGuard<'_, Rules> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn add_rule(&self, rule: Rule) -> Fault {
-        let (sender, struck) = watch::channel(0);
-        self.rules().push(Active { rule, struck: sender });
-        Fault { struck }
     }
 
     fn record_request(&self, op: Op, path: &str) {
@@ -619,30 +283,6 @@ impl Tap {
         if op != Op::Ping {
             traffic.requests.push((op, path.to_owned()));
         }
-    }
-
-    /// Counts the frame against every rule; where several strike at once, the oldest decides.
-    fn fate(&self, frame: &Seen<'_>) -> Deed {
-        let mut fate = Deed::Pass;
-        self.rules().retain_mut(|Active { rule, struck }| {
-            if rule.deed.is_over() {
-                // Released before its frame came.
-                return false;
-            }
-            if !rule.frames.contain(frame) {
-                return true;
-            }
-            rule.countdown = rule.countdown.saturating_sub(1);
-            if rule.countdown > 0 {
-                return true;
-            }
-            struck.send_modify(|strikes| *strikes += 1);
-            if let Deed::Pass = fate {
-                fate = rule.deed.clone();
-            }
-            rule.again
-        });
-        fate
     }
 }
 
@@ -919,7 +559,7 @@ impl Connection {
                 *self.tap.granted.lock().unwrap_or_else(PoisonError::into_inner) = Hello::read(direction, frame);
             }
             let seen = Seen { direction, op: Op::Handshake, path: "", error: None };
-            return (self.tap.fate(&seen), 0);
+            return (self.tap.rules().fate(&seen), 0);
         }
         let mut fields = Fields::of(frame);
         let Some(xid) = fields.int() else {
@@ -929,8 +569,8 @@ impl Connection {
             Direction::ToServer => self.asks(xid, fields).map(|(op, path)| (op, path, None)),
             Direction::ToClient => self.answers(xid, fields),
         };
-        let fate =
-            what.map_or(Deed::Pass, |(op, path, error)| self.tap.fate(&Seen { direction, op, path: &path, error }));
+        let fate = what
+            .map_or(Deed::Pass, |(op, path, error)| self.tap.rules().fate(&Seen { direction, op, path: &path, error }));
         (fate, xid)
     }
 
@@ -973,114 +613,5 @@ async fn pass(holes: &mut watch::Receiver<Holes>, direction: Direction) -> io::R
         Ok(_) => Ok(()),
         // The proxy is being dropped.
         Err(_) => Err(io::ErrorKind::ConnectionAborted.into()),
-    }
-}
-
-/// One frame with its length in front.
-async fn read_frame(from: &mut (impl AsyncReadExt + Unpin)) -> io::Result<Vec<u8>> {
-    let mut frame = vec![0; 4];
-    from.read_exact(&mut frame).await?;
-    let length = Fields(&frame).int().and_then(|length| usize::try_from(length).ok());
-    match length {
-        Some(length) if length <= LONGEST_FRAME => {
-            frame.resize(4 + length, 0);
-            from.read_exact(&mut frame[4..]).await?;
-            Ok(frame)
-        }
-        _ => Err(io::ErrorKind::InvalidData.into()),
-    }
-}
-
-/// A reader of the fields of ZooKeeper's serialisation; it answers `None` where they end too early.
-#[derive(Clone, Copy)]
-pub(super) struct Fields<'a>(pub(super) &'a [u8]);
-
-impl<'a> Fields<'a> {
-    fn of(frame: &'a [u8]) -> Self {
-        Self(&frame[4..])
-    }
-
-    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
-        let (field, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
-        Some(field)
-    }
-
-    pub(super) fn int(&mut self) -> Option<i32> {
-        Some(i32::from_be_bytes(self.take(4)?.try_into().ok()?))
-    }
-
-    pub(super) fn long(&mut self) -> Option<i64> {
-        Some(i64::from_be_bytes(self.take(8)?.try_into().ok()?))
-    }
-
-    fn buffer(&mut self) -> Option<&'a [u8]> {
-        // A missing buffer has the length -1.
-        let length = self.int()?;
-        self.take(usize::try_from(length).unwrap_or(0))
-    }
-
-    pub(super) fn string(&mut self) -> Option<String> {
-        Some(String::from_utf8_lossy(self.buffer()?).into_owned())
-    }
-
-    fn acls(&mut self) -> Option<()> {
-        for _ in 0..self.int()? {
-            let (_permissions, _scheme, _id) = (self.int()?, self.buffer()?, self.buffer()?);
-        }
-        Some(())
-    }
-
-    /// The rest of one part of a multi, after its path.
-    fn skip_part(&mut self, op: Op) -> Option<()> {
-        match op {
-            Op::Create | Op::Create2 | Op::CreateContainer | Op::CreateTtl => {
-                let _data = self.buffer()?;
-                self.acls()?;
-                let _mode = self.int()?;
-                if op == Op::CreateTtl {
-                    self.take(8)?;
-                }
-            }
-            Op::SetData => {
-                let (_data, _version) = (self.buffer()?, self.int()?);
-            }
-            Op::Delete | Op::Check => {
-                self.int()?;
-            }
-            Op::GetData | Op::GetChildren => {
-                let _watch = self.take(1)?;
-            }
-            _ => return None,
-        }
-        Some(())
-    }
-
-    /// The parts of a multi, as far as they can be read.
-    fn parts(&mut self) -> Vec<String> {
-        let mut parts = Vec::new();
-        while let Some(code) = self.int() {
-            let last = self.take(1).is_none_or(|done| done != [0]);
-            let (false, Some(_error), Some(path)) = (last, self.int(), self.string()) else {
-                break;
-            };
-            let op = Op::from_code(code);
-            parts.push(format!("{op:?} {path}"));
-            if self.skip_part(op).is_none() {
-                break;
-            }
-        }
-        parts
-    }
-}
-
-/// The path that a request names, or the parts of a multi; empty for requests without a path.
-fn path(op: Op, mut body: Fields<'_>) -> String {
-    if op == Op::Multi {
-        body.parts().join(", ")
-    } else if op.begins_with_a_path() {
-        body.string().unwrap_or_default()
-    } else {
-        String::new()
     }
 }
