@@ -488,6 +488,11 @@ impl ZooKeeperSession {
     fn new(client: zk::Client, keeper: &Arc<Keeper>, requested: Duration, acl: Acl) -> Arc<ZooKeeperSession> {
         // A server may raise the timeout, and another one lower it again on a reconnect: the shorter one counts.
         let timeout = client.session_timeout().min(requested);
+        if timeout < requested {
+            // What is asked for on a reconnect is what was granted here, so only a server that grants even less can
+            // lower it again, and that the client does not tell.
+            tracing::warn!(?timeout, ?requested, "less is granted than was asked for: no server must grant less still");
+        }
         let lease = Arc::new(Lease::new(timeout));
         let finished = Arc::new(Finished::default());
         let (link, _) = watch::channel(Link::Up);
