@@ -304,7 +304,7 @@ async fn waiters_whose_credentials_are_refused_all_end_at_once_and_so_do_guards(
             matches!(error, Error::Evicted(Loss::SessionOver(Ending::AuthFailed)) | Error::Closed(Ending::AuthFailed));
         assert!(typed, "{error:?}");
     }
-    assert_eq!(guard.state(), HoldState::Lost { why: Loss::SessionOver(Ending::AuthFailed) });
+    assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::AuthFailed));
     // The server knows nothing of it; a fresh session has the lock when the old one has timed out.
     soon("a fresh session", stage.lock.write()).await.unwrap().release().await.unwrap();
     stage.becomes_empty().await;
