@@ -538,7 +538,14 @@ impl Acquisition {
             match self.take_place(&place, &data).await {
                 Ok(children) => break (place, children),
                 // The session ended unnoticed while it was idle: nothing of ours was in it, so a fresh one will do.
-                Err(Failure::Over(_)) if tries < SESSION_TRIES => {}
+                Err(Failure::Over(_)) if tries < SESSION_TRIES => {
+                    // Its requests fail a moment before it counts as over, and until then it is given out again.
+                    let session = place.session();
+                    tokio::select! {
+                        _ = session.over() => {}
+                        () = session.sleep(session.timeout() / 20) => {}
+                    }
+                }
                 Err(failure) => return Err(self.stop(failure)),
             }
         };

@@ -6,6 +6,7 @@
 //! - While disconnected it queues requests without bound: a berth is given only on a session that is connected.
 //! - More than 128 KiB of watched paths make a reconnect impossible, so a session takes no more than
 //!   [`WATCHED_BYTES_MAX`], and further ones are opened beyond that.
+//! - Some answers that are too short make the caller panic ([`Survived`]).
 //! - A one-shot watcher panics when its session's task is gone ([`Watched`]); persistent ones are lost on a reconnect
 //!   and are not used. Watches are armed with `getData`: `exists` would leave one on a node that never returns.
 //! - After `Expired` a client is dead for good: the next berth is on a fresh one.
@@ -42,6 +43,9 @@ const WATCHED_BYTES_MAX: usize = 96 * 1024;
 
 /// Nodes younger than this are not watched by their owner: most are gone again by then.
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
+
+/// A server that grants less, zero say, does not mean to keep the session; the client would make 8 ms of it.
+const SHORTEST_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// How long dropping the last user of a session may wait for the server to have heard of it.
 const FAREWELL: Duration = Duration::from_millis(250);
@@ -136,7 +140,9 @@ impl ZooKeeperBuilder {
     /// How long the ensemble keeps a session it does not hear from. Default: 10 s.
     ///
     /// A crashed holder's lock is free after this long, and a holder that is cut off stops after two thirds of it.
-    /// The servers bound it (2 to 20 ticks, by default 4 to 40 s); give all of them the same bounds.
+    /// The servers bound it (2 to 20 ticks, by default 4 to 40 s); give all of them the same bounds, or ask for no
+    /// more than the least of their upper ones: that a server grants less on a reconnect than another one did at
+    /// first, the client does not tell, and a holder that is cut off after that may be told too late.
     pub fn session_timeout(mut self, timeout: Duration) -> Self {
         self.session_timeout = timeout;
         self
@@ -398,6 +404,9 @@ impl Ensemble {
                 return Err(Failure::Unreachable(format!("no session with {} within {waited}", self.servers)));
             }
         };
+        if client.session_timeout() < SHORTEST_TIMEOUT {
+            return Err(Failure::Unreachable(format!("{} grants sessions no time to live", self.servers)));
+        }
         let acl = options.acl.clone().unwrap_or_else(|| match options.digest {
             Some(_) => Acl::creator(),
             None => Acl::anyone(),
@@ -479,6 +488,11 @@ impl ZooKeeperSession {
     fn new(client: zk::Client, keeper: &Arc<Keeper>, requested: Duration, acl: Acl) -> Arc<ZooKeeperSession> {
         // A server may raise the timeout, and another one lower it again on a reconnect: the shorter one counts.
         let timeout = client.session_timeout().min(requested);
+        if timeout < requested {
+            // What is asked for on a reconnect is what was granted here, so only a server that grants even less can
+            // lower it again, and that the client does not tell.
+            tracing::warn!(?timeout, ?requested, "less is granted than was asked for: no server must grant less still");
+        }
         let lease = Arc::new(Lease::new(timeout));
         let finished = Arc::new(Finished::default());
         let (link, _) = watch::channel(Link::Up);
@@ -608,7 +622,7 @@ impl ZooKeeperSession {
             Ok(client) => client,
             Err(failure) => return Box::pin(std::future::ready(Err(failure))),
         };
-        let mut reply: Reply<T> = Box::pin(send(client));
+        let mut reply: Reply<T> = Box::pin(Survived(Box::pin(send(client))));
         match reply.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(answer) => Box::pin(std::future::ready(answer)),
             Poll::Pending => reply,
@@ -825,6 +839,18 @@ async fn confirm_identity(session: Weak<ZooKeeperSession>) {
     }
 }
 
+/// A request of the client, which panics over some answers that are too short. Whatever was asked for may be done.
+struct Survived<T>(Reply<T>);
+
+impl<T> Future for Survived<T> {
+    type Output = Result<T, Failure>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context)))
+            .unwrap_or_else(|_| Poll::Ready(Err(Failure::Unknown("the answer makes no sense".to_owned()))))
+    }
+}
+
 /// A one-shot watcher, which panics when its session's task is gone: for us the session is over then.
 struct Watched(Pin<Box<dyn Future<Output = zk::WatchedEvent> + Send>>);
 
@@ -865,6 +891,9 @@ fn outcome(result: zk::MultiWriteResult) -> Outcome {
 
 /// What an error allows to conclude. Whatever is not a clear refusal leaves the outcome unknown: a reset or silent
 /// connection gives `Custom`, an orderly close `ConnectionLoss`, and the request may have been carried out in each.
+///
+/// `SessionMoved` and `Throttled` are refusals, but passing ones: the session lives on, and whatever is said to be
+/// unknown is asked again.
 fn failure(error: zk::Error) -> Failure {
     match error {
         zk::Error::NoNode => Failure::NoNode,
@@ -873,7 +902,7 @@ fn failure(error: zk::Error) -> Failure {
         zk::Error::BadVersion => Failure::BadVersion,
         zk::Error::NoAuth => Failure::NoAuth,
         zk::Error::NoChildrenForEphemerals => Failure::ParentIsEphemeral,
-        zk::Error::SessionExpired | zk::Error::SessionMoved => Failure::Over(Ending::Expired),
+        zk::Error::SessionExpired => Failure::Over(Ending::Expired),
         zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
         zk::Error::ClientClosed => Failure::Over(Ending::Closed),
         zk::Error::NoHosts
@@ -882,7 +911,6 @@ fn failure(error: zk::Error) -> Failure {
         | zk::Error::NotReadOnly
         | zk::Error::NoWatcher
         | zk::Error::QuotaExceeded
-        | zk::Error::Throttled
         | zk::Error::MarshallingError
         | zk::Error::Unimplemented
         | zk::Error::ReconfigDisabled => Failure::Refused(error.to_string()),

@@ -4,6 +4,9 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod ensemble;
+pub mod fake;
+pub mod frames;
+pub mod rules;
 pub mod scene;
 pub mod server;
 pub mod snapshot;

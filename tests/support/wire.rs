@@ -1,10 +1,7 @@
-//! A loopback proxy that understands ZooKeeper's frames: it counts them, loses them and delays them
-//! on request.
+//! A loopback proxy that understands ZooKeeper's frames: it counts them, and loses, delays, cuts and
+//! falsifies them on request.
 //!
-//! It knows nothing of locks, nor of any client library, only of the protocol: every frame is a
-//! length of four bytes and a body; the first frame each way is the handshake; after it, a request
-//! begins with its xid and opcode and a reply with the xid of its request, which is -1 for a
-//! notification of a watch.
+//! It knows nothing of locks, nor of any client library, only of the protocol ([`super::frames`]).
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -12,73 +9,17 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as blocking};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-const NOTIFICATION_XID: i32 = -1;
-const LONGEST_FRAME: usize = 16 << 20;
-
-/// What a request asks for.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub enum Op {
-    Create,
-    Delete,
-    Exists,
-    GetData,
-    SetData,
-    GetAcl,
-    SetAcl,
-    GetChildren,
-    Sync,
-    Ping,
-    GetChildren2,
-    Check,
-    Multi,
-    Create2,
-    RemoveWatches,
-    CreateContainer,
-    CreateTtl,
-    Auth,
-    SetWatches,
-    CloseSession,
-    Other(i32),
-}
-
-impl Op {
-    fn from_code(code: i32) -> Self {
-        match code {
-            1 => Self::Create,
-            2 => Self::Delete,
-            3 => Self::Exists,
-            4 => Self::GetData,
-            5 => Self::SetData,
-            6 => Self::GetAcl,
-            7 => Self::SetAcl,
-            8 => Self::GetChildren,
-            9 => Self::Sync,
-            11 => Self::Ping,
-            12 => Self::GetChildren2,
-            13 => Self::Check,
-            14 => Self::Multi,
-            15 => Self::Create2,
-            18 => Self::RemoveWatches,
-            19 => Self::CreateContainer,
-            21 => Self::CreateTtl,
-            100 => Self::Auth,
-            101 => Self::SetWatches,
-            -11 => Self::CloseSession,
-            other => Self::Other(other),
-        }
-    }
-
-    fn begins_with_a_path(self) -> bool {
-        !matches!(self, Self::Ping | Self::Multi | Self::Auth | Self::SetWatches | Self::CloseSession | Self::Other(_))
-    }
-}
+use super::frames::{Direction, Fields, NOTIFICATION_XID, path, read_frame, refusal};
+pub use super::frames::{Hello, Op};
+pub use super::rules::{Close, Fault, Frames, Rule};
+use super::rules::{Deed, Rules, Seen};
 
 /// A proxy between clients and one server. Dropping it closes every connection through it.
 ///
@@ -134,6 +75,16 @@ impl Proxy {
     /// left out, because they depend on the clock; [`Proxy::count`] has them.
     pub fn requests(&self) -> Vec<(Op, String)> {
         self.tap.traffic().requests.clone()
+    }
+
+    /// When each request of this kind since [`Proxy::reset`] reached the proxy.
+    pub fn arrivals(&self, op: Op) -> Vec<Instant> {
+        self.tap.traffic().arrivals.get(&op).cloned().unwrap_or_default()
+    }
+
+    /// What the server granted on the newest connection: enough to take the session over.
+    pub fn granted(&self) -> Option<Hello> {
+        self.tap.granted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How many notifications of watches the server has sent since [`Proxy::reset`].
@@ -204,16 +155,28 @@ impl Proxy {
         self.order(Command::Heal);
     }
 
+    /// Has this happen from now on.
+    ///
+    /// Where several rules concern one frame, the oldest decides, and the frame counts for all.
+    pub fn apply(&self, rule: Rule) -> Fault {
+        self.tap.rules().add(rule)
+    }
+
+    /// Forgets every rule. Frames that are held back stay so.
+    pub fn forget_rules(&self) {
+        self.tap.rules().clear();
+    }
+
     /// Loses the `nth` reply to this kind of request, counted from 1 and from now, and closes its
     /// connection.
     pub fn drop_reply(&self, op: Op, nth: u64) -> Fault {
-        self.tap.add_rule(Direction::ToClient, op, nth, None)
+        self.apply(Rule::on(Frames::replies(op)).nth(nth).close(0, Close::Fin))
     }
 
     /// Loses the `nth` request of this kind, counted from 1 and from now, and closes its
     /// connection.
     pub fn drop_request(&self, op: Op, nth: u64) -> Fault {
-        self.tap.add_rule(Direction::ToServer, op, nth, None)
+        self.apply(Rule::on(Frames::requests(op)).nth(nth).close(0, Close::Fin))
     }
 
     /// Holds back the next reply to this kind of request until the handle releases it or is
@@ -224,19 +187,21 @@ impl Proxy {
     /// nothing for long enough.
     #[must_use = "dropping the handle releases the reply"]
     pub fn hold_reply(&self, op: Op) -> Held {
-        self.hold(Direction::ToClient, op)
+        self.hold(Frames::replies(op))
     }
 
     /// Holds back the next request of this kind, and all that follow it, until the handle releases
     /// it or is dropped.
     #[must_use = "dropping the handle releases the request"]
     pub fn hold_request(&self, op: Op) -> Held {
-        self.hold(Direction::ToServer, op)
+        self.hold(Frames::requests(op))
     }
 
-    fn hold(&self, direction: Direction, op: Op) -> Held {
+    /// Holds back the next of these frames, and all that follow it the same way.
+    #[must_use = "dropping the handle releases the frame"]
+    pub fn hold(&self, frames: Frames) -> Held {
         let (release, released) = watch::channel(());
-        let fault = self.tap.add_rule(direction, op, 1, Some(released));
+        let fault = self.apply(Rule::on(frames).hold(released));
         Held { fault, release }
     }
 
@@ -255,27 +220,6 @@ impl Drop for Proxy {
         let outcome = self.thread.take().map(JoinHandle::join);
         if let (Some(Err(_)), false) = (outcome, thread::panicking()) {
             panic!("the proxy's thread panicked");
-        }
-    }
-}
-
-/// Tells whether a rule has struck, so that a test can prove that its fault happened.
-#[derive(Clone, Debug)]
-pub struct Fault {
-    struck: watch::Receiver<bool>,
-}
-
-impl Fault {
-    pub fn has_struck(&self) -> bool {
-        *self.struck.borrow()
-    }
-
-    /// Returns when the rule has struck; it waits for ever if the frame never comes, so put a
-    /// timeout around it.
-    pub async fn strikes(&self) {
-        if self.struck.clone().wait_for(|struck| *struck).await.is_err() {
-            // The proxy is gone, and the rule with it.
-            pending().await
         }
     }
 }
@@ -304,22 +248,18 @@ impl Held {
     }
 }
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Direction {
-    ToServer,
-    ToClient,
-}
-
 /// What the test and the connections share: the numbers and the rules.
 #[derive(Debug, Default)]
 struct Tap {
     traffic: Mutex<Traffic>,
-    rules: Mutex<Vec<Rule>>,
+    rules: Mutex<Rules>,
+    granted: Mutex<Option<Hello>>,
 }
 
 #[derive(Debug, Default)]
 struct Traffic {
     counts: HashMap<Op, u64>,
+    arrivals: HashMap<Op, Vec<Instant>>,
     requests: Vec<(Op, String)>,
     notifications: u64,
     connections: u64,
@@ -327,71 +267,22 @@ struct Traffic {
     bytes_to_client: u64,
 }
 
-#[derive(Debug)]
-struct Rule {
-    direction: Direction,
-    op: Op,
-    /// How many matching frames are still to come, the struck one included.
-    countdown: u64,
-    /// Ends when the frame may pass; a rule without it loses the frame.
-    released: Option<watch::Receiver<()>>,
-    struck: watch::Sender<bool>,
-}
-
-/// What happens to one frame.
-#[derive(Debug)]
-enum Fate {
-    Pass,
-    Hold(watch::Receiver<()>),
-    Lose,
-}
-
 impl Tap {
     fn traffic(&self) -> MutexGuard<'_, Traffic> {
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn rules(&self) -> MutexGuard<'_, Vec<Rule>> {
+    fn rules(&self) -> MutexGuard<'_, Rules> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add_rule(&self, direction: Direction, op: Op, nth: u64, released: Option<watch::Receiver<()>>) -> Fault {
-        assert!(nth > 0, "frames are counted from 1");
-        let (sender, struck) = watch::channel(false);
-        self.rules().push(Rule { direction, op, countdown: nth, released, struck: sender });
-        Fault { struck }
-    }
-
-    fn record_request(&self, op: Op, body: Fields<'_>) {
+    fn record_request(&self, op: Op, path: &str) {
         let mut traffic = self.traffic();
         *traffic.counts.entry(op).or_default() += 1;
+        traffic.arrivals.entry(op).or_default().push(Instant::now());
         if op != Op::Ping {
-            traffic.requests.push((op, path(op, body)));
+            traffic.requests.push((op, path.to_owned()));
         }
-    }
-
-    /// Counts the frame against every rule; where several strike at once, the oldest decides.
-    fn fate(&self, direction: Direction, op: Op) -> Fate {
-        let mut fate = Fate::Pass;
-        self.rules().retain_mut(|rule| {
-            if rule.released.as_ref().is_some_and(|released| released.has_changed().is_err()) {
-                // Released before its frame came.
-                return false;
-            }
-            if (rule.direction, rule.op) != (direction, op) {
-                return true;
-            }
-            rule.countdown -= 1;
-            if rule.countdown > 0 {
-                return true;
-            }
-            rule.struck.send_replace(true);
-            if let Fate::Pass = fate {
-                fate = rule.released.take().map_or(Fate::Lose, Fate::Hold);
-            }
-            false
-        });
-        fate
     }
 }
 
@@ -461,7 +352,7 @@ impl Switchboard {
                         tap: self.tap.clone(),
                         holes: self.holes.subscribe(),
                         rst: self.rst.subscribe(),
-                        opcodes: Mutex::default(),
+                        asked: Mutex::default(),
                     };
                     self.connections.spawn(connection.serve(client, self.server_address.clone()));
                 }
@@ -515,15 +406,18 @@ async fn listen_again(address: SocketAddr) -> TcpListener {
 
 /// What the writer of one direction is to do next, in order.
 enum Step {
-    Forward { frame: Vec<u8>, hold: Option<watch::Receiver<()>> },
-    Close,
+    Forward(Vec<u8>),
+    Hold(watch::Receiver<()>),
+    Wait(Instant),
+    Close(Close),
 }
 
 struct Connection {
     tap: Arc<Tap>,
     holes: watch::Receiver<Holes>,
     rst: watch::Receiver<()>,
-    opcodes: Mutex<HashMap<i32, Op>>,
+    /// What was asked, by xid.
+    asked: Mutex<HashMap<i32, (Op, String)>>,
 }
 
 impl Connection {
@@ -550,22 +444,25 @@ impl Connection {
         let (mut from_server, mut into_server) = server.split();
         let (to_server, requests) = mpsc::unbounded_channel();
         let (to_client, replies) = mpsc::unbounded_channel();
+        // Weak, so that the answers of the proxy itself do not keep the connection open.
+        let answers = to_client.downgrade();
         let traffic = async {
             // The first error ends all four; the ordinary end of one direction leaves the other
             // alone.
-            let _ = tokio::try_join!(
-                self.read(Direction::ToServer, &mut from_client, to_server),
-                self.read(Direction::ToClient, &mut from_server, to_client),
+            tokio::try_join!(
+                self.read(Direction::ToServer, &mut from_client, to_server, answers.clone()),
+                self.read(Direction::ToClient, &mut from_server, to_client, answers),
                 self.write(Direction::ToServer, requests, &mut into_server),
                 self.write(Direction::ToClient, replies, &mut into_client),
-            );
+            )
         };
-        tokio::select! {
-            () = traffic => {}
-            _ = rst.changed() => {
-                // The kernel then resets the connections when the streams are dropped.
-                let _ = (client.set_zero_linger(), server.set_zero_linger());
-            }
+        let reset = tokio::select! {
+            ended = traffic => ended.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset),
+            _ = rst.changed() => true,
+        };
+        if reset {
+            // The kernel then resets the connections when the streams are dropped.
+            let _ = (client.set_zero_linger(), server.set_zero_linger());
         }
     }
 
@@ -576,26 +473,44 @@ impl Connection {
         direction: Direction,
         from: &mut (impl AsyncReadExt + Unpin),
         to: mpsc::UnboundedSender<Step>,
+        answers: mpsc::WeakUnboundedSender<Step>,
     ) -> io::Result<()> {
         let mut handshaken = false;
         // A reset by the sender ends the stream as a close does: what was read before still counts.
-        while let Ok(frame) = read_frame(from).await {
-            let fate = if handshaken {
-                self.inspect(direction, &frame)
-            } else {
-                self.weigh(direction, &frame);
-                Fate::Pass
-            };
+        while let Ok(mut frame) = read_frame(from).await {
+            let (fate, xid) = self.inspect(direction, &frame, handshaken);
             handshaken = true;
-            let hold = match fate {
-                Fate::Pass => None,
-                Fate::Hold(released) => Some(released),
-                Fate::Lose => {
-                    let _ = to.send(Step::Close);
+            let before = match fate {
+                Deed::Pass => None,
+                Deed::Hold(released) => Some(Step::Hold(released)),
+                Deed::Delay(by) => Some(Step::Wait(Instant::now() + by)),
+                Deed::Lose => continue,
+                Deed::Close(bytes, how) => {
+                    frame.truncate(bytes);
+                    let _ = (to.send(Step::Forward(frame)), to.send(Step::Close(how)));
                     return Ok(());
                 }
+                Deed::Claim(code) => {
+                    frame = refusal(xid, code);
+                    None
+                }
+                Deed::Refuse(code) => {
+                    self.asked().remove(&xid);
+                    if let Some(answers) = answers.upgrade() {
+                        let _ = answers.send(Step::Forward(refusal(xid, code)));
+                    }
+                    continue;
+                }
+                Deed::Falsify(how) => {
+                    if let Some(mut hello) = Hello::read(direction, &frame) {
+                        how(&mut hello);
+                        frame = hello.frame();
+                    }
+                    None
+                }
             };
-            let _ = to.send(Step::Forward { frame, hold });
+            let _ = before.map(|step| to.send(step));
+            let _ = to.send(Step::Forward(frame));
         }
         Ok(())
     }
@@ -609,16 +524,21 @@ impl Connection {
         let mut holes = self.holes.clone();
         while let Some(step) = steps.recv().await {
             match step {
-                Step::Forward { frame, hold } => {
-                    if let Some(mut released) = hold {
-                        // The handle never sends a value: it is released by being dropped.
-                        let _ = released.changed().await;
-                    }
+                Step::Forward(frame) => {
                     pass(&mut holes, direction).await?;
                     into.write_all(&frame).await?;
                 }
-                Step::Close => {
+                Step::Hold(mut released) => {
+                    // The handle never sends a value: it is released by being dropped.
+                    let _ = released.changed().await;
+                }
+                Step::Wait(until) => tokio::time::sleep_until(until.into()).await,
+                Step::Close(how) => {
                     pass(&mut holes, direction).await?;
+                    if how == Close::Rst {
+                        return Err(io::ErrorKind::ConnectionReset.into());
+                    }
+                    let _ = into.shutdown().await;
                     return Err(io::ErrorKind::ConnectionAborted.into());
                 }
             }
@@ -631,39 +551,51 @@ impl Connection {
 }
 
 impl Connection {
-    /// Records a frame after the handshake and decides what happens to it.
-    fn inspect(&self, direction: Direction, frame: &[u8]) -> Fate {
+    /// Records a frame and decides what happens to it; also tells its xid.
+    fn inspect(&self, direction: Direction, frame: &[u8], handshaken: bool) -> (Deed, i32) {
         self.weigh(direction, frame);
+        if !handshaken {
+            if direction == Direction::ToClient {
+                *self.tap.granted.lock().unwrap_or_else(PoisonError::into_inner) = Hello::read(direction, frame);
+            }
+            let seen = Seen { direction, op: Op::Handshake, path: "", error: None };
+            return (self.tap.rules().fate(&seen), 0);
+        }
         let mut fields = Fields::of(frame);
         let Some(xid) = fields.int() else {
-            return Fate::Pass;
+            return (Deed::Pass, 0);
         };
-        let mut opcodes = self.opcodes.lock().unwrap_or_else(PoisonError::into_inner);
-        let op = match direction {
-            Direction::ToServer => {
-                let Some(code) = fields.int() else {
-                    return Fate::Pass;
-                };
-                let op = Op::from_code(code);
-                opcodes.insert(xid, op);
-                self.tap.record_request(op, fields);
-                op
-            }
-            Direction::ToClient if xid == NOTIFICATION_XID => {
-                self.tap.traffic().notifications += 1;
-                return Fate::Pass;
-            }
-            // Negative xids, such as that of pings, are used again and again.
-            Direction::ToClient if xid < 0 => match opcodes.get(&xid) {
-                Some(op) => *op,
-                None => return Fate::Pass,
-            },
-            Direction::ToClient => match opcodes.remove(&xid) {
-                Some(op) => op,
-                None => return Fate::Pass,
-            },
+        let what = match direction {
+            Direction::ToServer => self.asks(xid, fields).map(|(op, path)| (op, path, None)),
+            Direction::ToClient => self.answers(xid, fields),
         };
-        self.tap.fate(direction, op)
+        let fate = what
+            .map_or(Deed::Pass, |(op, path, error)| self.tap.rules().fate(&Seen { direction, op, path: &path, error }));
+        (fate, xid)
+    }
+
+    fn asks(&self, xid: i32, mut fields: Fields<'_>) -> Option<(Op, String)> {
+        let op = Op::from_code(fields.int()?);
+        let path = path(op, fields);
+        self.tap.record_request(op, &path);
+        self.asked().insert(xid, (op, path.clone()));
+        Some((op, path))
+    }
+
+    fn answers(&self, xid: i32, mut fields: Fields<'_>) -> Option<(Op, String, Option<i32>)> {
+        let (_zxid, error) = (fields.long()?, fields.int()?);
+        if xid == NOTIFICATION_XID {
+            self.tap.traffic().notifications += 1;
+            let (_kind, _state) = (fields.int()?, fields.int()?);
+            return Some((Op::Event, fields.string()?, None));
+        }
+        // Negative xids, such as that of pings, are used again and again.
+        let (op, path) = if xid < 0 { self.asked().get(&xid).cloned() } else { self.asked().remove(&xid) }?;
+        Some((op, path, Some(error)))
+    }
+
+    fn asked(&self) -> MutexGuard<'_, HashMap<i32, (Op, String)>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn weigh(&self, direction: Direction, frame: &[u8]) {
@@ -681,110 +613,5 @@ async fn pass(holes: &mut watch::Receiver<Holes>, direction: Direction) -> io::R
         Ok(_) => Ok(()),
         // The proxy is being dropped.
         Err(_) => Err(io::ErrorKind::ConnectionAborted.into()),
-    }
-}
-
-/// One frame with its length in front.
-async fn read_frame(from: &mut (impl AsyncReadExt + Unpin)) -> io::Result<Vec<u8>> {
-    let mut frame = vec![0; 4];
-    from.read_exact(&mut frame).await?;
-    let length = Fields(&frame).int().and_then(|length| usize::try_from(length).ok());
-    match length {
-        Some(length) if length <= LONGEST_FRAME => {
-            frame.resize(4 + length, 0);
-            from.read_exact(&mut frame[4..]).await?;
-            Ok(frame)
-        }
-        _ => Err(io::ErrorKind::InvalidData.into()),
-    }
-}
-
-/// A reader of the fields of ZooKeeper's serialisation; it answers `None` where they end too early.
-#[derive(Clone, Copy)]
-struct Fields<'a>(&'a [u8]);
-
-impl<'a> Fields<'a> {
-    fn of(frame: &'a [u8]) -> Self {
-        Self(&frame[4..])
-    }
-
-    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
-        let (field, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
-        Some(field)
-    }
-
-    fn int(&mut self) -> Option<i32> {
-        Some(i32::from_be_bytes(self.take(4)?.try_into().ok()?))
-    }
-
-    fn buffer(&mut self) -> Option<&'a [u8]> {
-        // A missing buffer has the length -1.
-        let length = self.int()?;
-        self.take(usize::try_from(length).unwrap_or(0))
-    }
-
-    fn string(&mut self) -> Option<String> {
-        Some(String::from_utf8_lossy(self.buffer()?).into_owned())
-    }
-
-    fn acls(&mut self) -> Option<()> {
-        for _ in 0..self.int()? {
-            let (_permissions, _scheme, _id) = (self.int()?, self.buffer()?, self.buffer()?);
-        }
-        Some(())
-    }
-
-    /// The rest of one part of a multi, after its path.
-    fn skip_part(&mut self, op: Op) -> Option<()> {
-        match op {
-            Op::Create | Op::Create2 | Op::CreateContainer | Op::CreateTtl => {
-                let _data = self.buffer()?;
-                self.acls()?;
-                let _mode = self.int()?;
-                if op == Op::CreateTtl {
-                    self.take(8)?;
-                }
-            }
-            Op::SetData => {
-                let (_data, _version) = (self.buffer()?, self.int()?);
-            }
-            Op::Delete | Op::Check => {
-                self.int()?;
-            }
-            Op::GetData | Op::GetChildren => {
-                let _watch = self.take(1)?;
-            }
-            _ => return None,
-        }
-        Some(())
-    }
-
-    /// The parts of a multi, as far as they can be read.
-    fn parts(&mut self) -> Vec<String> {
-        let mut parts = Vec::new();
-        while let Some(code) = self.int() {
-            let last = self.take(1).is_none_or(|done| done != [0]);
-            let (false, Some(_error), Some(path)) = (last, self.int(), self.string()) else {
-                break;
-            };
-            let op = Op::from_code(code);
-            parts.push(format!("{op:?} {path}"));
-            if self.skip_part(op).is_none() {
-                break;
-            }
-        }
-        parts
-    }
-}
-
-/// The path that a request names, or the parts of a multi; empty for requests without a path.
-fn path(op: Op, mut body: Fields<'_>) -> String {
-    if op == Op::Multi {
-        body.parts().join(", ")
-    } else if op.begins_with_a_path() {
-        body.string().unwrap_or_default()
-    } else {
-        String::new()
     }
 }

@@ -1,0 +1,271 @@
+//! A server of one's own that speaks just enough of ZooKeeper's protocol to grant a lock, and lies on request.
+//!
+//! It knows nothing of locks, nor of any client library.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use super::frames::{Fields, Op, framed};
+
+const SESSION: i64 = 0x1111;
+
+/// What the server says instead of the truth.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Lie {
+    /// None: what it says is consistent.
+    None,
+    /// The answer to the handshake is noise.
+    NoiseForAHandshake,
+    /// The answer to the handshake is an empty frame.
+    EmptyHandshake,
+    /// The answer to the handshake says that the password has 2^31 - 1 bytes.
+    EndlessPassword,
+    /// The session timeout that is granted is negative.
+    NegativeTimeout,
+    /// The session timeout that is granted is zero.
+    NoTimeout,
+    /// A frame that claims to have 2^31 - 1 bytes, and some of them.
+    EndlessFrame,
+    /// A frame that claims to have fewer than no bytes.
+    NegativeFrame,
+    /// A frame of three bytes, where a reply begins with sixteen.
+    ShortFrame,
+    /// A reply to a request that was never made.
+    WrongXid,
+    /// A notification of a watch that was never set, and then one that is cut short.
+    InventedEvents,
+    /// The reply to a create ends after its header.
+    ShortCreate,
+    /// The node that was created has another name than was asked for.
+    CreatedElsewhere,
+    /// The node that was created has a negative number.
+    CreatedBelowZero,
+    /// The node that was created belongs to another session.
+    CreatedForAnother,
+    /// The node that was created belongs to nobody.
+    CreatedForNobody,
+    /// The listing has 2^31 - 1 names.
+    EndlessListing,
+    /// The listing has fewer than no names.
+    NegativeListing,
+    /// The listing ends in the middle of a name.
+    ShortListing,
+    /// The names of the listing are not text.
+    NoiseForAListing,
+    /// The listing does not have the node that was created.
+    ListingWithoutMe,
+    /// The listing has another node with the same number.
+    ListingWithATwin,
+    /// Somebody is before, and the reply to the watch on him is cut short.
+    ShortData,
+    /// Somebody is before, and then it is said that he has gone, which the next listing denies.
+    FalseDeparture,
+}
+
+/// The server; it serves until the process ends.
+#[derive(Debug)]
+pub struct Fake {
+    address: SocketAddr,
+}
+
+impl Fake {
+    pub fn start(lie: Lie) -> Fake {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+        let address = listener.local_addr().expect("a bound listener has an address");
+        let tree = Arc::new(Mutex::new(Tree::default()));
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (Ok(stream), tree) = (stream, Arc::clone(&tree)) else { return };
+                // Clients go away in every way there is.
+                thread::spawn(move || Connection { stream, lie, tree }.serve());
+            }
+        });
+        Fake { address }
+    }
+
+    pub fn address(&self) -> String {
+        self.address.to_string()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Tree {
+    zxid: i64,
+    /// The names of what was created as a sequence.
+    names: Vec<String>,
+}
+
+/// The fields of a body, one after the other.
+#[derive(Debug, Default)]
+struct Body(Vec<u8>);
+
+impl Body {
+    fn int(mut self, value: i32) -> Body {
+        self.0.extend(value.to_be_bytes());
+        self
+    }
+
+    fn long(mut self, value: i64) -> Body {
+        self.0.extend(value.to_be_bytes());
+        self
+    }
+
+    fn bytes(mut self, bytes: &[u8]) -> Body {
+        self.0.extend(bytes);
+        self
+    }
+
+    fn buffer(self, bytes: &[u8]) -> Body {
+        self.int(i32::try_from(bytes.len()).expect("buffers are short")).bytes(bytes)
+    }
+
+    fn stat(self, zxid: i64, owner: i64) -> Body {
+        let body = self.long(zxid).long(zxid).long(0).long(0);
+        body.int(0).int(0).int(0).long(owner).int(0).int(0).long(zxid)
+    }
+}
+
+struct Connection {
+    stream: TcpStream,
+    lie: Lie,
+    tree: Arc<Mutex<Tree>>,
+}
+
+impl Connection {
+    fn serve(mut self) -> io::Result<()> {
+        let hello = self.read()?;
+        let mut fields = Fields(&hello);
+        let (_version, _zxid, timeout) = (fields.int(), fields.long(), fields.int().unwrap_or(0));
+        self.greet(timeout)?;
+        loop {
+            let request = self.read()?;
+            let mut fields = Fields(&request);
+            let (Some(xid), Some(code)) = (fields.int(), fields.int()) else { return Ok(()) };
+            self.answer(xid, Op::from_code(code), fields)?;
+        }
+    }
+
+    fn read(&mut self) -> io::Result<Vec<u8>> {
+        let mut length = [0; 4];
+        self.stream.read_exact(&mut length)?;
+        let mut frame = vec![0; u32::from_be_bytes(length) as usize];
+        self.stream.read_exact(&mut frame)?;
+        Ok(frame)
+    }
+
+    fn greet(&mut self, timeout: i32) -> io::Result<()> {
+        let granted = |timeout: i32| Body::default().int(0).int(timeout).long(SESSION);
+        let body = match self.lie {
+            Lie::NoiseForAHandshake => Body(b"HTTP/1.1 400 Bad Request, and so on".to_vec()),
+            Lie::EmptyHandshake => Body::default(),
+            Lie::EndlessPassword => granted(timeout).int(i32::MAX),
+            Lie::NegativeTimeout => granted(-1).buffer(&[7; 16]).bytes(&[0]),
+            Lie::NoTimeout => granted(0).buffer(&[7; 16]).bytes(&[0]),
+            _ => granted(timeout).buffer(&[7; 16]).bytes(&[0]),
+        };
+        self.stream.write_all(&framed(&body.0))
+    }
+
+    fn answer(&mut self, xid: i32, op: Op, fields: Fields<'_>) -> io::Result<()> {
+        let tree = Arc::clone(&self.tree);
+        let mut tree = tree.lock().unwrap_or_else(PoisonError::into_inner);
+        let body = match op {
+            Op::Create | Op::Create2 | Op::CreateContainer => self.create(&mut tree, op, fields),
+            Op::GetChildren => self.list(&tree),
+            Op::GetData => self.data(&tree),
+            Op::Exists => Body::default().stat(1, 0),
+            Op::Sync => Body::default().buffer(b"/"),
+            Op::Multi => {
+                // One check, which succeeds, and the end.
+                Body::default().int(13).bytes(&[0]).int(0).int(-1).bytes(&[1]).int(-1)
+            }
+            _ => Body::default(),
+        };
+        // Nothing that is asked for in a lock's name is ever answered well.
+        let matters = matches!(op, Op::Create2 | Op::GetChildren);
+        let reply = |xid: i32, body: Body| framed(&Body::default().int(xid).long(tree.zxid).int(0).bytes(&body.0).0);
+        match self.lie {
+            Lie::EndlessFrame if matters => {
+                self.stream.write_all(&i32::MAX.to_be_bytes())?;
+                for _ in 0..1_000 {
+                    self.stream.write_all(&[0; 1_000])?;
+                    thread::sleep(Duration::from_millis(1));
+                }
+                Ok(())
+            }
+            Lie::NegativeFrame if matters => self.stream.write_all(&(-2_i32).to_be_bytes()),
+            Lie::ShortFrame if matters => self.stream.write_all(&framed(&[1, 2, 3])),
+            Lie::WrongXid if matters => self.stream.write_all(&reply(xid + 1_000, body)),
+            Lie::InventedEvents if matters => {
+                let event = Body::default().int(2).int(3).buffer(b"/never/watched");
+                self.stream.write_all(&reply(-1, event))?;
+                self.stream.write_all(&reply(-1, Body::default().int(2)))?;
+                self.stream.write_all(&reply(xid, body))
+            }
+            Lie::FalseDeparture if op == Op::GetData => {
+                let path = Fields(fields.0).string().unwrap_or_default();
+                self.stream.write_all(&reply(xid, body))?;
+                if path.contains("first~") {
+                    let event = Body::default().int(2).int(3).buffer(path.as_bytes());
+                    self.stream.write_all(&reply(-1, event))?;
+                    // Otherwise the client would be kept busy for ever.
+                    thread::sleep(Duration::from_millis(50));
+                }
+                Ok(())
+            }
+            _ => self.stream.write_all(&reply(xid, body)),
+        }
+    }
+
+    fn create(&self, tree: &mut Tree, op: Op, mut fields: Fields<'_>) -> Body {
+        let mut path = fields.string().unwrap_or_default();
+        tree.zxid += 1;
+        if path.ends_with('-') {
+            let number = if self.lie == Lie::CreatedBelowZero { -5 } else { tree.names.len() as i32 + 5 };
+            path += &format!("{number:010}");
+            tree.names.push(path.rsplit('/').next().unwrap_or_default().to_owned());
+        }
+        let owner = match self.lie {
+            Lie::CreatedForAnother => SESSION + 1,
+            Lie::CreatedForNobody => 0,
+            _ => SESSION,
+        };
+        match self.lie {
+            Lie::ShortCreate if op == Op::Create2 => Body::default(),
+            Lie::CreatedElsewhere if op == Op::Create2 => Body::default().buffer(b"/else/where").stat(tree.zxid, owner),
+            _ if op == Op::Create => Body::default().buffer(path.as_bytes()),
+            _ => Body::default().buffer(path.as_bytes()).stat(tree.zxid, owner),
+        }
+    }
+
+    fn list(&self, tree: &Tree) -> Body {
+        let names = |names: &[String]| {
+            let count = Body::default().int(i32::try_from(names.len()).expect("few names"));
+            names.iter().fold(count, |body, name| body.buffer(name.as_bytes()))
+        };
+        let with = |name: &str| names(&[tree.names.clone(), vec![name.to_owned()]].concat());
+        match self.lie {
+            Lie::EndlessListing => Body::default().int(i32::MAX),
+            Lie::NegativeListing => Body::default().int(-7),
+            Lie::ShortListing => Body::default().int(1).int(40).bytes(b"half"),
+            Lie::NoiseForAListing => Body::default().int(1).buffer(&[0xff; 30]),
+            Lie::ListingWithoutMe => names(&[]),
+            Lie::ListingWithATwin => {
+                let mut numbers = tree.names.iter().rev().filter_map(|name| name.rsplit('-').next());
+                numbers.next().map_or_else(|| names(&[]), |number| with(&format!("twin~abcdefgh-WRITE-{number}")))
+            }
+            Lie::ShortData | Lie::FalseDeparture => with("first~abcdefgh-WRITE-0000000001"),
+            _ => names(&tree.names),
+        }
+    }
+
+    fn data(&self, tree: &Tree) -> Body {
+        match self.lie {
+            Lie::ShortData => Body::default().int(100).bytes(b"short"),
+            _ => Body::default().buffer(b"{}").stat(tree.zxid, SESSION),
+        }
+    }
+}
