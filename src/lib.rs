@@ -68,6 +68,8 @@
 //! [`Session`](coordinator::Session). Whose turn it is follows from the names of the nodes alone: [`turn()`] is that one
 //! decision, [`Contender`] is a name that was read, and [`Turn`] the answer.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod error;
 mod guard;
 mod keeper;
@@ -95,6 +97,10 @@ pub use crate::queue::{Blockers, Member, MemberState, Queue};
 pub use crate::tenure::{Changes, HoldState, Loss};
 pub use crate::transaction::Transaction;
 pub use crate::turn::{Turn, turn};
+#[cfg(feature = "sasl-digest-md5")]
+pub use crate::zookeeper::Sasl;
+#[cfg(feature = "tls")]
+pub use crate::zookeeper::Tls;
 pub use crate::zookeeper::{Acl, Permissions, ZooKeeper, ZooKeeperBuilder};
 
 #[cfg(doctest)]
