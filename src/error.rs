@@ -44,8 +44,8 @@ pub enum Error {
     #[error("ZooKeeper cannot be reached: {0}")]
     Unreachable(String),
 
-    /// This coordinator was closed, or its credentials were refused: it will never connect again.
-    #[error("{0}, and no new one will be opened")]
+    /// This coordinator was closed and will never connect again, or its credentials were refused: mend those.
+    #[error("{0}, and no new one can be opened")]
     Closed(Ending),
 
     /// The ensemble does not allow it. `delete` and `create` are permissions of the *parent* node.

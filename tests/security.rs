@@ -656,3 +656,233 @@ mod tls {
         assert!(!shown.contains("open sesame") && !shown.contains("PRIVATE") && shown.len() < 400, "{shown}");
     }
 }
+
+// ---------------------------------------------------------------------------------------------------------------
+// SASL
+
+#[cfg(feature = "sasl-digest-md5")]
+mod sasl {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::sync::OnceLock;
+
+    use zk_rwlock::{Ending, Sasl};
+
+    use super::support::server::Server;
+    use super::*;
+
+    fn users(alice: &str) -> String {
+        let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
+        format!("Server {{ {module} required user_alice=\"{alice}\" user_bob=\"password of bob\"; }};\n")
+    }
+
+    fn start(more_lines: &[&str]) -> Server {
+        let mut lines = vec!["authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider"];
+        lines.extend(more_lines);
+        let files = [("jaas.conf", users("password of alice"))];
+        let files = files.each_ref().map(|(name, text)| (*name, text.as_str()));
+        Server::start_with_files(&files, &lines, &["-Djava.security.auth.login.config={home}/jaas.conf"])
+    }
+
+    fn server() -> &'static Server {
+        static SHARED: OnceLock<Server> = OnceLock::new();
+        SHARED.get_or_init(|| start(&[]))
+    }
+
+    fn as_user(name: &str) -> ZooKeeperBuilder {
+        options().sasl(Sasl::digest_md5(name, &format!("password of {name}")))
+    }
+
+    /// Connects, one after the other: ZooKeeper 3.8.0 keeps the name of whoever logs in in one place for all, so that
+    /// two at once may get each other's answer.
+    async fn login(builder: ZooKeeperBuilder, address: &str) -> Result<ZooKeeper, Error> {
+        static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+        let _turn = ONE_AT_A_TIME.lock().await;
+        soon("an answer to the login", builder.connect(address)).await
+    }
+
+    async fn sasl_user(name: &str, address: &str) -> ZooKeeper {
+        login(as_user(name), address).await.expect("the server can be reached")
+    }
+
+    /// What the server says of a node's ACL, as `scheme:id`, asked by nobody in particular.
+    fn acl(address: &str, path: &str) -> Vec<String> {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        let mut ask = |body: &[u8]| {
+            stream.write_all(&[&(body.len() as i32).to_be_bytes(), body].concat()).unwrap();
+            let mut length = [0; 4];
+            stream.read_exact(&mut length).unwrap();
+            let mut answer = vec![0; i32::from_be_bytes(length) as usize];
+            stream.read_exact(&mut answer).unwrap();
+            answer
+        };
+        // Version, last zxid, a timeout of 10 s, no session yet, a password of 16 zeros, not read-only.
+        ask(&[&[0; 4][..], &[0; 8], &10_000_i32.to_be_bytes(), &[0; 8], &16_i32.to_be_bytes(), &[0; 16], &[0]].concat());
+        let path_length = (path.len() as i32).to_be_bytes();
+        let answer = ask(&[&1_i32.to_be_bytes()[..], &6_i32.to_be_bytes(), &path_length, path.as_bytes()].concat());
+        let (header, mut rest) = answer.split_at(16);
+        assert_eq!(header[12..], [0; 4], "getACL {path} was refused");
+        let int = |rest: &mut &[u8]| {
+            let (int, after) = rest.split_at(4);
+            *rest = after;
+            i32::from_be_bytes(int.try_into().unwrap())
+        };
+        let mut entries = Vec::new();
+        for _ in 0..int(&mut rest) {
+            let _permissions = int(&mut rest);
+            let [scheme, id] = [(); 2].map(|()| {
+                let (text, after) =
+                    rest.split_at(4).1.split_at(i32::from_be_bytes(rest[..4].try_into().unwrap()) as usize);
+                rest = after;
+                String::from_utf8(text.to_vec()).unwrap()
+            });
+            entries.push(format!("{scheme}:{id}"));
+        }
+        entries
+    }
+
+    #[tokio::test]
+    async fn what_a_sasl_user_makes_belongs_to_that_user() {
+        let address = server().address();
+        // Readable by all only so that the ACL is.
+        let readable = Acl::creator().allow("world", "anyone", Permissions::READ);
+        let alice = login(as_user("alice").acl(readable), &address).await.unwrap();
+        let guard = lock_at(&alice, "/readable/lock").write().await.unwrap();
+        for path in ["/readable", "/readable/lock", &guard.path()] {
+            assert_eq!(acl(&address, path), ["sasl:alice", "world:anyone"], "{path}");
+        }
+        guard.release().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_stranger_can_neither_see_nor_steal_the_lock_of_a_sasl_user() {
+        let address = server().address();
+        let (alice, colleague) = (sasl_user("alice", &address).await, sasl_user("alice", &address).await);
+        let guard = lock_at(&alice, "/of-alice/lock").write().await.unwrap();
+        for stranger in [
+            sasl_user("bob", &address).await,
+            options().digest("alice", "password of alice").connect(&address).await.unwrap(),
+            connect(&address).await,
+        ] {
+            assert_shut_out(&stranger, "/of-alice/lock", &guard.path()).await;
+        }
+        assert_eq!(guard.state(), HoldState::Held);
+        let waiter = writer(&lock_at(&colleague, "/of-alice/lock"));
+        line_becomes(&lock_at(&alice, "/of-alice/lock"), "W+ W-").await;
+        guard.release().await.unwrap();
+        drop(granted(waiter).await);
+        becomes_empty(&alice, "/of-alice/lock").await;
+    }
+
+    #[tokio::test]
+    async fn a_stranger_can_steal_what_a_sasl_user_leaves_open_to_anyone() {
+        let address = server().address();
+        let alice = login(as_user("alice").acl(Acl::anyone()), &address).await.unwrap();
+        let guard = lock_at(&alice, "/open-by-alice/lock").write().await.unwrap();
+        session(&connect(&address).await).await.delete(&guard.path()).await.unwrap();
+        assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed);
+    }
+
+    #[tokio::test]
+    async fn a_wrong_password_is_refused_at_once() {
+        let wrong = [("alice", "guessed"), ("alice", ""), ("nobody", "guessed")];
+        for (name, password) in wrong {
+            let attempt = options().sasl(Sasl::digest_md5(name, password));
+            let error = login(attempt, &server().address()).await.unwrap_err();
+            // A hang would have ended as unreachable.
+            assert!(matches!(error, Error::Closed(Ending::AuthFailed)), "{name}: {error:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_user_name_that_the_client_would_garble_is_refused_before_anything_is_sent() {
+        let proxy = Proxy::start_opaque(server().address());
+        for name in ["", "a\"b", "a\\b", "a\nb"] {
+            let error = options().sasl(Sasl::digest_md5(name, "x")).connect(&proxy.address()).await.unwrap_err();
+            assert!(matches!(&error, Error::InvalidInput(problem) if problem.contains("SASL user")), "{error:?}");
+        }
+        assert_eq!(proxy.connections(), 0);
+    }
+
+    #[tokio::test]
+    async fn many_logins_in_a_row_succeed() {
+        // Each draws other random numbers; one in 16 is shorter than the rest.
+        for _ in 0..60 {
+            drop(sasl_user("bob", &server().address()).await);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_password_is_not_readable_on_the_wire_even_without_tls() {
+        let proxy = Proxy::start_opaque(server().address());
+        let alice = sasl_user("alice", &proxy.address()).await;
+        lock_at(&alice, "/listened-to/lock").write().await.unwrap().release().await.unwrap();
+        assert!(!proxy.overheard("password of alice"));
+        assert!(proxy.overheard("alice") && proxy.overheard("/listened-to/lock"), "this test listens well");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_insists_on_sasl_refuses_a_client_without_it_at_once() {
+        let server = start(&["sessionRequireClientSASLAuth=true"]);
+        let error = soon("the refusal", options().connect(&server.address())).await.unwrap_err();
+        assert!(matches!(error, Error::Closed(Ending::AuthFailed)), "{error:?}");
+        let alice = sasl_user("alice", &server.address()).await;
+        drop(lock_at(&alice, "/locks/insisting").write().await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_client_with_sasl_does_not_lock_on_a_server_that_does_not_know_it() {
+        let (address, directory) = (shared_server().address(), "/unauthenticated/lock");
+        // Open to all, so that nothing but the login is missing.
+        let nobody = connect(&address).await;
+        drop(lock_at(&nobody, directory).write().await.unwrap());
+        becomes_empty(&nobody, directory).await;
+        let alice = sasl_user("alice", &address).await;
+        let error = soon("the refusal", lock_at(&alice, directory).write()).await.unwrap_err();
+        assert!(matches!(&error, Error::Refused { reason, .. } if reason.contains("authenticated")), "{error:?}");
+        assert_eq!(children(&nobody, directory).await, Vec::<String>::new());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn waiters_and_holders_whose_credentials_are_withdrawn_are_told_at_once() {
+        let server = start(&[]);
+        let directory = "/withdrawn/lock";
+        let (nobody, alice) = (connect(&server.address()).await, sasl_user("alice", &server.address()).await);
+        let first = lock_at(&nobody, directory).write().await.unwrap();
+        let lock = lock_at(&alice, directory);
+        let held = lock_at(&alice, "/withdrawn/held").write().await.unwrap();
+        let (writers, readers) = ([(); 4].map(|()| writer(&lock)), [(); 4].map(|()| reader(&lock)));
+        eventually("all are queued", || async { children(&nobody, directory).await.len() == 9 }).await;
+
+        server.replace_file("jaas.conf", &users("a new password"));
+        tokio::task::block_in_place(|| server.restart());
+        // Long before the session times out: it lasts a minute.
+        assert_eq!(soon("the loss", held.lost()).await, Loss::SessionOver(Ending::AuthFailed));
+        assert!(!held.is_held());
+        let mut errors = Vec::new();
+        for waiter in writers {
+            errors.push(refused(waiter).await);
+        }
+        for waiter in readers {
+            errors.push(refused(waiter).await);
+        }
+        for error in errors {
+            assert!(
+                matches!(
+                    error,
+                    Error::Closed(Ending::AuthFailed) | Error::Evicted(Loss::SessionOver(Ending::AuthFailed))
+                ),
+                "{error:?}"
+            );
+        }
+        let error = soon("the refusal", lock.write()).await.unwrap_err();
+        assert!(matches!(error, Error::Closed(Ending::AuthFailed)), "{error:?}");
+        soon("others are back", session(&nobody).await.connected()).await.unwrap();
+        assert!(first.is_held(), "others are not touched by it");
+
+        server.replace_file("jaas.conf", &users("password of alice"));
+        tokio::task::block_in_place(|| server.restart());
+        drop(soon("the lock", lock_at(&alice, "/withdrawn/again").write()).await.expect("credentials can be mended"));
+    }
+}
