@@ -44,7 +44,7 @@
 //! - [`Queue`], [`Member`]: who holds and who waits, for people to see, from [`RwLock::queue`]. [`Blockers`]: those of
 //!   them who are in the way, as the errors of timeouts and of `try_*` name them.
 //! - [`ZooKeeper`]: the backend; [`ZooKeeperBuilder`] has its options, among them the session timeout and the [`Acl`]:
-//!   who may use a lock may also steal it.
+//!   who may use a lock may also steal it. TLS and SASL are behind the features `tls` and `sasl-digest-md5`.
 //! - [`Memory`]: the same without a server, for tests: it can be cut off, made to lag, lose answers and sessions.
 //! - [`Error`]: what went wrong, told apart by what you can do about it.
 //!

@@ -1,4 +1,4 @@
-//! The ZooKeeper backend: the only place that names `zookeeper_client`; knows neither modes nor turns.
+//! The ZooKeeper backend: with its folder, the only place that names `zookeeper_client`; knows neither modes nor turns.
 //!
 //! What it works around in version 0.11.2 of that crate:
 //! - Requests are sent at the call, so their futures are polled once at once and can then be dropped.
@@ -11,6 +11,8 @@
 //! - After `Expired` a client is dead for good: the next berth is on a fresh one.
 //! - Its session id may change silently on a reconnect (ClickHouse Keeper does that): who owns our nodes is looked
 //!   up after each one, and until then no answer renews the lease ([`confirm_identity`]).
+//! - Servers of one connect string may differ in encryption, and one whose name TLS cannot verify makes it panic: both
+//!   are refused before it is asked ([`ZooKeeperBuilder::check_encryption`]). Why a handshake failed only its log tells.
 //! - It says `Expired` only at 1.4 session timeouts: the [`Lease`] is what tells that a lock is lost.
 
 use std::fmt;

@@ -16,7 +16,7 @@ use crate::error::Error;
 ///   has. A lock directory vanishes when it has been empty a while, and is made anew by whoever comes next; so keep the
 ///   nodes above it from strangers too, or one of them makes it first, with an ACL of their own.
 /// - Whoever uses the lock needs [`READ`](Permissions::READ), [`CREATE`](Permissions::CREATE) and
-///   [`DELETE`](Permissions::DELETE) on the directory, and [`WRITE`](Permissions::WRITE) on the nodes in it. Without
+///   [`DELETE`](Permissions::DELETE) on the directory, and [`READ`](Permissions::READ) on the nodes in it. Without
 ///   `DELETE` they can enter and not leave: their nodes then stay until their session ends.
 /// - Whoever has only [`READ`](Permissions::READ) can see the queue, and steal nothing.
 ///
@@ -130,7 +130,7 @@ impl Sasl {
     /// A user of the servers' JAAS file, with SASL's DIGEST-MD5.
     ///
     /// The password itself is never sent, but MD5 protects it badly from who can listen, and nothing protects what
-    /// follows: use [`Tls`] as well.
+    /// follows: use TLS as well.
     pub fn digest_md5(user: &str, password: &str) -> Sasl {
         Sasl { user: user.to_owned(), password: password.to_owned() }
     }
