@@ -97,7 +97,7 @@ pub use crate::queue::{Blockers, Member, MemberState, Queue};
 pub use crate::tenure::{Changes, HoldState, Loss};
 pub use crate::transaction::Transaction;
 pub use crate::turn::{Turn, turn};
-#[cfg(feature = "sasl-digest-md5")]
+#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 pub use crate::zookeeper::Sasl;
 #[cfg(feature = "tls")]
 pub use crate::zookeeper::Tls;

@@ -39,7 +39,7 @@ use crate::lease::Lease;
 mod security;
 
 use self::security::Digest;
-#[cfg(feature = "sasl-digest-md5")]
+#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 pub use self::security::Sasl;
 #[cfg(feature = "tls")]
 pub use self::security::Tls;
@@ -102,7 +102,7 @@ pub struct ZooKeeperBuilder {
     session_timeout: Duration,
     connect_timeout: Option<Duration>,
     digest: Option<Digest>,
-    #[cfg(feature = "sasl-digest-md5")]
+    #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
     sasl: Option<Sasl>,
     #[cfg(feature = "tls")]
     tls: Option<Tls>,
@@ -131,7 +131,7 @@ impl ZooKeeper {
             session_timeout: SESSION_TIMEOUT,
             connect_timeout: None,
             digest: None,
-            #[cfg(feature = "sasl-digest-md5")]
+            #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
             sasl: None,
             #[cfg(feature = "tls")]
             tls: None,
@@ -183,8 +183,8 @@ impl ZooKeeperBuilder {
     ///
     /// Wrong credentials end [`connect`](Self::connect) with [`Error::Closed`]. If they are refused later, on a
     /// reconnect, guards are lost and waiting acquisitions fail, at once.
-    #[cfg(feature = "sasl-digest-md5")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "sasl-digest-md5")))]
+    #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+    #[cfg_attr(docsrs, doc(cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))))]
     pub fn sasl(mut self, sasl: Sasl) -> Self {
         self.sasl = Some(sasl);
         self
@@ -227,7 +227,7 @@ impl ZooKeeperBuilder {
         if let Some(digest) = &self.digest {
             digest.check()?;
         }
-        #[cfg(feature = "sasl-digest-md5")]
+        #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
         if let Some(sasl) = &self.sasl {
             sasl.check()?;
         }
@@ -282,9 +282,9 @@ impl ZooKeeperBuilder {
     }
 
     fn is_authenticated(&self) -> bool {
-        #[cfg(feature = "sasl-digest-md5")]
+        #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
         return self.digest.is_some() || self.sasl.is_some();
-        #[cfg(not(feature = "sasl-digest-md5"))]
+        #[cfg(not(any(feature = "sasl-digest-md5", zk_rwlock_gssapi)))]
         return self.digest.is_some();
     }
 
@@ -293,7 +293,7 @@ impl ZooKeeperBuilder {
         if let Some(digest) = &self.digest {
             connector = connector.with_auth("digest", &digest.identity());
         }
-        #[cfg(feature = "sasl-digest-md5")]
+        #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
         if let Some(sasl) = &self.sasl {
             connector = connector.with_sasl(sasl.options());
         }

@@ -116,43 +116,103 @@ impl fmt::Debug for Digest {
 }
 
 /// Authentication with SASL, for [`ZooKeeperBuilder::sasl`](super::ZooKeeperBuilder::sasl).
-#[cfg(feature = "sasl-digest-md5")]
-#[cfg_attr(docsrs, doc(cfg(feature = "sasl-digest-md5")))]
+#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))))]
 #[derive(Clone)]
 #[must_use]
-pub struct Sasl {
-    user: String,
-    password: String,
+pub struct Sasl(Mechanism);
+
+#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+#[derive(Clone)]
+enum Mechanism {
+    #[cfg(feature = "sasl-digest-md5")]
+    DigestMd5 { user: String, password: String },
+    #[cfg(zk_rwlock_gssapi)]
+    Gssapi { service: String, host: Option<String> },
 }
 
-#[cfg(feature = "sasl-digest-md5")]
+#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 impl Sasl {
     /// A user of the servers' JAAS file, with SASL's DIGEST-MD5.
     ///
     /// The password itself is never sent, but MD5 protects it badly from who can listen, and nothing protects what
     /// follows: use TLS as well.
+    #[cfg(feature = "sasl-digest-md5")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "sasl-digest-md5")))]
     pub fn digest_md5(user: &str, password: &str) -> Sasl {
-        Sasl { user: user.to_owned(), password: password.to_owned() }
+        Sasl(Mechanism::DigestMd5 { user: user.to_owned(), password: password.to_owned() })
+    }
+
+    /// Kerberos: with the ticket in this process's credential cache, for the servers' principal `service/host`, where
+    /// `service` usually is `zookeeper`, and `host`, unless given, is each server's name in the connect string.
+    ///
+    /// Nothing renews the ticket: without a valid one the next connection is refused. A service ticket that is not in
+    /// the cache yet is asked for on the thread that also keeps the heartbeats, so locks may be lost while a key
+    /// distribution centre does not answer.
+    ///
+    /// Compile with `RUSTFLAGS="--cfg zk_rwlock_gssapi"`; that needs the headers of a GSSAPI library, and libclang.
+    #[cfg(zk_rwlock_gssapi)]
+    #[cfg_attr(docsrs, doc(cfg(zk_rwlock_gssapi)))]
+    pub fn gssapi(service: &str, host: Option<&str>) -> Sasl {
+        Sasl(Mechanism::Gssapi { service: service.to_owned(), host: host.map(str::to_owned) })
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
-        // The client crate puts the name between quotation marks as it is.
-        if self.user.is_empty() || self.user.contains(|c: char| c == '"' || c == '\\' || c.is_control()) {
-            let problem = "it must not be empty, nor contain quotation marks, backslashes or control characters";
-            return Err(Error::invalid(format!("SASL user {:?}: {problem}", self.user)));
+        match &self.0 {
+            #[cfg(feature = "sasl-digest-md5")]
+            Mechanism::DigestMd5 { user, .. } => {
+                // The client crate puts the name between quotation marks as it is.
+                if user.is_empty() || user.contains(|c: char| c == '"' || c == '\\' || c.is_control()) {
+                    let problem =
+                        "it must not be empty, nor contain quotation marks, backslashes or control characters";
+                    return Err(Error::invalid(format!("SASL user {user:?}: {problem}")));
+                }
+            }
+            #[cfg(zk_rwlock_gssapi)]
+            Mechanism::Gssapi { service, host } => {
+                if [Some(service), host.as_ref()]
+                    .into_iter()
+                    .flatten()
+                    .any(|part| part.is_empty() || part.contains('\0'))
+                {
+                    return Err(Error::invalid(format!("SASL principal {service:?} on host {host:?}")));
+                }
+            }
         }
         Ok(())
     }
 
     pub(super) fn options(&self) -> zk::SaslOptions {
-        zk::SaslOptions::digest_md5(self.user.clone(), self.password.clone()).into()
+        match &self.0 {
+            #[cfg(feature = "sasl-digest-md5")]
+            Mechanism::DigestMd5 { user, password } => {
+                zk::SaslOptions::digest_md5(user.clone(), password.clone()).into()
+            }
+            #[cfg(zk_rwlock_gssapi)]
+            Mechanism::Gssapi { service, host } => {
+                let options = zk::SaslOptions::gssapi().with_username(service.clone());
+                match host {
+                    Some(host) => options.with_hostname(host.clone()).into(),
+                    None => options.into(),
+                }
+            }
+        }
     }
 }
 
-#[cfg(feature = "sasl-digest-md5")]
+#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 impl fmt::Debug for Sasl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sasl").field("mechanism", &"DIGEST-MD5").field("user", &self.user).finish_non_exhaustive()
+        match &self.0 {
+            #[cfg(feature = "sasl-digest-md5")]
+            Mechanism::DigestMd5 { user, .. } => {
+                f.debug_struct("DigestMd5").field("user", user).finish_non_exhaustive()
+            }
+            #[cfg(zk_rwlock_gssapi)]
+            Mechanism::Gssapi { service, host } => {
+                f.debug_struct("Gssapi").field("service", service).field("host", host).finish()
+            }
+        }
     }
 }
 
