@@ -8,7 +8,7 @@ SHELL := /bin/bash
 DEBIAN_JAR := /usr/share/java/zookeeper.jar
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test lint soak zookeeper
+.PHONY: test lint soak kerberos zookeeper
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
 # proved nothing about ZooKeeper, so it fails however green the tests look.
@@ -27,6 +27,11 @@ test: zookeeper
 soak: zookeeper
 	export SCHEDULES=100000 LEASE_ROUNDS=40 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
 	cargo test --release --test proptests --test lease --test scale --test model -- --nocapture
+
+# Kerberos is behind a cfg, because it needs C headers and libclang to build; the tests run in a realm of their own.
+# On Debian: apt-get install libkrb5-dev libclang-dev krb5-kdc krb5-admin-server krb5-user
+kerberos: zookeeper
+	tests/kerberos.sh
 
 lint:
 	cargo fmt --check

@@ -44,11 +44,14 @@ pub enum Error {
     #[error("ZooKeeper cannot be reached: {0}")]
     Unreachable(String),
 
-    /// This coordinator was closed, or its credentials were refused: it will never connect again.
-    #[error("{0}, and no new one will be opened")]
+    /// This coordinator was closed and will never connect again, or its credentials were refused: mend those.
+    #[error("{0}, and no new one can be opened")]
     Closed(Ending),
 
     /// The ensemble does not allow it. `delete` and `create` are permissions of the *parent* node.
+    ///
+    /// No node of ours is left behind, but for one case: when the operation is [`DELETE_OWN_NODE`](Error::DELETE_OWN_NODE)
+    /// the node at `path` stays, in everyone's way, until its session ends: see [`ZooKeeper::close`](crate::ZooKeeper::close).
     #[error("permission denied: {operation} {path}")]
     PermissionDenied {
         /// What was tried.
@@ -105,6 +108,9 @@ pub enum Error {
 }
 
 impl Error {
+    /// The operation of a [`PermissionDenied`](Error::PermissionDenied) that leaves a node behind.
+    pub const DELETE_OWN_NODE: &str = "delete our own node (it stays until its session ends)";
+
     /// Whether a `try_` method found the lock taken.
     pub fn is_would_block(&self) -> bool {
         matches!(self, Error::WouldBlock { .. })
@@ -118,6 +124,11 @@ impl Error {
     /// Whether a lock that was held, or a place in the queue, was lost.
     pub fn is_lost(&self) -> bool {
         matches!(self, Error::Lost(_) | Error::Evicted(_))
+    }
+
+    /// A node that we made and may not remove.
+    pub(crate) fn stays(path: String) -> Error {
+        Error::PermissionDenied { operation: Error::DELETE_OWN_NODE, path }
     }
 
     pub(crate) fn invalid(problem: impl Into<String>) -> Error {

@@ -83,6 +83,7 @@ impl Held {
         match (loss, answer) {
             (Some(loss), _) => Err(Error::Lost(loss)),
             (None, Ok(())) => Ok(()),
+            (None, Err(Failure::NoAuth)) => Err(Error::stays(self.tenure().path())),
             (None, Err(failure)) => Err(self.lost_by(failure, "release")),
         }
     }
@@ -331,7 +332,8 @@ impl ReadGuard {
     /// Dropping the future after its first poll lets the release go on in the background; before it, drops the guard.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the lock had been lost before; [`Error::PermissionDenied`] if the node may not be deleted.
+    /// [`Error::Lost`] if the lock had been lost before; [`Error::PermissionDenied`] if the node may not be deleted:
+    /// it then stays, and the lock is taken, until its session ends.
     pub async fn release(self) -> Result<(), Error> {
         if let Some(loss) = self.held.loss() {
             return Err(Error::Lost(loss));
@@ -354,7 +356,8 @@ impl WriteGuard {
     /// Dropping the future after its first poll lets the release go on in the background; before it, drops the guard.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the lock had been lost before; [`Error::PermissionDenied`] if the node may not be deleted.
+    /// [`Error::Lost`] if the lock had been lost before; [`Error::PermissionDenied`] if the node may not be deleted:
+    /// it then stays, and the lock is taken, until its session ends.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
     }

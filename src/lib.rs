@@ -44,7 +44,7 @@
 //! - [`Queue`], [`Member`]: who holds and who waits, for people to see, from [`RwLock::queue`]. [`Blockers`]: those of
 //!   them who are in the way, as the errors of timeouts and of `try_*` name them.
 //! - [`ZooKeeper`]: the backend; [`ZooKeeperBuilder`] has its options, among them the session timeout and the [`Acl`]:
-//!   who may use a lock may also steal it.
+//!   who may use a lock may also steal it. TLS and SASL are behind the features `tls` and `sasl-digest-md5`.
 //! - [`Memory`]: the same without a server, for tests: it can be cut off, made to lag, lose answers and sessions.
 //! - [`Error`]: what went wrong, told apart by what you can do about it.
 //!
@@ -67,6 +67,8 @@
 //! What the lock may rely on, and what whoever writes another backend has to keep, is written in [`coordinator`], on
 //! [`Session`](coordinator::Session). Whose turn it is follows from the names of the nodes alone: [`turn()`] is that one
 //! decision, [`Contender`] is a name that was read, and [`Turn`] the answer.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod error;
 mod guard;
@@ -95,6 +97,10 @@ pub use crate::queue::{Blockers, Member, MemberState, Queue};
 pub use crate::tenure::{Changes, HoldState, Loss};
 pub use crate::transaction::Transaction;
 pub use crate::turn::{Turn, turn};
+#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+pub use crate::zookeeper::Sasl;
+#[cfg(feature = "tls")]
+pub use crate::zookeeper::Tls;
 pub use crate::zookeeper::{Acl, Permissions, ZooKeeper, ZooKeeperBuilder};
 
 #[cfg(doctest)]

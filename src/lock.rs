@@ -552,8 +552,15 @@ impl Acquisition {
         let Some(held) = Held::new(place, Arc::clone(shared), data) else {
             return Err(self.stop(Failure::NoNode));
         };
-        self.wait_for_turn(&held, children, patience, waiting, on_wait).await?;
-        Ok(held)
+        match self.wait_for_turn(&held, children, patience, waiting, on_wait).await {
+            Ok(()) => Ok(held),
+            // Who may not do all that it takes may not be allowed to leave either, and must be told.
+            Err(error @ Error::PermissionDenied { .. }) => match held.place().leave().await {
+                Err(Failure::NoAuth) => Err(Error::stays(held.tenure().path())),
+                _ => Err(error),
+            },
+            Err(error) => Err(error),
+        }
     }
 
     /// Puts a node into the directory, and returns the children as they are once it is there.

@@ -314,8 +314,14 @@ impl Drop for Leaving {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
             let chore: Chore = Box::pin(async move {
-                if let Err(failure) = work.await {
-                    tracing::debug!(%failure, "a lock node was not there to be removed");
+                match work.await {
+                    Ok(()) => {}
+                    Err(failure @ (Failure::NoNode | Failure::Over(_))) => {
+                        tracing::debug!(%failure, "a lock node was not there to be removed");
+                    }
+                    Err(failure) => {
+                        tracing::error!(%failure, "a lock node could not be removed and stays until its session ends");
+                    }
                 }
             });
             self.session.spawn(chore);
@@ -487,12 +493,15 @@ pub(crate) async fn before_next_try(session: &Arc<dyn Session>, tries: &mut u32)
 /// Makes the lock directory: a container, which the server reaps when it has been empty for a while, below
 /// ordinary nodes.
 pub(crate) async fn make_directory(session: &Arc<dyn Session>, directory: &str) -> Result<(), Failure> {
+    let mut denied = false;
     for step in path::steps(directory) {
         let kind = if step == directory { Kind::Container } else { Kind::Persistent };
         match settled(session, || session.create(step, &[], kind)).await {
             Ok(_) | Err(Failure::NodeExists) => {}
             // We may not create up there, but what is needed may be there already.
-            Err(Failure::NoAuth) if step != directory => {}
+            Err(Failure::NoAuth) if step != directory => denied = true,
+            // It was not.
+            Err(Failure::NoNode) if denied => return Err(Failure::NoAuth),
             Err(failure) => return Err(failure),
         }
     }

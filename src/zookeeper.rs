@@ -1,4 +1,4 @@
-//! The ZooKeeper backend: the only place that names `zookeeper_client`; knows neither modes nor turns.
+//! The ZooKeeper backend: with its folder, the only place that names `zookeeper_client`; knows neither modes nor turns.
 //!
 //! What it works around in version 0.11.2 of that crate:
 //! - Requests are sent at the call, so their futures are polled once at once and can then be dropped.
@@ -12,6 +12,8 @@
 //! - After `Expired` a client is dead for good: the next berth is on a fresh one.
 //! - Its session id may change silently on a reconnect (ClickHouse Keeper does that): who owns our nodes is looked
 //!   up after each one, and until then no answer renews the lease ([`confirm_identity`]).
+//! - Servers of one connect string may differ in encryption, and one whose name TLS cannot verify makes it panic: both
+//!   are refused before it is asked ([`ZooKeeperBuilder::check_encryption`]). Why a handshake failed only its log tells.
 //! - It says `Expired` only at 1.4 session timeouts: the [`Lease`] is what tells that a lock is lost.
 
 use std::fmt;
@@ -35,6 +37,15 @@ use crate::error::Error;
 use crate::keeper::Keeper;
 use crate::lease::Lease;
 
+mod security;
+
+use self::security::Digest;
+#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+pub use self::security::Sasl;
+#[cfg(feature = "tls")]
+pub use self::security::Tls;
+pub use self::security::{Acl, Permissions};
+
 /// Long enough for a garbage collection and a leader election, short enough to take over from a dead holder.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -49,6 +60,10 @@ const SHORTEST_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// How long dropping the last user of a session may wait for the server to have heard of it.
 const FAREWELL: Duration = Duration::from_millis(250);
+
+/// The client crate tells the reason of a failed handshake to its log alone.
+const UNTRUSTED_HINT: &str = " (over TLS: the port may be one for clear text, or one side does not accept the other's \
+     certificate; zookeeper_client logs the reason at level debug)";
 
 /// A ZooKeeper ensemble, as this process reaches it.
 ///
@@ -91,16 +106,11 @@ pub struct ZooKeeperBuilder {
     session_timeout: Duration,
     connect_timeout: Option<Duration>,
     digest: Option<Digest>,
+    #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+    sasl: Option<Sasl>,
+    #[cfg(feature = "tls")]
+    tls: Option<Tls>,
     acl: Option<Acl>,
-}
-
-#[derive(Clone)]
-struct Digest(Vec<u8>);
-
-impl fmt::Debug for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Digest")
-    }
 }
 
 impl ZooKeeper {
@@ -121,7 +131,16 @@ impl ZooKeeper {
 
     /// Options for a connection.
     pub fn builder() -> ZooKeeperBuilder {
-        ZooKeeperBuilder { session_timeout: SESSION_TIMEOUT, connect_timeout: None, digest: None, acl: None }
+        ZooKeeperBuilder {
+            session_timeout: SESSION_TIMEOUT,
+            connect_timeout: None,
+            digest: None,
+            #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+            sasl: None,
+            #[cfg(feature = "tls")]
+            tls: None,
+            acl: None,
+        }
     }
 
     /// Ends every session, and with them every node they own; returns when the server has confirmed it, or when it
@@ -155,17 +174,42 @@ impl ZooKeeperBuilder {
     }
 
     /// Authenticates with ZooKeeper's `digest` scheme. Unless an [`acl`](Self::acl) is given, only the same user may
-    /// then touch the nodes that are made.
+    /// then touch the nodes that are made. No server refuses a password: a wrong one makes another user.
     ///
-    /// The password travels in clear text: this version does not encrypt connections.
+    /// The password travels as it is, and again on each reconnect: encrypt the connection, with
+    #[cfg_attr(feature = "tls", doc = "[`tls`](Self::tls).")]
+    #[cfg_attr(not(feature = "tls"), doc = "the feature `tls`.")]
     pub fn digest(mut self, user: &str, password: &str) -> Self {
-        self.digest = Some(Digest(format!("{user}:{password}").into_bytes()));
+        self.digest = Some(Digest::new(user, password));
+        self
+    }
+
+    /// Authenticates with SASL. Unless an [`acl`](Self::acl) is given, only the same user may then touch the nodes
+    /// that are made.
+    ///
+    /// Wrong credentials end [`connect`](Self::connect) with [`Error::Closed`]. If they are refused later, on a
+    /// reconnect, guards are lost and waiting acquisitions fail, at once.
+    #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+    #[cfg_attr(docsrs, doc(cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))))]
+    pub fn sasl(mut self, sasl: Sasl) -> Self {
+        self.sasl = Some(sasl);
+        self
+    }
+
+    /// Encrypts every connection, and verifies every server. Nothing is sent in clear text, whatever a server answers.
+    ///
+    /// The port is the servers' `secureClientPort`.
+    #[cfg(feature = "tls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
         self
     }
 
     /// Who may do what with the nodes that are made: lock directories and the nodes in them.
     ///
-    /// Default: [`Acl::anyone`], or [`Acl::creator`] after [`digest`](Self::digest).
+    /// Default: [`Acl::anyone`], or [`Acl::creator`] after [`digest`](Self::digest) or `sasl`. A client certificate
+    /// alone changes nothing, because machines that share a lock have different ones.
     pub fn acl(mut self, acl: Acl) -> Self {
         self.acl = Some(acl);
         self
@@ -186,6 +230,14 @@ impl ZooKeeperBuilder {
         if self.acl.as_ref().is_some_and(|acl| acl.entries.is_empty()) {
             return Err(Error::invalid("an ACL that allows nobody anything"));
         }
+        if let Some(digest) = &self.digest {
+            digest.check()?;
+        }
+        #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+        if let Some(sasl) = &self.sasl {
+            sasl.check()?;
+        }
+        self.check_encryption(servers)?;
         let keeper = Keeper::get().map_err(|error| Error::Refused {
             operation: "start the thread for",
             path: servers.to_owned(),
@@ -207,69 +259,66 @@ impl ZooKeeperBuilder {
         })?;
         Ok(ZooKeeper { ensemble: Arc::new(ensemble) })
     }
-}
 
-/// Who may do what with a node.
-///
-/// `delete` and `create` are permissions of the *parent*: whoever may queue in a lock directory may also delete
-/// others' nodes there, that is, steal the lock. Keep a lock's directory to those who may use the lock.
-///
-/// ```
-/// use zk_rwlock::{Acl, Permissions};
-/// let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Acl {
-    entries: Vec<zk::Acl>,
-}
-
-impl Acl {
-    /// Nobody anything: a start for [`allow`](Acl::allow).
-    pub fn nobody() -> Acl {
-        Acl { entries: Vec::new() }
+    /// Whether the connect string says the same about encryption as the options: the client crate would follow a
+    /// `tcp://` in it, and send a password in clear text.
+    fn check_encryption(&self, servers: &str) -> Result<(), Error> {
+        for server in servers.split(',') {
+            let (encrypted, clear) = (server.starts_with("tcp+tls://"), server.starts_with("tcp://"));
+            match self.is_encrypted() {
+                true if clear => {
+                    return Err(Error::invalid(format!("servers: {server:?} is clear text, but TLS is set")));
+                }
+                false if encrypted => return Err(Error::invalid(format!("servers: {server:?} needs `tls` to be set"))),
+                _ => {}
+            }
+            #[cfg(feature = "tls")]
+            if self.tls.is_some() {
+                security::check_host(host_of(server))?;
+            }
+        }
+        Ok(())
     }
 
-    /// Anyone everything.
-    pub fn anyone() -> Acl {
-        Acl::nobody().allow("world", "anyone", Permissions::ALL)
+    fn is_encrypted(&self) -> bool {
+        #[cfg(feature = "tls")]
+        return self.tls.is_some();
+        #[cfg(not(feature = "tls"))]
+        return false;
     }
 
-    /// Everything to whoever is authenticated as this client is.
-    pub fn creator() -> Acl {
-        Acl::nobody().allow("auth", "", Permissions::ALL)
+    fn is_authenticated(&self) -> bool {
+        #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+        return self.digest.is_some() || self.sasl.is_some();
+        #[cfg(not(any(feature = "sasl-digest-md5", zk_rwlock_gssapi)))]
+        return self.digest.is_some();
     }
 
-    /// Allows also `permissions` to `id` of `scheme`, as in `("digest", "user:hash")` or `("ip", "10.0.0.0/8")`.
-    pub fn allow(mut self, scheme: &str, id: &str, permissions: Permissions) -> Acl {
-        self.entries.push(zk::Acl::new(permissions.0, zk::AuthId::new(scheme, id)));
-        self
+    fn connector(&self) -> zk::Connector {
+        let mut connector = zk::Client::connector().with_session_timeout(self.session_timeout);
+        if let Some(digest) = &self.digest {
+            connector = connector.with_auth("digest", &digest.identity());
+        }
+        #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+        if let Some(sasl) = &self.sasl {
+            connector = connector.with_sasl(sasl.options());
+        }
+        #[cfg(feature = "tls")]
+        if let Some(tls) = &self.tls {
+            connector = connector.with_tls(tls.options());
+        }
+        connector
     }
 }
 
-/// What an [`Acl`] allows. Combine with `|`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Permissions(zk::Permission);
-
-impl Permissions {
-    /// To read the node and list its children.
-    pub const READ: Permissions = Permissions(zk::Permission::READ);
-    /// To set the node's data.
-    pub const WRITE: Permissions = Permissions(zk::Permission::WRITE);
-    /// To create children of the node.
-    pub const CREATE: Permissions = Permissions(zk::Permission::CREATE);
-    /// To delete children of the node.
-    pub const DELETE: Permissions = Permissions(zk::Permission::DELETE);
-    /// To change the node's ACL.
-    pub const ADMIN: Permissions = Permissions(zk::Permission::ADMIN);
-    /// All of them.
-    pub const ALL: Permissions = Permissions(zk::Permission::ALL);
-}
-
-impl std::ops::BitOr for Permissions {
-    type Output = Permissions;
-
-    fn bitor(self, other: Permissions) -> Permissions {
-        Permissions(self.0 | other.0)
+/// The host of one server in a connect string, as the client crate takes it.
+#[cfg(feature = "tls")]
+fn host_of(server: &str) -> &str {
+    let server = server.strip_prefix("tcp+tls://").unwrap_or(server);
+    let server = server.split_once('/').map_or(server, |(server, _path)| server);
+    match server.strip_prefix('[') {
+        Some(address) => address.split_once(']').map_or(address, |(address, _port)| address),
+        None => server.rsplit_once(':').map_or(server, |(host, _port)| host),
     }
 }
 
@@ -385,32 +434,34 @@ impl Ensemble {
     /// A berth on a fresh session.
     async fn open(&self, watched_bytes: usize) -> Result<Berth, Failure> {
         let options = &self.options;
-        let mut connector = zk::Client::connector().with_session_timeout(options.session_timeout);
-        if let Some(Digest(identity)) = &options.digest {
-            connector = connector.with_auth("digest", identity);
-        }
-        let servers = self.servers.clone();
+        let (connector, servers) = (options.connector(), self.servers.clone());
+        let encrypted = options.is_encrypted();
         // The client's task is spawned onto the runtime that connects: the keeper's.
-        let mut connecting = self.keeper.handle().spawn(async move { connector.connect(&servers).await });
+        let mut connecting = self.keeper.handle().spawn(async move {
+            #[cfg(feature = "tls")]
+            if encrypted {
+                return connector.secure_connect(&servers).await;
+            }
+            connector.connect(&servers).await
+        });
         let bound = options.connect_timeout.unwrap_or(options.session_timeout);
         let client = tokio::select! {
             connected = &mut connecting => match connected {
-                Ok(answer) => answer.map_err(|error| connect_failure(error, &self.servers))?,
+                Ok(answer) => answer.map_err(|error| connect_failure(error, &self.servers, encrypted))?,
                 Err(panicked) => return Err(Failure::Unreachable(panicked.to_string())),
             },
             () = self.keeper.sleep(bound) => {
                 connecting.abort();
                 let waited = humantime::format_duration(bound);
-                return Err(Failure::Unreachable(format!("no session with {} within {waited}", self.servers)));
+                let hint = if encrypted { UNTRUSTED_HINT } else { "" };
+                return Err(Failure::Unreachable(format!("no session with {} within {waited}{hint}", self.servers)));
             }
         };
         if client.session_timeout() < SHORTEST_TIMEOUT {
             return Err(Failure::Unreachable(format!("{} grants sessions no time to live", self.servers)));
         }
-        let acl = options.acl.clone().unwrap_or_else(|| match options.digest {
-            Some(_) => Acl::creator(),
-            None => Acl::anyone(),
-        });
+        let default_acl = || if options.is_authenticated() { Acl::creator() } else { Acl::anyone() };
+        let acl = options.acl.clone().unwrap_or_else(default_acl);
         let session = ZooKeeperSession::new(client, &self.keeper, options.session_timeout, acl);
         session.make_root().await?;
         let no_room = || Failure::Refused(format!("{watched_bytes} bytes of watched paths are too many for a session"));
@@ -905,9 +956,12 @@ fn failure(error: zk::Error) -> Failure {
         zk::Error::SessionExpired => Failure::Over(Ending::Expired),
         zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
         zk::Error::ClientClosed => Failure::Over(Ending::Closed),
+        zk::Error::InvalidAcl => Failure::Refused(
+            "the ACL is not valid on these servers; `Acl::creator` needs a client that they have authenticated"
+                .to_owned(),
+        ),
         zk::Error::NoHosts
         | zk::Error::BadArguments(_)
-        | zk::Error::InvalidAcl
         | zk::Error::NotReadOnly
         | zk::Error::NoWatcher
         | zk::Error::QuotaExceeded
@@ -918,10 +972,12 @@ fn failure(error: zk::Error) -> Failure {
     }
 }
 
-fn connect_failure(error: zk::Error, servers: &str) -> Failure {
+fn connect_failure(error: zk::Error, servers: &str, encrypted: bool) -> Failure {
     match error {
         zk::Error::BadArguments(problem) => Failure::Refused((*problem).to_owned()),
         zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
-        error => Failure::Unreachable(format!("{servers}: {error}")),
+        // What goes wrong on the network ends in a timeout; this is about certificates, before anything was sent.
+        zk::Error::Custom(problem) => Failure::Refused(problem.to_string()),
+        error => Failure::Unreachable(format!("{servers}: {error}{}", if encrypted { UNTRUSTED_HINT } else { "" })),
     }
 }

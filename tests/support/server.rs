@@ -83,6 +83,26 @@ impl Server {
         Self::start_home(Home::new(), extra_cfg_lines, java_opts)
     }
 
+    /// As [`Server::start_with`], with files of these names and contents in the server's directory, which lines and
+    /// options call `{home}`. They vanish with the server.
+    pub fn start_with_files(files: &[(&str, &str)], extra_cfg_lines: &[&str], java_opts: &[&str]) -> Self {
+        let home = Home::new();
+        for (name, text) in files {
+            home.write(name, text);
+        }
+        let placed = |text: &&str| text.replace("{home}", &home.path.display().to_string());
+        let (lines, opts): (Vec<_>, Vec<_>) =
+            (extra_cfg_lines.iter().map(placed).collect(), java_opts.iter().map(placed).collect());
+        let (lines, opts): (Vec<_>, Vec<_>) =
+            (lines.iter().map(String::as_str).collect(), opts.iter().map(String::as_str).collect());
+        Self::start_home(home, &lines, &opts)
+    }
+
+    /// Replaces one of the server's files; what it holds counts from the next [`Server::restart`] on.
+    pub fn replace_file(&self, name: &str, text: &str) {
+        self.home.write(name, text);
+    }
+
     /// Starts one member of an ensemble; returns once the ensemble has a leader.
     pub(super) fn start_member(id: usize, extra_cfg_lines: &[&str]) -> Self {
         let home = Home::new();
@@ -344,6 +364,10 @@ impl Home {
         self.path.join("data")
     }
 
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path.join(name), text).expect("the server's directory is writable");
+    }
+
     fn configure(&self, port: u16, extra_lines: &[&str]) {
         let mut lines = vec![
             format!("clientPort={port}"),
@@ -399,10 +423,14 @@ fn classpath() -> String {
     {
         return classpath;
     }
-    // The manifest of Debian's zookeeper.jar names most of what it needs. The logger is added so
-    // that a failed start can be explained.
-    let jars =
-        ["zookeeper", "slf4j-simple", "metrics-core", "snappy-java"].map(|jar| format!("/usr/share/java/{jar}.jar"));
+    // The manifest of Debian's zookeeper.jar names most of what it needs, but not all of Netty, which serves TLS. The
+    // logger is added so that a failed start can be explained.
+    let netty = ["netty-codec", "netty-resolver", "netty-transport-native-unix-common"];
+    let jars: Vec<_> = ["zookeeper", "slf4j-simple", "metrics-core", "snappy-java"]
+        .iter()
+        .chain(&netty)
+        .map(|jar| format!("/usr/share/java/{jar}.jar"))
+        .collect();
     if let Some(missing) = jars.iter().find(|jar| !Path::new(jar).exists()) {
         panic!(
             "No ZooKeeper server to test against: {missing} does not exist.\n\
@@ -414,7 +442,8 @@ fn classpath() -> String {
     jars.join(":")
 }
 
-pub(super) fn free_port() -> u16 {
+/// A port of the loopback interface that nobody listens on now.
+pub fn free_port() -> u16 {
     let listener = TcpListener::bind(socket_address(0)).expect("loopback has a free port");
     listener.local_addr().expect("a bound listener has an address").port()
 }

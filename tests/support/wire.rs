@@ -36,8 +36,17 @@ pub struct Proxy {
 impl Proxy {
     /// Starts a proxy on a free loopback port, for the server at `server_address`.
     pub fn start(server_address: impl Into<String>) -> Self {
-        let server_address = server_address.into();
-        let tap = Arc::new(Tap::default());
+        Self::start_with(server_address.into(), Tap::default())
+    }
+
+    /// Starts a proxy for traffic that it cannot read, because it is encrypted or may be. It passes on whatever comes
+    /// and keeps a copy: see [`Proxy::overheard`]. Rules never strike, and the numbers count no requests.
+    pub fn start_opaque(server_address: impl Into<String>) -> Self {
+        Self::start_with(server_address.into(), Tap { opaque: true, ..Tap::default() })
+    }
+
+    fn start_with(server_address: String, tap: Tap) -> Self {
+        let tap = Arc::new(tap);
         let (commands, orders) = mpsc::unbounded_channel();
         let (ready, started) = blocking::channel();
         let thread = thread::spawn({
@@ -105,6 +114,15 @@ impl Proxy {
     /// How many bytes the server has sent since [`Proxy::reset`], handshakes and pings included.
     pub fn bytes_to_client(&self) -> u64 {
         self.tap.traffic().bytes_to_client
+    }
+
+    /// Whether this text went over the wire, in either direction, since [`Proxy::reset`]. Only an opaque proxy listens.
+    pub fn overheard(&self, text: &str) -> bool {
+        assert!(self.tap.opaque, "this proxy keeps no copy");
+        let traffic = self.tap.traffic();
+        [&traffic.copy_to_server, &traffic.copy_to_client]
+            .iter()
+            .any(|copy| copy.windows(text.len()).any(|window| window == text.as_bytes()))
     }
 
     /// Sets all numbers back to zero; rules and holes stay.
@@ -251,6 +269,7 @@ impl Held {
 /// What the test and the connections share: the numbers and the rules.
 #[derive(Debug, Default)]
 struct Tap {
+    opaque: bool,
     traffic: Mutex<Traffic>,
     rules: Mutex<Rules>,
     granted: Mutex<Option<Hello>>,
@@ -265,6 +284,8 @@ struct Traffic {
     connections: u64,
     bytes_to_server: u64,
     bytes_to_client: u64,
+    copy_to_server: Vec<u8>,
+    copy_to_client: Vec<u8>,
 }
 
 impl Tap {
@@ -477,8 +498,13 @@ impl Connection {
     ) -> io::Result<()> {
         let mut handshaken = false;
         // A reset by the sender ends the stream as a close does: what was read before still counts.
-        while let Ok(mut frame) = read_frame(from).await {
-            let (fate, xid) = self.inspect(direction, &frame, handshaken);
+        while let Ok(mut frame) = self.next_piece(from).await {
+            let (fate, xid) = if self.tap.opaque {
+                self.copy(direction, &frame);
+                (Deed::Pass, 0)
+            } else {
+                self.inspect(direction, &frame, handshaken)
+            };
             handshaken = true;
             let before = match fate {
                 Deed::Pass => None,
@@ -551,6 +577,26 @@ impl Connection {
 }
 
 impl Connection {
+    async fn next_piece(&self, from: &mut (impl AsyncReadExt + Unpin)) -> io::Result<Vec<u8>> {
+        if !self.tap.opaque {
+            return read_frame(from).await;
+        }
+        let mut piece = Vec::with_capacity(16 << 10);
+        match from.read_buf(&mut piece).await? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(piece),
+        }
+    }
+
+    fn copy(&self, direction: Direction, piece: &[u8]) {
+        self.weigh(direction, piece);
+        let mut traffic = self.tap.traffic();
+        match direction {
+            Direction::ToServer => traffic.copy_to_server.extend_from_slice(piece),
+            Direction::ToClient => traffic.copy_to_client.extend_from_slice(piece),
+        }
+    }
+
     /// Records a frame and decides what happens to it; also tells its xid.
     fn inspect(&self, direction: Direction, frame: &[u8], handshaken: bool) -> (Deed, i32) {
         self.weigh(direction, frame);

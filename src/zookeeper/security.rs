@@ -1,0 +1,376 @@
+//! Who we are to the ensemble, who it is to us, and who may touch what we make; knows no sessions.
+
+use std::fmt;
+
+use zookeeper_client as zk;
+
+use crate::error::Error;
+
+/// Who may do what with a node.
+///
+/// # Who can steal a lock
+/// `delete` and `create` are permissions of the *parent*: whoever may queue in a lock directory may also delete
+/// others' nodes there, that is, steal the lock. Keep a lock's directory to those who may use the lock:
+///
+/// - An ACL is set when a node is made, and never changed afterwards: a directory that exists already keeps the one it
+///   has. A lock directory vanishes when it has been empty a while, and is made anew by whoever comes next; so keep the
+///   nodes above it from strangers too, or one of them makes it first, with an ACL of their own.
+/// - Whoever uses the lock needs [`READ`](Permissions::READ), [`CREATE`](Permissions::CREATE) and
+///   [`DELETE`](Permissions::DELETE) on the directory, and [`READ`](Permissions::READ) on the nodes in it. Without
+///   `DELETE` they can enter and not leave: their nodes then stay until their session ends.
+/// - Whoever has only [`READ`](Permissions::READ) can see the queue, and steal nothing.
+///
+/// ```
+/// use zk_rwlock::{Acl, Permissions};
+/// let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acl {
+    pub(super) entries: Vec<zk::Acl>,
+}
+
+impl Acl {
+    /// Nobody anything: a start for [`allow`](Acl::allow).
+    pub fn nobody() -> Acl {
+        Acl { entries: Vec::new() }
+    }
+
+    /// Anyone everything: whoever reaches the ensemble can steal the lock.
+    pub fn anyone() -> Acl {
+        Acl::nobody().allow("world", "anyone", Permissions::ALL)
+    }
+
+    /// Everything to whoever is authenticated as this client is: as the user of digest or SASL, or, if the servers ask
+    /// for client certificates, with the same name in the certificate.
+    pub fn creator() -> Acl {
+        Acl::nobody().allow("auth", "", Permissions::ALL)
+    }
+
+    /// Allows also `permissions` to `id` of `scheme`, as in `("digest", "user:hash")`, `("sasl", "user")`,
+    /// `("x509", "CN=web-1")` or `("ip", "10.0.0.0/8")`.
+    pub fn allow(mut self, scheme: &str, id: &str, permissions: Permissions) -> Acl {
+        self.entries.push(zk::Acl::new(permissions.0, zk::AuthId::new(scheme, id)));
+        self
+    }
+}
+
+/// What an [`Acl`] allows. Combine with `|`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permissions(zk::Permission);
+
+impl Permissions {
+    /// To read the node and list its children.
+    pub const READ: Permissions = Permissions(zk::Permission::READ);
+    /// To set the node's data.
+    pub const WRITE: Permissions = Permissions(zk::Permission::WRITE);
+    /// To create children of the node.
+    pub const CREATE: Permissions = Permissions(zk::Permission::CREATE);
+    /// To delete children of the node.
+    pub const DELETE: Permissions = Permissions(zk::Permission::DELETE);
+    /// To change the node's ACL.
+    pub const ADMIN: Permissions = Permissions(zk::Permission::ADMIN);
+    /// All of them.
+    pub const ALL: Permissions = Permissions(zk::Permission::ALL);
+}
+
+impl std::ops::BitOr for Permissions {
+    type Output = Permissions;
+
+    fn bitor(self, other: Permissions) -> Permissions {
+        Permissions(self.0 | other.0)
+    }
+}
+
+/// A user of ZooKeeper's `digest` scheme.
+#[derive(Clone)]
+pub(super) struct Digest {
+    user: String,
+    password: String,
+}
+
+impl Digest {
+    pub(super) fn new(user: &str, password: &str) -> Digest {
+        Digest { user: user.to_owned(), password: password.to_owned() }
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        // The server takes what follows the first colon for the password.
+        if self.user.is_empty() || self.user.contains(':') {
+            return Err(Error::invalid(format!(
+                "digest user {:?}: it must not be empty, nor contain a colon",
+                self.user
+            )));
+        }
+        Ok(())
+    }
+
+    pub(super) fn identity(&self) -> Vec<u8> {
+        format!("{}:{}", self.user, self.password).into_bytes()
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Digest").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+/// Authentication with SASL, for [`ZooKeeperBuilder::sasl`](super::ZooKeeperBuilder::sasl).
+#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))))]
+#[derive(Clone)]
+#[must_use]
+pub struct Sasl(Mechanism);
+
+#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+#[derive(Clone)]
+enum Mechanism {
+    #[cfg(feature = "sasl-digest-md5")]
+    DigestMd5 { user: String, password: String },
+    #[cfg(zk_rwlock_gssapi)]
+    Gssapi { service: String, host: Option<String> },
+}
+
+#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+impl Sasl {
+    /// A user of the servers' JAAS file, with SASL's DIGEST-MD5.
+    ///
+    /// The password itself is never sent, but MD5 protects it badly from who can listen, and nothing protects what
+    /// follows: use TLS as well.
+    #[cfg(feature = "sasl-digest-md5")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "sasl-digest-md5")))]
+    pub fn digest_md5(user: &str, password: &str) -> Sasl {
+        Sasl(Mechanism::DigestMd5 { user: user.to_owned(), password: password.to_owned() })
+    }
+
+    /// Kerberos: with the ticket in this process's credential cache, for the servers' principal `service/host`, where
+    /// `service` usually is `zookeeper`, and `host`, unless given, is each server's name in the connect string.
+    ///
+    /// Nothing renews the ticket: without a valid one the next connection is refused. A service ticket that is not in
+    /// the cache yet is asked for on the thread that also keeps the heartbeats, so locks may be lost while a key
+    /// distribution centre does not answer.
+    ///
+    /// Compile with `RUSTFLAGS="--cfg zk_rwlock_gssapi"`; that needs the headers of a GSSAPI library, and libclang.
+    #[cfg(zk_rwlock_gssapi)]
+    #[cfg_attr(docsrs, doc(cfg(zk_rwlock_gssapi)))]
+    pub fn gssapi(service: &str, host: Option<&str>) -> Sasl {
+        Sasl(Mechanism::Gssapi { service: service.to_owned(), host: host.map(str::to_owned) })
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        match &self.0 {
+            #[cfg(feature = "sasl-digest-md5")]
+            Mechanism::DigestMd5 { user, .. } => {
+                // The client crate puts the name between quotation marks as it is.
+                if user.is_empty() || user.contains(|c: char| c == '"' || c == '\\' || c.is_control()) {
+                    let problem =
+                        "it must not be empty, nor contain quotation marks, backslashes or control characters";
+                    return Err(Error::invalid(format!("SASL user {user:?}: {problem}")));
+                }
+            }
+            #[cfg(zk_rwlock_gssapi)]
+            Mechanism::Gssapi { service, host } => {
+                if [Some(service), host.as_ref()]
+                    .into_iter()
+                    .flatten()
+                    .any(|part| part.is_empty() || part.contains('\0'))
+                {
+                    return Err(Error::invalid(format!("SASL principal {service:?} on host {host:?}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn options(&self) -> zk::SaslOptions {
+        match &self.0 {
+            #[cfg(feature = "sasl-digest-md5")]
+            Mechanism::DigestMd5 { user, password } => {
+                zk::SaslOptions::digest_md5(user.clone(), password.clone()).into()
+            }
+            #[cfg(zk_rwlock_gssapi)]
+            Mechanism::Gssapi { service, host } => {
+                let options = zk::SaslOptions::gssapi().with_username(service.clone());
+                match host {
+                    Some(host) => options.with_hostname(host.clone()).into(),
+                    None => options.into(),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+impl fmt::Debug for Sasl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            #[cfg(feature = "sasl-digest-md5")]
+            Mechanism::DigestMd5 { user, .. } => {
+                f.debug_struct("DigestMd5").field("user", user).finish_non_exhaustive()
+            }
+            #[cfg(zk_rwlock_gssapi)]
+            Mechanism::Gssapi { service, host } => {
+                f.debug_struct("Gssapi").field("service", service).field("host", host).finish()
+            }
+        }
+    }
+}
+
+#[cfg(feature = "tls")]
+pub use self::tls::Tls;
+
+#[cfg(feature = "tls")]
+pub(super) use self::tls::check_host;
+
+#[cfg(feature = "tls")]
+mod tls {
+    use std::fmt;
+    use std::sync::Arc;
+
+    use rustls::RootCertStore;
+    use rustls::client::WebPkiServerVerifier;
+    use rustls::crypto::{CryptoProvider, aws_lc_rs};
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
+    use rustls::sign::CertifiedKey;
+    use zookeeper_client as zk;
+
+    use crate::error::Error;
+
+    /// Whom to trust on an encrypted connection, and who we are there, for
+    /// [`ZooKeeperBuilder::tls`](super::super::ZooKeeperBuilder::tls).
+    ///
+    /// A server's certificate must be signed by a trusted authority and carry the name or address that the connect
+    /// string has for the server. That cannot be switched off.
+    ///
+    /// Encryption is by rustls, with the process's default `CryptoProvider`, or with `aws-lc-rs` if none was installed
+    /// when the first `Tls` is made.
+    ///
+    /// # Clone
+    /// Clones share their certificates: a renewal is one for all of them, and for every connection made with them.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use zk_rwlock::{Tls, ZooKeeper};
+    /// # async fn main_of_yours() -> Result<(), Box<dyn std::error::Error>> {
+    /// let read = std::fs::read_to_string;
+    /// let tls = Tls::from_ca_pem(&read("ca.pem")?)?.identity_pem(&read("web-1.pem")?, &read("web-1.key")?)?;
+    /// let zk = ZooKeeper::builder().tls(tls.clone()).connect("zk1:2281,zk2:2281,zk3:2281").await?;
+    ///
+    /// // Whenever the files were renewed:
+    /// tls.renew_identity_pem(&read("web-1.pem")?, &read("web-1.key")?)?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
+    #[derive(Clone)]
+    #[must_use]
+    pub struct Tls {
+        certs: zk::TlsDynamicCerts,
+    }
+
+    impl Tls {
+        /// Trusts the authorities whose certificates are in `pem`, which may hold several, and revocation lists too.
+        ///
+        /// For those that the machine trusts, give the contents of its bundle, such as
+        /// `/etc/ssl/certs/ca-certificates.crt`.
+        ///
+        /// # Errors
+        /// [`Error::InvalidInput`] when there is none in it, or when it is broken.
+        pub fn from_ca_pem(pem: &str) -> Result<Tls, Error> {
+            let certs = zk::TlsCerts::builder().with_ca(ca(pem)?).build();
+            Ok(Tls { certs: zk::TlsDynamicCerts::new(certs.map_err(|error| Error::invalid(error.to_string()))?) })
+        }
+
+        /// Shows the servers that ask for it this certificate (the client's own first, then those that lead to an
+        /// authority), and proves with `key` that it is ours.
+        ///
+        /// # Errors
+        /// [`Error::InvalidInput`] when there is no certificate or key in them, when one is broken, or when they do
+        /// not belong together.
+        pub fn identity_pem(self, certificate: &str, key: &str) -> Result<Tls, Error> {
+            self.renew_identity_pem(certificate, key)?;
+            Ok(self)
+        }
+
+        /// Replaces the certificate that is shown to servers, for connections made from now on. Those that are open
+        /// stay, and so do their sessions and locks.
+        ///
+        /// # Errors
+        /// As [`identity_pem`](Tls::identity_pem); the old one then stays.
+        pub fn renew_identity_pem(&self, certificate: &str, key: &str) -> Result<(), Error> {
+            self.certs.update_identity(Some(identity(certificate, key)?));
+            Ok(())
+        }
+
+        /// Replaces the authorities that are trusted, for connections made from now on.
+        ///
+        /// # Errors
+        /// As [`from_ca_pem`](Tls::from_ca_pem); the old ones then stay.
+        pub fn renew_ca_pem(&self, pem: &str) -> Result<(), Error> {
+            self.certs.update_ca(ca(pem)?);
+            Ok(())
+        }
+
+        pub(in super::super) fn options(&self) -> zk::TlsOptions {
+            zk::TlsOptions::new().with_certs(self.certs.clone())
+        }
+    }
+
+    impl fmt::Debug for Tls {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.debug_struct("Tls").finish_non_exhaustive()
+        }
+    }
+
+    /// Whether a certificate can carry such a name: the client crate panics over one that cannot be.
+    pub(in super::super) fn check_host(host: &str) -> Result<(), Error> {
+        match ServerName::try_from(host) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::invalid(format!("servers: {host:?} is no host name or address that TLS can verify"))),
+        }
+    }
+
+    /// The client crate finds out only when it connects what is wrong with certificates, and on a renewal it merely
+    /// logs it: so they are checked here, as it will use them.
+    fn ca(pem: &str) -> Result<zk::TlsCa, Error> {
+        let broken = |problem: &dyn fmt::Display| Error::invalid(format!("TLS authorities: {problem}"));
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+            // As the client crate does: a bundle may hold one that is of no use here.
+            let _useless = roots.add(certificate.map_err(|error| broken(&error))?);
+        }
+        if roots.is_empty() {
+            return Err(broken(&"no certificate in the PEM text that can be trusted"));
+        }
+        let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(pem.as_bytes()).collect();
+        let lists = lists.map_err(|error| broken(&error))?;
+        WebPkiServerVerifier::builder_with_provider(roots.into(), provider())
+            .with_crls(lists)
+            .build()
+            .map_err(|error| broken(&error))?;
+        zk::TlsCa::from_pem(pem).map_err(|error| broken(&error))
+    }
+
+    fn identity(certificate: &str, key: &str) -> Result<zk::TlsIdentity, Error> {
+        let broken = |problem: &dyn fmt::Display| Error::invalid(format!("TLS identity: {problem}"));
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect();
+        let chain = chain.map_err(|error| broken(&format!("the certificate: {error}")))?;
+        if chain.is_empty() {
+            return Err(broken(&"no certificate in the PEM text"));
+        }
+        let private = PrivateKeyDer::from_pem_slice(key.as_bytes());
+        let private = private.map_err(|error| broken(&format!("the private key: {error}")))?;
+        CertifiedKey::from_der(chain, private, &provider()).map_err(|error| broken(&error))?;
+        zk::TlsIdentity::from_pem(certificate, key).map_err(|error| broken(&error))
+    }
+
+    /// The one that the client crate will use. It would panic if a program had two built in and had chosen none.
+    fn provider() -> Arc<CryptoProvider> {
+        if let Some(provider) = CryptoProvider::get_default() {
+            return Arc::clone(provider);
+        }
+        let _chosen_meanwhile = aws_lc_rs::default_provider().install_default();
+        CryptoProvider::get_default().cloned().unwrap_or_else(|| Arc::new(aws_lc_rs::default_provider()))
+    }
+}
