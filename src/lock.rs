@@ -468,12 +468,16 @@ impl Acquisition {
             return Err(Error::invalid("a timeout of zero; to not wait at all, use try_read or try_write"));
         }
         let on_wait = self.on_wait.take();
+        match timeout {
+            None => self.enter(Patience::Wait, &Waiting::default(), on_wait).await,
+            // Boxed, as all that few of thousands of waiters need: their futures are as large as the largest step.
+            Some(timeout) => Box::pin(self.enter_within(timeout, on_wait)).await,
+        }
+    }
+
+    async fn enter_within(&self, timeout: Duration, on_wait: Option<OnWait>) -> Result<Held, Error> {
         let waiting = Waiting::default();
-        let granted = self.enter(Patience::Wait, &waiting, on_wait);
-        let Some(timeout) = timeout else {
-            return granted.await;
-        };
-        let mut granted = std::pin::pin!(granted);
+        let mut granted = std::pin::pin!(self.enter(Patience::Wait, &waiting, on_wait));
         let look_up = LOOK_UP_AHEAD.min(timeout / 5);
         let sleep = |duration| self.shared.coordinator.sleep(duration);
         tokio::select! {
@@ -519,6 +523,20 @@ impl Acquisition {
     }
 
     async fn enter(&self, patience: Patience, waiting: &Waiting, on_wait: Option<OnWait>) -> Result<Held, Error> {
+        let (held, children) = Box::pin(self.queue_up()).await?;
+        match self.wait_for_turn(&held, children, patience, waiting, on_wait).await {
+            Ok(()) => Ok(held),
+            // Who may not do all that it takes may not be allowed to leave either, and must be told.
+            Err(error @ Error::PermissionDenied { .. }) => match held.place().leave().await {
+                Err(Failure::NoAuth) => Err(Error::stays(held.tenure().path())),
+                _ => Err(error),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes a place at the end of the queue, and returns the children as they are once it is there.
+    async fn queue_up(&self) -> Result<(Held, Result<Vec<String>, Failure>), Error> {
         let shared = &self.shared;
         let owner = format!("{}~{}", shared.host, random_id());
         let note = Note {
@@ -549,18 +567,8 @@ impl Acquisition {
                 Err(failure) => return Err(self.stop(failure)),
             }
         };
-        let Some(held) = Held::new(place, Arc::clone(shared), data) else {
-            return Err(self.stop(Failure::NoNode));
-        };
-        match self.wait_for_turn(&held, children, patience, waiting, on_wait).await {
-            Ok(()) => Ok(held),
-            // Who may not do all that it takes may not be allowed to leave either, and must be told.
-            Err(error @ Error::PermissionDenied { .. }) => match held.place().leave().await {
-                Err(Failure::NoAuth) => Err(Error::stays(held.tenure().path())),
-                _ => Err(error),
-            },
-            Err(error) => Err(error),
-        }
+        let held = Held::new(place, Arc::clone(shared), data).ok_or_else(|| self.stop(Failure::NoNode))?;
+        Ok((held, children))
     }
 
     /// Puts a node into the directory, and returns the children as they are once it is there.
@@ -572,11 +580,11 @@ impl Acquisition {
                 // The directory can vanish again between its making and the next try: the server reaps it when empty.
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
-                    place::make_directory(place.session(), &self.shared.path).await?;
+                    Box::pin(place::make_directory(place.session(), &self.shared.path)).await?;
                 }
                 Err(Failure::Unknown(_)) if unknown < place::UNKNOWN_TRIES => {
                     unknown += 1;
-                    if place.recover().await? {
+                    if Box::pin(place.recover()).await? {
                         return Ok(place.list().await);
                     }
                 }
@@ -620,17 +628,17 @@ impl Acquisition {
                             loss = held.lost() => return Err(Error::Evicted(loss)),
                         }
                     }
-                    return self.grant(held, None).await;
+                    return Box::pin(self.grant(held, None)).await;
                 }
                 Turn::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
                 Turn::Behind(nearest) => nearest,
             };
             if patience == Patience::GiveUp {
-                let blockers = queue::blockers(session, &self.shared.path, &names, self.mode, Some(me)).await;
+                let blockers = Box::pin(queue::blockers(session, &self.shared.path, &names, self.mode, Some(me))).await;
                 return Err(Error::WouldBlock { blockers });
             }
             if let Some(OnWait(tell)) = on_wait.take() {
-                let blockers = queue::blockers(session, &self.shared.path, &names, self.mode, Some(me)).await;
+                let blockers = Box::pin(queue::blockers(session, &self.shared.path, &names, self.mode, Some(me))).await;
                 tell.into_inner().unwrap_or_else(PoisonError::into_inner)(&blockers);
             }
             // Only a timeout tells it.
@@ -646,7 +654,7 @@ impl Acquisition {
             if nearest.mode() == Mode::Write {
                 // Only a writer that held says so when it goes; then nothing before us is left.
                 if event == Some(Event::Changed) {
-                    return self.grant(held, Some(watched)).await;
+                    return Box::pin(self.grant(held, Some(watched))).await;
                 }
                 vanished = Some(nearest);
             }
