@@ -4,6 +4,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod ensemble;
+pub mod history;
 pub mod scene;
 pub mod server;
 pub mod wire;
