@@ -141,8 +141,18 @@ impl Server {
 
     /// Kills the server as a crash would (SIGKILL) and starts it again on the same port and data.
     pub fn restart(&self) {
+        self.kill();
+        self.start_again();
+    }
+
+    /// Kills the server as a crash would (SIGKILL).
+    pub fn kill(&self) {
+        self.process().kill();
+    }
+
+    /// Starts a killed server again, on the same port and data; returns once it serves.
+    pub fn start_again(&self) {
         let mut process = self.process();
-        process.kill();
         let deadline = Instant::now() + STARTUP_LIMIT;
         // A client's outgoing connection may sit on the port for a moment, hence the loop.
         loop {
@@ -154,6 +164,11 @@ impl Server {
                 Err(_) => {}
             }
         }
+    }
+
+    /// The answer to `srvr`, if it gives one: a dead or frozen server does not.
+    pub(super) fn status(&self) -> Option<String> {
+        four_letter(self.port, "srvr", STARTING_FOUR_LETTER_LIMIT).ok()
     }
 
     /// Freezes the server (SIGSTOP): its sockets stay open and nothing answers.

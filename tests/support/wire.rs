@@ -234,6 +234,11 @@ impl Proxy {
         self.hold(Direction::ToServer, op)
     }
 
+    /// Takes back every rule that has not struck yet.
+    pub fn forget_rules(&self) {
+        self.tap.rules().clear();
+    }
+
     fn hold(&self, direction: Direction, op: Op) -> Held {
         let (release, released) = watch::channel(());
         let fault = self.tap.add_rule(direction, op, 1, Some(released));
