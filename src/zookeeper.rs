@@ -11,6 +11,7 @@
 //! - After `Expired` a client is dead for good: the next berth is on a fresh one.
 //! - Its session id may change silently on a reconnect (ClickHouse Keeper does that): who owns our nodes is looked
 //!   up after each one, and until then no answer renews the lease ([`confirm_identity`]).
+//! - Its pauses before it tries a single server again grow too fast for the lease ([`to_connect_to`]).
 //! - It says `Expired` only at 1.4 session timeouts: the [`Lease`] is what tells that a lock is lost.
 
 use std::fmt;
@@ -383,7 +384,7 @@ impl Ensemble {
         if let Some(Digest(identity)) = &options.digest {
             connector = connector.with_auth("digest", identity);
         }
-        let servers = self.servers.clone();
+        let servers = to_connect_to(&self.servers, options.session_timeout);
         // The client's task is spawned onto the runtime that connects: the keeper's.
         let mut connecting = self.keeper.handle().spawn(async move { connector.connect(&servers).await });
         let bound = options.connect_timeout.unwrap_or(options.session_timeout);
@@ -890,10 +891,42 @@ fn failure(error: zk::Error) -> Failure {
     }
 }
 
+/// The list of servers as the client is given it: a single one is named several times.
+///
+/// The client doubles its pauses with each round through the list, so that it would come back to a single server only
+/// up to twice as long after a break began as the break lasted: too late for the lease, although the break was shorter
+/// than half of it. Within a round the pauses grow by 50 ms only. Of several servers each is named once: the client
+/// shuffles the list, and trying a frozen one twice in a row would cost more.
+fn to_connect_to(servers: &str, session_timeout: Duration) -> String {
+    if servers.contains(',') {
+        return servers.to_owned();
+    }
+    let scheme = servers.find("://").map_or(0, |colon| colon + "://".len());
+    let root = servers[scheme..].find('/').map_or(servers.len(), |slash| scheme + slash);
+    let (server, root) = servers.split_at(root);
+    let times = 2 + session_timeout.as_secs().min(10);
+    let named: Vec<&str> = (0..times).map(|_| server).collect();
+    named.join(",") + root
+}
+
 fn connect_failure(error: zk::Error, servers: &str) -> Failure {
     match error {
         zk::Error::BadArguments(problem) => Failure::Refused((*problem).to_owned()),
         zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
         error => Failure::Unreachable(format!("{servers}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_single_server_is_named_several_times() {
+        let second = Duration::from_secs(1);
+        assert_eq!(to_connect_to("a:1,b:2/root", second), "a:1,b:2/root");
+        assert_eq!(to_connect_to("a:1/root/of", second), "a:1,a:1,a:1/root/of");
+        assert_eq!(to_connect_to("tcp://[::1]:2181", second), "tcp://[::1]:2181,tcp://[::1]:2181,tcp://[::1]:2181");
+        assert_eq!(to_connect_to("a", 60 * second).split(',').count(), 12);
     }
 }
