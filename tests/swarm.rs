@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use support::ensemble::Ensemble;
 use support::history::{Guard, History, Holding, Store, lost_updates, refused_by_fence, wrong_fences};
-use support::scene::{CALM, Seeded, becomes_empty, connect, eventually, lock_at};
+use support::scene::{CALM, Seeded, becomes_empty, connect, eventually, lock_at, session};
 use support::server::Server;
 use support::wire::{Op, Proxy};
 use tokio::time::{sleep, timeout};
@@ -515,9 +515,8 @@ async fn judge(world: &World) -> Vec<String> {
         let accesses = store.accesses();
         faults.extend(lost_updates(&accesses, &deletions));
         faults.extend(wrong_fences(&accesses, &deletions));
-        let guard = lock_at(&world.operator, PATHS[which]).read().await.expect("all is well");
-        let counted = number(&guard.data(COUNTERS[which]).await.expect("held").expect("it exists").data);
-        guard.release().await.expect("held");
+        let counter = session(&world.operator).await.data(COUNTERS[which]).await;
+        let counted = number(&counter.expect("the counter exists").0);
         let (known, unknown) =
             (world.committed[which].load(Ordering::Relaxed), world.in_doubt[which].load(Ordering::Relaxed));
         if counted < known || counted > known + unknown {

@@ -5,7 +5,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,16 @@ use super::server::{Server, free_port};
 const SIZE: usize = 3;
 const LEADER_LISTENS_WITHIN: Duration = Duration::from_secs(3);
 const ELECTION_LIMIT: Duration = Duration::from_secs(30);
+
+/// The ensemble that tests of this process share, one at a time: leave it whole. It dies with the process.
+pub async fn shared_ensemble() -> tokio::sync::MutexGuard<'static, Ensemble> {
+    static SHARED: OnceLock<tokio::sync::Mutex<Ensemble>> = OnceLock::new();
+    let start = || SHARED.get_or_init(|| tokio::sync::Mutex::new(Ensemble::start()));
+    let ensemble = tokio::task::spawn_blocking(start).await.expect("the ensemble starts").lock().await;
+    // A test that failed may have left them.
+    ensemble.heal_links();
+    ensemble
+}
 
 /// Three servers, numbered from 0.
 #[derive(Debug)]
