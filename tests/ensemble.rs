@@ -347,12 +347,11 @@ impl Crowd {
         let grants = self.grants.clone();
         move || {
             let deadline = Instant::now() + 3 * SOON;
-            for granted in &grants {
-                let before = granted.load(Ordering::Relaxed);
-                while granted.load(Ordering::Relaxed) < before + 2 {
-                    assert!(Instant::now() < deadline, "somebody is stuck");
-                    thread::sleep(Duration::from_millis(5));
-                }
+            let now = || grants.iter().map(|granted| granted.load(Ordering::Relaxed));
+            let goals: Vec<u64> = now().map(|granted| granted + 2).collect();
+            while now().zip(&goals).any(|(granted, goal)| granted < *goal) {
+                assert!(Instant::now() < deadline, "somebody is stuck");
+                thread::sleep(Duration::from_millis(5));
             }
         }
     }
