@@ -26,7 +26,7 @@ use zk_rwlock::{Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
 const CLIENTS: u64 = 8;
 /// How many faults may be under way at once, besides those of servers and operators.
-const LINK_STRANDS: u64 = 2;
+const LINK_STRANDS: u64 = 3;
 const PATHS: [&str; 2] = ["/swarm/a", "/swarm/b"];
 const COUNTERS: [&str; 2] = ["/count-a", "/count-b"];
 /// Once nothing fails any more: expired sessions take 4 s and a tick to go, and machines may be slow.
@@ -236,15 +236,15 @@ async fn use_reader(world: &World, holding: Holding<ReadGuard>, which: usize, di
     }
 }
 
-/// Keeps a lock for as long as faults take.
+/// Keeps a lock for as long as faults take; some go on with their work although it is lost.
 async fn hold_on<G: Guard>(world: &World, holding: &Holding<G>, dice: &mut Seeded) {
-    let end = Instant::now() + Duration::from_millis(dice.below(3_000));
-    while Instant::now() < end {
-        if !holding.is_held() {
-            world.saw("held: lost");
-            return;
-        }
+    let end = Instant::now() + Duration::from_millis(dice.below(4_000));
+    let heeds = dice.below(2) == 0;
+    while Instant::now() < end && (holding.is_held() || !heeds) {
         sleep(Duration::from_millis(5)).await;
+    }
+    if !holding.is_held() {
+        world.saw("held: lost");
     }
 }
 
@@ -296,14 +296,16 @@ fn number(data: &[u8]) -> u64 {
 // What fails
 
 async fn fail_links(world: &World, mut dice: Seeded, end: Instant) {
-    const OPS: [Op; 6] = [Op::Create2, Op::GetChildren, Op::GetData, Op::Multi, Op::Delete, Op::Sync];
+    // Those whose loss leaves something in doubt come more often.
+    const OPS: [Op; 8] =
+        [Op::Create2, Op::Create2, Op::Create2, Op::Multi, Op::Multi, Op::Delete, Op::GetChildren, Op::GetData];
     while Instant::now() < end {
         let client = &world.clients[dice.below(CLIENTS) as usize];
         let op = OPS[dice.below(OPS.len() as u64) as usize];
         // Some are over before anything is lost, some cost the lease, some the session.
-        let lasts = Duration::from_millis([200, 900, 2_500, 7_000][dice.below(4) as usize]);
+        let lasts = Duration::from_millis([100, 500, 2_000, 6_000][dice.below(4) as usize]);
         let lasts = lasts.mul_f64(0.2 + dice.below(100) as f64 / 100.0);
-        let kind = dice.below(10);
+        let kind = dice.below(12);
         let mut held = Vec::new();
         let name = match kind {
             0 => "black hole",
@@ -312,9 +314,9 @@ async fn fail_links(world: &World, mut dice: Seeded, end: Instant) {
             3 => "cut",
             4 => "reset",
             5 => "disconnected",
-            6 => "reply dropped",
-            7 => "request dropped",
-            8 => "reply held",
+            6..=8 => "reply dropped",
+            9 => "request dropped",
+            10 => "reply held",
             _ => "request held",
         };
         for proxy in &client.proxies {
@@ -325,21 +327,21 @@ async fn fail_links(world: &World, mut dice: Seeded, end: Instant) {
                 3 => proxy.cut(),
                 4 => proxy.rst(),
                 5 => proxy.disconnect(),
-                6 => drop(proxy.drop_reply(op, 1)),
-                7 => drop(proxy.drop_request(op, 1)),
-                8 => held.push(proxy.hold_reply(op)),
+                6..=8 => drop(proxy.drop_reply(op, 1)),
+                9 => drop(proxy.drop_request(op, 1)),
+                10 => held.push(proxy.hold_reply(op)),
                 _ => held.push(proxy.hold_request(op)),
             }
         }
         world.saw(format_args!("fault: {name}"));
-        if kind <= 3 || kind >= 8 {
+        if kind <= 3 || kind >= 10 {
             sleep_until(Instant::now() + lasts, end).await;
         }
         drop(held);
         if kind <= 3 {
             client.proxies.iter().for_each(Proxy::heal);
         }
-        sleep_until(Instant::now() + Duration::from_millis(dice.below(400)), end).await;
+        sleep_until(Instant::now() + Duration::from_millis(dice.below(300)), end).await;
     }
 }
 
