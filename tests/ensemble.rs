@@ -234,7 +234,8 @@ async fn a_break_shorter_than_half_the_lease_loses_nothing() {
     const TIMEOUT: Duration = Duration::from_secs(6);
     const OFFSETS: u32 = 3;
     let lease = TIMEOUT * 2 / 3;
-    let breaks: [(&str, fn(&Proxy)); 6] = [
+    type Break = (&'static str, fn(&Proxy));
+    let breaks: [Break; 6] = [
         ("black hole", Proxy::black_hole),
         ("requests late", Proxy::black_hole_to_server),
         ("answers late", Proxy::black_hole_to_client),
@@ -376,7 +377,7 @@ impl Crowd {
 
 async fn take_turn(lock: &RwLock, number: usize, history: &History, store: &Store) -> Result<(), Error> {
     let host = format!("client-{number}");
-    if number % 4 == 0 {
+    if number.is_multiple_of(4) {
         let holding = history.granted(lock.write().await?, &host);
         store.update(&holding, tokio::task::yield_now()).await;
         store.write_fenced(&holding);
