@@ -20,11 +20,14 @@ use support::history::{Guard, History, Holding, Store, lost_updates, refused_by_
 use support::scene::{CALM, Seeded, becomes_empty, connect, eventually, lock_at, session};
 use support::server::Server;
 use support::wire::{Op, Proxy};
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use zk_rwlock::coordinator::{Coordinator, Failure};
 use zk_rwlock::{Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
 const CLIENTS: u64 = 8;
+/// So many of them also wait without a timeout, all the time.
+const PATIENT_CLIENTS: usize = 4;
 /// How many faults may be under way at once, besides those of servers and operators.
 const LINK_STRANDS: u64 = 3;
 const PATHS: [&str; 2] = ["/swarm/a", "/swarm/b"];
@@ -158,6 +161,38 @@ async fn use_locks(world: &World, client: &Client, mut dice: Seeded, end: Instan
     }
 }
 
+/// Waits without a timeout, whatever happens meanwhile: whoever waits when the faults stop must be granted then.
+async fn wait_patiently(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
+    while Instant::now() < end {
+        let which = dice.below(2) as usize;
+        let (lock, store) = (&client.locks[which], &world.stores[which]);
+        client.attempts.fetch_add(1, Ordering::Relaxed);
+        let asked = Instant::now();
+        let granted = if dice.below(2) == 0 {
+            let granted = lock.read().label("patient").await.map(|guard| world.history.granted(guard, &client.name));
+            if let Ok(holding) = &granted {
+                store.look(holding, tokio::task::yield_now()).await;
+            }
+            granted.map(drop)
+        } else {
+            let granted = lock.write().label("patient").await.map(|guard| world.history.granted(guard, &client.name));
+            if let Ok(holding) = &granted {
+                store.update(holding, tokio::task::yield_now()).await;
+                store.write_fenced(holding);
+            }
+            granted.map(drop)
+        };
+        match granted {
+            Ok(()) => {
+                world.saw("wait: granted");
+                world.waited(asked.elapsed());
+            }
+            Err(error) => world.failed("wait", &error),
+        }
+        sleep(Duration::from_millis(dice.below(200))).await;
+    }
+}
+
 /// Awaits an acquisition, or drops it at one of its suspensions.
 async fn acquired<G>(
     world: &World,
@@ -199,7 +234,7 @@ async fn use_writer(world: &World, holding: Holding<WriteGuard>, which: usize, d
     if dice.below(4) == 0 {
         count_in_zookeeper(world, &holding, which).await;
     }
-    if dice.below(8) == 0 {
+    if dice.below(10) == 0 {
         hold_on(world, &holding, dice).await;
     }
     store.update(&holding, tokio::task::yield_now()).await;
@@ -225,7 +260,7 @@ async fn use_reader(world: &World, holding: Holding<ReadGuard>, which: usize, di
     let store = &world.stores[which];
     store.look(&holding, sleep(Duration::from_millis(dice.below(15)))).await;
     let shared = (dice.below(4) == 0).then(|| holding.also(holding.share()));
-    if dice.below(8) == 0 {
+    if dice.below(10) == 0 {
         hold_on(world, &holding, dice).await;
     }
     let waits = dice.below(3) > 0;
@@ -433,13 +468,18 @@ async fn build(site: Site, dice: &mut Seeded) -> World {
     }
 }
 
-/// Everything fails at random until `end`.
-async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) {
-    let mut tasks = tokio::task::JoinSet::new();
+/// Everything fails at random until `end`; returns those who still wait then.
+async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) -> JoinSet<()> {
+    let mut waiters = JoinSet::new();
+    let mut tasks = JoinSet::new();
     let mut own_dice = || Seeded(dice.below(u64::MAX));
     for number in 0..CLIENTS as usize {
         let (world, dice) = (Arc::clone(world), own_dice());
         tasks.spawn(async move { use_locks(&world, &world.clients[number], dice, end).await });
+    }
+    for number in 0..PATIENT_CLIENTS {
+        let (world, dice) = (Arc::clone(world), own_dice());
+        waiters.spawn(async move { wait_patiently(&world, &world.clients[number], dice, end).await });
     }
     for _ in 0..LINK_STRANDS {
         let (world, dice) = (Arc::clone(world), own_dice());
@@ -451,16 +491,16 @@ async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) {
     while let Some(ended) = tasks.join_next().await {
         ended.expect("nothing panics");
     }
+    waiters
 }
 
 /// Nothing fails any more: everybody gets both locks, in both modes, and nothing is left afterwards.
-async fn liveness_phase(world: &Arc<World>) -> Duration {
+async fn liveness_phase(world: &Arc<World>, mut tasks: JoinSet<()>) -> Duration {
     for proxy in world.clients.iter().flat_map(|client| &client.proxies) {
         proxy.forget_rules();
         proxy.heal();
     }
     let began = Instant::now();
-    let mut tasks = tokio::task::JoinSet::new();
     for number in 0..CLIENTS as usize {
         for which in 0..2 {
             let world = Arc::clone(world);
@@ -525,12 +565,13 @@ async fn judge(world: &World) -> Vec<String> {
             faults.push(format!("{counted} transactions took effect, of {known} known and {unknown} in doubt"));
         }
     }
-    // J6: a create for each attempt, and one more only where a connection broke or the directory was gone.
+    // J6: a create for each attempt, and one more only where a connection broke under one of up to four at a time, or
+    // the directory was gone.
     for client in &world.clients {
         let count = |op| client.proxies.iter().map(|proxy| proxy.count(op)).sum::<u64>();
         let connections: u64 = client.proxies.iter().map(Proxy::connections).sum();
         let (creates, attempts) = (count(Op::Create2), client.attempts.load(Ordering::Relaxed));
-        if creates > attempts + connections + 2 * count(Op::CreateContainer) {
+        if creates > attempts + 4 * connections + 2 * count(Op::CreateContainer) {
             faults.push(format!("{creates} creates for {attempts} attempts over {connections} connections"));
         }
     }
@@ -544,8 +585,8 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     let mut dice = Seeded(seed);
     let site = tokio::task::spawn_blocking(move || Site::start(servers)).await.expect("the servers start");
     let world = Arc::new(build(site, &mut dice).await);
-    safety_phase(&world, &mut dice, Instant::now() + Duration::from_secs(seconds)).await;
-    let took = liveness_phase(&world).await;
+    let waiters = safety_phase(&world, &mut dice, Instant::now() + Duration::from_secs(seconds)).await;
+    let took = liveness_phase(&world, waiters).await;
     let faults = judge(&world).await;
 
     let holds = world.history.holds();

@@ -278,15 +278,6 @@ impl History {
         faults.extend(overtakings(&holds));
         faults
     }
-
-    /// What happened around a moment, for people to read.
-    pub fn around(&self, moment: Moment) -> String {
-        let near = Duration::from_secs(3);
-        let mut holds = self.book.entries().closed.clone();
-        holds.retain(|hold| hold.from <= moment + near && hold.until + near >= moment);
-        holds.sort_by_key(|hold| hold.from);
-        holds.iter().map(|hold| format!("  {hold}\n")).collect()
-    }
 }
 
 impl Drop for History {
