@@ -386,7 +386,15 @@ impl Ensemble {
         }
         let servers = to_connect_to(&self.servers, options.session_timeout);
         // The client's task is spawned onto the runtime that connects: the keeper's.
-        let mut connecting = self.keeper.handle().spawn(async move { connector.connect(&servers).await });
+        let mut connecting = self.keeper.handle().spawn(async move {
+            loop {
+                match connector.clone().connect(&servers).await {
+                    // It gives up after a session timeout, whatever time it has.
+                    Err(zk::Error::Timeout) => {}
+                    answer => return answer,
+                }
+            }
+        });
         let bound = options.connect_timeout.unwrap_or(options.session_timeout);
         let client = tokio::select! {
             connected = &mut connecting => match connected {

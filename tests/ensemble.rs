@@ -259,6 +259,21 @@ async fn a_break_shorter_than_half_the_lease_loses_nothing() {
     }
 }
 
+/// Found by the swarm: the client gives up after a session timeout, whatever it is told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connect_timeout_longer_than_the_session_timeout_is_kept() {
+    let proxy = Proxy::start(shared_server().address());
+    proxy.cut();
+    let builder = ZooKeeper::builder().session_timeout(Duration::from_secs(1)).connect_timeout(SOON);
+    let (address, connecting) = (proxy.address(), Instant::now());
+    let connecting = async move { builder.connect(&address).await.map(|_| connecting.elapsed()) };
+    let connecting = tokio::spawn(connecting);
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    proxy.heal();
+    let took = soon("the connection", connecting).await.expect("it does not panic").expect("there was time left");
+    assert!(took > Duration::from_secs(2), "it could not be reached before, but took only {took:?}");
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // Servers that crash
 
