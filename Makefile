@@ -23,10 +23,15 @@ test: zookeeper
 	awk '{ servers[$$NF]++ } END { for (v in servers) print "make test: started ZooKeeper " v ": " servers[v] " times" }' \
 		'$(SERVER_LOG)' | sort
 
-# The long versions of what `make test` runs: more rounds, more waiters, more schedules, more contenders.
+# The long versions of what `make test` runs: more rounds, more waiters, more schedules, more contenders, more crashes,
+# and the swarm for ten minutes on one server and ten on three.
 soak: zookeeper
 	export SCHEDULES=100000 LEASE_ROUNDS=40 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
-	cargo test --release --test proptests --test lease --test scale --test model -- --nocapture
+	export FREEZE_ROUNDS=10 CRASH_ROUNDS=25 ROLLS=5 FLAP_SECONDS=60 SWARM_SECONDS=600
+	cargo test --release --test proptests --test lease --test scale --test model --test ensemble --test outages -- --nocapture
+	for servers in 1 3; do
+		SWARM_SERVERS=$$servers cargo test --release --test swarm -- --nocapture
+	done
 
 # Kerberos is behind a cfg, because it needs C headers and libclang to build; the tests run in a realm of their own.
 # On Debian: apt-get install libkrb5-dev libclang-dev krb5-kdc krb5-admin-server krb5-user

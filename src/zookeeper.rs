@@ -14,6 +14,7 @@
 //!   up after each one, and until then no answer renews the lease ([`confirm_identity`]).
 //! - Servers of one connect string may differ in encryption, and one whose name TLS cannot verify makes it panic: both
 //!   are refused before it is asked ([`ZooKeeperBuilder::check_encryption`]). Why a handshake failed only its log tells.
+//! - Its pauses before it tries a single server again grow too fast for the lease ([`to_connect_to`]).
 //! - It says `Expired` only at 1.4 session timeouts: the [`Lease`] is what tells that a lock is lost.
 
 use std::fmt;
@@ -434,15 +435,17 @@ impl Ensemble {
     /// A berth on a fresh session.
     async fn open(&self, watched_bytes: usize) -> Result<Berth, Failure> {
         let options = &self.options;
-        let (connector, servers) = (options.connector(), self.servers.clone());
+        let (connector, servers) = (options.connector(), to_connect_to(&self.servers, options.session_timeout));
         let encrypted = options.is_encrypted();
         // The client's task is spawned onto the runtime that connects: the keeper's.
         let mut connecting = self.keeper.handle().spawn(async move {
-            #[cfg(feature = "tls")]
-            if encrypted {
-                return connector.secure_connect(&servers).await;
+            loop {
+                match connect(connector.clone(), &servers, encrypted).await {
+                    // It gives up after a session timeout, whatever time it has.
+                    Err(zk::Error::Timeout) => {}
+                    answer => return answer,
+                }
             }
-            connector.connect(&servers).await
         });
         let bound = options.connect_timeout.unwrap_or(options.session_timeout);
         let client = tokio::select! {
@@ -972,6 +975,35 @@ fn failure(error: zk::Error) -> Failure {
     }
 }
 
+async fn connect(connector: zk::Connector, servers: &str, encrypted: bool) -> Result<zk::Client, zk::Error> {
+    #[cfg(feature = "tls")]
+    if encrypted {
+        return connector.secure_connect(servers).await;
+    }
+    debug_assert!(!encrypted, "only the feature can ask for it");
+    connector.connect(servers).await
+}
+
+/// The list of servers as the client is given it: a single one is named several times.
+///
+/// The client doubles its pauses with each round through the list, so that it would come back to a single server only
+/// up to twice as long after a break began as the break lasted: too late for the lease, although the break was shorter
+/// than half of it. Within a round the pauses grow by 50 ms only. Of several servers each is named once: the client
+/// shuffles the list, and trying a frozen one twice in a row would cost more.
+fn to_connect_to(servers: &str, session_timeout: Duration) -> String {
+    if servers.contains(',') {
+        return servers.to_owned();
+    }
+    let scheme = servers.find("://").map_or(0, |colon| colon + "://".len());
+    let root = servers[scheme..].find('/').map_or(servers.len(), |slash| scheme + slash);
+    let (server, root) = servers.split_at(root);
+    // The second round begins after 100 ms for each name, at most 1 s: after a break of half the lease, and before the
+    // rest of it has run out.
+    let times = (session_timeout.as_millis() / 300).clamp(2, 12);
+    let named: Vec<&str> = (0..times).map(|_| server).collect();
+    named.join(",") + root
+}
+
 fn connect_failure(error: zk::Error, servers: &str, encrypted: bool) -> Failure {
     match error {
         zk::Error::BadArguments(problem) => Failure::Refused((*problem).to_owned()),
@@ -979,5 +1011,19 @@ fn connect_failure(error: zk::Error, servers: &str, encrypted: bool) -> Failure 
         // What goes wrong on the network ends in a timeout; this is about certificates, before anything was sent.
         zk::Error::Custom(problem) => Failure::Refused(problem.to_string()),
         error => Failure::Unreachable(format!("{servers}: {error}{}", if encrypted { UNTRUSTED_HINT } else { "" })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_single_server_is_named_several_times() {
+        let second = Duration::from_secs(1);
+        assert_eq!(to_connect_to("a:1,b:2/root", second), "a:1,b:2/root");
+        assert_eq!(to_connect_to("a:1/root/of", second), "a:1,a:1,a:1/root/of");
+        assert_eq!(to_connect_to("tcp://[::1]:2181", second), "tcp://[::1]:2181,tcp://[::1]:2181,tcp://[::1]:2181");
+        assert_eq!(to_connect_to("a", 60 * second).split(',').count(), 12);
     }
 }

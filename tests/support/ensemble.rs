@@ -5,7 +5,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,16 @@ use super::server::{Server, free_port};
 const SIZE: usize = 3;
 const LEADER_LISTENS_WITHIN: Duration = Duration::from_secs(3);
 const ELECTION_LIMIT: Duration = Duration::from_secs(30);
+
+/// The ensemble that tests of this process share, one at a time: leave it whole. It dies with the process.
+pub async fn shared_ensemble() -> tokio::sync::MutexGuard<'static, Ensemble> {
+    static SHARED: OnceLock<tokio::sync::Mutex<Ensemble>> = OnceLock::new();
+    let start = || SHARED.get_or_init(|| tokio::sync::Mutex::new(Ensemble::start()));
+    let ensemble = tokio::task::spawn_blocking(start).await.expect("the ensemble starts").lock().await;
+    // A test that failed may have left them.
+    ensemble.heal_links();
+    ensemble
+}
 
 /// Three servers, numbered from 0.
 #[derive(Debug)]
@@ -61,7 +71,8 @@ impl Ensemble {
     pub fn leader(&self) -> usize {
         let deadline = Instant::now() + ELECTION_LIMIT;
         loop {
-            let leads = |server: &Server| server.four_letter("srvr").contains("Mode: leader");
+            // Some of them may be dead, or frozen.
+            let leads = |server: &Server| server.status().is_some_and(|status| status.contains("Mode: leader"));
             if let Some(leader) = self.servers.iter().position(leads) {
                 return leader;
             }
@@ -79,15 +90,60 @@ impl Ensemble {
     /// Nothing passes between a follower and the leader any more; their connection stays open, and clients still
     /// reach both.
     pub fn cut_from_leader(&self, follower: usize) {
-        self.links[follower][self.leader()].silent.store(true, Ordering::SeqCst);
+        let link = self.link_to_leader(follower);
+        link.silent.to_leader.store(true, Ordering::SeqCst);
+        link.silent.from_leader.store(true, Ordering::SeqCst);
+    }
+
+    /// A follower hears nothing from the leader any more and so lags behind; the leader hears it. They give each
+    /// other up after 5 s (the sync limit).
+    pub fn hold_from_leader(&self, follower: usize) {
+        self.link_to_leader(follower).silent.from_leader.store(true, Ordering::SeqCst);
+    }
+
+    /// Ends every silence between servers: what was held back is delivered, unless its connection was given up.
+    pub fn heal_links(&self) {
+        for link in self.links.iter().flatten() {
+            link.silent.to_leader.store(false, Ordering::SeqCst);
+            link.silent.from_leader.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Kills each server in turn (SIGKILL) and starts it again; the next one only when `settled` returns.
+    pub fn roll(&self, mut settled: impl FnMut()) {
+        for server in &self.servers {
+            server.restart();
+            let deadline = Instant::now() + ELECTION_LIMIT;
+            while self.leads_or_follows() < SIZE {
+                assert!(Instant::now() < deadline, "the ensemble does not become whole again");
+                thread::sleep(Duration::from_millis(20));
+            }
+            settled();
+        }
+    }
+
+    fn leads_or_follows(&self) -> usize {
+        let serves = |server: &&Server| server.status().is_some_and(|status| status.contains("Mode:"));
+        self.servers.iter().filter(serves).count()
+    }
+
+    fn link_to_leader(&self, follower: usize) -> &Link {
+        &self.links[follower][self.leader()]
     }
 }
 
-/// A forwarder to one port, which can fall silent. What it is given then is lost with its connection.
+/// Which directions of a link carry nothing.
+#[derive(Debug, Default)]
+struct Silent {
+    to_leader: AtomicBool,
+    from_leader: AtomicBool,
+}
+
+/// A forwarder to one port, which can fall silent. What it is given then is late, or lost with its connection.
 #[derive(Debug)]
 struct Link {
     port: u16,
-    silent: Arc<AtomicBool>,
+    silent: Arc<Silent>,
     open: Arc<Mutex<Vec<TcpStream>>>,
 }
 
@@ -95,7 +151,7 @@ impl Link {
     fn start(target: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
         let port = listener.local_addr().expect("a bound listener has an address").port();
-        let (silent, open) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let (silent, open) = (Arc::<Silent>::default(), Arc::new(Mutex::new(Vec::new())));
         let link = Self { port, silent: Arc::clone(&silent), open: Arc::clone(&open) };
         // Ends with the process: a listener cannot be interrupted, and does no harm.
         thread::spawn(move || {
@@ -116,7 +172,7 @@ impl Drop for Link {
     }
 }
 
-fn carry(near: TcpStream, target: u16, silent: &Arc<AtomicBool>, open: &Mutex<Vec<TcpStream>>) {
+fn carry(near: TcpStream, target: u16, silent: &Arc<Silent>, open: &Mutex<Vec<TcpStream>>) {
     // A new leader listens a moment after its followers call. They would try a refused call again, but take one
     // that is accepted and then closed for the leader's death, and elect another.
     let patience = Instant::now() + LEADER_LISTENS_WITHIN;
@@ -127,10 +183,10 @@ fn carry(near: TcpStream, target: u16, silent: &Arc<AtomicBool>, open: &Mutex<Ve
             Err(_) => return,
         }
     };
-    for (from, to) in [(&near, &far), (&far, &near)] {
+    for (from, to, is_to_leader) in [(&near, &far, true), (&far, &near, false)] {
         let (Ok(from), Ok(to)) = (from.try_clone(), to.try_clone()) else { return };
         let silent = Arc::clone(silent);
-        thread::spawn(move || forward(from, to, &silent));
+        thread::spawn(move || forward(from, to, if is_to_leader { &silent.to_leader } else { &silent.from_leader }));
     }
     open.lock().unwrap_or_else(PoisonError::into_inner).extend([near, far]);
 }

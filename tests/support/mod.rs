@@ -6,6 +6,7 @@
 pub mod ensemble;
 pub mod fake;
 pub mod frames;
+pub mod history;
 pub mod rules;
 pub mod scene;
 pub mod server;

@@ -167,7 +167,8 @@ impl Server {
 
     /// Kills the server as a crash would (SIGKILL) and starts it again on the same port and data.
     pub fn restart(&self) {
-        self.restart_after(|_| ());
+        self.kill();
+        self.start_again();
     }
 
     /// Starts the server again with a directory whose next sequential child gets the number `next`; the server must
@@ -175,13 +176,19 @@ impl Server {
     pub fn set_next_sequence(&self, directory: &str, next: i32) {
         // What happened since the last start is in no snapshot yet; a server that starts writes one.
         self.restart();
-        self.restart_after(|data| snapshot::set_next_sequence(data, directory, next));
+        self.kill();
+        snapshot::set_next_sequence(&self.home.data(), directory, next);
+        self.start_again();
     }
 
-    fn restart_after(&self, change: impl FnOnce(&Path)) {
+    /// Kills the server as a crash would (SIGKILL).
+    pub fn kill(&self) {
+        self.process().kill();
+    }
+
+    /// Starts a killed server again, on the same port and data; returns once it serves.
+    pub fn start_again(&self) {
         let mut process = self.process();
-        process.kill();
-        change(&self.home.data());
         let deadline = Instant::now() + STARTUP_LIMIT;
         // A client's outgoing connection may sit on the port for a moment, hence the loop.
         loop {
@@ -193,6 +200,11 @@ impl Server {
                 Err(_) => {}
             }
         }
+    }
+
+    /// The answer to `srvr`, if it gives one: a dead or frozen server does not.
+    pub(super) fn status(&self) -> Option<String> {
+        four_letter(self.port, "srvr", STARTING_FOUR_LETTER_LIMIT).ok()
     }
 
     /// Freezes the server (SIGSTOP): its sockets stay open and nothing answers.

@@ -1,0 +1,573 @@
+//! What a run saw, on one monotonic clock: who held which lock from when to when, and what was done under it; and
+//! the checkers that judge such a history.
+//!
+//! A hold's *definite interval* runs from the moment its grant had returned until just before its release was asked
+//! for, or until the last moment at which its guard said "held", whichever came first. A thread of its own asks every
+//! guard that again and again, so that no blocked runtime can hide an overlap.
+//!
+//! The checkers are functions of values and return what they found wrong, in words; `tests/history.rs` feeds each
+//! of them a wrong history.
+
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use zk_rwlock::{Mode, ReadGuard, WriteGuard};
+
+/// How often the witness asks all guards. Between two questions a guard may hold a little longer than is noted,
+/// never the other way round.
+const ASK_EVERY: Duration = Duration::from_micros(500);
+
+/// Since the history began.
+pub type Moment = Duration;
+
+/// One guard's definite interval.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// One for all guards of one node: a downgrade and a share go on with the number of their origin.
+    pub acquisition: u64,
+    pub path: String,
+    pub node: String,
+    pub host: String,
+    pub mode: Mode,
+    /// The node's czxid.
+    pub token: i64,
+    pub from: Moment,
+    pub until: Moment,
+    /// It ended because the guard said "lost", and not by a release.
+    pub lost: bool,
+}
+
+/// What both kinds of guard can be asked.
+pub trait Guard: Send + Sync + 'static {
+    const MODE: Mode;
+    fn is_held(&self) -> bool;
+    fn token(&self) -> i64;
+    fn node(&self) -> String;
+}
+
+macro_rules! guard {
+    ($guard:ident, $mode:expr) => {
+        impl Guard for $guard {
+            const MODE: Mode = $mode;
+
+            fn is_held(&self) -> bool {
+                $guard::is_held(self)
+            }
+
+            fn token(&self) -> i64 {
+                self.fencing_token()
+            }
+
+            fn node(&self) -> String {
+                self.path()
+            }
+        }
+    };
+}
+
+guard!(ReadGuard, Mode::Read);
+guard!(WriteGuard, Mode::Write);
+
+/// The record of one run, and the thread that asks the guards.
+#[derive(Debug)]
+pub struct History {
+    book: Arc<Book>,
+    stop: Arc<AtomicBool>,
+    witness: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Book {
+    start: Instant,
+    entries: Mutex<Entries>,
+    acquisitions: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    next: u64,
+    open: HashMap<u64, Open>,
+    closed: Vec<Hold>,
+    deletions: HashMap<String, Moment>,
+    revived: Vec<String>,
+}
+
+/// A guard that is asked.
+struct Open {
+    hold: Hold,
+    guard: Arc<dyn IsHeld>,
+}
+
+trait IsHeld: Send + Sync {
+    fn says_held(&self) -> bool;
+}
+
+impl<G: Guard> IsHeld for G {
+    fn says_held(&self) -> bool {
+        self.is_held()
+    }
+}
+
+impl std::fmt::Debug for Open {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.hold.fmt(f)
+    }
+}
+
+impl Open {
+    /// Asks the guard; says what is wrong if one that was lost says "held" again.
+    fn ask(&mut self, book: &Book) -> Option<String> {
+        // Taken before asking: the guard said so at this moment or later.
+        let asked = book.now();
+        let held = self.guard.says_held();
+        if held && !self.hold.lost {
+            self.hold.until = asked;
+        }
+        let revived = held && self.hold.lost;
+        self.hold.lost |= !held;
+        revived.then(|| format!("a lost guard says held again: {}", self.hold))
+    }
+}
+
+impl Book {
+    fn now(&self) -> Moment {
+        self.start.elapsed()
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask_all(&self) {
+        let mut entries = self.entries();
+        let Entries { open, revived, .. } = &mut *entries;
+        revived.extend(open.values_mut().filter_map(|one| one.ask(self)));
+    }
+
+    fn open<G: Guard>(self: &Arc<Self>, guard: G, host: &str, acquisition: u64) -> Holding<G> {
+        let from = self.now();
+        let guard = Arc::new(guard);
+        let node = guard.node();
+        let path = directory(&node).to_owned();
+        let hold = Hold {
+            acquisition,
+            path,
+            node,
+            host: host.to_owned(),
+            mode: G::MODE,
+            token: guard.token(),
+            from,
+            until: from,
+            lost: false,
+        };
+        let mut open = Open { hold, guard: guard.clone() };
+        open.ask(self);
+        let mut entries = self.entries();
+        let number = entries.next;
+        entries.next += 1;
+        entries.open.insert(number, open);
+        drop(entries);
+        Holding { guard: Some(guard), number, acquisition, from, host: host.to_owned(), book: Arc::clone(self) }
+    }
+
+    /// Ends a hold. Afterwards only the caller has the guard.
+    fn close(&self, number: u64) {
+        let mut entries = self.entries();
+        let Some(mut open) = entries.open.remove(&number) else { return };
+        let revived = open.ask(self);
+        entries.revived.extend(revived);
+        entries.closed.push(open.hold);
+    }
+}
+
+/// A guard whose interval is being noted. Dropping it notes the end and drops the guard.
+#[derive(Debug)]
+pub struct Holding<G: Guard> {
+    guard: Option<Arc<G>>,
+    number: u64,
+    acquisition: u64,
+    from: Moment,
+    host: String,
+    book: Arc<Book>,
+}
+
+impl<G: Guard> Holding<G> {
+    /// Notes the end, and hands the guard back to be released.
+    pub fn leave(mut self) -> G {
+        self.book.close(self.number);
+        let guard = self.guard.take().expect("it is taken once");
+        Arc::into_inner(guard).expect("the witness has let go of it")
+    }
+
+    /// One more guard of the same node.
+    pub fn also<H: Guard>(&self, guard: H) -> Holding<H> {
+        self.book.open(guard, &self.host, self.acquisition)
+    }
+
+    /// Notes the end of this, and goes on with what `change` makes of the guard.
+    pub async fn changed<H: Guard, E>(self, change: impl AsyncFnOnce(G) -> Result<H, E>) -> Result<Holding<H>, E> {
+        let (book, host, acquisition) = (Arc::clone(&self.book), self.host.clone(), self.acquisition);
+        let guard = change(self.leave()).await?;
+        Ok(book.open(guard, &host, acquisition))
+    }
+}
+
+impl<G: Guard> Deref for Holding<G> {
+    type Target = G;
+
+    fn deref(&self) -> &G {
+        self.guard.as_ref().expect("it is taken at the end")
+    }
+}
+
+impl<G: Guard> Drop for Holding<G> {
+    fn drop(&mut self) {
+        self.book.close(self.number);
+    }
+}
+
+impl History {
+    pub fn start() -> Self {
+        let book = Arc::new(Book { start: Instant::now(), entries: Mutex::default(), acquisitions: AtomicU64::new(1) });
+        let stop = Arc::new(AtomicBool::new(false));
+        let (asks, stopped) = (Arc::clone(&book), Arc::clone(&stop));
+        let witness = thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                asks.ask_all();
+                thread::sleep(ASK_EVERY);
+            }
+        });
+        Self { book, stop, witness: Some(witness) }
+    }
+
+    pub fn now(&self) -> Moment {
+        self.book.now()
+    }
+
+    /// Notes a grant; call it right after the acquisition returned.
+    pub fn granted<G: Guard>(&self, guard: G, host: &str) -> Holding<G> {
+        let acquisition = self.book.acquisitions.fetch_add(1, Ordering::Relaxed);
+        self.book.open(guard, host, acquisition)
+    }
+
+    /// Notes that an operator asked at `asked` for the deletion of a node, and that it may have been done.
+    pub fn operator_deleted(&self, node: &str, asked: Moment) {
+        self.book.entries().deletions.insert(node.to_owned(), asked);
+    }
+
+    pub fn deletions(&self) -> HashMap<String, Moment> {
+        self.book.entries().deletions.clone()
+    }
+
+    /// The holds that ended, each cut off at its operator's deletion.
+    pub fn holds(&self) -> Vec<Hold> {
+        let entries = self.book.entries();
+        definite(&entries.closed, &entries.deletions)
+    }
+
+    /// Everything that is wrong with the intervals, in words.
+    pub fn faults(&self) -> Vec<String> {
+        let holds = self.holds();
+        let mut faults = self.book.entries().revived.clone();
+        faults.extend(overlaps(&holds));
+        faults.extend(falling_fences(&holds));
+        faults.extend(overtakings(&holds));
+        faults
+    }
+}
+
+impl Drop for History {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(witness) = self.witness.take() {
+            // If it panicked, its message is printed, and the intervals are too short to accuse anyone falsely.
+            let _ = witness.join();
+        }
+    }
+}
+
+impl std::fmt::Display for Hold {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Hold { from, until, mode, host, node, token, .. } = self;
+        let end = if self.lost { ", then lost" } else { "" };
+        write!(f, "{from:?} to {until:?}{end}: {host} {mode:?} {node} token {token:#x}")
+    }
+}
+
+fn directory(node: &str) -> &str {
+    node.rsplit_once('/').map_or("", |(directory, _)| directory)
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Checkers of intervals
+
+/// The holds as the checkers judge them.
+///
+/// When an operator deletes a *holder's* node, ZooKeeper may tell the next contender before it tells the holder:
+/// nothing that a client can do would change that. So such a hold counts as ended when the deletion was asked for.
+/// Holds that no moment is left of are dropped; so are grants that were lost before their caller came to see them.
+pub fn definite(holds: &[Hold], deletions: &HashMap<String, Moment>) -> Vec<Hold> {
+    let cut = |hold: &Hold| {
+        let until = deletions.get(&hold.node).map_or(hold.until, |deleted| hold.until.min(*deleted));
+        Hold { until, ..hold.clone() }
+    };
+    holds.iter().map(cut).filter(|hold| hold.until > hold.from).collect()
+}
+
+/// J1: a writer beside another holder.
+pub fn overlaps(holds: &[Hold]) -> Vec<String> {
+    let mut faults = Vec::new();
+    each_path(holds, |holds| {
+        let mut current: Vec<&Hold> = Vec::new();
+        for hold in holds {
+            current.retain(|other| other.until > hold.from);
+            for other in &current {
+                let excludes = hold.mode == Mode::Write || other.mode == Mode::Write;
+                if excludes && other.acquisition != hold.acquisition {
+                    faults.push(format!("two holders at {:?}:\n  {other}\n  {hold}", hold.from));
+                }
+            }
+            current.push(hold);
+        }
+    });
+    faults
+}
+
+/// S4: a token that is not higher than that of an earlier holder who excluded this one, or that two share.
+pub fn falling_fences(holds: &[Hold]) -> Vec<String> {
+    let mut faults = Vec::new();
+    each_path(holds, |holds| {
+        let mut owners: HashMap<i64, u64> = HashMap::new();
+        let mut ended: Vec<&Hold> = holds.to_vec();
+        ended.sort_by_key(|hold| hold.until);
+        let mut ended = ended.into_iter().peekable();
+        let (mut highest, mut highest_writer): (Option<&Hold>, Option<&Hold>) = (None, None);
+        for hold in holds {
+            if *owners.entry(hold.token).or_insert(hold.acquisition) != hold.acquisition {
+                faults.push(format!("a token given twice:\n  {hold}"));
+            }
+            while let Some(before) = ended.next_if(|before| before.until <= hold.from) {
+                raise(&mut highest, before);
+                if before.mode == Mode::Write {
+                    raise(&mut highest_writer, before);
+                }
+            }
+            let earlier = if hold.mode == Mode::Write { highest } else { highest_writer };
+            if let Some(earlier) = earlier.filter(|earlier| earlier.token > hold.token) {
+                faults.push(format!("the fencing token fell:\n  {earlier}\n  {hold}"));
+            }
+        }
+    });
+    faults
+}
+
+/// J4: a grant before that of an excluding contender whose node is older. Readers may come in any order among
+/// themselves.
+pub fn overtakings(holds: &[Hold]) -> Vec<String> {
+    let mut faults = Vec::new();
+    each_path(holds, |holds| {
+        let (mut highest, mut highest_writer): (Option<&Hold>, Option<&Hold>) = (None, None);
+        for hold in holds {
+            let earlier = if hold.mode == Mode::Write { highest } else { highest_writer };
+            if let Some(earlier) = earlier.filter(|earlier| earlier.token > hold.token) {
+                faults.push(format!("granted out of turn:\n  {earlier}\n  {hold}"));
+            }
+            raise(&mut highest, hold);
+            if hold.mode == Mode::Write {
+                raise(&mut highest_writer, hold);
+            }
+        }
+    });
+    faults
+}
+
+fn raise<'h>(highest: &mut Option<&'h Hold>, hold: &'h Hold) {
+    if highest.is_none_or(|highest| highest.token < hold.token) {
+        *highest = Some(hold);
+    }
+}
+
+/// Calls `judge` with the holds of each path, in the order of their grants.
+fn each_path<'h>(holds: &'h [Hold], mut judge: impl FnMut(&[&'h Hold])) {
+    let mut paths: HashMap<&str, Vec<&Hold>> = HashMap::new();
+    for hold in holds {
+        paths.entry(&hold.path).or_default().push(hold);
+    }
+    for holds in paths.values_mut() {
+        holds.sort_by_key(|hold| hold.from);
+        judge(holds);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// J3: what the lock protects
+
+/// What one lock protects: a value with no lock of its own, and a store that knows fencing tokens.
+#[derive(Debug)]
+pub struct Store {
+    /// The name of the update that wrote it last. Each writes its own, so that whose work was lost can be told.
+    plain: AtomicU64,
+    highest: AtomicI64,
+    next: AtomicU64,
+    accesses: Mutex<Vec<Access>>,
+}
+
+/// One thing that a holder did to a [`Store`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    pub deed: Deed,
+    pub acquisition: u64,
+    pub node: String,
+    pub granted: Moment,
+    /// Before the first step.
+    pub began: Moment,
+    /// Just before the last step.
+    pub at: Moment,
+    /// After the last step.
+    pub done: Moment,
+    /// The guard said "held" after the last step, and so during it.
+    pub sure: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Deed {
+    /// A writer read the plain value and, without looking again, wrote its own.
+    Update { read: u64, wrote: u64 },
+    /// A reader looked twice.
+    Look { first: u64, second: u64 },
+    /// A writer sent its token to the store that knows tokens.
+    Fenced { token: i64, accepted: bool },
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self {
+            plain: AtomicU64::new(0),
+            highest: AtomicI64::new(0),
+            next: AtomicU64::new(1),
+            accesses: Mutex::default(),
+        }
+    }
+}
+
+impl Store {
+    /// An unprotected read-modify-write, which takes as long as `thinking` does; given up if the guard is lost by then.
+    pub async fn update(&self, holding: &Holding<WriteGuard>, thinking: impl Future<Output = ()>) {
+        let began = holding.book.now();
+        let read = self.plain.load(Ordering::SeqCst);
+        thinking.await;
+        let at = holding.book.now();
+        if holding.is_held() {
+            let wrote = self.next.fetch_add(1, Ordering::SeqCst);
+            self.plain.store(wrote, Ordering::SeqCst);
+            self.note(holding, Deed::Update { read, wrote }, began, at);
+        }
+    }
+
+    /// What a reader sees must not change under it.
+    pub async fn look<G: Guard>(&self, holding: &Holding<G>, thinking: impl Future<Output = ()>) {
+        let began = holding.book.now();
+        let first = self.plain.load(Ordering::SeqCst);
+        thinking.await;
+        let at = holding.book.now();
+        let second = self.plain.load(Ordering::SeqCst);
+        self.note(holding, Deed::Look { first, second }, began, at);
+    }
+
+    /// A write that carries the token, sent whether or not the lock is still held: a late packet. The store refuses
+    /// a lower token than it has seen.
+    pub fn write_fenced(&self, holding: &Holding<WriteGuard>) {
+        let (began, token) = (holding.book.now(), holding.fencing_token());
+        let accepted = self.highest.fetch_max(token, Ordering::SeqCst) <= token;
+        self.note(holding, Deed::Fenced { token, accepted }, began, began);
+    }
+
+    fn note<G: Guard>(&self, holding: &Holding<G>, deed: Deed, began: Moment, at: Moment) {
+        let done = holding.book.now();
+        let sure = holding.is_held();
+        let (acquisition, granted, node) = (holding.acquisition, holding.from, holding.node());
+        let access = Access { deed, acquisition, node, granted, began, at, done, sure };
+        self.accesses.lock().unwrap_or_else(PoisonError::into_inner).push(access);
+    }
+
+    pub fn accesses(&self) -> Vec<Access> {
+        self.accesses.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// J3 without a fence: an update that was lost, or a value that changed under a reader.
+///
+/// Only those are judged who surely held. What others wrote (operators had deleted their nodes, or the lease ran out
+/// in the very step) may be read by anyone.
+pub fn lost_updates(accesses: &[Access], deletions: &HashMap<String, Moment>) -> Vec<String> {
+    let mut accesses: Vec<&Access> = accesses.iter().collect();
+    accesses.sort_by_key(|access| access.at);
+    let (judged, others): (Vec<&Access>, Vec<&Access>) =
+        accesses.into_iter().partition(|access| access.surely_held(deletions));
+    let stray = |wanted: u64, after: Moment, before: Moment| {
+        others.iter().any(|other| match other.deed {
+            Deed::Update { wrote, .. } => wrote == wanted && other.done >= after && other.at <= before,
+            _ => false,
+        })
+    };
+    let mut faults = Vec::new();
+    let (mut last, mut last_at) = (0, Duration::ZERO);
+    for access in judged {
+        match access.deed {
+            Deed::Update { read, wrote } => {
+                if read != last && !stray(read, last_at, access.at) {
+                    faults.push(format!("an update was lost: {last} had been written, but {access:?}"));
+                }
+                (last, last_at) = (wrote, access.at);
+            }
+            Deed::Look { first, second } => {
+                if first != second && !stray(second, access.began, access.done) {
+                    faults.push(format!("the value changed under a reader: {access:?}"));
+                }
+            }
+            Deed::Fenced { .. } => {}
+        }
+    }
+    faults
+}
+
+/// J3 with a fence: a holder that the store refused, or a write from the past that it took.
+pub fn wrong_fences(accesses: &[Access], deletions: &HashMap<String, Moment>) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut accesses: Vec<&Access> = accesses.iter().collect();
+    accesses.sort_by_key(|access| access.at);
+    let mut newest: Option<&Access> = None;
+    for access in accesses {
+        match access.deed {
+            Deed::Fenced { accepted: false, .. } if access.surely_held(deletions) => {
+                faults.push(format!("the fence refused a holder: {access:?}"));
+            }
+            Deed::Fenced { accepted: true, .. } => {
+                let later = newest.filter(|newest| newest.granted > access.granted && newest.at < access.at);
+                if let Some(later) = later.filter(|_| !deletions.contains_key(&access.node)) {
+                    faults.push(format!("the fence took a write from the past: {access:?} after {later:?}"));
+                }
+                if newest.is_none_or(|newest| newest.granted < access.granted) {
+                    newest = Some(access);
+                }
+            }
+            _ => {}
+        }
+    }
+    faults
+}
+
+/// How many writes the fence kept out: each would have been lost or wrong without it.
+pub fn refused_by_fence(accesses: &[Access]) -> usize {
+    accesses.iter().filter(|access| matches!(access.deed, Deed::Fenced { accepted: false, .. })).count()
+}
+
+impl Access {
+    fn surely_held(&self, deletions: &HashMap<String, Moment>) -> bool {
+        self.sure && deletions.get(&self.node).is_none_or(|deleted| *deleted > self.done)
+    }
+}
