@@ -232,7 +232,7 @@ impl Place {
         let Some(contender) = Contender::parse(name) else {
             return Err(Failure::Refused(format!("the server named the node {name:?}, which is no contender's name")));
         };
-        let tenure = Arc::new(Tenure::new(self.child(name)));
+        let tenure = Tenure::new(self.child(name), session.lease());
         let number = session.lease().roll().enter(&tenure);
         let standing = Standing { contender, czxid: created.czxid, tenure, number };
         self.node().step = Step::Standing(standing);

@@ -4,17 +4,15 @@
 //! [`keep_alive`] looks after them: it watches each node, and renews the session's lease while there are any.
 
 use std::collections::HashMap;
-use std::future::poll_fn;
 use std::mem::discriminant;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use tokio::sync::Notify;
 
-use crate::coordinator::{Ending, Event, Failure, Operation, Session, Watch};
+use crate::coordinator::{Ending, Event, Failure, Operation, Reply, Session, Watch};
 use crate::lease::Lease;
 
 /// At most so many checks go into one heartbeat: its request must stay far below ZooKeeper's limit of 1 MiB.
@@ -101,6 +99,8 @@ impl Changes {
 pub(crate) struct Tenure {
     state: Mutex<State>,
     changed: Notify,
+    lease: Weak<Lease>,
+    this: Weak<Tenure>,
 }
 
 #[derive(Debug)]
@@ -108,9 +108,9 @@ struct State {
     path: String,
     phase: Phase,
     loss: Option<Loss>,
-    /// The watch on our own node, which whoever asks may look at, and the one task that waits for it.
-    own: Option<Watch>,
-    waiter: Option<Waker>,
+    /// The watch on our own node, and what it wakes, which is this tenure itself: thousands of waiters need no task
+    /// each for it. It keeps the tenure until it has told what it had to tell.
+    own: Option<(Watch, Waker)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,9 +124,10 @@ enum Phase {
 }
 
 impl Tenure {
-    pub(crate) fn new(path: String) -> Tenure {
-        let state = State { path, phase: Phase::Waiting, loss: None, own: None, waiter: None };
-        Tenure { state: Mutex::new(state), changed: Notify::new() }
+    pub(crate) fn new(path: String, lease: &Arc<Lease>) -> Arc<Tenure> {
+        let state = Mutex::new(State { path, phase: Phase::Waiting, loss: None, own: None });
+        let lease = Arc::downgrade(lease);
+        Arc::new_cyclic(|this| Tenure { state, changed: Notify::new(), lease, this: Weak::clone(this) })
     }
 
     pub(crate) fn path(&self) -> String {
@@ -180,7 +181,7 @@ impl Tenure {
     /// Looks at everything that can be known without asking the ensemble: the reason of the loss, if it is lost.
     pub(crate) fn loss(&self, lease: &Lease) -> Option<Loss> {
         let mut state = self.state();
-        let waiter = state.look();
+        let told = state.look();
         if state.loss.is_none() {
             state.loss = match state.phase {
                 Phase::Holding(stretch) | Phase::Moving(stretch) if !lease.covers(stretch) => {
@@ -191,8 +192,21 @@ impl Tenure {
         }
         let loss = state.loss;
         drop(state);
-        waiter.inspect(Waker::wake_by_ref);
+        self.told(told);
         loss
+    }
+
+    /// Passes on, now that the state is unlocked, that the watch on our own node has told something.
+    fn told(&self, event: Option<Event>) {
+        let Some(event) = event else { return };
+        self.changed.notify_waiters();
+        // A stranger's write has used the watch up.
+        if event == Event::Changed
+            && self.is_standing_at(&self.path())
+            && let (Some(this), Some(lease)) = (self.this.upgrade(), self.lease.upgrade())
+        {
+            lease.roll().watch(&this);
+        }
     }
 
     /// Waits until the node is lost, at the latest when the lease runs out.
@@ -247,25 +261,14 @@ impl Tenure {
         }
     }
 
-    fn arm(&self, path: &str, watch: Watch) {
+    fn arm(self: &Arc<Self>, path: &str, watch: Watch) {
         let mut state = self.state();
         if state.path == path {
-            state.own = Some(watch);
+            state.own = Some((watch, Waker::from(Arc::clone(self))));
         }
-    }
-
-    /// Waits for the watch on our own node to have told what it had to tell.
-    fn poll_own(&self, context: &mut Context<'_>) -> Poll<()> {
-        let mut state = self.state();
-        state.waiter = Some(context.waker().clone());
-        let _this_task = state.look();
-        let lost = state.loss.is_some();
-        let done = state.own.is_none();
+        let told = state.look();
         drop(state);
-        if lost {
-            self.changed.notify_waiters();
-        }
-        if done { Poll::Ready(()) } else { Poll::Pending }
+        self.told(told);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -273,23 +276,30 @@ impl Tenure {
     }
 }
 
+impl Wake for Tenure {
+    fn wake(self: Arc<Self>) {
+        let told = self.state().look();
+        self.told(told);
+    }
+}
+
 impl State {
-    /// Polls the watch on our own node on behalf of the task that waits for it.
+    /// Looks at the watch on our own node, and returns what it has told just now.
     ///
     /// Events come in order, so whoever has just seen another node's event also sees here what happened before it,
-    /// even if that task has not run yet.
-    ///
-    /// Returns that task if there is something for it to see, to be woken once the state is unlocked.
-    fn look(&mut self) -> Option<Waker> {
-        let (own, waiter) = (self.own.as_mut()?, self.waiter.as_ref()?);
-        let Poll::Ready(event) = Pin::new(own).poll(&mut Context::from_waker(waiter)) else {
+    /// even if nobody has been woken yet.
+    fn look(&mut self) -> Option<Event> {
+        let (watch, waker) = self.own.as_mut()?;
+        // A task that has run for long would be told to come back later by waking it, here and now, under our lock.
+        let watch = std::pin::pin!(tokio::task::unconstrained(watch));
+        let Poll::Ready(event) = watch.poll(&mut Context::from_waker(waker)) else {
             return None;
         };
         self.own = None;
         if event == Event::Deleted && matches!(self.phase, Phase::Waiting | Phase::Holding(_)) {
             self.loss.get_or_insert(Loss::Removed);
         }
-        self.waiter.take()
+        Some(event)
     }
 }
 
@@ -423,10 +433,13 @@ async fn watch_nodes(session: &Weak<dyn Session>, lease: &Lease, grace: Duration
             let mut members = roll.members();
             (std::mem::take(&mut members.unwatched), std::mem::take(&mut members.handed_off))
         };
-        for tenure in unwatched {
-            if tenure.is_standing_at(&tenure.path()) {
-                session.spawn(Box::pin(watch_own(Arc::downgrade(&session), tenure)));
-            }
+        let ask = |tenure: Arc<Tenure>| {
+            let path = tenure.path();
+            tenure.is_standing_at(&path).then(|| (session.watch(&path), tenure, path))
+        };
+        let asked: Vec<_> = unwatched.into_iter().filter_map(ask).collect();
+        if !asked.is_empty() {
+            session.spawn(Box::pin(watch_own(Arc::clone(&session), asked)));
         }
         for (path, granted) in handed_off {
             if granted.iter().any(|tenure| tenure.is_holding()) {
@@ -436,33 +449,19 @@ async fn watch_nodes(session: &Weak<dyn Session>, lease: &Lease, grace: Duration
     }
 }
 
-/// Holds the session weakly while it waits, so that a node nobody can delete does not keep its session alive.
-async fn watch_own(session: Weak<dyn Session>, tenure: Arc<Tenure>) {
-    let path = tenure.path();
-    loop {
-        let Some(live) = session.upgrade().filter(|_| tenure.is_standing_at(&path)) else {
-            return;
-        };
-        match live.watch(&path).await {
-            Ok(watch) => {
-                drop(live);
-                tenure.arm(&path, watch);
-                // Ends with the watch; goes round again when a stranger's write used the watch up.
-                poll_fn(|context| tenure.poll_own(context)).await;
-                if tenure.state().loss.is_some() {
-                    return;
-                }
-            }
-            Err(Failure::NoNode) => return tenure.gone_from(&path),
+/// Arms the watches of nodes on their owners' behalf, once the answers come.
+async fn watch_own(session: Arc<dyn Session>, asked: Vec<(Reply<Watch>, Arc<Tenure>, String)>) {
+    for (reply, tenure, path) in asked {
+        match reply.await {
+            Ok(watch) => tenure.arm(&path, watch),
+            Err(Failure::NoNode) => tenure.gone_from(&path),
             Err(Failure::Unknown(_)) => {
-                if live.connected().await.is_err() {
-                    return;
+                if session.connected().await.is_ok() {
+                    session.lease().roll().watch(&tenure);
                 }
             }
-            Err(Failure::Over(_)) => return,
-            Err(failure) => {
-                return tracing::warn!(path, %failure, "cannot watch a lock node of our own");
-            }
+            Err(Failure::Over(_)) => {}
+            Err(failure) => tracing::warn!(path, %failure, "cannot watch a lock node of our own"),
         }
     }
 }
