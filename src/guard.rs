@@ -24,8 +24,10 @@ pub(crate) struct Held {
 
 impl Held {
     /// `None` if the place has no node yet.
-    pub(crate) fn new(place: Place, shared: Arc<Shared>, data: Vec<u8>) -> Option<Held> {
-        place.standing().map(|standing| Held { place, standing, shared, data })
+    ///
+    /// Boxed, because it goes through several futures, which would each keep room for all of it.
+    pub(crate) fn new(place: Place, shared: Arc<Shared>, data: Vec<u8>) -> Option<Box<Held>> {
+        place.standing().map(|standing| Box::new(Held { place, standing, shared, data }))
     }
 
     pub(crate) fn place(&self) -> &Place {
@@ -137,7 +139,7 @@ pub struct ReadGuard {
 /// dropping the last of them waits a moment for the server, while a process that exits takes the request with it.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct WriteGuard {
-    held: Held,
+    held: Box<Held>,
 }
 
 macro_rules! guard {
@@ -301,8 +303,8 @@ guard!(ReadGuard, "read");
 guard!(WriteGuard, "write");
 
 impl ReadGuard {
-    pub(crate) fn new(held: Held) -> ReadGuard {
-        ReadGuard { held: Arc::new(held) }
+    pub(crate) fn new(held: Box<Held>) -> ReadGuard {
+        ReadGuard { held: Arc::from(held) }
     }
 
     /// One more guard on the same node, without queueing: how a re-entrant read is written.
@@ -346,7 +348,7 @@ impl ReadGuard {
 }
 
 impl WriteGuard {
-    pub(crate) fn new(held: Held) -> WriteGuard {
+    pub(crate) fn new(held: Box<Held>) -> WriteGuard {
         WriteGuard { held }
     }
 

@@ -408,7 +408,7 @@ macro_rules! acquire {
             type Output = Result<$guard, Error>;
             type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
-            fn into_future(self) -> Self::IntoFuture {
+            fn into_future(mut self) -> Self::IntoFuture {
                 Box::pin(async move { self.0.acquire().await.map($guard::new) })
             }
         }
@@ -461,7 +461,7 @@ impl Acquisition {
         Acquisition { shared: Arc::clone(shared), mode, timeout: None, label: shared.label.clone(), on_wait: None }
     }
 
-    async fn acquire(mut self) -> Result<Held, Error> {
+    async fn acquire(&mut self) -> Result<Box<Held>, Error> {
         check_label(self.label.as_deref())?;
         let timeout = self.timeout;
         if timeout == Some(Duration::ZERO) {
@@ -475,7 +475,7 @@ impl Acquisition {
         }
     }
 
-    async fn enter_within(&self, timeout: Duration, on_wait: Option<OnWait>) -> Result<Held, Error> {
+    async fn enter_within(&self, timeout: Duration, on_wait: Option<OnWait>) -> Result<Box<Held>, Error> {
         let waiting = Waiting::default();
         let mut granted = std::pin::pin!(self.enter(Patience::Wait, &waiting, on_wait));
         let look_up = LOOK_UP_AHEAD.min(timeout / 5);
@@ -504,7 +504,7 @@ impl Acquisition {
     }
 
     /// Acquires without waiting, and without writing when the lock is taken.
-    async fn attempt(self) -> Result<Held, Error> {
+    async fn attempt(self) -> Result<Box<Held>, Error> {
         check_label(self.label.as_deref())?;
         let path = &self.shared.path;
         let fault = |failure| Error::from_failure(failure, "list", path);
@@ -522,7 +522,7 @@ impl Acquisition {
         self.enter(Patience::GiveUp, &Waiting::default(), None).await
     }
 
-    async fn enter(&self, patience: Patience, waiting: &Waiting, on_wait: Option<OnWait>) -> Result<Held, Error> {
+    async fn enter(&self, patience: Patience, waiting: &Waiting, on_wait: Option<OnWait>) -> Result<Box<Held>, Error> {
         let (held, children) = Box::pin(self.queue_up()).await?;
         match self.wait_for_turn(&held, children, patience, waiting, on_wait).await {
             Ok(()) => Ok(held),
@@ -536,7 +536,7 @@ impl Acquisition {
     }
 
     /// Takes a place at the end of the queue, and returns the children as they are once it is there.
-    async fn queue_up(&self) -> Result<(Held, Result<Vec<String>, Failure>), Error> {
+    async fn queue_up(&self) -> Result<(Box<Held>, Result<Vec<String>, Failure>), Error> {
         let shared = &self.shared;
         let owner = format!("{}~{}", shared.host, random_id());
         let note = Note {
