@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::coordinator::Ending;
+use crate::listing::Listings;
 use crate::tenure::Roll;
 
 /// A moment on a session's clock.
@@ -17,12 +18,13 @@ pub type Moment = Duration;
 
 type Clock = Box<dyn Fn() -> Moment + Send + Sync>;
 
-/// The library's own knowledge of how long its session lives, and the nodes that are kept under it.
+/// The library's own knowledge of how long its session lives, and what is kept under it.
 pub struct Lease {
     timeout: Duration,
     clock: Clock,
     state: Mutex<State>,
     roll: Roll,
+    listings: Listings,
 }
 
 #[derive(Debug)]
@@ -46,7 +48,7 @@ impl Lease {
     /// A lease on a clock of the backend's own.
     pub fn with_clock(timeout: Duration, clock: Box<dyn Fn() -> Moment + Send + Sync>) -> Lease {
         let state = State { end: Some(Duration::ZERO), epoch: 0, over: None, connected: true };
-        Lease { timeout, clock, state: Mutex::new(state), roll: Roll::default() }
+        Lease { timeout, clock, state: Mutex::new(state), roll: Roll::default(), listings: Listings::default() }
     }
 
     /// Now, on this lease's clock: take it just before a request is sent.
@@ -129,6 +131,10 @@ impl Lease {
 
     pub(crate) fn roll(&self) -> &Roll {
         &self.roll
+    }
+
+    pub(crate) fn listings(&self) -> &Listings {
+        &self.listings
     }
 
     fn validity(&self) -> Option<(Duration, u64)> {

@@ -74,6 +74,7 @@ mod error;
 mod guard;
 mod keeper;
 mod lease;
+mod listing;
 mod lock;
 mod memory;
 mod name;

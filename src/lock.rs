@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use crate::coordinator::{Coordinator, Event, Failure, Operation, Session};
 use crate::error::Error;
 use crate::guard::{Held, ReadGuard, WriteGuard};
+use crate::listing::Names;
 use crate::name::{self, Contender, Mode};
 use crate::path;
 use crate::place::{self, Place};
@@ -536,7 +537,7 @@ impl Acquisition {
     }
 
     /// Takes a place at the end of the queue, and returns the children as they are once it is there.
-    async fn queue_up(&self) -> Result<(Box<Held>, Result<Vec<String>, Failure>), Error> {
+    async fn queue_up(&self) -> Result<(Box<Held>, Result<Names, Failure>), Error> {
         let shared = &self.shared;
         let owner = format!("{}~{}", shared.host, random_id());
         let note = Note {
@@ -572,7 +573,7 @@ impl Acquisition {
     }
 
     /// Puts a node into the directory, and returns the children as they are once it is there.
-    async fn take_place(&self, place: &Place, data: &[u8]) -> Result<Result<Vec<String>, Failure>, Failure> {
+    async fn take_place(&self, place: &Place, data: &[u8]) -> Result<Result<Names, Failure>, Failure> {
         let (mut missing, mut unknown) = (0, 0_u32);
         loop {
             match place.enter_and_list(self.mode, data).await {
@@ -597,7 +598,7 @@ impl Acquisition {
     async fn wait_for_turn(
         &self,
         held: &Held,
-        mut children: Result<Vec<String>, Failure>,
+        mut children: Result<Names, Failure>,
         patience: Patience,
         waiting: &Waiting,
         mut on_wait: Option<OnWait>,
@@ -620,7 +621,7 @@ impl Acquisition {
             place.remove_strays(&names);
             // A writer that became a reader is still there, and lets go as readers do.
             vanished = vanished.filter(|writer| !names.contains(&writer.downgraded()));
-            let nearest = match turn(me, &names) {
+            let nearest = match turn(me, &*names) {
                 Turn::Granted => {
                     if vanished.is_some() && !self.shared.lock_delay.is_zero() {
                         tokio::select! {

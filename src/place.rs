@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use crate::coordinator::{Berth, Chore, Created, Failure, Kind, Operation, Outcome, Reply, Session};
+use crate::listing::{self, Names};
 use crate::name::{self, Contender, Mode};
 use crate::path;
 use crate::tenure::{Loss, Tenure};
@@ -71,11 +72,7 @@ impl Place {
 
     /// As [`Place::enter`], with the directory's children as they are once the node is there: both requests are on
     /// their way before either is answered.
-    pub(crate) async fn enter_and_list(
-        &self,
-        mode: Mode,
-        data: &[u8],
-    ) -> Result<Result<Vec<String>, Failure>, Failure> {
+    pub(crate) async fn enter_and_list(&self, mode: Mode, data: &[u8]) -> Result<Result<Names, Failure>, Failure> {
         let mut entered = std::pin::pin!(self.enter(mode, data));
         // The first poll sends the create; the listing then follows it on the wire.
         let first = poll_fn(|context| Poll::Ready(entered.as_mut().poll(context))).await;
@@ -113,7 +110,7 @@ impl Place {
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
         let session = self.session();
         let children = settled(session, || {
-            let (synced, children) = (session.sync(&self.directory), self.list());
+            let (synced, children) = (session.sync(&self.directory), session.children(&self.directory));
             Box::pin(async move {
                 synced.await?;
                 children.await
@@ -153,8 +150,8 @@ impl Place {
     }
 
     /// The children of the directory.
-    pub(crate) fn list(&self) -> Reply<Vec<String>> {
-        self.session().children(&self.directory)
+    pub(crate) fn list(&self) -> Reply<Names> {
+        listing::list(self.session(), &self.directory)
     }
 
     pub(crate) fn child(&self, name: &str) -> String {

@@ -319,8 +319,16 @@ struct Members {
     all: HashMap<u64, Arc<Tenure>>,
     unwatched: Vec<Arc<Tenure>>,
     /// Nodes that must be gone, because those who waited for them were granted by a hand-off.
-    handed_off: HashMap<String, Vec<Arc<Tenure>>>,
+    handed_off: HashMap<String, HandedOff>,
+    /// The last of them that was gone indeed.
+    gone: String,
     over: bool,
+}
+
+#[derive(Debug, Default)]
+struct HandedOff {
+    granted: Vec<Arc<Tenure>>,
+    is_asked: bool,
 }
 
 impl Roll {
@@ -356,8 +364,35 @@ impl Roll {
 
     /// Has it confirmed, soon, that the node at `path` is gone, whose hand-off `tenure` was granted by.
     pub(crate) fn confirm_gone(&self, path: String, tenure: &Arc<Tenure>) {
-        self.members().handed_off.entry(path).or_default().push(Arc::clone(tenure));
+        let mut members = self.members();
+        if members.gone == path {
+            return;
+        }
+        members.handed_off.entry(path).or_default().granted.push(Arc::clone(tenure));
+        drop(members);
         self.unwatched.notify_one();
+    }
+
+    /// The paths of nodes to look at, of which somebody still holds by their hand-off.
+    fn to_look_at(&self) -> Vec<String> {
+        let mut members = self.members();
+        members.handed_off.retain(|_, handed| handed.is_asked || handed.granted.iter().any(|it| it.is_holding()));
+        let unasked = members.handed_off.iter_mut().filter(|(_, handed)| !handed.is_asked);
+        let asked = unasked.map(|(path, handed)| {
+            handed.is_asked = true;
+            path.clone()
+        });
+        asked.collect()
+    }
+
+    /// Ends a look at a node that was handed off; returns those who were granted by that.
+    fn looked_at(&self, path: String, is_gone: bool) -> Vec<Arc<Tenure>> {
+        let mut members = self.members();
+        let granted = members.handed_off.remove(&path).map(|handed| handed.granted).unwrap_or_default();
+        if is_gone {
+            members.gone = path;
+        }
+        granted
     }
 
     /// Whoever has not been told otherwise by now lost its node with the session, and not to whoever removes it next.
@@ -429,10 +464,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, lease: &Lease, grace: Duration
         let Some(session) = session.upgrade().filter(|_| !roll.is_over()) else {
             return;
         };
-        let (unwatched, handed_off) = {
-            let mut members = roll.members();
-            (std::mem::take(&mut members.unwatched), std::mem::take(&mut members.handed_off))
-        };
+        let unwatched = std::mem::take(&mut roll.members().unwatched);
         let ask = |tenure: Arc<Tenure>| {
             let path = tenure.path();
             tenure.is_standing_at(&path).then(|| (session.watch(&path), tenure, path))
@@ -441,10 +473,8 @@ async fn watch_nodes(session: &Weak<dyn Session>, lease: &Lease, grace: Duration
         if !asked.is_empty() {
             session.spawn(Box::pin(watch_own(Arc::clone(&session), asked)));
         }
-        for (path, granted) in handed_off {
-            if granted.iter().any(|tenure| tenure.is_holding()) {
-                session.spawn(Box::pin(expect_gone(Arc::downgrade(&session), path, granted)));
-            }
+        for path in roll.to_look_at() {
+            session.spawn(Box::pin(expect_gone(Arc::downgrade(&session), path)));
         }
     }
 }
@@ -468,22 +498,25 @@ async fn watch_own(session: Arc<dyn Session>, asked: Vec<(Reply<Watch>, Arc<Tenu
 
 /// A hand-off is the one write to a lock node, in the transaction that deletes it: if the node is still there,
 /// somebody else wrote to it, and those who took that for a hand-off do not hold.
-async fn expect_gone(session: Weak<dyn Session>, path: String, granted: Vec<Arc<Tenure>>) {
+async fn expect_gone(session: Weak<dyn Session>, path: String) {
     loop {
         let Some(live) = session.upgrade() else {
             return;
         };
-        match live.data(&path).await {
-            Ok(_) => {
-                tracing::error!(path, "a stranger wrote to a lock node, which was taken for a hand-off");
-                for tenure in granted {
-                    tenure.lose(Loss::Interfered);
-                }
-                return;
-            }
-            Err(Failure::Unknown(_)) if live.connected().await.is_ok() => {}
-            Err(_) => return,
+        let answer = live.data(&path).await;
+        if matches!(answer, Err(Failure::Unknown(_))) && live.connected().await.is_ok() {
+            continue;
         }
+        let is_gone = answer == Err(Failure::NoNode);
+        let is_there = answer.is_ok();
+        let granted = live.lease().roll().looked_at(path.clone(), is_gone);
+        if is_there {
+            tracing::error!(path, "a stranger wrote to a lock node, which was taken for a hand-off");
+            for tenure in granted {
+                tenure.lose(Loss::Interfered);
+            }
+        }
+        return;
     }
 }
 

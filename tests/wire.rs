@@ -226,6 +226,64 @@ async fn five_hundred_writers_drain_with_one_notification_each_and_without_a_lis
     assert_eq!((to.proxy.count(Op::GetChildren), to.proxy.count(Op::Multi)), (0, WRITERS as u64));
 }
 
+/// Each lists the directory once it stands in it; those who come while others' listings are under way share the next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_who_arrive_together_list_five_times() {
+    const CROWD: u64 = 200;
+    let server = Server::start();
+    let (one, two) = (Tapped::new(&server).await, Tapped::new(&server).await);
+    let lock = directory(&one.zk, "/wire/crowd").await;
+    let holder = lock.write().await.unwrap();
+    let theirs = lock_at(&two.zk, "/wire/crowd");
+    two.settle().await;
+    two.proxy.reset();
+    let answers = two.proxy.hold_reply(Op::GetChildren);
+    let mut crowd = JoinSet::new();
+    for _ in 0..CROWD {
+        let lock = theirs.clone();
+        crowd.spawn(async move { lock.read().await.unwrap().release().await.unwrap() });
+    }
+    soon("the first listing's answer", answers.arrives()).await;
+    eventually("all have asked for a node", || async { two.proxy.count(Op::Create2) == CROWD }).await;
+    assert_eq!(two.proxy.count(Op::GetChildren), 4);
+    answers.release();
+    eventually("all watch the writer and themselves", || async { two.proxy.count(Op::GetData) == 2 * CROWD }).await;
+    two.settle().await;
+    assert_eq!(two.proxy.count(Op::GetChildren), 5);
+    holder.release().await.unwrap();
+    soon("everyone had the lock", crowd.join_all()).await;
+    assert_eq!(two.proxy.count(Op::GetChildren), 5);
+}
+
+/// Whoever waits for a listing that others asked for goes on when those others leave.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_whose_first_ones_give_up_while_they_list_is_served_all_the_same() {
+    let server = Server::start();
+    let (one, two) = (Tapped::new(&server).await, Tapped::new(&server).await);
+    let lock = directory(&one.zk, "/wire/leavers").await;
+    let theirs = lock_at(&two.zk, "/wire/leavers");
+    two.settle().await;
+    two.proxy.reset();
+    let answers = two.proxy.hold_reply(Op::GetChildren);
+    let mut first = JoinSet::new();
+    for _ in 0..4 {
+        first.spawn(theirs.read().into_future());
+    }
+    soon("the first listing's answer", answers.arrives()).await;
+    eventually("they all list", || async { two.proxy.count(Op::GetChildren) == 4 }).await;
+    let mut later = JoinSet::new();
+    for _ in 0..20 {
+        later.spawn(theirs.read().into_future());
+    }
+    eventually("all have asked for a node", || async { two.proxy.count(Op::Create2) == 24 }).await;
+    first.shutdown().await;
+    answers.release();
+    for guard in soon("everyone else has the lock", later.join_all()).await {
+        guard.unwrap().release().await.unwrap();
+    }
+    becomes_empty(&one.zk, lock.path()).await;
+}
+
 /// Somebody keeps twenty thousand files in the lock's directory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowded_directory_is_listed_once_an_acquisition_and_once_for_a_waiter_that_left() {
