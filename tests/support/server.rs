@@ -9,6 +9,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
@@ -359,17 +360,18 @@ struct Home {
 
 impl Home {
     fn new() -> Self {
-        for number in 0.. {
+        // A name that was given up is not taken again: whoever had it may still be about to remove it.
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let path = std::env::temp_dir().join(format!("zk-rwlock-{}-{number}", std::process::id()));
             match fs::create_dir(&path) {
                 Ok(()) => return Self { path },
-                // Taken by another server of this process, or left by a process that had the same
-                // pid.
+                // Left by a process that had the same pid.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => panic!("{} cannot be created: {error}", path.display()),
             }
         }
-        unreachable!("the numbers do not end")
     }
 
     fn data(&self) -> PathBuf {
