@@ -706,10 +706,12 @@ impl ZooKeeperSession {
             Err(failure) => return Box::pin(std::future::ready(Err(failure))),
         };
         let mut reply: Reply<T> = Box::pin(Survived(Box::pin(send(client))));
-        match reply.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(answer) => Box::pin(std::future::ready(answer)),
-            Poll::Pending => reply,
+        if let Poll::Ready(answer) = reply.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return Box::pin(std::future::ready(answer));
         }
+        // It holds the client, which keeps the session open: waited for here, because the caller may never poll it.
+        let answered = self.keeper.handle().spawn(reply);
+        Box::pin(async move { answered.await.unwrap_or_else(|gone| Err(Failure::Unknown(gone.to_string()))) })
     }
 }
 

@@ -151,3 +151,20 @@ async fn acquisitions_that_give_up_while_a_session_is_opened_open_one_between_th
     soon("the server is back", lock.read()).await.expect("free").release().await.expect("held");
     assert!(proxy.connections() < TRIES as u64 / 2, "{} connections", proxy.connections());
 }
+
+/// Whatever is held or awaited then: the session would live on with all its nodes for as long as one request of it
+/// is kept by somebody who does not look at its answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_leaves_nothing_behind_even_if_an_acquisition_is_not_polled() {
+    let server = shared_server();
+    let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
+    let lock = lock_at(&zk, "/sessions/closed");
+    let guard = lock_at(&zk, "/sessions/held").write().await.expect("free");
+    lock.read().await.expect("free").release().await.expect("held");
+    // Its create is on its way, and its answer will not be looked at.
+    let parked = parked(lock.read());
+    soon("the close", zk.close()).await;
+    becomes_empty(&other, "/sessions/closed").await;
+    becomes_empty(&other, "/sessions/held").await;
+    drop((parked, guard));
+}
