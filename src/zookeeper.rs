@@ -28,6 +28,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use zookeeper_client as zk;
 
 use crate::coordinator::{
@@ -94,11 +95,13 @@ struct Ensemble {
     options: ZooKeeperBuilder,
     keeper: Arc<Keeper>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
-    /// Held while a session is being opened, so that a crowd opens one and not one each.
-    opening: tokio::sync::Mutex<Option<Failure>>,
-    failed_opens: AtomicU64,
+    /// The attempt to open a session that is under way, so that a crowd opens one and not one each.
+    opening: Mutex<Option<Opening>>,
     closed: AtomicBool,
 }
+
+/// How an attempt to open a session ends, for all who wait for it.
+type Opening = watch::Receiver<Option<Result<(), Failure>>>;
 
 /// Options of a connection. Made by [`ZooKeeper::builder`].
 #[derive(Clone, Debug)]
@@ -249,11 +252,10 @@ impl ZooKeeperBuilder {
             options: self,
             keeper,
             sessions: Mutex::new(Vec::new()),
-            opening: tokio::sync::Mutex::new(None),
-            failed_opens: AtomicU64::new(0),
+            opening: Mutex::new(None),
             closed: AtomicBool::new(false),
         };
-        let opened = ensemble.open(0).await;
+        let opened = ensemble.connect().await.and_then(|session| ensemble.install(session, 0));
         opened.map_err(|failure| match failure {
             Failure::Refused(problem) => Error::invalid(format!("servers {servers:?}: {problem}")),
             failure => Error::from_failure(failure, "connect to", servers),
@@ -330,25 +332,12 @@ impl Coordinator for ZooKeeper {
             if self.ensemble.closed.load(Ordering::Acquire) {
                 return Err(Failure::Over(Ending::Closed));
             }
-            let berth = match self.ensemble.berth(watched_bytes) {
-                Some(berth) => berth,
-                None => {
-                    let before = self.ensemble.failed_opens.load(Ordering::Acquire);
-                    let mut last_failure = self.ensemble.opening.lock().await;
-                    if let Some(berth) = self.ensemble.berth(watched_bytes) {
-                        berth
-                    } else if let Some(failure) = last_failure.clone().filter(|_| self.ensemble.failed_since(before)) {
-                        // It was tried while we waited to try it; a crowd must not fail one after the other.
-                        return Err(failure);
-                    } else {
-                        let opened = self.ensemble.open(watched_bytes).await;
-                        if let Err(failure) = &opened {
-                            *last_failure = Some(failure.clone());
-                            self.ensemble.failed_opens.fetch_add(1, Ordering::AcqRel);
-                        }
-                        opened?
-                    }
-                }
+            let berth = match self.ensemble.berth_or_opening(watched_bytes) {
+                Ok(berth) => berth,
+                Err(mut opening) => match opening.wait_for(Option::is_some).await.as_deref() {
+                    Ok(Some(Err(failure))) => return Err(failure.clone()),
+                    _ => continue,
+                },
             };
             // One that ends while we wait is not chosen again.
             if berth.session().connected().await.is_ok() {
@@ -413,8 +402,8 @@ impl Ensemble {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn failed_since(&self, before: u64) -> bool {
-        self.failed_opens.load(Ordering::Acquire) != before
+    fn opening(&self) -> MutexGuard<'_, Option<Opening>> {
+        self.opening.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A berth on the first session that lives and has room. Forgets those that are over, and further ones that
@@ -432,41 +421,52 @@ impl Ensemble {
         berth
     }
 
-    /// A berth on a fresh session.
-    async fn open(&self, watched_bytes: usize) -> Result<Berth, Failure> {
-        let options = &self.options;
-        let (connector, servers) = (options.connector(), to_connect_to(&self.servers, options.session_timeout));
-        let encrypted = options.is_encrypted();
-        // The client's task is spawned onto the runtime that connects: the keeper's.
-        let mut connecting = self.keeper.handle().spawn(async move {
-            loop {
-                match connect(connector.clone(), &servers, encrypted).await {
-                    // It gives up after a session timeout, whatever time it has.
-                    Err(zk::Error::Timeout) => {}
-                    answer => return answer,
-                }
-            }
-        });
-        let bound = options.connect_timeout.unwrap_or(options.session_timeout);
-        let client = tokio::select! {
-            connected = &mut connecting => match connected {
-                Ok(answer) => answer.map_err(|error| connect_failure(error, &self.servers, encrypted))?,
-                Err(panicked) => return Err(Failure::Unreachable(panicked.to_string())),
-            },
-            () = self.keeper.sleep(bound) => {
-                connecting.abort();
-                let waited = humantime::format_duration(bound);
-                let hint = if encrypted { UNTRUSTED_HINT } else { "" };
-                return Err(Failure::Unreachable(format!("no session with {} within {waited}{hint}", self.servers)));
-            }
-        };
-        if client.session_timeout() < SHORTEST_TIMEOUT {
-            return Err(Failure::Unreachable(format!("{} grants sessions no time to live", self.servers)));
+    /// A berth, or else the attempt to open a session for one.
+    ///
+    /// The attempt is a task of its own: a future that is not polled must not hold up the others who wait for it, and
+    /// those that give up must not leave an attempt behind each.
+    fn berth_or_opening(self: &Arc<Self>, watched_bytes: usize) -> Result<Berth, Opening> {
+        let mut opening = self.opening();
+        // Under the lock, because an attempt that ended has left its session.
+        if let Some(berth) = self.berth(watched_bytes) {
+            return Ok(berth);
         }
-        let default_acl = || if options.is_authenticated() { Acl::creator() } else { Acl::anyone() };
-        let acl = options.acl.clone().unwrap_or_else(default_acl);
-        let session = ZooKeeperSession::new(client, &self.keeper, options.session_timeout, acl);
-        session.make_root().await?;
+        // One whose end will never be told, since its task is gone, is not waited for.
+        if let Some(opening) = opening.as_ref().filter(|opening| opening.has_changed().is_ok()) {
+            return Err(opening.clone());
+        }
+        let (end, opened) = watch::channel(None);
+        *opening = Some(opened.clone());
+        let (connecting, ensemble) = (self.connect(), Arc::downgrade(self));
+        self.keeper.handle().spawn(async move {
+            let connected = connecting.await;
+            // With nobody left to use it the session is closed again.
+            let Some(ensemble) = ensemble.upgrade() else { return };
+            let outcome = connected.and_then(|session| ensemble.install(session, watched_bytes)).map(drop);
+            *ensemble.opening() = None;
+            end.send_replace(Some(outcome));
+        });
+        Err(opened)
+    }
+
+    /// Connects, on the keeper's thread, because the client's task is spawned onto the runtime that connects.
+    ///
+    /// Dropping the future gives it up.
+    fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
+        let (servers, options, keeper) = (self.servers.clone(), self.options.clone(), Arc::clone(&self.keeper));
+        let mut task = JoinSet::new();
+        task.spawn_on(new_session(servers, options, keeper), self.keeper.handle());
+        async move {
+            match task.join_next().await {
+                Some(Ok(answer)) => answer,
+                Some(Err(panicked)) => Err(Failure::Unreachable(panicked.to_string())),
+                None => Err(Failure::Unreachable("nothing was tried".to_owned())),
+            }
+        }
+    }
+
+    /// A berth on a fresh session, which others may use too from now on.
+    fn install(&self, session: Arc<ZooKeeperSession>, watched_bytes: usize) -> Result<Berth, Failure> {
         let no_room = || Failure::Refused(format!("{watched_bytes} bytes of watched paths are too many for a session"));
         let berth = session.berth(watched_bytes).ok_or_else(no_room)?;
         let mut sessions = self.sessions();
@@ -478,6 +478,39 @@ impl Ensemble {
         sessions.push(session);
         Ok(berth)
     }
+}
+
+async fn new_session(
+    servers: String,
+    options: ZooKeeperBuilder,
+    keeper: Arc<Keeper>,
+) -> Result<Arc<ZooKeeperSession>, Failure> {
+    let (connector, encrypted) = (options.connector(), options.is_encrypted());
+    let named = to_connect_to(&servers, options.session_timeout);
+    let connecting = async {
+        loop {
+            match connect(connector.clone(), &named, encrypted).await {
+                // It gives up after a session timeout, whatever time it has.
+                Err(zk::Error::Timeout) => {}
+                answer => return answer,
+            }
+        }
+    };
+    let bound = options.connect_timeout.unwrap_or(options.session_timeout);
+    let Ok(connected) = tokio::time::timeout(bound, connecting).await else {
+        let waited = humantime::format_duration(bound);
+        let hint = if encrypted { UNTRUSTED_HINT } else { "" };
+        return Err(Failure::Unreachable(format!("no session with {servers} within {waited}{hint}")));
+    };
+    let client = connected.map_err(|error| connect_failure(error, &servers, encrypted))?;
+    if client.session_timeout() < SHORTEST_TIMEOUT {
+        return Err(Failure::Unreachable(format!("{servers} grants sessions no time to live")));
+    }
+    let default_acl = || if options.is_authenticated() { Acl::creator() } else { Acl::anyone() };
+    let acl = options.acl.clone().unwrap_or_else(default_acl);
+    let session = ZooKeeperSession::new(client, &keeper, options.session_timeout, acl);
+    session.make_root().await?;
+    Ok(session)
 }
 
 /// One session of a ZooKeeper ensemble.
@@ -677,10 +710,12 @@ impl ZooKeeperSession {
             Err(failure) => return Box::pin(std::future::ready(Err(failure))),
         };
         let mut reply: Reply<T> = Box::pin(Survived(Box::pin(send(client))));
-        match reply.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(answer) => Box::pin(std::future::ready(answer)),
-            Poll::Pending => reply,
+        if let Poll::Ready(answer) = reply.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return Box::pin(std::future::ready(answer));
         }
+        // It holds the client, which keeps the session open: waited for here, because the caller may never poll it.
+        let answered = self.keeper.handle().spawn(reply);
+        Box::pin(async move { answered.await.unwrap_or_else(|gone| Err(Failure::Unknown(gone.to_string()))) })
     }
 }
 

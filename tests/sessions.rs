@@ -2,13 +2,15 @@
 
 mod support;
 
+use std::future::IntoFuture;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use zk_rwlock::coordinator::{Failure, Operation};
-use zk_rwlock::{Ending, Error, ZooKeeper};
+use zk_rwlock::{Ending, Error, ReadGuard, ZooKeeper};
 
 /// The client cannot come back with more than 128 KiB of watched paths on one session, and the server knows them
 /// with what the connect string ends with.
@@ -102,4 +104,67 @@ async fn an_idle_further_session_is_given_up_and_the_first_one_kept() {
         sessions() == 1
     })
     .await;
+}
+
+/// A session that dies of being cut off, and a proxy through which the next one will come.
+async fn without_a_session() -> (Proxy, ZooKeeper) {
+    let proxy = Proxy::start(shared_server().address());
+    let zk = connect_with(&proxy.address(), Duration::from_secs(2)).await;
+    let session = session(&zk).await;
+    proxy.cut();
+    soon("the end of the session", session.over()).await;
+    (proxy, zk)
+}
+
+/// Polls an acquisition once, and no more: as a branch of a `select!` that lost, kept for later.
+fn parked(acquisition: impl IntoFuture<IntoFuture = Acquiring>) -> Acquiring {
+    let mut parked = acquisition.into_future();
+    assert!(matches!(parked.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
+    parked
+}
+
+type Acquiring = std::pin::Pin<Box<dyn Future<Output = Result<ReadGuard, Error>> + Send>>;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquisition_that_is_not_polled_while_a_session_is_opened_holds_up_no_other() {
+    let (proxy, zk) = without_a_session().await;
+    proxy.heal();
+    let lock = lock_at(&zk, "/sessions/parked");
+    let parked = parked(lock.read());
+    let guard = soon("another acquisition", lock.read()).await.expect("free");
+    drop(parked);
+    guard.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acquisitions_that_give_up_while_a_session_is_opened_open_one_between_them() {
+    const TRIES: usize = 30;
+    let (proxy, zk) = without_a_session().await;
+    proxy.black_hole();
+    proxy.reset();
+    let lock = lock_at(&zk, "/sessions/given-up");
+    for _ in 0..TRIES {
+        let error = lock.read().timeout(Duration::from_millis(5)).await.expect_err("nobody is there");
+        assert!(error.is_timeout(), "{error}");
+    }
+    proxy.heal();
+    soon("the server is back", lock.read()).await.expect("free").release().await.expect("held");
+    assert!(proxy.connections() < TRIES as u64 / 2, "{} connections", proxy.connections());
+}
+
+/// Whatever is held or awaited then: the session would live on with all its nodes for as long as one request of it
+/// is kept by somebody who does not look at its answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_leaves_nothing_behind_even_if_an_acquisition_is_not_polled() {
+    let server = shared_server();
+    let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
+    let lock = lock_at(&zk, "/sessions/closed");
+    let guard = lock_at(&zk, "/sessions/held").write().await.expect("free");
+    lock.read().await.expect("free").release().await.expect("held");
+    // Its create is on its way, and its answer will not be looked at.
+    let parked = parked(lock.read());
+    soon("the close", zk.close()).await;
+    becomes_empty(&other, "/sessions/closed").await;
+    becomes_empty(&other, "/sessions/held").await;
+    drop((parked, guard));
 }
