@@ -87,6 +87,7 @@ pub(crate) async fn quiet(servers: &str, sessions: usize) -> Result<()> {
     Ok(())
 }
 
+#[allow(dead_code, reason = "not all who measure open many")]
 /// How many connections each server takes from one address; `None` if it sets no limit.
 pub(crate) fn connections_allowed(servers: &str) -> Result<Option<usize>> {
     /// What a server takes that does not say.

@@ -93,6 +93,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     }
     if !arguments.json {
         println!("answered: the bytes of the answers; those of notifications no server counts");
+        println!("notified: once for each session, which tells all of its contenders that wait for the same");
         println!(
             "ours: one notification wakes the next contender, the other one ends the releaser's watch on its own node"
         );
