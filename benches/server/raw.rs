@@ -1,7 +1,8 @@
 //! The floor: what each workload costs with the client crate alone, and without a lock.
 //!
 //! An acquisition is the creation of a node and a release its deletion. In `drain` each node watches the one before it
-//! and is deleted when that is gone; in `readers` all watch the gate, and nothing more.
+//! and is deleted when that is gone; in `readers` all watch the gate, and nothing more. In `contend` and `mix` nobody
+//! waits for anybody, so what a lock takes longer there is mostly the waiting that it is for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
