@@ -8,7 +8,7 @@ SHELL := /bin/bash
 DEBIAN_JAR := /usr/share/java/zookeeper.jar
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test lint soak kerberos zookeeper
+.PHONY: test lint soak bench kerberos zookeeper
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
 # proved nothing about ZooKeeper, so it fails however green the tests look.
@@ -32,6 +32,13 @@ soak: zookeeper
 	for servers in 1 3; do
 		SWARM_SERVERS=$$servers cargo test --release --test swarm -- --nocapture
 	done
+
+# The lock against a server, in alternation with the least that any lock on it could cost; medians of so many rounds.
+# `cargo bench` alone measures what needs no server.
+ROUNDS := 3
+bench: zookeeper
+	cargo build --release --example drive
+	cargo bench --bench server -- --rounds $(ROUNDS)
 
 # Kerberos is behind a cfg, because it needs C headers and libclang to build; the tests run in a realm of their own.
 # On Debian: apt-get install libkrb5-dev libclang-dev krb5-kdc krb5-admin-server krb5-user

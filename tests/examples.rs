@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -12,9 +13,9 @@ use zk_rwlock::{RwLock, ZooKeeper};
 
 mod support;
 
-use support::server::shared_server;
+use support::server::{Server, shared_server};
 
-const ALL: [&str; 5] = ["quickstart", "shared_config", "migrate", "batch_worker", "leader"];
+const ALL: [&str; 6] = ["quickstart", "shared_config", "migrate", "batch_worker", "leader", "herd"];
 
 /// No example takes nearly as long, on any machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -234,6 +235,79 @@ async fn a_batch_worker_that_is_asked_to_stop_leaves_its_partitions_free_at_once
         }
         assert_eq!(last, "stopped; 8 of 8 partitions are left to others");
     }
+}
+
+/// What one release costs the server: in the naive ways more with everyone who waits, in ours always the same.
+#[tokio::test]
+async fn a_release_wakes_the_whole_herd_unless_each_watches_the_one_before() {
+    // A server of its own: it counts the requests of all its clients together.
+    let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    let plot = directory.path().join("herd.svg");
+    let mut arguments = vec!["--zookeeper".to_owned(), server.address()];
+    arguments.extend(["--n", "16", "--json", "--plot", &plot.display().to_string()].map(str::to_owned));
+    let run = run("herd", &arguments).await;
+    let costs: Vec<Value> =
+        run.succeeded().stdout.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect();
+    let ways: Vec<_> = costs.iter().map(|cost| (cost["n"].as_u64(), cost["way"].as_str())).collect();
+    let expected = [2, 4, 8, 16].map(|n| ["one-node", "children", "ours"].map(|way| (Some(n), Some(way))));
+    assert_eq!(ways, expected.concat());
+
+    for cost in &costs {
+        let number = |name: &str| cost[name].as_f64().unwrap_or_else(|| panic!("no {name} in {cost}"));
+        assert_eq!((number("sessions"), number("releases")), (number("n"), number("n")), "{cost}");
+        // The first release leaves n to wait, the last one 1.
+        let waiting = f64::midpoint(number("n"), 1.0);
+        match cost["way"].as_str() {
+            // Besides those who wait, at most the winner: of its own node, if its watch was not gone yet.
+            Some("one-node") => {
+                assert!((waiting..=waiting + 1.0).contains(&number("notifications")), "{cost}");
+                // Who is woken tries to create the node, and looks at it.
+                assert!(number("requests") >= 2.0 * waiting, "{cost}");
+            }
+            Some("children") => {
+                assert!((waiting..=waiting + 1.0).contains(&number("notifications")), "{cost}");
+                assert!(number("reads") >= waiting, "{cost}");
+            }
+            // The next one, and the releaser, which watches its own node.
+            _ => {
+                assert!((1.0..=2.0).contains(&number("notifications")), "{cost}");
+                // A transaction, and on a slow machine a look at the node of the one before.
+                assert!(number("requests") <= 3.0, "{cost}");
+                assert!(number("bytes_in") + number("bytes_out") < 1_000.0, "{cost}");
+            }
+        }
+    }
+    is_well_formed(&std::fs::read_to_string(plot).expect("the plot was written"));
+}
+
+/// Every element ends, in the right order, and there is one that holds all others.
+#[track_caller]
+fn is_well_formed(svg: &str) {
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
+    let mut open = Vec::new();
+    for tag in svg.split('<').skip(1) {
+        let (tag, text) = tag.split_once('>').unwrap_or_else(|| panic!("<{tag} has no end"));
+        let name = tag.split([' ', '/']).find(|name| !name.is_empty()).expect("an element has a name");
+        assert_eq!(tag.matches('"').count() % 2, 0, "<{tag}>");
+        assert!(!text.contains(['>', '&']), "{text}");
+        if tag.starts_with('/') {
+            assert_eq!(open.pop(), Some(name), "</{name}>");
+        } else if !tag.ends_with('/') {
+            open.push(name);
+        }
+        assert!(!open.is_empty() || name == "svg", "<{tag}> is outside");
+    }
+    assert_eq!(open, Vec::<&str>::new());
+    assert_eq!(svg.matches("<polyline ").count(), 9, "three lines in each of three panels");
+    assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+}
+
+#[tokio::test]
+async fn the_herd_needs_a_server() {
+    let run = run("herd", &[]).await;
+    assert_eq!(run.code, Some(64), "{run:#?}");
+    assert!(run.stderr.contains("--zookeeper <HOST:PORT>") && run.stderr.contains("Usage: herd"), "{run:#?}");
 }
 
 #[tokio::test]

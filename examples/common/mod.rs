@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "no example uses all of it")]
 
+pub(crate) mod meter;
+
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -50,7 +52,8 @@ impl Backend {
     }
 }
 
-fn servers(text: &str) -> std::result::Result<String, String> {
+/// Reads `HOST:PORT[,HOST:PORT...][/PATH]`.
+pub(crate) fn servers(text: &str) -> std::result::Result<String, String> {
     let (servers, _path) = text.split_once('/').unwrap_or((text, ""));
     for server in servers.split(',') {
         match server.rsplit_once(':') {

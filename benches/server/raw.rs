@@ -1,0 +1,204 @@
+//! The floor: what each workload costs with the client crate alone, and without a lock.
+//!
+//! An acquisition is the creation of a node and a release its deletion. In `drain` each node watches the one before it
+//! and is deleted when that is gone; in `readers` all watch the gate, and nothing more. In `contend` and `mix` nobody
+//! waits for anybody, so what a lock takes longer there is mostly the waiting that it is for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::ValueEnum;
+use serde_json::{Value, json};
+use tokio::sync::{Barrier, Semaphore};
+use tokio::task::JoinSet;
+use zookeeper_client::{Acls, Client, CreateMode};
+
+use crate::Result;
+use crate::meter::{self, Meter};
+
+/// As many as the driver does, before anything is measured.
+const WARM_UP: usize = 200;
+const HOLD: Duration = Duration::from_millis(1);
+const SESSION_TIMEOUT: Duration = Duration::from_secs(30);
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    #[arg(long)]
+    zk: String,
+    #[arg(long, value_enum)]
+    workload: Workload,
+    #[arg(long, default_value_t = 1)]
+    n: usize,
+    #[arg(long, default_value_t = 2_000)]
+    ops: usize,
+    #[arg(long, default_value_t = 1)]
+    sessions: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Workload {
+    Write,
+    Read,
+    Contend,
+    Mix,
+    Drain,
+    Readers,
+}
+
+/// One session, and where it makes its nodes.
+#[derive(Clone)]
+struct Contender {
+    client: Client,
+    directory: Arc<str>,
+}
+
+impl Contender {
+    async fn enter(&self) -> Result<String> {
+        // As long as the name of one of the lock's nodes.
+        let prefix = format!("{}/localhost~00000000-WRITE-", self.directory);
+        let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
+        let (_, sequence) = self.client.create(&prefix, b"", &options).await?;
+        Ok(format!("{prefix}{sequence}"))
+    }
+
+    async fn leave(&self, node: &str) -> Result<()> {
+        Ok(self.client.delete(node, None).await?)
+    }
+}
+
+struct Measured {
+    ops: usize,
+    elapsed: Duration,
+    /// The median of the pairs, where there are any.
+    pair: Option<Duration>,
+    packets: i64,
+}
+
+#[tokio::main]
+pub(crate) async fn run(arguments: &Arguments) -> Result<Value> {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+    let directory: Arc<str> = format!("/bench/raw-{since_epoch}").into();
+    let mut sessions = Vec::new();
+    for _ in 0..=arguments.sessions {
+        let client = Client::connector().with_session_timeout(SESSION_TIMEOUT).connect(&arguments.zk).await?;
+        sessions.push(Contender { client, directory: Arc::clone(&directory) });
+    }
+    sessions[0].client.mkdir(&directory, &CreateMode::Container.with_acls(Acls::anyone_all())).await?;
+    for _ in 0..WARM_UP {
+        let node = sessions[0].enter().await?;
+        sessions[0].leave(&node).await?;
+    }
+    let contenders = (0..arguments.n).map(|i| sessions[i % arguments.sessions].clone()).collect();
+    let measured = match arguments.workload {
+        Workload::Write | Workload::Read => single(arguments, &sessions[0]).await?,
+        Workload::Contend | Workload::Mix => together(arguments, contenders).await?,
+        Workload::Drain | Workload::Readers => queue(arguments, contenders, &sessions[arguments.sessions]).await?,
+    };
+    let workload = arguments.workload.to_possible_value().map(|name| name.get_name().to_owned());
+    let micros = measured.elapsed.as_secs_f64() * 1e6;
+    Ok(json!({
+        "peer": "raw",
+        "workload": workload,
+        "n": arguments.n,
+        "ops": measured.ops,
+        "sessions": arguments.sessions,
+        "elapsed_s": measured.elapsed.as_secs_f64(),
+        "ops_per_s": measured.ops as f64 / measured.elapsed.as_secs_f64(),
+        "p50_us": measured.pair.map(|pair| pair.as_secs_f64() * 1e6),
+        "errors": 0,
+        "extra": {
+            "requests_per_op": measured.packets as f64 / measured.ops as f64,
+            "us_per_handoff": micros / measured.ops as f64,
+            "total_us": micros,
+        },
+    }))
+}
+
+async fn single(arguments: &Arguments, me: &Contender) -> Result<Measured> {
+    let mut pairs = Vec::new();
+    let meter = Meter::start(&arguments.zk)?;
+    let began = Instant::now();
+    for _ in 0..arguments.ops {
+        let before = Instant::now();
+        let node = me.enter().await?;
+        me.leave(&node).await?;
+        pairs.push(before.elapsed());
+    }
+    let elapsed = began.elapsed();
+    let packets = meter.stop()?.of("packets_received")?;
+    pairs.sort_unstable();
+    Ok(Measured { ops: arguments.ops, elapsed, pair: pairs.get(pairs.len() / 2).copied(), packets })
+}
+
+async fn together(arguments: &Arguments, contenders: Vec<Contender>) -> Result<Measured> {
+    let (ops, hold) = (arguments.ops, arguments.workload == Workload::Mix);
+    let (tickets, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Barrier::new(arguments.n + 1)));
+    let mut tasks: JoinSet<Result<()>> = JoinSet::new();
+    for me in contenders {
+        let (tickets, go) = (Arc::clone(&tickets), Arc::clone(&go));
+        tasks.spawn(async move {
+            go.wait().await;
+            while tickets.fetch_add(1, Relaxed) < ops {
+                let node = me.enter().await?;
+                if hold {
+                    tokio::time::sleep(HOLD).await;
+                }
+                me.leave(&node).await?;
+            }
+            Ok(())
+        });
+    }
+    let meter = Meter::start(&arguments.zk)?;
+    let began = Instant::now();
+    go.wait().await;
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    let elapsed = began.elapsed();
+    Ok(Measured { ops, elapsed, pair: None, packets: meter.stop()?.of("packets_received")? })
+}
+
+async fn queue(arguments: &Arguments, contenders: Vec<Contender>, gate: &Contender) -> Result<Measured> {
+    let (n, drain) = (arguments.n, arguments.workload == Workload::Drain);
+    let first = gate.enter().await?;
+    let mut entering: JoinSet<Result<(String, Contender)>> = JoinSet::new();
+    for me in contenders {
+        entering.spawn(async move { Ok((me.enter().await?, me)) });
+    }
+    let mut nodes = Vec::new();
+    while let Some(entered) = entering.join_next().await {
+        nodes.push(entered??);
+    }
+    nodes.sort_by(|(one, _), (other, _)| one.cmp(other));
+
+    let granted = Arc::new(Semaphore::new(0));
+    let mut tasks: JoinSet<Result<()>> = JoinSet::new();
+    let mut before = first.clone();
+    for (node, me) in nodes {
+        let watched = before.clone();
+        if drain {
+            before.clone_from(&node);
+        }
+        let granted = Arc::clone(&granted);
+        tasks.spawn(async move {
+            let (_, watcher) = me.client.check_and_watch_stat(&watched).await?;
+            watcher.changed().await;
+            granted.add_permits(1);
+            if drain {
+                me.leave(&node).await?;
+            }
+            Ok(())
+        });
+    }
+    meter::quiet(&arguments.zk, arguments.sessions).await?;
+    let meter = Meter::start(&arguments.zk)?;
+    let began = Instant::now();
+    gate.leave(&first).await?;
+    let _all = granted.acquire_many(u32::try_from(n)?).await?;
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    let elapsed = began.elapsed();
+    Ok(Measured { ops: n, elapsed, pair: None, packets: meter.stop()?.of("packets_received")? })
+}
