@@ -407,15 +407,19 @@ impl Ensemble {
     }
 
     /// A berth on the first session that lives and has room. Forgets those that are over, and further ones that
-    /// nobody uses.
+    /// nobody uses any more.
     fn berth(&self, watched_bytes: usize) -> Option<Berth> {
         let mut sessions = self.sessions();
         let (alive, over) =
             std::mem::take(&mut *sessions).into_iter().partition(|session| session.lease.over().is_none());
         *sessions = alive;
-        let berth = sessions.iter().find_map(|session| session.berth(watched_bytes));
+        let berth = sessions.iter().find_map(|session| {
+            let berth = session.berth(watched_bytes)?;
+            session.is_fresh.store(false, Ordering::Release);
+            Some(berth)
+        });
         let mut idle = if sessions.len() > 1 { sessions.split_off(1) } else { Vec::new() };
-        sessions.extend(idle.extract_if(.., |session| session.watched_bytes.load(Ordering::Acquire) > 0));
+        sessions.extend(idle.extract_if(.., |session| session.is_needed()));
         drop(sessions);
         drop((over as Vec<Arc<ZooKeeperSession>>, idle));
         berth
@@ -525,6 +529,8 @@ struct ZooKeeperSession {
     finished: Arc<Finished>,
     keeper: Arc<Keeper>,
     watched_bytes: Arc<AtomicUsize>,
+    /// Those it was opened for have not looked at it yet.
+    is_fresh: AtomicBool,
     /// How long the path is that everything is kept below.
     root_bytes: usize,
     identity: Arc<Identity>,
@@ -595,6 +601,7 @@ impl ZooKeeperSession {
             finished,
             keeper: Arc::clone(keeper),
             watched_bytes: Arc::default(),
+            is_fresh: AtomicBool::new(true),
             root_bytes,
             identity: Arc::default(),
             this: Weak::clone(this),
@@ -651,6 +658,10 @@ impl ZooKeeperSession {
     fn client(&self) -> Result<Arc<zk::Client>, Failure> {
         let client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
         client.clone().ok_or(Failure::Over(self.lease.over().unwrap_or(Ending::Closed)))
+    }
+
+    fn is_needed(&self) -> bool {
+        self.watched_bytes.load(Ordering::Acquire) > 0 || self.is_fresh.load(Ordering::Acquire)
     }
 
     fn is_up(&self) -> bool {

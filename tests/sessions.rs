@@ -9,7 +9,7 @@ use std::time::Duration;
 use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
-use zk_rwlock::coordinator::{Failure, Operation};
+use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
 use zk_rwlock::{Ending, Error, ReadGuard, ZooKeeper};
 
 /// The client cannot come back with more than 128 KiB of watched paths on one session, and the server knows them
@@ -167,4 +167,29 @@ async fn closing_leaves_nothing_behind_even_if_an_acquisition_is_not_polled() {
     becomes_empty(&other, "/sessions/closed").await;
     becomes_empty(&other, "/sessions/held").await;
     drop((parked, guard));
+}
+
+/// Whoever looks at the sessions meanwhile finds one that nobody uses yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_further_session_is_not_given_up_before_it_was_used() {
+    const SESSIONS: usize = 8;
+    let proxy = Proxy::start(shared_server().address());
+    let zk = connect(&proxy.address()).await;
+    // Of the 96 KiB that a session watches at most.
+    let room_for_one = 60 * 1024;
+    let looking = tokio::spawn({
+        let zk = zk.clone();
+        async move {
+            loop {
+                drop(session(&zk).await);
+                tokio::task::yield_now().await;
+            }
+        }
+    });
+    let mut berths = Vec::new();
+    for _ in 0..SESSIONS {
+        berths.push(soon("a session", zk.berth(room_for_one)).await.expect("the server is there"));
+    }
+    looking.abort();
+    assert_eq!(proxy.connections(), SESSIONS as u64);
 }
