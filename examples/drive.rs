@@ -4,13 +4,15 @@
 //! this one can be run beside them. It uses the public interface alone, on sessions that are all opened, and after 200
 //! acquisitions that are all done, before anything is measured. What the server did is what its `mntr` says.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
+mod common;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::{Parser, ValueEnum};
+use common::Result as Outcome;
+use common::meter::{self, Counted, Meter};
 use serde_json::{Map, Value, json};
 use tokio::sync::{Barrier, Semaphore};
 use tokio::task::JoinHandle;
@@ -21,8 +23,6 @@ const WARM_UP: usize = 200;
 const HOLD: Duration = Duration::from_millis(1);
 const SESSION_TIMEOUT: Duration = Duration::from_secs(30);
 const COUNTERS: [&str; 4] = ["packets_received", "packets_sent", "bytes_received_count", "response_bytes"];
-
-type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 #[derive(Parser)]
 struct Args {
@@ -129,52 +129,11 @@ impl Contender {
     }
 }
 
-/// What the servers count, all of them together.
-fn counters(zk: &str) -> Outcome<Map<String, Value>> {
-    let mut sums = Map::new();
-    for server in zk.split(',') {
-        let mut answer = String::new();
-        let mut connection = TcpStream::connect(server)?;
-        connection.write_all(b"mntr")?;
-        connection.read_to_string(&mut answer)?;
-        for (name, value) in answer.lines().filter_map(|line| line.split_once('\t')) {
-            if let Ok(value) = value.parse::<i64>() {
-                let before = sums.get(name).and_then(Value::as_i64).unwrap_or(0);
-                sums.insert(name.to_owned(), json!(before + value));
-            }
-        }
-    }
-    Ok(sums)
-}
-
-fn counter(counters: &Map<String, Value>, name: &str) -> Option<i64> {
-    counters.get(&format!("zk_{name}")).and_then(Value::as_i64)
-}
-
-/// What the servers counted between two moments, without what the asking itself adds.
-struct Meter {
-    zk: String,
-    once: Map<String, Value>,
-    twice: Map<String, Value>,
-}
-
-impl Meter {
-    fn start(zk: &str) -> Outcome<Meter> {
-        Ok(Meter { zk: zk.to_owned(), once: counters(zk)?, twice: counters(zk)? })
-    }
-
-    fn stop(self) -> Outcome<Map<String, Value>> {
-        let after = counters(&self.zk)?;
-        let mut counted = Map::new();
-        for name in COUNTERS {
-            let of = |counters| counter(counters, name);
-            if let (Some(once), Some(twice), Some(after)) = (of(&self.once), of(&self.twice), of(&after)) {
-                counted.insert(name.to_owned(), json!(after - twice - (twice - once)));
-            }
-        }
-        counted.insert("watch_count_after".to_owned(), json!(counter(&after, "watch_count")));
-        Ok(counted)
-    }
+/// What goes into the line of JSON of what the servers counted, as far as they count it.
+fn counts(counted: &Counted) -> Map<String, Value> {
+    let risen = COUNTERS.into_iter().filter_map(|name| Some((name.to_owned(), json!(counted.of(name).ok()?))));
+    let after = ("watch_count_after".to_owned(), json!(counted.last("watch_count").ok()));
+    risen.chain([after]).collect()
 }
 
 struct Measured {
@@ -212,7 +171,7 @@ async fn single(args: &Args, me: &Contender) -> Outcome<Measured> {
         pair.push(after - before);
     }
     let elapsed = start.elapsed();
-    let mut extra = meter.stop()?;
+    let mut extra = counts(&meter.stop()?);
     extra.insert("acquire".to_owned(), percentiles(&mut acquire).into());
     extra.insert("release".to_owned(), percentiles(&mut release).into());
     Ok(Measured { ops: args.ops, elapsed, latencies: pair, extra })
@@ -252,7 +211,7 @@ async fn contend(args: &Args, contenders: Vec<Contender>) -> Outcome<Measured> {
         all.push(task.await??);
     }
     let elapsed = start.elapsed();
-    let mut extra = meter.stop()?;
+    let mut extra = counts(&meter.stop()?);
     extra.insert("count_min".to_owned(), json!(all.iter().map(Vec::len).min()));
     extra.insert("count_max".to_owned(), json!(all.iter().map(Vec::len).max()));
     Ok(Measured { ops, elapsed, latencies: all.concat(), extra })
@@ -292,7 +251,7 @@ async fn queue(args: &Args, contenders: Vec<Contender>, gate: (ZooKeeper, Conten
         grants.push(task.await??);
     }
     let elapsed = start.elapsed();
-    let mut extra = meter.stop()?;
+    let mut extra = counts(&meter.stop()?);
     grants.sort_unstable();
     let mut before = start;
     let mut gap = |at: Instant| at - std::mem::replace(&mut before, if drain { at } else { start });
@@ -309,15 +268,7 @@ async fn await_queue(args: &Args, zk: &ZooKeeper, directory: &str) -> Outcome<()
     while berth.session().children(directory).await?.len() < args.n + 1 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let received = || Outcome::Ok(counter(&counters(&args.zk)?, "packets_received").unwrap_or(0));
-    let idle = 3 * args.zk.split(',').count() + args.sessions / 10;
-    let mut quiet = 0;
-    while quiet < 2 {
-        let before = received()?;
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        quiet = if received()? - before <= i64::try_from(idle)? { quiet + 1 } else { 0 };
-    }
-    Ok(())
+    meter::quiet(&args.zk, args.sessions).await
 }
 
 #[tokio::main]

@@ -71,6 +71,12 @@ impl Counted {
         let (once, twice, after) = (self.once.get(name)?, self.twice.get(name)?, self.after.get(name)?);
         Ok(after - twice - (twice - once))
     }
+
+    /// Where a counter stood in the end.
+    #[allow(dead_code, reason = "few ask for it")]
+    pub(crate) fn last(&self, name: &str) -> Result<i64> {
+        self.after.get(name)
+    }
 }
 
 /// Waits until next to nothing reaches the servers any more: twice in a row, no more in 200 ms than the asking itself
@@ -87,8 +93,8 @@ pub(crate) async fn quiet(servers: &str, sessions: usize) -> Result<()> {
     Ok(())
 }
 
-#[allow(dead_code, reason = "not all who measure open many")]
 /// How many connections each server takes from one address; `None` if it sets no limit.
+#[allow(dead_code, reason = "not all who measure open many")]
 pub(crate) fn connections_allowed(servers: &str) -> Result<Option<usize>> {
     /// What a server takes that does not say.
     const USUAL: usize = 60;
