@@ -581,11 +581,11 @@ impl Acquisition {
                 // The directory can vanish again between its making and the next try: the server reaps it when empty.
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
-                    Box::pin(place::make_directory(place.session(), &self.shared.path)).await?;
+                    place::make_directory(place.session(), &self.shared.path).await?;
                 }
                 Err(Failure::Unknown(_)) if unknown < place::UNKNOWN_TRIES => {
                     unknown += 1;
-                    if Box::pin(place.recover()).await? {
+                    if place.recover().await? {
                         return Ok(place.list().await);
                     }
                 }
