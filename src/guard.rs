@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::coordinator::Failure;
 use crate::error::Error;
+use crate::lease::Moment;
 use crate::lock::Shared;
 use crate::name::Contender;
 use crate::path;
@@ -38,6 +39,11 @@ impl Held {
 
     pub(crate) fn tenure(&self) -> &Arc<Tenure> {
         &self.standing.tenure
+    }
+
+    /// Now, on the clock of its session.
+    pub(crate) fn now(&self) -> Moment {
+        self.place.session().lease().now()
     }
 
     /// Why it was lost, if it was.
@@ -302,7 +308,12 @@ guard!(WriteGuard, "write");
 
 impl ReadGuard {
     pub(crate) fn new(held: Held) -> ReadGuard {
-        ReadGuard { held: Arc::new(held) }
+        ReadGuard::on(Arc::new(held))
+    }
+
+    /// One more guard on a place that is held.
+    pub(crate) fn on(held: Arc<Held>) -> ReadGuard {
+        ReadGuard { held }
     }
 
     /// One more guard on the same node, without queueing: how a re-entrant read is written.

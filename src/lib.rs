@@ -80,6 +80,7 @@ mod name;
 mod path;
 mod place;
 mod queue;
+mod shared_reads;
 mod tenure;
 mod transaction;
 mod turn;
