@@ -69,7 +69,8 @@ async fn run(arguments: Arguments) -> common::Result<()> {
         let bound = arguments.max_age + done.longest;
         println!("  the bound: {:.1?} (max_age {:?}, longest read {:.1?})", bound, arguments.max_age, done.longest);
     }
-    (ours.close().await, theirs.close().await);
+    ours.close().await;
+    theirs.close().await;
     Ok(())
 }
 
