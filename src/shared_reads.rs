@@ -120,14 +120,12 @@ impl SharedReads {
             return None;
         };
         let outcome = answer.map(Arc::new);
-        // Nobody waits for it any more who does not already.
+        // Those who wait were all woken to see this; nobody is to join them.
         self.state().entry = Weak::new();
         if let Ok(held) = &outcome {
             self.offer(held);
         }
         *progress = Progress::Done(outcome.clone());
-        drop(progress);
-        entry.changed.0.notify_waiters();
         Some(outcome)
     }
 

@@ -147,7 +147,7 @@ fn only_the_last_release_waits_for_the_node_to_be_gone() {
     let mut releasing = task::spawn(two.release());
     assert_pending!(releasing.poll());
     zk.heal();
-    drop(assert_ready_ok!(releasing.poll()));
+    assert_ready_ok!(releasing.poll());
     assert_nothing_left(&zk);
 }
 

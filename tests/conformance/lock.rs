@@ -415,7 +415,7 @@ pub async fn tasks_that_share_reads_share_a_node_its_transactions_and_its_loss<H
     let one = soon("a shared node", shared.read()).await.expect("shared");
     assert!(guards.iter().all(|guard| guard.is_held() && guard.path() == one.path()));
     assert_eq!((s.children().await.len(), line(&s.b).await.as_str()), (1, "R+"));
-    one.transaction().create(s.beside("shared"), "x").commit().await.expect("held");
+    one.transaction().create(&s.beside("shared"), "x").commit().await.expect("held");
     assert_eq!(s.data(&s.beside("shared")).await.as_deref(), Some(b"x".as_slice()));
 
     s.operator.delete(&one.path()).await.expect("there");
