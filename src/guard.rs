@@ -336,8 +336,9 @@ impl ReadGuard {
         ReadGuard { held: Arc::clone(&self.held) }
     }
 
-    /// Gives the lock back, and returns when its node is surely gone. Of several [shared](ReadGuard::share) guards,
-    /// the last one does; the others return at once.
+    /// Gives the lock back, and returns when its node is surely gone. Of several guards on one node, by
+    /// [`share`](ReadGuard::share) or [`share_reads`](crate::RwLockBuilder::share_reads), the last one does; the others
+    /// return at once.
     ///
     /// # Cancel safety
     /// Dropping the future after its first poll lets the release go on in the background; before it, drops the guard.

@@ -361,10 +361,10 @@ impl RwLockBuilder {
     /// together, or fail with the same error; it goes on for as long as any of them waits. The node leaves with its last
     /// guard: reads that do not overlap share nothing, unless a guard is kept between them.
     ///
-    /// The price is paid by writers. They are overtaken by the reads that join, and so each is granted at most `max_age`
-    /// plus the longest read after the nodes before its own were granted; reads after that queue behind it. A read counts
-    /// from its grant, whether its task was woken already or not. And who waits for a second read lock while it holds one
-    /// may have to queue for it: see [Fairness](RwLock#fairness).
+    /// Writers pay the price: reads that join overtake those who wait. But a writer is held up by a shared node for at
+    /// most `max_age`, counted from when that node was granted, plus the longest read; the reads that come later queue
+    /// behind it. A read counts from its grant, whether its task has run since or not. Sharing is no way to hold two
+    /// read locks at once: once the age is over the second one has to [queue](RwLock#fairness).
     ///
     /// - The guards on one node have one [token](ReadGuard::fencing_token) and are [lost](ReadGuard::lost) together. None
     ///   is handed out that is lost already: after a loss the next read enters afresh.
@@ -824,6 +824,8 @@ impl Acquisition {
     }
 
     async fn shared_read(mut self) -> Result<ReadGuard, Error> {
+        // A task that does nothing but join must let others run, too.
+        tokio::task::consume_budget().await;
         let on_wait = self.on_wait.take();
         let held = match self.shared.reads.join() {
             Some(held) => held,
