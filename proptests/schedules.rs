@@ -4,8 +4,8 @@
 //! go, and everyone who still waits must get the lock. Each schedule comes from a seed of its own, and one that fails
 //! prints the line that runs it again.
 
-use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
+use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
+use tokio::time::Instant;
 use tokio_test::task::{self, Spawn};
 use zk_rwlock::coordinator::{Coordinator, Kind, Session};
-use zk_rwlock::{Error, Memory, ReadGuard, RwLock, WriteGuard};
+use zk_rwlock::{Error, Memory, ReadGuard, RwLock, RwLockBuilder, WriteGuard};
 
 const LOCK: &str = "/locks/schedule";
 
@@ -81,11 +82,16 @@ enum Actor {
 }
 
 struct World {
+    /// How long a read may be joined, where reads are shared.
+    max_age: Option<Duration>,
     clients: Vec<Memory>,
     locks: Vec<RwLock>,
     cut: Vec<bool>,
     lagging: Vec<bool>,
     actors: Vec<Actor>,
+    /// When each actor asked last, and when the node of each token was first seen to be granted to read.
+    asked: Vec<Instant>,
+    granted: HashMap<i64, Instant>,
     /// A client that nothing happens to.
     observer: Arc<dyn Session>,
     written: i64,
@@ -97,20 +103,27 @@ struct World {
 }
 
 impl World {
-    async fn new() -> World {
+    async fn new(max_age: Option<Duration>) -> World {
         let first = Memory::new();
         let clients: Vec<_> = (0..CLIENTS).map(|i| if i == 0 { first.clone() } else { first.connect() }).collect();
-        let locks = clients.iter().map(|client| RwLock::new(client, LOCK).expect("a valid path")).collect();
+        let open = |client| {
+            let lock = RwLock::builder(client, LOCK);
+            max_age.into_iter().fold(lock, RwLockBuilder::share_reads).build().expect("valid")
+        };
+        let locks = clients.iter().map(open).collect();
         let actors = (0..ACTORS).map(|_| Actor::Idle).collect();
         let observer = Arc::clone(first.connect().berth(0).await.expect("always open").session());
         observer.create(VALUE, b"0", Kind::Persistent).await.expect("an empty ensemble");
         let (cut, lagging) = (vec![false; CLIENTS], vec![false; CLIENTS]);
         World {
+            max_age,
             clients,
             locks,
             cut,
             lagging,
             actors,
+            asked: vec![Instant::now(); ACTORS],
+            granted: HashMap::new(),
             observer,
             written: 0,
             lost: HashSet::new(),
@@ -123,6 +136,9 @@ impl World {
         let client = step.actor % CLIENTS;
         let (memory, lock) = (&self.clients[client], &self.locks[client]);
         let actor = &mut self.actors[step.actor];
+        if matches!(actor, Actor::Idle) {
+            self.asked[step.actor] = Instant::now();
+        }
         match (step.action, &mut *actor) {
             (Action::Read, Actor::Idle) => *actor = Actor::Reading(task::spawn(lock.read().into_future())),
             (Action::Write, Actor::Idle) => *actor = Actor::Writing(task::spawn(lock.write().into_future())),
@@ -234,6 +250,10 @@ impl World {
         match &next {
             Actor::Reader(guards) => {
                 let token = guards[0].fencing_token();
+                let granted = *self.granted.entry(token).or_insert_with(Instant::now);
+                if let Some(max_age) = self.max_age {
+                    assert!(self.asked[i] < granted + max_age, "a read joined a node that was too old");
+                }
                 assert!(token > self.highest_writer, "a reader's token does not rise above the last writer's");
                 self.highest = self.highest.max(token);
             }
@@ -364,16 +384,26 @@ fn step() -> impl Strategy<Value = Step> {
     (0..ACTORS, action(), prop::bool::weighted(0.8)).prop_map(|(actor, action, settle)| Step { actor, action, settle })
 }
 
-fn schedule() -> impl Strategy<Value = Vec<Step>> {
-    prop::collection::vec(step(), 1..STEPS)
+/// Reads of one client share nodes in half of the worlds.
+#[derive(Clone, Debug)]
+struct Schedule {
+    max_age: Option<Duration>,
+    steps: Vec<Step>,
 }
 
-fn run(schedule: Vec<Step>) {
+fn schedule() -> impl Strategy<Value = Schedule> {
+    // Over before, with or after the next [`Action::Wait`].
+    let ages = prop::sample::select(vec![WHILE / 2, WHILE, 2 * WHILE, Duration::from_secs(1_000_000)]);
+    (prop::option::of(ages), prop::collection::vec(step(), 1..STEPS))
+        .prop_map(|(max_age, steps)| Schedule { max_age, steps })
+}
+
+fn run(schedule: Schedule) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     // Without a budget: tokio would otherwise answer "pending" after a while, to be fair to tasks that are not there.
     runtime.expect("a runtime").block_on(tokio::task::unconstrained(async move {
-        let mut world = World::new().await;
-        for step in schedule {
+        let mut world = World::new(schedule.max_age).await;
+        for step in schedule.steps {
             world.take(step).await;
             if step.settle {
                 world.settle();
@@ -389,7 +419,7 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 /// Runs the schedule of a seed; one that fails is made as small as it gets.
-fn run_seed(seed: u64) -> Result<(), TestError<Vec<Step>>> {
+fn run_seed(seed: u64) -> Result<(), TestError<Schedule>> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);

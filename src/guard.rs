@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::coordinator::Failure;
 use crate::error::Error;
+use crate::lease::Moment;
 use crate::lock::Shared;
 use crate::name::Contender;
 use crate::path;
@@ -40,6 +41,11 @@ impl Held {
 
     pub(crate) fn tenure(&self) -> &Arc<Tenure> {
         &self.standing.tenure
+    }
+
+    /// Now, on the clock of its session.
+    pub(crate) fn now(&self) -> Moment {
+        self.place.session().lease().now()
     }
 
     /// Why it was lost, if it was.
@@ -304,7 +310,12 @@ guard!(WriteGuard, "write");
 
 impl ReadGuard {
     pub(crate) fn new(held: Box<Held>) -> ReadGuard {
-        ReadGuard { held: Arc::from(held) }
+        ReadGuard::on(Arc::from(held))
+    }
+
+    /// One more guard on a place that is held.
+    pub(crate) fn on(held: Arc<Held>) -> ReadGuard {
+        ReadGuard { held }
     }
 
     /// One more guard on the same node, without queueing: how a re-entrant read is written.
@@ -327,8 +338,9 @@ impl ReadGuard {
         ReadGuard { held: Arc::clone(&self.held) }
     }
 
-    /// Gives the lock back, and returns when its node is surely gone. Of several [shared](ReadGuard::share) guards,
-    /// the last one does; the others return at once.
+    /// Gives the lock back, and returns when its node is surely gone. Of several guards on one node, by
+    /// [`share`](ReadGuard::share) or [`share_reads`](crate::RwLockBuilder::share_reads), the last one does; the others
+    /// return at once.
     ///
     /// # Cancel safety
     /// Dropping the future after its first poll lets the release go on in the background; before it, drops the guard.

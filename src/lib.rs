@@ -32,7 +32,8 @@
 //! # Where to look
 //!
 //! - [`RwLock`]: the lock, its fairness, and how to acquire it: [`read`](RwLock::read), [`write`](RwLock::write),
-//!   `try_*`, `blocking_*`. Options of the lock are on [`RwLockBuilder`], those of one acquisition on [`AcquireRead`]
+//!   `try_*`, `blocking_*`. Options of the lock are on [`RwLockBuilder`], among them
+//!   [`share_reads`](RwLockBuilder::share_reads) for many tasks that read, those of one acquisition on [`AcquireRead`]
 //!   and [`AcquireWrite`].
 //! - [`ReadGuard`], [`WriteGuard`]: what holding means: [`release`](WriteGuard::release) or drop,
 //!   [`is_held`](WriteGuard::is_held), [`lost`](WriteGuard::lost), [`run`](WriteGuard::run),
@@ -81,6 +82,7 @@ mod name;
 mod path;
 mod place;
 mod queue;
+mod shared_reads;
 mod tenure;
 mod transaction;
 mod turn;

@@ -2,10 +2,11 @@
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
-use std::future::{Future, IntoFuture};
+use std::future::{Future, IntoFuture, poll_fn};
 use std::hash::BuildHasher;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use crate::coordinator::{Coordinator, Event, Failure, Operation, Session};
@@ -16,6 +17,7 @@ use crate::name::{self, Contender, Mode};
 use crate::path;
 use crate::place::{self, Place};
 use crate::queue::{self, Blockers, Note, Queue};
+use crate::shared_reads::{SharedReads, Work};
 use crate::tenure::Loss;
 use crate::turn::{Turn, turn};
 
@@ -71,6 +73,7 @@ pub(crate) struct Shared {
     pub(crate) host: String,
     pub(crate) label: Option<String>,
     lock_delay: Duration,
+    reads: SharedReads,
 }
 
 impl RwLock {
@@ -92,7 +95,14 @@ impl RwLock {
     /// ```
     pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: &str) -> RwLockBuilder {
         let coordinator: Arc<dyn Coordinator> = Arc::new(coordinator.clone());
-        RwLockBuilder { coordinator, path: path.to_owned(), host: None, label: None, lock_delay: Duration::ZERO }
+        RwLockBuilder {
+            coordinator,
+            path: path.to_owned(),
+            host: None,
+            label: None,
+            lock_delay: Duration::ZERO,
+            max_age: None,
+        }
     }
 
     /// The lock's directory.
@@ -180,7 +190,12 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn try_read(&self) -> Result<ReadGuard, Error> {
-        Acquisition::new(&self.shared, Mode::Read).attempt().await.map(ReadGuard::new)
+        if let Some(held) = self.shared.reads.join() {
+            return Ok(ReadGuard::on(held));
+        }
+        let held = Arc::from(Acquisition::new(&self.shared, Mode::Read).attempt().await?);
+        self.shared.reads.offer(&held);
+        Ok(ReadGuard::on(held))
     }
 
     /// Acquires the lock to write if nobody holds it or waits for it; does not wait, and when the lock is taken
@@ -308,6 +323,7 @@ pub struct RwLockBuilder {
     host: Option<String>,
     label: Option<String>,
     lock_delay: Duration,
+    max_age: Option<Duration>,
 }
 
 impl RwLockBuilder {
@@ -338,6 +354,47 @@ impl RwLockBuilder {
         self
     }
 
+    /// Has the reads of this process that use this lock, or clones of it, share one node: hundreds of tasks that read
+    /// pay for two writes of the ensemble together, and not each. Default: each read has a node of its own.
+    ///
+    /// A read joins the node that another one was granted less than `max_age` ago, at once and without a request, if
+    /// it is still held. If there is none to join, one node enters for all who ask meanwhile, and they are granted it
+    /// together, or fail with the same error; it goes on for as long as any of them waits. The node leaves with its last
+    /// guard: reads that do not overlap share nothing, unless a guard is kept between them.
+    ///
+    /// Writers pay the price: reads that join overtake those who wait. But a writer is held up by a shared node for at
+    /// most `max_age`, counted from when that node was granted, plus the longest read; the reads that come later queue
+    /// behind it. A read counts from its grant, whether its task has run since or not. Sharing is no way to hold two
+    /// read locks at once: once the age is over the second one has to [queue](RwLock#fairness).
+    ///
+    /// - The guards on one node have one [token](ReadGuard::fencing_token) and are [lost](ReadGuard::lost) together. None
+    ///   is handed out that is lost already: after a loss the next read enters afresh.
+    /// - [`release`](ReadGuard::release) of the last guard waits until the node is surely gone, of others for nothing.
+    /// - [Timeouts](AcquireRead::timeout) and cancelling concern only the one read.
+    /// - A read with a [label](AcquireRead::label) other than the [lock's](Self::label) enters by itself, so that the
+    ///   queue shows it.
+    /// - [`try_read`](RwLock::try_read) joins what is granted, and what it is granted itself may be joined; it does not
+    ///   wait for the entering of others.
+    ///
+    /// Zero is refused.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// let lock = RwLock::builder(&zk, "/locks/config").share_reads(Duration::from_millis(100)).build()?;
+    /// let (one, two) = tokio::join!(lock.read(), lock.clone().read());
+    /// assert_eq!(one?.path(), two?.path());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn share_reads(mut self, max_age: Duration) -> Self {
+        self.max_age = Some(max_age);
+        self
+    }
+
     /// Opens the lock. Nothing is sent.
     ///
     /// # Errors
@@ -348,6 +405,9 @@ impl RwLockBuilder {
             name::check_host(host)?;
         }
         check_label(self.label.as_deref())?;
+        if self.max_age == Some(Duration::ZERO) {
+            return Err(Error::invalid("a max_age of zero; to share no reads, leave share_reads out"));
+        }
         Ok(RwLock {
             shared: Arc::new(Shared {
                 coordinator: self.coordinator,
@@ -355,6 +415,7 @@ impl RwLockBuilder {
                 host: self.host.unwrap_or_else(name::machine),
                 label: self.label,
                 lock_delay: self.lock_delay,
+                reads: SharedReads::new(self.max_age.unwrap_or_default()),
             }),
         })
     }
@@ -371,7 +432,7 @@ pub struct AcquireRead(Acquisition);
 pub struct AcquireWrite(Acquisition);
 
 macro_rules! acquire {
-    ($acquire:ident, $guard:ident) => {
+    ($acquire:ident, $guard:ident, $granting:ident) => {
         impl $acquire {
             /// Gives up, and leaves the queue, when the lock was not granted within `timeout`.
             ///
@@ -407,17 +468,19 @@ macro_rules! acquire {
 
         impl IntoFuture for $acquire {
             type Output = Result<$guard, Error>;
-            type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+            type IntoFuture = Granting<$guard>;
 
-            fn into_future(mut self) -> Self::IntoFuture {
-                Box::pin(async move { self.0.acquire().await.map($guard::new) })
+            fn into_future(self) -> Self::IntoFuture {
+                self.0.$granting()
             }
         }
     };
 }
 
-acquire!(AcquireRead, ReadGuard);
-acquire!(AcquireWrite, WriteGuard);
+acquire!(AcquireRead, ReadGuard, read);
+acquire!(AcquireWrite, WriteGuard, write);
+
+type Granting<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
 #[derive(Debug)]
 struct Acquisition {
@@ -440,10 +503,10 @@ impl fmt::Debug for OnWait {
 }
 
 /// Where an acquisition waits, for the error that its timeout gives.
-type Waiting = Mutex<Option<Waits>>;
+pub(crate) type Waiting = Mutex<Option<Waits>>;
 
 #[derive(Clone)]
-struct Waits {
+pub(crate) struct Waits {
     session: Arc<dyn Session>,
     me: Contender,
     /// Who was in the way when it last looked.
@@ -478,7 +541,17 @@ impl Acquisition {
 
     async fn enter_within(&self, timeout: Duration, on_wait: Option<OnWait>) -> Result<Box<Held>, Error> {
         let waiting = Waiting::default();
-        let mut granted = std::pin::pin!(self.enter(Patience::Wait, &waiting, on_wait));
+        self.within(timeout, &waiting, self.enter(Patience::Wait, &waiting, on_wait)).await
+    }
+
+    /// What is granted in time, or who was in the way of the one that `waiting` tells of.
+    async fn within<G>(
+        &self,
+        timeout: Duration,
+        waiting: &Waiting,
+        granted: impl Future<Output = Result<G, Error>>,
+    ) -> Result<G, Error> {
+        let mut granted = std::pin::pin!(granted);
         let look_up = LOOK_UP_AHEAD.min(timeout / 5);
         let sleep = |duration| self.shared.coordinator.sleep(duration);
         tokio::select! {
@@ -488,8 +561,8 @@ impl Acquisition {
         }
         let mut in_time = sleep(look_up);
         // Cut off, there is nobody to ask; what was seen before is then the best to tell.
-        let mut blockers = self.seen_in_the_way(&waiting);
-        let mut looking = std::pin::pin!(self.in_the_way(&waiting));
+        let mut blockers = self.seen_in_the_way(waiting);
+        let mut looking = std::pin::pin!(self.in_the_way(waiting));
         let mut looked = false;
         loop {
             tokio::select! {
@@ -733,6 +806,76 @@ impl Acquisition {
             Failure::NoNode => Error::Evicted(Loss::Removed),
             failure => Error::from_failure(failure, "enter", &self.shared.path),
         }
+    }
+}
+
+/// How a builder becomes a guard, and what reads of one process share on the way.
+impl Acquisition {
+    fn write(mut self) -> Granting<WriteGuard> {
+        Box::pin(async move { self.acquire().await.map(WriteGuard::new) })
+    }
+
+    fn read(mut self) -> Granting<ReadGuard> {
+        // A label of its own must be seen in the queue, and whatever is wrong must be told.
+        if self.shared.reads.are_shared() && self.label == self.shared.label && self.timeout != Some(Duration::ZERO) {
+            Box::pin(self.shared_read())
+        } else {
+            Box::pin(async move { self.acquire().await.map(ReadGuard::new) })
+        }
+    }
+
+    async fn shared_read(mut self) -> Result<ReadGuard, Error> {
+        // A task that does nothing but join must let others run, too.
+        tokio::task::consume_budget().await;
+        let on_wait = self.on_wait.take();
+        let held = match self.shared.reads.join() {
+            Some(held) => held,
+            // Boxed, because a future that only joins is small.
+            None => Box::pin(self.enter_shared(on_wait)).await?,
+        };
+        Ok(ReadGuard::on(held))
+    }
+
+    /// Waits, together with all who do, for the one that enters.
+    async fn enter_shared(&self, on_wait: Option<OnWait>) -> Result<Arc<Held>, Error> {
+        let reads = &self.shared.reads;
+        let entry = match reads.join_or_enter(|| self.for_all()) {
+            Ok(held) => return Ok(held),
+            Err(entry) => entry,
+        };
+        let granted = async {
+            let mut granted = std::pin::pin!(reads.granted(&entry));
+            if let Some(OnWait(tell)) = on_wait {
+                // Whoever takes the acquisition on has been woken, and so have we: we look whenever it got further.
+                let waits = poll_fn(|_| match *entry.waiting.lock().unwrap_or_else(PoisonError::into_inner) {
+                    Some(_) => Poll::Ready(()),
+                    None => Poll::Pending,
+                });
+                let looking = async {
+                    waits.await;
+                    self.in_the_way(&entry.waiting).await
+                };
+                tokio::select! {
+                    biased;
+                    answer = &mut granted => return answer,
+                    blockers = looking => tell.into_inner().unwrap_or_else(PoisonError::into_inner)(&blockers),
+                }
+            }
+            granted.await
+        };
+        match self.timeout {
+            None => granted.await,
+            Some(timeout) => self.within(timeout, &entry.waiting, granted).await,
+        }
+    }
+
+    /// The acquisition of all who wait for it. Their timeouts are their own, but know by it who is in the way.
+    fn for_all(&self) -> (Work, Arc<Waiting>) {
+        let waiting = Arc::new(Waiting::default());
+        let all = Acquisition { timeout: Some(Duration::MAX), ..Acquisition::new(&self.shared, Mode::Read) };
+        let its_own = Arc::clone(&waiting);
+        let work = Box::pin(async move { all.enter(Patience::Wait, &its_own, None).await });
+        (work, waiting)
     }
 }
 

@@ -85,6 +85,8 @@ conformance! {
         downgrade_keeps_the_token_and_lets_in_the_readers_directly_behind,
         a_shared_guard_keeps_the_node_until_the_last_one,
         shared_guards_are_lost_together,
+        tasks_that_share_reads_share_a_node_its_transactions_and_its_loss,
+        a_writer_gets_in_before_the_reads_that_came_when_the_shared_node_was_too_old,
         releasing_a_removed_node_says_lost,
         downgrading_a_removed_node_says_lost_and_leaves_nothing,
         a_removed_node_is_a_lost_lock_and_stops_the_work,

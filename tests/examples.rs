@@ -15,7 +15,7 @@ mod support;
 
 use support::server::{Server, shared_server};
 
-const ALL: [&str; 6] = ["quickstart", "shared_config", "migrate", "batch_worker", "leader", "herd"];
+const ALL: [&str; 7] = ["quickstart", "shared_config", "migrate", "batch_worker", "leader", "shared_reads", "herd"];
 
 /// No example takes nearly as long, on any machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -154,6 +154,25 @@ async fn leader(on: On) {
     }
 }
 
+async fn shared_reads(on: On) {
+    let mut arguments = on.arguments("shared_reads");
+    arguments.extend(["--duration", "500ms", "--tasks", "20"].map(str::to_owned));
+    run("shared_reads", &arguments)
+        .await
+        .succeeded()
+        .says_in_lines(" reads a second: ", 2)
+        .says(" writes, of which the longest waited ")
+        .says("the bound: ");
+    arguments.push("--without-sharing".to_owned());
+    let alone = run("shared_reads", &arguments).await;
+    alone.succeeded().says_in_lines(" reads a second: ", 2);
+    for line in alone.stdout.lines().filter_map(|line| line.split_once(" reads a second: ")) {
+        let words: Vec<_> = line.1.split(' ').collect();
+        let [reads, "reads", "on", nodes, "nodes"] = words[..] else { panic!("{words:?}") };
+        assert_eq!(reads, nodes, "each read has a node of its own");
+    }
+}
+
 macro_rules! on_both {
     ($($check:ident)*) => {
         mod embedded {
@@ -180,6 +199,7 @@ on_both! {
     migrate_too_late
     batch_worker
     leader
+    shared_reads
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Outcome, Session};
 use zk_rwlock::{Contender, Ending, Error, HoldState, Loss, MemberState, Mode, RwLock, WriteGuard};
 
 use super::harness::Harness;
-use crate::support::scene::{eventually, granted, line, line_becomes, reader, refused, soon, writer};
+use crate::support::scene::{SOON, eventually, granted, line, line_becomes, reader, refused, soon, writer};
 
 /// Two processes that use one lock, and an operator who works on bare nodes.
 struct Stage<C> {
@@ -399,6 +399,57 @@ pub async fn shared_guards_are_lost_together<H: Harness>(h: &H) {
     assert_eq!(soon("the loss", one.lost()).await, Loss::Removed);
     assert!(!one.is_held() && !two.is_held());
     assert!(matches!(two.release().await, Err(Error::Lost(Loss::Removed))));
+}
+
+pub async fn tasks_that_share_reads_share_a_node_its_transactions_and_its_loss<H: Harness>(h: &H) {
+    let s = Stage::set(h).await.with_directory().await;
+    let shared = RwLock::builder(&s.mine, &s.directory).share_reads(10 * SOON).build().expect("valid");
+    let write = soon("a free lock", s.b.write()).await.expect("free");
+    let tasks: Vec<_> = (0..20).map(|_| reader(&shared)).collect();
+    line_becomes(&s.b, "W+ R-").await;
+    write.release().await.expect("held");
+    let mut guards = Vec::new();
+    for task in tasks {
+        guards.push(granted(task).await);
+    }
+    let one = soon("a shared node", shared.read()).await.expect("shared");
+    assert!(guards.iter().all(|guard| guard.is_held() && guard.path() == one.path()));
+    assert_eq!((s.children().await.len(), line(&s.b).await.as_str()), (1, "R+"));
+    one.transaction().create(&s.beside("shared"), "x").commit().await.expect("held");
+    assert_eq!(s.data(&s.beside("shared")).await.as_deref(), Some(b"x".as_slice()));
+
+    s.operator.delete(&one.path()).await.expect("there");
+    assert_eq!(soon("the loss", one.lost()).await, Loss::Removed);
+    assert!(guards.iter().all(|guard| !guard.is_held()));
+    let next = soon("a fresh node", shared.read()).await.expect("free");
+    assert!(next.is_held() && next.fencing_token() > one.fencing_token());
+    next.release().await.expect("held");
+    s.becomes_empty().await;
+}
+
+pub async fn a_writer_gets_in_before_the_reads_that_came_when_the_shared_node_was_too_old<H: Harness>(h: &H) {
+    let s = Stage::set(h).await.with_directory().await;
+    let max_age = Duration::from_secs(3);
+    let shared = RwLock::builder(&s.mine, &s.directory).share_reads(max_age).build().expect("valid");
+    let one = soon("a free lock", shared.read()).await.expect("free");
+    let write = writer(&s.b);
+    line_becomes(&s.a, "R+ W-").await;
+    let two = soon("a shared node", shared.read()).await.expect("shared");
+    assert_eq!(two.path(), one.path());
+    tokio::time::sleep(max_age).await;
+    let (three, four) = (reader(&shared), reader(&shared));
+    line_becomes(&s.a, "R+ W- R-").await;
+    one.release().await.expect("held");
+    assert!(!write.is_finished());
+    two.release().await.expect("held");
+    let write = granted(write).await;
+    assert!(!three.is_finished() && !four.is_finished());
+    write.release().await.expect("held");
+    let (three, four) = (granted(three).await, granted(four).await);
+    assert_eq!(three.path(), four.path());
+    three.release().await.expect("held");
+    four.release().await.expect("held");
+    s.becomes_empty().await;
 }
 
 pub async fn releasing_a_removed_node_says_lost<H: Harness>(h: &H) {

@@ -1,0 +1,143 @@
+//! Many tasks of one process that read under one lock, and what that costs a writer elsewhere.
+//!
+//! ```text
+//! cargo run --release --example shared_reads
+//! cargo run --release --example shared_reads -- --zookeeper 127.0.0.1:2181 --tasks 200 --max-age 50ms
+//! cargo run --release --example shared_reads -- --without-sharing    # to see what sharing is for
+//! ```
+//!
+//! Each read is acquired, held while other tasks run, and dropped. They share a node of the lock for as long as it is
+//! young enough, and then a waiting writer gets in: after at most that age plus the longest read.
+
+mod common;
+
+use std::collections::HashSet;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::sleep;
+use zk_rwlock::RwLock;
+
+const LOCK: &str = "/zk-rwlock-examples/shared_reads/lock";
+
+/// Many tasks of one process that read under one lock, and what that costs a writer elsewhere
+#[derive(Clone, clap::Parser)]
+struct Arguments {
+    #[command(flatten)]
+    backend: common::Backend,
+    /// How many tasks read
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    tasks: u32,
+    /// How long a granted node may be joined
+    #[arg(long, default_value = "100ms", value_parser = humantime::parse_duration)]
+    max_age: Duration,
+    /// How long to read without a writer, and then again with one
+    #[arg(long, default_value = "3s", value_parser = humantime::parse_duration)]
+    duration: Duration,
+    /// Let each read have a node of its own
+    #[arg(long)]
+    without_sharing: bool,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    common::exit(run(common::arguments()).await)
+}
+
+async fn run(arguments: Arguments) -> common::Result<()> {
+    let (ours, theirs) = (arguments.backend.connect().await?, arguments.backend.connect().await?);
+    let lock = RwLock::builder(&ours, LOCK);
+    let lock = if arguments.without_sharing { lock } else { lock.share_reads(arguments.max_age) }.build()?;
+    let elsewhere = RwLock::builder(&theirs, LOCK).label("writer").build()?;
+
+    println!("{} tasks read for {}:", arguments.tasks, humantime::format_duration(arguments.duration));
+    println!("  {}", reads(&lock, &arguments).await?);
+
+    println!("the same, with a writer that queues again and again:");
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = tokio::spawn(write(elsewhere, Arc::clone(&stop)));
+    let done = reads(&lock, &arguments).await;
+    stop.store(true, Ordering::Relaxed);
+    let (writes, longest_wait) = writer.await??;
+    let done = done?;
+    println!("  {done}");
+    println!("  {writes} writes, of which the longest waited {longest_wait:.1?}");
+    if !arguments.without_sharing {
+        let bound = arguments.max_age + done.longest;
+        println!("  the bound: {:.1?} (max_age {:?}, longest read {:.1?})", bound, arguments.max_age, done.longest);
+    }
+    ours.close().await;
+    theirs.close().await;
+    Ok(())
+}
+
+/// What was read.
+#[derive(Default)]
+struct Reads {
+    number: u64,
+    took: Duration,
+    /// From the grant to the drop, as far as the tasks can tell.
+    longest: Duration,
+    nodes: HashSet<i64>,
+}
+
+impl std::fmt::Display for Reads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let rate = self.number as f64 / self.took.as_secs_f64();
+        write!(f, "{rate:.0} reads a second: {} reads on {} nodes", self.number, self.nodes.len())
+    }
+}
+
+/// Reads with many tasks at once.
+async fn reads(lock: &RwLock, arguments: &Arguments) -> common::Result<Reads> {
+    let began = Instant::now();
+    let mut tasks = JoinSet::new();
+    for _ in 0..arguments.tasks {
+        tasks.spawn(read(lock.clone(), began + arguments.duration));
+    }
+    let mut all = Reads::default();
+    while let Some(some) = tasks.join_next().await {
+        let some = some??;
+        all.number += some.number;
+        all.longest = all.longest.max(some.longest);
+        all.nodes.extend(some.nodes);
+    }
+    all.took = began.elapsed();
+    Ok(all)
+}
+
+async fn read(lock: RwLock, end: Instant) -> common::Result<Reads> {
+    let (mut reads, mut node) = (Reads::default(), 0);
+    let mut now = Instant::now();
+    while now < end {
+        let guard = lock.read().await?;
+        let granted = Instant::now();
+        yield_now().await; // here a task would look at what the lock guards
+        if guard.fencing_token() != node {
+            node = guard.fencing_token();
+            reads.nodes.insert(node);
+        }
+        drop(guard);
+        now = Instant::now();
+        reads.longest = reads.longest.max(now - granted);
+        reads.number += 1;
+    }
+    Ok(reads)
+}
+
+/// Writes again and again: how often, and the longest wait.
+async fn write(lock: RwLock, stop: Arc<AtomicBool>) -> common::Result<(u32, Duration)> {
+    let (mut writes, mut longest) = (0, Duration::ZERO);
+    while !stop.load(Ordering::Relaxed) {
+        let asked = Instant::now();
+        let guard = lock.write().await?;
+        longest = longest.max(asked.elapsed());
+        writes += 1;
+        guard.release().await?;
+        sleep(Duration::from_millis(10)).await; // so that there is something to overtake
+    }
+    Ok((writes, longest))
+}
