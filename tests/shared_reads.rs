@@ -558,6 +558,17 @@ async fn an_age_of_one_step_is_no_price() {
     assert!(wait <= length + step && overtaking == 0, "{wait:?}, overtaken by {overtaking}");
 }
 
+#[tokio::test]
+async fn a_task_that_does_nothing_but_join_lets_others_run() {
+    let (_zk, shared, _) = two();
+    let _held = read(&shared);
+    let other = tokio::spawn(async {});
+    for _ in 0..10_000 {
+        drop(shared.read().await.expect("shared"));
+    }
+    assert!(other.is_finished());
+}
+
 // With threads.
 
 /// No wake-up is lost, and nothing is left behind, when reads come, join, give up and fail on several threads.
