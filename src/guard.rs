@@ -35,6 +35,10 @@ impl Held {
         &self.place
     }
 
+    pub(crate) fn standing(&self) -> &Standing {
+        &self.standing
+    }
+
     pub(crate) fn contender(&self) -> &Contender {
         &self.standing.contender
     }

@@ -83,6 +83,7 @@ mod path;
 mod place;
 mod queue;
 mod shared_reads;
+mod succession;
 mod tenure;
 mod transaction;
 mod turn;

@@ -18,6 +18,7 @@ use crate::path;
 use crate::place::{self, Place};
 use crate::queue::{self, Blockers, Note, Queue};
 use crate::shared_reads::{SharedReads, Work};
+use crate::succession::Succession;
 use crate::tenure::Loss;
 use crate::turn::{Turn, turn};
 
@@ -74,6 +75,7 @@ pub(crate) struct Shared {
     pub(crate) label: Option<String>,
     lock_delay: Duration,
     reads: SharedReads,
+    succession: Succession,
 }
 
 impl RwLock {
@@ -416,6 +418,7 @@ impl RwLockBuilder {
                 label: self.label,
                 lock_delay: self.lock_delay,
                 reads: SharedReads::new(self.max_age.unwrap_or_default()),
+                succession: Succession::default(),
             }),
         })
     }
@@ -597,8 +600,8 @@ impl Acquisition {
     }
 
     async fn enter(&self, patience: Patience, waiting: &Waiting, on_wait: Option<OnWait>) -> Result<Box<Held>, Error> {
-        let (held, children) = Box::pin(self.queue_up()).await?;
-        match self.wait_for_turn(&held, children, patience, waiting, on_wait).await {
+        let (held, look) = Box::pin(self.queue_up()).await?;
+        match self.wait_for_turn(&held, look, patience, waiting, on_wait).await {
             Ok(()) => Ok(held),
             // Who may not do all that it takes may not be allowed to leave either, and must be told.
             Err(error @ Error::PermissionDenied { .. }) => match held.place().leave().await {
@@ -609,8 +612,8 @@ impl Acquisition {
         }
     }
 
-    /// Takes a place at the end of the queue, and returns the children as they are once it is there.
-    async fn queue_up(&self) -> Result<(Box<Held>, Result<Names, Failure>), Error> {
+    /// Takes a place at the end of the queue, with a look at the queue as it is then, unless none may be needed.
+    async fn queue_up(&self) -> Result<(Box<Held>, Option<Result<Names, Failure>>), Error> {
         let shared = &self.shared;
         let owner = format!("{}~{}", shared.host, random_id());
         let note = Note {
@@ -623,12 +626,12 @@ impl Acquisition {
         // Each waiter watches two nodes: its own, and the one before it.
         let watched = 2 * (shared.path.len() + owner.len() + "/-WRITE-0000000000".len());
         let mut tries = 0;
-        let (place, children) = loop {
+        let (place, look) = loop {
             let berth = shared.coordinator.berth(watched).await.map_err(|failure| self.stop(failure))?;
             let place = Place::new(berth, Arc::clone(&shared.path), owner.clone());
             tries += 1;
             match self.take_place(&place, &data).await {
-                Ok(children) => break (place, children),
+                Ok(look) => break (place, look),
                 // The session ended unnoticed while it was idle: nothing of ours was in it, so a fresh one will do.
                 Err(Failure::Over(_)) if tries < SESSION_TRIES => {
                     // Its requests fail a moment before it counts as over, and until then it is given out again.
@@ -642,15 +645,20 @@ impl Acquisition {
             }
         };
         let held = Held::new(place, Arc::clone(shared), data).ok_or_else(|| self.stop(Failure::NoNode))?;
-        Ok((held, children))
+        Ok((held, look))
     }
 
-    /// Puts a node into the directory, and returns the children as they are once it is there.
-    async fn take_place(&self, place: &Place, data: &[u8]) -> Result<Result<Names, Failure>, Failure> {
+    /// Puts a node into the directory, with a look at the children as they are then, unless none may be needed.
+    async fn take_place(&self, place: &Place, data: &[u8]) -> Result<Option<Result<Names, Failure>>, Failure> {
         let (mut missing, mut unknown) = (0, 0_u32);
         loop {
-            match place.enter_and_list(self.mode, data).await {
-                Ok(children) => return Ok(children),
+            let entered = if self.shared.succession.expects_others() {
+                place.enter_and_list(self.mode, data).await.map(Some)
+            } else {
+                place.enter(self.mode, data).await.map(|()| None)
+            };
+            match entered {
+                Ok(look) => return Ok(look),
                 // The directory can vanish again between its making and the next try: the server reaps it when empty.
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
@@ -659,7 +667,7 @@ impl Acquisition {
                 Err(Failure::Unknown(_)) if unknown < place::UNKNOWN_TRIES => {
                     unknown += 1;
                     if place.recover().await? {
-                        return Ok(place.list().await);
+                        return Ok(None);
                     }
                 }
                 Err(failure) => return Err(failure),
@@ -671,7 +679,7 @@ impl Acquisition {
     async fn wait_for_turn(
         &self,
         held: &Held,
-        mut children: Result<Names, Failure>,
+        look: Option<Result<Names, Failure>>,
         patience: Patience,
         waiting: &Waiting,
         mut on_wait: Option<OnWait>,
@@ -683,6 +691,13 @@ impl Acquisition {
         if me.sequence() < 0 || me.sequence() >= name::REFUSED_FROM {
             return Err(Error::SequenceExhausted { path: self.shared.path.to_string() });
         }
+        if !place.is_unsure() && self.shared.succession.proves(held.standing()) {
+            return Box::pin(self.grant(held, None)).await;
+        }
+        let mut children = match look {
+            Some(children) => children,
+            None => place.list().await,
+        };
         loop {
             let names = match children {
                 Ok(names) => names,
@@ -763,8 +778,9 @@ impl Acquisition {
             }
             if let Some(stretch) = session.lease().stretch() {
                 tenure.hold(stretch);
-                if let Some(path) = handed_off {
-                    session.lease().roll().confirm_gone(path, tenure);
+                match handed_off {
+                    Some(path) => session.lease().roll().confirm_gone(path, tenure),
+                    None => self.shared.succession.granted(held.standing()),
                 }
                 return Ok(());
             }

@@ -64,24 +64,24 @@ impl Place {
     /// # Cancel safety
     /// Dropping the future keeps the request; dropping the place removes what it makes.
     pub(crate) async fn enter(&self, mode: Mode, data: &[u8]) -> Result<(), Failure> {
-        let prefix = self.child(&name::prefix(&self.owner, mode));
-        let reply = self.session().create(&prefix, data, Kind::EphemeralSequential);
-        self.node().step = Step::Coming(reply);
+        self.ask_for_node(mode, data);
         self.entered().await
     }
 
-    /// As [`Place::enter`], with the directory's children as they are once the node is there: both requests are on
-    /// their way before either is answered.
+    /// As [`Place::enter`], with a look at the directory as it is once the node is there: both requests are on their
+    /// way before either is answered.
     pub(crate) async fn enter_and_list(&self, mode: Mode, data: &[u8]) -> Result<Result<Names, Failure>, Failure> {
-        let mut entered = std::pin::pin!(self.enter(mode, data));
-        // The first poll sends the create; the listing then follows it on the wire.
-        let first = poll_fn(|context| Poll::Ready(entered.as_mut().poll(context))).await;
-        let listing = self.list();
-        match first {
-            Poll::Ready(answer) => answer?,
-            Poll::Pending => entered.await?,
-        }
-        Ok(listing.await)
+        self.ask_for_node(mode, data);
+        // It is answered after the create, so waiting for it first wakes the task once, and not twice.
+        let names = self.list().await;
+        self.entered().await?;
+        Ok(names)
+    }
+
+    fn ask_for_node(&self, mode: Mode, data: &[u8]) {
+        let prefix = self.child(&name::prefix(&self.owner, mode));
+        let reply = self.session().create(&prefix, data, Kind::EphemeralSequential);
+        self.node().step = Step::Coming(reply);
     }
 
     async fn entered(&self) -> Result<(), Failure> {
@@ -134,7 +134,7 @@ impl Place {
     /// The second look after a lost answer: a listing that follows a later write of ours shows every node that the
     /// lost request made. Only the one we stand at may stay.
     pub(crate) fn remove_strays(&self, children: &[String]) {
-        if !self.node().unsure {
+        if !self.is_unsure() {
             return;
         }
         let Some(standing) = self.standing() else {
@@ -147,6 +147,11 @@ impl Place {
                 session.spawn(Box::pin(removed_in_background(Arc::clone(session), path, reply)));
             }
         }
+    }
+
+    /// Whether there may be a node of ours that nobody saw.
+    pub(crate) fn is_unsure(&self) -> bool {
+        self.node().unsure
     }
 
     /// The children of the directory.
@@ -173,7 +178,15 @@ impl Place {
         session.lease().roll().strike(standing.number);
         let reply = if signal { hand_off(&session, &path) } else { session.delete(&path) };
         let restart = (standing.contender.sequence() >= name::RESTART_FROM).then(|| Arc::clone(&self.directory));
-        Leaving { work: Some(Box::pin(remove(Arc::clone(&session), path, reply, signal, restart))), session }
+        let (tenure, removal) = (standing.tenure, remove(Arc::clone(&session), path, reply, signal, restart));
+        let work = async move {
+            let answer = removal.await;
+            if matches!(answer, Ok(()) | Err(Failure::NoNode)) {
+                tenure.gone();
+            }
+            answer
+        };
+        Leaving { work: Some(Box::pin(work)), session }
     }
 
     /// Replaces a WRITE node by a READ node of the same number, in one transaction.

@@ -18,6 +18,10 @@ use crate::lease::Lease;
 /// At most so many checks go into one heartbeat: its request must stay far below ZooKeeper's limit of 1 MiB.
 const CHECKS_PER_HEARTBEAT: usize = 1_000;
 
+/// How often a node that waits is passed over before its owner watches it: 50 ms on ZooKeeper. A short queue is through
+/// by then, and nobody removes a node by hand so soon.
+const WAITING_PASSED: u32 = 10;
+
 /// Why a lock was lost. A lost guard never becomes valid again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -121,6 +125,8 @@ enum Phase {
     /// Being replaced by a node of another name: that the old one goes is no loss.
     Moving(u64),
     Left,
+    /// Left, and the node is surely not there any more.
+    Gone,
 }
 
 impl Tenure {
@@ -168,8 +174,17 @@ impl Tenure {
         self.changed.notify_waiters();
     }
 
+    /// The node is surely gone, after we left.
+    pub(crate) fn gone(&self) {
+        self.state().phase = Phase::Gone;
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.state().phase == Phase::Gone
+    }
+
     fn has_left(&self) -> bool {
-        self.state().phase == Phase::Left
+        matches!(self.state().phase, Phase::Left | Phase::Gone)
     }
 
     /// The node was lost; the first reason stays.
@@ -252,7 +267,7 @@ impl Tenure {
 
     fn is_standing_at(&self, path: &str) -> bool {
         let state = self.state();
-        state.path == path && !matches!(state.phase, Phase::Left | Phase::Moving(_))
+        state.path == path && !matches!(state.phase, Phase::Left | Phase::Gone | Phase::Moving(_))
     }
 
     fn gone_from(&self, path: &str) {
@@ -317,12 +332,21 @@ pub(crate) struct Roll {
 struct Members {
     next: u64,
     all: HashMap<u64, Arc<Tenure>>,
-    unwatched: Vec<Arc<Tenure>>,
+    unwatched: Vec<Unwatched>,
     /// Nodes that must be gone, because those who waited for them were granted by a hand-off.
     handed_off: HashMap<String, HandedOff>,
     /// The last of them that was gone indeed.
     gone: String,
     over: bool,
+}
+
+/// A node that its owner does not watch yet.
+#[derive(Debug)]
+struct Unwatched {
+    tenure: Arc<Tenure>,
+    /// How often it has been passed over, waiting, and whether it held the last time.
+    passed: u32,
+    held: bool,
 }
 
 #[derive(Debug, Default)]
@@ -354,12 +378,30 @@ impl Roll {
     /// Has the node watched, soon.
     pub(crate) fn watch(&self, tenure: &Arc<Tenure>) {
         let mut members = self.members();
-        members.unwatched.push(Arc::clone(tenure));
+        members.unwatched.push(Unwatched { tenure: Arc::clone(tenure), passed: 0, held: false });
         let first = members.unwatched.len() == 1;
         drop(members);
         if first {
             self.unwatched.notify_one();
         }
+    }
+
+    /// The nodes to watch now, out of those that are looked at once in each `grace`, and whether there are others.
+    ///
+    /// Nodes that are held are passed over once, those that wait more often: most are gone again by then.
+    fn to_watch(&self, grace: Duration) -> (Vec<Arc<Tenure>>, bool) {
+        let mut members = self.members();
+        let mut due = Vec::new();
+        members.unwatched.retain_mut(|it| {
+            let (holds, held) = (it.tenure.is_holding(), it.held);
+            (it.passed, it.held) = (it.passed + 1, holds);
+            let is_due = grace.is_zero() || (holds && held) || it.passed >= WAITING_PASSED || it.tenure.has_left();
+            if is_due {
+                due.push(Arc::clone(&it.tenure));
+            }
+            !is_due
+        });
+        (due, !members.unwatched.is_empty())
     }
 
     /// Has it confirmed, soon, that the node at `path` is gone, whose hand-off `tenure` was granted by.
@@ -444,8 +486,9 @@ impl Roll {
 
 /// Looks after the nodes of a session until it is over: a backend spawns this once a session, on its own thread.
 ///
-/// Each node is watched from `grace` after it was entered (short-lived ones are gone by then and cost nothing), and
-/// while there are nodes the lease is renewed every quarter of the session timeout.
+/// Each node is watched by its owner: from one to two `grace` after it was granted, or ten after it was entered
+/// (short-lived ones are gone by then and cost nothing). While there are nodes the lease is renewed every quarter of
+/// the session timeout.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(lease) = session.upgrade().map(|session| Arc::clone(session.lease())) else {
         return;
@@ -455,8 +498,11 @@ pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
 
 async fn watch_nodes(session: &Weak<dyn Session>, lease: &Lease, grace: Duration) {
     let roll = lease.roll();
+    let mut more = false;
     loop {
-        roll.unwatched.notified().await;
+        if !more {
+            roll.unwatched.notified().await;
+        }
         let pause = session.upgrade().filter(|_| !grace.is_zero()).map(|session| session.sleep(grace));
         if let Some(pause) = pause {
             pause.await;
@@ -464,7 +510,8 @@ async fn watch_nodes(session: &Weak<dyn Session>, lease: &Lease, grace: Duration
         let Some(session) = session.upgrade().filter(|_| !roll.is_over()) else {
             return;
         };
-        let unwatched = std::mem::take(&mut roll.members().unwatched);
+        let unwatched;
+        (unwatched, more) = roll.to_watch(grace);
         let ask = |tenure: Arc<Tenure>| {
             let path = tenure.path();
             tenure.is_standing_at(&path).then(|| (session.watch(&path), tenure, path))

@@ -54,7 +54,7 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 /// A reconnect fails for good beyond 128 KiB; a good part is kept free for what else is watched.
 const WATCHED_BYTES_MAX: usize = 96 * 1024;
 
-/// Nodes younger than this are not watched by their owner: most are gone again by then.
+/// How soon an owner watches its node: see [`keep_alive`].
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
 /// A server that grants less, zero say, does not mean to keep the session; the client would make 8 ms of it.
