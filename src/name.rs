@@ -191,11 +191,15 @@ fn is_host_byte(byte: u8) -> bool {
 
 /// Splits a name into `host` or `host~id`, and its place.
 fn split(name: &str) -> Option<(&str, Place)> {
-    let (read, write) = (name.rfind(Mode::Read.marker()), name.rfind(Mode::Write.marker()));
-    let mode = if read > write { Mode::Read } else { Mode::Write };
-    let at = read.max(write)?;
-    let sequence = parse_sequence(&name[at + mode.marker().len()..])?;
-    let owner = &name[..at];
+    // Each contender reads the whole queue once, so with ten thousand of them this is a hundred million names.
+    let (before, digits) = name.rsplit_once('-')?;
+    let sign = usize::from(before.ends_with('-'));
+    let before = &before[..before.len() - sign];
+    let sequence = parse_sequence(&name[name.len() - digits.len() - sign..])?;
+    let (owner, mode) = match before.strip_suffix("-WRITE") {
+        Some(owner) => (owner, Mode::Write),
+        None => (before.strip_suffix("-READ")?, Mode::Read),
+    };
     let (host, id) = owner.split_once('~').unwrap_or((owner, "0"));
     let well_formed = host_problem(host).is_none() && !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric());
     well_formed.then_some((owner, Place { mode, sequence }))
