@@ -232,12 +232,15 @@ async fn queue(args: &Args, contenders: Vec<Contender>, gate: (ZooKeeper, Conten
     let (zk, gate) = gate;
     let held = gate.acquire(true).await?;
     let granted = Arc::new(Semaphore::new(0));
+    // Readers hold until all of them do: their leaving is not measured.
+    let may_leave = Arc::new(Semaphore::new(if drain { args.n } else { 0 }));
     let start_one = |me: Contender| -> JoinHandle<Result<Instant, Error>> {
-        let granted = Arc::clone(&granted);
+        let (granted, may_leave) = (Arc::clone(&granted), Arc::clone(&may_leave));
         tokio::spawn(async move {
             let held = me.acquire(drain).await?;
             let at = Instant::now();
             granted.add_permits(1);
+            let _leave = may_leave.acquire().await;
             me.release(held).await?;
             Ok(at)
         })
@@ -249,11 +252,21 @@ async fn queue(args: &Args, contenders: Vec<Contender>, gate: (ZooKeeper, Conten
     gate.release(held).await?;
     let _all = granted.acquire_many(u32::try_from(args.n)?).await?;
     let mut grants = Vec::new();
-    for task in tasks {
-        grants.push(task.await??);
+    let (elapsed, mut extra);
+    if drain {
+        for task in tasks {
+            grants.push(task.await??);
+        }
+        elapsed = start.elapsed();
+        extra = counts(&meter.stop()?);
+    } else {
+        elapsed = start.elapsed();
+        extra = counts(&meter.stop()?);
+        may_leave.add_permits(args.n);
+        for task in tasks {
+            grants.push(task.await??);
+        }
     }
-    let elapsed = start.elapsed();
-    let mut extra = counts(&meter.stop()?);
     grants.sort_unstable();
     let mut before = start;
     let mut gap = |at: Instant| at - std::mem::replace(&mut before, if drain { at } else { start });
