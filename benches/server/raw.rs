@@ -89,7 +89,7 @@ impl Measured {
 #[tokio::main]
 pub(crate) async fn run(arguments: &Arguments) -> Result<Value> {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
-    let directory: Arc<str> = format!("/bench/raw-{since_epoch}").into();
+    let directory: Arc<str> = format!("/peers/raw-{}-{since_epoch}", std::process::id()).into();
     let mut sessions = Vec::new();
     for _ in 0..=arguments.sessions {
         let client = Client::connector().with_session_timeout(SESSION_TIMEOUT).connect(&arguments.zk).await?;
