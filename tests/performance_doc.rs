@@ -75,6 +75,28 @@ fn every_result_is_in_a_table() {
     }
 }
 
+/// As `make performance` writes them.
+#[test]
+fn all_tables_can_be_made_without_a_page() {
+    let all = report::every_table(&results()).expect("each has results");
+    for name in tables::names(&results()) {
+        assert!(all.contains(&format!("## {name}\n\n| ")), "{name}");
+    }
+}
+
+#[test]
+fn a_marker_that_means_nothing_is_an_error() {
+    let results = results();
+    for page in [
+        "<!-- table: drain, nowhere --><!-- end -->",
+        "<!-- value: nothing --><!-- end -->",
+        "<!-- value: raw writes --> and no end",
+    ] {
+        assert!(report::fill(page, &results).is_err(), "{page}");
+    }
+    assert_eq!(report::fill("<!-- a remark -->", &results).expect("no marker"), "<!-- a remark -->");
+}
+
 /// In the section on scale people wrote words: its figures are worked out by the command, or stand in the code.
 #[test]
 fn the_figures_of_the_section_on_scale_are_made_or_stand_in_the_code() {

@@ -83,7 +83,7 @@ fn svg(results: &Results, plot: &Plot) -> Option<String> {
         panel_width: 560.0,
         panel_height: 320.0,
         styles: peers.iter().map(style).collect(),
-        legend_width: 190.0,
+        legend_width: 280.0,
     };
     Some(chart.svg())
 }
