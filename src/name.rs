@@ -142,6 +142,15 @@ pub(crate) fn place(name: &str) -> Option<Place> {
     split(name).map(|(_, place)| place)
 }
 
+/// The sequence number, if this is a contender with an ordinary one: quick, because it looks at nothing else.
+pub(crate) fn sequence_if_plain(name: &str) -> Option<i64> {
+    let (before, digits) = name.as_bytes().split_last_chunk::<10>()?;
+    if !(before.ends_with(b"E-") || before.ends_with(b"D-")) {
+        return None;
+    }
+    digits.iter().try_fold(0, |number, digit| digit.is_ascii_digit().then(|| number * 10 + i64::from(digit - b'0')))
+}
+
 /// The name up to its sequence number, which the server appends.
 pub(crate) fn prefix(owner: &str, mode: Mode) -> String {
     format!("{owner}{}", mode.marker())
@@ -191,7 +200,6 @@ fn is_host_byte(byte: u8) -> bool {
 
 /// Splits a name into `host` or `host~id`, and its place.
 fn split(name: &str) -> Option<(&str, Place)> {
-    // Each contender reads the whole queue once, so with ten thousand of them this is a hundred million names.
     let (before, digits) = name.rsplit_once('-')?;
     let sign = usize::from(before.ends_with('-'));
     let before = &before[..before.len() - sign];
@@ -249,6 +257,21 @@ mod tests {
         for name in ["h-read-0000000001", "h-READ-0000000001 ", "é-READ-0000000001", "h-WRITE-99999999999999999999"] {
             foreign(name);
         }
+    }
+
+    #[test]
+    fn a_glance_sees_no_other_number_than_a_look() {
+        for digits in ["0000000007", "2147483647", "9999999999", "-000000005", "-2147483648", "12147483647"] {
+            for mode in ["READ", "WRITE"] {
+                let name = format!("h-READ-0000000001~i-{mode}-{digits}");
+                let looked = place(&name).map(|place| place.sequence);
+                let glanced = sequence_if_plain(&name);
+                assert!(glanced.is_none() || glanced == looked, "{name}: {glanced:?}, {looked:?}");
+                assert_eq!(glanced.is_some(), digits.len() == 10 && !digits.starts_with('-'), "{name}");
+            }
+        }
+        assert_eq!(sequence_if_plain("short"), None);
+        assert_eq!(sequence_if_plain("h-READ-000000000x"), None);
     }
 
     #[test]
