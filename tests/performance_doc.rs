@@ -38,6 +38,8 @@ fn the_page_says_what_was_measured() {
         assert_eq!(shown, made, "{AGAIN}");
     }
     assert_eq!(page, filled, "{AGAIN}");
+    // Markdown would take the whole line for HTML.
+    assert!(!page.contains("\n<!-- value"), "a value must not begin a line");
 }
 
 #[test]

@@ -99,7 +99,8 @@ pub(crate) fn table(results: &Results, name: &str) -> Outcome<String> {
 }
 
 fn share(part: f64, of: f64) -> String {
-    format!("{:.0} %", part / of * 100.0)
+    let percent = part / of * 100.0;
+    if percent < 0.5 { "under 1 %".to_owned() } else { format!("{} %", whole(percent)) }
 }
 
 fn ensembles(results: &Results) -> Outcome<String> {
