@@ -8,7 +8,7 @@ SHELL := /bin/bash
 DEBIAN_JAR := /usr/share/java/zookeeper.jar
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test lint soak bench kerberos zookeeper
+.PHONY: test lint soak bench performance figures kerberos zookeeper
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
 # proved nothing about ZooKeeper, so it fails however green the tests look.
@@ -37,8 +37,20 @@ soak: zookeeper
 # `cargo bench` alone measures what needs no server.
 ROUNDS := 3
 bench: zookeeper
-	cargo build --release --example drive
+	cargo build --release --example drive --example shared_reads
 	cargo bench --bench server -- --rounds $(ROUNDS)
+
+# All that docs/performance.md shows of us and of the floor, measured here; the tables and plots are in target/performance.
+performance: zookeeper
+	cargo build --release --example drive --example shared_reads
+	rm -rf target/performance
+	mkdir -p target/performance
+	cargo bench --bench server -- --rounds $(ROUNDS) --all --out '$(CURDIR)/target/performance/results.jsonl'
+	cargo run --release --example performance -- target/performance
+
+# The tables and plots of docs/performance.md, from the results that are committed with them.
+figures:
+	cargo run --release --example performance -- docs/performance --page docs/performance.md
 
 # Kerberos is behind a cfg, because it needs C headers and libclang to build; the tests run in a realm of their own.
 # On Debian: apt-get install libkrb5-dev libclang-dev krb5-kdc krb5-admin-server krb5-user

@@ -65,6 +65,8 @@ enum Workload {
     Drain,
     /// All are queued to read behind a gate, which opens.
     Readers,
+    /// All queue up to write behind a gate, which stays shut: what queueing costs, and what memory those have who wait.
+    Waiters,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -230,12 +232,15 @@ async fn queue(args: &Args, contenders: Vec<Contender>, gate: (ZooKeeper, Conten
     let (zk, gate) = gate;
     let held = gate.acquire(true).await?;
     let granted = Arc::new(Semaphore::new(0));
+    // Readers hold until all of them do: their leaving is not measured.
+    let may_leave = Arc::new(Semaphore::new(if drain { args.n } else { 0 }));
     let start_one = |me: Contender| -> JoinHandle<Result<Instant, Error>> {
-        let granted = Arc::clone(&granted);
+        let (granted, may_leave) = (Arc::clone(&granted), Arc::clone(&may_leave));
         tokio::spawn(async move {
             let held = me.acquire(drain).await?;
             let at = Instant::now();
             granted.add_permits(1);
+            let _leave = may_leave.acquire().await;
             me.release(held).await?;
             Ok(at)
         })
@@ -247,11 +252,21 @@ async fn queue(args: &Args, contenders: Vec<Contender>, gate: (ZooKeeper, Conten
     gate.release(held).await?;
     let _all = granted.acquire_many(u32::try_from(args.n)?).await?;
     let mut grants = Vec::new();
-    for task in tasks {
-        grants.push(task.await??);
+    let (elapsed, mut extra);
+    if drain {
+        for task in tasks {
+            grants.push(task.await??);
+        }
+        elapsed = start.elapsed();
+        extra = counts(&meter.stop()?);
+    } else {
+        elapsed = start.elapsed();
+        extra = counts(&meter.stop()?);
+        may_leave.add_permits(args.n);
+        for task in tasks {
+            grants.push(task.await??);
+        }
     }
-    let elapsed = start.elapsed();
-    let mut extra = counts(&meter.stop()?);
     grants.sort_unstable();
     let mut before = start;
     let mut gap = |at: Instant| at - std::mem::replace(&mut before, if drain { at } else { start });
@@ -260,6 +275,37 @@ async fn queue(args: &Args, contenders: Vec<Contender>, gate: (ZooKeeper, Conten
     let (name, value) = if drain { ("us_per_handoff", micros / args.n as f64) } else { ("total_us", micros) };
     extra.insert(name.to_owned(), json!(value));
     Ok(Measured { ops: args.n, elapsed, latencies, extra })
+}
+
+/// Nothing is granted here, so there are no latencies: the time is that until the server hears no more of them.
+async fn waiters(
+    args: &Args,
+    contenders: impl FnOnce() -> Result<Vec<Contender>, Error>,
+    gate: &Contender,
+) -> Outcome<Measured> {
+    let _held = gate.acquire(true).await?;
+    // The gate's own watch is counted before, and not as one of theirs.
+    meter::quiet(&args.zk, args.sessions).await?;
+    let memory_before = meter::memory("VmRSS");
+    let mut meter = Meter::start(&args.zk)?;
+    let start = Instant::now();
+    let wait = |me: Contender| tokio::spawn(async move { me.acquire(true).await.map(drop) });
+    let tasks: Vec<_> = contenders()?.into_iter().map(wait).collect();
+    let elapsed = meter.silence().await? - start;
+    let counted = meter.stop()?;
+    if counted.of("ephemerals_count")? != i64::try_from(args.n)? {
+        return Err("not all contenders have their nodes".into());
+    }
+    if let Some(early) = tasks.iter().find(|task| task.is_finished()) {
+        return Err(format!("a waiter came past the gate, or failed: {early:?}").into());
+    }
+    let mut extra = counts(&counted);
+    let each = |memory: Option<u64>| Some((memory? as f64 - memory_before? as f64) / args.n as f64);
+    extra.insert("bytes_per_waiter".to_owned(), json!(each(meter::memory("VmRSS"))));
+    extra.insert("peak_bytes_per_waiter".to_owned(), json!(each(meter::memory("VmHWM"))));
+    extra.insert("us_per_waiter".to_owned(), json!(elapsed.as_secs_f64() * 1e6 / args.n as f64));
+    tasks.iter().for_each(JoinHandle::abort);
+    Ok(Measured { ops: args.n, elapsed, latencies: Vec::new(), extra })
 }
 
 /// Waits until the gate and all contenders have their nodes, and then for the server to have gone quiet.
@@ -298,6 +344,7 @@ async fn main() -> Outcome<()> {
             let gate = (sessions[args.sessions].clone(), contender(args.sessions)?);
             queue(&args, contenders()?, gate).await?
         }
+        Workload::Waiters => waiters(&args, contenders, &contender(args.sessions)?).await?,
     };
     let violations = census.violations.load(SeqCst);
     let requests = measured.extra.get("packets_received").and_then(Value::as_i64).unwrap_or(0);
@@ -321,5 +368,9 @@ async fn main() -> Outcome<()> {
     line.insert("errors".to_owned(), json!(violations));
     line.insert("extra".to_owned(), measured.extra.into());
     println!("{}", Value::Object(line));
+    // Thousands of nodes go with their session at once; left to the guards, each would be a request.
+    for session in sessions {
+        session.close().await;
+    }
     Ok(())
 }

@@ -17,6 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use common::meter::Meter;
+use serde_json::{Value, json};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::sleep;
 use zk_rwlock::RwLock;
@@ -40,6 +42,9 @@ struct Arguments {
     /// Let each read have a node of its own
     #[arg(long)]
     without_sharing: bool,
+    /// Print one line of JSON, and nothing of the writer
+    #[arg(long)]
+    json: bool,
 }
 
 #[tokio::main]
@@ -53,6 +58,16 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     let lock = if arguments.without_sharing { lock } else { lock.share_reads(arguments.max_age) }.build()?;
     let elsewhere = RwLock::builder(&theirs, LOCK).label("writer").build()?;
 
+    if arguments.json {
+        let server = arguments.backend.zookeeper.as_deref().and_then(|servers| servers.split('/').next());
+        let meter = server.map(Meter::start).transpose()?;
+        let done = reads(&lock, &arguments).await?;
+        let requests = meter.map(|meter| meter.stop()?.of("packets_received")).transpose()?;
+        println!("{}", done.json(&arguments, requests));
+        ours.close().await;
+        theirs.close().await;
+        return Ok(());
+    }
     println!("{} tasks read for {}:", arguments.tasks, humantime::format_duration(arguments.duration));
     println!("  {}", reads(&lock, &arguments).await?);
 
@@ -88,6 +103,25 @@ impl std::fmt::Display for Reads {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let rate = self.number as f64 / self.took.as_secs_f64();
         write!(f, "{rate:.0} reads a second: {} reads on {} nodes", self.number, self.nodes.len())
+    }
+}
+
+impl Reads {
+    fn json(&self, arguments: &Arguments, requests: Option<i64>) -> Value {
+        json!({
+            "peer": if arguments.without_sharing { "ours" } else { "ours-shared" },
+            "workload": "shared",
+            "n": arguments.tasks,
+            "ops": self.number,
+            "sessions": 1,
+            "elapsed_s": self.took.as_secs_f64(),
+            "ops_per_s": self.number as f64 / self.took.as_secs_f64(),
+            "errors": 0,
+            "extra": {
+                "nodes": self.nodes.len(),
+                "requests_per_op": requests.map(|requests| requests as f64 / self.number as f64),
+            },
+        })
     }
 }
 

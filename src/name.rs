@@ -142,6 +142,15 @@ pub(crate) fn place(name: &str) -> Option<Place> {
     split(name).map(|(_, place)| place)
 }
 
+/// The sequence number, if this is a contender with an ordinary one: quick, because it looks at nothing else.
+pub(crate) fn sequence_if_plain(name: &str) -> Option<i64> {
+    let (before, digits) = name.as_bytes().split_last_chunk::<10>()?;
+    if !(before.ends_with(b"E-") || before.ends_with(b"D-")) {
+        return None;
+    }
+    digits.iter().try_fold(0, |number, digit| digit.is_ascii_digit().then(|| number * 10 + i64::from(digit - b'0')))
+}
+
 /// The name up to its sequence number, which the server appends.
 pub(crate) fn prefix(owner: &str, mode: Mode) -> String {
     format!("{owner}{}", mode.marker())
@@ -191,11 +200,14 @@ fn is_host_byte(byte: u8) -> bool {
 
 /// Splits a name into `host` or `host~id`, and its place.
 fn split(name: &str) -> Option<(&str, Place)> {
-    let (read, write) = (name.rfind(Mode::Read.marker()), name.rfind(Mode::Write.marker()));
-    let mode = if read > write { Mode::Read } else { Mode::Write };
-    let at = read.max(write)?;
-    let sequence = parse_sequence(&name[at + mode.marker().len()..])?;
-    let owner = &name[..at];
+    let (before, digits) = name.rsplit_once('-')?;
+    let sign = usize::from(before.ends_with('-'));
+    let before = &before[..before.len() - sign];
+    let sequence = parse_sequence(&name[name.len() - digits.len() - sign..])?;
+    let (owner, mode) = match before.strip_suffix("-WRITE") {
+        Some(owner) => (owner, Mode::Write),
+        None => (before.strip_suffix("-READ")?, Mode::Read),
+    };
     let (host, id) = owner.split_once('~').unwrap_or((owner, "0"));
     let well_formed = host_problem(host).is_none() && !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric());
     well_formed.then_some((owner, Place { mode, sequence }))
@@ -245,6 +257,21 @@ mod tests {
         for name in ["h-read-0000000001", "h-READ-0000000001 ", "é-READ-0000000001", "h-WRITE-99999999999999999999"] {
             foreign(name);
         }
+    }
+
+    #[test]
+    fn a_glance_sees_no_other_number_than_a_look() {
+        for digits in ["0000000007", "2147483647", "9999999999", "-000000005", "-2147483648", "12147483647"] {
+            for mode in ["READ", "WRITE"] {
+                let name = format!("h-READ-0000000001~i-{mode}-{digits}");
+                let looked = place(&name).map(|place| place.sequence);
+                let glanced = sequence_if_plain(&name);
+                assert!(glanced.is_none() || glanced == looked, "{name}: {glanced:?}, {looked:?}");
+                assert_eq!(glanced.is_some(), digits.len() == 10 && !digits.starts_with('-'), "{name}");
+            }
+        }
+        assert_eq!(sequence_if_plain("short"), None);
+        assert_eq!(sequence_if_plain("h-READ-000000000x"), None);
     }
 
     #[test]

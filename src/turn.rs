@@ -38,6 +38,12 @@ where
     let mut nearest: Option<(i64, I::Item)> = None;
     for child in queue {
         let name = child.as_ref();
+        // When ten thousand contenders come at once, each reads ten thousand names: most are passed over at a glance.
+        if let Some(sequence) = name::sequence_if_plain(name)
+            && (sequence > mine.sequence || nearest.as_ref().is_some_and(|(nearest, _)| *nearest > sequence))
+        {
+            continue;
+        }
         let Some(other) = name::place(name) else {
             continue;
         };

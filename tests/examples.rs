@@ -163,6 +163,13 @@ async fn shared_reads(on: On) {
         .says_in_lines(" reads a second: ", 2)
         .says(" writes, of which the longest waited ")
         .says("the bound: ");
+    let mut as_json = arguments.clone();
+    as_json.push("--json".to_owned());
+    let run_as_json = run("shared_reads", &as_json).await;
+    let line: Value = serde_json::from_str(&run_as_json.succeeded().stdout).expect("a line of JSON");
+    assert_eq!((&line["workload"], &line["peer"], &line["n"]), (&"shared".into(), &"ours-shared".into(), &20.into()));
+    assert!(line["ops"].as_u64() > line["extra"]["nodes"].as_u64(), "{line}");
+    assert_eq!(line["extra"]["requests_per_op"].is_number(), on == On::Server, "{line}");
     arguments.push("--without-sharing".to_owned());
     let alone = run("shared_reads", &arguments).await;
     alone.succeeded().says_in_lines(" reads a second: ", 2);
@@ -321,6 +328,31 @@ fn is_well_formed(svg: &str) {
     assert_eq!(open, Vec::<&str>::new());
     assert_eq!(svg.matches("<polyline ").count(), 9, "three lines in each of three panels");
     assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+}
+
+/// The drivers are told by their counts whether they measure what they say.
+#[tokio::test]
+async fn the_driver_measures_who_waits_and_who_is_let_in_and_nothing_else() {
+    let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+    let drive = async |workload: &str, n: u32| {
+        let arguments = ["--zk", &server.address(), "--workload", workload, "--n", &n.to_string(), "--sessions", "4"];
+        let run = run("drive", &arguments.map(str::to_owned)).await;
+        let line: Value = serde_json::from_str(&run.succeeded().stdout).expect("a line of JSON");
+        assert_eq!(line["errors"], 0, "{line}");
+        let requests = line["extra"]["packets_received"].as_f64().expect("the server counts them");
+        (line, requests / f64::from(n))
+    };
+
+    let (line, requests) = drive("waiters", 40).await;
+    // A node and a watch at least; at most also a listing each and a watch on the own node, and a heartbeat.
+    assert!((2.0..=4.5).contains(&requests), "{line}");
+    let memory = |name: &str| line["extra"][name].as_f64().unwrap_or_else(|| panic!("no {name} in {line}"));
+    assert!(memory("bytes_per_waiter") <= memory("peak_bytes_per_waiter"), "{line}");
+    assert!(memory("us_per_waiter") > 0.0, "{line}");
+
+    // The release of the gate, and what idle sessions send; their own releases would be one each.
+    let (line, requests) = drive("readers", 40).await;
+    assert!(requests < 0.5, "{line}");
 }
 
 #[tokio::test]

@@ -2,7 +2,8 @@
 //!
 //! `make bench` runs it. It starts a server, and for each workload and round the driver (`examples/drive.rs`) and the
 //! floor ([`raw`]), each in a process of its own. Printed are the medians over the rounds, and how many times the
-//! floor's ours is; the same, and every run, are written as lines of JSON into `target/bench`.
+//! floor's ours is; the same, and every run, are written as lines of JSON into `target/bench`. `--all` adds the sizes
+//! that `docs/performance.md` shows, and what has no floor.
 
 #[path = "../../examples/common/meter.rs"]
 mod meter;
@@ -20,19 +21,43 @@ use support::server::Server;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// A name, and what tells the driver and the floor what to do.
-const CASES: [(&str, &str); 10] = [
-    ("write", "--workload write --ops 2000"),
-    ("write-drop", "--workload write --ops 2000"),
-    ("read", "--workload read --ops 2000"),
-    ("contend-8", "--workload contend --n 8 --sessions 8 --ops 2000"),
-    ("contend-64", "--workload contend --n 64 --sessions 16 --ops 2000"),
-    ("mix-16", "--workload mix --n 16 --sessions 8 --ops 2000"),
-    ("drain-10", "--workload drain --n 10 --sessions 10"),
-    ("drain-100", "--workload drain --n 100 --sessions 20"),
-    ("drain-1000", "--workload drain --n 1000 --sessions 20"),
-    ("readers-1000", "--workload readers --n 1000 --sessions 20"),
+/// A name, what tells the driver and the floor what to do, and how much of the runs it takes.
+#[rustfmt::skip]
+const CASES: [(&str, &str, Set); 23] = [
+    ("write", "--workload write --ops 2000", Set::Core),
+    ("write-drop", "--workload write --ops 2000", Set::Core),
+    ("read", "--workload read --ops 2000", Set::Core),
+    ("contend-1", "--workload contend --n 1 --sessions 1 --ops 2000", Set::All),
+    ("contend-2", "--workload contend --n 2 --sessions 2 --ops 2000", Set::All),
+    ("contend-4", "--workload contend --n 4 --sessions 4 --ops 2000", Set::All),
+    ("contend-8", "--workload contend --n 8 --sessions 8 --ops 2000", Set::Core),
+    ("contend-16", "--workload contend --n 16 --sessions 16 --ops 2000", Set::All),
+    ("contend-32", "--workload contend --n 32 --sessions 16 --ops 2000", Set::All),
+    ("contend-64", "--workload contend --n 64 --sessions 16 --ops 2000", Set::Core),
+    ("mix-16", "--workload mix --n 16 --sessions 8 --ops 2000", Set::Core),
+    ("drain-10", "--workload drain --n 10 --sessions 10", Set::Core),
+    ("drain-100", "--workload drain --n 100 --sessions 20", Set::Core),
+    ("drain-1000", "--workload drain --n 1000 --sessions 20", Set::Core),
+    ("drain-5000", "--workload drain --n 5000 --sessions 20", Set::All),
+    ("drain-10000", "--workload drain --n 10000 --sessions 20", Set::All),
+    ("readers-100", "--workload readers --n 100 --sessions 20", Set::All),
+    ("readers-1000", "--workload readers --n 1000 --sessions 20", Set::Core),
+    ("readers-5000", "--workload readers --n 5000 --sessions 20", Set::All),
+    ("waiters-100", "--workload waiters --n 100 --sessions 1", Set::All),
+    ("waiters-1000", "--workload waiters --n 1000 --sessions 1", Set::All),
+    ("waiters-10000", "--workload waiters --n 10000 --sessions 1", Set::All),
+    ("shared-64", "--tasks 64 --duration 3s --json", Set::Shared),
 ];
+
+/// When a case is run, unless it is asked for by its name.
+#[derive(Clone, Copy, PartialEq)]
+enum Set {
+    Core,
+    /// With `--all`.
+    All,
+    /// With `--all`; by another example, and without a floor.
+    Shared,
+}
 
 /// As a server in production: the optimising compiler, more memory, and every transaction on the disk before it counts.
 const JAVA: [&str; 3] = ["-XX:TieredStopAtLevel=4", "-Xmx1g", "-Dzookeeper.forceSync=yes"];
@@ -42,8 +67,14 @@ struct Arguments {
     /// How often each workload is run
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
+    /// Run all cases, which takes several times as long
+    #[arg(long)]
+    all: bool,
+    /// Append every run to this file, as `docs/performance/results.jsonl` has them
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
     /// Run only these
-    #[arg(value_parser = CASES.map(|(case, _)| case))]
+    #[arg(value_parser = CASES.map(|(case, ..)| case))]
     cases: Vec<String>,
     /// What cargo says to every benchmark
     #[arg(long, hide = true)]
@@ -86,29 +117,44 @@ fn compare(arguments: &Arguments) -> Result<()> {
     // This program is target/release/deps/server-HASH.
     let this = std::env::current_exe()?;
     let directory = |up: usize| this.ancestors().nth(up).map(Path::to_owned).ok_or("no target directory");
-    let driver = directory(2)?.join("examples/drive");
-    if !driver.exists() {
-        return Err(format!("{} is missing: `make bench` builds it", driver.display()).into());
-    }
+    let example = |name: &str| {
+        let program = directory(2)?.join("examples").join(name);
+        let missing = || format!("{} is missing: `make bench` builds it", program.display());
+        if program.exists() { Ok(program) } else { Err(missing()) }
+    };
+    let (driver, shared_reads) = (example("drive")?, example("shared_reads")?);
     let results = directory(3)?.join("bench");
     fs::create_dir_all(&results)?;
     let server = Server::start_with(&["tickTime=2000", "minSessionTimeout=4000"], &JAVA);
+    let label = format!("{} standalone", server.version());
     let (mut runs, mut medians) = (Vec::new(), Vec::new());
     println!("{:<14}{:>12}{:>12}  {:<16}{:>8}{:>20}", "", "floor", "ours", "", "ratio", "requests an op");
-    for (case, options) in CASES {
-        if !arguments.cases.is_empty() && !arguments.cases.iter().any(|wanted| wanted == case) {
+    for (case, options, set) in CASES {
+        let usual = arguments.cases.is_empty() && (arguments.all || set == Set::Core);
+        if !usual && !arguments.cases.iter().any(|wanted| wanted == case) {
             continue;
         }
         let (mut floor, mut ours) = (Vec::new(), Vec::new());
-        for round in 1..=arguments.rounds {
+        for round in 0..arguments.rounds {
             let server = server.address();
-            let floor_run = run(Command::new(&this).arg("raw"), &server, options)?;
-            let drop = if case == "write-drop" { "--release drop --json" } else { "--json" };
-            let our_run = run(&mut Command::new(&driver), &server, &format!("{options} {drop}"))?;
-            for (runs_of, run) in [(&mut floor, floor_run), (&mut ours, our_run)] {
-                runs.push(json!({ "case": case, "round": round, "run": run }));
-                runs_of.push(run);
+            let mut note = |of: &mut Vec<Value>, run: Value| {
+                let mut line = json!({ "label": label, "case": case, "round": round });
+                if let (Some(line), Some(run)) = (line.as_object_mut(), run.as_object()) {
+                    line.extend(run.clone());
+                }
+                runs.push(line);
+                of.push(run);
+            };
+            if set == Set::Shared {
+                let to = format!("--zookeeper {server} {options}");
+                note(&mut ours, run(&mut Command::new(&shared_reads), &to)?);
+                note(&mut floor, run(&mut Command::new(&shared_reads), &format!("{to} --without-sharing"))?);
+                continue;
             }
+            let to = format!("--zk {server} {options}");
+            note(&mut floor, run(Command::new(&this).arg("raw"), &to)?);
+            let drop = if case == "write-drop" { "--release drop --json" } else { "--json" };
+            note(&mut ours, run(&mut Command::new(&driver), &format!("{to} {drop}"))?);
         }
         let (unit, floor_median, our_median) = (unit(case), median(&floor, figure)?, median(&ours, figure)?);
         let rate = unit == "ops/s";
@@ -126,18 +172,17 @@ fn compare(arguments: &Arguments) -> Result<()> {
     }
     write_lines(&results.join("runs.jsonl"), &runs)?;
     write_lines(&results.join("medians.jsonl"), &medians)?;
+    if let Some(out) = &arguments.out {
+        let before = fs::read_to_string(out).unwrap_or_default();
+        fs::write(out, before + &lines(&runs)).map_err(|error| format!("{}: {error}", out.display()))?;
+    }
     println!("ratio: ours in floors, by time; written to {}", results.display());
     Ok(())
 }
 
 /// The line of JSON that a driver prints.
-fn run(program: &mut Command, server: &str, options: &str) -> Result<Value> {
-    let output = program
-        .args(["--zk", server])
-        .args(options.split(' '))
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()?;
+fn run(program: &mut Command, options: &str) -> Result<Value> {
+    let output = program.args(options.split(' ')).stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
         return Err(format!("{options}: a driver ended with {}", output.status).into());
     }
@@ -151,18 +196,20 @@ fn run(program: &mut Command, server: &str, options: &str) -> Result<Value> {
 /// What a run is judged by, in the unit of its workload.
 fn figure(run: &Value) -> Option<f64> {
     match run["workload"].as_str()? {
-        "contend" | "mix" => run["ops_per_s"].as_f64(),
+        "contend" | "mix" | "shared" => run["ops_per_s"].as_f64(),
         "drain" => run["extra"]["us_per_handoff"].as_f64(),
         "readers" => run["extra"]["total_us"].as_f64(),
+        "waiters" => run["extra"]["us_per_waiter"].as_f64(),
         _ => run["p50_us"].as_f64(),
     }
 }
 
 fn unit(case: &str) -> &'static str {
     match case.split('-').next() {
-        Some("contend" | "mix") => "ops/s",
+        Some("contend" | "mix" | "shared") => "ops/s",
         Some("drain") => "us a hand-off",
         Some("readers") => "us for all",
+        Some("waiters") => "us to queue up",
         _ => "us a pair (p50)",
     }
 }
@@ -173,7 +220,10 @@ fn median(runs: &[Value], of: impl Fn(&Value) -> Option<f64>) -> Result<f64> {
     values.get(values.len() / 2).copied().ok_or_else(|| "there was no run".into())
 }
 
-fn write_lines(file: &PathBuf, lines: &[Value]) -> Result<()> {
-    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
-    fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()).into())
+fn write_lines(file: &PathBuf, values: &[Value]) -> Result<()> {
+    fs::write(file, lines(values)).map_err(|error| format!("{}: {error}", file.display()).into())
+}
+
+fn lines(values: &[Value]) -> String {
+    values.iter().map(|value| format!("{value}\n")).collect()
 }

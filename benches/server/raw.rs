@@ -1,24 +1,26 @@
 //! The floor: what each workload costs with the client crate alone, and without a lock.
 //!
 //! An acquisition is the creation of a node and a release its deletion. In `drain` each node watches the one before it
-//! and is deleted when that is gone; in `readers` all watch the gate, and nothing more. In `contend` and `mix` nobody
-//! waits for anybody, so what a lock takes longer there is mostly the waiting that it is for.
+//! and is deleted when that is gone; in `readers` all watch the gate, and nothing more; in `waiters` each node is made
+//! and watches the one before it, and that is all. In `contend` and `mix` nobody waits for anybody, so what a lock takes
+//! longer there is mostly the waiting that it is for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::ValueEnum;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::sync::{Barrier, Semaphore};
 use tokio::task::JoinSet;
 use zookeeper_client::{Acls, Client, CreateMode};
 
 use crate::Result;
-use crate::meter::{self, Meter};
+use crate::meter::{self, Counted, Meter};
 
 /// As many as the driver does, before anything is measured.
 const WARM_UP: usize = 200;
+const COUNTERS: [&str; 4] = ["packets_received", "packets_sent", "bytes_received_count", "response_bytes"];
 const HOLD: Duration = Duration::from_millis(1);
 const SESSION_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -44,6 +46,7 @@ enum Workload {
     Mix,
     Drain,
     Readers,
+    Waiters,
 }
 
 /// One session, and where it makes its nodes.
@@ -72,13 +75,21 @@ struct Measured {
     elapsed: Duration,
     /// The median of the pairs, where there are any.
     pair: Option<Duration>,
-    packets: i64,
+    counted: Counted,
+    /// What the workload adds.
+    extra: Map<String, Value>,
+}
+
+impl Measured {
+    fn new(ops: usize, elapsed: Duration, counted: Counted) -> Measured {
+        Measured { ops, elapsed, pair: None, counted, extra: Map::new() }
+    }
 }
 
 #[tokio::main]
 pub(crate) async fn run(arguments: &Arguments) -> Result<Value> {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
-    let directory: Arc<str> = format!("/bench/raw-{since_epoch}").into();
+    let directory: Arc<str> = format!("/peers/raw-{}-{since_epoch}", std::process::id()).into();
     let mut sessions = Vec::new();
     for _ in 0..=arguments.sessions {
         let client = Client::connector().with_session_timeout(SESSION_TIMEOUT).connect(&arguments.zk).await?;
@@ -90,13 +101,22 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<Value> {
         sessions[0].leave(&node).await?;
     }
     let contenders = (0..arguments.n).map(|i| sessions[i % arguments.sessions].clone()).collect();
-    let measured = match arguments.workload {
+    let mut measured = match arguments.workload {
         Workload::Write | Workload::Read => single(arguments, &sessions[0]).await?,
         Workload::Contend | Workload::Mix => together(arguments, contenders).await?,
         Workload::Drain | Workload::Readers => queue(arguments, contenders, &sessions[arguments.sessions]).await?,
+        Workload::Waiters => waiters(arguments, contenders, &sessions[arguments.sessions]).await?,
     };
     let workload = arguments.workload.to_possible_value().map(|name| name.get_name().to_owned());
+    let ops = measured.ops as f64;
     let micros = measured.elapsed.as_secs_f64() * 1e6;
+    let extra = &mut measured.extra;
+    for name in COUNTERS {
+        extra.insert(name.to_owned(), json!(measured.counted.of(name)?));
+    }
+    extra.insert("requests_per_op".to_owned(), json!(measured.counted.of("packets_received")? as f64 / ops));
+    extra.insert("us_per_handoff".to_owned(), json!(micros / ops));
+    extra.insert("total_us".to_owned(), json!(micros));
     Ok(json!({
         "peer": "raw",
         "workload": workload,
@@ -104,14 +124,10 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<Value> {
         "ops": measured.ops,
         "sessions": arguments.sessions,
         "elapsed_s": measured.elapsed.as_secs_f64(),
-        "ops_per_s": measured.ops as f64 / measured.elapsed.as_secs_f64(),
+        "ops_per_s": ops / measured.elapsed.as_secs_f64(),
         "p50_us": measured.pair.map(|pair| pair.as_secs_f64() * 1e6),
         "errors": 0,
-        "extra": {
-            "requests_per_op": measured.packets as f64 / measured.ops as f64,
-            "us_per_handoff": micros / measured.ops as f64,
-            "total_us": micros,
-        },
+        "extra": measured.extra,
     }))
 }
 
@@ -126,9 +142,10 @@ async fn single(arguments: &Arguments, me: &Contender) -> Result<Measured> {
         pairs.push(before.elapsed());
     }
     let elapsed = began.elapsed();
-    let packets = meter.stop()?.of("packets_received")?;
+    let counted = meter.stop()?;
     pairs.sort_unstable();
-    Ok(Measured { ops: arguments.ops, elapsed, pair: pairs.get(pairs.len() / 2).copied(), packets })
+    let pair = pairs.get(pairs.len() / 2).copied();
+    Ok(Measured { pair, ..Measured::new(arguments.ops, elapsed, counted) })
 }
 
 async fn together(arguments: &Arguments, contenders: Vec<Contender>) -> Result<Measured> {
@@ -156,7 +173,7 @@ async fn together(arguments: &Arguments, contenders: Vec<Contender>) -> Result<M
         ended??;
     }
     let elapsed = began.elapsed();
-    Ok(Measured { ops, elapsed, pair: None, packets: meter.stop()?.of("packets_received")? })
+    Ok(Measured::new(ops, elapsed, meter.stop()?))
 }
 
 async fn queue(arguments: &Arguments, contenders: Vec<Contender>, gate: &Contender) -> Result<Measured> {
@@ -200,5 +217,41 @@ async fn queue(arguments: &Arguments, contenders: Vec<Contender>, gate: &Contend
         ended??;
     }
     let elapsed = began.elapsed();
-    Ok(Measured { ops: n, elapsed, pair: None, packets: meter.stop()?.of("packets_received")? })
+    Ok(Measured::new(n, elapsed, meter.stop()?))
+}
+
+/// As in `drain`, but what is measured is the queueing up, and nobody is let go.
+async fn waiters(arguments: &Arguments, contenders: Vec<Contender>, gate: &Contender) -> Result<Measured> {
+    let n = arguments.n;
+    let first = gate.enter().await?;
+    meter::quiet(&arguments.zk, arguments.sessions).await?;
+    let memory_before = meter::memory("VmRSS");
+    let mut meter = Meter::start(&arguments.zk)?;
+    let began = Instant::now();
+    let mut entering: JoinSet<Result<(String, Contender)>> = JoinSet::new();
+    for me in contenders {
+        entering.spawn(async move { Ok((me.enter().await?, me)) });
+    }
+    let mut nodes = vec![(first, gate.clone())];
+    while let Some(entered) = entering.join_next().await {
+        nodes.push(entered??);
+    }
+    nodes.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let mut waiting: JoinSet<Result<()>> = JoinSet::new();
+    for pair in nodes.windows(2) {
+        let (before, me) = (pair[0].0.clone(), pair[1].1.clone());
+        waiting.spawn(async move {
+            let (_, watcher) = me.client.check_and_watch_stat(&before).await?;
+            watcher.changed().await;
+            Ok(())
+        });
+    }
+    let elapsed = meter.silence().await? - began;
+    let counted = meter.stop()?;
+    let mut extra = Map::new();
+    let each = |memory: Option<u64>| Some((memory? as f64 - memory_before? as f64) / n as f64);
+    extra.insert("bytes_per_waiter".to_owned(), json!(each(meter::memory("VmRSS"))));
+    extra.insert("peak_bytes_per_waiter".to_owned(), json!(each(meter::memory("VmHWM"))));
+    extra.insert("us_per_waiter".to_owned(), json!(elapsed.as_secs_f64() * 1e6 / n as f64));
+    Ok(Measured { extra, ..Measured::new(n, elapsed, counted) })
 }

@@ -1,8 +1,9 @@
-//! What servers count while something is measured, as their `mntr` tells it; knows no client library.
+//! What servers count while something is measured, as their `mntr` tells it, and what memory this process has; knows no
+//! client library.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Result;
 
@@ -44,16 +45,37 @@ pub(crate) struct Meter {
     servers: String,
     once: Counters,
     twice: Counters,
+    /// How often it has looked since.
+    looks: i64,
 }
 
 impl Meter {
     pub(crate) fn start(servers: &str) -> Result<Meter> {
-        Ok(Meter { servers: servers.to_owned(), once: Counters::read(servers)?, twice: Counters::read(servers)? })
+        let (once, twice) = (Counters::read(servers)?, Counters::read(servers)?);
+        Ok(Meter { servers: servers.to_owned(), once, twice, looks: 0 })
+    }
+
+    /// Waits until nothing more reaches the servers for a while; returns when the last of it did, to about 10 ms.
+    #[allow(dead_code, reason = "few ask for it")]
+    pub(crate) async fn silence(&mut self) -> Result<Instant> {
+        const WHILE: Duration = Duration::from_millis(500);
+        let each_look = self.twice.get("packets_received")? - self.once.get("packets_received")?;
+        let (mut received, mut last) = (self.twice.get("packets_received")?, Instant::now());
+        while last.elapsed() < WHILE {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            self.looks += 1;
+            let now = Counters::read(&self.servers)?.get("packets_received")?;
+            if now > received + each_look {
+                last = Instant::now();
+            }
+            received = now;
+        }
+        Ok(last)
     }
 
     pub(crate) fn stop(self) -> Result<Counted> {
         let after = Counters::read(&self.servers)?;
-        Ok(Counted { once: self.once, twice: self.twice, after })
+        Ok(Counted { once: self.once, twice: self.twice, looks: self.looks, after })
     }
 }
 
@@ -62,6 +84,7 @@ impl Meter {
 pub(crate) struct Counted {
     once: Counters,
     twice: Counters,
+    looks: i64,
     after: Counters,
 }
 
@@ -69,7 +92,7 @@ impl Counted {
     /// By how much a counter has risen.
     pub(crate) fn of(&self, name: &str) -> Result<i64> {
         let (once, twice, after) = (self.once.get(name)?, self.twice.get(name)?, self.after.get(name)?);
-        Ok(after - twice - (twice - once))
+        Ok(after - twice - (1 + self.looks) * (twice - once))
     }
 
     /// Where a counter stood in the end.
@@ -91,6 +114,15 @@ pub(crate) async fn quiet(servers: &str, sessions: usize) -> Result<()> {
         quiet = if received()? - before <= idle { quiet + 1 } else { 0 };
     }
     Ok(())
+}
+
+/// A line of what the system says of this process, in bytes: `VmRSS` is the memory that it has, `VmHWM` the most that
+/// it ever had. `None` on a system that does not say.
+#[allow(dead_code, reason = "not all who measure ask for it")]
+pub(crate) fn memory(name: &str) -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
 /// How many connections each server takes from one address; `None` if it sets no limit.

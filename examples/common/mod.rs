@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "no example uses all of it")]
 
+pub(crate) mod chart;
 pub(crate) mod meter;
 
 use std::ffi::OsString;

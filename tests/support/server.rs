@@ -146,6 +146,11 @@ impl Server {
             .unwrap_or_else(|error| panic!("ZooKeeper at {} did not answer {word}: {error}", self.address()))
     }
 
+    /// The `3.8.0` of a server of that version.
+    pub fn version(&self) -> String {
+        version(&self.four_letter("srvr"))
+    }
+
     /// How many watches the server keeps, over all connections.
     pub fn watches(&self) -> u64 {
         let answer = self.four_letter("wchs");

@@ -1,0 +1,169 @@
+//! The tables of the page, each named by its workload and its server: `drain, 3.9.3 standalone`.
+
+use std::fmt::Write as _;
+
+use super::figures::{self, Figure, bytes_in, bytes_out, figure, is_ours, number, peers, requests, title, whole};
+use super::results::{Outcome, Results, Run, in_order_of_appearance};
+use super::scale;
+
+/// The tables that the results have lines for.
+pub(crate) fn names(results: &Results) -> Vec<String> {
+    let mut names = Vec::new();
+    for label in results.labels() {
+        let kinds = in_order_of_appearance(results.runs().filter(|run| run.label == label).map(kind));
+        if results.runs().any(|run| run.label == label && is_ours(&run.peer)) {
+            names.push(format!("summary, {label}"));
+        }
+        names.extend(kinds.into_iter().map(|kind| format!("{kind}, {label}")));
+    }
+    names
+}
+
+/// The table that shows a run.
+#[allow(dead_code, reason = "only the test of the page asks for it")]
+pub(crate) fn name_of(run: &Run) -> String {
+    format!("{}, {}", kind(run), run.label)
+}
+
+pub(crate) fn table(results: &Results, name: &str) -> Outcome<String> {
+    if let Some(name) = name.strip_prefix("scale: ") {
+        return scale::table(results, name);
+    }
+    let (workload, label) = name.split_once(", ").ok_or_else(|| format!("no table is called {name:?}"))?;
+    let of_label: Vec<&Run> = results.runs().filter(|run| run.label == label).collect();
+    let chosen = |run: &&&Run| workload == "summary" || kind(run) == workload;
+    let mut cases: Vec<(&str, &str, u64)> = Vec::new();
+    for run in of_label.iter().filter(chosen) {
+        let case = (run.workload.as_str(), run.case.as_str(), run.n);
+        if !cases.contains(&case) {
+            cases.push(case);
+        }
+    }
+    if cases.is_empty() {
+        return Err(format!("there are no results for the table {name:?}").into());
+    }
+    let order = ["write", "read", "drain", "readers", "contend", "mix", "waiters"];
+    cases.sort_by_key(|(workload, _, n)| (order.iter().position(|known| known == workload), *n));
+    Ok(match workload {
+        "summary" => summary(results, label, &cases),
+        "waiters" => waiters(results, label, &cases),
+        _ => plain(results, label, &cases),
+    })
+}
+
+/// Reads and writes of one contender are shown together.
+fn kind(run: &Run) -> &str {
+    match run.workload.as_str() {
+        "write" | "read" => "uncontended",
+        workload => workload,
+    }
+}
+
+fn row<const N: usize>(table: &mut String, cells: [String; N]) {
+    let _ = writeln!(table, "| {} |", cells.join(" | "));
+}
+
+/// How many times the time of `floor` that of `value` is.
+fn times(figure: Figure, value: f64, floor: f64) -> f64 {
+    if figure.is_rate { floor / value } else { value / floor }
+}
+
+fn ratio(ratio: f64) -> String {
+    format!("{ratio:.2}")
+}
+
+/// Every driver in every case.
+fn plain(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> String {
+    let unit = figure(cases[0].0).unit;
+    let mut table = format!(
+        "| case | driver | {unit} | least … most | times raw | requests | bytes in + out | runs |\n\
+         |---|---|--:|--:|--:|--:|--:|--:|\n"
+    );
+    for (workload, case, _) in cases {
+        let figure = figure(workload);
+        let median = |peer, of| results.median(label, case, peer, of);
+        let floor = median("raw", figure.of);
+        for peer in peers(results, |run| run.label == label && run.case == *case) {
+            let Some(its) = median(peer, figure.of) else { continue };
+            let optional = |of, digits: fn(f64) -> String| median(peer, of).map(|median| digits(median.value));
+            let bytes = optional(bytes_in, number).zip(optional(bytes_out, number));
+            row(
+                &mut table,
+                [
+                    (*case).to_owned(),
+                    title(peer).to_owned(),
+                    format!("**{}**", number(its.value)),
+                    format!("{} … {}", number(its.least), number(its.most)),
+                    floor.map_or_else(String::new, |floor| ratio(times(figure, its.value, floor.value))),
+                    optional(requests, |value| format!("{value:.3}")).unwrap_or_default(),
+                    bytes.map_or_else(String::new, |(taken, given)| format!("{taken} + {given}")),
+                    its.runs.to_string(),
+                ],
+            );
+        }
+    }
+    table
+}
+
+/// Ours beside the floor and the best of the others, by time: a ratio of 2 is twice as slow.
+fn summary(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> String {
+    let mut table = "| case | figure | raw | zk-rwlock | times raw | best of the others | its times ours |\n\
+                     |---|---|--:|--:|--:|--:|--:|\n"
+        .to_owned();
+    for (workload, case, _) in cases {
+        let figure = figure(workload);
+        let median = |peer: &str| Some(results.median(label, case, peer, figure.of)?.value);
+        let there = peers(results, |run| run.label == label && run.case == *case);
+        let Some(ours) = there.iter().find(|peer| is_ours(peer)).and_then(|peer| median(peer)) else { continue };
+        let floor = median("raw");
+        if there.iter().all(|peer| is_ours(peer)) {
+            continue;
+        }
+        let others = there.into_iter().filter(|peer| *peer != "raw" && !is_ours(peer));
+        let others = others.filter_map(|peer| Some((peer, median(peer)?)));
+        let best = others.min_by(|(_, one), (_, other)| times(figure, *one, *other).total_cmp(&1.0));
+        row(
+            &mut table,
+            [
+                (*case).to_owned(),
+                figure.unit.to_owned(),
+                floor.map_or_else(String::new, number),
+                format!("**{}**", number(ours)),
+                floor.map_or_else(String::new, |floor| ratio(times(figure, ours, floor))),
+                best.map_or_else(String::new, |(peer, value)| format!("{}: {}", title(peer), number(value))),
+                best.map_or_else(String::new, |(_, value)| ratio(times(figure, value, ours))),
+            ],
+        );
+    }
+    table
+}
+
+/// What queueing up costs, and what memory those have who wait.
+fn waiters(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> String {
+    let mut table =
+        "| waiters | driver | bytes of memory a waiter | least … most | µs a contender | requests | bytes in + out | \
+                     runs |\n|--:|---|--:|--:|--:|--:|--:|--:|\n"
+            .to_owned();
+    for (workload, case, n) in cases {
+        for peer in peers(results, |run| run.label == label && run.case == *case) {
+            let median = |of| results.median(label, case, peer, of);
+            let Some(memory) = median(figures::memory) else { continue };
+            let optional = |of, digits: fn(f64) -> String| median(of).map(|median| digits(median.value));
+            let bytes = optional(bytes_in, number).zip(optional(bytes_out, number));
+            row(
+                &mut table,
+                [
+                    whole(*n as f64),
+                    title(peer).to_owned(),
+                    format!("**{}**", whole(memory.value)),
+                    format!("{} … {}", whole(memory.least), whole(memory.most)),
+                    optional(figure(workload).of, number).unwrap_or_default(),
+                    optional(requests, |value| format!("{value:.3}")).unwrap_or_default(),
+                    bytes.map_or_else(String::new, |(taken, given)| format!("{taken} + {given}")),
+                    memory.runs.to_string(),
+                ],
+            );
+        }
+    }
+    table
+}
