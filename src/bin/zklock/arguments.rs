@@ -116,7 +116,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "NAME")]
     pub(crate) host: Option<String>,
 
-    /// Say nothing while waiting.
+    /// Say nothing while waiting, nor when -n or -w was in vain.
     #[arg(short = 'q', long)]
     pub(crate) quiet: bool,
 

@@ -42,7 +42,9 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(exit) => {
-            output::say(exit.message());
+            if !exit.message().is_empty() {
+                output::say(exit.message());
+            }
             ExitCode::from(exit.code())
         }
     }

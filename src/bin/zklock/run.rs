@@ -218,7 +218,9 @@ fn refused(error: Error, run: &Run) -> Exit {
         Error::Lost(_) | Error::Evicted(_) => run.lost_exit_code,
         _ => exit.code(),
     };
-    Exit::new(code, exit.message())
+    // As flock(1), for cron: the code says it all.
+    let is_silent = run.quiet && matches!(error, Error::Timeout { .. } | Error::WouldBlock { .. });
+    Exit::new(code, if is_silent { "" } else { exit.message() })
 }
 
 /// Runs the command until it ends or the lock is lost.
