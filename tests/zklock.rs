@@ -82,7 +82,8 @@ impl Running {
         soon("a line", self.lines.next_line()).await.expect("readable").expect("it says something before it ends")
     }
 
-    async fn is_ready(mut self) -> Running {
+    /// Returns when its command has said that it is ready.
+    async fn ready(mut self) -> Running {
         assert_eq!(self.says().await, "ready");
         self
     }
@@ -206,21 +207,21 @@ async fn each_way_to_end_has_its_exit_code() {
 async fn one_who_may_not_is_told_so() {
     let path = "/zklock/allowed";
     let mut theirs = zklock(&[path, "true"]);
-    theirs.env("ZK_AUTH", "owner:secret");
+    theirs.env("ZK_AUTH", "owner:hunter2");
     assert_eq!(ended(theirs).await.code, Some(0));
     for arguments in [&[path, "true"][..], &["ls", path], &["check", path], &["break", "--yes", path, "1"]] {
         let run = run(arguments).await;
         assert_eq!(run.code, Some(77), "{arguments:?}: {run:#?}");
         assert!(run.stderr.contains("permission denied"), "{run:#?}");
     }
-    let run = run(&["--auth", "owner:secret", path, "true"]).await;
+    let run = run(&["--auth", "owner:hunter2", path, "true"]).await;
     assert_eq!(run.code, Some(0), "{run:#?}");
     let help = ended({
         let mut help = zklock(&["--help"]);
-        help.env("ZK_AUTH", "owner:secret");
+        help.env("ZK_AUTH", "owner:hunter2");
         help
     });
-    assert!(!help.await.stdout.contains("secret"));
+    assert!(!help.await.stdout.contains("hunter2"));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -260,13 +261,13 @@ async fn signals_reach_the_whole_group_of_the_command() {
         // The shell acts on a trap only when its `sleep` has gone: it is in the group, too, or ends by itself.
         let number = signal.as_raw();
         let script = format!("trap 'echo got {number}; exit 33' {number}; echo ready; while :; do sleep 0.05; done");
-        let running = Running::start(zklock(&[path, "-c", &script])).is_ready().await;
+        let running = Running::start(zklock(&[path, "-c", &script])).ready().await;
         running.signal(signal);
         let run = running.ends().await;
         assert_eq!((run.code, run.stdout), (Some(33), format!("got {number}\n")), "{}", run.stderr);
     }
     for signal in [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2] {
-        let running = Running::start(zklock(&[path, "-c", "echo ready; sleep 100; sleep 100"])).is_ready().await;
+        let running = Running::start(zklock(&[path, "-c", "echo ready; sleep 100; sleep 100"])).ready().await;
         running.signal(signal);
         assert_eq!(running.ends().await.code, Some(128 + signal.as_raw()));
     }
@@ -278,7 +279,7 @@ async fn a_signal_that_was_ignored_stays_so() {
     prepare(&mut command, &shared_server().address());
     let script = "trap '' HUP; exec \"$0\" /zklock/nohup -c 'echo ready; read line; exit 9'";
     command.args(["-c", script, env!("CARGO_BIN_EXE_zklock")]).stdin(Stdio::piped());
-    let mut running = Running::start(command).is_ready().await;
+    let mut running = Running::start(command).ready().await;
     running.signal(Signal::HUP);
     running.child.stdin.take().unwrap().write_all(b"go on\n").await.unwrap();
     assert_eq!(running.ends().await.code, Some(9));
@@ -294,8 +295,8 @@ async fn readers_run_together_and_a_writer_after_them() {
     let files = scratch();
     let end = files.path().join("end");
     let wait = format!("echo ready; until [ -e {} ]; do sleep 0.02; done", end.display());
-    let one = Running::start(zklock(&["-s", path, "-c", &wait])).is_ready().await;
-    let two = Running::start(zklock(&["--shared", path, "-c", &wait])).is_ready().await;
+    let one = Running::start(zklock(&["-s", path, "-c", &wait])).ready().await;
+    let two = Running::start(zklock(&["--shared", path, "-c", &wait])).ready().await;
     let script = format!("test -e {} && echo after", end.display());
     let writer = Running::start(zklock(&["--label", "third", path, "-c", &script]));
     line_becomes(&lock, "R+ R+ W-").await;
@@ -373,7 +374,7 @@ async fn on_a_cut_network_the_command_is_dead_before_the_next_one_starts() {
         let proxy = Proxy::start(shared_server().address());
         let timeout = SHORT.as_millis().to_string() + "ms";
         let options = ["--session-timeout", &timeout, "--grace", "1h", &path, "-c", &immortal(&stamps)];
-        let holder = Running::start(zklock_on(&proxy.address(), &options)).is_ready().await;
+        let holder = Running::start(zklock_on(&proxy.address(), &options)).ready().await;
         let next = Running::start(zklock(&[&path, "-c", &format!("date +%s%N > {}", start.display())]));
         line_becomes(&lock, "W+ W-").await;
 
@@ -393,7 +394,7 @@ async fn a_command_that_heeds_term_has_its_grace_and_the_loss_wins_over_its_code
         let proxy = Proxy::start(shared_server().address());
         let script = "trap 'echo cleaned up; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
         let arguments = [&["--session-timeout", "2s"], options, &[path, "-c", script]].concat();
-        let holder = Running::start(zklock_on(&proxy.address(), &arguments)).is_ready().await;
+        let holder = Running::start(zklock_on(&proxy.address(), &arguments)).ready().await;
         proxy.cut();
         let run = holder.ends().await;
         assert_eq!((run.code, &run.stdout[..]), (Some(code), "cleaned up\n"), "{run:#?}");
@@ -407,7 +408,7 @@ async fn a_blip_loses_nothing() {
     let options = ["--session-timeout", "60s", "/zklock/blip", "-c", "echo ready; read line; exit 8"];
     let mut command = zklock_on(&proxy.address(), &options);
     command.stdin(Stdio::piped());
-    let mut holder = Running::start(command).is_ready().await;
+    let mut holder = Running::start(command).ready().await;
     let mut told = BufReader::new(holder.child.stderr.take().unwrap()).lines();
     proxy.disconnect();
     let said = soon("the loss of the connection", told.next_line()).await.unwrap().unwrap();
@@ -424,7 +425,7 @@ async fn one_that_was_stopped_past_its_lease_kills_the_command_when_it_goes_on()
     let (_zk, lock) = server_lock(path).await;
     let files = scratch();
     let stamps = files.path().join("stamps");
-    let holder = Running::start(zklock(&["--session-timeout", "2s", path, "-c", &immortal(&stamps)])).is_ready().await;
+    let holder = Running::start(zklock(&["--session-timeout", "2s", path, "-c", &immortal(&stamps)])).ready().await;
     let next = writer(&lock);
     line_becomes(&lock, "W+ W-").await;
     holder.signal(Signal::STOP);
@@ -521,7 +522,7 @@ async fn break_removes_the_one_with_the_token_and_refuses_a_stale_one() {
     let path = "/zklock/broken";
     let (_zk, lock) = server_lock(path).await;
     let script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
-    let holder = Running::start(zklock(&["--label", "hangs", path, "-c", script])).is_ready().await;
+    let holder = Running::start(zklock(&["--label", "hangs", path, "-c", script])).ready().await;
     let next = writer(&lock);
     line_becomes(&lock, "W+ W-").await;
     let token = lock.queue().await.unwrap().members[0].token.unwrap().to_string();
@@ -595,7 +596,7 @@ async fn a_directory_that_is_used_up_is_odd() {
     let server = Server::start_with(&[], &WITHOUT_DIGESTS);
     assert_eq!(ended(zklock_on(&server.address(), &[path, "true"])).await.code, Some(0));
     server.set_next_sequence(path, (1 << 30) + 7);
-    let holder = Running::start(zklock_on(&server.address(), &[path, "-c", "echo ready; sleep 100"])).is_ready().await;
+    let holder = Running::start(zklock_on(&server.address(), &[path, "-c", "echo ready; sleep 100"])).ready().await;
     let odd = ended(zklock_on(&server.address(), &["check", path])).await;
     assert_eq!(odd.code, Some(1));
     assert!(odd.stdout.contains("at 1073741831 of 2147483647"), "{odd:#?}");
@@ -627,15 +628,19 @@ struct OnTerminal {
 }
 
 impl OnTerminal {
-    /// Makes the terminal the controlling one of a session of its own, as a login does.
     fn start(arguments: &[&str]) -> OnTerminal {
+        OnTerminal::start_program(env!("CARGO_BIN_EXE_zklock"), arguments)
+    }
+
+    /// Makes the terminal the controlling one of a session of its own, as a login does.
+    fn start_program(program: &str, arguments: &[&str]) -> OnTerminal {
         let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&terminal).unwrap();
         unlockpt(&terminal).unwrap();
         let name = PathBuf::from(ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap());
         let end = || Stdio::from(OpenOptions::new().read(true).write(true).open(&name).unwrap());
         let mut command = Command::new("setsid");
-        command.args(["-c", env!("CARGO_BIN_EXE_zklock")]).args(arguments);
+        command.args(["-c", program]).args(arguments);
         prepare(&mut command, &shared_server().address());
         command.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
         let child = command.spawn().expect("setsid can be run");
@@ -716,6 +721,17 @@ async fn ctrl_c_reaches_a_command_on_a_terminal_once() {
     terminal.shows("ready");
     terminal.press("\x03");
     assert_eq!(terminal.ends().await, Some(130));
+}
+
+#[tokio::test]
+async fn ctrl_c_ends_the_script_around_us_too() {
+    let script =
+        "trap 'echo script too; exit 9' INT; \"$0\" /zklock/tty/script -c 'echo ready; exec sleep 100'; echo on";
+    let mut terminal = OnTerminal::start_program("sh", &["-c", script, env!("CARGO_BIN_EXE_zklock")]);
+    terminal.shows("ready");
+    terminal.press("\x03");
+    terminal.shows("script too");
+    assert_eq!(terminal.ends().await, Some(9));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -108,7 +108,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "CODE", default_value_t = exit::LOST)]
     pub(crate) lost_exit_code: u8,
 
-    /// What others see that we are doing [default: the beginning of the command line].
+    /// What others see that we are doing [default: the beginning of the command line, so have no secrets there].
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
 

@@ -6,7 +6,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child as Process, Command};
 use std::thread;
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, kill_process, kill_process_group, waitid};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use crate::exit;
@@ -19,7 +19,25 @@ pub(crate) enum Event {
     Ended,
 }
 
-/// A command that runs. It is reaped only by [`Child::code`], so that its number stays its own until then, and no
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reaped {
+    /// Its exit code, as a shell tells it.
+    pub(crate) code: u8,
+    /// What ended it was typed (Ctrl-C), and nobody but it was told, because it had the terminal.
+    typed: Option<Signal>,
+}
+
+impl Reaped {
+    /// Has those who started us, a script or `make`, hear what was typed, as if the terminal had been theirs.
+    pub(crate) fn pass_on(self) {
+        if let Some(signal) = self.typed {
+            let _ = kill_process_group(getpgrp(), signal);
+        }
+    }
+}
+
+/// A command that runs. It is reaped only by [`Child::reap`], so that its number stays its own until then, and no
 /// signal can hit a stranger.
 #[derive(Debug)]
 pub(crate) struct Child {
@@ -97,21 +115,26 @@ impl Child {
         }
     }
 
-    /// Takes the terminal back and reaps the process, which must have ended: its exit code, as a shell tells it.
-    pub(crate) fn code(mut self) -> u8 {
+    /// Takes the terminal back and reaps the process, which must have ended.
+    pub(crate) fn reap(mut self) -> Reaped {
         let status = self.process.wait();
         let signal = status.as_ref().ok().and_then(ExitStatusExt::signal);
+        let mut typed = None;
         if let Some(terminal) = &self.terminal {
+            if terminal.is_lent_to(self.group) {
+                typed = [Signal::INT, Signal::QUIT].into_iter().find(|typed| signal == Some(typed.as_raw()));
+            }
             terminal.take_back(self.group);
             if signal.is_some() {
                 terminal.restore();
             }
         }
-        match (signal, status) {
+        let code = match (signal, status) {
             (Some(signal), _) => exit::by_signal(signal),
             (None, Ok(status)) => status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX),
             (None, Err(_)) => u8::MAX,
-        }
+        };
+        Reaped { code, typed }
     }
 
     fn lend_terminal(&self) {

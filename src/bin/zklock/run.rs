@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use zk_rwlock::{Changes, Error, HoldState, Loss, Mode, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
 use crate::arguments::{Connection, Run};
-use crate::child::{Child, Event};
+use crate::child::{Child, Event, Reaped};
 use crate::connect::connect;
 use crate::exit::{self, Exit};
 use crate::output::{say, shorten};
@@ -51,7 +51,9 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     let outcome = hold(&guard, &lock, run, &order, &mut signals).await;
     give_back(guard, connection, &mut signals).await;
     leave(&zk, &mut signals).await;
-    outcome
+    let reaped = outcome?;
+    reaped.pass_on();
+    Ok(reaped.code)
 }
 
 /// What the words of the command line ask for.
@@ -224,7 +226,7 @@ fn refused(error: Error, run: &Run) -> Exit {
 }
 
 /// Runs the command until it ends or the lock is lost.
-async fn hold(guard: &Guard, lock: &RwLock, run: &Run, order: &Order, signals: &mut Signals) -> Result<u8, Exit> {
+async fn hold(guard: &Guard, lock: &RwLock, run: &Run, order: &Order, signals: &mut Signals) -> Result<Reaped, Exit> {
     signals.listen_to_all()?;
     let environment = [
         ("ZKLOCK_PATH", lock.path().to_owned()),
@@ -254,7 +256,7 @@ async fn hold(guard: &Guard, lock: &RwLock, run: &Run, order: &Order, signals: &
                 }
                 Some(HoldState::Lost { why }) => {
                     let how = stop(guard, run, &mut child).await;
-                    child.code();
+                    child.reap();
                     return lost(why, run, how);
                 }
                 Some(_) => {}
@@ -265,8 +267,8 @@ async fn hold(guard: &Guard, lock: &RwLock, run: &Run, order: &Order, signals: &
                 Event::Ended => {
                     // In that very moment it may have been lost; then it was so while the command ran.
                     let held = guard.is_held();
-                    let code = child.code();
-                    return if held { Ok(code) } else { lost(guard.lost().await, run, "the command has ended") };
+                    let reaped = child.reap();
+                    return if held { Ok(reaped) } else { lost(guard.lost().await, run, "the command has ended") };
                 }
             },
             signal = signals.next() => match signal {
@@ -279,7 +281,7 @@ async fn hold(guard: &Guard, lock: &RwLock, run: &Run, order: &Order, signals: &
     }
 }
 
-fn lost(why: Loss, run: &Run, how: &str) -> Result<u8, Exit> {
+fn lost(why: Loss, run: &Run, how: &str) -> Result<Reaped, Exit> {
     Err(Exit::new(run.lost_exit_code, format!("the lock was lost: {why}; {how}")))
 }
 
