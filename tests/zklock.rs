@@ -143,6 +143,7 @@ async fn each_way_to_end_has_its_exit_code() {
         (&["-x", free, "false"], 1),
         (&["-e", free, "true"], 0),
         (&["-s", free, "true"], 0),
+        (&["-o", "-x", free, "true"], 0),
         (&["-n", "-w", "5", free, "true"], 0),
         (&[free, "ls", "/"], 0),
         // 128 + the signal that ended it
@@ -283,6 +284,16 @@ async fn a_signal_that_was_ignored_stays_so() {
     running.signal(Signal::HUP);
     running.child.stdin.take().unwrap().write_all(b"go on\n").await.unwrap();
     assert_eq!(running.ends().await.code, Some(9));
+}
+
+#[tokio::test]
+async fn an_exit_code_is_passed_on_also_where_sigchld_is_ignored() {
+    let mut command = Command::new("bash");
+    prepare(&mut command, &shared_server().address());
+    let script = "trap '' CHLD; exec \"$0\" /zklock/sigchld -c 'exit 7'";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_zklock")]);
+    let run = ended(command).await;
+    assert_eq!(run.code, Some(7), "{run:#?}");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -720,7 +731,8 @@ async fn ctrl_c_reaches_a_command_on_a_terminal_once() {
     let mut terminal = OnTerminal::start(&["/zklock/tty/int", "--", "sh", "-c", "echo ready; exec sleep 100"]);
     terminal.shows("ready");
     terminal.press("\x03");
-    assert_eq!(terminal.ends().await, Some(130));
+    // By the signal itself: a shell says 130, and knows that its loop is to end.
+    assert_eq!(terminal.ends().await, None);
 }
 
 #[tokio::test]
@@ -732,6 +744,37 @@ async fn ctrl_c_ends_the_script_around_us_too() {
     terminal.press("\x03");
     terminal.shows("script too");
     assert_eq!(terminal.ends().await, Some(9));
+
+    let script = "for i in 1 2; do \"$0\" /zklock/tty/script -c 'echo ready; exec sleep 100'; echo code $?; done";
+    let mut terminal = OnTerminal::start_program("bash", &["-c", script, env!("CARGO_BIN_EXE_zklock")]);
+    terminal.shows("ready");
+    terminal.press("\x03");
+    assert_eq!(terminal.ends().await, None);
+    assert!(!terminal.seen.contains("code"), "{:?}", terminal.seen);
+
+    // As long as somebody catches it, it is told as an exit code.
+    let script = "trap : INT; \"$0\" /zklock/tty/script -c 'echo ready; exec sleep 100'; echo code $?";
+    let mut terminal = OnTerminal::start_program("bash", &["-c", script, env!("CARGO_BIN_EXE_zklock")]);
+    terminal.shows("ready");
+    terminal.press("\x03");
+    terminal.shows("code 130");
+    assert_eq!(terminal.ends().await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_zklock_in_another_stops_and_goes_on_as_one() {
+    let zklock = env!("CARGO_BIN_EXE_zklock");
+    let mut terminal =
+        OnTerminal::start(&["/zklock/tty/outer", "--", zklock, "/zklock/tty/inner", "-c", "echo ready; cat"]);
+    terminal.shows("ready");
+    terminal.press("\x1a");
+    eventually("the outer one is stopped", || async { state(terminal.pid()) == 'T' }).await;
+    kill_process(terminal.pid(), Signal::CONT).unwrap();
+    terminal.press("typed after\n");
+    terminal.shows("typed after");
+    terminal.shows("typed after");
+    terminal.press("\x04");
+    assert_eq!(terminal.ends().await, Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -25,7 +25,8 @@ Examples:
   zklock break /locks/backup 4294967301              remove the one with this token, and nobody else
 
 Exit codes:
-  of the command; 128 + N if signal N ended it, or zklock while it was waiting
+  of the command; 128 + N if signal N ended it, or zklock while it was waiting. After a Ctrl-C that the
+  command alone was typed, zklock ends by that signal too, so that a shell's loop around it ends: $? is 130
     1   -n or -w in vain (-E sets another); break: nobody has that token; check: something is odd
    64   wrong usage
    69   no server can be reached, or there is no such command
@@ -94,6 +95,10 @@ pub(crate) struct Run {
     /// The exit code of -n and -w in vain.
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = exit::NEGATIVE, hide_default_value = true)]
     pub(crate) conflict_exit_code: u8,
+
+    /// For those who come from flock(1): the command never gets anything of ours that could keep the lock.
+    #[arg(short = 'o', long, hide = true)]
+    close: bool,
 
     /// Run this line with $SHELL (or /bin/sh) instead of a command.
     #[arg(short = 'c', long = "command", value_name = "CMD")]

@@ -29,10 +29,13 @@ pub(crate) struct Reaped {
 }
 
 impl Reaped {
-    /// Has those who started us, a script or `make`, hear what was typed, as if the terminal had been theirs.
+    /// Has those who started us, a script or `make`, hear what was typed, as if the terminal had been theirs. After
+    /// Ctrl-C we do not return, but end as the command did: a shell's loop goes on after a mere exit code.
     pub(crate) fn pass_on(self) {
-        if let Some(signal) = self.typed {
-            let _ = kill_process_group(getpgrp(), signal);
+        let Some(signal) = self.typed else { return };
+        let _ = kill_process_group(getpgrp(), signal);
+        if signal == Signal::INT {
+            let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
         }
     }
 }
@@ -95,24 +98,26 @@ impl Child {
         }
     }
 
-    /// It was stopped. If the terminal did that we do as a shell's job does: it gets the terminal, or we stop too, so
+    /// It was stopped. If that is about the terminal we do as a shell's job does: it gets the terminal, or we stop too, so
     /// that the shell sees it, until `fg` or `bg`.
     pub(crate) fn was_stopped(&mut self, by: Signal) {
         let Some(terminal) = &self.terminal else { return };
         let lent = terminal.is_lent_to(self.group);
-        match by {
+        let asks = matches!(by, Signal::TTIN | Signal::TTOU);
+        if asks && lent {
             // It asked before it had been lent the terminal.
-            Signal::TTIN | Signal::TTOU if lent => self.signal(Signal::CONT),
-            Signal::TTIN | Signal::TTOU if terminal.is_ours() => self.lend_terminal(),
-            Signal::TSTP | Signal::TTIN | Signal::TTOU => {
-                terminal.take_back(self.group);
-                self.was_foreground = lent || by != Signal::TSTP;
-                // Whoever had Ctrl-Z for himself has to share it with those who started him, such as a script.
-                let _ = if lent { kill_process_group(terminal.ours(), Signal::STOP) } else { stop_self() };
-            }
-            // Somebody wants it to stand still. We do not, because the lock would be lost.
-            _ => {}
+            self.signal(Signal::CONT);
+        } else if asks && terminal.is_ours() {
+            self.lend_terminal();
+        } else if lent {
+            terminal.take_back(self.group);
+            self.was_foreground = true;
+            // What it alone was told, or did, those who started us have to share: a script, or another zklock.
+            let _ = kill_process_group(terminal.ours(), Signal::STOP);
+        } else if asks || by == Signal::TSTP {
+            let _ = kill_process(getpid(), Signal::STOP);
         }
+        // Otherwise somebody wants it to stand still. We do not, because the lock would be lost.
     }
 
     /// Takes the terminal back and reaps the process, which must have ended.
@@ -144,10 +149,6 @@ impl Child {
         // It may have asked already, and have been stopped for it.
         self.signal(Signal::CONT);
     }
-}
-
-fn stop_self() -> rustix::io::Result<()> {
-    kill_process(getpid(), Signal::STOP)
 }
 
 /// Blocks until something happened to the process. One that ended is left to be reaped.

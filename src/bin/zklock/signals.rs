@@ -3,7 +3,7 @@
 use std::fs;
 
 use rustix::process::Signal;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{self, SignalKind, signal};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::exit::{self, Exit};
@@ -31,6 +31,8 @@ impl Signals {
 
     /// From now on, also those that are passed on to a command.
     pub(crate) fn listen_to_all(&self) -> Result<(), Exit> {
+        // Whoever started us may have had this one ignored. Then no exit code of a child could be had.
+        let _stays_registered = stream(SignalKind::child())?;
         self.add(&OTHERS)
     }
 
@@ -46,13 +48,16 @@ impl Signals {
         let ignored = ignored();
         // What nohup(1) or a shell without job control had us ignore stays ignored, by the command too.
         for &which in signals.iter().filter(|which| ignored & (1 << (which.as_raw() - 1)) == 0) {
-            let mut stream = signal(SignalKind::from_raw(which.as_raw()))
-                .map_err(|error| Exit::new(exit::UNAVAILABLE, format!("cannot listen to signals: {error}")))?;
+            let mut stream = stream(SignalKind::from_raw(which.as_raw()))?;
             let sender = self.sender.clone();
             tokio::spawn(async move { while stream.recv().await.is_some() && sender.send(which).is_ok() {} });
         }
         Ok(())
     }
+}
+
+fn stream(kind: SignalKind) -> Result<unix::Signal, Exit> {
+    signal(kind).map_err(|error| Exit::new(exit::UNAVAILABLE, format!("cannot listen to signals: {error}")))
 }
 
 /// The set of signals that are ignored, as far as the system tells.

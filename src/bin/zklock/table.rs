@@ -72,7 +72,7 @@ pub(crate) fn json(queue: &Queue) -> Value {
     json!({ "path": queue.path, "members": members.collect::<Vec<_>>() })
 }
 
-/// As [`json`], for a survey.
+/// As [`json()`], for a survey.
 pub(crate) fn json_of_survey(survey: &Survey, prefix: &str) -> Value {
     let locks: Vec<Value> = survey.queues.iter().map(json).collect();
     json!({ "prefix": prefix, "locks": locks, "unreadable": survey.unreadable })
