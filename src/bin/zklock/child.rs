@@ -71,11 +71,12 @@ impl Child {
                 }
             }
         });
-        let child = Child { process, group, events, terminal, was_foreground: false };
-        if lends {
-            child.lend_terminal();
+        if let Some(terminal) = terminal.as_ref().filter(|_| lends) {
+            // If it has asked already it was stopped, which is told as an event. To continue it unasked would undo a
+            // Ctrl-Z of just now.
+            terminal.lend(group);
         }
-        Ok(child)
+        Ok(Child { process, group, events, terminal, was_foreground: false })
     }
 
     pub(crate) async fn next_event(&mut self) -> Event {
@@ -142,11 +143,11 @@ impl Child {
         Reaped { code, typed }
     }
 
+    /// Lends it the terminal, and continues it.
     fn lend_terminal(&self) {
         if let Some(terminal) = &self.terminal {
             terminal.lend(self.group);
         }
-        // It may have asked already, and have been stopped for it.
         self.signal(Signal::CONT);
     }
 }
