@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::coordinator::Failure;
 use crate::error::Error;
@@ -219,6 +220,31 @@ macro_rules! guard {
             /// ```
             pub async fn lost(&self) -> Loss {
                 self.held.lost().await
+            }
+
+            /// For how long the ensemble surely keeps the session, and so keeps everyone else out, unless somebody
+            /// removes the lock's node: until one session timeout after the sending of the newest request that a
+            /// quorum answered. Zero once that is over.
+            ///
+            /// A third of the session timeout is left when the lease runs out and [`lost`](Self::lost) says so: the
+            /// time to stop what cannot be dropped, such as another process.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            /// # use zk_rwlock::{Error, Memory, RwLock};
+            /// # tokio_test::block_on(async {
+            /// # let zk = Memory::new();
+            /// # let lock = RwLock::new(&zk, "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
+            /// assert!(guard.session_left() > Duration::ZERO);
+            /// zk.expire();
+            /// assert_eq!(guard.session_left(), Duration::ZERO);
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub fn session_left(&self) -> Duration {
+                self.held.place().session().lease().session_left()
             }
 
             /// Runs `work` while the lock is held, and drops it as soon as the lock is lost.

@@ -31,6 +31,8 @@ pub struct Lease {
 struct State {
     /// `None` while every moment counts as acknowledged.
     end: Option<Moment>,
+    /// When the newest request was sent that a quorum answered; unlike `end`, kept when the lease runs out.
+    newest: Moment,
     /// Counts how often the lease ran out, so that what was held before stays lost after a renewal.
     epoch: u64,
     over: Option<Ending>,
@@ -47,7 +49,7 @@ impl Lease {
 
     /// A lease on a clock of the backend's own.
     pub fn with_clock(timeout: Duration, clock: Box<dyn Fn() -> Moment + Send + Sync>) -> Lease {
-        let state = State { end: Some(Duration::ZERO), epoch: 0, over: None, connected: true };
+        let state = State { end: Some(Duration::ZERO), newest: Duration::ZERO, epoch: 0, over: None, connected: true };
         Lease { timeout, clock, state: Mutex::new(state), roll: Roll::default(), listings: Listings::default() }
     }
 
@@ -64,6 +66,7 @@ impl Lease {
         if let Some(end) = &mut state.end {
             *end = (*end).max(sent + self.term());
         }
+        state.newest = state.newest.max(sent);
         drop(state);
         if lapsed {
             self.roll.tell_all();
@@ -76,6 +79,7 @@ impl Lease {
         let mut state = self.state();
         state.lapse(now);
         state.end = if steady { None } else { Some(now + self.term()) };
+        state.newest = now;
         drop(state);
         self.roll.tell_all();
     }
@@ -105,6 +109,20 @@ impl Lease {
     /// How long the session is surely still alive; `None` when that is not known any more.
     pub fn remaining(&self) -> Option<Duration> {
         self.validity().map(|(left, _)| left)
+    }
+
+    /// For how long the ensemble surely keeps the session: until one session timeout after the sending of the newest
+    /// request that a quorum answered. Zero once that is over, or the session is.
+    ///
+    /// Longer than [`remaining`](Lease::remaining): what is between the two is there to stop work in.
+    pub fn session_left(&self) -> Duration {
+        let now = self.now();
+        let state = self.state();
+        match (state.over, state.end) {
+            (Some(_), _) => Duration::ZERO,
+            (None, None) => Duration::MAX,
+            (None, Some(_)) => (state.newest + self.timeout).saturating_sub(now),
+        }
     }
 
     /// How long until the next heartbeat is due: a quarter of the session timeout after the newest quorum answer

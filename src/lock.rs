@@ -16,7 +16,7 @@ use crate::listing::Names;
 use crate::name::{self, Contender, Mode};
 use crate::path;
 use crate::place::{self, Place};
-use crate::queue::{self, Blockers, Note, Queue};
+use crate::queue::{self, Blockers, Member, Note, Queue};
 use crate::shared_reads::{SharedReads, Work};
 use crate::succession::Succession;
 use crate::tenure::Loss;
@@ -302,6 +302,66 @@ impl RwLock {
                     place::before_next_try(session, &mut tries).await.map_err(fault)?;
                 }
                 answer => return answer.map_err(fault),
+            }
+        }
+    }
+
+    /// Removes the one member of the queue whose [token](crate::Member::token) this is, and says who that was; `None`
+    /// if nobody in the queue has it, and then nothing is changed.
+    ///
+    /// For people who have seen in the [`queue`](RwLock::queue) that somebody hangs. A holder is told at once, by
+    /// [`Loss::Removed`], but perhaps after the next one was let in; a waiter gets [`Error::Evicted`].
+    ///
+    /// Nobody else is ever hit: a token is given once, and a node's name is too, because the random id of one
+    /// acquisition is in it. So it is enough to look at the token, and then to delete by name.
+    ///
+    /// # Cancel safety
+    /// Dropping the future may leave the member removed or not.
+    ///
+    /// # Errors
+    /// [`Error::PermissionDenied`] for those who may not; otherwise see [`Error`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let hangs = lock.write().label("hangs").await?;
+    /// let token = lock.queue().await?.members[0].token.expect("anybody may read");
+    /// assert_eq!(lock.evict(token).await?.expect("still there").label.as_deref(), Some("hangs"));
+    /// assert!(!hangs.is_held());
+    /// assert!(lock.evict(token).await?.is_none());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
+        let fault = |failure| Error::from_failure(failure, "remove a node of", &self.shared.path);
+        let berth = self.shared.coordinator.berth(0).await.map_err(fault)?;
+        let session = berth.session();
+        // A server that lags would not show a member that others see already.
+        match place::settled(session, || session.sync(&self.shared.path)).await {
+            Ok(()) | Err(Failure::NoNode) => {}
+            Err(failure) => return Err(fault(failure)),
+        }
+        let mut asked = None;
+        let mut tries = 0;
+        loop {
+            let queue = self.queue().await?;
+            let Some(member) = queue.members.into_iter().find(|member| member.token == Some(token)) else {
+                // What was asked for and is not there any more was done.
+                return Ok(asked);
+            };
+            let path = format!("{}/{}", self.shared.path, member.node);
+            let answer = session.delete(&path).await;
+            match answer {
+                Ok(()) => return Ok(Some(member)),
+                // It left by itself just now, or by an earlier try.
+                Err(Failure::NoNode) => return Ok(asked),
+                Err(Failure::Unknown(_)) if tries < place::UNKNOWN_TRIES => {
+                    asked = Some(member);
+                    place::before_next_try(session, &mut tries).await.map_err(fault)?;
+                }
+                Err(failure) => return Err(fault(failure)),
             }
         }
     }

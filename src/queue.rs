@@ -38,10 +38,16 @@ pub struct Member {
     pub pid: Option<u32>,
     /// What it says it is doing.
     pub label: Option<String>,
-    /// The ensemble's number for its session; `None` if its node could not be read.
+    /// The ensemble's number for its session, 0 if its node is not ephemeral and so stays when its maker is gone;
+    /// `None` if its node could not be read.
     pub session: Option<i64>,
     /// When it entered, on the ensemble's clock; `None` if its node could not be read.
     pub since: Option<SystemTime>,
+    /// The ensemble-wide number of the transaction that made its node: its guard's
+    /// [fencing token](crate::WriteGuard::fencing_token), unless it downgraded; `None` if its node could not be read.
+    ///
+    /// No two nodes ever have the same. [`RwLock::evict`](crate::RwLock::evict) takes it.
+    pub token: Option<i64>,
     /// Its node's name, without the directory.
     pub node: String,
 }
@@ -174,7 +180,12 @@ pub(crate) async fn snapshot(session: &Arc<dyn Session>, directory: &str) -> Res
         Err(Failure::NoNode) => Vec::new(),
         answer => answer?,
     };
-    let line = turn::line(&children);
+    of(session, directory, &children).await
+}
+
+/// Reads the queue that these children of the directory are.
+pub(crate) async fn of(session: &Arc<dyn Session>, directory: &str, children: &[String]) -> Result<Queue, Failure> {
+    let line = turn::line(children);
     let mut members = Vec::with_capacity(line.len());
     for some in line.chunks(READS_IN_FLIGHT) {
         members.extend(read(session, directory, some).await?);
@@ -249,6 +260,7 @@ fn member(contender: &Contender, turn: &Turn, node: Option<(&Vec<u8>, Stat)>) ->
         label,
         session: node.map(|(_, stat)| stat.ephemeral_owner),
         since: node.map(|(_, stat)| stat.ctime),
+        token: node.map(|(_, stat)| stat.czxid),
         node: contender.name().to_owned(),
     }
 }

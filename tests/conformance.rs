@@ -113,5 +113,8 @@ conformance! {
         a_lock_delay_holds_off_whoever_waited_for_a_vanished_writer,
         a_lock_delay_does_not_hold_off_after_a_release,
         a_lock_delay_does_not_hold_off_after_a_downgrade,
+        evicting_by_token_removes_that_member_and_nobody_else,
+        a_session_outlasts_the_lease_of_its_guards,
+        a_survey_finds_every_queue_below_a_prefix,
     ]
 }

@@ -565,6 +565,28 @@ mod tls {
         assert_refused(Tls::from_ca_pem(&revoked).unwrap(), "127.0.0.1", secured).await;
     }
 
+    /// The command, which takes its certificates from files.
+    #[cfg(feature = "cli")]
+    #[tokio::test]
+    async fn zklock_trusts_the_authority_it_is_given_and_shows_its_own_certificate() {
+        let files = tempfile::tempdir().unwrap();
+        let identity = mutual().authority.issue("web-1", "127.0.0.1");
+        for (name, pem) in
+            [("ca", &mutual().authority.pem), ("certificate", &identity.certificate), ("key", &identity.key)]
+        {
+            std::fs::write(files.path().join(name), pem).unwrap();
+        }
+        let file = |name| files.path().join(name).display().to_string();
+        let whole = ["--tls-ca", &file("ca"), "--tls-cert", &file("certificate"), "--tls-key", &file("key")];
+        for (options, code) in [(&whole[..], 0), (&whole[..2], 69), (&[], 69), (&whole[..4], 64), (&whole[2..], 64)] {
+            let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_zklock"));
+            command.args(["--zk", &mutual().address, "--session-timeout", "1500ms"]).args(options);
+            command.args(["/tls/zklock", "true"]).env_remove("ZK_AUTH").kill_on_drop(true);
+            let output = soon("the end", command.output()).await.unwrap();
+            assert_eq!(output.status.code(), Some(code), "{options:?}: {output:?}");
+        }
+    }
+
     #[tokio::test]
     async fn a_client_without_a_certificate_that_is_asked_for_one_is_refused() {
         assert_refused(mutual().tls(), "127.0.0.1", mutual()).await;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Outcome, Session};
-use zk_rwlock::{Contender, Ending, Error, HoldState, Loss, MemberState, Mode, RwLock, WriteGuard};
+use zk_rwlock::{Contender, Ending, Error, HoldState, Loss, MemberState, Mode, RwLock, Survey, WriteGuard};
 
 use super::harness::Harness;
 use crate::support::scene::{SOON, eventually, granted, line, line_becomes, reader, refused, soon, writer};
@@ -986,4 +986,59 @@ pub async fn a_lock_delay_does_not_hold_off_after_a_downgrade<H: Harness>(h: &H)
     granted(read).await.release().await.expect("held");
     held.release().await.expect("held");
     granted(write).await.release().await.expect("held");
+}
+
+pub async fn evicting_by_token_removes_that_member_and_nobody_else<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let waits = writer(&s.b);
+    line_becomes(&s.a, "W+ W-").await;
+    let tokens: Vec<_> = s.a.queue().await.expect("readable").members.iter().map(|member| member.token).collect();
+    assert_eq!(tokens[0], Some(held.fencing_token()));
+    let unused = held.fencing_token() - 1;
+    assert!(s.b.evict(unused).await.expect("reachable").is_none());
+    assert_eq!(line(&s.a).await, "W+ W-");
+
+    let evicted = s.b.evict(held.fencing_token()).await.expect("allowed").expect("in the queue");
+    assert_eq!((evicted.host.as_str(), evicted.token), ("host-a", tokens[0]));
+    assert_eq!(soon("the loss", held.lost()).await, Loss::Removed);
+    let next = granted(waits).await;
+    assert_eq!(Some(next.fencing_token()), tokens[1]);
+    // What was right a moment ago hits nobody now.
+    assert!(s.b.evict(held.fencing_token()).await.expect("reachable").is_none());
+    assert!(next.is_held());
+    next.release().await.expect("held");
+    assert!(s.b.evict(tokens[1].expect("readable")).await.expect("reachable").is_none());
+}
+
+pub async fn a_session_outlasts_the_lease_of_its_guards<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let timeout = session(&s.mine).await.timeout();
+    assert!(held.session_left() > timeout / 3);
+    h.cut(&s.mine).await;
+    assert_eq!(soon("the loss", held.lost()).await, Loss::LeaseRanOut);
+    let left = held.session_left();
+    assert!(left <= timeout / 3, "{left:?} of {timeout:?}");
+    eventually("the session is over", || async { held.session_left().is_zero() }).await;
+}
+
+pub async fn a_survey_finds_every_queue_below_a_prefix<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let open = |path: &str| RwLock::new(&s.mine, &format!("{}/{path}", s.directory)).expect("valid");
+    let mut guards = Vec::new();
+    for path in ["one", "deep/er/two", "deep/three"] {
+        guards.push(soon("a free lock", open(path).write().label(path)).await.expect("free"));
+    }
+    soon("a free lock", open("unused").write()).await.expect("free").release().await.expect("held");
+    let survey = Survey::below(&s.theirs, &s.directory).await.expect("readable");
+    let found: Vec<_> =
+        survey.queues.iter().map(|q| (q.path.replacen(&s.directory, "", 1), q.members[0].label.clone())).collect();
+    let expected = ["deep/er/two", "deep/three", "one"];
+    assert_eq!(found, expected.map(|path| (format!("/{path}"), Some(path.to_owned()))));
+    assert!(survey.unreadable.is_empty());
+    assert_eq!(Survey::below(&s.theirs, &format!("{}/one", s.directory)).await.expect("readable").queues.len(), 1);
+    let everything = Survey::below(&s.theirs, "/").await.expect("readable");
+    assert!(everything.queues.iter().any(|queue| queue.path.ends_with("deep/er/two")), "{everything:?}");
+    assert!(Survey::below(&s.theirs, "locks").await.is_err());
 }

@@ -1,0 +1,299 @@
+//! What may be asked for, and the words that explain it; does nothing.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+use crate::exit;
+
+const USAGE: &str = "zklock [OPTIONS] PATH [--] COMMAND [ARGUMENTS]...
+       zklock [OPTIONS] PATH -c 'SHELL COMMAND'
+       zklock [OPTIONS] ls|watch|break|check ...";
+
+const AFTER_HELP: &str = "\
+Examples:
+  zklock /locks/backup -- backup.sh                  run it alone, in the whole fleet
+  zklock -n /locks/cron/report report --daily        ... or not at all, if it runs elsewhere
+  zklock -w 600 -E 9 /db/orders/migrate -- migrate   wait up to ten minutes, or exit with 9
+  zklock -s /db/orders/migrate -- app                together with other readers, while no writer is there
+  zklock /locks/x -c 'make && make install'          a line for the shell
+  zklock ls /locks/backup                            who holds it, who waits, since when, behind whom
+  zklock ls --tree /locks                            the same for all locks below a path
+  zklock break /locks/backup 4294967301              remove the one with this token, and nobody else
+
+Exit codes:
+  of the command; 128 + N if signal N ended it, or zklock while it was waiting. After a Ctrl-C that the
+  command alone was typed, zklock ends by that signal too, so that a shell's loop around it ends: $? is 130
+    1   -n or -w in vain (-E sets another); break: nobody has that token; check: something is odd
+   64   wrong usage
+   69   no server can be reached, or there is no such command
+   75   the lock was lost while the command ran, or the place in the queue before that; whatever the
+        command itself returned (--lost-exit-code sets another)
+   77   permission denied: by ZooKeeper, or to execute the command
+
+Environment:
+  ZK_HOSTS      the servers, as for --zk
+  ZK_AUTH       user:password, as for --auth, but seen by fewer people
+  NO_COLOR      no colours
+The command gets ZKLOCK_PATH, ZKLOCK_MODE (READ or WRITE) and ZKLOCK_TOKEN: a number that is higher than
+that of every earlier holder who excluded it. Have whatever the command writes to refuse lower ones.
+
+When the lock is lost:
+  The command's process group gets TERM, after --grace KILL, and zklock exits with 75. The grace is cut short
+  so that KILL comes before ZooKeeper lets anybody else in. The session timeout says how long that may take:
+  a network that is gone for two thirds of it costs the lock. After `zklock break` the next one may start
+  at once, while the command still has its grace.
+
+What zklock cannot do for you:
+  - Killed with -9 it cannot stop the command, which runs on; the lock is free one session timeout later.
+  - Stopped (SIGSTOP, Ctrl-Z) for longer than the session timeout it loses the lock like anybody who does
+    not answer. Ctrl-Z stops the command too, and it is killed rather than continued if the lock is gone.
+  - What the command leaves in the background runs on without the lock.
+  - Processes that leave the command's process group (setsid) get none of these signals.";
+
+/// Run a command while holding a read/write lock in ZooKeeper: flock(1) for many machines.
+///
+/// The lock is a directory of ZooKeeper, PATH. Exclusive unless -s is given: the command runs while nobody else has the
+/// lock. With -s it may run together with others that gave -s. First come, first served. The lock is given back when the
+/// command ends, and if this machine dies, one session timeout later.
+#[derive(Debug, Parser)]
+#[command(name = "zklock", version, override_usage = USAGE, after_long_help = AFTER_HELP, max_term_width = 110)]
+#[command(after_help = "Examples, exit codes and environment: zklock --help", disable_help_subcommand = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) task: Option<Task>,
+
+    #[command(flatten)]
+    pub(crate) run: Run,
+
+    #[command(flatten)]
+    pub(crate) connection: Connection,
+}
+
+/// Running a command.
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// Share the lock with others who do (a read lock).
+    #[arg(short = 's', long, overrides_with = "exclusive")]
+    pub(crate) shared: bool,
+
+    /// Hold it alone (a write lock): the default.
+    #[arg(short = 'x', short_alias = 'e', long)]
+    exclusive: bool,
+
+    /// Do not wait: exit with 1 (or -E) if the lock is taken.
+    #[arg(short = 'n', long, visible_alias = "nb")]
+    pub(crate) nonblock: bool,
+
+    /// Wait at most so long from being connected on, in seconds (or like 1m30s); then exit with 1 (or -E). 0 is -n.
+    #[arg(short = 'w', long, visible_alias = "timeout", value_name = "SECS", value_parser = duration)]
+    pub(crate) wait: Option<Duration>,
+
+    /// The exit code of -n and -w in vain.
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = exit::NEGATIVE, hide_default_value = true)]
+    pub(crate) conflict_exit_code: u8,
+
+    /// For those who come from flock(1): the command never gets anything of ours that could keep the lock.
+    #[arg(short = 'o', long, hide = true)]
+    close: bool,
+
+    /// Run this line with $SHELL (or /bin/sh) instead of a command.
+    #[arg(short = 'c', long = "command", value_name = "CMD")]
+    pub(crate) shell: Option<OsString>,
+
+    /// When the lock is lost: how long the command may take to end after TERM, before KILL. Cut short so that it ends
+    /// before anybody else can be let in.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    pub(crate) grace: Duration,
+
+    /// The exit code when the lock was lost.
+    #[arg(long, value_name = "CODE", default_value_t = exit::LOST)]
+    pub(crate) lost_exit_code: u8,
+
+    /// What others see that we are doing [default: the beginning of the command line, so have no secrets there].
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+
+    /// The host that others see us on [default: the machine's name].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) host: Option<String>,
+
+    /// Say nothing while waiting, nor when -n or -w was in vain.
+    #[arg(short = 'q', long)]
+    pub(crate) quiet: bool,
+
+    /// Tell when the lock was granted, and under which token.
+    #[arg(long, conflicts_with = "quiet")]
+    pub(crate) verbose: bool,
+
+    /// The lock's path in ZooKeeper, which starts with a slash, and the command to run, with its arguments.
+    #[arg(value_name = "PATH [--] COMMAND", trailing_var_arg = true)]
+    pub(crate) words: Vec<OsString>,
+}
+
+/// Reaching ZooKeeper.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Connection")]
+pub(crate) struct Connection {
+    /// The servers: host:port,host:port, with a path at the end to keep everything below.
+    #[arg(long, global = true, value_name = "HOSTS", env = "ZK_HOSTS", default_value = "127.0.0.1:2181")]
+    pub(crate) zk: String,
+
+    /// How long ZooKeeper keeps the lock of one it does not hear from. The servers bound it.
+    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    pub(crate) session_timeout: Duration,
+
+    /// Authenticate with ZooKeeper's digest scheme; what is made is then this user's alone. Others can see it in the
+    /// list of processes: better set ZK_AUTH.
+    #[arg(long, global = true, value_name = "USER:PASSWORD", env = "ZK_AUTH", hide_env_values = true)]
+    pub(crate) auth: Option<String>,
+
+    /// Encrypt, and trust servers with a certificate by one of these authorities (PEM).
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) tls_ca: Option<PathBuf>,
+
+    /// Our certificate for servers that ask for one (PEM).
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+
+    /// The key to --tls-cert (PEM).
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+}
+
+/// What else there is to do than to run a command.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Task {
+    /// Show who holds a lock and who waits for it.
+    Ls(Ls),
+    /// The same, live, until interrupted.
+    Watch(Watch),
+    /// Remove one holder or waiter, by its token.
+    Break(Break),
+    /// Look for what is odd in a lock's directory; exit with 1 if there is something.
+    Check(Check),
+    /// Print completions for a shell.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Print the manual page (roff), of zklock or of one of its subcommands.
+    Man {
+        /// Which subcommand.
+        task: Option<String>,
+    },
+}
+
+const JSON_HELP: &str = "\
+With --json, one object:
+  path      the lock
+  members   in the order of arrival, each:
+    place       1, 2, 3...
+    state       \"holds\", \"waits\", or \"stuck\" (will never hold: see `zklock check`)
+    mode        \"READ\" or \"WRITE\"
+    host, pid, label   as it says itself; pid and label may be null
+    since       when it came, RFC 3339 in UTC, or null if its node may not be read
+    session     the ensemble's number for its session, like \"0x100000a\", or null
+    behind      the place of the one it waits for, or null
+    node        the name of its node
+    token       for `zklock break`; the holder's fencing token; or null
+With --tree: {\"prefix\": ..., \"locks\": [such objects], \"unreadable\": [paths]}.
+Fields may be added, and none will be changed.";
+
+/// `zklock ls`
+#[derive(Debug, Args)]
+#[command(after_long_help = JSON_HELP)]
+pub(crate) struct Ls {
+    /// The lock; with --tree, where to look for locks.
+    #[arg(value_name = "PATH")]
+    pub(crate) path: String,
+
+    /// Show every lock at and below PATH that somebody holds or waits for.
+    #[arg(long)]
+    pub(crate) tree: bool,
+
+    /// Print JSON: `zklock ls --help` says which.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `zklock watch`
+#[derive(Debug, Args)]
+pub(crate) struct Watch {
+    /// The lock.
+    #[arg(value_name = "PATH")]
+    pub(crate) path: String,
+
+    /// How often to look.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    pub(crate) interval: Duration,
+
+    /// Print a line of JSON, as `zklock ls --json`, whenever the queue changes.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `zklock break`
+#[derive(Debug, Args)]
+pub(crate) struct Break {
+    /// The lock.
+    #[arg(value_name = "PATH")]
+    pub(crate) path: String,
+
+    /// Of whom to remove: see `zklock ls`. No two holders or waiters ever have the same.
+    #[arg(value_name = "TOKEN")]
+    pub(crate) token: i64,
+
+    /// Do not ask.
+    #[arg(short = 'y', long)]
+    pub(crate) yes: bool,
+}
+
+/// `zklock check`
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+With --json, one object: {\"path\": ..., \"odd\": [{\"kind\": ..., \"node\": ..., \"what\": ...}]}, where kind is one of
+foreign, unreadable, persistent, written, tie, negative, used-up, old, and node is null for the last two.
+The counter shows only in the nodes that are there: that of an empty directory is not seen.")]
+pub(crate) struct Check {
+    /// The lock.
+    #[arg(value_name = "PATH")]
+    pub(crate) path: String,
+
+    /// Print JSON: `zklock check --help` says which.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Seconds, as flock(1) takes them, or a time with its units.
+fn duration(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
+        Err(_) => humantime::parse_duration(text).map_err(|error| error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn times_are_seconds_or_have_units() {
+        for (text, milliseconds) in [("5", 5000), ("0.25", 250), ("0", 0), ("1m30s", 90_000), ("20ms", 20)] {
+            assert_eq!(duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+        }
+        for text in ["", "-1", "soon", "inf", "NaN", "1e300"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! `check`: what does not belong into a lock's directory, or will make trouble.
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+use zk_rwlock::coordinator::{Coordinator, Failure, Stat};
+use zk_rwlock::{Contender, Error, RwLock, ZooKeeper};
+
+use crate::arguments::{Check, Connection};
+use crate::connect::connect;
+use crate::exit::{self, Exit};
+use crate::output::{self, tame};
+
+/// From this number on, the last one out restarts the numbers.
+const OLD: i64 = 1 << 30;
+
+/// From this number on, nobody may enter.
+const USED_UP: i64 = (1 << 31) - (1 << 20);
+
+/// How many nodes are read at once.
+const READS_IN_FLIGHT: usize = 256;
+
+/// Something odd: its kind for programs, its node if it is about one, and words for people.
+#[derive(Debug, PartialEq, Eq)]
+struct Odd {
+    kind: &'static str,
+    node: Option<String>,
+    what: String,
+}
+
+/// A node of the directory, with what could be read of it: `None` if we may not.
+type Node = (String, Option<Stat>);
+
+pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, Exit> {
+    let zk = connect(connection).await?;
+    let lock = RwLock::new(&zk, &check.path)?;
+    let nodes = nodes(&zk, lock.path()).await?;
+    let odd = oddities(&nodes);
+    let text = if check.json {
+        let odd = odd.iter().map(|odd| json!({ "kind": odd.kind, "node": odd.node, "what": odd.what }));
+        format!("{:#}\n", json!({ "path": check.path, "odd": odd.collect::<Vec<_>>() }))
+    } else if odd.is_empty() {
+        format!("{}: nothing odd\n", check.path)
+    } else {
+        let line = |odd: &Odd| {
+            let node = odd.node.as_deref().map(tame).unwrap_or_else(|| "the counter".to_owned());
+            format!("{}: {node}: {}\n", check.path, odd.what)
+        };
+        odd.iter().map(line).collect()
+    };
+    output::print(&text);
+    Ok(if odd.is_empty() { 0 } else { exit::NEGATIVE })
+}
+
+/// Everything in the directory. The library's queue leaves out what is no contender.
+async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
+    let fault = |failure: Failure| match failure {
+        Failure::NoAuth => Exit::from(Error::PermissionDenied { operation: "read", path: path.to_owned() }),
+        failure => Exit::new(exit::UNAVAILABLE, format!("{path}: {failure}")),
+    };
+    let berth = zk.berth(0).await.map_err(fault)?;
+    let session = berth.session();
+    let names = match session.children(path).await {
+        Err(Failure::NoNode) => Vec::new(),
+        answer => answer.map_err(fault)?,
+    };
+    let mut nodes = Vec::with_capacity(names.len());
+    for some in names.chunks(READS_IN_FLIGHT) {
+        // All are sent before the first is awaited.
+        let replies: Vec<_> = some.iter().map(|name| session.data(&format!("{path}/{name}"))).collect();
+        for (name, reply) in some.iter().zip(replies) {
+            match reply.await {
+                Ok((_, stat)) => nodes.push((name.clone(), Some(stat))),
+                Err(Failure::NoNode) => {}
+                Err(Failure::NoAuth) => nodes.push((name.clone(), None)),
+                Err(failure) => return Err(fault(failure)),
+            }
+        }
+    }
+    nodes.sort_by(|(one, _), (other, _)| one.cmp(other));
+    Ok(nodes)
+}
+
+/// What is odd about these nodes, in the order of the nodes, and about the counter last.
+fn oddities(nodes: &[Node]) -> Vec<Odd> {
+    let contenders: Vec<_> = nodes.iter().filter_map(|(name, _)| Contender::parse(name)).collect();
+    let mut sharers = BTreeMap::<i64, usize>::new();
+    for contender in &contenders {
+        *sharers.entry(contender.sequence()).or_default() += 1;
+    }
+    let mut odd = Vec::new();
+    for (name, stat) in nodes {
+        let mut add = |kind, what: &str| odd.push(Odd { kind, node: Some(name.clone()), what: what.to_owned() });
+        let Some(contender) = Contender::parse(name) else {
+            add("foreign", "no holder or waiter of ours: it is passed over, also if it is another program's lock");
+            continue;
+        };
+        match stat {
+            None => add("unreadable", "may not be read: who that is, is not known"),
+            Some(stat) if stat.ephemeral_owner == 0 => {
+                add("persistent", "not ephemeral: it stays, and is in the way, until somebody removes it");
+            }
+            Some(_) => {}
+        }
+        if stat.is_some_and(|stat| stat.version > 0) {
+            add("written", "written to after it was made: whoever did that can grant the lock to two");
+        }
+        if contender.sequence() < 0 {
+            add("negative", "its number is negative, because the counter has wrapped: it will never hold");
+        }
+        if sharers.get(&contender.sequence()).is_some_and(|&sharers| sharers > 1) {
+            add("tie", "its number is not its alone: none of those who share it will ever hold");
+        }
+    }
+    match sharers.last_key_value() {
+        Some((&highest, _)) if highest >= USED_UP => odd.push(Odd {
+            kind: "used-up",
+            node: None,
+            what: format!("at {highest} of 2147483647: nobody may enter until the directory is deleted and made anew"),
+        }),
+        Some((&highest, _)) if highest >= OLD => odd.push(Odd {
+            kind: "old",
+            node: None,
+            what: format!("at {highest} of 2147483647: it starts anew when everybody has left"),
+        }),
+        _ => {}
+    }
+    odd
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+
+    fn node(name: &str, ephemeral_owner: i64, version: i32) -> Node {
+        (name.to_owned(), Some(Stat { czxid: 1, version, ctime: UNIX_EPOCH, ephemeral_owner }))
+    }
+
+    #[test]
+    fn each_oddity_is_told_of_its_node() {
+        let kinds = |nodes: &[Node]| oddities(nodes).into_iter().map(|odd| odd.kind).collect::<Vec<_>>();
+        assert_eq!(kinds(&[]), [""; 0]);
+        assert_eq!(kinds(&[node("a~1-READ-0000000001", 7, 0), node("b~2-WRITE-0000000002", 7, 0)]), [""; 0]);
+        assert_eq!(kinds(&[node("config", 0, 3)]), ["foreign"]);
+        assert_eq!(kinds(&[node("a~1-READ-0000000001", 0, 0)]), ["persistent"]);
+        assert_eq!(kinds(&[node("a~1-READ-0000000001", 7, 1)]), ["written"]);
+        assert_eq!(kinds(&[("a~1-READ-0000000001".to_owned(), None)]), ["unreadable"]);
+        assert_eq!(kinds(&[node("a~1-READ--000000005", 7, 0)]), ["negative"]);
+        assert_eq!(kinds(&[node("a~1-READ-0000000001", 7, 0), node("b~2-READ-0000000001", 7, 0)]), ["tie", "tie"]);
+        assert_eq!(kinds(&[node("a~1-READ-1073741823", 7, 0)]), [""; 0]);
+        assert_eq!(kinds(&[node("a~1-READ-1073741824", 7, 0)]), ["old"]);
+        assert_eq!(kinds(&[node("a~1-READ-2146435072", 7, 0)]), ["used-up"]);
+    }
+}

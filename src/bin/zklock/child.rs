@@ -1,0 +1,172 @@
+//! The command: a process group that is signalled as a whole; knows no locks.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child as Process, Command};
+use std::thread;
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, kill_process, kill_process_group, waitid};
+use tokio::sync::mpsc::{self, UnboundedReceiver};
+
+use crate::exit;
+use crate::terminal::Terminal;
+
+/// What happened to the command's own process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Stopped(Signal),
+    Ended,
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reaped {
+    /// Its exit code, as a shell tells it.
+    pub(crate) code: u8,
+    /// What ended it was typed (Ctrl-C), and nobody but it was told, because it had the terminal.
+    typed: Option<Signal>,
+}
+
+impl Reaped {
+    /// Has those who started us, a script or `make`, hear what was typed, as if the terminal had been theirs. After
+    /// Ctrl-C we do not return, but end as the command did: a shell's loop goes on after a mere exit code.
+    pub(crate) fn pass_on(self) {
+        let Some(signal) = self.typed else { return };
+        let _ = kill_process_group(getpgrp(), signal);
+        if signal == Signal::INT {
+            let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
+        }
+    }
+}
+
+/// A command that runs. It is reaped only by [`Child::reap`], so that its number stays its own until then, and no
+/// signal can hit a stranger.
+#[derive(Debug)]
+pub(crate) struct Child {
+    process: Process,
+    group: Pid,
+    events: UnboundedReceiver<Event>,
+    terminal: Option<Terminal>,
+    /// It was stopped together with us, while it had the terminal.
+    was_foreground: bool,
+}
+
+impl Child {
+    /// Starts it, in a process group of its own.
+    pub(crate) fn spawn(words: &[OsString], environment: &[(&str, String)]) -> io::Result<Child> {
+        let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let terminal = Terminal::open();
+        let lends = Terminal::is_talked_to() && terminal.as_ref().is_some_and(Terminal::is_ours);
+        let mut command = Command::new(program);
+        command.args(arguments).process_group(0);
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        let process = command.spawn()?;
+        let group = Pid::from_child(&process);
+        let (sender, events) = mpsc::unbounded_channel();
+        thread::spawn(move || {
+            while let Some(event) = next_event(group) {
+                if sender.send(event).is_err() || event == Event::Ended {
+                    return;
+                }
+            }
+        });
+        if let Some(terminal) = terminal.as_ref().filter(|_| lends) {
+            // If it has asked already it was stopped, which is told as an event. To continue it unasked would undo a
+            // Ctrl-Z of just now.
+            terminal.lend(group);
+        }
+        Ok(Child { process, group, events, terminal, was_foreground: false })
+    }
+
+    pub(crate) async fn next_event(&mut self) -> Event {
+        self.events.recv().await.unwrap_or(Event::Ended)
+    }
+
+    /// Signals the whole group.
+    pub(crate) fn signal(&self, signal: Signal) {
+        // Refused only if nobody is left in it, or to whom we may not.
+        let _ = kill_process_group(self.group, signal);
+    }
+
+    /// Lets it go on, if it was stopped; with the terminal, if it had it before.
+    pub(crate) fn resume(&mut self) {
+        let lends = std::mem::take(&mut self.was_foreground);
+        if lends && self.terminal.as_ref().is_some_and(Terminal::is_ours) {
+            self.lend_terminal();
+        } else {
+            self.signal(Signal::CONT);
+        }
+    }
+
+    /// It was stopped. If that is about the terminal we do as a shell's job does: it gets the terminal, or we stop too, so
+    /// that the shell sees it, until `fg` or `bg`.
+    pub(crate) fn was_stopped(&mut self, by: Signal) {
+        let Some(terminal) = &self.terminal else { return };
+        let lent = terminal.is_lent_to(self.group);
+        let asks = matches!(by, Signal::TTIN | Signal::TTOU);
+        if asks && lent {
+            // It asked before it had been lent the terminal.
+            self.signal(Signal::CONT);
+        } else if asks && terminal.is_ours() {
+            self.lend_terminal();
+        } else if lent {
+            terminal.take_back(self.group);
+            self.was_foreground = true;
+            // What it alone was told, or did, those who started us have to share: a script, or another zklock.
+            let _ = kill_process_group(terminal.ours(), Signal::STOP);
+        } else if asks || by == Signal::TSTP {
+            let _ = kill_process(getpid(), Signal::STOP);
+        }
+        // Otherwise somebody wants it to stand still. We do not, because the lock would be lost.
+    }
+
+    /// Takes the terminal back and reaps the process, which must have ended.
+    pub(crate) fn reap(mut self) -> Reaped {
+        let status = self.process.wait();
+        let signal = status.as_ref().ok().and_then(ExitStatusExt::signal);
+        let mut typed = None;
+        if let Some(terminal) = &self.terminal {
+            if terminal.is_lent_to(self.group) {
+                typed = [Signal::INT, Signal::QUIT].into_iter().find(|typed| signal == Some(typed.as_raw()));
+            }
+            terminal.take_back(self.group);
+            if signal.is_some() {
+                terminal.restore();
+            }
+        }
+        let code = match (signal, status) {
+            (Some(signal), _) => exit::by_signal(signal),
+            (None, Ok(status)) => status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX),
+            (None, Err(_)) => u8::MAX,
+        };
+        Reaped { code, typed }
+    }
+
+    /// Lends it the terminal, and continues it.
+    fn lend_terminal(&self) {
+        if let Some(terminal) = &self.terminal {
+            terminal.lend(self.group);
+        }
+        self.signal(Signal::CONT);
+    }
+}
+
+/// Blocks until something happened to the process. One that ended is left to be reaped.
+fn next_event(process: Pid) -> Option<Event> {
+    loop {
+        match waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT) {
+            Ok(Some(status)) if status.stopped() => {
+                // Taken, so that it is not told again.
+                let stop = waitid(WaitId::Pid(process), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG).ok().flatten();
+                let signal = stop.and_then(|stop| stop.stopping_signal()).and_then(Signal::from_named_raw);
+                if let Some(signal) = signal {
+                    return Some(Event::Stopped(signal));
+                }
+            }
+            Ok(Some(_)) => return Some(Event::Ended),
+            Ok(None) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return None,
+        }
+    }
+}

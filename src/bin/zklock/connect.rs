@@ -1,0 +1,42 @@
+//! From options to a connection; knows no locks.
+
+use std::fs;
+use std::path::Path;
+
+use zk_rwlock::{Tls, ZooKeeper};
+
+use crate::arguments::Connection;
+use crate::exit::Exit;
+
+/// Connects, and waits until there is a session.
+pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> {
+    let mut builder = ZooKeeper::builder().session_timeout(connection.session_timeout);
+    if let Some(auth) = connection.auth.as_deref().filter(|auth| !auth.is_empty()) {
+        let (user, password) = auth.split_once(':').ok_or_else(|| Exit::usage("--auth must be USER:PASSWORD"))?;
+        builder = builder.digest(user, password);
+    }
+    if let Some(tls) = tls(connection)? {
+        builder = builder.tls(tls);
+    }
+    Ok(builder.connect(&connection.zk).await?)
+}
+
+fn tls(connection: &Connection) -> Result<Option<Tls>, Exit> {
+    let identity = match (&connection.tls_cert, &connection.tls_key) {
+        (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
+        (None, None) => None,
+        _ => return Err(Exit::usage("--tls-cert and --tls-key go together")),
+    };
+    match (&connection.tls_ca, identity) {
+        (None, None) => Ok(None),
+        (None, Some(_)) => Err(Exit::usage("--tls-cert needs --tls-ca")),
+        (Some(ca), None) => Ok(Some(Tls::from_ca_pem(&read(ca)?)?)),
+        (Some(ca), Some((certificate, key))) => {
+            Ok(Some(Tls::from_ca_pem(&read(ca)?)?.identity_pem(&certificate, &key)?))
+        }
+    }
+}
+
+fn read(file: &Path) -> Result<String, Exit> {
+    fs::read_to_string(file).map_err(|error| Exit::usage(format!("{}: {error}", file.display())))
+}

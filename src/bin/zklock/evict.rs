@@ -1,0 +1,51 @@
+//! `break`: removes the one contender that a person has pointed at.
+//!
+//! The library looks at the token again at the moment of the removal, so it does not matter how long the person thought.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use zk_rwlock::RwLock;
+
+use crate::arguments::{Break, Connection};
+use crate::connect::connect;
+use crate::exit::{self, Exit};
+use crate::output::{self, tame};
+use crate::table;
+
+pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, Exit> {
+    let zk = connect(connection).await?;
+    let lock = RwLock::new(&zk, &which.path)?;
+    if !which.yes {
+        let queue = lock.queue().await?;
+        let Some(member) = queue.members.iter().find(|member| member.token == Some(which.token)) else {
+            return stale(&lock, which).await;
+        };
+        if !io::stdin().is_terminal() {
+            return Err(Exit::usage("break asks first, and there is no terminal to ask on: give --yes"));
+        }
+        if !agrees(&format!("{}: remove {}?", which.path, tame(&member.to_string()))) {
+            return Err(Exit::new(exit::NEGATIVE, "nothing was removed"));
+        }
+    }
+    match lock.evict(which.token).await? {
+        Some(member) => {
+            output::print(&format!("removed {}\n", tame(&member.to_string())));
+            Ok(0)
+        }
+        None => stale(&lock, which).await,
+    }
+}
+
+/// Says that nobody has that token, and who is there.
+async fn stale(lock: &RwLock, which: &Break) -> Result<u8, Exit> {
+    let queue = lock.queue().await?;
+    let now = table::table(&queue, false);
+    let problem = format!("{}: nobody has token {}; nothing was removed. There now:", which.path, which.token);
+    Err(Exit::new(exit::NEGATIVE, format!("{problem}\n{}", now.trim_end())))
+}
+
+fn agrees(question: &str) -> bool {
+    let mut answer = String::new();
+    let asked = write!(io::stderr().lock(), "{question} [y/N] ").is_ok();
+    asked && io::stdin().lock().read_line(&mut answer).is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
+}

@@ -1,0 +1,347 @@
+//! Runs a command under the lock: acquires, watches over both, and lets go.
+
+use std::convert::Infallible;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tokio::sync::oneshot;
+use zk_rwlock::{Changes, Error, HoldState, Loss, Mode, ReadGuard, RwLock, WriteGuard, ZooKeeper};
+
+use crate::arguments::{Connection, Run};
+use crate::child::{Child, Event, Reaped};
+use crate::connect::connect;
+use crate::exit::{self, Exit};
+use crate::output::{say, shorten};
+use crate::signals::Signals;
+use crate::waiting;
+
+/// A label that was made from a command line is no longer than this.
+const LABEL_MADE: usize = 60;
+
+/// How often it is looked whether a command that was told to end must be killed now.
+const TICK: Duration = Duration::from_millis(10);
+
+pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> {
+    let order = Order::read(run)?;
+    let mut signals = Signals::listen()?;
+    let zk = tokio::select! {
+        biased;
+        signal = signals.next() => return Ok(exit::by_signal(signal.as_raw())),
+        zk = connect(connection) => zk?,
+    };
+    let lock = open(&zk, run, &order)?;
+    let guard = tokio::select! {
+        biased;
+        signal = signals.next() => {
+            // The acquisition is dropped by now, and the end of the session takes its place out of the queue.
+            leave(&zk, &mut signals).await;
+            return Ok(exit::by_signal(signal.as_raw()));
+        }
+        guard = acquire(&zk, &lock, run) => guard,
+    };
+    let guard = match guard {
+        Ok(guard) => guard,
+        Err(error) => {
+            leave(&zk, &mut signals).await;
+            return Err(refused(error, run));
+        }
+    };
+    let outcome = hold(&guard, &lock, run, &order, &mut signals).await;
+    give_back(guard, connection, &mut signals).await;
+    leave(&zk, &mut signals).await;
+    let reaped = outcome?;
+    reaped.pass_on();
+    Ok(reaped.code)
+}
+
+/// What the words of the command line ask for.
+#[derive(Debug)]
+struct Order {
+    path: String,
+    command: Vec<OsString>,
+    label: String,
+}
+
+impl Order {
+    fn read(run: &Run) -> Result<Order, Exit> {
+        let mut words = run.words.iter().cloned();
+        let path = words.next().ok_or_else(|| Exit::usage("which lock, and what to run? See zklock --help"))?;
+        let path = path.into_string().map_err(|path| Exit::usage(format!("{path:?} is no path in ZooKeeper")))?;
+        if !path.starts_with('/') {
+            let problem = format!("{path:?} is neither a lock, which starts with a slash, nor a subcommand");
+            return Err(Exit::usage(problem));
+        }
+        let mut command: Vec<OsString> = words.collect();
+        let mut shell = run.shell.clone();
+        match command.first().and_then(|word| word.to_str()) {
+            Some("--") => drop(command.remove(0)),
+            // As flock(1) takes it, too.
+            Some("-c" | "--command") if shell.is_none() && command.len() == 2 => {
+                shell = command.pop();
+                command.clear();
+            }
+            Some(word) if word.starts_with('-') => {
+                return Err(Exit::usage(format!("{word}: options go before the lock's path, the command after it")));
+            }
+            _ => {}
+        }
+        let label = run.label.clone().unwrap_or_else(|| match &shell {
+            Some(line) => label(std::slice::from_ref(line)),
+            None => label(&command),
+        });
+        let command = match (shell, command.is_empty()) {
+            (Some(_), false) => return Err(Exit::usage("-c or a command, and not both")),
+            (None, true) => return Err(Exit::usage("there is no command to run under the lock")),
+            (None, false) => command,
+            (Some(line), true) => {
+                let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty());
+                vec![shell.unwrap_or_else(|| "/bin/sh".into()), "-c".into(), line]
+            }
+        };
+        Ok(Order { path, command, label })
+    }
+}
+
+/// The beginning of a command line, fit to be a label.
+fn label(words: &[OsString]) -> String {
+    let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+    let line = words.join(" ");
+    let fit: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    shorten(&fit, LABEL_MADE)
+}
+
+fn open(zk: &ZooKeeper, run: &Run, order: &Order) -> Result<RwLock, Exit> {
+    let mut builder = RwLock::builder(zk, &order.path).label(&order.label);
+    if let Some(host) = &run.host {
+        builder = builder.host(host);
+    }
+    Ok(builder.build()?)
+}
+
+/// Either guard.
+#[derive(Debug)]
+enum Guard {
+    Read(ReadGuard),
+    Write(WriteGuard),
+}
+
+macro_rules! either {
+    ($guard:expr, $held:ident => $answer:expr) => {
+        match $guard {
+            Guard::Read($held) => $answer,
+            Guard::Write($held) => $answer,
+        }
+    };
+}
+
+impl Guard {
+    fn mode(&self) -> Mode {
+        match self {
+            Guard::Read(_) => Mode::Read,
+            Guard::Write(_) => Mode::Write,
+        }
+    }
+
+    fn token(&self) -> i64 {
+        either!(self, held => held.fencing_token())
+    }
+
+    fn is_held(&self) -> bool {
+        either!(self, held => held.is_held())
+    }
+
+    fn session_left(&self) -> Duration {
+        either!(self, held => held.session_left())
+    }
+
+    fn changes(&self) -> Changes {
+        either!(self, held => held.changes())
+    }
+
+    async fn lost(&self) -> Loss {
+        either!(self, held => held.lost().await)
+    }
+
+    async fn release(self) -> Result<(), Error> {
+        either!(self, held => held.release().await)
+    }
+}
+
+async fn acquire(zk: &ZooKeeper, lock: &RwLock, run: &Run) -> Result<Guard, Error> {
+    let mode = if run.shared { Mode::Read } else { Mode::Write };
+    let started = Instant::now();
+    if run.nonblock || run.wait == Some(Duration::ZERO) {
+        return match mode {
+            Mode::Read => lock.try_read().await.map(Guard::Read),
+            Mode::Write => lock.try_write().await.map(Guard::Write),
+        };
+    }
+    let (tell, waits) = oneshot::channel();
+    let granted = async {
+        let tell = move |_: &_| {
+            // Heard unless we gave up meanwhile.
+            let _ = tell.send(());
+        };
+        // More than anybody lives is as long as it takes.
+        let limit = run.wait.unwrap_or(Duration::MAX);
+        match mode {
+            Mode::Read if run.wait.is_none() => lock.read().on_wait(tell).await.map(Guard::Read),
+            Mode::Read => lock.read().on_wait(tell).timeout(limit).await.map(Guard::Read),
+            Mode::Write if run.wait.is_none() => lock.write().on_wait(tell).await.map(Guard::Write),
+            Mode::Write => lock.write().on_wait(tell).timeout(limit).await.map(Guard::Write),
+        }
+    };
+    let shown = async {
+        if waits.await.is_ok() && !run.quiet {
+            waiting::show(zk, lock, mode).await;
+        }
+        std::future::pending::<Infallible>().await
+    };
+    let guard = tokio::select! {
+        biased;
+        guard = granted => guard?,
+        never = shown => match never {},
+    };
+    if run.verbose {
+        let waited = humantime::format_duration(Duration::from_millis(
+            u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        ));
+        say(&format!("granted {} after {waited}, token {}", lock.path(), guard.token()));
+    }
+    Ok(guard)
+}
+
+fn refused(error: Error, run: &Run) -> Exit {
+    let exit = Exit::from(error.clone());
+    let code = match &error {
+        Error::Timeout { .. } | Error::WouldBlock { .. } => run.conflict_exit_code,
+        Error::Lost(_) | Error::Evicted(_) => run.lost_exit_code,
+        _ => exit.code(),
+    };
+    // As flock(1), for cron: the code says it all.
+    let is_silent = run.quiet && matches!(error, Error::Timeout { .. } | Error::WouldBlock { .. });
+    Exit::new(code, if is_silent { "" } else { exit.message() })
+}
+
+/// Runs the command until it ends or the lock is lost.
+async fn hold(guard: &Guard, lock: &RwLock, run: &Run, order: &Order, signals: &mut Signals) -> Result<Reaped, Exit> {
+    signals.listen_to_all()?;
+    let environment = [
+        ("ZKLOCK_PATH", lock.path().to_owned()),
+        ("ZKLOCK_MODE", guard.mode().to_string()),
+        ("ZKLOCK_TOKEN", guard.token().to_string()),
+    ];
+    if !guard.is_held() {
+        return lost(guard.lost().await, run, "nothing was run");
+    }
+    let mut child =
+        Child::spawn(&order.command, &environment).map_err(|error| cannot_run(&order.command[0], &error))?;
+    let mut changes = guard.changes();
+    let mut suspect = false;
+    loop {
+        tokio::select! {
+            // A lock that is lost comes before everything else.
+            biased;
+            state = changes.next() => match state {
+                Some(HoldState::Suspect { until }) => {
+                    suspect = true;
+                    let left = until.saturating_duration_since(Instant::now()).as_secs_f32();
+                    say(&format!("the connection is lost; so will be the lock, in {left:.1} s, unless it comes back"));
+                }
+                Some(HoldState::Held) if suspect => {
+                    suspect = false;
+                    say("the connection is back, and the lock still held");
+                }
+                Some(HoldState::Lost { why }) => {
+                    let how = stop(guard, run, &mut child).await;
+                    child.reap();
+                    return lost(why, run, how);
+                }
+                Some(_) => {}
+                None => std::future::pending().await,
+            },
+            event = child.next_event() => match event {
+                Event::Stopped(by) => child.was_stopped(by),
+                Event::Ended => {
+                    // In that very moment it may have been lost; then it was so while the command ran.
+                    let held = guard.is_held();
+                    let reaped = child.reap();
+                    return if held { Ok(reaped) } else { lost(guard.lost().await, run, "the command has ended") };
+                }
+            },
+            signal = signals.next() => match signal {
+                // Whoever has slept too long must not let the command go on. The loss is told next.
+                Signal::CONT if !guard.is_held() => {}
+                Signal::CONT => child.resume(),
+                signal => child.signal(signal),
+            },
+        }
+    }
+}
+
+fn lost(why: Loss, run: &Run, how: &str) -> Result<Reaped, Exit> {
+    Err(Exit::new(run.lost_exit_code, format!("the lock was lost: {why}; {how}")))
+}
+
+fn cannot_run(program: &OsStr, error: &io::Error) -> Exit {
+    let code = match error.kind() {
+        io::ErrorKind::PermissionDenied => exit::NO_PERMISSION,
+        _ => exit::UNAVAILABLE,
+    };
+    Exit::new(code, format!("cannot run {}: {error}", program.display()))
+}
+
+/// Ends the command: TERM, the grace, KILL. Says how it ended.
+///
+/// ZooKeeper keeps everybody else out for one session timeout after it last heard of us. The lease ran out after two
+/// thirds of that; KILL is sent while a sixth of what was left then is still to come. A lock that others may have by now
+/// leaves no grace, and one whose node somebody removed on purpose has the usual one.
+async fn stop(guard: &Guard, run: &Run, child: &mut Child) -> &'static str {
+    let left = guard.session_left();
+    let reserve = left / 6;
+    let grace = run.grace.min(left - reserve);
+    let started = Instant::now();
+    if !grace.is_zero() {
+        child.signal(Signal::TERM);
+        // One that is stopped could not follow it.
+        child.signal(Signal::CONT);
+        // In short steps, because timers stand still while the machine is suspended and the session does not.
+        while started.elapsed() < grace && guard.session_left() > reserve {
+            tokio::select! {
+                biased;
+                event = child.next_event() => if event == Event::Ended {
+                    // What it has left behind is not to go on either.
+                    child.signal(Signal::KILL);
+                    return "the command has ended on TERM";
+                },
+                () = tokio::time::sleep(TICK) => {}
+            }
+        }
+    }
+    child.signal(Signal::KILL);
+    while child.next_event().await != Event::Ended {}
+    "the command was killed"
+}
+
+/// Releases, and waits until it is done, but not for longer than the lock could be in the way.
+async fn give_back(guard: Guard, connection: &Connection, signals: &mut Signals) {
+    let held = guard.is_held();
+    tokio::select! {
+        answer = tokio::time::timeout(connection.session_timeout, guard.release()) => match answer {
+            Ok(Err(error)) if held => say(&format!("the command has ended, but: {error}")),
+            _ => {}
+        },
+        // Somebody is in a hurry. Its node goes with the session.
+        _ = signals.next() => {}
+    }
+}
+
+/// Ends the session, which removes whatever is left of us at once.
+async fn leave(zk: &ZooKeeper, signals: &mut Signals) {
+    tokio::select! {
+        () = zk.close() => {}
+        _ = signals.next() => {}
+    }
+}

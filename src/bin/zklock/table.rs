@@ -1,0 +1,136 @@
+//! Queues as tables and as JSON; asks nobody anything.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+use zk_rwlock::{Member, MemberState, Queue, Survey};
+
+use crate::output::{shorten, tame};
+
+const HEADINGS: [&str; 10] = ["PLACE", "STATE", "MODE", "HOST", "PID", "LABEL", "SINCE", "SESSION", "BEHIND", "TOKEN"];
+
+/// A label may be 256 bytes long, and a table is to be read.
+const LABEL_SHOWN: usize = 40;
+
+/// The queue as a table, or a word if there is nobody in it.
+pub(crate) fn table(queue: &Queue, colourful: bool) -> String {
+    if queue.members.is_empty() {
+        return format!("{}: free\n", queue.path);
+    }
+    let rows: Vec<_> = queue.members.iter().enumerate().map(|(i, member)| row(queue, i + 1, member)).collect();
+    let mut widths = HEADINGS.map(str::len);
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    let mut line = |cells: &[String; 10], colour: &str| {
+        let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+        let joined = padded.collect::<Vec<_>>().join("  ");
+        let joined = joined.trim_end();
+        match colourful && !colour.is_empty() {
+            true => text.push_str(&format!("\x1b[{colour}m{joined}\x1b[0m\n")),
+            false => text.push_str(&format!("{joined}\n")),
+        }
+    };
+    line(&HEADINGS.map(str::to_owned), "1");
+    for (cells, member) in rows.iter().zip(&queue.members) {
+        line(cells, colour(&member.state));
+    }
+    text
+}
+
+/// Every queue of a survey, each under its path.
+pub(crate) fn tables(survey: &Survey, prefix: &str, colourful: bool) -> String {
+    let mut parts: Vec<String> =
+        survey.queues.iter().map(|queue| format!("{}:\n{}", queue.path, table(queue, colourful))).collect();
+    if parts.is_empty() {
+        parts.push(format!("{prefix}: nobody holds or waits for a lock here\n"));
+    }
+    parts.extend(survey.unreadable.iter().map(|path| format!("{path}: may not be listed\n")));
+    parts.join("\n")
+}
+
+/// The queue as `ls --json` prints it. What it means is told by `zklock ls --help`, and does not change.
+pub(crate) fn json(queue: &Queue) -> Value {
+    let members = queue.members.iter().enumerate().map(|(i, member)| {
+        json!({
+            "place": i + 1,
+            "state": state(&member.state),
+            "mode": member.mode.to_string(),
+            "host": member.host,
+            "pid": member.pid,
+            "label": member.label,
+            "since": member.since.map(|since| humantime::format_rfc3339_millis(since).to_string()),
+            "session": member.session.map(session),
+            "behind": place_ahead(queue, member),
+            "node": member.node,
+            "token": member.token,
+        })
+    });
+    json!({ "path": queue.path, "members": members.collect::<Vec<_>>() })
+}
+
+/// As [`json()`], for a survey.
+pub(crate) fn json_of_survey(survey: &Survey, prefix: &str) -> Value {
+    let locks: Vec<Value> = survey.queues.iter().map(json).collect();
+    json!({ "prefix": prefix, "locks": locks, "unreadable": survey.unreadable })
+}
+
+/// How long something has lasted, in whole seconds where there are any.
+pub(crate) fn age(since: SystemTime) -> String {
+    // The clocks of two machines differ; what lies in the future was just now.
+    let age = SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO);
+    humantime::format_duration(Duration::from_secs(age.as_secs())).to_string()
+}
+
+fn row(queue: &Queue, place: usize, member: &Member) -> [String; 10] {
+    let unknown = || "-".to_owned();
+    let behind = place_ahead(queue, member).map(|ahead| format!("{ahead} {}", queue.members[ahead - 1].host));
+    let left = || match member.state {
+        MemberState::Waits { .. } => "one that left".to_owned(),
+        _ => unknown(),
+    };
+    [
+        place.to_string(),
+        state(&member.state).to_owned(),
+        member.mode.to_string(),
+        member.host.clone(),
+        member.pid.map_or_else(unknown, |pid| pid.to_string()),
+        member.label.as_deref().map_or_else(unknown, |label| shorten(&tame(label), LABEL_SHOWN)),
+        member.since.map_or_else(unknown, age),
+        member.session.map_or_else(unknown, session),
+        behind.unwrap_or_else(left),
+        member.token.map_or_else(unknown, |token| token.to_string()),
+    ]
+}
+
+/// The place of the one that this member waits for, unless that one has left since the queue was listed.
+fn place_ahead(queue: &Queue, member: &Member) -> Option<usize> {
+    let MemberState::Waits { behind } = &member.state else { return None };
+    queue.members.iter().position(|other| other.node == *behind).map(|at| at + 1)
+}
+
+fn session(id: i64) -> String {
+    match id {
+        0 => "none".to_owned(),
+        id => format!("{id:#x}"),
+    }
+}
+
+fn state(state: &MemberState) -> &'static str {
+    match state {
+        MemberState::Holds => "holds",
+        MemberState::Waits { .. } => "waits",
+        _ => "stuck",
+    }
+}
+
+fn colour(state: &MemberState) -> &'static str {
+    match state {
+        MemberState::Holds => "32",
+        MemberState::Waits { .. } => "",
+        _ => "31",
+    }
+}

@@ -1,0 +1,87 @@
+//! Who may read the terminal; knows no locks.
+//!
+//! The command runs in a process group of its own, so that it can be stopped as a whole without stopping us, and gets
+//! Ctrl-C once. But only the foreground group of a terminal may read from it, and Ctrl-C goes to that group. So we do
+//! as shells do, and lend the command's group the terminal:
+//! - at its start if standard input and output are the terminal: then it is what the user talks to;
+//! - otherwise when it asks, which stops it by SIGTTIN or SIGTTOU. Until then the foreground is left to those who are
+//!   in one pipe with us, as `less` is in `zklock ... | less`, and Ctrl-C comes to us and is passed on.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, IsTerminal};
+
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use rustix::process::{Pid, getpgrp};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr, tcsetpgrp};
+
+/// Our controlling terminal.
+#[derive(Debug)]
+pub(crate) struct Terminal {
+    tty: File,
+    ours: Pid,
+    /// Its settings before the command could change them.
+    settings: Option<Termios>,
+}
+
+impl Terminal {
+    /// `None` if we have none.
+    pub(crate) fn open() -> Option<Terminal> {
+        let tty = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
+        let settings = tcgetattr(&tty).ok();
+        Some(Terminal { tty, ours: getpgrp(), settings })
+    }
+
+    /// Our own process group.
+    pub(crate) fn ours(&self) -> Pid {
+        self.ours
+    }
+
+    /// Whether a command gets the terminal without asking.
+    pub(crate) fn is_talked_to() -> bool {
+        io::stdin().is_terminal() && io::stdout().is_terminal()
+    }
+
+    /// Whether the foreground is ours to lend.
+    pub(crate) fn is_ours(&self) -> bool {
+        tcgetpgrp(&self.tty).is_ok_and(|group| group == self.ours)
+    }
+
+    /// Whether that group has the foreground.
+    pub(crate) fn is_lent_to(&self, group: Pid) -> bool {
+        tcgetpgrp(&self.tty).is_ok_and(|foreground| foreground == group)
+    }
+
+    pub(crate) fn lend(&self, group: Pid) {
+        undisturbed(|| tcsetpgrp(&self.tty, group));
+    }
+
+    /// Takes the foreground back from a group that we lent it to.
+    pub(crate) fn take_back(&self, group: Pid) {
+        if self.is_lent_to(group) {
+            undisturbed(|| tcsetpgrp(&self.tty, self.ours));
+        }
+    }
+
+    /// Undoes what a command that was killed did to the terminal.
+    pub(crate) fn restore(&self) {
+        if let Some(settings) = self.settings.as_ref().filter(|_| self.is_ours()) {
+            undisturbed(|| tcsetattr(&self.tty, OptionalActions::Now, settings));
+        }
+    }
+}
+
+/// How many columns a line on standard error may have.
+pub(crate) fn columns() -> usize {
+    tcgetwinsize(io::stderr()).ok().map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0).unwrap_or(80)
+}
+
+/// Whoever changes the terminal from the background is stopped by SIGTTOU, unless that is held off.
+fn undisturbed<T>(change: impl FnOnce() -> rustix::io::Result<T>) {
+    let mut held_off = SigSet::empty();
+    held_off.add(Signal::SIGTTOU);
+    if let Ok(before) = held_off.thread_swap_mask(SigmaskHow::SIG_BLOCK) {
+        // The terminal may be gone, and then nobody has to be given it.
+        let _ = change();
+        let _ = before.thread_set_mask();
+    }
+}

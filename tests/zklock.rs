@@ -1,0 +1,868 @@
+//! The command `zklock`, as shells and people use it: the binary itself, on a real server.
+//!
+//! Children are lines for `sh`. They say when they are ready, so that nothing here waits for a time.
+
+mod support;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use serde_json::Value;
+use support::scene::*;
+use support::server::{Server, WITHOUT_DIGESTS, shared_server};
+use support::wire::Proxy;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+use zk_rwlock::coordinator::Kind;
+use zk_rwlock::{RwLock, ZooKeeper};
+
+/// Sessions of those that a test cuts off.
+const SHORT: Duration = Duration::from_secs(2);
+
+// ---------------------------------------------------------------------------------------------------------------
+// Running it
+
+/// `zklock` with these arguments, on the server that all tests share.
+fn zklock<S: AsRef<str>>(arguments: &[S]) -> Command {
+    zklock_on(&shared_server().address(), arguments)
+}
+
+fn zklock_on<S: AsRef<str>>(server: &str, arguments: &[S]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_zklock"));
+    prepare(&mut command, server);
+    command.args(arguments.iter().map(AsRef::as_ref));
+    command
+}
+
+fn prepare(command: &mut Command, server: &str) {
+    command.env("ZK_HOSTS", server).env("SHELL", "/bin/sh").env_remove("ZK_AUTH").env_remove("NO_COLOR");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+}
+
+/// How a run ended.
+#[derive(Debug)]
+struct Run {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+async fn run<S: AsRef<str>>(arguments: &[S]) -> Run {
+    ended(zklock(arguments)).await
+}
+
+async fn ended(mut command: Command) -> Run {
+    let output = soon("the end", command.output()).await.expect("it can be run");
+    let text = |bytes| String::from_utf8(bytes).expect("it prints text");
+    Run { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// One that runs.
+struct Running {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Running {
+        let mut child = command.spawn().expect("it can be run");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        Running { child, lines }
+    }
+
+    /// The next line that its command prints.
+    async fn says(&mut self) -> String {
+        soon("a line", self.lines.next_line()).await.expect("readable").expect("it says something before it ends")
+    }
+
+    /// Returns when its command has said that it is ready.
+    async fn ready(mut self) -> Running {
+        assert_eq!(self.says().await, "ready");
+        self
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().expect("it runs") as i32).expect("a pid")
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("it runs");
+    }
+
+    /// Its exit code, and what else it printed.
+    async fn ends(mut self) -> Run {
+        let status = soon("the end", self.child.wait()).await.expect("it ran");
+        let (mut stdout, mut stderr) = (String::new(), String::new());
+        while let Ok(Some(line)) = soon("the rest", self.lines.next_line()).await {
+            stdout.push_str(&line);
+            stdout.push('\n');
+        }
+        let told = self.child.stderr.take();
+        if let Some(mut told) = told {
+            soon("what it told", told.read_to_string(&mut stderr)).await.expect("it prints text");
+        }
+        Run { code: status.code(), stdout, stderr }
+    }
+}
+
+async fn server_lock(path: &str) -> (ZooKeeper, RwLock) {
+    let zk = connect(&shared_server().address()).await;
+    let lock = lock_at(&zk, path);
+    (zk, lock)
+}
+
+/// A directory for what the children write; it goes with the test.
+fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir().expect("the directory for temporary files is writable")
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Exit codes
+
+#[tokio::test]
+async fn each_way_to_end_has_its_exit_code() {
+    let (_zk, taken) = server_lock("/zklock/codes/taken").await;
+    let held = taken.write().label("in the way").await.unwrap();
+    let (free, taken) = ("/zklock/codes/free", "/zklock/codes/taken");
+    let trials: &[(&[&str], i32)] = &[
+        // Of the command
+        (&[free, "true"], 0),
+        (&[free, "--", "true"], 0),
+        (&[free, "sh", "-c", "exit 42"], 42),
+        (&[free, "--", "sh", "-c", "exit 255"], 255),
+        (&["--", free, "sh", "-c", "exit 5"], 5),
+        (&["-c", "exit 3", free], 3),
+        (&[free, "-c", "exit 4"], 4),
+        (&["-x", free, "false"], 1),
+        (&["-e", free, "true"], 0),
+        (&["-s", free, "true"], 0),
+        (&["-o", "-x", free, "true"], 0),
+        (&["-n", "-w", "5", free, "true"], 0),
+        (&[free, "ls", "/"], 0),
+        // 128 + the signal that ended it
+        (&[free, "-c", "kill -HUP $$"], 129),
+        (&[free, "-c", "kill -INT $$"], 130),
+        (&[free, "-c", "kill -KILL $$"], 137),
+        (&[free, "-c", "kill -TERM $$"], 143),
+        // In vain
+        (&["-n", taken, "true"], 1),
+        (&["--nonblock", "-s", taken, "true"], 1),
+        (&["--nb", "-E", "75", taken, "true"], 75),
+        (&["-w", "0.2", taken, "true"], 1),
+        (&["-w", "0", taken, "true"], 1),
+        (&["--timeout", "200ms", "--conflict-exit-code", "0", taken, "true"], 0),
+        // Usage
+        (&[], 64),
+        (&[free], 64),
+        (&[free, "--"], 64),
+        (&["relative", "true"], 64),
+        (&["/trailing/", "true"], 64),
+        (&["/zookeeper", "true"], 64),
+        (&["--bogus", free, "true"], 64),
+        (&[free, "-s", "true"], 64),
+        (&["-c", "true", free, "true"], 64),
+        (&["-w", "soon", free, "true"], 64),
+        (&["-E", "256", free, "true"], 64),
+        (&["--host", "no/host", free, "true"], 64),
+        (&["--label", "two\nlines", free, "true"], 64),
+        (&["--auth", "nobody", free, "true"], 64),
+        (&["--tls-cert", "/nowhere", free, "true"], 64),
+        (&["--tls-ca", "/nowhere", free, "true"], 64),
+        (&["--session-timeout", "0", free, "true"], 64),
+        (&["ls"], 64),
+        (&["break", free], 64),
+        (&["break", free, "token"], 64),
+        (&["man", "nothing"], 64),
+        // No such command, or none that may be run
+        (&[free, "/nowhere/at/all"], 69),
+        (&[free, "/etc/passwd"], 77),
+        // No server
+        (&["--zk", "127.0.0.1:1", "--session-timeout", "0.3", free, "true"], 69),
+        (&["--zk", "127.0.0.1:1", "--session-timeout", "300ms", "ls", free], 69),
+        (&["ls", free, "--zk", "127.0.0.1:1", "--session-timeout", "300ms"], 69),
+        // Only asked
+        (&["--help"], 0),
+        (&["-V"], 0),
+        (&["ls", "--help"], 0),
+    ];
+    for (arguments, code) in trials {
+        let run = run(arguments).await;
+        assert_eq!(run.code, Some(*code), "{arguments:?}: {run:#?}");
+        let in_vain = arguments.contains(&taken) && *code != 64;
+        assert_eq!(in_vain, run.stderr.contains("held by WRITE") && run.stderr.contains("in the way"), "{run:#?}");
+        assert_eq!([64, 69, 77].contains(code) || in_vain, !run.stderr.is_empty(), "{arguments:?}: {run:#?}");
+    }
+    let quiet = run(&["-q", "-n", taken, "true"]).await;
+    assert_eq!((quiet.code, &quiet.stderr[..]), (Some(1), ""));
+    held.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn one_who_may_not_is_told_so() {
+    let path = "/zklock/allowed";
+    let mut theirs = zklock(&[path, "true"]);
+    theirs.env("ZK_AUTH", "owner:hunter2");
+    assert_eq!(ended(theirs).await.code, Some(0));
+    for arguments in [&[path, "true"][..], &["ls", path], &["check", path], &["break", "--yes", path, "1"]] {
+        let run = run(arguments).await;
+        assert_eq!(run.code, Some(77), "{arguments:?}: {run:#?}");
+        assert!(run.stderr.contains("permission denied"), "{run:#?}");
+    }
+    let run = run(&["--auth", "owner:hunter2", path, "true"]).await;
+    assert_eq!(run.code, Some(0), "{run:#?}");
+    let help = ended({
+        let mut help = zklock(&["--help"]);
+        help.env("ZK_AUTH", "owner:hunter2");
+        help
+    });
+    assert!(!help.await.stdout.contains("hunter2"));
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The command
+
+#[tokio::test]
+async fn the_command_is_told_of_its_lock_and_gets_our_input() {
+    let path = "/zklock/environment";
+    let script = "echo $ZKLOCK_PATH $ZKLOCK_MODE $ZKLOCK_TOKEN; cat";
+    let mut tokens = Vec::new();
+    for (option, mode) in [("-s", "READ"), ("-x", "WRITE")] {
+        let mut command = zklock(&["--verbose", option, path, "--", "sh", "-c", script]);
+        let mut running = Running::start({
+            command.stdin(Stdio::piped());
+            command
+        });
+        let said = running.says().await;
+        let (told, token) = said.rsplit_once(' ').unwrap();
+        assert_eq!(told, format!("{path} {mode}"));
+        tokens.push(token.parse::<i64>().unwrap());
+        let mut input = running.child.stdin.take().unwrap();
+        input.write_all(b"one line\n").await.unwrap();
+        drop(input);
+        let run = running.ends().await;
+        assert_eq!((run.code, &run.stdout[..]), (Some(0), "one line\n"));
+        assert!(run.stderr.contains(&format!("granted {path}")) && run.stderr.contains(token), "{run:#?}");
+    }
+    assert!(tokens[0] < tokens[1], "{tokens:?}");
+}
+
+#[tokio::test]
+async fn signals_reach_the_whole_group_of_the_command() {
+    let path = "/zklock/signals";
+    for signal in
+        [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2, Signal::WINCH, Signal::CONT]
+    {
+        // The shell acts on a trap only when its `sleep` has gone: it is in the group, too, or ends by itself.
+        let number = signal.as_raw();
+        let script = format!("trap 'echo got {number}; exit 33' {number}; echo ready; while :; do sleep 0.05; done");
+        let running = Running::start(zklock(&[path, "-c", &script])).ready().await;
+        running.signal(signal);
+        let run = running.ends().await;
+        assert_eq!((run.code, run.stdout), (Some(33), format!("got {number}\n")), "{}", run.stderr);
+    }
+    for signal in [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2] {
+        let running = Running::start(zklock(&[path, "-c", "echo ready; sleep 100; sleep 100"])).ready().await;
+        running.signal(signal);
+        assert_eq!(running.ends().await.code, Some(128 + signal.as_raw()));
+    }
+}
+
+#[tokio::test]
+async fn a_signal_that_was_ignored_stays_so() {
+    let mut command = Command::new("sh");
+    prepare(&mut command, &shared_server().address());
+    let script = "trap '' HUP; exec \"$0\" /zklock/nohup -c 'echo ready; read line; exit 9'";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_zklock")]).stdin(Stdio::piped());
+    let mut running = Running::start(command).ready().await;
+    running.signal(Signal::HUP);
+    running.child.stdin.take().unwrap().write_all(b"go on\n").await.unwrap();
+    assert_eq!(running.ends().await.code, Some(9));
+}
+
+#[tokio::test]
+async fn an_exit_code_is_passed_on_also_where_sigchld_is_ignored() {
+    let mut command = Command::new("bash");
+    prepare(&mut command, &shared_server().address());
+    let script = "trap '' CHLD; exec \"$0\" /zklock/sigchld -c 'exit 7'";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_zklock")]);
+    let run = ended(command).await;
+    assert_eq!(run.code, Some(7), "{run:#?}");
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Waiting
+
+#[tokio::test]
+async fn readers_run_together_and_a_writer_after_them() {
+    let path = "/zklock/together";
+    let (_zk, lock) = server_lock(path).await;
+    let files = scratch();
+    let end = files.path().join("end");
+    let wait = format!("echo ready; until [ -e {} ]; do sleep 0.02; done", end.display());
+    let one = Running::start(zklock(&["-s", path, "-c", &wait])).ready().await;
+    let two = Running::start(zklock(&["--shared", path, "-c", &wait])).ready().await;
+    let script = format!("test -e {} && echo after", end.display());
+    let writer = Running::start(zklock(&["--label", "third", path, "-c", &script]));
+    line_becomes(&lock, "R+ R+ W-").await;
+    let queue = lock.queue().await.unwrap();
+    assert_eq!(queue.members[2].label.as_deref(), Some("third"));
+    assert!(queue.members[0].label.as_deref().unwrap().starts_with("echo ready; until"), "{queue}");
+    fs::write(&end, "").unwrap();
+    let run = writer.ends().await;
+    assert_eq!((run.code, &run.stdout[..]), (Some(0), "after\n"));
+    assert_eq!((one.ends().await.code, two.ends().await.code), (Some(0), Some(0)));
+}
+
+#[tokio::test]
+async fn a_signal_while_waiting_leaves_the_queue_at_once() {
+    let path = "/zklock/impatient";
+    let (_zk, lock) = server_lock(path).await;
+    let held = lock.write().await.unwrap();
+    for signal in [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM] {
+        let waiting = Running::start(zklock(&["--session-timeout", "60", path, "echo", "ran"]));
+        line_becomes(&lock, "W+ W-").await;
+        waiting.signal(signal);
+        let run = waiting.ends().await;
+        assert_eq!((run.code, &run.stdout[..]), (Some(128 + signal.as_raw()), ""));
+        // Its node is gone when it has ended, long before its session would time out.
+        assert_eq!(line(&lock).await, "W+");
+    }
+    held.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn whoever_waits_off_a_terminal_says_so_in_a_line_when_it_changes() {
+    let path = "/zklock/lines";
+    let (_zk, lock) = server_lock(path).await;
+    let first = lock.write().label("first").await.unwrap();
+    let second = writer(&lock);
+    line_becomes(&lock, "W+ W-").await;
+    let mut waiting = Running::start(zklock(&[path, "echo", "ran"]));
+    let mut told = BufReader::new(waiting.child.stderr.take().unwrap()).lines();
+    let mut line = async || soon("a line", told.next_line()).await.unwrap().expect("it tells something");
+    let said = line().await;
+    assert!(said.contains("waiting to write /zklock/lines: place 3 of 3, held by WRITE"), "{said}");
+    assert!(said.contains(&format!("pid {} \"first\" for ", std::process::id())), "{said}");
+    first.release().await.unwrap();
+    let said = line().await;
+    assert!(said.contains("place 2 of 2, held by WRITE") && !said.contains("first"), "{said}");
+    granted(second).await.release().await.unwrap();
+    assert_eq!(waiting.says().await, "ran");
+    assert_eq!(waiting.ends().await.code, Some(0));
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Losing the lock
+
+/// A line for `sh` that writes the time into a file, again and again, and so does a process that it leaves in the
+/// background. Nothing but KILL ends them.
+fn immortal(file: &Path) -> String {
+    let stamp = format!("while :; do date +%s%N >> {}; done", file.display());
+    format!("trap '' TERM HUP INT; ({stamp}) & echo ready; {stamp}")
+}
+
+/// The last time that was written whole.
+fn last_stamp(file: &Path) -> u64 {
+    let text = fs::read_to_string(file).unwrap();
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.lines().map(|line| line.parse::<u64>().expect("a number of nanoseconds")).max().expect("it ran")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_a_cut_network_the_command_is_dead_before_the_next_one_starts() {
+    for (round, cut) in [Proxy::cut as fn(&Proxy), Proxy::black_hole].into_iter().enumerate() {
+        let path = format!("/zklock/cut-{round}");
+        let (_zk, lock) = server_lock(&path).await;
+        let files = scratch();
+        let (stamps, start) = (files.path().join("stamps"), files.path().join("start"));
+        let proxy = Proxy::start(shared_server().address());
+        let timeout = SHORT.as_millis().to_string() + "ms";
+        let options = ["--session-timeout", &timeout, "--grace", "1h", &path, "-c", &immortal(&stamps)];
+        let holder = Running::start(zklock_on(&proxy.address(), &options)).ready().await;
+        let next = Running::start(zklock(&[&path, "-c", &format!("date +%s%N > {}", start.display())]));
+        line_becomes(&lock, "W+ W-").await;
+
+        cut(&proxy);
+        let (holder, next) = tokio::join!(holder.ends(), next.ends());
+        assert_eq!((holder.code, next.code), (Some(75), Some(0)), "{holder:#?} {next:#?}");
+        assert!(holder.stderr.contains("the lock was lost") && holder.stderr.contains("was killed"), "{holder:#?}");
+        let (last, first) = (last_stamp(&stamps), last_stamp(&start));
+        assert!(last < first, "the old command ran {} ns into the next one", last - first);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_heeds_term_has_its_grace_and_the_loss_wins_over_its_code() {
+    let path = "/zklock/heeds";
+    for (options, code) in [(&[][..], 75), (&["--lost-exit-code", "99"], 99)] {
+        let proxy = Proxy::start(shared_server().address());
+        let script = "trap 'echo cleaned up; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
+        let arguments = [&["--session-timeout", "2s"], options, &[path, "-c", script]].concat();
+        let holder = Running::start(zklock_on(&proxy.address(), &arguments)).ready().await;
+        proxy.cut();
+        let run = holder.ends().await;
+        assert_eq!((run.code, &run.stdout[..]), (Some(code), "cleaned up\n"), "{run:#?}");
+        assert!(run.stderr.contains("the command has ended on TERM"), "{run:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_blip_loses_nothing() {
+    let proxy = Proxy::start(shared_server().address());
+    let options = ["--session-timeout", "60s", "/zklock/blip", "-c", "echo ready; read line; exit 8"];
+    let mut command = zklock_on(&proxy.address(), &options);
+    command.stdin(Stdio::piped());
+    let mut holder = Running::start(command).ready().await;
+    let mut told = BufReader::new(holder.child.stderr.take().unwrap()).lines();
+    proxy.disconnect();
+    let said = soon("the loss of the connection", told.next_line()).await.unwrap().unwrap();
+    assert!(said.contains("the connection is lost"), "{said}");
+    let said = soon("its return", told.next_line()).await.unwrap().unwrap();
+    assert!(said.contains("the connection is back"), "{said}");
+    holder.child.stdin.take().unwrap().write_all(b"end\n").await.unwrap();
+    assert_eq!(holder.ends().await.code, Some(8));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_was_stopped_past_its_lease_kills_the_command_when_it_goes_on() {
+    let path = "/zklock/stopped";
+    let (_zk, lock) = server_lock(path).await;
+    let files = scratch();
+    let stamps = files.path().join("stamps");
+    let holder = Running::start(zklock(&["--session-timeout", "2s", path, "-c", &immortal(&stamps)])).ready().await;
+    let next = writer(&lock);
+    line_becomes(&lock, "W+ W-").await;
+    holder.signal(Signal::STOP);
+    let next = granted(next).await;
+    holder.signal(Signal::CONT);
+    let run = holder.ends().await;
+    assert_eq!(run.code, Some(75), "{run:#?}");
+    assert!(run.stderr.contains("was killed"), "{run:#?}");
+    // Nobody of the group is left to write.
+    let ended = last_stamp(&stamps);
+    let length = fs::metadata(&stamps).unwrap().len();
+    next.release().await.unwrap();
+    assert_eq!((last_stamp(&stamps), fs::metadata(&stamps).unwrap().len()), (ended, length));
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Seeing and mending
+
+#[tokio::test]
+async fn ls_shows_the_queue_as_a_table_and_as_json() {
+    let path = "/zklock/seen";
+    let (_zk, lock) = server_lock(path).await;
+    let empty = run(&["ls", path]).await;
+    assert_eq!((empty.code, &empty.stdout[..]), (Some(0), "/zklock/seen: free\n"));
+    let zk = connect(&shared_server().address()).await;
+    let other = RwLock::builder(&zk, path).host("web-2").build().unwrap();
+    let holder = lock.read().label("report\u{e9}").await.unwrap();
+    let waits = writer(&other);
+    line_becomes(&lock, "R+ W-").await;
+
+    let table = run(&["ls", path]).await;
+    let rows: Vec<Vec<&str>> = table.stdout.lines().map(|line| line.split_whitespace().collect()).collect();
+    let headings = ["PLACE", "STATE", "MODE", "HOST", "PID", "LABEL", "SINCE", "SESSION", "BEHIND", "TOKEN"];
+    assert_eq!((table.code, rows.len(), &rows[0][..]), (Some(0), 3, &headings[..]), "{table:#?}");
+    assert_eq!((&rows[1][..3], rows[1][5]), (&["1", "holds", "READ"][..], "report\u{e9}"));
+    assert_eq!(rows[1].last(), Some(&&holder.fencing_token().to_string()[..]));
+    assert_eq!(&rows[2][..4], &["2", "waits", "WRITE", "web-2"]);
+    assert!(!table.stdout.contains('\x1b'), "colours off a terminal");
+
+    let json = run(&["ls", "--json", path]).await;
+    let json: Value = serde_json::from_str(&json.stdout).unwrap();
+    let (first, second) = (&json["members"][0], &json["members"][1]);
+    assert_eq!(json["path"], path);
+    let keys: Vec<_> = first.as_object().unwrap().keys().map(String::as_str).collect();
+    let documented = ["place", "state", "mode", "host", "pid", "label", "since", "session", "behind", "node", "token"];
+    assert_eq!(keys, documented);
+    assert_eq!((&first["state"], &first["mode"], &first["behind"]), (&"holds".into(), &"READ".into(), &Value::Null));
+    assert_eq!(first["token"], holder.fencing_token());
+    assert_eq!(first["pid"], std::process::id());
+    assert_eq!((&second["state"], &second["behind"], &second["label"]), (&"waits".into(), &1.into(), &Value::Null));
+    assert!(holder.path().ends_with(first["node"].as_str().unwrap()));
+    let session = format!("{:#x}", session(&zk).await.id());
+    assert_eq!(second["session"], session);
+    humantime::parse_rfc3339(first["since"].as_str().unwrap()).unwrap();
+    holder.release().await.unwrap();
+    granted(waits).await.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn ls_tree_shows_all_locks_below_a_path() {
+    let (zk, one) = server_lock("/zklock-tree/one").await;
+    let two = lock_at(&zk, "/zklock-tree/deep/two");
+    let (_one, _two) = (one.write().await.unwrap(), two.read().label("two").await.unwrap());
+    let table = run(&["ls", "--tree", "/zklock-tree"]).await;
+    assert_eq!(table.code, Some(0));
+    assert!(table.stdout.starts_with("/zklock-tree/deep/two:\nPLACE"), "{table:#?}");
+    assert!(table.stdout.contains("\n\n/zklock-tree/one:\nPLACE"), "{table:#?}");
+    let json = run(&["ls", "--tree", "--json", "/zklock-tree"]).await;
+    let json: Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(json["prefix"], "/zklock-tree");
+    assert_eq!(json["locks"][0]["members"][0]["label"], "two");
+    assert_eq!(json["locks"].as_array().unwrap().len(), 2);
+    let none = run(&["ls", "--tree", "/zklock-nowhere"]).await;
+    assert_eq!((none.code, none.stdout.lines().count()), (Some(0), 1));
+}
+
+#[tokio::test]
+async fn watch_tells_each_change_of_the_queue() {
+    let path = "/zklock/watched";
+    let (_zk, lock) = server_lock(path).await;
+    let mut watch = Running::start(zklock(&["watch", "--json", "--interval", "10ms", path]));
+    let members = |line: String| serde_json::from_str::<Value>(&line).unwrap()["members"].as_array().unwrap().len();
+    assert_eq!(members(watch.says().await), 0);
+    let held = lock.write().await.unwrap();
+    assert_eq!(members(watch.says().await), 1);
+    held.release().await.unwrap();
+    assert_eq!(members(watch.says().await), 0);
+    watch.signal(Signal::INT);
+    assert_eq!(watch.ends().await.code, None, "it is ended by the signal itself");
+}
+
+#[tokio::test]
+async fn break_removes_the_one_with_the_token_and_refuses_a_stale_one() {
+    let path = "/zklock/broken";
+    let (_zk, lock) = server_lock(path).await;
+    let script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
+    let holder = Running::start(zklock(&["--label", "hangs", path, "-c", script])).ready().await;
+    let next = writer(&lock);
+    line_becomes(&lock, "W+ W-").await;
+    let token = lock.queue().await.unwrap().members[0].token.unwrap().to_string();
+
+    // It asks, and nobody is there to answer.
+    let unasked = run(&["break", path, &token]).await;
+    assert_eq!((unasked.code, line(&lock).await), (Some(64), "W+ W-".to_owned()), "{unasked:#?}");
+    let broken = run(&["break", "--yes", path, &token]).await;
+    assert_eq!(broken.code, Some(0), "{broken:#?}");
+    assert!(broken.stdout.contains("removed WRITE") && broken.stdout.contains("hangs"), "{broken:#?}");
+    let next = granted(next).await;
+    let run_of_holder = holder.ends().await;
+    assert_eq!((run_of_holder.code, &run_of_holder.stdout[..]), (Some(75), "told\n"), "{run_of_holder:#?}");
+
+    // The token of one who has gone hits nobody, and the answer says who is there now.
+    for arguments in [&["break", "--yes", path, &token][..], &["break", path, &token]] {
+        let stale = run(arguments).await;
+        assert_eq!(stale.code, Some(1), "{stale:#?}");
+        assert!(stale.stderr.contains("nothing was removed"), "{stale:#?}");
+        assert!(stale.stderr.contains(&next.fencing_token().to_string()), "{stale:#?}");
+    }
+    assert!(next.is_held());
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn check_finds_what_is_odd() {
+    let path = "/zklock/checked";
+    let (zk, lock) = server_lock(path).await;
+    let held = lock.write().await.unwrap();
+    let clean = run(&["check", path]).await;
+    assert_eq!((clean.code, &clean.stdout[..]), (Some(0), "/zklock/checked: nothing odd\n"));
+    let operator = session(&zk).await;
+    for (name, kind) in [
+        ("notes.txt", Kind::Persistent),
+        ("stale~1-WRITE-0000000007", Kind::Persistent),
+        ("a~1-READ-0000000008", Kind::Ephemeral),
+        ("b~2-READ-0000000008", Kind::Ephemeral),
+        ("c~3-READ--000000005", Kind::Ephemeral),
+        ("d~4-READ-1073741824", Kind::Ephemeral),
+    ] {
+        operator.create(&format!("{path}/{name}"), &[], kind).await.unwrap();
+    }
+    let odd = run(&["check", path]).await;
+    assert_eq!(odd.code, Some(1), "{odd:#?}");
+    let json = run(&["check", "--json", path]).await;
+    assert_eq!(json.code, Some(1));
+    let json: Value = serde_json::from_str(&json.stdout).unwrap();
+    let found: Vec<_> = json["odd"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|odd| format!("{} {}", odd["kind"].as_str().unwrap(), odd["node"].as_str().unwrap_or("-")))
+        .collect();
+    let expected = [
+        "tie a~1-READ-0000000008",
+        "tie b~2-READ-0000000008",
+        "negative c~3-READ--000000005",
+        "foreign notes.txt",
+        "persistent stale~1-WRITE-0000000007",
+        "old -",
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(odd.stdout.lines().count(), expected.len());
+    assert!(held.is_held());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_that_is_used_up_is_odd() {
+    let path = "/zklock/old";
+    let server = Server::start_with(&[], &WITHOUT_DIGESTS);
+    assert_eq!(ended(zklock_on(&server.address(), &[path, "true"])).await.code, Some(0));
+    server.set_next_sequence(path, (1 << 30) + 7);
+    let holder = Running::start(zklock_on(&server.address(), &[path, "-c", "echo ready; sleep 100"])).ready().await;
+    let odd = ended(zklock_on(&server.address(), &["check", path])).await;
+    assert_eq!(odd.code, Some(1));
+    assert!(odd.stdout.contains("at 1073741831 of 2147483647"), "{odd:#?}");
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.ends().await.code, Some(143));
+}
+
+#[tokio::test]
+async fn completions_and_manual_pages_know_the_subcommands() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let run = run(&["completions", shell]).await;
+        assert!(run.code == Some(0) && run.stdout.contains("watch"), "{shell}");
+    }
+    let page = run(&["man"]).await;
+    assert!(page.stdout.contains(".TH zklock") && page.stdout.contains("ZKLOCK_TOKEN"), "{page:#?}");
+    let page = run(&["man", "ls"]).await;
+    assert!(page.stdout.contains("\\-\\-tree"), "{page:#?}");
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// On a terminal
+
+/// A program on a terminal of its own, whose keys we press and whose screen we read.
+struct OnTerminal {
+    keys: File,
+    screen: Receiver<String>,
+    seen: String,
+    child: Child,
+}
+
+impl OnTerminal {
+    fn start(arguments: &[&str]) -> OnTerminal {
+        OnTerminal::start_program(env!("CARGO_BIN_EXE_zklock"), arguments)
+    }
+
+    /// Makes the terminal the controlling one of a session of its own, as a login does.
+    fn start_program(program: &str, arguments: &[&str]) -> OnTerminal {
+        let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&terminal).unwrap();
+        unlockpt(&terminal).unwrap();
+        let name = PathBuf::from(ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap());
+        let end = || Stdio::from(OpenOptions::new().read(true).write(true).open(&name).unwrap());
+        let mut command = Command::new("setsid");
+        command.args(["-c", program]).args(arguments);
+        prepare(&mut command, &shared_server().address());
+        command.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
+        let child = command.spawn().expect("setsid can be run");
+        let keys = File::from(terminal);
+        let mut output = keys.try_clone().unwrap();
+        let (sender, screen) = mpsc::channel();
+        thread::spawn(move || {
+            let mut piece = [0; 4096];
+            // An error is the end: nobody has the terminal open any more.
+            while let Ok(length @ 1..) = output.read(&mut piece) {
+                if sender.send(String::from_utf8_lossy(&piece[..length]).into_owned()).is_err() {
+                    return;
+                }
+            }
+        });
+        OnTerminal { keys, screen, seen: String::new(), child }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Returns when this has appeared, and forgets everything up to it.
+    #[track_caller]
+    fn shows(&mut self, text: &str) {
+        let deadline = Instant::now() + SOON;
+        loop {
+            if let Some(at) = self.seen.find(text) {
+                self.seen.drain(..at + text.len());
+                return;
+            }
+            match self.screen.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(piece) => self.seen.push_str(&piece),
+                Err(error) => panic!("{text:?} is not on the screen ({error}): {:?}", self.seen),
+            }
+        }
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().expect("it runs") as i32).expect("a pid")
+    }
+
+    async fn ends(&mut self) -> Option<i32> {
+        soon("the end", self.child.wait()).await.unwrap().code()
+    }
+}
+
+/// How a process is, as the system tells it: `T` if it is stopped.
+fn state(pid: Pid) -> char {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
+    stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
+}
+
+#[tokio::test]
+async fn a_command_on_a_terminal_reads_what_is_typed() {
+    let mut terminal = OnTerminal::start(&["/zklock/tty/read", "--", "sh", "-c", "echo ready; cat; exit 6"]);
+    terminal.shows("ready");
+    terminal.press("typed\n");
+    terminal.shows("typed");
+    terminal.shows("typed");
+    terminal.press("\x04");
+    assert_eq!(terminal.ends().await, Some(6));
+}
+
+#[tokio::test]
+async fn ctrl_c_reaches_a_command_on_a_terminal_once() {
+    let script = "trap 'echo caught' INT; echo ready; while ! read line; do :; done; echo got $line; exit 5";
+    let mut terminal = OnTerminal::start(&["/zklock/tty/int", "--", "bash", "-c", script]);
+    terminal.shows("ready");
+    terminal.press("\x03");
+    terminal.shows("caught");
+    terminal.press("x\n");
+    terminal.shows("got x");
+    assert_eq!(terminal.ends().await, Some(5));
+    assert!(!terminal.seen.contains("caught"), "{:?}", terminal.seen);
+
+    let mut terminal = OnTerminal::start(&["/zklock/tty/int", "--", "sh", "-c", "echo ready; exec sleep 100"]);
+    terminal.shows("ready");
+    terminal.press("\x03");
+    // By the signal itself: a shell says 130, and knows that its loop is to end.
+    assert_eq!(terminal.ends().await, None);
+}
+
+#[tokio::test]
+async fn ctrl_c_ends_the_script_around_us_too() {
+    let script =
+        "trap 'echo script too; exit 9' INT; \"$0\" /zklock/tty/script -c 'echo ready; exec sleep 100'; echo on";
+    let mut terminal = OnTerminal::start_program("sh", &["-c", script, env!("CARGO_BIN_EXE_zklock")]);
+    terminal.shows("ready");
+    terminal.press("\x03");
+    terminal.shows("script too");
+    assert_eq!(terminal.ends().await, Some(9));
+
+    let script = "for i in 1 2; do \"$0\" /zklock/tty/script -c 'echo ready; exec sleep 100'; echo code $?; done";
+    let mut terminal = OnTerminal::start_program("bash", &["-c", script, env!("CARGO_BIN_EXE_zklock")]);
+    terminal.shows("ready");
+    terminal.press("\x03");
+    assert_eq!(terminal.ends().await, None);
+    assert!(!terminal.seen.contains("code"), "{:?}", terminal.seen);
+
+    // As long as somebody catches it, it is told as an exit code.
+    let script = "trap : INT; \"$0\" /zklock/tty/script -c 'echo ready; exec sleep 100'; echo code $?";
+    let mut terminal = OnTerminal::start_program("bash", &["-c", script, env!("CARGO_BIN_EXE_zklock")]);
+    terminal.shows("ready");
+    terminal.press("\x03");
+    terminal.shows("code 130");
+    assert_eq!(terminal.ends().await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_zklock_in_another_stops_and_goes_on_as_one() {
+    let zklock = env!("CARGO_BIN_EXE_zklock");
+    let mut terminal =
+        OnTerminal::start(&["/zklock/tty/outer", "--", zklock, "/zklock/tty/inner", "-c", "echo ready; exec cat"]);
+    terminal.shows("ready");
+    terminal.press("\x1a");
+    eventually("the outer one is stopped", || async { state(terminal.pid()) == 'T' }).await;
+    kill_process(terminal.pid(), Signal::CONT).unwrap();
+    terminal.press("typed after\n");
+    terminal.shows("typed after");
+    terminal.shows("typed after");
+    terminal.press("\x04");
+    assert_eq!(terminal.ends().await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ctrl_z_stops_the_command_and_us_until_we_are_continued() {
+    let mut terminal = OnTerminal::start(&["/zklock/tty/stop", "--", "sh", "-c", "echo pid $$; exec cat"]);
+    terminal.shows("pid ");
+    terminal.shows("\n");
+    let command = {
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", terminal.pid().as_raw_nonzero()));
+        Pid::from_raw(children.unwrap().trim().parse().unwrap()).unwrap()
+    };
+    terminal.press("\x1a");
+    eventually("both are stopped", || async { state(command) == 'T' && state(terminal.pid()) == 'T' }).await;
+    kill_process(terminal.pid(), Signal::CONT).unwrap();
+    terminal.press("typed after\n");
+    terminal.shows("typed after");
+    terminal.shows("typed after");
+    terminal.press("\x04");
+    assert_eq!(terminal.ends().await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_command_does_not_go_on_without_the_lock() {
+    let path = "/zklock/tty/asleep";
+    let (_zk, lock) = server_lock(path).await;
+    let files = scratch();
+    let stamps = files.path().join("stamps");
+    // Built-ins alone: a shell whose child is stopped between vfork and exec is itself not stopped.
+    let script = format!("echo ready; while :; do echo >> {}; done", stamps.display());
+    let mut terminal = OnTerminal::start(&["--session-timeout", "1s", path, "-c", &script]);
+    terminal.shows("ready");
+    terminal.press("\x1a");
+    // The next one is let in only because nobody answers for the session any more.
+    let next = soon("the grant", lock.write()).await.unwrap();
+    let written = fs::metadata(&stamps).map_or(0, |file| file.len());
+    kill_process(terminal.pid(), Signal::CONT).unwrap();
+    assert_eq!(terminal.ends().await, Some(75));
+    assert_eq!(fs::metadata(&stamps).map_or(0, |file| file.len()), written);
+    next.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_a_terminal_one_live_line_says_who_is_in_the_way() {
+    let path = "/zklock/tty/live";
+    let (_zk, lock) = server_lock(path).await;
+    let held = lock.write().label("slow").await.unwrap();
+    let mut terminal = OnTerminal::start(&[path, "echo", "granted"]);
+    for _ in 0..2 {
+        terminal.shows("\r\x1b[Kzklock: waiting ");
+        terminal.shows("place 2 of 2, held by WRITE ");
+    }
+    held.release().await.unwrap();
+    // It is taken away again.
+    terminal.shows("\r\x1b[Kgranted\r\n");
+    assert_eq!(terminal.ends().await, Some(0));
+    assert!(!terminal.seen.contains('\n'));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn break_asks_on_a_terminal() {
+    let path = "/zklock/tty/break";
+    let (_zk, lock) = server_lock(path).await;
+    let held = lock.write().label("hangs").await.unwrap();
+    let token = held.fencing_token().to_string();
+    for (answer, code) in [("\n", 1), ("no\n", 1), ("y\n", 0)] {
+        assert!(held.is_held());
+        let mut terminal = OnTerminal::start(&["break", path, &token]);
+        terminal.shows("remove WRITE");
+        terminal.shows("[y/N] ");
+        terminal.press(answer);
+        assert_eq!(terminal.ends().await, Some(code), "{answer:?}");
+    }
+    soon("the loss", held.lost()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn colours_are_for_terminals_whose_users_want_them() {
+    let path = "/zklock/tty/colour";
+    let (_zk, lock) = server_lock(path).await;
+    let _held = lock.write().await.unwrap();
+    let mut terminal = OnTerminal::start(&["ls", path]);
+    terminal.shows("\x1b[32m1      holds");
+    assert_eq!(terminal.ends().await, Some(0));
+    let mut terminal = OnTerminal::start(&["watch", "--interval", "20ms", path]);
+    for _ in 0..2 {
+        terminal.shows("\x1b[H/zklock/tty/colour ");
+        terminal.shows("holds");
+    }
+    terminal.press("\x03");
+    assert_eq!(terminal.ends().await, None, "it is ended by the signal itself");
+}
