@@ -19,7 +19,7 @@ use crate::transaction::Transaction;
 #[derive(Debug)]
 pub(crate) struct Held {
     place: Place,
-    standing: Standing,
+    standing: Arc<Standing>,
     shared: Arc<Shared>,
     data: Vec<u8>,
 }

@@ -6,13 +6,20 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 use crate::coordinator::{Failure, Reply, Session};
 
 /// Few do not wait for each other: theirs are all under way at once.
 const UNDER_WAY_MAX: usize = 4;
+
+/// With more names than this, one listing at a time: they would fill memory with copies of the same names.
+const MANY: usize = 256;
+
+/// How long a large listing waits for those of other sessions.
+const TURN_MAX: Duration = Duration::from_millis(20);
 
 /// The names of a directory's children.
 pub(crate) type Names = Arc<Vec<String>>;
@@ -26,8 +33,16 @@ pub(crate) struct Listings(Mutex<HashMap<Arc<str>, Directory>>);
 #[derive(Default)]
 struct Directory {
     under_way: usize,
+    /// The last answer had many names.
+    is_large: bool,
     /// The one that is sent when one of those under way is answered, and who waits for it.
     next: Option<Next>,
+}
+
+impl Directory {
+    fn most(&self) -> usize {
+        if self.is_large { 1 } else { UNDER_WAY_MAX }
+    }
 }
 
 /// Asks for the children of a directory: they are as they were at some moment after this call, and after everything
@@ -35,7 +50,7 @@ struct Directory {
 pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
     let mut all = session.lease().listings().0.lock().unwrap_or_else(PoisonError::into_inner);
     let listed = all.entry(Arc::clone(directory)).or_default();
-    if listed.under_way < UNDER_WAY_MAX {
+    if listed.under_way < listed.most() {
         listed.under_way += 1;
         drop(all);
         return send(session, directory);
@@ -54,6 +69,7 @@ fn send(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
     let reply = session.children(directory);
     Box::pin(async move {
         let answer = reply.await;
+        under_way.is_large(answer.as_ref().is_ok_and(|names| names.len() > MANY));
         drop(under_way);
         answer.map(Arc::new)
     })
@@ -65,25 +81,50 @@ struct UnderWay {
     directory: Arc<str>,
 }
 
+impl UnderWay {
+    fn is_large(&self, is_large: bool) {
+        let mut all = self.session.lease().listings().0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(listed) = all.get_mut(&self.directory) {
+            listed.is_large = is_large;
+        }
+    }
+}
+
 impl Drop for UnderWay {
     fn drop(&mut self) {
         let mut all = self.session.lease().listings().0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(listed) = all.get_mut(&self.directory) else { return };
-        let next = listed.next.take().filter(|next| next.receiver_count() > 0);
+        let next = match listed.under_way <= listed.most() {
+            true => listed.next.take().filter(|next| next.receiver_count() > 0),
+            // It waits for the others, too.
+            false => None,
+        };
         if next.is_none() {
             listed.under_way -= 1;
             if listed.under_way == 0 {
                 all.remove(&self.directory);
             }
         }
+        let is_large = all.get(&self.directory).is_some_and(|listed| listed.is_large);
         drop(all);
         if let Some(next) = next {
+            let (session, directory) = (Arc::clone(&self.session), Arc::clone(&self.directory));
             // Those who wait may all leave, so it goes on without them.
-            let reply = send(&self.session, &self.directory);
             self.session.spawn(Box::pin(async move {
-                next.send_replace(Some(reply.await));
+                let _turn = if is_large { its_turn(&session).await } else { None };
+                next.send_replace(Some(send(&session, &directory).await));
             }));
         }
+    }
+}
+
+/// One large listing after the other, whatever session it is of; but none waits long for one that hangs.
+async fn its_turn(session: &Arc<dyn Session>) -> Option<SemaphorePermit<'static>> {
+    static TURN: Semaphore = Semaphore::const_new(1);
+    tokio::select! {
+        biased;
+        turn = TURN.acquire() => turn.ok(),
+        () = session.sleep(TURN_MAX) => None,
     }
 }
 

@@ -596,7 +596,7 @@ impl Acquisition {
         }
         let on_wait = self.on_wait.take();
         match timeout {
-            None => self.enter(Patience::Wait, &Waiting::default(), on_wait).await,
+            None => self.enter(Patience::Wait, None, on_wait).await,
             // Boxed, as all that few of thousands of waiters need: their futures are as large as the largest step.
             Some(timeout) => Box::pin(self.enter_within(timeout, on_wait)).await,
         }
@@ -604,7 +604,7 @@ impl Acquisition {
 
     async fn enter_within(&self, timeout: Duration, on_wait: Option<OnWait>) -> Result<Box<Held>, Error> {
         let waiting = Waiting::default();
-        self.within(timeout, &waiting, self.enter(Patience::Wait, &waiting, on_wait)).await
+        self.within(timeout, &waiting, self.enter(Patience::Wait, Some(&waiting), on_wait)).await
     }
 
     /// What is granted in time, or who was in the way of the one that `waiting` tells of.
@@ -656,12 +656,18 @@ impl Acquisition {
         if blockers.ahead > 0 {
             return Err(Error::WouldBlock { blockers });
         }
-        self.enter(Patience::GiveUp, &Waiting::default(), None).await
+        self.enter(Patience::GiveUp, None, None).await
     }
 
-    async fn enter(&self, patience: Patience, waiting: &Waiting, on_wait: Option<OnWait>) -> Result<Box<Held>, Error> {
-        let (held, look) = Box::pin(self.queue_up()).await?;
-        match self.wait_for_turn(&held, look, patience, waiting, on_wait).await {
+    /// Queues up and waits, telling `waiting`, if anybody asks, who is in the way.
+    async fn enter(
+        &self,
+        patience: Patience,
+        waiting: Option<&Waiting>,
+        on_wait: Option<OnWait>,
+    ) -> Result<Box<Held>, Error> {
+        let (held, mut look) = Box::pin(self.queue_up()).await?;
+        match self.wait_for_turn(&held, &mut look, patience, waiting, on_wait).await {
             Ok(()) => Ok(held),
             // Who may not do all that it takes may not be allowed to leave either, and must be told.
             Err(error @ Error::PermissionDenied { .. }) => match held.place().leave().await {
@@ -739,26 +745,27 @@ impl Acquisition {
     async fn wait_for_turn(
         &self,
         held: &Held,
-        look: Option<Result<Names, Failure>>,
+        look: &mut Option<Result<Names, Failure>>,
         patience: Patience,
-        waiting: &Waiting,
+        waiting: Option<&Waiting>,
         mut on_wait: Option<OnWait>,
     ) -> Result<(), Error> {
         let place = held.place();
         let session = place.session();
         let me = held.contender();
-        let mut vanished: Option<Contender> = None;
+        // What the last writer that vanished would be called as a reader.
+        let mut vanished: Option<String> = None;
         if me.sequence() < 0 || me.sequence() >= name::REFUSED_FROM {
             return Err(Error::SequenceExhausted { path: self.shared.path.to_string() });
         }
         if !place.is_unsure() && self.shared.succession.proves(held.standing()) {
             return Box::pin(self.grant(held, None)).await;
         }
-        let mut children = match look {
-            Some(children) => children,
-            None => place.list().await,
-        };
         loop {
+            let children = match look.take() {
+                Some(children) => children,
+                None => place.list().await,
+            };
             let names = match children {
                 Ok(names) => names,
                 Err(Failure::Unknown(_)) => {
@@ -768,7 +775,7 @@ impl Acquisition {
             };
             place.remove_strays(&names);
             // A writer that became a reader is still there, and lets go as readers do.
-            vanished = vanished.filter(|writer| !names.contains(&writer.downgraded()));
+            vanished = vanished.filter(|reader| !names.contains(reader));
             let nearest = match turn(me, &*names) {
                 Turn::Granted => {
                     if vanished.is_some() && !self.shared.lock_delay.is_zero() {
@@ -790,8 +797,7 @@ impl Acquisition {
                 let blockers = Box::pin(queue::blockers(session, &self.shared.path, &names, self.mode, Some(me))).await;
                 tell.into_inner().unwrap_or_else(PoisonError::into_inner)(&blockers);
             }
-            // Only a timeout tells it.
-            if self.timeout.is_some() {
+            if let Some(waiting) = waiting {
                 let seen = queue::blockers_by_name(&names, me);
                 let waits = Waits { session: Arc::clone(session), me: me.clone(), seen };
                 *waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(waits);
@@ -805,9 +811,8 @@ impl Acquisition {
                 if event == Some(Event::Changed) {
                     return Box::pin(self.grant(held, Some(watched))).await;
                 }
-                vanished = Some(nearest);
+                vanished = Some(nearest.downgraded());
             }
-            children = place.list().await;
         }
     }
 
@@ -948,9 +953,9 @@ impl Acquisition {
     /// The acquisition of all who wait for it. Their timeouts are their own, but know by it who is in the way.
     fn for_all(&self) -> (Work, Arc<Waiting>) {
         let waiting = Arc::new(Waiting::default());
-        let all = Acquisition { timeout: Some(Duration::MAX), ..Acquisition::new(&self.shared, Mode::Read) };
+        let all = Acquisition::new(&self.shared, Mode::Read);
         let its_own = Arc::clone(&waiting);
-        let work = Box::pin(async move { all.enter(Patience::Wait, &its_own, None).await });
+        let work = Box::pin(async move { all.enter(Patience::Wait, Some(&its_own), None).await });
         (work, waiting)
     }
 }

@@ -32,7 +32,7 @@ struct Node {
 }
 
 /// A node of ours that is in the directory.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Standing {
     pub(crate) contender: Contender,
     /// The number of the transaction that created the first node of this place: ensemble-wide, rising, never reset.
@@ -45,7 +45,7 @@ enum Step {
     /// Nothing was asked for, or what was asked for was refused.
     Absent,
     Coming(Reply<Created>),
-    Standing(Standing),
+    Standing(Arc<Standing>),
     /// Being deleted, or deleted.
     Left,
 }
@@ -178,7 +178,8 @@ impl Place {
         session.lease().roll().strike(standing.number);
         let reply = if signal { hand_off(&session, &path) } else { session.delete(&path) };
         let restart = (standing.contender.sequence() >= name::RESTART_FROM).then(|| Arc::clone(&self.directory));
-        let (tenure, removal) = (standing.tenure, remove(Arc::clone(&session), path, reply, signal, restart));
+        let (tenure, removal) =
+            (Arc::clone(&standing.tenure), remove(Arc::clone(&session), path, reply, signal, restart));
         let work = async move {
             let answer = removal.await;
             if matches!(answer, Ok(()) | Err(Failure::NoNode)) {
@@ -225,10 +226,11 @@ impl Place {
             }
         }
         standing.tenure.moved(to);
+        let (czxid, tenure, number) = (standing.czxid, Arc::clone(&standing.tenure), standing.number);
         session.lease().roll().watch(&standing.tenure);
         let mut node = self.node();
         node.unsure = false;
-        node.step = Step::Standing(Standing { contender, ..standing });
+        node.step = Step::Standing(Arc::new(Standing { contender, czxid, tenure, number }));
         Ok(())
     }
 
@@ -245,19 +247,19 @@ impl Place {
         let tenure = Tenure::new(self.child(name), session.lease());
         let number = session.lease().roll().enter(&tenure);
         let standing = Standing { contender, czxid: created.czxid, tenure, number };
-        self.node().step = Step::Standing(standing);
+        self.node().step = Step::Standing(Arc::new(standing));
         Ok(())
     }
 
     /// Our node, once there is one.
-    pub(crate) fn standing(&self) -> Option<Standing> {
+    pub(crate) fn standing(&self) -> Option<Arc<Standing>> {
         match &self.node().step {
-            Step::Standing(standing) => Some(standing.clone()),
+            Step::Standing(standing) => Some(Arc::clone(standing)),
             _ => None,
         }
     }
 
-    fn take_standing(&self) -> Option<Standing> {
+    fn take_standing(&self) -> Option<Arc<Standing>> {
         let mut node = self.node();
         match std::mem::replace(&mut node.step, Step::Left) {
             Step::Standing(standing) => Some(standing),

@@ -18,6 +18,9 @@ use crate::lease::Lease;
 /// At most so many checks go into one heartbeat: its request must stay far below ZooKeeper's limit of 1 MiB.
 const CHECKS_PER_HEARTBEAT: usize = 1_000;
 
+/// So many watches on nodes of our own are asked for before the first is answered.
+const ARMED_AT_ONCE: usize = 64;
+
 /// How often a node that waits is passed over before its owner watches it: 50 ms on ZooKeeper. A short queue is through
 /// by then, and nobody removes a node by hand so soon.
 const WAITING_PASSED: u32 = 10;
@@ -396,11 +399,13 @@ impl Roll {
             let (holds, held) = (it.tenure.is_holding(), it.held);
             (it.passed, it.held) = (it.passed + 1, holds);
             let is_due = grace.is_zero() || (holds && held) || it.passed >= WAITING_PASSED || it.tenure.has_left();
-            if is_due {
+            if is_due && !it.tenure.has_left() {
                 due.push(Arc::clone(&it.tenure));
             }
             !is_due
         });
+        // Those that hold come first.
+        due.sort_by_key(|tenure| !tenure.is_holding());
         (due, !members.unwatched.is_empty())
     }
 
@@ -512,13 +517,8 @@ async fn watch_nodes(session: &Weak<dyn Session>, lease: &Lease, grace: Duration
         };
         let unwatched;
         (unwatched, more) = roll.to_watch(grace);
-        let ask = |tenure: Arc<Tenure>| {
-            let path = tenure.path();
-            tenure.is_standing_at(&path).then(|| (session.watch(&path), tenure, path))
-        };
-        let asked: Vec<_> = unwatched.into_iter().filter_map(ask).collect();
-        if !asked.is_empty() {
-            session.spawn(Box::pin(watch_own(Arc::clone(&session), asked)));
+        if !unwatched.is_empty() {
+            session.spawn(Box::pin(watch_own(Arc::clone(&session), unwatched)));
         }
         for path in roll.to_look_at() {
             session.spawn(Box::pin(expect_gone(Arc::downgrade(&session), path)));
@@ -526,8 +526,19 @@ async fn watch_nodes(session: &Weak<dyn Session>, lease: &Lease, grace: Duration
     }
 }
 
-/// Arms the watches of nodes on their owners' behalf, once the answers come.
-async fn watch_own(session: Arc<dyn Session>, asked: Vec<(Reply<Watch>, Arc<Tenure>, String)>) {
+/// Arms the watches of nodes on their owners' behalf: of thousands, a few at a time.
+async fn watch_own(session: Arc<dyn Session>, unwatched: Vec<Arc<Tenure>>) {
+    let ask = |tenure: &Arc<Tenure>| {
+        let path = tenure.path();
+        tenure.is_standing_at(&path).then(|| (session.watch(&path), Arc::clone(tenure), path))
+    };
+    for some in unwatched.chunks(ARMED_AT_ONCE) {
+        let asked: Vec<_> = some.iter().filter_map(ask).collect();
+        arm_own(&session, asked).await;
+    }
+}
+
+async fn arm_own(session: &Arc<dyn Session>, asked: Vec<(Reply<Watch>, Arc<Tenure>, String)>) {
     for (reply, tenure, path) in asked {
         match reply.await {
             Ok(watch) => tenure.arm(&path, watch),

@@ -27,6 +27,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use async_trait::async_trait;
+use pin_project_lite::pin_project;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use zookeeper_client as zk;
@@ -720,7 +721,7 @@ impl ZooKeeperSession {
             Ok(client) => client,
             Err(failure) => return Box::pin(std::future::ready(Err(failure))),
         };
-        let mut reply: Reply<T> = Box::pin(Survived(Box::pin(send(client))));
+        let mut reply: Reply<T> = Box::pin(Survived { request: send(client) });
         if let Poll::Ready(answer) = reply.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             return Box::pin(std::future::ready(answer));
         }
@@ -813,7 +814,7 @@ impl Session for ZooKeeperSession {
         let path = path.to_owned();
         self.read(move |client| async move {
             let (_, _, watcher) = client.get_and_watch_data(&path).await.map_err(failure)?;
-            Ok(Watch::new(Watched(Box::pin(watcher.changed()))))
+            Ok(Watch::new(Watched { watcher: watcher.changed() }))
         })
     }
 
@@ -939,27 +940,38 @@ async fn confirm_identity(session: Weak<ZooKeeperSession>) {
     }
 }
 
-/// A request of the client, which panics over some answers that are too short. Whatever was asked for may be done.
-struct Survived<T>(Reply<T>);
+pin_project! {
+    /// A request of the client, which panics over some answers that are too short. Whatever was asked for may be done.
+    struct Survived<F> {
+        #[pin]
+        request: F,
+    }
+}
 
-impl<T> Future for Survived<T> {
-    type Output = Result<T, Failure>;
+impl<T, F: Future<Output = Result<T, Failure>>> Future for Survived<F> {
+    type Output = F::Output;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context)))
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let request = self.project().request;
+        catch_unwind(AssertUnwindSafe(|| request.poll(context)))
             .unwrap_or_else(|_| Poll::Ready(Err(Failure::Unknown("the answer makes no sense".to_owned()))))
     }
 }
 
-/// A one-shot watcher, which panics when its session's task is gone: for us the session is over then.
-struct Watched(Pin<Box<dyn Future<Output = zk::WatchedEvent> + Send>>);
+pin_project! {
+    /// A one-shot watcher, which panics when its session's task is gone: for us the session is over then.
+    struct Watched<F> {
+        #[pin]
+        watcher: F,
+    }
+}
 
-impl Future for Watched {
+impl<F: Future<Output = zk::WatchedEvent>> Future for Watched<F> {
     type Output = Event;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Event> {
-        let event = catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context)));
-        match event {
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Event> {
+        let watcher = self.project().watcher;
+        match catch_unwind(AssertUnwindSafe(|| watcher.poll(context))) {
             Ok(Poll::Pending) => Poll::Pending,
             Ok(Poll::Ready(event)) => Poll::Ready(match event.event_type {
                 zk::EventType::NodeDeleted => Event::Deleted,

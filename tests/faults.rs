@@ -544,7 +544,7 @@ async fn a_read_only_server_is_no_server_to_hold_a_lock_by() {
 #[tokio::test]
 async fn a_slow_servers_answers_count_from_when_they_were_asked_for() {
     let stage = Stage::set("/faults/slow", SHORT).await;
-    let late = SHORT.mul_f64(0.3);
+    let late = SHORT / 4;
     stage.proxy.apply(Rule::on(Frames::from_server()).and_all_later().delay(late));
     let guard = soon("the grant", stage.lock.write()).await.unwrap();
     // Cut off, the guard says until when it is held.
