@@ -19,7 +19,7 @@ const UNDER_WAY_MAX: usize = 4;
 const MANY: usize = 256;
 
 /// How long a large listing waits for those of other sessions.
-const TURN_MAX: Duration = Duration::from_millis(20);
+const TURN_MAX: Duration = Duration::from_millis(250);
 
 /// The names of a directory's children.
 pub(crate) type Names = Arc<Vec<String>>;
