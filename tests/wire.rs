@@ -71,7 +71,9 @@ fn least(mut all: Vec<Vec<Op>>) -> Vec<Op> {
 
 #[tokio::test]
 async fn a_lock_that_is_used_alone_costs_two_requests() {
-    let tapped = Tapped::new(shared_server()).await;
+    // Of its own: what others write in between is counted against the proof.
+    let server = Server::start();
+    let tapped = Tapped::new(&server).await;
     let lock = directory(&tapped.zk, "/wire/alone").await;
     a_write(&tapped, &lock).await;
     // By its number this one is seen to be the next.
@@ -88,13 +90,14 @@ async fn a_lock_that_is_used_alone_costs_two_requests() {
     assert_eq!(least(writes), [Op::Create2, Op::Multi]);
     assert_eq!(least(reads), [Op::Create2, Op::Delete]);
     // After a reader, others may read, whom a writer has to look for.
-    let write = a_write(&tapped, &lock).await;
-    assert_eq!(write[..2], [Op::Create2, Op::GetChildren]);
+    a_write(&tapped, &lock).await;
+    assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::GetChildren, Op::Multi]);
 }
 
 #[tokio::test]
 async fn a_lock_that_others_use_in_between_costs_three_requests() {
-    let tapped = Tapped::new(shared_server()).await;
+    let server = Server::start();
+    let tapped = Tapped::new(&server).await;
     let (lock, other) = (directory(&tapped.zk, "/wire/between").await, lock_at(&tapped.zk, "/wire/between"));
     let (mut writes, mut reads) = (Vec::new(), Vec::new());
     for _ in 0..20 {
@@ -107,7 +110,8 @@ async fn a_lock_that_others_use_in_between_costs_three_requests() {
     // The first time, whoever was alone learns of it by a number, and looks then.
     a_write(&tapped, &lock).await;
     a_write(&tapped, &lock).await;
-    assert_eq!(a_write(&tapped, &lock).await[..2], [Op::Create2, Op::Multi]);
+    a_write(&tapped, &lock).await;
+    assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::Multi]);
     let held = other.write().await.unwrap();
     tapped.proxy.reset();
     let waiter = writer(&lock);
@@ -115,6 +119,25 @@ async fn a_lock_that_others_use_in_between_costs_three_requests() {
     assert_eq!(ops(&tapped.proxy)[..3], [Op::Create2, Op::GetChildren, Op::GetData]);
     held.release().await.unwrap();
     granted(waiter).await.release().await.unwrap();
+}
+
+/// Each of its requests takes the server's time from the lock that all wait for.
+#[tokio::test]
+async fn a_pair_that_waited_for_a_moment_costs_four_requests() {
+    let (server, mut waits) = (shared_server(), Vec::new());
+    let (from, to) = (Tapped::new(server).await, Tapped::new(server).await);
+    let lock = directory(&from.zk, "/wire/moment").await;
+    let waits_behind = lock_at(&to.zk, "/wire/moment");
+    for _ in 0..20 {
+        let held = lock.write().await.unwrap();
+        to.proxy.reset();
+        let waiter = writer(&waits_behind);
+        eventually("the watch", || async { to.proxy.count(Op::GetData) >= 1 }).await;
+        held.release().await.unwrap();
+        granted(waiter).await.release().await.unwrap();
+        waits.push(ops(&to.proxy));
+    }
+    assert_eq!(least(waits), [Op::Create2, Op::GetChildren, Op::GetData, Op::Multi]);
 }
 
 #[tokio::test]
@@ -142,7 +165,8 @@ async fn create_and_listing_are_both_sent_before_either_is_answered() {
 
 #[tokio::test]
 async fn after_a_dropped_guard_the_next_create_goes_out_behind_the_delete() {
-    let tapped = Tapped::new(shared_server()).await;
+    let server = Server::start();
+    let tapped = Tapped::new(&server).await;
     let lock = directory(&tapped.zk, "/wire/behind").await;
     lock.write().await.unwrap().release().await.unwrap();
     lock.write().await.unwrap().release().await.unwrap();
