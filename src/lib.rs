@@ -39,6 +39,8 @@
 //!   [`is_held`](WriteGuard::is_held), [`lost`](WriteGuard::lost), [`run`](WriteGuard::run),
 //!   [`fencing_token`](WriteGuard::fencing_token), [`downgrade`](WriteGuard::downgrade),
 //!   [`share`](ReadGuard::share).
+//! - [`MultiLock`], [`MultiGuard`]: several locks at once, all or none, in an order that cannot end in a circle; its
+//!   transactions check every one of them.
 //! - [`HoldState`], [`Changes`]: held, in doubt or lost, and how that changes. [`Loss`]: why a lock was lost.
 //! - [`Transaction`]: writes that ZooKeeper does only while the lock is held; it answers with an [`Outcome`] for each.
 //!   [`NodeData`] is what a guard reads.
@@ -78,6 +80,7 @@ mod lease;
 mod listing;
 mod lock;
 mod memory;
+mod multi;
 mod name;
 mod path;
 mod place;
@@ -96,6 +99,7 @@ pub use crate::error::Error;
 pub use crate::guard::{NodeData, ReadGuard, WriteGuard};
 pub use crate::lock::{AcquireRead, AcquireWrite, RwLock, RwLockBuilder};
 pub use crate::memory::Memory;
+pub use crate::multi::{AcquireMulti, MultiChanges, MultiGuard, MultiLock, MultiLockBuilder, MultiLoss};
 pub use crate::name::{Contender, Mode};
 pub use crate::queue::{Blockers, Member, MemberState, Queue};
 pub use crate::tenure::{Changes, HoldState, Loss};
