@@ -29,6 +29,12 @@
 //! # Ok::<(), Error>(()) }).unwrap();
 //! ```
 //!
+//! # Pages to read
+//!
+//! - [A guide](guide): shared configuration, migrations, batch workers, the session timeout, fencing with SQL, operating,
+//!   and what to do about each error; with a picture of the protocol.
+//! - [Coming from Curator, kazoo, etcd or flock](coming_from): their calls beside ours.
+//!
 //! # Where to look
 //!
 //! - [`RwLock`]: the lock, its fairness, and how to acquire it: [`read`](RwLock::read), [`write`](RwLock::write),
@@ -110,6 +116,25 @@ pub use crate::zookeeper::Sasl;
 #[cfg(feature = "tls")]
 pub use crate::zookeeper::Tls;
 pub use crate::zookeeper::{Acl, Permissions, ZooKeeper, ZooKeeperBuilder};
+
+/// How to use one lock well, task by task.
+///
+/// [promises]: crate#how-a-holder-knows-in-time
+/// [performance]: https://docs.rs/crate/zk-rwlock/latest/source/docs/performance.md
+/// [coming-from]: crate::coming_from
+///
+// The first definition of a link counts; those of the page itself are for whoever reads it as a file.
+#[cfg(doc)]
+#[doc = include_str!("../docs/protocol.svg")]
+///
+#[doc = include_str!("../docs/guide.md")]
+pub mod guide {}
+
+/// The calls of Curator, kazoo, etcd and flock, beside ours.
+///
+#[cfg(doc)]
+#[doc = include_str!("../docs/coming-from.md")]
+pub mod coming_from {}
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
