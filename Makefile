@@ -8,7 +8,7 @@ SHELL := /bin/bash
 DEBIAN_JAR := /usr/share/java/zookeeper.jar
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test lint soak bench performance figures kerberos zookeeper
+.PHONY: test lint soak bench performance figures kerberos deny package zookeeper
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
 # proved nothing about ZooKeeper, so it fails however green the tests look.
@@ -56,6 +56,15 @@ figures:
 # On Debian: apt-get install libkrb5-dev libclang-dev krb5-kdc krb5-admin-server krb5-user
 kerberos: zookeeper
 	tests/kerberos.sh
+
+# What the dependencies must keep to is in deny.toml: licences, known faults, sources. Needs `cargo install cargo-deny`, and
+# the network for the list of known faults.
+deny:
+	cargo deny check
+
+# What would be published, built from nothing but itself. Needs a clean work tree.
+package:
+	cargo publish --dry-run
 
 lint:
 	cargo fmt --check
