@@ -603,6 +603,26 @@ fn locks_on_several_sessions_are_checked_in_one_transaction_and_lost_with_either
 }
 
 #[test]
+fn what_earlier_holders_of_any_of_the_locks_wrote_is_read_whichever_session_lags() {
+    for lags in 0..2 {
+        let zk = Memory::new();
+        let clients = [zk.connect(), zk.connect()];
+        let locks = multi(&Two(clients.clone(), Arc::default()), &[("/a", Write), ("/b", Write)]);
+        drop(lock(&locks));
+        let before = write(&zk, "/b");
+        let mut acquiring = acquiring(&locks);
+        assert_pending!(acquiring.poll());
+        clients[lags].lag();
+        now(before.transaction().create("/x", "new").commit()).expect("held");
+        now(before.release()).expect("held");
+        clients[1].catch_up();
+        let guard = assert_ready_ok!(acquiring.poll());
+        let seen = now(guard.data("/x")).expect("held").expect("written before the lock was let go");
+        assert_eq!(seen.data, b"new");
+    }
+}
+
+#[test]
 fn tokens_are_those_of_each_lock_and_rise_with_each_grant() {
     let zk = Memory::new();
     let locks = multi(&zk, &[("/b", Write), ("/a", Write)]);
