@@ -153,10 +153,11 @@ fn the_locks_are_given_back_from_the_last_to_the_first() {
 /// Clients that take random sets of locks in random modes, named in random order, and cancel some of it.
 ///
 /// Only those who were woken are polled, so a wake-up that is lost, or a circle, leaves somebody waiting for ever.
+/// `MULTI_SCHEDULES` sets how many are run (`make soak`: 5,000).
 #[test]
 fn random_schedules_end_with_all_served_and_nobody_excluded_let_in() {
     const PATHS: [&str; 4] = ["/a", "/b", "/c", "/d"];
-    let seeds = std::env::var("SCHEDULES").map_or(150, |seeds| seeds.parse().expect("a number"));
+    let seeds = std::env::var("MULTI_SCHEDULES").map_or(150, |seeds| seeds.parse().expect("a number"));
     let (mut grants, mut waits, mut cancels) = (0, 0, 0);
     for seed in 0..seeds {
         let mut random = Seeded(seed);
