@@ -8,7 +8,7 @@ SHELL := /bin/bash
 DEBIAN_JAR := /usr/share/java/zookeeper.jar
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test lint soak bench performance figures kerberos zookeeper
+.PHONY: test lint soak bench performance figures kerberos deny package zookeeper
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
 # proved nothing about ZooKeeper, so it fails however green the tests look.
@@ -26,9 +26,10 @@ test: zookeeper
 # The long versions of what `make test` runs: more rounds, more waiters, more schedules, more contenders, more crashes,
 # and the swarm for ten minutes on one server and ten on three.
 soak: zookeeper
-	export SCHEDULES=100000 LEASE_ROUNDS=40 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
+	export SCHEDULES=100000 MULTI_SCHEDULES=5000 LEASE_ROUNDS=40 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
 	export FREEZE_ROUNDS=10 CRASH_ROUNDS=25 ROLLS=5 FLAP_SECONDS=60 SWARM_SECONDS=600
-	cargo test --release --test proptests --test lease --test scale --test model --test ensemble --test outages -- --nocapture
+	cargo test --release --test proptests --test lease --test scale --test model --test ensemble --test outages \
+		--test multi -- --nocapture
 	for servers in 1 3; do
 		SWARM_SERVERS=$$servers cargo test --release --test swarm -- --nocapture
 	done
@@ -56,6 +57,15 @@ figures:
 # On Debian: apt-get install libkrb5-dev libclang-dev krb5-kdc krb5-admin-server krb5-user
 kerberos: zookeeper
 	tests/kerberos.sh
+
+# What the dependencies must keep to is in deny.toml: licences, known faults, sources. Needs `cargo install cargo-deny`, and
+# the network for the list of known faults.
+deny:
+	cargo deny check
+
+# What would be published, built from nothing but itself. Needs a clean work tree.
+package:
+	cargo publish --dry-run
 
 lint:
 	cargo fmt --check

@@ -75,6 +75,17 @@ pub enum Error {
         path: String,
     },
 
+    /// One lock of a [`MultiLock`](crate::MultiLock) failed, and none of them is held.
+    ///
+    /// From a [`MultiGuard`](crate::MultiGuard) it says which lock was lost first.
+    #[error("{path}: {error}")]
+    OneOfMany {
+        /// That lock's directory.
+        path: String,
+        /// What went wrong with it.
+        error: Box<Error>,
+    },
+
     /// A guarded transaction was refused, and nothing was changed. The lock is still held.
     #[error("operation {index} on {path} failed, and nothing was changed: {reason}")]
     TransactionRefused {
@@ -113,17 +124,44 @@ impl Error {
 
     /// Whether a `try_` method found the lock taken.
     pub fn is_would_block(&self) -> bool {
-        matches!(self, Error::WouldBlock { .. })
+        matches!(self.cause(), Error::WouldBlock { .. })
     }
 
     /// Whether the time given was over first.
     pub fn is_timeout(&self) -> bool {
-        matches!(self, Error::Timeout { .. })
+        matches!(self.cause(), Error::Timeout { .. })
     }
 
     /// Whether a lock that was held, or a place in the queue, was lost.
     pub fn is_lost(&self) -> bool {
-        matches!(self, Error::Lost(_) | Error::Evicted(_))
+        matches!(self.cause(), Error::Lost(_) | Error::Evicted(_))
+    }
+
+    /// What went wrong with one lock, whether it was acquired alone or together with others.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Loss};
+    /// let error = Error::Lost(Loss::Removed);
+    /// assert!(matches!(error.cause(), Error::Lost(Loss::Removed)));
+    /// let error = Error::OneOfMany { path: "/locks/a".to_owned(), error: Box::new(error) };
+    /// assert!(matches!(error.cause(), Error::Lost(Loss::Removed)));
+    /// ```
+    pub fn cause(&self) -> &Error {
+        match self {
+            Error::OneOfMany { error, .. } => error.cause(),
+            error => error,
+        }
+    }
+
+    /// This, of the lock at `path` among others.
+    pub(crate) fn of_one(self, path: &str) -> Error {
+        match self {
+            // It names its path already.
+            Error::InvalidInput(_) | Error::OneOfMany { .. } => self,
+            error => Error::OneOfMany { path: path.to_owned(), error: Box::new(error) },
+        }
     }
 
     /// A node that we made and may not remove.

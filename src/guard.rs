@@ -63,8 +63,22 @@ impl Held {
         self.tenure().lost(self.place.session()).await
     }
 
+    /// The lock's directory.
+    pub(crate) fn directory(&self) -> &str {
+        &self.shared.path
+    }
+
+    /// How sure it is that it is held.
+    pub(crate) fn state(&self) -> HoldState {
+        self.tenure().hold_state(self.place.session().lease())
+    }
+
+    pub(crate) fn changes(&self) -> Changes {
+        Changes::new(Arc::clone(self.tenure()), Arc::clone(self.place.session()))
+    }
+
     fn transaction(&self) -> Transaction<'_> {
-        Transaction::new(self.place.session(), &self.shared.path, Arc::clone(self.tenure()))
+        Transaction::under(self)
     }
 
     async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
@@ -75,7 +89,7 @@ impl Held {
         }
     }
 
-    async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
+    pub(crate) async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
         path::check(path)?;
         if let Some(loss) = self.loss() {
             return Err(Error::Lost(loss));
@@ -89,7 +103,7 @@ impl Held {
         }
     }
 
-    async fn release(self) -> Result<(), Error> {
+    pub(crate) async fn release(self) -> Result<(), Error> {
         let loss = self.loss();
         // Deleted even when lost: the session may still be alive, and the node in everyone's way.
         let answer = self.place.leave().await;
@@ -170,7 +184,7 @@ macro_rules! guard {
             /// How sure it is that the lock is held: like [`is_held`](Self::is_held), and says also when the
             /// connection is lost but the lock is not yet.
             pub fn state(&self) -> HoldState {
-                self.held.tenure().hold_state(self.held.place().session().lease())
+                self.held.state()
             }
 
             /// The changes of [`state`](Self::state), as they come.
@@ -194,7 +208,7 @@ macro_rules! guard {
             /// # Ok::<(), Error>(()) }).unwrap();
             /// ```
             pub fn changes(&self) -> Changes {
-                Changes::new(Arc::clone(self.held.tenure()), Arc::clone(self.held.place().session()))
+                self.held.changes()
             }
 
             /// Waits until the lock is lost, and says why: at the latest when the session's lease runs out, which is

@@ -29,6 +29,12 @@
 //! # Ok::<(), Error>(()) }).unwrap();
 //! ```
 //!
+//! # Pages to read
+//!
+//! - [A guide](guide): shared configuration, migrations, batch workers, the session timeout, fencing with SQL, operating,
+//!   and what to do about each error; with a picture of the protocol.
+//! - [Coming from Curator, kazoo, etcd or flock](coming_from): their calls beside ours.
+//!
 //! # Where to look
 //!
 //! - [`RwLock`]: the lock, its fairness, and how to acquire it: [`read`](RwLock::read), [`write`](RwLock::write),
@@ -39,6 +45,8 @@
 //!   [`is_held`](WriteGuard::is_held), [`lost`](WriteGuard::lost), [`run`](WriteGuard::run),
 //!   [`fencing_token`](WriteGuard::fencing_token), [`downgrade`](WriteGuard::downgrade),
 //!   [`share`](ReadGuard::share).
+//! - [`MultiLock`], [`MultiGuard`]: several locks at once, all or none, in an order that cannot end in a circle; its
+//!   transactions check every one of them.
 //! - [`HoldState`], [`Changes`]: held, in doubt or lost, and how that changes. [`Loss`]: why a lock was lost.
 //! - [`Transaction`]: writes that ZooKeeper does only while the lock is held; it answers with an [`Outcome`] for each.
 //!   [`NodeData`] is what a guard reads.
@@ -79,6 +87,7 @@ mod lease;
 mod listing;
 mod lock;
 mod memory;
+mod multi;
 mod name;
 mod path;
 mod place;
@@ -98,6 +107,7 @@ pub use crate::error::Error;
 pub use crate::guard::{NodeData, ReadGuard, WriteGuard};
 pub use crate::lock::{AcquireRead, AcquireWrite, RwLock, RwLockBuilder};
 pub use crate::memory::Memory;
+pub use crate::multi::{AcquireMulti, MultiChanges, MultiGuard, MultiLock, MultiLockBuilder, MultiLoss};
 pub use crate::name::{Contender, Mode};
 pub use crate::queue::{Blockers, Member, MemberState, Queue};
 pub use crate::survey::Survey;
@@ -109,6 +119,25 @@ pub use crate::zookeeper::Sasl;
 #[cfg(feature = "tls")]
 pub use crate::zookeeper::Tls;
 pub use crate::zookeeper::{Acl, Permissions, ZooKeeper, ZooKeeperBuilder};
+
+/// How to use one lock well, task by task.
+///
+/// [promises]: crate#how-a-holder-knows-in-time
+/// [performance]: https://docs.rs/crate/zk-rwlock/latest/source/docs/performance.md
+/// [coming-from]: crate::coming_from
+///
+// The first definition of a link counts; those of the page itself are for whoever reads it as a file.
+#[cfg(doc)]
+#[doc = include_str!("../docs/protocol.svg")]
+///
+#[doc = include_str!("../docs/guide.md")]
+pub mod guide {}
+
+/// The calls of Curator, kazoo, etcd and flock, beside ours.
+///
+#[cfg(doc)]
+#[doc = include_str!("../docs/coming-from.md")]
+pub mod coming_from {}
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -642,6 +642,12 @@ impl Acquisition {
 
     /// Acquires without waiting, and without writing when the lock is taken.
     async fn attempt(self) -> Result<Box<Held>, Error> {
+        self.look().await?;
+        self.enter(Patience::GiveUp, None, None).await
+    }
+
+    /// Fails if a newcomer would have to wait. Writes nothing.
+    async fn look(&self) -> Result<(), Error> {
         check_label(self.label.as_deref())?;
         let path = &self.shared.path;
         let fault = |failure| Error::from_failure(failure, "list", path);
@@ -656,7 +662,7 @@ impl Acquisition {
         if blockers.ahead > 0 {
             return Err(Error::WouldBlock { blockers });
         }
-        self.enter(Patience::GiveUp, None, None).await
+        Ok(())
     }
 
     /// Queues up and waits, telling `waiting`, if anybody asks, who is in the way.
@@ -960,7 +966,32 @@ impl Acquisition {
     }
 }
 
-fn check_label(label: Option<&str>) -> Result<(), Error> {
+/// What a [`MultiLock`](crate::MultiLock) does with each of its locks.
+impl RwLock {
+    /// Waits for the lock, as the builders do.
+    pub(crate) async fn take(
+        &self,
+        mode: Mode,
+        timeout: Option<Duration>,
+        label: Option<String>,
+    ) -> Result<Box<Held>, Error> {
+        let acquisition = Acquisition::new(&self.shared, mode);
+        let label = label.or_else(|| acquisition.label.clone());
+        Acquisition { timeout, label, ..acquisition }.acquire().await
+    }
+
+    /// Fails if the lock is taken. Writes nothing.
+    pub(crate) async fn look(&self, mode: Mode) -> Result<(), Error> {
+        Acquisition::new(&self.shared, mode).look().await
+    }
+
+    /// Takes the lock after a [look](Self::look), without waiting.
+    pub(crate) async fn take_now(&self, mode: Mode) -> Result<Box<Held>, Error> {
+        Acquisition::new(&self.shared, mode).enter(Patience::GiveUp, None, None).await
+    }
+}
+
+pub(crate) fn check_label(label: Option<&str>) -> Result<(), Error> {
     let Some(label) = label else { return Ok(()) };
     if label.len() > 256 {
         return Err(Error::invalid(format!("a label of {} bytes; at most 256 are kept", label.len())));

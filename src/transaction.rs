@@ -1,16 +1,16 @@
-//! Writes that happen only while the lock is held; knows nothing of how it was acquired.
+//! Writes that happen only while a lock, or each of several, is held; knows nothing of how it was acquired.
 
-use std::sync::Arc;
-
-use crate::coordinator::{Failure, Kind, Operation, Outcome, Session};
+use crate::coordinator::{Failure, Kind, Operation, Outcome};
 use crate::error::Error;
+use crate::guard::Held;
 use crate::path;
-use crate::tenure::{Loss, Tenure};
+use crate::tenure::Loss;
 
 /// Operations on any nodes, to be committed in one ZooKeeper transaction with a check that the lock is still held.
 ///
 /// Made by [`ReadGuard::transaction`](crate::ReadGuard::transaction) and
-/// [`WriteGuard::transaction`](crate::WriteGuard::transaction). Nothing is sent before
+/// [`WriteGuard::transaction`](crate::WriteGuard::transaction), and by
+/// [`MultiGuard::transaction`](crate::MultiGuard::transaction), which checks each of its locks. Nothing is sent before
 /// [`commit`](Transaction::commit), and then all operations take effect or none does. This is the one guard that
 /// needs no clock: the ensemble itself compares the lock's node and your operations in one order with every other
 /// contender's.
@@ -30,15 +30,26 @@ use crate::tenure::{Loss, Tenure};
 #[derive(Debug)]
 #[must_use = "nothing is sent before `commit`"]
 pub struct Transaction<'guard> {
-    session: &'guard Arc<dyn Session>,
-    directory: &'guard str,
-    tenure: Arc<Tenure>,
+    locks: Locks<'guard>,
     operations: Vec<Operation>,
 }
 
+/// Those that have to be held.
+#[derive(Debug)]
+enum Locks<'guard> {
+    One(&'guard Held),
+    /// Not empty; the last was granted last.
+    Many(&'guard [Held]),
+}
+
 impl<'guard> Transaction<'guard> {
-    pub(crate) fn new(session: &'guard Arc<dyn Session>, directory: &'guard str, tenure: Arc<Tenure>) -> Self {
-        Transaction { session, directory, tenure, operations: Vec::new() }
+    pub(crate) fn under(lock: &'guard Held) -> Self {
+        Transaction { locks: Locks::One(lock), operations: Vec::new() }
+    }
+
+    /// Under each of these locks, of which there is at least one.
+    pub(crate) fn under_all(locks: &'guard [Held]) -> Self {
+        Transaction { locks: Locks::Many(locks), operations: Vec::new() }
     }
 
     /// Sets a node's data.
@@ -100,31 +111,55 @@ impl<'guard> Transaction<'guard> {
     /// - [`Error::InvalidInput`]: a path is not one, or lies inside the lock's own directory, where a write would
     ///   pass for a hand-off; nothing was sent.
     pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
-        for operation in &self.operations {
-            check(operation.path(), self.directory)?;
+        let Transaction { locks, operations: wanted } = self;
+        for operation in &wanted {
+            locks.iter().try_for_each(|lock| check(operation.path(), lock.directory()))?;
         }
-        let lease = self.session.lease();
-        if let Some(loss) = self.tenure.loss(lease) {
-            return Err(Error::Lost(loss));
+        if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.loss()?))) {
+            return Err(locks.lost(lock, loss));
         }
-        let held = Operation::Check { path: self.tenure.path(), version: None };
-        let mut operations = vec![held];
-        operations.extend(self.operations);
-        match self.session.transact(&operations).await {
+        // Checks see what all sessions own, so one session can speak for locks that are kept on several.
+        let Some(speaker) = locks.iter().last() else {
+            return Err(Error::invalid("a transaction under no lock"));
+        };
+        let standing = |lock: &Held| Operation::Check { path: lock.tenure().path(), version: None };
+        let mut operations: Vec<_> = locks.iter().map(standing).collect();
+        let checks = operations.len();
+        operations.extend(wanted);
+        match speaker.place().session().transact(&operations).await {
             Ok(mut outcomes) => {
-                outcomes.drain(..1.min(outcomes.len()));
+                outcomes.drain(..checks.min(outcomes.len()));
                 Ok(outcomes)
             }
-            Err(Failure::Operation { index: 0, failure }) if *failure == Failure::NoNode => {
-                self.tenure.lose(Loss::Removed);
-                Err(Error::Lost(self.tenure.loss(lease).unwrap_or(Loss::Removed)))
-            }
-            Err(Failure::Operation { index, failure }) => {
-                let path = operations.get(index).map(|operation| operation.path().to_owned()).unwrap_or_default();
-                Err(Error::TransactionRefused { index: index.saturating_sub(1), path, reason: *failure })
-            }
-            Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
-            Err(failure) => Err(Error::from_failure(failure, "transaction under", self.directory)),
+            Err(Failure::Operation { index, failure }) => match locks.iter().nth(index) {
+                Some(lock) if *failure == Failure::NoNode => {
+                    lock.tenure().lose(Loss::Removed);
+                    Err(locks.lost(lock, lock.loss().unwrap_or(Loss::Removed)))
+                }
+                _ => {
+                    let path = operations.get(index).map(|operation| operation.path().to_owned()).unwrap_or_default();
+                    Err(Error::TransactionRefused { index: index.saturating_sub(checks), path, reason: *failure })
+                }
+            },
+            Err(Failure::Over(ending)) => Err(locks.lost(speaker, Loss::SessionOver(ending))),
+            Err(failure) => Err(Error::from_failure(failure, "transaction under", speaker.directory())),
+        }
+    }
+}
+
+impl<'guard> Locks<'guard> {
+    fn iter(&self) -> impl Iterator<Item = &'guard Held> {
+        let (one, many) = match *self {
+            Locks::One(lock) => (Some(lock), &[][..]),
+            Locks::Many(locks) => (None, locks),
+        };
+        one.into_iter().chain(many)
+    }
+
+    fn lost(&self, lock: &Held, loss: Loss) -> Error {
+        match self {
+            Locks::One(_) => Error::Lost(loss),
+            Locks::Many(_) => Error::Lost(loss).of_one(lock.directory()),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Interleavings of the lock that no server can be made to repeat, decided poll by poll: no threads and no sleeps.
 
+mod support;
+
 use std::future::IntoFuture;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,11 +11,10 @@ use std::thread;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use support::slow::{Slow, SlowSession};
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
-use zk_rwlock::coordinator::{
-    Berth, Chore, Coordinator, Created, Ending, Failure, Kind, Lease, Operation, Outcome, Reply, Session, Stat, Watch,
-};
+use zk_rwlock::coordinator::{Berth, Coordinator, Ending, Failure, Kind, Lease, Operation, Session};
 use zk_rwlock::{Contender, Error, Loss, MemberState, Memory, Mode, ReadGuard, RwLock, WriteGuard};
 
 const DIRECTORY: &str = "/lock";
@@ -272,108 +273,6 @@ fn a_release_while_cut_off_is_done_when_the_connection_is_back() {
 }
 
 // Cancelling at every step.
-
-/// A client whose answers all come one poll late, so that a future can be dropped between any two requests.
-#[derive(Clone, Debug)]
-struct Slow(Memory);
-
-#[derive(Debug)]
-struct SlowSession(Arc<dyn Session>, Arc<Lease>);
-
-fn late<T: Send + 'static>(reply: Reply<T>) -> Reply<T> {
-    let mut came = false;
-    let wait = std::future::poll_fn(move |context: &mut Context<'_>| {
-        if std::mem::replace(&mut came, true) {
-            return Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    });
-    Box::pin(async move {
-        wait.await;
-        reply.await
-    })
-}
-
-#[async_trait]
-impl Coordinator for Slow {
-    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
-        let inner = late(Box::pin({
-            let zk = self.0.clone();
-            async move { zk.berth(watched_bytes).await }
-        }));
-        let inner = Arc::clone(inner.await?.session());
-        let lease = Arc::clone(inner.lease());
-        Ok(Berth::new(Arc::new(SlowSession(inner, lease))))
-    }
-
-    async fn close(&self) {
-        Coordinator::close(&self.0).await;
-    }
-
-    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        self.0.sleep(duration)
-    }
-}
-
-#[async_trait]
-impl Session for SlowSession {
-    fn id(&self) -> i64 {
-        self.0.id()
-    }
-
-    fn timeout(&self) -> Duration {
-        self.0.timeout()
-    }
-
-    fn lease(&self) -> &Arc<Lease> {
-        &self.1
-    }
-
-    async fn connected(&self) -> Result<(), Ending> {
-        self.0.connected().await
-    }
-
-    async fn over(&self) -> Ending {
-        self.0.over().await
-    }
-
-    fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
-        late(self.0.create(path, data, kind))
-    }
-
-    fn delete(&self, path: &str) -> Reply<()> {
-        late(self.0.delete(path))
-    }
-
-    fn children(&self, path: &str) -> Reply<Vec<String>> {
-        late(self.0.children(path))
-    }
-
-    fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
-        late(self.0.data(path))
-    }
-
-    fn watch(&self, path: &str) -> Reply<Watch> {
-        late(self.0.watch(path))
-    }
-
-    fn sync(&self, path: &str) -> Reply<()> {
-        late(self.0.sync(path))
-    }
-
-    fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
-        late(self.0.transact(operations))
-    }
-
-    fn spawn(&self, chore: Chore) {
-        self.0.spawn(chore);
-    }
-
-    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        self.0.sleep(duration)
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lost {

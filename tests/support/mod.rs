@@ -10,5 +10,6 @@ pub mod history;
 pub mod rules;
 pub mod scene;
 pub mod server;
+pub mod slow;
 pub mod snapshot;
 pub mod wire;

@@ -1,0 +1,115 @@
+//! The embedded ensemble with answers that come late: an acquisition then has a point to be dropped at for each of them.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use zk_rwlock::Memory;
+use zk_rwlock::coordinator::{
+    Berth, Chore, Coordinator, Created, Ending, Failure, Kind, Lease, Operation, Outcome, Reply, Session, Stat, Watch,
+};
+
+/// A client whose answers all come one poll late, so that a future can be dropped between any two requests.
+#[derive(Clone, Debug)]
+pub struct Slow(pub Memory);
+
+#[derive(Debug)]
+pub struct SlowSession(pub Arc<dyn Session>, pub Arc<Lease>);
+
+fn late<T: Send + 'static>(reply: Reply<T>) -> Reply<T> {
+    let mut came = false;
+    let wait = std::future::poll_fn(move |context: &mut Context<'_>| {
+        if std::mem::replace(&mut came, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    });
+    Box::pin(async move {
+        wait.await;
+        reply.await
+    })
+}
+
+#[async_trait]
+impl Coordinator for Slow {
+    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
+        let inner = late(Box::pin({
+            let zk = self.0.clone();
+            async move { zk.berth(watched_bytes).await }
+        }));
+        let inner = Arc::clone(inner.await?.session());
+        let lease = Arc::clone(inner.lease());
+        Ok(Berth::new(Arc::new(SlowSession(inner, lease))))
+    }
+
+    async fn close(&self) {
+        Coordinator::close(&self.0).await;
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.0.sleep(duration)
+    }
+}
+
+#[async_trait]
+impl Session for SlowSession {
+    fn id(&self) -> i64 {
+        self.0.id()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.0.timeout()
+    }
+
+    fn lease(&self) -> &Arc<Lease> {
+        &self.1
+    }
+
+    async fn connected(&self) -> Result<(), Ending> {
+        self.0.connected().await
+    }
+
+    async fn over(&self) -> Ending {
+        self.0.over().await
+    }
+
+    fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
+        late(self.0.create(path, data, kind))
+    }
+
+    fn delete(&self, path: &str) -> Reply<()> {
+        late(self.0.delete(path))
+    }
+
+    fn children(&self, path: &str) -> Reply<Vec<String>> {
+        late(self.0.children(path))
+    }
+
+    fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
+        late(self.0.data(path))
+    }
+
+    fn watch(&self, path: &str) -> Reply<Watch> {
+        late(self.0.watch(path))
+    }
+
+    fn sync(&self, path: &str) -> Reply<()> {
+        late(self.0.sync(path))
+    }
+
+    fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
+        late(self.0.transact(operations))
+    }
+
+    fn spawn(&self, chore: Chore) {
+        self.0.spawn(chore);
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.0.sleep(duration)
+    }
+}
