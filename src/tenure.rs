@@ -199,7 +199,7 @@ impl Tenure {
     /// Looks at everything that can be known without asking the ensemble: the reason of the loss, if it is lost.
     pub(crate) fn loss(&self, lease: &Lease) -> Option<Loss> {
         let mut state = self.state();
-        let told = state.look();
+        // Before the watch: who was stopped for too long finds its node removed, by the server and for that reason.
         if state.loss.is_none() {
             state.loss = match state.phase {
                 Phase::Holding(stretch) | Phase::Moving(stretch) if !lease.covers(stretch) => {
@@ -208,6 +208,7 @@ impl Tenure {
                 _ => lease.over().map(Loss::SessionOver),
             };
         }
+        let told = state.look();
         let loss = state.loss;
         drop(state);
         self.told(told);
@@ -284,9 +285,19 @@ impl Tenure {
         if state.path == path {
             state.own = Some((watch, Waker::from(Arc::clone(self))));
         }
-        let told = state.look();
         drop(state);
-        self.told(told);
+        self.look();
+    }
+
+    /// Looks at the watch on our own node, which may have something to tell.
+    fn look(&self) {
+        match self.lease.upgrade() {
+            Some(lease) => drop(self.loss(&lease)),
+            None => {
+                let told = self.state().look();
+                self.told(told);
+            }
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -296,8 +307,7 @@ impl Tenure {
 
 impl Wake for Tenure {
     fn wake(self: Arc<Self>) {
-        let told = self.state().look();
-        self.told(told);
+        self.look();
     }
 }
 
@@ -630,4 +640,30 @@ async fn heartbeat(session: &Arc<dyn Session>) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// The server removes the node of a session that has expired, and tells its owner, if it listens again, of that first.
+    #[test]
+    fn a_node_found_removed_after_the_lease_ran_out_was_lost_with_the_lease() {
+        for (stopped_for, why) in [(0, Loss::Removed), (6_000, Loss::LeaseRanOut)] {
+            let clock = Arc::new(AtomicU64::new(100_000));
+            let hands = Arc::clone(&clock);
+            let read = move || Duration::from_millis(hands.load(Ordering::SeqCst));
+            let lease = Arc::new(Lease::with_clock(Duration::from_secs(6), Box::new(read)));
+            lease.acknowledged(lease.now());
+            let tenure = Tenure::new("/lock/node".to_owned(), &lease);
+            tenure.hold(lease.stretch().unwrap());
+            assert_eq!(tenure.loss(&lease), None);
+
+            clock.fetch_add(stopped_for, Ordering::SeqCst);
+            tenure.arm("/lock/node", Watch::new(std::future::ready(Event::Deleted)));
+            assert_eq!(tenure.loss(&lease), Some(why));
+        }
+    }
 }
