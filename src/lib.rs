@@ -43,7 +43,8 @@
 //! - [`Transaction`]: writes that ZooKeeper does only while the lock is held; it answers with an [`Outcome`] for each.
 //!   [`NodeData`] is what a guard reads.
 //! - [`Queue`], [`Member`]: who holds and who waits, for people to see, from [`RwLock::queue`]. [`Blockers`]: those of
-//!   them who are in the way, as the errors of timeouts and of `try_*` name them.
+//!   them who are in the way, as the errors of timeouts and of `try_*` name them. [`Progress`]: what a waiter
+//!   [hears](AcquireWrite::on_wait) of itself and of them.
 //! - [`ZooKeeper`]: the backend; [`ZooKeeperBuilder`] has its options, among them the session timeout and the [`Acl`]:
 //!   who may use a lock may also steal it. TLS and SASL are behind the features `tls` and `sasl-digest-md5`.
 //! - [`Memory`]: the same without a server, for tests: it can be cut off, made to lag, lose answers and sessions.
@@ -81,6 +82,7 @@ mod memory;
 mod name;
 mod path;
 mod place;
+mod progress;
 mod queue;
 mod shared_reads;
 mod succession;
@@ -97,6 +99,7 @@ pub use crate::guard::{NodeData, ReadGuard, WriteGuard};
 pub use crate::lock::{AcquireRead, AcquireWrite, RwLock, RwLockBuilder};
 pub use crate::memory::Memory;
 pub use crate::name::{Contender, Mode};
+pub use crate::progress::Progress;
 pub use crate::queue::{Blockers, Member, MemberState, Queue};
 pub use crate::tenure::{Changes, HoldState, Loss};
 pub use crate::transaction::Transaction;

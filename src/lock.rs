@@ -16,6 +16,7 @@ use crate::listing::Names;
 use crate::name::{self, Contender, Mode};
 use crate::path;
 use crate::place::{self, Place};
+use crate::progress::{OnWait, Progress};
 use crate::queue::{self, Blockers, Note, Queue};
 use crate::shared_reads::{SharedReads, Work};
 use crate::succession::Succession;
@@ -435,7 +436,7 @@ pub struct AcquireRead(Acquisition);
 pub struct AcquireWrite(Acquisition);
 
 macro_rules! acquire {
-    ($acquire:ident, $guard:ident, $granting:ident) => {
+    ($acquire:ident, $guard:ident, $granting:ident, $acquire_name:literal) => {
         impl $acquire {
             /// Gives up, and leaves the queue, when the lock was not granted within `timeout`.
             ///
@@ -453,10 +454,34 @@ macro_rules! acquire {
                 self
             }
 
-            /// Calls `tell` once with who is in the way, if the lock is not granted at once. Costs a listing and a
-            /// read for each of those named.
-            pub fn on_wait(mut self, tell: impl FnOnce(&Blockers) + Send + 'static) -> Self {
-                self.0.on_wait = Some(OnWait(Mutex::new(Box::new(tell))));
+            /// Calls `tell` with its place in the queue and who is in the way, if the lock is not granted at once, and
+            /// again whenever it finds that changed.
+            ///
+            /// It finds out when it looks at the queue anyway: at first, and when the one whom it waits for has left
+            /// and it has to go on waiting. Those further ahead come and go unheard, for the sake of the server; use
+            /// [`on_wait_every`](Self::on_wait_every) to hear of them, too. Costs a read for each of those named (at
+            /// most 8) whenever it tells. `tell` holds up the acquisition for as long as it runs.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use zk_rwlock::{Error, Memory, RwLock};
+            /// # tokio_test::block_on(async {
+            /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire_name, "().on_wait(|progress| eprintln!(\"waiting at {progress}\")).await?;")]
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub fn on_wait(mut self, tell: impl FnMut(&Progress) + Send + 'static) -> Self {
+                self.0.on_wait = Some(OnWait::new(tell, None));
+                self
+            }
+
+            /// As [`on_wait`](Self::on_wait), and looks at the queue each `interval` besides, while it waits.
+            ///
+            /// Each look costs the server a listing, which is as long as the queue: for a few who wait and are
+            /// watched by people. Zero is refused.
+            pub fn on_wait_every(mut self, interval: Duration, tell: impl FnMut(&Progress) + Send + 'static) -> Self {
+                self.0.on_wait = Some(OnWait::new(tell, Some(interval)));
                 self
             }
 
@@ -480,8 +505,8 @@ macro_rules! acquire {
     };
 }
 
-acquire!(AcquireRead, ReadGuard, read);
-acquire!(AcquireWrite, WriteGuard, write);
+acquire!(AcquireRead, ReadGuard, read, "read");
+acquire!(AcquireWrite, WriteGuard, write, "write");
 
 type Granting<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
@@ -491,18 +516,7 @@ struct Acquisition {
     mode: Mode,
     timeout: Option<Duration>,
     label: Option<String>,
-    on_wait: Option<OnWait>,
-}
-
-/// In a mutex only so that the future which holds it can be sent between threads.
-struct OnWait(Mutex<Tell>);
-
-type Tell = Box<dyn FnOnce(&Blockers) + Send>;
-
-impl fmt::Debug for OnWait {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OnWait")
-    }
+    on_wait: Option<Box<OnWait>>,
 }
 
 /// Where an acquisition waits, for the error that its timeout gives.
@@ -512,8 +526,10 @@ pub(crate) type Waiting = Mutex<Option<Waits>>;
 pub(crate) struct Waits {
     session: Arc<dyn Session>,
     me: Contender,
-    /// Who was in the way when it last looked.
-    seen: Blockers,
+    /// Where it stood when it last looked.
+    seen: Progress,
+    /// How often it has looked.
+    looks: usize,
 }
 
 /// What to do when the contender in the way would have to be waited for.
@@ -529,11 +545,8 @@ impl Acquisition {
     }
 
     async fn acquire(&mut self) -> Result<Box<Held>, Error> {
-        check_label(self.label.as_deref())?;
+        self.check()?;
         let timeout = self.timeout;
-        if timeout == Some(Duration::ZERO) {
-            return Err(Error::invalid("a timeout of zero; to not wait at all, use try_read or try_write"));
-        }
         let on_wait = self.on_wait.take();
         match timeout {
             None => self.enter(Patience::Wait, &Waiting::default(), on_wait).await,
@@ -542,7 +555,18 @@ impl Acquisition {
         }
     }
 
-    async fn enter_within(&self, timeout: Duration, on_wait: Option<OnWait>) -> Result<Box<Held>, Error> {
+    fn check(&self) -> Result<(), Error> {
+        check_label(self.label.as_deref())?;
+        if self.timeout == Some(Duration::ZERO) {
+            return Err(Error::invalid("a timeout of zero; to not wait at all, use try_read or try_write"));
+        }
+        if self.on_wait.as_ref().is_some_and(|on_wait| on_wait.every == Some(Duration::ZERO)) {
+            return Err(Error::invalid("an interval of zero between looks at the queue"));
+        }
+        Ok(())
+    }
+
+    async fn enter_within(&self, timeout: Duration, on_wait: Option<Box<OnWait>>) -> Result<Box<Held>, Error> {
         let waiting = Waiting::default();
         self.within(timeout, &waiting, self.enter(Patience::Wait, &waiting, on_wait)).await
     }
@@ -599,7 +623,12 @@ impl Acquisition {
         self.enter(Patience::GiveUp, &Waiting::default(), None).await
     }
 
-    async fn enter(&self, patience: Patience, waiting: &Waiting, on_wait: Option<OnWait>) -> Result<Box<Held>, Error> {
+    async fn enter(
+        &self,
+        patience: Patience,
+        waiting: &Waiting,
+        on_wait: Option<Box<OnWait>>,
+    ) -> Result<Box<Held>, Error> {
         let (held, look) = Box::pin(self.queue_up()).await?;
         match self.wait_for_turn(&held, look, patience, waiting, on_wait).await {
             Ok(()) => Ok(held),
@@ -682,7 +711,7 @@ impl Acquisition {
         look: Option<Result<Names, Failure>>,
         patience: Patience,
         waiting: &Waiting,
-        mut on_wait: Option<OnWait>,
+        mut on_wait: Option<Box<OnWait>>,
     ) -> Result<(), Error> {
         let place = held.place();
         let session = place.session();
@@ -726,20 +755,24 @@ impl Acquisition {
                 let blockers = Box::pin(queue::blockers(session, &self.shared.path, &names, self.mode, Some(me))).await;
                 return Err(Error::WouldBlock { blockers });
             }
-            if let Some(OnWait(tell)) = on_wait.take() {
-                let blockers = Box::pin(queue::blockers(session, &self.shared.path, &names, self.mode, Some(me))).await;
-                tell.into_inner().unwrap_or_else(PoisonError::into_inner)(&blockers);
+            if let Some(on_wait) = &mut on_wait {
+                let seen = Progress::by_name(&names, me);
+                Box::pin(on_wait.tell(session, &self.shared.path, seen)).await;
             }
             // Only a timeout tells it.
             if self.timeout.is_some() {
-                let seen = queue::blockers_by_name(&names, me);
-                let waits = Waits { session: Arc::clone(session), me: me.clone(), seen };
-                *waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(waits);
+                let seen = Progress::by_name(&names, me);
+                let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                let looks = waiting.as_ref().map_or(1, |waits| waits.looks + 1);
+                *waiting = Some(Waits { session: Arc::clone(session), me: me.clone(), seen, looks });
             }
             // A queue of thousands must not keep thousands of copies of itself.
             drop(names);
             let watched = place.child(nearest.name());
-            let event = self.departure(held, &watched).await?;
+            let event = match on_wait.as_mut().filter(|on_wait| on_wait.every.is_some()) {
+                None => self.departure(held, &watched).await?,
+                Some(on_wait) => Box::pin(self.departure_watched(held, &watched, on_wait)).await?,
+            };
             if nearest.mode() == Mode::Write {
                 // Only a writer that held says so when it goes; then nothing before us is left.
                 if event == Some(Event::Changed) {
@@ -763,6 +796,15 @@ impl Acquisition {
             biased;
             event = watch => Ok(Some(event)),
             loss = held.lost() => Err(Error::Evicted(loss)),
+        }
+    }
+
+    /// As [`Self::departure`], and tells meanwhile what changes.
+    async fn departure_watched(&self, held: &Held, path: &str, on_wait: &mut OnWait) -> Result<Option<Event>, Error> {
+        tokio::select! {
+            biased;
+            event = self.departure(held, path) => event,
+            () = on_wait.keep_looking(held.place().session(), &self.shared.path, held.contender()) => Ok(None),
         }
     }
 
@@ -801,19 +843,19 @@ impl Acquisition {
     /// Who is in the way of one that waits, as far as that can be read now.
     async fn in_the_way(&self, waiting: &Waiting) -> Blockers {
         let waits = waiting.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some(Waits { session, me, seen }) = waits else {
+        let Some(Waits { session, me, seen, .. }) = waits else {
             return Blockers::default();
         };
         match session.children(&self.shared.path).await {
             Ok(children) => queue::blockers(&session, &self.shared.path, &children, self.mode, Some(&me)).await,
-            Err(_) => seen,
+            Err(_) => seen.blockers,
         }
     }
 
     /// Who was in the way of one that waits when it last looked.
     fn seen_in_the_way(&self, waiting: &Waiting) -> Blockers {
         let waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.as_ref().map(|waits| waits.seen.clone()).unwrap_or_default()
+        waiting.as_ref().map(|waits| waits.seen.blockers.clone()).unwrap_or_default()
     }
 
     fn stop(&self, failure: Failure) -> Error {
@@ -833,7 +875,7 @@ impl Acquisition {
 
     fn read(mut self) -> Granting<ReadGuard> {
         // A label of its own must be seen in the queue, and whatever is wrong must be told.
-        if self.shared.reads.are_shared() && self.label == self.shared.label && self.timeout != Some(Duration::ZERO) {
+        if self.shared.reads.are_shared() && self.label == self.shared.label && self.check().is_ok() {
             Box::pin(self.shared_read())
         } else {
             Box::pin(async move { self.acquire().await.map(ReadGuard::new) })
@@ -853,7 +895,7 @@ impl Acquisition {
     }
 
     /// Waits, together with all who do, for the one that enters.
-    async fn enter_shared(&self, on_wait: Option<OnWait>) -> Result<Arc<Held>, Error> {
+    async fn enter_shared(&self, on_wait: Option<Box<OnWait>>) -> Result<Arc<Held>, Error> {
         let reads = &self.shared.reads;
         let entry = match reads.join_or_enter(|| self.for_all()) {
             Ok(held) => return Ok(held),
@@ -861,20 +903,11 @@ impl Acquisition {
         };
         let granted = async {
             let mut granted = std::pin::pin!(reads.granted(&entry));
-            if let Some(OnWait(tell)) = on_wait {
-                // Whoever takes the acquisition on has been woken, and so have we: we look whenever it got further.
-                let waits = poll_fn(|_| match *entry.waiting.lock().unwrap_or_else(PoisonError::into_inner) {
-                    Some(_) => Poll::Ready(()),
-                    None => Poll::Pending,
-                });
-                let looking = async {
-                    waits.await;
-                    self.in_the_way(&entry.waiting).await
-                };
+            if let Some(mut on_wait) = on_wait {
                 tokio::select! {
                     biased;
                     answer = &mut granted => return answer,
-                    blockers = looking => tell.into_inner().unwrap_or_else(PoisonError::into_inner)(&blockers),
+                    () = self.tell_of(&entry.waiting, &mut on_wait) => {}
                 }
             }
             granted.await
@@ -882,6 +915,19 @@ impl Acquisition {
         match self.timeout {
             None => granted.await,
             Some(timeout) => self.within(timeout, &entry.waiting, granted).await,
+        }
+    }
+
+    /// Tells how far the acquisition that all wait for has come, whenever that changes.
+    async fn tell_of(&self, waiting: &Waiting, on_wait: &mut OnWait) {
+        let mut waits = looked_since(waiting, 0).await;
+        loop {
+            on_wait.tell(&waits.session, &self.shared.path, waits.seen.clone()).await;
+            waits = tokio::select! {
+                biased;
+                later = looked_since(waiting, waits.looks) => later,
+                () = on_wait.keep_looking(&waits.session, &self.shared.path, &waits.me) => return,
+            };
         }
     }
 
@@ -893,6 +939,16 @@ impl Acquisition {
         let work = Box::pin(async move { all.enter(Patience::Wait, &its_own, None).await });
         (work, waiting)
     }
+}
+
+/// Where it waits, once it has looked more than so often. Whoever takes a shared acquisition on has been woken by that,
+/// and so have all who wait for it.
+async fn looked_since(waiting: &Waiting, looks: usize) -> Waits {
+    poll_fn(|_| match &*waiting.lock().unwrap_or_else(PoisonError::into_inner) {
+        Some(waits) if waits.looks > looks => Poll::Ready(waits.clone()),
+        _ => Poll::Pending,
+    })
+    .await
 }
 
 fn check_label(label: Option<&str>) -> Result<(), Error> {

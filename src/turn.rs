@@ -76,6 +76,12 @@ pub(crate) fn ahead_of<'q>(me: &Contender, queue: &'q [String]) -> Vec<&'q str> 
     in_order(queue, |other| blocks(other, me.place()))
 }
 
+/// How many came before `me`, whether it waits for them or not.
+pub(crate) fn earlier_than(me: &Contender, queue: &[String]) -> usize {
+    let places = queue.iter().filter_map(|child| name::place(child));
+    places.filter(|other| other.sequence < me.sequence()).count()
+}
+
 /// The whole queue in the order of arrival, each with its turn: [`turn`] for everyone, in one pass.
 pub(crate) fn line(queue: &[String]) -> Vec<(Contender, Turn)> {
     let ordered: Vec<Contender> = in_order(queue, |_| true).into_iter().filter_map(Contender::parse).collect();
@@ -235,6 +241,7 @@ mod tests {
         assert_eq!(ahead_of_newcomer(Mode::Write, &queue).len(), 4);
         let me = Contender::parse("h~2-READ-0000000002").unwrap();
         assert_eq!(ahead_of(&me, &queue), ["h~1-WRITE-0000000001"]);
+        assert_eq!(earlier_than(&me, &queue), 2);
     }
 
     /// A lock directory as a server keeps it, and what one process remembers of it.

@@ -14,7 +14,7 @@ use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok
 use zk_rwlock::coordinator::{
     Berth, Chore, Coordinator, Created, Ending, Failure, Kind, Lease, Operation, Outcome, Reply, Session, Stat, Watch,
 };
-use zk_rwlock::{Contender, Error, Loss, MemberState, Memory, Mode, ReadGuard, RwLock, WriteGuard};
+use zk_rwlock::{Contender, Error, Loss, MemberState, Memory, Mode, Progress, ReadGuard, RwLock, WriteGuard};
 
 const DIRECTORY: &str = "/lock";
 
@@ -269,6 +269,141 @@ fn a_release_while_cut_off_is_done_when_the_connection_is_back() {
     drop(assert_ready_ok!(next.poll()));
     drop(next);
     assert_nothing_left(&zk);
+}
+
+// What a waiter hears.
+
+/// Where it stands, how many are in its way, and the first of them.
+fn heard(hears: &mpsc::Receiver<Progress>) -> Vec<(usize, usize, String)> {
+    let first = |it: &Progress| it.blockers.first.first().map(ToString::to_string).unwrap_or_default();
+    let text = |it: Progress| (it.place, it.blockers.ahead, first(&it).split(" for ").next().unwrap_or("").to_owned());
+    hears.try_iter().map(text).collect()
+}
+
+fn tell() -> (impl Fn(&Progress) + Clone + Send + 'static, mpsc::Receiver<Progress>) {
+    let (told, hears) = mpsc::channel();
+    (move |progress: &Progress| told.send(progress.clone()).expect("somebody hears"), hears)
+}
+
+/// What the member of a queue says of itself that entered with this label.
+fn entry(mode: &str, host: &str, label: &str) -> String {
+    format!("{mode} {host} pid {} \"{label}\"", std::process::id())
+}
+
+#[test]
+fn a_waiter_hears_its_place_and_who_is_ahead_each_time_it_finds_that_changed() {
+    let zk = Memory::new();
+    let lock = RwLock::builder(&zk, DIRECTORY).host("h").build().expect("valid");
+    let holder = now(lock.write().label("holds").into_future()).expect("free");
+    let mut reader = task::spawn(lock.read().label("reads").into_future());
+    let mut writer = task::spawn(lock.write().label("waits").into_future());
+    assert_pending!(reader.poll());
+    assert_pending!(writer.poll());
+
+    let (tell, hears) = tell();
+    let mut last = task::spawn(lock.write().on_wait(tell).into_future());
+    assert_pending!(last.poll());
+    assert_eq!(heard(&hears), [(4, 3, entry("WRITE", "h", "holds"))]);
+
+    // It watches only the one before it, so what happens further ahead is not its business, and costs nothing.
+    drop(holder);
+    drop(assert_ready_ok!(reader.poll()));
+    let requests = zk.requests();
+    assert!(!last.is_woken());
+    assert_pending!(last.poll());
+    assert_eq!((heard(&hears), zk.requests()), (Vec::new(), requests));
+
+    drop(assert_ready_ok!(writer.poll()));
+    assert!(last.is_woken());
+    drop(assert_ready_ok!(last.poll()));
+    assert_eq!(heard(&hears), Vec::new(), "a grant is no waiting");
+}
+
+#[test]
+fn a_waiter_hears_the_news_when_the_one_before_it_gives_up() {
+    let zk = Memory::new();
+    let lock = RwLock::builder(&zk, DIRECTORY).host("h").build().expect("valid");
+    let holder = now(lock.read().label("one").into_future()).expect("free");
+    let beside = now(lock.read().label("two").into_future()).expect("shared");
+    let mut writers = [writing(&lock), writing(&lock)];
+    for writer in &mut writers {
+        assert_pending!(writer.poll());
+    }
+    let (tell, hears) = tell();
+    let mut reader = task::spawn(lock.read().on_wait(tell).into_future());
+    assert_pending!(reader.poll());
+    // Readers are not in a reader's way, though they are before it.
+    assert_eq!(heard(&hears).iter().map(|(place, ahead, _)| (*place, *ahead)).collect::<Vec<_>>(), [(5, 2)]);
+
+    let [first, second] = writers;
+    drop(holder);
+    assert!(!reader.is_woken());
+    drop(second);
+    assert!(reader.is_woken());
+    assert_pending!(reader.poll());
+    assert_eq!(heard(&hears).iter().map(|(place, ahead, _)| (*place, *ahead)).collect::<Vec<_>>(), [(3, 1)]);
+    drop((first, beside));
+    drop(assert_ready_ok!(reader.poll()));
+}
+
+#[test]
+fn hearing_costs_one_read_for_each_of_those_named_and_no_listing_more() {
+    let cost = |names: bool| {
+        let (zk, _other, a, b) = two();
+        let _held = write(&a);
+        let before = zk.requests();
+        let (tell, hears) = tell();
+        let waiting = if names { b.write().on_wait(tell) } else { b.write() };
+        let mut waiting = task::spawn(waiting.into_future());
+        assert_pending!(waiting.poll());
+        (zk.requests() - before, hears.try_iter().count())
+    };
+    let ((without, none), (with, once)) = (cost(false), cost(true));
+    assert_eq!((with - without, none, once), (1, 0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_pays_for_it_hears_also_what_changes_further_ahead() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let zk = Memory::new();
+    let lock = open(&zk);
+    let holder = write(&lock);
+    let mut readers = [reading(&lock), reading(&lock)];
+    for reader in &mut readers {
+        assert_pending!(reader.poll());
+    }
+    let (tell, hears) = tell();
+    let mut last = task::spawn(lock.write().on_wait_every(SECOND, tell).into_future());
+    assert_pending!(last.poll());
+    let places = || heard(&hears).iter().map(|(place, _, _)| *place).collect::<Vec<_>>();
+    assert_eq!(places(), [4]);
+
+    let requests = zk.requests();
+    for _ in 0..3 {
+        tokio::time::advance(SECOND).await;
+        assert_pending!(last.poll());
+    }
+    assert_eq!((places(), zk.requests() - requests), (Vec::new(), 3), "a listing each, and nothing to tell");
+
+    drop(holder);
+    drop(assert_ready_ok!(readers[0].poll()));
+    assert!(places().is_empty(), "not before it looks");
+    tokio::time::advance(SECOND).await;
+    assert_pending!(last.poll());
+    assert_eq!(places(), [2]);
+    drop(assert_ready_ok!(readers[1].poll()));
+    drop(assert_ready_ok!(last.poll()));
+    drop((readers, last));
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn an_interval_of_zero_is_refused_before_anything_is_sent() {
+    let (zk, _other, a, _b) = two();
+    let requests = zk.requests();
+    let refused = now(a.write().on_wait_every(Duration::ZERO, |_| {}).into_future());
+    assert!(matches!(refused, Err(Error::InvalidInput(_))));
+    assert_eq!(zk.requests(), requests);
 }
 
 // Cancelling at every step.
