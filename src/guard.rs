@@ -3,8 +3,9 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::coordinator::Failure;
+use crate::coordinator::{Event, Failure};
 use crate::error::Error;
 use crate::lease::Moment;
 use crate::lock::Shared;
@@ -13,6 +14,10 @@ use crate::path;
 use crate::place::{self, Place, Standing};
 use crate::tenure::{Changes, HoldState, Loss, Tenure};
 use crate::transaction::Transaction;
+use crate::turn;
+
+/// A holder who asks to be told of others looks no more often than that.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// A place in the queue with what belongs to it. It is given up when this is dropped.
 #[derive(Debug)]
@@ -60,6 +65,39 @@ impl Held {
     /// Waits until it is lost.
     pub(crate) async fn lost(&self) -> Loss {
         self.tenure().lost(self.place.session()).await
+    }
+
+    /// Waits until somebody waits whom it keeps out: the first of them.
+    async fn contended(&self) -> Result<Contender, Error> {
+        tokio::select! {
+            biased;
+            loss = self.lost() => Err(Error::Lost(loss)),
+            first = self.somebody_kept_out() => first,
+        }
+    }
+
+    async fn somebody_kept_out(&self) -> Result<Contender, Error> {
+        let (session, directory) = (self.place.session(), &self.shared.path);
+        let mut last_change: Option<Moment> = None;
+        loop {
+            let seen = place::settled(session, || session.watch_children(directory)).await;
+            let (names, change) = seen.map_err(|failure| self.lost_by(failure, "watch"))?;
+            if let Some(first) = turn::first_kept_out(self.contender(), &names) {
+                return Ok(first);
+            }
+            // A long listing must not be kept for long.
+            drop(names);
+            if change.await == Event::Over {
+                // What that means for the lock is told by its loss.
+                return std::future::pending().await;
+            }
+            // Readers may come and go by the thousand.
+            let since = last_change.map(|last| self.now().saturating_sub(last));
+            if let Some(rest) = since.and_then(|since| LOOK_PAUSE.checked_sub(since)) {
+                session.sleep(rest).await;
+            }
+            last_change = Some(self.now());
+        }
     }
 
     fn transaction(&self) -> Transaction<'_> {
@@ -219,6 +257,49 @@ macro_rules! guard {
             /// ```
             pub async fn lost(&self) -> Loss {
                 self.held.lost().await
+            }
+
+            /// Waits until somebody queues up whom this guard keeps out, and says who is the first of them: any writer, and
+            /// for a [`WriteGuard`] any reader, too. Ready at once if somebody waits already.
+            ///
+            /// With this a long piece of work can make way at a good moment; nobody is made to. A waiting writer may
+            /// have to wait for other readers still, when this one has left.
+            ///
+            /// Costs nothing unless it is called, and then a listing with a watch on the lock's directory: one for a
+            /// writer, and one more when somebody came. For a reader that is one more whenever another one comes or goes,
+            /// at most 50 a second; so let one of many ask. Dropping the future ends the watch.
+            ///
+            /// # Cancel safety
+            /// Nothing is lost by dropping the future.
+            ///
+            /// # Errors
+            /// [`Error::Lost`] once the lock is lost; [`Error::PermissionDenied`] if the directory may not be read.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use zk_rwlock::{Error, Memory, RwLock};
+            /// # async fn next_step() {}
+            /// # tokio_test::block_on(async {
+            /// # let zk = Memory::new();
+            /// # let lock = RwLock::new(&zk, "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
+            /// # let other = lock.clone();
+            /// # let late = tokio::spawn(async move { other.write().await });
+            /// let mut contended = std::pin::pin!(guard.contended());
+            /// let first = loop {
+            ///     tokio::select! {
+            ///         biased;
+            ///         first = &mut contended => break first?,
+            ///         () = next_step() => {}
+            ///     }
+            /// #   tokio::task::yield_now().await;
+            /// };
+            /// println!("making way for {first}");
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub async fn contended(&self) -> Result<Contender, Error> {
+                self.held.contended().await
             }
 
             /// Runs `work` while the lock is held, and drops it as soon as the lock is lost.

@@ -38,7 +38,7 @@
 //! - [`ReadGuard`], [`WriteGuard`]: what holding means: [`release`](WriteGuard::release) or drop,
 //!   [`is_held`](WriteGuard::is_held), [`lost`](WriteGuard::lost), [`run`](WriteGuard::run),
 //!   [`fencing_token`](WriteGuard::fencing_token), [`downgrade`](WriteGuard::downgrade),
-//!   [`share`](ReadGuard::share).
+//!   [`share`](ReadGuard::share), [`contended`](WriteGuard::contended).
 //! - [`HoldState`], [`Changes`]: held, in doubt or lost, and how that changes. [`Loss`]: why a lock was lost.
 //! - [`Transaction`]: writes that ZooKeeper does only while the lock is held; it answers with an [`Outcome`] for each.
 //!   [`NodeData`] is what a guard reads.

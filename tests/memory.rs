@@ -406,6 +406,112 @@ fn an_interval_of_zero_is_refused_before_anything_is_sent() {
     assert_eq!(zk.requests(), requests);
 }
 
+// What a holder hears of those who wait.
+
+#[test]
+fn a_writer_learns_of_the_first_who_queues_behind_it_for_two_listings() {
+    let (zk, _other, a, b) = two();
+    let guard = write(&a);
+    let requests = zk.requests();
+    let mut contended = task::spawn(guard.contended());
+    assert_pending!(contended.poll());
+    assert_eq!(zk.requests() - requests, 1);
+
+    let mut reader = reading(&b);
+    assert_pending!(reader.poll());
+    assert!(contended.is_woken());
+    let requests = zk.requests();
+    let first = assert_ready_ok!(contended.poll());
+    assert_eq!((first.mode(), zk.requests() - requests), (Mode::Read, 1));
+    // Somebody waits already.
+    assert_eq!(now(guard.contended()).expect("held"), first);
+    drop(contended);
+    drop(guard);
+    drop(assert_ready_ok!(reader.poll()));
+    drop(reader);
+    assert_nothing_left(&zk);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_learns_of_writers_only_and_looks_at_most_every_20_ms() {
+    let (zk, other, a, b) = two();
+    let guard = read(&a);
+    let some_reads = |poll: &mut dyn FnMut()| {
+        let requests = zk.requests();
+        for _ in 0..4 {
+            drop(read(&b));
+            poll();
+        }
+        zk.requests() - requests
+    };
+    some_reads(&mut || {});
+    let without = some_reads(&mut || {});
+    let mut contended = task::spawn(guard.contended());
+    assert_pending!(contended.poll());
+    let beside = read(&b);
+    assert!(contended.is_woken());
+    assert_pending!(contended.poll());
+
+    drop(beside);
+    let with = some_reads(&mut || assert_pending!(contended.poll()));
+    assert_eq!(with, without, "it has looked a moment ago");
+    let mut writer = writing(&b);
+    assert_pending!(writer.poll());
+    tokio::time::advance(Duration::from_millis(20)).await;
+    assert!(contended.is_woken());
+    assert_eq!(assert_ready_ok!(contended.poll()).mode(), Mode::Write);
+    drop(contended);
+    now(guard.release()).expect("held");
+    drop(assert_ready_ok!(writer.poll()));
+    drop(writer);
+    assert_nothing_left(&other);
+}
+
+#[test]
+fn a_holder_that_was_cut_off_learns_afterwards_who_came_meanwhile() {
+    let (zk, _other, a, b) = two();
+    let guard = write(&a);
+    let mut contended = task::spawn(guard.contended());
+    assert_pending!(contended.poll());
+    zk.cut();
+    let mut writer = writing(&b);
+    assert_pending!(writer.poll());
+    assert_pending!(contended.poll());
+    zk.heal();
+    assert!(contended.is_woken());
+    assert_eq!(assert_ready_ok!(contended.poll()).mode(), Mode::Write);
+}
+
+#[test]
+fn a_holder_that_waits_to_be_contended_learns_of_its_loss() {
+    let lose = [|zk: &Memory, _: &str| zk.expire(), |zk: &Memory, path: &str| zk.remove(path)];
+    for (lose, why) in lose.into_iter().zip([Loss::SessionOver(Ending::Expired), Loss::Removed]) {
+        let (zk, _other, a, _b) = two();
+        let guard = read(&a);
+        let mut contended = task::spawn(guard.contended());
+        assert_pending!(contended.poll());
+        lose(&zk, &guard.path());
+        assert!(contended.is_woken());
+        assert!(matches!(assert_ready_err!(contended.poll()), Error::Lost(loss) if loss == why));
+        drop(contended);
+        drop(guard);
+        assert_nothing_left(&zk);
+    }
+}
+
+#[test]
+fn a_writer_that_came_and_left_again_does_not_count() {
+    let (_zk, _other, a, b) = two();
+    let guard = write(&a);
+    let mut contended = task::spawn(guard.contended());
+    assert_pending!(contended.poll());
+    let mut writer = writing(&b);
+    assert_pending!(writer.poll());
+    drop(writer);
+    assert!(contended.is_woken());
+    assert_pending!(contended.poll());
+}
+
 // Cancelling at every step.
 
 /// A client whose answers all come one poll late, so that a future can be dropped between any two requests.
@@ -491,6 +597,10 @@ impl Session for SlowSession {
 
     fn watch(&self, path: &str) -> Reply<Watch> {
         late(self.0.watch(path))
+    }
+
+    fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
+        late(self.0.watch_children(path))
     }
 
     fn sync(&self, path: &str) -> Reply<()> {

@@ -987,3 +987,25 @@ pub async fn a_lock_delay_does_not_hold_off_after_a_downgrade<H: Harness>(h: &H)
     held.release().await.expect("held");
     granted(write).await.release().await.expect("held");
 }
+
+pub async fn a_holder_that_asks_learns_of_the_first_whom_it_keeps_out<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.read()).await.expect("free");
+    let (learns, beside) = (tokio::time::timeout(SOON, held.contended()), async {
+        let beside = soon("a shared lock", s.b.read()).await.expect("shared");
+        (writer(&s.b), beside)
+    });
+    let (first, (write, beside)) = tokio::join!(learns, beside);
+    let first = first.expect("in time").expect("held");
+    assert_eq!((first.mode(), first.host()), (Mode::Write, "host-b"));
+    held.release().await.expect("held");
+    beside.release().await.expect("held");
+
+    let held = granted(write).await;
+    let (learns, read) = (tokio::time::timeout(SOON, held.contended()), async { reader(&s.a) });
+    let (first, read) = tokio::join!(learns, read);
+    let first = first.expect("in time").expect("held");
+    assert_eq!((first.mode(), first.host()), (Mode::Read, "host-a"));
+    held.release().await.expect("held");
+    granted(read).await.release().await.expect("held");
+}
