@@ -13,6 +13,7 @@ use crate::name::Contender;
 use crate::path;
 use crate::place::{self, Place, Standing};
 use crate::tenure::{Changes, HoldState, Loss, Tenure};
+use crate::trace::Holding;
 use crate::transaction::Transaction;
 use crate::turn;
 
@@ -26,6 +27,7 @@ pub(crate) struct Held {
     standing: Standing,
     shared: Arc<Shared>,
     data: Vec<u8>,
+    holding: Holding,
 }
 
 impl Held {
@@ -33,7 +35,12 @@ impl Held {
     ///
     /// Boxed, because it goes through several futures, which would each keep room for all of it.
     pub(crate) fn new(place: Place, shared: Arc<Shared>, data: Vec<u8>) -> Option<Box<Held>> {
-        place.standing().map(|standing| Box::new(Held { place, standing, shared, data }))
+        place.standing().map(|standing| Box::new(Held { place, standing, shared, data, holding: Holding::default() }))
+    }
+
+    /// It was granted, and for as long as it is held this is, too.
+    pub(crate) fn granted(&mut self, holding: Holding) {
+        self.holding = holding;
     }
 
     pub(crate) fn place(&self) -> &Place {

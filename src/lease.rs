@@ -66,6 +66,7 @@ impl Lease {
         }
         drop(state);
         if lapsed {
+            self.roll.look_at_all(self);
             self.roll.tell_all();
         }
     }
@@ -83,7 +84,10 @@ impl Lease {
     /// The connection was lost or is back. This changes nothing about the lease itself: it only makes it
     /// [suspect](crate::HoldState::Suspect).
     pub fn connected(&self, connected: bool) {
-        self.state().connected = connected;
+        let was = std::mem::replace(&mut self.state().connected, connected);
+        if was != connected {
+            self.roll.link_changed(self, connected);
+        }
         self.roll.tell_all();
     }
 

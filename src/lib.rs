@@ -64,6 +64,20 @@
 //! was lost: hence the token. And somebody who may delete the lock's node can take the lock away: its holder is told by
 //! a watch at once, but perhaps after the next one was let in.
 //!
+//! # Seeing inside
+//!
+//! With [`tracing`](https://docs.rs/tracing) the lock tells, under the target `zk_rwlock`:
+//!
+//! | what | level | fields |
+//! |---|---|---|
+//! | span `acquire`: from asking until granted, refused or dropped | debug | `path`, `mode`, `label`, and as they become known `sequence`, `token`, `waited` |
+//! | span `hold`: until released or dropped; follows from `acquire`, in the span that the caller was in | debug | `path`, `mode`, `sequence`, `token`, `label`, `held` |
+//! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: `next` (proven by the numbers, without a look), `at once` (by the first look), `look` (by a later one), `hand-off` |
+//! | a create whose answer was lost has been found again | info | `path`, `node` |
+//! | the connection is lost while a lock is held; it is back in time | warn; info | `node`, `left` |
+//! | a held lock was lost: told when it is noticed, at the latest when the connection is back | warn | `node`, `cause` |
+//! | it takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) or [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `mode`, `label`, `waited` and `blockers`, or `held` and `token` |
+//!
 //! # Where the law is
 //!
 //! What the lock may rely on, and what whoever writes another backend has to keep, is written in [`coordinator`], on
@@ -87,6 +101,7 @@ mod queue;
 mod shared_reads;
 mod succession;
 mod tenure;
+mod trace;
 mod transaction;
 mod turn;
 mod zookeeper;

@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
+use tracing::{Instrument, Span};
+
 use crate::coordinator::{Coordinator, Event, Failure, Operation, Session};
 use crate::error::Error;
 use crate::guard::{Held, ReadGuard, WriteGuard};
@@ -21,6 +23,7 @@ use crate::queue::{self, Blockers, Note, Queue};
 use crate::shared_reads::{SharedReads, Work};
 use crate::succession::Succession;
 use crate::tenure::Loss;
+use crate::trace::Acquiring;
 use crate::turn::{Turn, turn};
 
 /// How often a directory may vanish between its making and our entering before something must be wrong.
@@ -75,6 +78,8 @@ pub(crate) struct Shared {
     pub(crate) host: String,
     pub(crate) label: Option<String>,
     lock_delay: Duration,
+    warn_waiting: Option<Duration>,
+    warn_holding: Option<Duration>,
     reads: SharedReads,
     succession: Succession,
 }
@@ -104,6 +109,8 @@ impl RwLock {
             host: None,
             label: None,
             lock_delay: Duration::ZERO,
+            warn_waiting: None,
+            warn_holding: None,
             max_age: None,
         }
     }
@@ -326,6 +333,8 @@ pub struct RwLockBuilder {
     host: Option<String>,
     label: Option<String>,
     lock_delay: Duration,
+    warn_waiting: Option<Duration>,
+    warn_holding: Option<Duration>,
     max_age: Option<Duration>,
 }
 
@@ -354,6 +363,22 @@ impl RwLockBuilder {
     /// vanished. Give everyone who uses the lock the same delay.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
+        self
+    }
+
+    /// Logs a warning, once, for an acquisition that has waited this long: with who is in the way. Default: never, because
+    /// what is long is the user's to say, and because each waiter then has a timer, and keeps some names.
+    pub fn warn_after_waiting(mut self, limit: Duration) -> Self {
+        self.warn_waiting = Some(limit);
+        self
+    }
+
+    /// Logs a warning, once, for a lock that has been held this long: with the label of whoever holds it. Default: never,
+    /// because some locks are held for as long as a process lives, and because each hold then has a timer.
+    ///
+    /// A holder that downgrades goes on holding.
+    pub fn warn_after_holding(mut self, limit: Duration) -> Self {
+        self.warn_holding = Some(limit);
         self
     }
 
@@ -418,6 +443,8 @@ impl RwLockBuilder {
                 host: self.host.unwrap_or_else(name::machine),
                 label: self.label,
                 lock_delay: self.lock_delay,
+                warn_waiting: self.warn_waiting,
+                warn_holding: self.warn_holding,
                 reads: SharedReads::new(self.max_age.unwrap_or_default()),
                 succession: Succession::default(),
             }),
@@ -508,7 +535,7 @@ macro_rules! acquire {
 acquire!(AcquireRead, ReadGuard, read, "read");
 acquire!(AcquireWrite, WriteGuard, write, "write");
 
-type Granting<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
+pub(crate) type Granting<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
 #[derive(Debug)]
 struct Acquisition {
@@ -517,6 +544,7 @@ struct Acquisition {
     timeout: Option<Duration>,
     label: Option<String>,
     on_wait: Option<Box<OnWait>>,
+    trace: Acquiring,
 }
 
 /// Where an acquisition waits, for the error that its timeout gives.
@@ -541,7 +569,14 @@ enum Patience {
 
 impl Acquisition {
     fn new(shared: &Arc<Shared>, mode: Mode) -> Acquisition {
-        Acquisition { shared: Arc::clone(shared), mode, timeout: None, label: shared.label.clone(), on_wait: None }
+        Acquisition {
+            shared: Arc::clone(shared),
+            mode,
+            timeout: None,
+            label: shared.label.clone(),
+            on_wait: None,
+            trace: Acquiring::default(),
+        }
     }
 
     async fn acquire(&mut self) -> Result<Box<Held>, Error> {
@@ -549,10 +584,17 @@ impl Acquisition {
         let timeout = self.timeout;
         let on_wait = self.on_wait.take();
         match timeout {
-            None => self.enter(Patience::Wait, &Waiting::default(), on_wait).await,
+            None if self.shared.warn_waiting.is_none() => {
+                self.enter(Patience::Wait, &Waiting::default(), on_wait).await
+            }
             // Boxed, as all that few of thousands of waiters need: their futures are as large as the largest step.
-            Some(timeout) => Box::pin(self.enter_within(timeout, on_wait)).await,
+            timeout => Box::pin(self.enter_watched(timeout, on_wait)).await,
         }
+    }
+
+    fn begin(&mut self) -> Span {
+        self.trace = Acquiring::begin(&self.shared.path, self.mode, self.label.as_deref());
+        self.trace.span()
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -566,9 +608,37 @@ impl Acquisition {
         Ok(())
     }
 
-    async fn enter_within(&self, timeout: Duration, on_wait: Option<Box<OnWait>>) -> Result<Box<Held>, Error> {
+    async fn enter_watched(&self, timeout: Option<Duration>, on_wait: Option<Box<OnWait>>) -> Result<Box<Held>, Error> {
         let waiting = Waiting::default();
-        self.within(timeout, &waiting, self.enter(Patience::Wait, &waiting, on_wait)).await
+        let granted = self.warned(&waiting, self.enter(Patience::Wait, &waiting, on_wait));
+        match timeout {
+            None => granted.await,
+            Some(timeout) => self.within(timeout, &waiting, granted).await,
+        }
+    }
+
+    /// What is granted, with a warning if that takes long.
+    async fn warned<G>(&self, waiting: &Waiting, granted: impl Future<Output = Result<G, Error>>) -> Result<G, Error> {
+        let Some(limit) = self.shared.warn_waiting else {
+            return granted.await;
+        };
+        let mut granted = std::pin::pin!(granted);
+        let sleep = |duration| self.shared.coordinator.sleep(duration);
+        tokio::select! {
+            biased;
+            answer = &mut granted => return answer,
+            () = sleep(limit) => {}
+        }
+        let blockers = tokio::select! {
+            biased;
+            answer = &mut granted => return answer,
+            found = self.in_the_way(waiting) => found,
+            // Cut off, there is nobody to ask.
+            () = sleep(LOOK_UP_AHEAD) => self.seen_in_the_way(waiting),
+        };
+        let (path, label) = (&*self.shared.path, self.label.as_deref());
+        tracing::warn!(path, mode = %self.mode, label, waited = ?limit, %blockers, "it takes long to acquire a lock");
+        granted.await
     }
 
     /// What is granted in time, or who was in the way of the one that `waiting` tells of.
@@ -605,7 +675,12 @@ impl Acquisition {
     }
 
     /// Acquires without waiting, and without writing when the lock is taken.
-    async fn attempt(self) -> Result<Box<Held>, Error> {
+    async fn attempt(mut self) -> Result<Box<Held>, Error> {
+        let span = self.begin();
+        self.attempt_at_once().instrument(span).await
+    }
+
+    async fn attempt_at_once(self) -> Result<Box<Held>, Error> {
         check_label(self.label.as_deref())?;
         let path = &self.shared.path;
         let fault = |failure| Error::from_failure(failure, "list", path);
@@ -629,9 +704,12 @@ impl Acquisition {
         waiting: &Waiting,
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Held>, Error> {
-        let (held, look) = Box::pin(self.queue_up()).await?;
+        let (mut held, look) = Box::pin(self.queue_up()).await?;
         match self.wait_for_turn(&held, look, patience, waiting, on_wait).await {
-            Ok(()) => Ok(held),
+            Ok(()) => {
+                self.begin_hold(&mut held);
+                Ok(held)
+            }
             // Who may not do all that it takes may not be allowed to leave either, and must be told.
             Err(error @ Error::PermissionDenied { .. }) => match held.place().leave().await {
                 Err(Failure::NoAuth) => Err(Error::stays(held.tenure().path())),
@@ -639,6 +717,27 @@ impl Acquisition {
             },
             Err(error) => Err(error),
         }
+    }
+
+    /// Has it seen from outside that the lock is held.
+    fn begin_hold(&self, held: &mut Held) {
+        held.granted(self.trace.granted(&self.shared.path, self.label.as_deref(), held.standing()));
+        let Some(limit) = self.shared.warn_holding else {
+            return;
+        };
+        let (session, tenure) = (Arc::clone(held.place().session()), Arc::clone(held.tenure()));
+        let (path, label, token) = (Arc::clone(&self.shared.path), self.label.clone(), held.standing().czxid);
+        let mode = self.mode;
+        let watch = Arc::clone(&session);
+        session.spawn(Box::pin(async move {
+            tokio::select! {
+                biased;
+                () = tenure.ended(&watch) => {}
+                () = watch.sleep(limit) => {
+                    tracing::warn!(path = &*path, %mode, label, token, held = ?limit, "a lock is held for long");
+                }
+            }
+        }));
     }
 
     /// Takes a place at the end of the queue, with a look at the queue as it is then, unless none may be needed.
@@ -721,8 +820,9 @@ impl Acquisition {
             return Err(Error::SequenceExhausted { path: self.shared.path.to_string() });
         }
         if !place.is_unsure() && self.shared.succession.proves(held.standing()) {
-            return Box::pin(self.grant(held, None)).await;
+            return Box::pin(self.grant(held, None, "next")).await;
         }
+        let mut has_waited = false;
         let mut children = match look {
             Some(children) => children,
             None => place.list().await,
@@ -746,7 +846,8 @@ impl Acquisition {
                             loss = held.lost() => return Err(Error::Evicted(loss)),
                         }
                     }
-                    return Box::pin(self.grant(held, None)).await;
+                    let kind = if has_waited { "look" } else { "at once" };
+                    return Box::pin(self.grant(held, None, kind)).await;
                 }
                 Turn::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
                 Turn::Behind(nearest) => nearest,
@@ -759,8 +860,8 @@ impl Acquisition {
                 let seen = Progress::by_name(&names, me);
                 Box::pin(on_wait.tell(session, &self.shared.path, seen)).await;
             }
-            // Only a timeout tells it.
-            if self.timeout.is_some() {
+            // Only a timeout or a warning tells it.
+            if self.timeout.is_some() || self.shared.warn_waiting.is_some() {
                 let seen = Progress::by_name(&names, me);
                 let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
                 let looks = waiting.as_ref().map_or(1, |waits| waits.looks + 1);
@@ -768,6 +869,7 @@ impl Acquisition {
             }
             // A queue of thousands must not keep thousands of copies of itself.
             drop(names);
+            has_waited = true;
             let watched = place.child(nearest.name());
             let event = match on_wait.as_mut().filter(|on_wait| on_wait.every.is_some()) {
                 None => self.departure(held, &watched).await?,
@@ -776,7 +878,7 @@ impl Acquisition {
             if nearest.mode() == Mode::Write {
                 // Only a writer that held says so when it goes; then nothing before us is left.
                 if event == Some(Event::Changed) {
-                    return Box::pin(self.grant(held, Some(watched))).await;
+                    return Box::pin(self.grant(held, Some(watched), "hand-off")).await;
                 }
                 vanished = Some(nearest);
             }
@@ -812,7 +914,7 @@ impl Acquisition {
     ///
     /// What we know may be old, if we were cut off: only under a valid lease is it certain that the session, and so
     /// our node, still exists. Without one a quorum is asked first.
-    async fn grant(&self, held: &Held, handed_off: Option<String>) -> Result<(), Error> {
+    async fn grant(&self, held: &Held, handed_off: Option<String>, kind: &'static str) -> Result<(), Error> {
         let (session, tenure) = (held.place().session(), held.tenure());
         for tries in 0..LEASE_TRIES {
             if let Some(loss) = held.loss() {
@@ -824,6 +926,8 @@ impl Acquisition {
                     Some(path) => session.lease().roll().confirm_gone(path, tenure),
                     None => self.shared.succession.granted(held.standing()),
                 }
+                let (sequence, token) = (held.contender().sequence(), held.standing().czxid);
+                tracing::debug!(path = &*self.shared.path, mode = %self.mode, sequence, token, kind, "granted");
                 return Ok(());
             }
             if tries > 1 {
@@ -870,15 +974,17 @@ impl Acquisition {
 /// How a builder becomes a guard, and what reads of one process share on the way.
 impl Acquisition {
     fn write(mut self) -> Granting<WriteGuard> {
-        Box::pin(async move { self.acquire().await.map(WriteGuard::new) })
+        let span = self.begin();
+        Acquiring::around(span, Box::pin(async move { self.acquire().await.map(WriteGuard::new) }))
     }
 
     fn read(mut self) -> Granting<ReadGuard> {
+        let span = self.begin();
         // A label of its own must be seen in the queue, and whatever is wrong must be told.
         if self.shared.reads.are_shared() && self.label == self.shared.label && self.check().is_ok() {
-            Box::pin(self.shared_read())
+            Acquiring::around(span, Box::pin(self.shared_read()))
         } else {
-            Box::pin(async move { self.acquire().await.map(ReadGuard::new) })
+            Acquiring::around(span, Box::pin(async move { self.acquire().await.map(ReadGuard::new) }))
         }
     }
 
@@ -891,6 +997,7 @@ impl Acquisition {
             // Boxed, because a future that only joins is small.
             None => Box::pin(self.enter_shared(on_wait)).await?,
         };
+        self.trace.granted_place(held.standing());
         Ok(ReadGuard::on(held))
     }
 
@@ -913,8 +1020,8 @@ impl Acquisition {
             granted.await
         };
         match self.timeout {
-            None => granted.await,
-            Some(timeout) => self.within(timeout, &entry.waiting, granted).await,
+            None => self.warned(&entry.waiting, granted).await,
+            Some(timeout) => self.within(timeout, &entry.waiting, self.warned(&entry.waiting, granted)).await,
         }
     }
 
@@ -934,7 +1041,8 @@ impl Acquisition {
     /// The acquisition of all who wait for it. Their timeouts are their own, but know by it who is in the way.
     fn for_all(&self) -> (Work, Arc<Waiting>) {
         let waiting = Arc::new(Waiting::default());
-        let all = Acquisition { timeout: Some(Duration::MAX), ..Acquisition::new(&self.shared, Mode::Read) };
+        let mut all = Acquisition { timeout: Some(Duration::MAX), ..Acquisition::new(&self.shared, Mode::Read) };
+        let _for_its_hold = all.begin();
         let its_own = Arc::clone(&waiting);
         let work = Box::pin(async move { all.enter(Patience::Wait, &its_own, None).await });
         (work, waiting)

@@ -121,6 +121,7 @@ impl Place {
             let path = self.child(child);
             match settled(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
+                    tracing::info!(path = %self.directory, node = %child, "the answer to a create was lost, and its node found");
                     self.stand_at(Created { path, czxid: stat.czxid, ephemeral_owner: stat.ephemeral_owner })?;
                     return Ok(true);
                 }
@@ -171,9 +172,10 @@ impl Place {
             return Leaving { work: Some(Box::pin(nothing)), session };
         };
         let path = self.child(standing.contender.name());
-        let signal = standing.tenure.is_holding()
-            && standing.contender.mode() == Mode::Write
-            && standing.tenure.loss(session.lease()) != Some(Loss::Interfered);
+        // Looked at in any case: it is told if it has been lost.
+        let loss = standing.tenure.loss(session.lease());
+        let signal =
+            standing.tenure.is_holding() && standing.contender.mode() == Mode::Write && loss != Some(Loss::Interfered);
         standing.tenure.left();
         session.lease().roll().strike(standing.number);
         let reply = if signal { hand_off(&session, &path) } else { session.delete(&path) };

@@ -112,6 +112,8 @@ struct State {
     path: String,
     phase: Phase,
     loss: Option<Loss>,
+    /// That a hold was lost has been told.
+    is_told: bool,
     /// The watch on our own node, and what it wakes, which is this tenure itself: thousands of waiters need no task
     /// each for it. It keeps the tenure until it has told what it had to tell.
     own: Option<(Watch, Waker)>,
@@ -131,7 +133,7 @@ enum Phase {
 
 impl Tenure {
     pub(crate) fn new(path: String, lease: &Arc<Lease>) -> Arc<Tenure> {
-        let state = Mutex::new(State { path, phase: Phase::Waiting, loss: None, own: None });
+        let state = Mutex::new(State { path, phase: Phase::Waiting, loss: None, is_told: false, own: None });
         let lease = Arc::downgrade(lease);
         Arc::new_cyclic(|this| Tenure { state, changed: Notify::new(), lease, this: Weak::clone(this) })
     }
@@ -189,7 +191,11 @@ impl Tenure {
 
     /// The node was lost; the first reason stays.
     pub(crate) fn lose(&self, loss: Loss) {
-        self.state().loss.get_or_insert(loss);
+        let mut state = self.state();
+        state.loss.get_or_insert(loss);
+        let news = state.news();
+        drop(state);
+        tell(news);
         self.changed.notify_waiters();
     }
 
@@ -205,8 +211,9 @@ impl Tenure {
                 _ => lease.over().map(Loss::SessionOver),
             };
         }
-        let loss = state.loss;
+        let (loss, news) = (state.loss, state.news());
         drop(state);
+        tell(news);
         self.told(told);
         loss
     }
@@ -227,6 +234,12 @@ impl Tenure {
     /// Waits until the node is lost, at the latest when the lease runs out.
     pub(crate) async fn lost(&self, session: &Arc<dyn Session>) -> Loss {
         self.until(session, || self.loss(session.lease())).await
+    }
+
+    /// Waits until it is not held any more, whether released or lost.
+    pub(crate) async fn ended(&self, session: &Arc<dyn Session>) {
+        let look = || (self.has_left() || self.loss(session.lease()).is_some()).then_some(());
+        self.until(session, look).await;
     }
 
     /// How sure it is that the lock is held.
@@ -281,8 +294,9 @@ impl Tenure {
         if state.path == path {
             state.own = Some((watch, Waker::from(Arc::clone(self))));
         }
-        let told = state.look();
+        let (told, news) = (state.look(), state.news());
         drop(state);
+        tell(news);
         self.told(told);
     }
 
@@ -293,12 +307,30 @@ impl Tenure {
 
 impl Wake for Tenure {
     fn wake(self: Arc<Self>) {
-        let told = self.state().look();
+        let mut state = self.state();
+        let (told, news) = (state.look(), state.news());
+        drop(state);
+        tell(news);
         self.told(told);
     }
 }
 
+/// What is told of a lost hold: its node, and why. Only once nothing is locked, because subscribers are not ours.
+fn tell(news: Option<(String, Loss)>) {
+    if let Some((node, cause)) = news {
+        tracing::warn!(node, %cause, "a lock was lost while it was held");
+    }
+}
+
 impl State {
+    /// The loss of a hold, once.
+    fn news(&mut self) -> Option<(String, Loss)> {
+        let holds = matches!(self.phase, Phase::Holding(_) | Phase::Moving(_));
+        let loss = self.loss.filter(|_| holds && !self.is_told)?;
+        self.is_told = true;
+        Some((self.path.clone(), loss))
+    }
+
     /// Looks at the watch on our own node, and returns what it has told just now.
     ///
     /// Events come in order, so whoever has just seen another node's event also sees here what happened before it,
@@ -440,12 +472,32 @@ impl Roll {
     /// Whoever has not been told otherwise by now lost its node with the session, and not to whoever removes it next.
     pub(crate) fn session_is_over(&self, lease: &Lease) {
         self.members().over = true;
-        for tenure in self.all() {
-            tenure.loss(lease);
-        }
+        self.look_at_all(lease);
         self.tell_all();
         self.occupied.notify_one();
         self.unwatched.notify_one();
+    }
+
+    /// Notices who has lost its node, and tells.
+    pub(crate) fn look_at_all(&self, lease: &Lease) {
+        for tenure in self.all() {
+            tenure.loss(lease);
+        }
+    }
+
+    /// Tells of the holds that are in doubt because the connection is lost, and of those that are not any more.
+    pub(crate) fn link_changed(&self, lease: &Lease, is_connected: bool) {
+        if !tracing::enabled!(tracing::Level::WARN) {
+            return;
+        }
+        for tenure in self.all().into_iter().filter(|tenure| tenure.is_holding() && tenure.loss(lease).is_none()) {
+            let (node, left) = (tenure.path(), lease.remaining().unwrap_or_default());
+            if is_connected {
+                tracing::info!(node, ?left, "the connection is back, and the lock is still held");
+            } else {
+                tracing::warn!(node, ?left, "the connection is lost while a lock is held");
+            }
+        }
     }
 
     /// Has everyone who waits for a loss look again.
