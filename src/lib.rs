@@ -78,6 +78,8 @@
 //! | a held lock was lost: told when it is noticed, at the latest when the connection is back | warn | `node`, `cause` |
 //! | it takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) or [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `mode`, `label`, `waited` and `blockers`, or `held` and `token` |
 //!
+//! With the feature `metrics` it counts and measures: the table is in the module `metrics`.
+//!
 //! # Where the law is
 //!
 //! What the lock may rely on, and what whoever writes another backend has to keep, is written in [`coordinator`], on
@@ -93,6 +95,9 @@ mod lease;
 mod listing;
 mod lock;
 mod memory;
+mod meter;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 mod name;
 mod path;
 mod place;

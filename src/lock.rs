@@ -15,6 +15,7 @@ use crate::coordinator::{Coordinator, Event, Failure, Operation, Session};
 use crate::error::Error;
 use crate::guard::{Held, ReadGuard, WriteGuard};
 use crate::listing::Names;
+use crate::meter;
 use crate::name::{self, Contender, Mode};
 use crate::path;
 use crate::place::{self, Place};
@@ -201,6 +202,7 @@ impl RwLock {
     /// ```
     pub async fn try_read(&self) -> Result<ReadGuard, Error> {
         if let Some(held) = self.shared.reads.join() {
+            meter::granted(Mode::Read, "joined");
             return Ok(ReadGuard::on(held));
         }
         let held = Arc::from(Acquisition::new(&self.shared, Mode::Read).attempt().await?);
@@ -669,7 +671,10 @@ impl Acquisition {
                     blockers = found;
                     looked = true;
                 }
-                () = &mut in_time => return Err(Error::Timeout { waited: timeout, blockers }),
+                () = &mut in_time => {
+                    meter::timed_out(self.mode);
+                    return Err(Error::Timeout { waited: timeout, blockers });
+                }
             }
         }
     }
@@ -677,7 +682,12 @@ impl Acquisition {
     /// Acquires without waiting, and without writing when the lock is taken.
     async fn attempt(mut self) -> Result<Box<Held>, Error> {
         let span = self.begin();
-        self.attempt_at_once().instrument(span).await
+        let mode = self.mode;
+        let answer = self.attempt_at_once().instrument(span).await;
+        if matches!(answer, Err(Error::WouldBlock { .. })) {
+            meter::would_block(mode);
+        }
+        answer
     }
 
     async fn attempt_at_once(self) -> Result<Box<Held>, Error> {
@@ -836,6 +846,9 @@ impl Acquisition {
                 Err(failure) => return Err(self.stop(failure)),
             };
             place.remove_strays(&names);
+            if !has_waited {
+                meter::entered(self.mode, names.len().saturating_sub(1));
+            }
             // A writer that became a reader is still there, and lets go as readers do.
             vanished = vanished.filter(|writer| !names.contains(&writer.downgraded()));
             let nearest = match turn(me, &*names) {
@@ -926,6 +939,7 @@ impl Acquisition {
                     Some(path) => session.lease().roll().confirm_gone(path, tenure),
                     None => self.shared.succession.granted(held.standing()),
                 }
+                meter::granted(self.mode, kind);
                 let (sequence, token) = (held.contender().sequence(), held.standing().czxid);
                 tracing::debug!(path = &*self.shared.path, mode = %self.mode, sequence, token, kind, "granted");
                 return Ok(());
@@ -993,7 +1007,10 @@ impl Acquisition {
         tokio::task::consume_budget().await;
         let on_wait = self.on_wait.take();
         let held = match self.shared.reads.join() {
-            Some(held) => held,
+            Some(held) => {
+                meter::granted(Mode::Read, "joined");
+                held
+            }
             // Boxed, because a future that only joins is small.
             None => Box::pin(self.enter_shared(on_wait)).await?,
         };

@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 
 use crate::coordinator::{Ending, Event, Failure, Operation, Reply, Session, Watch};
 use crate::lease::Lease;
+use crate::meter;
 
 /// At most so many checks go into one heartbeat: its request must stay far below ZooKeeper's limit of 1 MiB.
 const CHECKS_PER_HEARTBEAT: usize = 1_000;
@@ -318,6 +319,7 @@ impl Wake for Tenure {
 /// What is told of a lost hold: its node, and why. Only once nothing is locked, because subscribers are not ours.
 fn tell(news: Option<(String, Loss)>) {
     if let Some((node, cause)) = news {
+        meter::lost(cause);
         tracing::warn!(node, %cause, "a lock was lost while it was held");
     }
 }
@@ -657,6 +659,7 @@ async fn heartbeat(session: &Arc<dyn Session>) -> Result<(), Failure> {
     for some in nodes.chunks(CHECKS_PER_HEARTBEAT) {
         let check = |(_, path): &(_, String)| Operation::Check { path: path.clone(), version: None };
         let checks: Vec<_> = some.iter().map(check).collect();
+        meter::heartbeat();
         match session.transact(&checks).await {
             Err(Failure::Operation { index, failure }) if *failure == Failure::NoNode => {
                 if let Some((tenure, path)) = some.get(index) {

@@ -7,12 +7,16 @@ use tracing::field::{Empty, debug};
 use tracing::{Id, Instrument, Span};
 
 use crate::lock::Granting;
+use crate::meter::{self, Began};
 use crate::name::Mode;
 use crate::place::Standing;
 
-/// The span of an acquisition, if anybody listens: a pointer, because thousands may wait.
+/// What is seen of an acquisition. Its span, if anybody listens, is a pointer, because thousands may wait.
 #[derive(Debug, Default)]
-pub(crate) struct Acquiring(Option<Box<Spans>>);
+pub(crate) struct Acquiring {
+    spans: Option<Box<Spans>>,
+    began: Began,
+}
 
 #[derive(Debug)]
 struct Spans {
@@ -27,9 +31,10 @@ impl Acquiring {
         let acquire =
             tracing::debug_span!("acquire", path, %mode, label, sequence = Empty, token = Empty, waited = Empty);
         if acquire.is_disabled() {
-            return Acquiring(None);
+            return Acquiring { spans: None, began: Began::now() };
         }
-        Acquiring(Some(Box::new(Spans { acquire, caller: Span::current().id(), began: Instant::now() })))
+        let spans = Spans { acquire, caller: Span::current().id(), began: Instant::now() };
+        Acquiring { spans: Some(Box::new(spans)), began: Began::now() }
     }
 
     /// Has the work happen inside the span.
@@ -38,25 +43,26 @@ impl Acquiring {
     }
 
     pub(crate) fn span(&self) -> Span {
-        self.0.as_ref().map_or_else(Span::none, |spans| spans.acquire.clone())
+        self.spans.as_ref().map_or_else(Span::none, |spans| spans.acquire.clone())
     }
 
     /// The lock was granted: its hold begins.
     pub(crate) fn granted(&self, path: &str, label: Option<&str>, standing: &Standing) -> Holding {
-        let Some(spans) = &self.0 else {
-            return Holding(None);
-        };
         let (mode, sequence, token) = (standing.contender.mode(), standing.contender.sequence(), standing.czxid);
+        let metered = meter::acquired(mode, self.began);
+        let Some(spans) = &self.spans else {
+            return Holding { span: None, _metered: metered };
+        };
         self.granted_place(standing);
         let parent = spans.caller.clone();
         let hold = tracing::debug_span!(parent: parent, "hold", path, %mode, sequence, token, label, held = Empty);
         hold.follows_from(&spans.acquire);
-        Holding(Some(Box::new((hold, Instant::now()))))
+        Holding { span: Some(Box::new((hold, Instant::now()))), _metered: metered }
     }
 
     /// The lock was granted together with others: whose hold it is, is told of one of them.
     pub(crate) fn granted_place(&self, standing: &Standing) {
-        if let Some(spans) = &self.0 {
+        if let Some(spans) = &self.spans {
             spans.acquire.record("sequence", standing.contender.sequence());
             spans.acquire.record("token", standing.czxid);
         }
@@ -69,13 +75,16 @@ impl Drop for Spans {
     }
 }
 
-/// The span of a hold, if anybody listens.
+/// What is seen of a hold, until it ends.
 #[derive(Default)]
-pub(crate) struct Holding(Option<Box<(Span, Instant)>>);
+pub(crate) struct Holding {
+    span: Option<Box<(Span, Instant)>>,
+    _metered: meter::Hold,
+}
 
 impl Drop for Holding {
     fn drop(&mut self) {
-        if let Some(hold) = &self.0 {
+        if let Some(hold) = &self.span {
             hold.0.record("held", debug(hold.1.elapsed()));
         }
     }

@@ -209,6 +209,28 @@ on_both! {
     shared_reads
 }
 
+/// Its example is built only with its feature.
+#[cfg(feature = "metrics")]
+mod with_metrics {
+    use super::{On, run};
+
+    async fn metrics(on: On) {
+        run("metrics", &on.arguments("metrics"))
+            .await
+            .succeeded()
+            .says("# TYPE zk_rwlock_acquire_wait_seconds histogram")
+            .says("zk_rwlock_acquire_wait_seconds_bucket{mode=\"read\",le=\"+Inf\"} 3\n")
+            .says("zk_rwlock_hold_seconds_count{mode=\"write\"} 1\n")
+            .says("zk_rwlock_would_block_total{mode=\"read\"} 1\n")
+            .says("zk_rwlock_timeouts_total{mode=\"write\"} 1\n")
+            .says("zk_rwlock_removals_pending ");
+    }
+
+    on_both! {
+        metrics
+    }
+}
+
 #[tokio::test]
 async fn two_processes_share_a_batch() {
     let mut arguments = On::Server.arguments("two_processes_share_a_batch");

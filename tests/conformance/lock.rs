@@ -1002,8 +1002,11 @@ pub async fn a_holder_that_asks_learns_of_the_first_whom_it_keeps_out<H: Harness
     beside.release().await.expect("held");
 
     let held = granted(write).await;
-    let (learns, read) = (tokio::time::timeout(SOON, held.contended()), async { reader(&s.a) });
-    let (first, read) = tokio::join!(learns, read);
+    let (learns, read) = (tokio::time::timeout(SOON, held.contended()), async {
+        let read: JoinHandle<_> = reader(&s.a);
+        (read,)
+    });
+    let (first, (read,)) = tokio::join!(learns, read);
     let first = first.expect("in time").expect("held");
     assert_eq!((first.mode(), first.host()), (Mode::Read, "host-a"));
     held.release().await.expect("held");
