@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::coordinator::Ending;
+use crate::deadlock::Holds;
 use crate::listing::Listings;
 use crate::tenure::Roll;
 
@@ -25,6 +26,7 @@ pub struct Lease {
     state: Mutex<State>,
     roll: Roll,
     listings: Listings,
+    holds: Holds,
 }
 
 #[derive(Debug)]
@@ -48,7 +50,14 @@ impl Lease {
     /// A lease on a clock of the backend's own.
     pub fn with_clock(timeout: Duration, clock: Box<dyn Fn() -> Moment + Send + Sync>) -> Lease {
         let state = State { end: Some(Duration::ZERO), epoch: 0, over: None, connected: true };
-        Lease { timeout, clock, state: Mutex::new(state), roll: Roll::default(), listings: Listings::default() }
+        Lease {
+            timeout,
+            clock,
+            state: Mutex::new(state),
+            roll: Roll::default(),
+            listings: Listings::default(),
+            holds: Holds::default(),
+        }
     }
 
     /// Now, on this lease's clock: take it just before a request is sent.
@@ -139,6 +148,10 @@ impl Lease {
 
     pub(crate) fn listings(&self) -> &Listings {
         &self.listings
+    }
+
+    pub(crate) fn holds(&self) -> &Holds {
+        &self.holds
     }
 
     fn validity(&self) -> Option<(Duration, u64)> {

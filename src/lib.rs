@@ -39,6 +39,7 @@
 //!   [`is_held`](WriteGuard::is_held), [`lost`](WriteGuard::lost), [`run`](WriteGuard::run),
 //!   [`fencing_token`](WriteGuard::fencing_token), [`downgrade`](WriteGuard::downgrade),
 //!   [`share`](ReadGuard::share), [`contended`](WriteGuard::contended).
+//! - [`Deadlock`]: what becomes of a task that waits for itself.
 //! - [`HoldState`], [`Changes`]: held, in doubt or lost, and how that changes. [`Loss`]: why a lock was lost.
 //! - [`Transaction`]: writes that ZooKeeper does only while the lock is held; it answers with an [`Outcome`] for each.
 //!   [`NodeData`] is what a guard reads.
@@ -77,6 +78,7 @@
 //! | the connection is lost while a lock is held; it is back in time | warn; info | `node`, `left` |
 //! | a held lock was lost: told when it is noticed, at the latest when the connection is back | warn | `node`, `cause` |
 //! | it takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) or [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `mode`, `label`, `waited` and `blockers`, or `held` and `token` |
+//! | a task [waits for itself](Deadlock) | warn | `path`, `mode`, `label`, `holder` |
 //!
 //! With the feature `metrics` it counts and measures: the table is in the module `metrics`.
 //!
@@ -88,6 +90,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod deadlock;
 mod error;
 mod guard;
 mod keeper;
@@ -114,6 +117,7 @@ mod zookeeper;
 pub mod coordinator;
 
 pub use crate::coordinator::{Ending, Failure, Outcome};
+pub use crate::deadlock::Deadlock;
 pub use crate::error::Error;
 pub use crate::guard::{NodeData, ReadGuard, WriteGuard};
 pub use crate::lock::{AcquireRead, AcquireWrite, RwLock, RwLockBuilder};

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use tracing::{Instrument, Span};
 
 use crate::coordinator::{Coordinator, Event, Failure, Operation, Session};
+use crate::deadlock::{Asker, Deadlock, OwnHold};
 use crate::error::Error;
 use crate::guard::{Held, ReadGuard, WriteGuard};
 use crate::listing::Names;
@@ -81,6 +82,7 @@ pub(crate) struct Shared {
     lock_delay: Duration,
     warn_waiting: Option<Duration>,
     warn_holding: Option<Duration>,
+    deadlock: Deadlock,
     reads: SharedReads,
     succession: Succession,
 }
@@ -112,6 +114,7 @@ impl RwLock {
             lock_delay: Duration::ZERO,
             warn_waiting: None,
             warn_holding: None,
+            deadlock: Deadlock::default(),
             max_age: None,
         }
     }
@@ -337,6 +340,7 @@ pub struct RwLockBuilder {
     lock_delay: Duration,
     warn_waiting: Option<Duration>,
     warn_holding: Option<Duration>,
+    deadlock: Deadlock,
     max_age: Option<Duration>,
 }
 
@@ -381,6 +385,30 @@ impl RwLockBuilder {
     /// A holder that downgrades goes on holding.
     pub fn warn_after_holding(mut self, limit: Duration) -> Self {
         self.warn_holding = Some(limit);
+        self
+    }
+
+    /// What becomes of an acquisition that waits for a hold of its own task, and so for ever. Default:
+    /// [`Deadlock::Warn`].
+    ///
+    /// Seen when it first looks at the queue, from what this process holds on the same session: two handles of one
+    /// coordinator are seen together, two connections are not. Somebody else may hold the guard by now, and release it:
+    /// hence only a warning, unless you ask for more.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Deadlock, Error, Memory, RwLock};
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    /// # runtime.block_on(async {
+    /// # let zk = Memory::new();
+    /// let lock = RwLock::builder(&zk, "/locks/config").on_deadlock(Deadlock::Refuse).build()?;
+    /// let reader = lock.read().await?;
+    /// assert!(matches!(lock.write().await, Err(Error::WouldDeadlock { same_task: true, .. })));
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn on_deadlock(mut self, deadlock: Deadlock) -> Self {
+        self.deadlock = deadlock;
         self
     }
 
@@ -447,6 +475,7 @@ impl RwLockBuilder {
                 lock_delay: self.lock_delay,
                 warn_waiting: self.warn_waiting,
                 warn_holding: self.warn_holding,
+                deadlock: self.deadlock,
                 reads: SharedReads::new(self.max_age.unwrap_or_default()),
                 succession: Succession::default(),
             }),
@@ -519,7 +548,9 @@ macro_rules! acquire {
             /// # Errors
             /// As when awaited.
             pub fn blocking(self) -> Result<$guard, Error> {
-                pollster::block_on(self.into_future())
+                let mut acquisition = self.0;
+                acquisition.is_blocking = true;
+                pollster::block_on(acquisition.$granting())
             }
         }
 
@@ -547,6 +578,9 @@ struct Acquisition {
     label: Option<String>,
     on_wait: Option<Box<OnWait>>,
     trace: Acquiring,
+    is_blocking: bool,
+    /// Whether all who share reads wait for it, so that it is nobody's own.
+    is_for_all: bool,
 }
 
 /// Where an acquisition waits, for the error that its timeout gives.
@@ -578,6 +612,8 @@ impl Acquisition {
             label: shared.label.clone(),
             on_wait: None,
             trace: Acquiring::default(),
+            is_blocking: false,
+            is_for_all: false,
         }
     }
 
@@ -729,8 +765,38 @@ impl Acquisition {
         }
     }
 
+    fn asker(&self) -> Asker {
+        if self.is_for_all { Asker::Unknown } else { Asker::here(self.is_blocking) }
+    }
+
+    /// Says so, or fails, if what it is going to wait for is its own.
+    fn check_for_deadlock(&self, held: &Held, nearest: &Contender) -> Result<(), Error> {
+        let deadlock = self.shared.deadlock;
+        if deadlock == Deadlock::Ignore {
+            return Ok(());
+        }
+        let holds = held.place().session().lease().holds();
+        let Some(own) = holds.waited_for(&self.shared.path, nearest.sequence(), self.asker()) else {
+            return Ok(());
+        };
+        let OwnHold { node: holder, is_of_the_same: same_task } = own;
+        match deadlock {
+            Deadlock::Refuse if same_task => return Err(Error::WouldDeadlock { holder, same_task }),
+            Deadlock::RefuseInProcess => return Err(Error::WouldDeadlock { holder, same_task }),
+            Deadlock::Warn if same_task => {
+                let (path, label) = (&*self.shared.path, self.label.as_deref());
+                tracing::warn!(path, mode = %self.mode, label, holder, "a task waits for a lock that it holds itself");
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
     /// Has it seen from outside that the lock is held.
     fn begin_hold(&self, held: &mut Held) {
+        let (standing, lease) = (held.standing(), held.place().session().lease());
+        let sequence = standing.contender.sequence();
+        lease.holds().begin(standing.czxid, &self.shared.path, sequence, self.asker(), &standing.tenure);
         held.granted(self.trace.granted(&self.shared.path, self.label.as_deref(), held.standing()));
         let Some(limit) = self.shared.warn_holding else {
             return;
@@ -868,6 +934,9 @@ impl Acquisition {
             if patience == Patience::GiveUp {
                 let blockers = Box::pin(queue::blockers(session, &self.shared.path, &names, self.mode, Some(me))).await;
                 return Err(Error::WouldBlock { blockers });
+            }
+            if !has_waited {
+                self.check_for_deadlock(held, &nearest)?;
             }
             if let Some(on_wait) = &mut on_wait {
                 let seen = Progress::by_name(&names, me);
@@ -1059,6 +1128,7 @@ impl Acquisition {
     fn for_all(&self) -> (Work, Arc<Waiting>) {
         let waiting = Arc::new(Waiting::default());
         let mut all = Acquisition { timeout: Some(Duration::MAX), ..Acquisition::new(&self.shared, Mode::Read) };
+        all.is_for_all = true;
         let _for_its_hold = all.begin();
         let its_own = Arc::clone(&waiting);
         let work = Box::pin(async move { all.enter(Patience::Wait, &its_own, None).await });

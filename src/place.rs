@@ -180,6 +180,7 @@ impl Place {
             standing.tenure.is_holding() && standing.contender.mode() == Mode::Write && loss != Some(Loss::Interfered);
         standing.tenure.left();
         session.lease().roll().strike(standing.number);
+        session.lease().holds().end(standing.czxid);
         let reply = if signal { hand_off(&session, &path) } else { session.delete(&path) };
         let restart = (standing.contender.sequence() >= name::RESTART_FROM).then(|| Arc::clone(&self.directory));
         let (tenure, removal) = (standing.tenure, remove(Arc::clone(&session), path, reply, signal, restart));

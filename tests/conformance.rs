@@ -114,6 +114,7 @@ conformance! {
         a_guard_whose_session_ends_is_lost_and_the_handle_goes_on,
         closing_loses_guards_fails_waiters_and_refuses_new_acquisitions,
         a_cut_is_suspect_until_it_is_mended,
+        a_task_that_waits_for_itself_is_refused_if_so_chosen_and_leaves_no_node,
         a_holder_that_asks_learns_of_the_first_whom_it_keeps_out,
         a_lock_delay_holds_off_whoever_waited_for_a_vanished_writer,
         a_lock_delay_does_not_hold_off_after_a_release,

@@ -13,7 +13,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Metadata, Subscriber};
-use zk_rwlock::{Memory, RwLock};
+use zk_rwlock::{Deadlock, Error, Memory, RwLock};
 
 const DIRECTORY: &str = "/lock";
 
@@ -116,7 +116,8 @@ fn now<F: IntoFuture>(future: F) -> F::Output {
 /// The directory exists, and the next contender is number 1.
 fn prepared() -> (Memory, RwLock) {
     let zk = Memory::new();
-    let lock = open(&zk);
+    // A test is one task, which plays several.
+    let lock = refusing(&zk, Deadlock::Ignore);
     drop(now(lock.read()).expect("free"));
     (zk, lock)
 }
@@ -251,7 +252,11 @@ fn a_create_found_again_is_told() {
 async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
     let zk = Memory::new();
     let second = Duration::from_secs(1);
-    let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(second).build().expect("valid");
+    let lock = RwLock::builder(&zk, DIRECTORY)
+        .on_deadlock(Deadlock::Ignore)
+        .warn_after_waiting(second)
+        .build()
+        .expect("valid");
     let held = now(lock.write().label("backup")).expect("free");
     let (log, _guard) = Log::start();
     let mut waiting = task::spawn(lock.read().label("report").into_future());
@@ -308,4 +313,97 @@ fn all_who_share_a_read_have_their_own_acquisition_and_one_hold() {
     drop(guards);
     let holds = log.lines().iter().filter(|line| line.starts_with("hold")).count();
     assert_eq!((holds, log.open_spans()), (1, 0));
+}
+
+// A task that waits for itself.
+
+fn refusing(zk: &Memory, deadlock: Deadlock) -> RwLock {
+    RwLock::builder(zk, DIRECTORY).on_deadlock(deadlock).build().expect("valid")
+}
+
+#[tokio::test]
+async fn a_write_is_refused_while_the_same_task_holds_the_lock() {
+    let zk = Memory::new();
+    let lock = refusing(&zk, Deadlock::Refuse);
+    let reader = lock.read().await.expect("free");
+    let refused = lock.write().await.expect_err("it would wait for ever");
+    assert!(
+        matches!(&refused, Error::WouldDeadlock { holder, same_task: true } if *holder == reader.path()),
+        "{refused}"
+    );
+    assert_eq!(zk.children(DIRECTORY).len(), 1, "nothing is left of it");
+    drop(reader);
+    let writer = lock.write().await.expect("free");
+    assert!(matches!(lock.read().await, Err(Error::WouldDeadlock { .. })));
+    assert!(matches!(open(&zk).try_read().await, Err(Error::WouldBlock { .. })));
+    let reader = writer.downgrade().await.expect("held");
+    assert!(matches!(lock.write().await, Err(Error::WouldDeadlock { .. })));
+    reader.release().await.expect("held");
+    drop(lock.write().await.expect("free"));
+}
+
+#[tokio::test]
+async fn a_read_behind_a_writer_is_refused_while_the_same_task_holds_a_read() {
+    let zk = Memory::new();
+    let (lock, other) = (refusing(&zk, Deadlock::Refuse), open(&zk.connect()));
+    let reader = lock.read().await.expect("free");
+    drop(lock.read().await.expect("nobody waits"));
+    let mut writer = task::spawn(other.write().into_future());
+    assert_pending!(writer.poll());
+    assert!(matches!(lock.read().await, Err(Error::WouldDeadlock { same_task: true, .. })));
+    drop(reader);
+    drop(assert_ready_ok!(writer.poll()));
+}
+
+#[tokio::test]
+async fn what_another_task_holds_is_waited_for_unless_all_tasks_count() {
+    let zk = Memory::new();
+    let (lock, strict) = (refusing(&zk, Deadlock::Refuse), refusing(&zk, Deadlock::RefuseInProcess));
+    let theirs = lock.clone();
+    let held = tokio::spawn(async move { theirs.write().await }).await.expect("no panic").expect("free");
+    let mut waiting = task::spawn(lock.write().into_future());
+    assert_pending!(waiting.poll());
+    assert!(matches!(strict.write().await, Err(Error::WouldDeadlock { same_task: false, .. })));
+    drop(held);
+    drop(assert_ready_ok!(waiting.poll()));
+}
+
+#[tokio::test]
+async fn what_somebody_else_holds_is_waited_for() {
+    let zk = Memory::new();
+    let (lock, other) = (refusing(&zk, Deadlock::RefuseInProcess), open(&zk.connect()));
+    let held = other.write().await.expect("free");
+    let mut waiting = task::spawn(lock.write().into_future());
+    assert_pending!(waiting.poll());
+    drop(held);
+    drop(assert_ready_ok!(waiting.poll()));
+}
+
+#[test]
+fn a_thread_that_blocks_is_refused_what_it_holds() {
+    let zk = Memory::new();
+    let lock = refusing(&zk, Deadlock::Refuse);
+    let held = lock.blocking_read().expect("free");
+    assert!(matches!(lock.blocking_write(), Err(Error::WouldDeadlock { same_task: true, .. })));
+    let theirs = lock.clone();
+    let late = std::thread::spawn(move || theirs.write().timeout(Duration::from_millis(50)).blocking());
+    assert!(late.join().expect("no panic").is_err_and(|error| error.is_timeout()));
+    drop(held);
+}
+
+#[tokio::test]
+async fn a_task_that_waits_for_itself_is_warned_of_by_default() {
+    let zk = Memory::new();
+    let (lock, quiet) = (open(&zk), refusing(&zk, Deadlock::Ignore));
+    let _reader = lock.read().await.expect("free");
+    let (log, _guard) = Log::start();
+    let mut waiting = task::spawn(quiet.write().label("quiet").into_future());
+    assert_pending!(waiting.poll());
+    assert_eq!(log.lines(), Vec::<String>::new());
+    let mut waiting = task::spawn(lock.write().label("nested").into_future());
+    assert_pending!(waiting.poll());
+    let lines = log.lines();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let begin = "WARN message=a task waits for a lock that it holds itself path=.. mode=WRITE label=\"nested\" holder=";
+    assert!(lines[0].starts_with(begin), "{lines:?}");
 }
