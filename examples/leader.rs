@@ -85,7 +85,7 @@ impl Candidate {
         let lock = RwLock::builder(&self.zk, "/zk-rwlock-examples/leader").label(name).build()?;
         loop {
             let waits = format!("{name} waits:");
-            let guard = lock.write().on_wait(move |blockers| println!("{waits} {blockers}")).await?;
+            let guard = lock.write().on_wait(move |progress| println!("{waits} {}", progress.blockers)).await?;
             let term = guard.fencing_token();
             println!("{name} leads, in term {term}");
             // Dropped at the next `await` once leadership is lost.

@@ -108,7 +108,7 @@ async fn instance(number: u32, backend: &common::Backend, database: &Path) -> co
         .write()
         .timeout(Duration::from_secs(60))
         .label(format!("{name}: migrate to v{}", VERSION))
-        .on_wait(move |blockers| println!("{waits} {blockers}"))
+        .on_wait(move |progress| println!("{waits} {}", progress.blockers))
         .await?;
     if version(&Connection::open(database)?)? == VERSION {
         println!("{name}: the database is migrated, nothing to do");

@@ -48,9 +48,12 @@ async fn run(Arguments { backend }: Arguments) -> common::Result<()> {
 
     println!("\n4. It tries once more, and waits for as long as it takes.");
     let (now, waits) = oneshot::channel();
-    let acquire = admin.write().label("rotate keys").on_wait(move |blockers| {
-        println!("admin waits: {blockers}");
-        let _ = now.send(());
+    let mut now = Some(now);
+    let acquire = admin.write().label("rotate keys").on_wait(move |progress| {
+        println!("admin waits at {progress}");
+        if let Some(now) = now.take() {
+            let _ = now.send(());
+        }
     });
     let writer = tokio::spawn(acquire.into_future());
     waits.await?;

@@ -173,6 +173,10 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Arms a one-shot watch on an existing node.
     fn watch(&self, path: &str) -> Reply<Watch>;
 
+    /// The names of a node's children, in no order, and a one-shot watch on them: it tells with [`Event::Changed`] when
+    /// the first of them comes or goes, and of nothing that happens to them otherwise.
+    fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)>;
+
     /// Brings this session's reads up to date with the ensemble.
     fn sync(&self, path: &str) -> Reply<()>;
 
@@ -280,7 +284,7 @@ pub enum Outcome {
 /// What a watch saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The node's data was set.
+    /// The node's data was set; or, where its children are watched, one of them came or went.
     Changed,
     /// The node is gone.
     Deleted,

@@ -32,6 +32,16 @@ pub enum Error {
         blockers: Blockers,
     },
 
+    /// The lock waits for one that the same process holds, and [`on_deadlock`](crate::RwLockBuilder::on_deadlock) says to
+    /// refuse that. Release it first; to read twice, [`share`](crate::ReadGuard::share) the guard.
+    #[error("would wait for ever: it waits for {holder}, which {} holds", if *.same_task { "the same task" } else { "the same process" })]
+    WouldDeadlock {
+        /// The node of the hold.
+        holder: String,
+        /// Whether the same task was granted it.
+        same_task: bool,
+    },
+
     /// The lock was held and is not any more. Stop the work it guarded; somebody else may hold it already.
     #[error("the lock was lost: {0}")]
     Lost(Loss),

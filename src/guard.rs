@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::coordinator::Failure;
+use crate::coordinator::{Event, Failure};
 use crate::error::Error;
 use crate::lease::Moment;
 use crate::lock::Shared;
@@ -13,7 +13,12 @@ use crate::name::Contender;
 use crate::path;
 use crate::place::{self, Place, Standing};
 use crate::tenure::{Changes, HoldState, Loss, Tenure};
+use crate::trace::Holding;
 use crate::transaction::Transaction;
+use crate::turn;
+
+/// A holder who asks to be told of others looks no more often than that.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// A place in the queue with what belongs to it. It is given up when this is dropped.
 #[derive(Debug)]
@@ -22,6 +27,7 @@ pub(crate) struct Held {
     standing: Arc<Standing>,
     shared: Arc<Shared>,
     data: Vec<u8>,
+    holding: Holding,
 }
 
 impl Held {
@@ -29,7 +35,12 @@ impl Held {
     ///
     /// Boxed, because it goes through several futures, which would each keep room for all of it.
     pub(crate) fn new(place: Place, shared: Arc<Shared>, data: Vec<u8>) -> Option<Box<Held>> {
-        place.standing().map(|standing| Box::new(Held { place, standing, shared, data }))
+        place.standing().map(|standing| Box::new(Held { place, standing, shared, data, holding: Holding::default() }))
+    }
+
+    /// It was granted, and for as long as it is held this is, too.
+    pub(crate) fn granted(&mut self, holding: Holding) {
+        self.holding = holding;
     }
 
     pub(crate) fn place(&self) -> &Place {
@@ -75,6 +86,39 @@ impl Held {
 
     pub(crate) fn changes(&self) -> Changes {
         Changes::new(Arc::clone(self.tenure()), Arc::clone(self.place.session()))
+    }
+
+    /// Waits until somebody waits whom it keeps out: the first of them.
+    async fn contended(&self) -> Result<Contender, Error> {
+        tokio::select! {
+            biased;
+            loss = self.lost() => Err(Error::Lost(loss)),
+            first = self.somebody_kept_out() => first,
+        }
+    }
+
+    async fn somebody_kept_out(&self) -> Result<Contender, Error> {
+        let (session, directory) = (self.place.session(), &self.shared.path);
+        let mut last_change: Option<Moment> = None;
+        loop {
+            let seen = place::settled(session, || session.watch_children(directory)).await;
+            let (names, change) = seen.map_err(|failure| self.lost_by(failure, "watch"))?;
+            if let Some(first) = turn::first_kept_out(self.contender(), &names) {
+                return Ok(first);
+            }
+            // A long listing must not be kept for long.
+            drop(names);
+            if change.await == Event::Over {
+                // What that means for the lock is told by its loss.
+                return std::future::pending().await;
+            }
+            // Readers may come and go by the thousand.
+            let since = last_change.map(|last| self.now().saturating_sub(last));
+            if let Some(rest) = since.and_then(|since| LOOK_PAUSE.checked_sub(since)) {
+                session.sleep(rest).await;
+            }
+            last_change = Some(self.now());
+        }
     }
 
     fn transaction(&self) -> Transaction<'_> {
@@ -259,6 +303,49 @@ macro_rules! guard {
             /// ```
             pub fn session_left(&self) -> Duration {
                 self.held.place().session().lease().session_left()
+            }
+
+            /// Waits until somebody queues up whom this guard keeps out, and says who is the first of them: any writer, and
+            /// for a [`WriteGuard`] any reader, too. Ready at once if somebody waits already.
+            ///
+            /// With this a long piece of work can make way at a good moment; nobody is made to. A waiting writer may
+            /// have to wait for other readers still, when this one has left.
+            ///
+            /// Costs nothing unless it is called, and then a listing with a watch on the lock's directory: one for a
+            /// writer, and one more when somebody came. For a reader that is one more whenever another one comes or goes,
+            /// at most 50 a second; so let one of many ask. Dropping the future ends the watch.
+            ///
+            /// # Cancel safety
+            /// Nothing is lost by dropping the future.
+            ///
+            /// # Errors
+            /// [`Error::Lost`] once the lock is lost; [`Error::PermissionDenied`] if the directory may not be read.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use zk_rwlock::{Error, Memory, RwLock};
+            /// # async fn next_step() {}
+            /// # tokio_test::block_on(async {
+            /// # let zk = Memory::new();
+            /// # let lock = RwLock::new(&zk, "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
+            /// # let other = lock.clone();
+            /// # let late = tokio::spawn(async move { other.write().await });
+            /// let mut contended = std::pin::pin!(guard.contended());
+            /// let first = loop {
+            ///     tokio::select! {
+            ///         biased;
+            ///         first = &mut contended => break first?,
+            ///         () = next_step() => {}
+            ///     }
+            /// #   tokio::task::yield_now().await;
+            /// };
+            /// println!("making way for {first}");
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub async fn contended(&self) -> Result<Contender, Error> {
+                self.held.contended().await
             }
 
             /// Runs `work` while the lock is held, and drops it as soon as the lock is lost.

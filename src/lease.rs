@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::coordinator::Ending;
+use crate::deadlock::Holds;
 use crate::listing::Listings;
 use crate::tenure::Roll;
 
@@ -25,6 +26,7 @@ pub struct Lease {
     state: Mutex<State>,
     roll: Roll,
     listings: Listings,
+    holds: Holds,
 }
 
 #[derive(Debug)]
@@ -50,7 +52,14 @@ impl Lease {
     /// A lease on a clock of the backend's own.
     pub fn with_clock(timeout: Duration, clock: Box<dyn Fn() -> Moment + Send + Sync>) -> Lease {
         let state = State { end: Some(Duration::ZERO), newest: Duration::ZERO, epoch: 0, over: None, connected: true };
-        Lease { timeout, clock, state: Mutex::new(state), roll: Roll::default(), listings: Listings::default() }
+        Lease {
+            timeout,
+            clock,
+            state: Mutex::new(state),
+            roll: Roll::default(),
+            listings: Listings::default(),
+            holds: Holds::default(),
+        }
     }
 
     /// Now, on this lease's clock: take it just before a request is sent.
@@ -69,6 +78,7 @@ impl Lease {
         state.newest = state.newest.max(sent);
         drop(state);
         if lapsed {
+            self.roll.look_at_all(self);
             self.roll.tell_all();
         }
     }
@@ -87,7 +97,10 @@ impl Lease {
     /// The connection was lost or is back. This changes nothing about the lease itself: it only makes it
     /// [suspect](crate::HoldState::Suspect).
     pub fn connected(&self, connected: bool) {
-        self.state().connected = connected;
+        let was = std::mem::replace(&mut self.state().connected, connected);
+        if was != connected {
+            self.roll.link_changed(self, connected);
+        }
         self.roll.tell_all();
     }
 
@@ -153,6 +166,10 @@ impl Lease {
 
     pub(crate) fn listings(&self) -> &Listings {
         &self.listings
+    }
+
+    pub(crate) fn holds(&self) -> &Holds {
+        &self.holds
     }
 
     fn validity(&self) -> Option<(Duration, u64)> {

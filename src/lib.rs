@@ -44,15 +44,16 @@
 //! - [`ReadGuard`], [`WriteGuard`]: what holding means: [`release`](WriteGuard::release) or drop,
 //!   [`is_held`](WriteGuard::is_held), [`lost`](WriteGuard::lost), [`run`](WriteGuard::run),
 //!   [`fencing_token`](WriteGuard::fencing_token), [`downgrade`](WriteGuard::downgrade),
-//!   [`share`](ReadGuard::share).
+//!   [`share`](ReadGuard::share), [`contended`](WriteGuard::contended).
 //! - [`MultiLock`], [`MultiGuard`]: several locks at once, all or none, in an order that cannot end in a circle; its
 //!   transactions check every one of them.
+//! - [`Deadlock`]: what becomes of a task that waits for itself.
 //! - [`HoldState`], [`Changes`]: held, in doubt or lost, and how that changes. [`Loss`]: why a lock was lost.
 //! - [`Transaction`]: writes that ZooKeeper does only while the lock is held; it answers with an [`Outcome`] for each.
 //!   [`NodeData`] is what a guard reads.
 //! - [`Queue`], [`Member`]: who holds and who waits, for people to see, from [`RwLock::queue`]. [`Blockers`]: those of
-//!   them who are in the way, as the errors of timeouts and of `try_*` name them. [`Survey`]: the queues of all locks
-//!   below a prefix.
+//!   them who are in the way, as the errors of timeouts and of `try_*` name them. [`Progress`]: what a waiter
+//!   [hears](AcquireWrite::on_wait) of itself and of them. [`Survey`]: the queues of all locks below a prefix.
 //! - [`ZooKeeper`]: the backend; [`ZooKeeperBuilder`] has its options, among them the session timeout and the [`Acl`]:
 //!   who may use a lock may also steal it. TLS and SASL are behind the features `tls` and `sasl-digest-md5`.
 //! - [`Memory`]: the same without a server, for tests: it can be cut off, made to lag, lose answers and sessions.
@@ -72,6 +73,23 @@
 //! was lost: hence the token. And somebody who may delete the lock's node can take the lock away: its holder is told by
 //! a watch at once, but perhaps after the next one was let in.
 //!
+//! # Seeing inside
+//!
+//! With [`tracing`](https://docs.rs/tracing) the lock tells, under the target `zk_rwlock`:
+//!
+//! | what | level | fields |
+//! |---|---|---|
+//! | span `acquire`: from asking until granted, refused or dropped | debug | `path`, `mode`, `label`, and as they become known `sequence`, `token`, `waited` |
+//! | span `hold`: until released or dropped; follows from `acquire`, in the span that the caller was in | debug | `path`, `mode`, `sequence`, `token`, `label`, `held` |
+//! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: `next` (proven by the numbers, without a look), `at once` (by the first look), `look` (by a later one), `hand-off` |
+//! | a create whose answer was lost has been found again | info | `path`, `node` |
+//! | the connection is lost while a lock is held; it is back in time | warn; info | `node`, `left` |
+//! | a held lock was lost: told when it is noticed, at the latest when the connection is back | warn | `node`, `cause` |
+//! | it takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) or [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `mode`, `label`, `waited` and `blockers`, or `held` and `token` |
+//! | a task [waits for itself](Deadlock) | warn | `path`, `mode`, `label`, `holder` |
+//!
+//! With the feature `metrics` it counts and measures: the table is in the module `metrics`.
+//!
 //! # Where the law is
 //!
 //! What the lock may rely on, and what whoever writes another backend has to keep, is written in [`coordinator`], on
@@ -80,6 +98,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod deadlock;
 mod error;
 mod guard;
 mod keeper;
@@ -87,15 +106,20 @@ mod lease;
 mod listing;
 mod lock;
 mod memory;
+mod meter;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 mod multi;
 mod name;
 mod path;
 mod place;
+mod progress;
 mod queue;
 mod shared_reads;
 mod succession;
 mod survey;
 mod tenure;
+mod trace;
 mod transaction;
 mod turn;
 mod zookeeper;
@@ -103,12 +127,14 @@ mod zookeeper;
 pub mod coordinator;
 
 pub use crate::coordinator::{Ending, Failure, Outcome};
+pub use crate::deadlock::Deadlock;
 pub use crate::error::Error;
 pub use crate::guard::{NodeData, ReadGuard, WriteGuard};
 pub use crate::lock::{AcquireRead, AcquireWrite, RwLock, RwLockBuilder};
 pub use crate::memory::Memory;
 pub use crate::multi::{AcquireMulti, MultiChanges, MultiGuard, MultiLock, MultiLockBuilder, MultiLoss};
 pub use crate::name::{Contender, Mode};
+pub use crate::progress::Progress;
 pub use crate::queue::{Blockers, Member, MemberState, Queue};
 pub use crate::survey::Survey;
 pub use crate::tenure::{Changes, HoldState, Loss};

@@ -9,17 +9,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
+use tracing::{Instrument, Span};
+
 use crate::coordinator::{Coordinator, Event, Failure, Operation, Session};
+use crate::deadlock::{Asker, Deadlock, OwnHold};
 use crate::error::Error;
 use crate::guard::{Held, ReadGuard, WriteGuard};
 use crate::listing::Names;
+use crate::meter;
 use crate::name::{self, Contender, Mode};
 use crate::path;
 use crate::place::{self, Place};
+use crate::progress::{OnWait, Progress};
 use crate::queue::{self, Blockers, Member, Note, Queue};
 use crate::shared_reads::{SharedReads, Work};
 use crate::succession::Succession;
 use crate::tenure::Loss;
+use crate::trace::Acquiring;
 use crate::turn::{Turn, turn};
 
 /// How often a directory may vanish between its making and our entering before something must be wrong.
@@ -74,6 +80,9 @@ pub(crate) struct Shared {
     pub(crate) host: String,
     pub(crate) label: Option<String>,
     lock_delay: Duration,
+    warn_waiting: Option<Duration>,
+    warn_holding: Option<Duration>,
+    deadlock: Deadlock,
     reads: SharedReads,
     succession: Succession,
 }
@@ -103,6 +112,9 @@ impl RwLock {
             host: None,
             label: None,
             lock_delay: Duration::ZERO,
+            warn_waiting: None,
+            warn_holding: None,
+            deadlock: Deadlock::default(),
             max_age: None,
         }
     }
@@ -193,6 +205,7 @@ impl RwLock {
     /// ```
     pub async fn try_read(&self) -> Result<ReadGuard, Error> {
         if let Some(held) = self.shared.reads.join() {
+            meter::granted(Mode::Read, "joined");
             return Ok(ReadGuard::on(held));
         }
         let held = Arc::from(Acquisition::new(&self.shared, Mode::Read).attempt().await?);
@@ -385,6 +398,9 @@ pub struct RwLockBuilder {
     host: Option<String>,
     label: Option<String>,
     lock_delay: Duration,
+    warn_waiting: Option<Duration>,
+    warn_holding: Option<Duration>,
+    deadlock: Deadlock,
     max_age: Option<Duration>,
 }
 
@@ -413,6 +429,46 @@ impl RwLockBuilder {
     /// vanished. Give everyone who uses the lock the same delay.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
+        self
+    }
+
+    /// Logs a warning, once, for an acquisition that has waited this long: with who is in the way. Default: never, because
+    /// what is long is the user's to say, and because each waiter then has a timer, and keeps some names.
+    pub fn warn_after_waiting(mut self, limit: Duration) -> Self {
+        self.warn_waiting = Some(limit);
+        self
+    }
+
+    /// Logs a warning, once, for a lock that has been held this long: with the label of whoever holds it. Default: never,
+    /// because some locks are held for as long as a process lives, and because each hold then has a timer.
+    ///
+    /// A holder that downgrades goes on holding.
+    pub fn warn_after_holding(mut self, limit: Duration) -> Self {
+        self.warn_holding = Some(limit);
+        self
+    }
+
+    /// What becomes of an acquisition that waits for a hold of its own task, and so for ever. Default:
+    /// [`Deadlock::Warn`].
+    ///
+    /// Seen when it first looks at the queue, from what this process holds on the same session: two handles of one
+    /// coordinator are seen together, two connections are not. Somebody else may hold the guard by now, and release it:
+    /// hence only a warning, unless you ask for more.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Deadlock, Error, Memory, RwLock};
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    /// # runtime.block_on(async {
+    /// # let zk = Memory::new();
+    /// let lock = RwLock::builder(&zk, "/locks/config").on_deadlock(Deadlock::Refuse).build()?;
+    /// let reader = lock.read().await?;
+    /// assert!(matches!(lock.write().await, Err(Error::WouldDeadlock { same_task: true, .. })));
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn on_deadlock(mut self, deadlock: Deadlock) -> Self {
+        self.deadlock = deadlock;
         self
     }
 
@@ -477,6 +533,9 @@ impl RwLockBuilder {
                 host: self.host.unwrap_or_else(name::machine),
                 label: self.label,
                 lock_delay: self.lock_delay,
+                warn_waiting: self.warn_waiting,
+                warn_holding: self.warn_holding,
+                deadlock: self.deadlock,
                 reads: SharedReads::new(self.max_age.unwrap_or_default()),
                 succession: Succession::default(),
             }),
@@ -495,7 +554,7 @@ pub struct AcquireRead(Acquisition);
 pub struct AcquireWrite(Acquisition);
 
 macro_rules! acquire {
-    ($acquire:ident, $guard:ident, $granting:ident) => {
+    ($acquire:ident, $guard:ident, $granting:ident, $acquire_name:literal) => {
         impl $acquire {
             /// Gives up, and leaves the queue, when the lock was not granted within `timeout`.
             ///
@@ -513,10 +572,34 @@ macro_rules! acquire {
                 self
             }
 
-            /// Calls `tell` once with who is in the way, if the lock is not granted at once. Costs a listing and a
-            /// read for each of those named.
-            pub fn on_wait(mut self, tell: impl FnOnce(&Blockers) + Send + 'static) -> Self {
-                self.0.on_wait = Some(OnWait(Mutex::new(Box::new(tell))));
+            /// Calls `tell` with its place in the queue and who is in the way, if the lock is not granted at once, and
+            /// again whenever it finds that changed.
+            ///
+            /// It finds out when it looks at the queue anyway: at first, and when the one whom it waits for has left
+            /// and it has to go on waiting. Those further ahead come and go unheard, for the sake of the server; use
+            /// [`on_wait_every`](Self::on_wait_every) to hear of them, too. Costs a read for each of those named (at
+            /// most 8) whenever it tells. `tell` holds up the acquisition for as long as it runs.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use zk_rwlock::{Error, Memory, RwLock};
+            /// # tokio_test::block_on(async {
+            /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire_name, "().on_wait(|progress| eprintln!(\"waiting at {progress}\")).await?;")]
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub fn on_wait(mut self, tell: impl FnMut(&Progress) + Send + 'static) -> Self {
+                self.0.on_wait = Some(OnWait::new(tell, None));
+                self
+            }
+
+            /// As [`on_wait`](Self::on_wait), and looks at the queue each `interval` besides, while it waits.
+            ///
+            /// Each look costs the server a listing, which is as long as the queue: for a few who wait and are
+            /// watched by people. Zero is refused.
+            pub fn on_wait_every(mut self, interval: Duration, tell: impl FnMut(&Progress) + Send + 'static) -> Self {
+                self.0.on_wait = Some(OnWait::new(tell, Some(interval)));
                 self
             }
 
@@ -525,7 +608,9 @@ macro_rules! acquire {
             /// # Errors
             /// As when awaited.
             pub fn blocking(self) -> Result<$guard, Error> {
-                pollster::block_on(self.into_future())
+                let mut acquisition = self.0;
+                acquisition.is_blocking = true;
+                pollster::block_on(acquisition.$granting())
             }
         }
 
@@ -540,10 +625,10 @@ macro_rules! acquire {
     };
 }
 
-acquire!(AcquireRead, ReadGuard, read);
-acquire!(AcquireWrite, WriteGuard, write);
+acquire!(AcquireRead, ReadGuard, read, "read");
+acquire!(AcquireWrite, WriteGuard, write, "write");
 
-type Granting<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
+pub(crate) type Granting<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
 #[derive(Debug)]
 struct Acquisition {
@@ -551,18 +636,11 @@ struct Acquisition {
     mode: Mode,
     timeout: Option<Duration>,
     label: Option<String>,
-    on_wait: Option<OnWait>,
-}
-
-/// In a mutex only so that the future which holds it can be sent between threads.
-struct OnWait(Mutex<Tell>);
-
-type Tell = Box<dyn FnOnce(&Blockers) + Send>;
-
-impl fmt::Debug for OnWait {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OnWait")
-    }
+    on_wait: Option<Box<OnWait>>,
+    trace: Acquiring,
+    is_blocking: bool,
+    /// Whether all who share reads wait for it, so that it is nobody's own.
+    is_for_all: bool,
 }
 
 /// Where an acquisition waits, for the error that its timeout gives.
@@ -572,8 +650,10 @@ pub(crate) type Waiting = Mutex<Option<Waits>>;
 pub(crate) struct Waits {
     session: Arc<dyn Session>,
     me: Contender,
-    /// Who was in the way when it last looked.
-    seen: Blockers,
+    /// Where it stood when it last looked.
+    seen: Progress,
+    /// How often it has looked.
+    looks: usize,
 }
 
 /// What to do when the contender in the way would have to be waited for.
@@ -585,26 +665,76 @@ enum Patience {
 
 impl Acquisition {
     fn new(shared: &Arc<Shared>, mode: Mode) -> Acquisition {
-        Acquisition { shared: Arc::clone(shared), mode, timeout: None, label: shared.label.clone(), on_wait: None }
+        Acquisition {
+            shared: Arc::clone(shared),
+            mode,
+            timeout: None,
+            label: shared.label.clone(),
+            on_wait: None,
+            trace: Acquiring::default(),
+            is_blocking: false,
+            is_for_all: false,
+        }
     }
 
     async fn acquire(&mut self) -> Result<Box<Held>, Error> {
-        check_label(self.label.as_deref())?;
+        self.check()?;
         let timeout = self.timeout;
-        if timeout == Some(Duration::ZERO) {
-            return Err(Error::invalid("a timeout of zero; to not wait at all, use try_read or try_write"));
-        }
         let on_wait = self.on_wait.take();
         match timeout {
-            None => self.enter(Patience::Wait, None, on_wait).await,
+            None if self.shared.warn_waiting.is_none() => self.enter(Patience::Wait, None, on_wait).await,
             // Boxed, as all that few of thousands of waiters need: their futures are as large as the largest step.
-            Some(timeout) => Box::pin(self.enter_within(timeout, on_wait)).await,
+            timeout => Box::pin(self.enter_watched(timeout, on_wait)).await,
         }
     }
 
-    async fn enter_within(&self, timeout: Duration, on_wait: Option<OnWait>) -> Result<Box<Held>, Error> {
+    fn begin(&mut self) -> Span {
+        self.trace = Acquiring::begin(&self.shared.path, self.mode, self.label.as_deref());
+        self.trace.span()
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        check_label(self.label.as_deref())?;
+        if self.timeout == Some(Duration::ZERO) {
+            return Err(Error::invalid("a timeout of zero; to not wait at all, use try_read or try_write"));
+        }
+        if self.on_wait.as_ref().is_some_and(|on_wait| on_wait.every == Some(Duration::ZERO)) {
+            return Err(Error::invalid("an interval of zero between looks at the queue"));
+        }
+        Ok(())
+    }
+
+    async fn enter_watched(&self, timeout: Option<Duration>, on_wait: Option<Box<OnWait>>) -> Result<Box<Held>, Error> {
         let waiting = Waiting::default();
-        self.within(timeout, &waiting, self.enter(Patience::Wait, Some(&waiting), on_wait)).await
+        let granted = self.warned(&waiting, self.enter(Patience::Wait, Some(&waiting), on_wait));
+        match timeout {
+            None => granted.await,
+            Some(timeout) => self.within(timeout, &waiting, granted).await,
+        }
+    }
+
+    /// What is granted, with a warning if that takes long.
+    async fn warned<G>(&self, waiting: &Waiting, granted: impl Future<Output = Result<G, Error>>) -> Result<G, Error> {
+        let Some(limit) = self.shared.warn_waiting else {
+            return granted.await;
+        };
+        let mut granted = std::pin::pin!(granted);
+        let sleep = |duration| self.shared.coordinator.sleep(duration);
+        tokio::select! {
+            biased;
+            answer = &mut granted => return answer,
+            () = sleep(limit) => {}
+        }
+        let blockers = tokio::select! {
+            biased;
+            answer = &mut granted => return answer,
+            found = self.in_the_way(waiting) => found,
+            // Cut off, there is nobody to ask.
+            () = sleep(LOOK_UP_AHEAD) => self.seen_in_the_way(waiting),
+        };
+        let (path, label) = (&*self.shared.path, self.label.as_deref());
+        tracing::warn!(path, mode = %self.mode, label, waited = ?limit, %blockers, "it takes long to acquire a lock");
+        granted.await
     }
 
     /// What is granted in time, or who was in the way of the one that `waiting` tells of.
@@ -635,13 +765,26 @@ impl Acquisition {
                     blockers = found;
                     looked = true;
                 }
-                () = &mut in_time => return Err(Error::Timeout { waited: timeout, blockers }),
+                () = &mut in_time => {
+                    meter::timed_out(self.mode);
+                    return Err(Error::Timeout { waited: timeout, blockers });
+                }
             }
         }
     }
 
     /// Acquires without waiting, and without writing when the lock is taken.
-    async fn attempt(self) -> Result<Box<Held>, Error> {
+    async fn attempt(mut self) -> Result<Box<Held>, Error> {
+        let span = self.begin();
+        let mode = self.mode;
+        let answer = self.attempt_at_once().instrument(span).await;
+        if matches!(answer, Err(Error::WouldBlock { .. })) {
+            meter::would_block(mode);
+        }
+        answer
+    }
+
+    async fn attempt_at_once(&self) -> Result<Box<Held>, Error> {
         self.look().await?;
         self.enter(Patience::GiveUp, None, None).await
     }
@@ -670,11 +813,14 @@ impl Acquisition {
         &self,
         patience: Patience,
         waiting: Option<&Waiting>,
-        on_wait: Option<OnWait>,
+        on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Held>, Error> {
-        let (held, mut look) = Box::pin(self.queue_up()).await?;
+        let (mut held, mut look) = Box::pin(self.queue_up()).await?;
         match self.wait_for_turn(&held, &mut look, patience, waiting, on_wait).await {
-            Ok(()) => Ok(held),
+            Ok(()) => {
+                self.begin_hold(&mut held);
+                Ok(held)
+            }
             // Who may not do all that it takes may not be allowed to leave either, and must be told.
             Err(error @ Error::PermissionDenied { .. }) => match held.place().leave().await {
                 Err(Failure::NoAuth) => Err(Error::stays(held.tenure().path())),
@@ -682,6 +828,57 @@ impl Acquisition {
             },
             Err(error) => Err(error),
         }
+    }
+
+    fn asker(&self) -> Asker {
+        if self.is_for_all { Asker::Unknown } else { Asker::here(self.is_blocking) }
+    }
+
+    /// Says so, or fails, if what it is going to wait for is its own.
+    fn check_for_deadlock(&self, held: &Held, nearest: &Contender) -> Result<(), Error> {
+        let deadlock = self.shared.deadlock;
+        if deadlock == Deadlock::Ignore {
+            return Ok(());
+        }
+        let holds = held.place().session().lease().holds();
+        let Some(own) = holds.waited_for(&self.shared.path, nearest.sequence(), self.asker()) else {
+            return Ok(());
+        };
+        let OwnHold { node: holder, is_of_the_same: same_task } = own;
+        match deadlock {
+            Deadlock::Refuse if same_task => return Err(Error::WouldDeadlock { holder, same_task }),
+            Deadlock::RefuseInProcess => return Err(Error::WouldDeadlock { holder, same_task }),
+            Deadlock::Warn if same_task => {
+                let (path, label) = (&*self.shared.path, self.label.as_deref());
+                tracing::warn!(path, mode = %self.mode, label, holder, "a task waits for a lock that it holds itself");
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Has it seen from outside that the lock is held.
+    fn begin_hold(&self, held: &mut Held) {
+        let (standing, lease) = (held.standing(), held.place().session().lease());
+        let sequence = standing.contender.sequence();
+        lease.holds().begin(standing.czxid, &self.shared.path, sequence, self.asker(), &standing.tenure);
+        held.granted(self.trace.granted(&self.shared.path, self.label.as_deref(), held.standing()));
+        let Some(limit) = self.shared.warn_holding else {
+            return;
+        };
+        let (session, tenure) = (Arc::clone(held.place().session()), Arc::clone(held.tenure()));
+        let (path, label, token) = (Arc::clone(&self.shared.path), self.label.clone(), held.standing().czxid);
+        let mode = self.mode;
+        let watch = Arc::clone(&session);
+        session.spawn(Box::pin(async move {
+            tokio::select! {
+                biased;
+                () = tenure.ended(&watch) => {}
+                () = watch.sleep(limit) => {
+                    tracing::warn!(path = &*path, %mode, label, token, held = ?limit, "a lock is held for long");
+                }
+            }
+        }));
     }
 
     /// Takes a place at the end of the queue, with a look at the queue as it is then, unless none may be needed.
@@ -754,7 +951,7 @@ impl Acquisition {
         look: &mut Option<Result<Names, Failure>>,
         patience: Patience,
         waiting: Option<&Waiting>,
-        mut on_wait: Option<OnWait>,
+        mut on_wait: Option<Box<OnWait>>,
     ) -> Result<(), Error> {
         let place = held.place();
         let session = place.session();
@@ -765,8 +962,10 @@ impl Acquisition {
             return Err(Error::SequenceExhausted { path: self.shared.path.to_string() });
         }
         if !place.is_unsure() && self.shared.succession.proves(held.standing()) {
-            return Box::pin(self.grant(held, None)).await;
+            meter::entered(self.mode, 0);
+            return Box::pin(self.grant(held, None, "next")).await;
         }
+        let mut has_waited = false;
         loop {
             let children = match look.take() {
                 Some(children) => children,
@@ -780,6 +979,9 @@ impl Acquisition {
                 Err(failure) => return Err(self.stop(failure)),
             };
             place.remove_strays(&names);
+            if !has_waited {
+                meter::entered(self.mode, names.len().saturating_sub(1));
+            }
             // A writer that became a reader is still there, and lets go as readers do.
             vanished = vanished.filter(|reader| !names.contains(reader));
             let nearest = match turn(me, &*names) {
@@ -790,7 +992,8 @@ impl Acquisition {
                             loss = held.lost() => return Err(Error::Evicted(loss)),
                         }
                     }
-                    return Box::pin(self.grant(held, None)).await;
+                    let kind = if has_waited { "look" } else { "at once" };
+                    return Box::pin(self.grant(held, None, kind)).await;
                 }
                 Turn::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
                 Turn::Behind(nearest) => nearest,
@@ -799,23 +1002,31 @@ impl Acquisition {
                 let blockers = Box::pin(queue::blockers(session, &self.shared.path, &names, self.mode, Some(me))).await;
                 return Err(Error::WouldBlock { blockers });
             }
-            if let Some(OnWait(tell)) = on_wait.take() {
-                let blockers = Box::pin(queue::blockers(session, &self.shared.path, &names, self.mode, Some(me))).await;
-                tell.into_inner().unwrap_or_else(PoisonError::into_inner)(&blockers);
+            if !has_waited {
+                self.check_for_deadlock(held, &nearest)?;
+            }
+            if let Some(on_wait) = &mut on_wait {
+                let seen = Progress::by_name(&names, me);
+                Box::pin(on_wait.tell(session, &self.shared.path, seen)).await;
             }
             if let Some(waiting) = waiting {
-                let seen = queue::blockers_by_name(&names, me);
-                let waits = Waits { session: Arc::clone(session), me: me.clone(), seen };
-                *waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(waits);
+                let seen = Progress::by_name(&names, me);
+                let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                let looks = waiting.as_ref().map_or(1, |waits| waits.looks + 1);
+                *waiting = Some(Waits { session: Arc::clone(session), me: me.clone(), seen, looks });
             }
             // A queue of thousands must not keep thousands of copies of itself.
             drop(names);
+            has_waited = true;
             let watched = place.child(nearest.name());
-            let event = self.departure(held, &watched).await?;
+            let event = match on_wait.as_mut().filter(|on_wait| on_wait.every.is_some()) {
+                None => self.departure(held, &watched).await?,
+                Some(on_wait) => Box::pin(self.departure_watched(held, &watched, on_wait)).await?,
+            };
             if nearest.mode() == Mode::Write {
                 // Only a writer that held says so when it goes; then nothing before us is left.
                 if event == Some(Event::Changed) {
-                    return Box::pin(self.grant(held, Some(watched))).await;
+                    return Box::pin(self.grant(held, Some(watched), "hand-off")).await;
                 }
                 vanished = Some(nearest.downgraded());
             }
@@ -837,11 +1048,20 @@ impl Acquisition {
         }
     }
 
+    /// As [`Self::departure`], and tells meanwhile what changes.
+    async fn departure_watched(&self, held: &Held, path: &str, on_wait: &mut OnWait) -> Result<Option<Event>, Error> {
+        tokio::select! {
+            biased;
+            event = self.departure(held, path) => event,
+            () = on_wait.keep_looking(held.place().session(), &self.shared.path, held.contender()) => Ok(None),
+        }
+    }
+
     /// Takes the lock, now that nothing before us excludes us.
     ///
     /// What we know may be old, if we were cut off: only under a valid lease is it certain that the session, and so
     /// our node, still exists. Without one a quorum is asked first.
-    async fn grant(&self, held: &Held, handed_off: Option<String>) -> Result<(), Error> {
+    async fn grant(&self, held: &Held, handed_off: Option<String>, kind: &'static str) -> Result<(), Error> {
         let (session, tenure) = (held.place().session(), held.tenure());
         for tries in 0..LEASE_TRIES {
             if let Some(loss) = held.loss() {
@@ -853,6 +1073,9 @@ impl Acquisition {
                     Some(path) => session.lease().roll().confirm_gone(path, tenure),
                     None => self.shared.succession.granted(held.standing()),
                 }
+                meter::granted(self.mode, kind);
+                let (sequence, token) = (held.contender().sequence(), held.standing().czxid);
+                tracing::debug!(path = &*self.shared.path, mode = %self.mode, sequence, token, kind, "granted");
                 return Ok(());
             }
             if tries > 1 {
@@ -872,19 +1095,19 @@ impl Acquisition {
     /// Who is in the way of one that waits, as far as that can be read now.
     async fn in_the_way(&self, waiting: &Waiting) -> Blockers {
         let waits = waiting.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some(Waits { session, me, seen }) = waits else {
+        let Some(Waits { session, me, seen, .. }) = waits else {
             return Blockers::default();
         };
         match session.children(&self.shared.path).await {
             Ok(children) => queue::blockers(&session, &self.shared.path, &children, self.mode, Some(&me)).await,
-            Err(_) => seen,
+            Err(_) => seen.blockers,
         }
     }
 
     /// Who was in the way of one that waits when it last looked.
     fn seen_in_the_way(&self, waiting: &Waiting) -> Blockers {
         let waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.as_ref().map(|waits| waits.seen.clone()).unwrap_or_default()
+        waiting.as_ref().map(|waits| waits.seen.blockers.clone()).unwrap_or_default()
     }
 
     fn stop(&self, failure: Failure) -> Error {
@@ -899,15 +1122,17 @@ impl Acquisition {
 /// How a builder becomes a guard, and what reads of one process share on the way.
 impl Acquisition {
     fn write(mut self) -> Granting<WriteGuard> {
-        Box::pin(async move { self.acquire().await.map(WriteGuard::new) })
+        let span = self.begin();
+        Acquiring::around(span, Box::pin(async move { self.acquire().await.map(WriteGuard::new) }))
     }
 
     fn read(mut self) -> Granting<ReadGuard> {
+        let span = self.begin();
         // A label of its own must be seen in the queue, and whatever is wrong must be told.
-        if self.shared.reads.are_shared() && self.label == self.shared.label && self.timeout != Some(Duration::ZERO) {
-            Box::pin(self.shared_read())
+        if self.shared.reads.are_shared() && self.label == self.shared.label && self.check().is_ok() {
+            Acquiring::around(span, Box::pin(self.shared_read()))
         } else {
-            Box::pin(async move { self.acquire().await.map(ReadGuard::new) })
+            Acquiring::around(span, Box::pin(async move { self.acquire().await.map(ReadGuard::new) }))
         }
     }
 
@@ -916,15 +1141,19 @@ impl Acquisition {
         tokio::task::consume_budget().await;
         let on_wait = self.on_wait.take();
         let held = match self.shared.reads.join() {
-            Some(held) => held,
+            Some(held) => {
+                meter::granted(Mode::Read, "joined");
+                held
+            }
             // Boxed, because a future that only joins is small.
             None => Box::pin(self.enter_shared(on_wait)).await?,
         };
+        self.trace.granted_place(held.standing());
         Ok(ReadGuard::on(held))
     }
 
     /// Waits, together with all who do, for the one that enters.
-    async fn enter_shared(&self, on_wait: Option<OnWait>) -> Result<Arc<Held>, Error> {
+    async fn enter_shared(&self, on_wait: Option<Box<OnWait>>) -> Result<Arc<Held>, Error> {
         let reads = &self.shared.reads;
         let entry = match reads.join_or_enter(|| self.for_all()) {
             Ok(held) => return Ok(held),
@@ -932,38 +1161,54 @@ impl Acquisition {
         };
         let granted = async {
             let mut granted = std::pin::pin!(reads.granted(&entry));
-            if let Some(OnWait(tell)) = on_wait {
-                // Whoever takes the acquisition on has been woken, and so have we: we look whenever it got further.
-                let waits = poll_fn(|_| match *entry.waiting.lock().unwrap_or_else(PoisonError::into_inner) {
-                    Some(_) => Poll::Ready(()),
-                    None => Poll::Pending,
-                });
-                let looking = async {
-                    waits.await;
-                    self.in_the_way(&entry.waiting).await
-                };
+            if let Some(mut on_wait) = on_wait {
                 tokio::select! {
                     biased;
                     answer = &mut granted => return answer,
-                    blockers = looking => tell.into_inner().unwrap_or_else(PoisonError::into_inner)(&blockers),
+                    () = self.tell_of(&entry.waiting, &mut on_wait) => {}
                 }
             }
             granted.await
         };
         match self.timeout {
-            None => granted.await,
-            Some(timeout) => self.within(timeout, &entry.waiting, granted).await,
+            None => self.warned(&entry.waiting, granted).await,
+            Some(timeout) => self.within(timeout, &entry.waiting, self.warned(&entry.waiting, granted)).await,
+        }
+    }
+
+    /// Tells how far the acquisition that all wait for has come, whenever that changes.
+    async fn tell_of(&self, waiting: &Waiting, on_wait: &mut OnWait) {
+        let mut waits = looked_since(waiting, 0).await;
+        loop {
+            on_wait.tell(&waits.session, &self.shared.path, waits.seen.clone()).await;
+            waits = tokio::select! {
+                biased;
+                later = looked_since(waiting, waits.looks) => later,
+                () = on_wait.keep_looking(&waits.session, &self.shared.path, &waits.me) => return,
+            };
         }
     }
 
     /// The acquisition of all who wait for it. Their timeouts are their own, but know by it who is in the way.
     fn for_all(&self) -> (Work, Arc<Waiting>) {
         let waiting = Arc::new(Waiting::default());
-        let all = Acquisition::new(&self.shared, Mode::Read);
+        let mut all = Acquisition::new(&self.shared, Mode::Read);
+        all.is_for_all = true;
+        let _for_its_hold = all.begin();
         let its_own = Arc::clone(&waiting);
         let work = Box::pin(async move { all.enter(Patience::Wait, Some(&its_own), None).await });
         (work, waiting)
     }
+}
+
+/// Where it waits, once it has looked more than so often. Whoever takes a shared acquisition on has been woken by that,
+/// and so have all who wait for it.
+async fn looked_since(waiting: &Waiting, looks: usize) -> Waits {
+    poll_fn(|_| match &*waiting.lock().unwrap_or_else(PoisonError::into_inner) {
+        Some(waits) if waits.looks > looks => Poll::Ready(waits.clone()),
+        _ => Poll::Pending,
+    })
+    .await
 }
 
 /// What a [`MultiLock`](crate::MultiLock) does with each of its locks.
@@ -975,9 +1220,11 @@ impl RwLock {
         timeout: Option<Duration>,
         label: Option<String>,
     ) -> Result<Box<Held>, Error> {
-        let acquisition = Acquisition::new(&self.shared, mode);
-        let label = label.or_else(|| acquisition.label.clone());
-        Acquisition { timeout, label, ..acquisition }.acquire().await
+        let mut acquisition = Acquisition::new(&self.shared, mode);
+        acquisition.timeout = timeout;
+        acquisition.label = label.or(acquisition.label);
+        let span = acquisition.begin();
+        acquisition.acquire().instrument(span).await
     }
 
     /// Fails if the lock is taken. Writes nothing.
@@ -987,7 +1234,9 @@ impl RwLock {
 
     /// Takes the lock after a [look](Self::look), without waiting.
     pub(crate) async fn take_now(&self, mode: Mode) -> Result<Box<Held>, Error> {
-        Acquisition::new(&self.shared, mode).enter(Patience::GiveUp, None, None).await
+        let mut acquisition = Acquisition::new(&self.shared, mode);
+        let span = acquisition.begin();
+        acquisition.enter(Patience::GiveUp, None, None).instrument(span).await
     }
 }
 

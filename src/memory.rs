@@ -328,6 +328,8 @@ struct Node {
     data: Vec<u8>,
     czxid: i64,
     mzxid: i64,
+    /// The last transaction in which a child came or went.
+    pzxid: i64,
     version: i32,
     ctime: SystemTime,
     kind: Kind,
@@ -348,6 +350,7 @@ struct SessionState {
     seen: i64,
     waiting: Vec<Job>,
     faults: VecDeque<Fault>,
+    /// By the path of the node, or of its children as [`children_key`] writes it.
     watches: HashMap<String, Vec<Armed>>,
 }
 
@@ -444,6 +447,20 @@ impl World {
         }
     }
 
+    fn arm(&mut self, session: i64, key: String, ensemble: Weak<Ensemble>) -> Watch {
+        let (tell, told) = oneshot::channel();
+        self.last_watch += 1;
+        let number = self.last_watch;
+        if let Some(state) = self.sessions.get_mut(&session) {
+            state.watches.entry(key.clone()).or_default().push(Armed { number, tell });
+        }
+        let disarm = Disarm { ensemble, session, key, number };
+        Watch::new(async move {
+            let _disarm = disarm;
+            told.await.unwrap_or(Event::Over)
+        })
+    }
+
     fn tell_all(&mut self, changes: &[(String, Event)], fired: &mut Vec<Fired>) {
         for state in self.sessions.values_mut() {
             for (path, event) in changes {
@@ -487,8 +504,12 @@ impl World {
     fn delete_all(&mut self, paths: Vec<String>, fired: &mut Vec<Fired>) {
         for path in paths.into_iter().rev() {
             self.zxid += 1;
-            Arc::make_mut(&mut self.tree).remove(&path);
-            self.tell_all(&[(path, Event::Deleted)], fired);
+            let tree = Arc::make_mut(&mut self.tree);
+            tree.remove(&path);
+            if let Some(parent) = tree.get_mut(parent_of(&path)) {
+                parent.pzxid = self.zxid;
+            }
+            self.tell_all(&deletion(path), fired);
         }
     }
 
@@ -547,9 +568,16 @@ impl World {
         }));
         let link = state.link_changes(Link::Up);
         // The server compares what it has with what the client has seen, as it does for SetWatches.
-        let missed = state.watches.keys().filter_map(|path| match self.tree.get(path) {
-            None => Some((path.clone(), Event::Deleted)),
-            Some(node) => (node.mzxid > state.seen).then(|| (path.clone(), Event::Changed)),
+        let missed = state.watches.keys().filter_map(|key| {
+            let children_of = key.strip_suffix('/');
+            match self.tree.get(children_of.unwrap_or(key)) {
+                None if key != "/" => Some((key.clone(), Event::Deleted)),
+                None => Some((key.clone(), Event::Changed)),
+                Some(node) => {
+                    let changed = if children_of.is_some() { node.pzxid } else { node.mzxid };
+                    (changed > state.seen).then(|| (key.clone(), Event::Changed))
+                }
+            }
         });
         let missed: Vec<(String, Event)> = missed.collect();
         for (path, event) in missed {
@@ -573,7 +601,7 @@ fn apply_one(
 ) -> Result<(Outcome, String), Failure> {
     match operation {
         Operation::Create { path, data, kind } => {
-            let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
+            let parent = parent_of(path);
             let mut path = path.clone();
             if !parent.is_empty() {
                 let node = tree.get_mut(parent).ok_or(Failure::NoNode)?;
@@ -590,14 +618,17 @@ fn apply_one(
                 if let Some(node) = tree.get_mut(parent) {
                     undo.push((parent.to_owned(), Some(node.clone())));
                     node.next_sequence = node.next_sequence.saturating_add(1);
+                    node.pzxid = zxid;
                 }
             } else if tree.contains_key(&path) {
                 return Err(Failure::NodeExists);
             }
             let owner = if matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential) { session } else { 0 };
             let (data, kind, ctime) = (data.clone(), *kind, SystemTime::now());
-            let node = Node { data, czxid: zxid, mzxid: zxid, version: 0, ctime, kind, owner, next_sequence: 0 };
+            let (czxid, mzxid, pzxid) = (zxid, zxid, zxid);
+            let node = Node { data, czxid, mzxid, pzxid, version: 0, ctime, kind, owner, next_sequence: 0 };
             undo.push((path.clone(), tree.insert(path.clone(), node)));
+            changes.push((children_key(parent), Event::Changed));
             Ok((Outcome::Created, path))
         }
         Operation::Set { path, data, version } => {
@@ -615,8 +646,12 @@ fn apply_one(
             if !children_of(tree, path).is_empty() {
                 return Err(Failure::NotEmpty);
             }
+            if let Some(parent) = tree.get_mut(parent_of(path)) {
+                undo.push((parent_of(path).to_owned(), Some(parent.clone())));
+                parent.pzxid = zxid;
+            }
             undo.push((path.clone(), tree.remove(path)));
-            changes.push((path.clone(), Event::Deleted));
+            changes.extend(deletion(path.clone()));
             Ok((Outcome::Deleted, path.clone()))
         }
         Operation::Check { path, version } => {
@@ -628,6 +663,21 @@ fn apply_one(
 
 fn check_version(node: &Node, expected: Option<i32>) -> Result<(), Failure> {
     if expected.is_some_and(|version| version != node.version) { Err(Failure::BadVersion) } else { Ok(()) }
+}
+
+fn parent_of(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(parent, _)| parent)
+}
+
+/// What a watch on a node's children is listed under: no node's path ends with a slash.
+fn children_key(path: &str) -> String {
+    format!("{}/", path.trim_end_matches('/'))
+}
+
+/// What a deletion tells, in the order of a server.
+fn deletion(path: String) -> [(String, Event); 3] {
+    let (parent, children) = (children_key(parent_of(&path)), children_key(&path));
+    [(path, Event::Deleted), (children, Event::Deleted), (parent, Event::Changed)]
 }
 
 fn children_of(tree: &Tree, path: &str) -> Vec<String> {
@@ -790,17 +840,18 @@ impl Session for MemorySession {
             if !world.tree_of(id).contains_key(&path) {
                 return Err(Failure::NoNode);
             }
-            let (tell, told) = oneshot::channel();
-            world.last_watch += 1;
-            let number = world.last_watch;
-            if let Some(state) = world.sessions.get_mut(&id) {
-                state.watches.entry(path.clone()).or_default().push(Armed { number, tell });
+            Ok(world.arm(id, path, ensemble))
+        })
+    }
+
+    fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
+        let (id, path, ensemble) = (self.id, path.to_owned(), Arc::downgrade(&self.ensemble));
+        self.request(false, move |world, _| {
+            if path != "/" && !world.tree_of(id).contains_key(&path) {
+                return Err(Failure::NoNode);
             }
-            let disarm = Disarm { ensemble, session: id, path, number };
-            Ok(Watch::new(async move {
-                let _disarm = disarm;
-                told.await.unwrap_or(Event::Over)
-            }))
+            let names = children_of(world.tree_of(id), &path);
+            Ok((names, world.arm(id, children_key(&path), ensemble)))
         })
     }
 
@@ -846,7 +897,7 @@ impl Drop for MemorySession {
 struct Disarm {
     ensemble: Weak<Ensemble>,
     session: i64,
-    path: String,
+    key: String,
     number: u64,
 }
 
@@ -859,10 +910,10 @@ impl Drop for Disarm {
         let Some(state) = world.sessions.get_mut(&self.session) else {
             return;
         };
-        if let Some(armed) = state.watches.get_mut(&self.path) {
+        if let Some(armed) = state.watches.get_mut(&self.key) {
             armed.retain(|armed| armed.number != self.number);
             if armed.is_empty() {
-                state.watches.remove(&self.path);
+                state.watches.remove(&self.key);
             }
         }
     }

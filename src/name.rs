@@ -126,6 +126,11 @@ impl Contender {
         name(&self.name[..self.owner_len], Mode::Read, self.sequence)
     }
 
+    /// Whether both are nodes of one acquisition.
+    pub(crate) fn has_owner_of(&self, other: &Contender) -> bool {
+        self.name[..self.owner_len] == other.name[..other.owner_len]
+    }
+
     pub(crate) fn place(&self) -> Place {
         Place { mode: self.mode, sequence: self.sequence }
     }

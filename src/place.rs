@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 
 use crate::coordinator::{Berth, Chore, Created, Failure, Kind, Operation, Outcome, Reply, Session};
 use crate::listing::{self, Names};
+use crate::meter;
 use crate::name::{self, Contender, Mode};
 use crate::path;
 use crate::tenure::{Loss, Tenure};
@@ -121,6 +122,8 @@ impl Place {
             let path = self.child(child);
             match settled(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
+                    meter::recovered();
+                    tracing::info!(path = %self.directory, node = %child, "the answer to a create was lost, and its node found");
                     self.stand_at(Created { path, czxid: stat.czxid, ephemeral_owner: stat.ephemeral_owner })?;
                     return Ok(true);
                 }
@@ -171,17 +174,21 @@ impl Place {
             return Leaving { work: Some(Box::pin(nothing)), session };
         };
         let path = self.child(standing.contender.name());
-        let signal = standing.tenure.is_holding()
-            && standing.contender.mode() == Mode::Write
-            && standing.tenure.loss(session.lease()) != Some(Loss::Interfered);
+        // Looked at in any case: it is told if it has been lost.
+        let loss = standing.tenure.loss(session.lease());
+        let signal =
+            standing.tenure.is_holding() && standing.contender.mode() == Mode::Write && loss != Some(Loss::Interfered);
         standing.tenure.left();
         session.lease().roll().strike(standing.number);
+        session.lease().holds().end(standing.czxid);
         let reply = if signal { hand_off(&session, &path) } else { session.delete(&path) };
         let restart = (standing.contender.sequence() >= name::RESTART_FROM).then(|| Arc::clone(&self.directory));
         let (tenure, removal) =
             (Arc::clone(&standing.tenure), remove(Arc::clone(&session), path, reply, signal, restart));
+        let pending = meter::Removal::begin();
         let work = async move {
             let answer = removal.await;
+            drop(pending);
             if matches!(answer, Ok(()) | Err(Failure::NoNode)) {
                 tenure.gone();
             }
@@ -401,6 +408,7 @@ async fn remove(
 }
 
 async fn removed_in_background(session: Arc<dyn Session>, path: String, reply: Reply<()>) {
+    let _pending = meter::Removal::begin();
     match remove(session, path.clone(), reply, false, None).await {
         Ok(()) | Err(Failure::NoNode | Failure::Over(_)) => {}
         Err(failure) => {
@@ -417,13 +425,18 @@ async fn remove_when_created(
     reply: Reply<Created>,
     unsure: bool,
 ) {
+    let pending = meter::Removal::begin();
     match reply.await {
         Ok(created) => {
             let deletion = session.delete(&created.path);
+            drop(pending);
             removed_in_background(Arc::clone(&session), created.path, deletion).await;
         }
-        Err(Failure::Unknown(_)) => return remove_all_of(session, directory, owner).await,
-        Err(_) => {}
+        Err(Failure::Unknown(_)) => {
+            drop(pending);
+            return remove_all_of(session, directory, owner).await;
+        }
+        Err(_) => drop(pending),
     }
     if unsure {
         remove_all_of(session, directory, owner).await;

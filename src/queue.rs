@@ -216,6 +216,19 @@ pub(crate) fn blockers_by_name(children: &[String], me: &Contender) -> Blockers 
     Blockers { ahead, first: unread(&first) }
 }
 
+/// The same as were seen by name, with what they have written into their nodes; those that have left are left out.
+pub(crate) async fn read_again(session: &Arc<dyn Session>, directory: &str, seen: &Blockers) -> Blockers {
+    let turn_of = |member: &Member| match &member.state {
+        MemberState::Holds => Turn::Granted,
+        MemberState::Waits { behind } => Contender::parse(behind).map_or(Turn::Evicted, Turn::Behind),
+        MemberState::Stuck => Turn::Evicted,
+    };
+    let line: Vec<_> =
+        seen.first.iter().filter_map(|member| Some((Contender::parse(&member.node)?, turn_of(member)))).collect();
+    let first = read(session, directory, &line).await.unwrap_or_else(|_| seen.first.clone());
+    Blockers { ahead: seen.ahead, first }
+}
+
 /// How many are in the way, and the first of them.
 fn in_the_way(children: &[String], mode: Mode, me: Option<&Contender>) -> (usize, Vec<(Contender, Turn)>) {
     let ahead = match me {

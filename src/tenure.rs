@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 
 use crate::coordinator::{Ending, Event, Failure, Operation, Reply, Session, Watch};
 use crate::lease::Lease;
+use crate::meter;
 
 /// At most so many checks go into one heartbeat: its request must stay far below ZooKeeper's limit of 1 MiB.
 const CHECKS_PER_HEARTBEAT: usize = 1_000;
@@ -115,6 +116,8 @@ struct State {
     path: String,
     phase: Phase,
     loss: Option<Loss>,
+    /// That a hold was lost has been told.
+    is_told: bool,
     /// The watch on our own node, and what it wakes, which is this tenure itself: thousands of waiters need no task
     /// each for it. It keeps the tenure until it has told what it had to tell.
     own: Option<(Watch, Waker)>,
@@ -134,7 +137,7 @@ enum Phase {
 
 impl Tenure {
     pub(crate) fn new(path: String, lease: &Arc<Lease>) -> Arc<Tenure> {
-        let state = Mutex::new(State { path, phase: Phase::Waiting, loss: None, own: None });
+        let state = Mutex::new(State { path, phase: Phase::Waiting, loss: None, is_told: false, own: None });
         let lease = Arc::downgrade(lease);
         Arc::new_cyclic(|this| Tenure { state, changed: Notify::new(), lease, this: Weak::clone(this) })
     }
@@ -192,7 +195,11 @@ impl Tenure {
 
     /// The node was lost; the first reason stays.
     pub(crate) fn lose(&self, loss: Loss) {
-        self.state().loss.get_or_insert(loss);
+        let mut state = self.state();
+        state.loss.get_or_insert(loss);
+        let news = state.news();
+        drop(state);
+        tell(news);
         self.changed.notify_waiters();
     }
 
@@ -209,8 +216,9 @@ impl Tenure {
             };
         }
         let told = state.look();
-        let loss = state.loss;
+        let (loss, news) = (state.loss, state.news());
         drop(state);
+        tell(news);
         self.told(told);
         loss
     }
@@ -231,6 +239,12 @@ impl Tenure {
     /// Waits until the node is lost, at the latest when the lease runs out.
     pub(crate) async fn lost(&self, session: &Arc<dyn Session>) -> Loss {
         self.until(session, || self.loss(session.lease())).await
+    }
+
+    /// Waits until it is not held any more, whether released or lost.
+    pub(crate) async fn ended(&self, session: &Arc<dyn Session>) {
+        let look = || (self.has_left() || self.loss(session.lease()).is_some()).then_some(());
+        self.until(session, look).await;
     }
 
     /// How sure it is that the lock is held.
@@ -291,13 +305,15 @@ impl Tenure {
 
     /// Looks at the watch on our own node, which may have something to tell.
     fn look(&self) {
-        match self.lease.upgrade() {
-            Some(lease) => drop(self.loss(&lease)),
-            None => {
-                let told = self.state().look();
-                self.told(told);
-            }
+        if let Some(lease) = self.lease.upgrade() {
+            self.loss(&lease);
+            return;
         }
+        let mut state = self.state();
+        let (told, news) = (state.look(), state.news());
+        drop(state);
+        tell(news);
+        self.told(told);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -311,7 +327,23 @@ impl Wake for Tenure {
     }
 }
 
+/// What is told of a lost hold: its node, and why. Only once nothing is locked, because subscribers are not ours.
+fn tell(news: Option<(String, Loss)>) {
+    if let Some((node, cause)) = news {
+        meter::lost(cause);
+        tracing::warn!(node, %cause, "a lock was lost while it was held");
+    }
+}
+
 impl State {
+    /// The loss of a hold, once.
+    fn news(&mut self) -> Option<(String, Loss)> {
+        let holds = matches!(self.phase, Phase::Holding(_) | Phase::Moving(_));
+        let loss = self.loss.filter(|_| holds && !self.is_told)?;
+        self.is_told = true;
+        Some((self.path.clone(), loss))
+    }
+
     /// Looks at the watch on our own node, and returns what it has told just now.
     ///
     /// Events come in order, so whoever has just seen another node's event also sees here what happened before it,
@@ -455,12 +487,32 @@ impl Roll {
     /// Whoever has not been told otherwise by now lost its node with the session, and not to whoever removes it next.
     pub(crate) fn session_is_over(&self, lease: &Lease) {
         self.members().over = true;
-        for tenure in self.all() {
-            tenure.loss(lease);
-        }
+        self.look_at_all(lease);
         self.tell_all();
         self.occupied.notify_one();
         self.unwatched.notify_one();
+    }
+
+    /// Notices who has lost its node, and tells.
+    pub(crate) fn look_at_all(&self, lease: &Lease) {
+        for tenure in self.all() {
+            tenure.loss(lease);
+        }
+    }
+
+    /// Tells of the holds that are in doubt because the connection is lost, and of those that are not any more.
+    pub(crate) fn link_changed(&self, lease: &Lease, is_connected: bool) {
+        if !tracing::enabled!(tracing::Level::WARN) {
+            return;
+        }
+        for tenure in self.all().into_iter().filter(|tenure| tenure.is_holding() && tenure.loss(lease).is_none()) {
+            let (node, left) = (tenure.path(), lease.remaining().unwrap_or_default());
+            if is_connected {
+                tracing::info!(node, ?left, "the connection is back, and the lock is still held");
+            } else {
+                tracing::warn!(node, ?left, "the connection is lost while a lock is held");
+            }
+        }
     }
 
     /// Has everyone who waits for a loss look again.
@@ -626,6 +678,7 @@ async fn heartbeat(session: &Arc<dyn Session>) -> Result<(), Failure> {
     for some in nodes.chunks(CHECKS_PER_HEARTBEAT) {
         let check = |(_, path): &(_, String)| Operation::Check { path: path.clone(), version: None };
         let checks: Vec<_> = some.iter().map(check).collect();
+        meter::heartbeat();
         match session.transact(&checks).await {
             Err(Failure::Operation { index, failure }) if *failure == Failure::NoNode => {
                 if let Some((tenure, path)) = some.get(index) {

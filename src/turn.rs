@@ -76,6 +76,19 @@ pub(crate) fn ahead_of<'q>(me: &Contender, queue: &'q [String]) -> Vec<&'q str> 
     in_order(queue, |other| blocks(other, me.place()))
 }
 
+/// How many came before `me`, whether it waits for them or not.
+pub(crate) fn earlier_than(me: &Contender, queue: &[String]) -> usize {
+    let places = queue.iter().filter_map(|child| name::place(child));
+    places.filter(|other| other.sequence < me.sequence()).count()
+}
+
+/// The first of those who wait and whom `me`, which holds, keeps out.
+pub(crate) fn first_kept_out(me: &Contender, queue: &[String]) -> Option<Contender> {
+    let later = |other: &Place| other.sequence > me.sequence() && other.mode.excludes(me.mode());
+    // A second node of ours, from a create whose answer was lost, is nobody who waits.
+    in_order(queue, |other| later(&other)).into_iter().filter_map(Contender::parse).find(|it| !it.has_owner_of(me))
+}
+
 /// The whole queue in the order of arrival, each with its turn: [`turn`] for everyone, in one pass.
 pub(crate) fn line(queue: &[String]) -> Vec<(Contender, Turn)> {
     let ordered: Vec<Contender> = in_order(queue, |_| true).into_iter().filter_map(Contender::parse).collect();
@@ -235,6 +248,19 @@ mod tests {
         assert_eq!(ahead_of_newcomer(Mode::Write, &queue).len(), 4);
         let me = Contender::parse("h~2-READ-0000000002").unwrap();
         assert_eq!(ahead_of(&me, &queue), ["h~1-WRITE-0000000001"]);
+        assert_eq!(earlier_than(&me, &queue), 2);
+    }
+
+    #[test]
+    fn a_holder_keeps_out_whoever_came_later_and_cannot_hold_beside_it() {
+        let queue = queue("RRWRW");
+        let first = |name| first_kept_out(&Contender::parse(name).unwrap(), &queue).map(|it| it.sequence());
+        assert_eq!(first("h~0-READ-0000000000"), Some(2));
+        assert_eq!(first("h~2-WRITE-0000000002"), Some(3));
+        assert_eq!(first("h~3-READ-0000000003"), Some(4));
+        assert_eq!(first("h~4-WRITE-0000000004"), None);
+        let own = ["h~0-WRITE-0000000000", "h~0-WRITE-0000000001"].map(str::to_owned);
+        assert_eq!(first_kept_out(&Contender::parse(&own[0]).unwrap(), &own), None);
     }
 
     /// A lock directory as a server keeps it, and what one process remembers of it.

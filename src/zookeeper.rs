@@ -818,6 +818,14 @@ impl Session for ZooKeeperSession {
         })
     }
 
+    fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
+        let path = path.to_owned();
+        self.read(move |client| async move {
+            let (names, watcher) = client.list_and_watch_children(&path).await.map_err(failure)?;
+            Ok((names, Watch::new(Watched { watcher: watcher.changed() })))
+        })
+    }
+
     fn sync(&self, path: &str) -> Reply<()> {
         let path = path.to_owned();
         self.read(move |client| async move { client.sync(&path).await.map_err(failure) })

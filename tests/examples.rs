@@ -89,7 +89,7 @@ async fn quickstart(on: On) {
         .await
         .succeeded()
         .says("not granted within 300ms: held by READ web-1")
-        .says("admin waits: held by READ web-1")
+        .says("admin waits at place 3: held by READ web-1")
         .says_in_lines("WRITE admin", 2)
         .says(", waits behind web-2~")
         .says("this one ")
@@ -207,6 +207,28 @@ on_both! {
     batch_worker
     leader
     shared_reads
+}
+
+/// Its example is built only with its feature.
+#[cfg(feature = "metrics")]
+mod with_metrics {
+    use super::{On, run};
+
+    async fn metrics(on: On) {
+        run("metrics", &on.arguments("metrics"))
+            .await
+            .succeeded()
+            .says("# TYPE zk_rwlock_acquire_wait_seconds histogram")
+            .says("zk_rwlock_acquire_wait_seconds_bucket{mode=\"read\",le=\"+Inf\"} 3\n")
+            .says("zk_rwlock_hold_seconds_count{mode=\"write\"} 1\n")
+            .says("zk_rwlock_would_block_total{mode=\"read\"} 1\n")
+            .says("zk_rwlock_timeouts_total{mode=\"write\"} 1\n")
+            .says("zk_rwlock_removals_pending ");
+    }
+
+    on_both! {
+        metrics
+    }
 }
 
 #[tokio::test]

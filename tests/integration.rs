@@ -326,6 +326,32 @@ async fn nothing_is_left(server: &Server, zk: &ZooKeeper, directory: &str) {
     }
 }
 
+/// Those on children, too, which `wchp` and `wchs` leave out.
+fn all_watches(server: &Server) -> u64 {
+    let report = server.four_letter("mntr");
+    let count = report.lines().find_map(|line| line.strip_prefix("zk_watch_count"));
+    count.and_then(|count| count.trim().parse().ok()).expect("the server counts its watches")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_that_does_not_wait_to_be_contended_any_more_leaves_no_watch() {
+    const DIRECTORY: &str = "/locks/contended";
+    let server = Server::start();
+    let zk = connect(&server.address()).await;
+    let guard = lock_at(&zk, DIRECTORY).write().await.unwrap();
+    for times in 1..3 {
+        assert!(poll_at_most(times, guard.contended()).await.is_none());
+    }
+    tokio::select! {
+        contended = guard.contended() => panic!("nobody else is there: {contended:?}"),
+        () = eventually("the node and the directory are watched", || async { all_watches(&server) == 2 }) => {}
+    }
+    eventually("the directory is not watched any more", || async { all_watches(&server) == 1 }).await;
+    guard.release().await.unwrap();
+    eventually("nothing is watched", || async { all_watches(&server) == 0 }).await;
+    nothing_is_left(&server, &zk, DIRECTORY).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_cancelled_acquisitions_leave_no_node_and_no_watch() {
     const DIRECTORY: &str = "/locks/cancelled";

@@ -15,7 +15,7 @@ use support::slow::{Slow, SlowSession};
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Berth, Coordinator, Ending, Failure, Kind, Lease, Operation, Session};
-use zk_rwlock::{Contender, Error, Loss, MemberState, Memory, Mode, ReadGuard, RwLock, WriteGuard};
+use zk_rwlock::{Contender, Error, Loss, MemberState, Memory, Mode, Progress, ReadGuard, RwLock, WriteGuard};
 
 const DIRECTORY: &str = "/lock";
 
@@ -270,6 +270,247 @@ fn a_release_while_cut_off_is_done_when_the_connection_is_back() {
     drop(assert_ready_ok!(next.poll()));
     drop(next);
     assert_nothing_left(&zk);
+}
+
+// What a waiter hears.
+
+/// Where it stands, how many are in its way, and the first of them.
+fn heard(hears: &mpsc::Receiver<Progress>) -> Vec<(usize, usize, String)> {
+    let first = |it: &Progress| it.blockers.first.first().map(ToString::to_string).unwrap_or_default();
+    let text = |it: Progress| (it.place, it.blockers.ahead, first(&it).split(" for ").next().unwrap_or("").to_owned());
+    hears.try_iter().map(text).collect()
+}
+
+fn tell() -> (impl Fn(&Progress) + Clone + Send + 'static, mpsc::Receiver<Progress>) {
+    let (told, hears) = mpsc::channel();
+    (move |progress: &Progress| told.send(progress.clone()).expect("somebody hears"), hears)
+}
+
+/// What the member of a queue says of itself that entered with this label.
+fn entry(mode: &str, host: &str, label: &str) -> String {
+    format!("{mode} {host} pid {} \"{label}\"", std::process::id())
+}
+
+#[test]
+fn a_waiter_hears_its_place_and_who_is_ahead_each_time_it_finds_that_changed() {
+    let zk = Memory::new();
+    let lock = RwLock::builder(&zk, DIRECTORY).host("h").build().expect("valid");
+    let holder = now(lock.write().label("holds").into_future()).expect("free");
+    let mut reader = task::spawn(lock.read().label("reads").into_future());
+    let mut writer = task::spawn(lock.write().label("waits").into_future());
+    assert_pending!(reader.poll());
+    assert_pending!(writer.poll());
+
+    let (tell, hears) = tell();
+    let mut last = task::spawn(lock.write().on_wait(tell).into_future());
+    assert_pending!(last.poll());
+    assert_eq!(heard(&hears), [(4, 3, entry("WRITE", "h", "holds"))]);
+
+    // It watches only the one before it, so what happens further ahead is not its business, and costs nothing.
+    drop(holder);
+    drop(assert_ready_ok!(reader.poll()));
+    let requests = zk.requests();
+    assert!(!last.is_woken());
+    assert_pending!(last.poll());
+    assert_eq!((heard(&hears), zk.requests()), (Vec::new(), requests));
+
+    drop(assert_ready_ok!(writer.poll()));
+    assert!(last.is_woken());
+    drop(assert_ready_ok!(last.poll()));
+    assert_eq!(heard(&hears), Vec::new(), "a grant is no waiting");
+}
+
+#[test]
+fn a_waiter_hears_the_news_when_the_one_before_it_gives_up() {
+    let zk = Memory::new();
+    let lock = RwLock::builder(&zk, DIRECTORY).host("h").build().expect("valid");
+    let holder = now(lock.read().label("one").into_future()).expect("free");
+    let beside = now(lock.read().label("two").into_future()).expect("shared");
+    let mut writers = [writing(&lock), writing(&lock)];
+    for writer in &mut writers {
+        assert_pending!(writer.poll());
+    }
+    let (tell, hears) = tell();
+    let mut reader = task::spawn(lock.read().on_wait(tell).into_future());
+    assert_pending!(reader.poll());
+    // Readers are not in a reader's way, though they are before it.
+    assert_eq!(heard(&hears).iter().map(|(place, ahead, _)| (*place, *ahead)).collect::<Vec<_>>(), [(5, 2)]);
+
+    let [first, second] = writers;
+    drop(holder);
+    assert!(!reader.is_woken());
+    drop(second);
+    assert!(reader.is_woken());
+    assert_pending!(reader.poll());
+    assert_eq!(heard(&hears).iter().map(|(place, ahead, _)| (*place, *ahead)).collect::<Vec<_>>(), [(3, 1)]);
+    drop((first, beside));
+    drop(assert_ready_ok!(reader.poll()));
+}
+
+#[test]
+fn hearing_costs_one_read_for_each_of_those_named_and_no_listing_more() {
+    let cost = |names: bool| {
+        let (zk, _other, a, b) = two();
+        let _held = write(&a);
+        let before = zk.requests();
+        let (tell, hears) = tell();
+        let waiting = if names { b.write().on_wait(tell) } else { b.write() };
+        let mut waiting = task::spawn(waiting.into_future());
+        assert_pending!(waiting.poll());
+        (zk.requests() - before, hears.try_iter().count())
+    };
+    let ((without, none), (with, once)) = (cost(false), cost(true));
+    assert_eq!((with - without, none, once), (1, 0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_pays_for_it_hears_also_what_changes_further_ahead() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let zk = Memory::new();
+    let lock = open(&zk);
+    let holder = write(&lock);
+    let mut readers = [reading(&lock), reading(&lock)];
+    for reader in &mut readers {
+        assert_pending!(reader.poll());
+    }
+    let (tell, hears) = tell();
+    let mut last = task::spawn(lock.write().on_wait_every(SECOND, tell).into_future());
+    assert_pending!(last.poll());
+    let places = || heard(&hears).iter().map(|(place, _, _)| *place).collect::<Vec<_>>();
+    assert_eq!(places(), [4]);
+
+    let requests = zk.requests();
+    for _ in 0..3 {
+        tokio::time::advance(SECOND).await;
+        assert_pending!(last.poll());
+    }
+    assert_eq!((places(), zk.requests() - requests), (Vec::new(), 3), "a listing each, and nothing to tell");
+
+    drop(holder);
+    drop(assert_ready_ok!(readers[0].poll()));
+    assert!(places().is_empty(), "not before it looks");
+    tokio::time::advance(SECOND).await;
+    assert_pending!(last.poll());
+    assert_eq!(places(), [2]);
+    drop(assert_ready_ok!(readers[1].poll()));
+    drop(assert_ready_ok!(last.poll()));
+    drop((readers, last));
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn an_interval_of_zero_is_refused_before_anything_is_sent() {
+    let (zk, _other, a, _b) = two();
+    let requests = zk.requests();
+    let refused = now(a.write().on_wait_every(Duration::ZERO, |_| {}).into_future());
+    assert!(matches!(refused, Err(Error::InvalidInput(_))));
+    assert_eq!(zk.requests(), requests);
+}
+
+// What a holder hears of those who wait.
+
+#[test]
+fn a_writer_learns_of_the_first_who_queues_behind_it_for_two_listings() {
+    let (zk, _other, a, b) = two();
+    let guard = write(&a);
+    let requests = zk.requests();
+    let mut contended = task::spawn(guard.contended());
+    assert_pending!(contended.poll());
+    assert_eq!(zk.requests() - requests, 1);
+
+    let mut reader = reading(&b);
+    assert_pending!(reader.poll());
+    assert!(contended.is_woken());
+    let requests = zk.requests();
+    let first = assert_ready_ok!(contended.poll());
+    assert_eq!((first.mode(), zk.requests() - requests), (Mode::Read, 1));
+    // Somebody waits already.
+    assert_eq!(now(guard.contended()).expect("held"), first);
+    drop(contended);
+    drop(guard);
+    drop(assert_ready_ok!(reader.poll()));
+    drop(reader);
+    assert_nothing_left(&zk);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_learns_of_writers_only_and_looks_at_most_every_20_ms() {
+    let (zk, other, a, b) = two();
+    let guard = read(&a);
+    let some_reads = |poll: &mut dyn FnMut()| {
+        let requests = zk.requests();
+        for _ in 0..4 {
+            drop(read(&b));
+            poll();
+        }
+        zk.requests() - requests
+    };
+    some_reads(&mut || {});
+    let without = some_reads(&mut || {});
+    let mut contended = task::spawn(guard.contended());
+    assert_pending!(contended.poll());
+    let beside = read(&b);
+    assert!(contended.is_woken());
+    assert_pending!(contended.poll());
+
+    drop(beside);
+    let with = some_reads(&mut || assert_pending!(contended.poll()));
+    assert_eq!(with, without, "it has looked a moment ago");
+    let mut writer = writing(&b);
+    assert_pending!(writer.poll());
+    tokio::time::advance(Duration::from_millis(20)).await;
+    assert!(contended.is_woken());
+    assert_eq!(assert_ready_ok!(contended.poll()).mode(), Mode::Write);
+    drop(contended);
+    now(guard.release()).expect("held");
+    drop(assert_ready_ok!(writer.poll()));
+    drop(writer);
+    assert_nothing_left(&other);
+}
+
+#[test]
+fn a_holder_that_was_cut_off_learns_afterwards_who_came_meanwhile() {
+    let (zk, _other, a, b) = two();
+    let guard = write(&a);
+    let mut contended = task::spawn(guard.contended());
+    assert_pending!(contended.poll());
+    zk.cut();
+    let mut writer = writing(&b);
+    assert_pending!(writer.poll());
+    assert_pending!(contended.poll());
+    zk.heal();
+    assert!(contended.is_woken());
+    assert_eq!(assert_ready_ok!(contended.poll()).mode(), Mode::Write);
+}
+
+#[test]
+fn a_holder_that_waits_to_be_contended_learns_of_its_loss() {
+    let lose = [|zk: &Memory, _: &str| zk.expire(), |zk: &Memory, path: &str| zk.remove(path)];
+    for (lose, why) in lose.into_iter().zip([Loss::SessionOver(Ending::Expired), Loss::Removed]) {
+        let (zk, _other, a, _b) = two();
+        let guard = read(&a);
+        let mut contended = task::spawn(guard.contended());
+        assert_pending!(contended.poll());
+        lose(&zk, &guard.path());
+        assert!(contended.is_woken());
+        assert!(matches!(assert_ready_err!(contended.poll()), Error::Lost(loss) if loss == why));
+        drop(contended);
+        drop(guard);
+        assert_nothing_left(&zk);
+    }
+}
+
+#[test]
+fn a_writer_that_came_and_left_again_does_not_count() {
+    let (_zk, _other, a, b) = two();
+    let guard = write(&a);
+    let mut contended = task::spawn(guard.contended());
+    assert_pending!(contended.poll());
+    let mut writer = writing(&b);
+    assert_pending!(writer.poll());
+    drop(writer);
+    assert!(contended.is_woken());
+    assert_pending!(contended.poll());
 }
 
 // Cancelling at every step.

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Blockers, Contender, Ending, Error, Loss, Memory, Mode, ReadGuard, RwLock, WriteGuard};
+use zk_rwlock::{Contender, Ending, Error, Loss, Memory, Mode, Progress, ReadGuard, RwLock, WriteGuard};
 
 const DIRECTORY: &str = "/lock";
 
@@ -373,7 +373,7 @@ fn everyone_who_waits_is_told_who_is_in_the_way() {
     let (told, hears) = mpsc::channel();
     let telling = || {
         let told = told.clone();
-        let tell = move |blockers: &Blockers| told.send(blockers.ahead).expect("somebody hears");
+        let tell = move |progress: &Progress| told.send(progress.blockers.ahead).expect("somebody hears");
         task::spawn(shared.read().on_wait(tell).into_future())
     };
     drop(assert_ready_ok!(telling().poll()));
@@ -400,8 +400,8 @@ fn one_that_enters_tells_who_is_in_the_way_when_it_finds_out() {
     zk.cut();
     let tell = |told: &Arc<AtomicUsize>| {
         let told = Arc::clone(told);
-        move |blockers: &Blockers| {
-            told.fetch_add(blockers.ahead, Ordering::Relaxed);
+        move |progress: &Progress| {
+            told.fetch_add(progress.blockers.ahead, Ordering::Relaxed);
         }
     };
     let mut first = task::spawn(shared.read().on_wait(tell(&told)).into_future());
@@ -415,6 +415,40 @@ fn one_that_enters_tells_who_is_in_the_way_when_it_finds_out() {
         assert_pending!(reading.poll());
     }
     assert_eq!(told.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn all_who_share_an_entry_hear_when_it_gets_further() {
+    let (zk, shared, other) = two();
+    let held = write(&other);
+    let mut writer = task::spawn(other.write().into_future());
+    assert_pending!(writer.poll());
+    let (told, hears) = mpsc::channel();
+    let mut readers = [(); 2].map(|()| {
+        let told = told.clone();
+        let tell = move |progress: &Progress| told.send((progress.place, progress.blockers.ahead)).expect("heard");
+        task::spawn(shared.read().on_wait(tell).into_future())
+    });
+    for reader in &mut readers {
+        assert_pending!(reader.poll());
+    }
+    // The first one took the acquisition on before the second one asked.
+    for reader in &mut readers {
+        assert_pending!(reader.poll());
+    }
+    assert_eq!(hears.try_iter().collect::<Vec<_>>(), [(3, 2), (3, 2)]);
+    drop(writer);
+    let requests = zk.requests();
+    for reader in &mut readers {
+        assert!(reader.is_woken());
+        assert_pending!(reader.poll());
+    }
+    assert_eq!(hears.try_iter().collect::<Vec<_>>(), [(2, 1), (2, 1)]);
+    assert_eq!(zk.requests() - requests, 4, "one listing and one watch for both, and a read each");
+    drop(held);
+    for reader in &mut readers {
+        drop(assert_ready_ok!(reader.poll()));
+    }
 }
 
 // What is lost is not joined.

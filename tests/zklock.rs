@@ -514,6 +514,42 @@ async fn ls_tree_shows_all_locks_below_a_path() {
 }
 
 #[tokio::test]
+async fn ls_tree_marks_processes_that_wait_for_each_other_in_a_circle() {
+    let (zk, _lock) = server_lock("/zklock-circle/a").await;
+    let of =
+        |host: &str, name: &str| RwLock::builder(&zk, &format!("/zklock-circle/{name}")).host(host).build().unwrap();
+    let (ants, bees, crows) =
+        (of("ants", "a").write().await, of("bees", "b").write().await, of("crows", "c").write().await);
+    let behind = writer(&of("ants", "b"));
+    line_becomes(&of("ants", "b"), "W+ W-").await;
+    // Whoever waits for others is in no circle, nor are those of one process that wait for each other.
+    let (beside, own) = (writer(&of("crows", "b")), writer(&of("crows", "c")));
+    line_becomes(&of("ants", "b"), "W+ W- W-").await;
+    line_becomes(&of("ants", "c"), "W+ W-").await;
+    let none = run(&["ls", "--tree", "--json", "/zklock-circle"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&none.stdout).unwrap()["cycles"], serde_json::json!([]));
+
+    let closes = writer(&of("bees", "a"));
+    line_becomes(&of("ants", "a"), "W+ W-").await;
+    let table = run(&["ls", "--tree", "/zklock-circle"]).await;
+    let pid = std::process::id();
+    let told = format!(
+        "in a circle, and stuck if each waits with what it holds:\n  \
+         ants pid {pid} waits for /zklock-circle/b, which bees pid {pid} holds\n  \
+         bees pid {pid} waits for /zklock-circle/a, which ants pid {pid} holds\n"
+    );
+    assert!(table.stdout.ends_with(&told), "{table:#?}");
+    let json = run(&["ls", "--tree", "--json", "/zklock-circle"]).await;
+    let json: Value = serde_json::from_str(&json.stdout).unwrap();
+    let circle = json["cycles"].as_array().unwrap();
+    assert_eq!((circle.len(), &circle[0][1]["waits"]["host"]), (1, &Value::from("bees")));
+    for task in [behind, beside, own, closes] {
+        task.abort();
+    }
+    drop((ants, bees, crows));
+}
+
+#[tokio::test]
 async fn watch_tells_each_change_of_the_queue() {
     let path = "/zklock/watched";
     let (_zk, lock) = server_lock(path).await;

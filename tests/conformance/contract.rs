@@ -288,6 +288,59 @@ pub async fn what_happened_while_disconnected_is_told_after_the_reconnect<H: Har
     assert_eq!((event(of_set).await, event(of_deleted).await), (Event::Changed, Event::Deleted));
 }
 
+pub async fn a_watch_on_children_shows_them_and_tells_when_one_comes_or_goes<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let (names, comes) = stage.b.watch_children(&stage.directory).await.expect("there");
+    assert_eq!(names, Vec::<String>::new());
+    let path = stage.node("child", Kind::Ephemeral).await;
+    assert_eq!(event(comes).await, Event::Changed);
+    let (names, goes) = stage.b.watch_children(&stage.directory).await.expect("there");
+    assert_eq!(names, ["child"]);
+    stage.a.delete(&path).await.expect("deleted");
+    assert_eq!(event(goes).await, Event::Changed);
+}
+
+pub async fn a_watch_on_children_tells_nothing_of_their_data_nor_of_theirs<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let path = stage.node("child", Kind::Persistent).await;
+    let (_, watch) = stage.b.watch_children(&stage.directory).await.expect("there");
+    let mut watch = Box::pin(watch);
+    let data = stage.b.watch(&path).await.expect("there");
+    stage.a.create(&format!("{path}/grandchild"), b"", Kind::Ephemeral).await.expect("created");
+    stage.a.transact(&[set(&path)]).await.expect("set");
+    // Events come in order.
+    assert_eq!(event(data).await, Event::Changed);
+    let told = std::future::poll_fn(|context| std::task::Poll::Ready(watch.as_mut().poll(context))).await;
+    assert_eq!(told, std::task::Poll::Pending);
+    stage.node("another", Kind::Ephemeral).await;
+    assert_eq!(soon("an event", watch).await, Event::Changed);
+}
+
+pub async fn a_watch_on_children_tells_that_their_parent_is_gone_and_needs_one<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let (_, watch) = stage.b.watch_children(&stage.directory).await.expect("there");
+    stage.a.delete(&stage.directory).await.expect("empty");
+    assert_eq!(event(watch).await, Event::Deleted);
+    assert_eq!(stage.b.watch_children(&stage.directory).await.map(drop), Err(Failure::NoNode));
+}
+
+pub async fn children_that_came_or_went_while_disconnected_are_told_after_the_reconnect<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let (coming, going) = (stage.path("coming"), stage.path("going"));
+    for path in [&coming, &going] {
+        stage.b.create(path, b"", Kind::Persistent).await.expect("created");
+    }
+    stage.b.create(&format!("{going}/child"), b"", Kind::Persistent).await.expect("created");
+    stage.a.sync(&stage.directory).await.expect("connected");
+    let (_, of_coming) = stage.a.watch_children(&coming).await.expect("there");
+    let (_, of_going) = stage.a.watch_children(&going).await.expect("there");
+    h.cut(&stage.mine).await;
+    stage.b.create(&format!("{coming}/child"), b"", Kind::Persistent).await.expect("created");
+    stage.b.delete(&format!("{going}/child")).await.expect("deleted");
+    h.heal(&stage.mine).await;
+    assert_eq!((event(of_coming).await, event(of_going).await), (Event::Changed, Event::Changed));
+}
+
 // 9. Ephemeral nodes and the session's end
 
 pub async fn ephemeral_nodes_go_with_their_session_and_others_stay<H: Harness>(h: &H) {

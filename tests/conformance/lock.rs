@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Outcome, Session};
-use zk_rwlock::{Contender, Ending, Error, HoldState, Loss, MemberState, Mode, RwLock, Survey, WriteGuard};
+use zk_rwlock::{Contender, Deadlock, Ending, Error, HoldState, Loss, MemberState, Mode, RwLock, Survey, WriteGuard};
 
 use super::harness::Harness;
 use crate::support::scene::{SOON, eventually, granted, line, line_becomes, reader, refused, soon, writer};
@@ -1041,4 +1041,47 @@ pub async fn a_survey_finds_every_queue_below_a_prefix<H: Harness>(h: &H) {
     let everything = Survey::below(&s.theirs, "/").await.expect("readable");
     assert!(everything.queues.iter().any(|queue| queue.path.ends_with("deep/er/two")), "{everything:?}");
     assert!(Survey::below(&s.theirs, "locks").await.is_err());
+}
+
+pub async fn a_holder_that_asks_learns_of_the_first_whom_it_keeps_out<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.read()).await.expect("free");
+    let (learns, beside) = (tokio::time::timeout(SOON, held.contended()), async {
+        let beside = soon("a shared lock", s.b.read()).await.expect("shared");
+        (writer(&s.b), beside)
+    });
+    let (first, (write, beside)) = tokio::join!(learns, beside);
+    let first = first.expect("in time").expect("held");
+    assert_eq!((first.mode(), first.host()), (Mode::Write, "host-b"));
+    held.release().await.expect("held");
+    beside.release().await.expect("held");
+
+    let held = granted(write).await;
+    let (learns, read) = (tokio::time::timeout(SOON, held.contended()), async {
+        let read: JoinHandle<_> = reader(&s.a);
+        (read,)
+    });
+    let (first, (read,)) = tokio::join!(learns, read);
+    let first = first.expect("in time").expect("held");
+    assert_eq!((first.mode(), first.host()), (Mode::Read, "host-a"));
+    held.release().await.expect("held");
+    granted(read).await.release().await.expect("held");
+}
+
+pub async fn a_task_that_waits_for_itself_is_refused_if_so_chosen_and_leaves_no_node<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let lock = RwLock::builder(&s.mine, &s.directory).on_deadlock(Deadlock::Refuse).build().expect("valid");
+    let held = soon("a free lock", lock.read()).await.expect("free");
+    for _ in 0..2 {
+        let refused = soon("the refusal", lock.write()).await.map(drop).expect_err("it would wait for ever");
+        assert!(matches!(refused, Error::WouldDeadlock { same_task: true, .. }), "{refused}");
+        eventually("its node is gone", || async { s.children().await.len() == 1 }).await;
+    }
+    // Another task may hold at the same time, and wait.
+    let write = writer(&lock);
+    line_becomes(&s.b, "R+ W-").await;
+    let refused = soon("the refusal", lock.read()).await.map(drop).expect_err("it would wait for ever");
+    assert!(matches!(refused, Error::WouldDeadlock { same_task: true, .. }), "{refused}");
+    held.release().await.expect("held");
+    granted(write).await.release().await.expect("held");
 }

@@ -97,6 +97,10 @@ impl Session for SlowSession {
         late(self.0.watch(path))
     }
 
+    fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
+        late(self.0.watch_children(path))
+    }
+
     fn sync(&self, path: &str) -> Reply<()> {
         late(self.0.sync(path))
     }

@@ -200,7 +200,8 @@ With --json, one object:
     behind      the place of the one it waits for, or null
     node        the name of its node
     token       for `zklock break`; the holder's fencing token; or null
-With --tree: {\"prefix\": ..., \"locks\": [such objects], \"unreadable\": [paths]}.
+With --tree: {\"prefix\": ..., \"locks\": [such objects], \"unreadable\": [paths], \"cycles\": [[{\"waits\": {\"host\", \"pid\"},
+\"path\", \"holds\": {\"host\", \"pid\"}}, ...]]}: processes that wait for each other in a circle.
 Fields may be added, and none will be changed.";
 
 /// `zklock ls`

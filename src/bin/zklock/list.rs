@@ -13,7 +13,6 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
     let text = if ls.tree {
         let zk = connect(connection).await?;
         let survey = Survey::below(&zk, &ls.path).await?;
-        // Who waits for whom across locks, in a circle, could be marked here, when members say who they are.
         match ls.json {
             true => format!("{:#}\n", table::json_of_survey(&survey, &ls.path)),
             false => table::tables(&survey, &ls.path, output::is_colourful()),

@@ -7,6 +7,7 @@ mod check;
 mod child;
 mod completions;
 mod connect;
+mod cycles;
 mod evict;
 mod exit;
 mod list;

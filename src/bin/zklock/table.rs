@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use zk_rwlock::{Member, MemberState, Queue, Survey};
 
+use crate::cycles;
 use crate::output::{shorten, tame};
 
 const HEADINGS: [&str; 10] = ["PLACE", "STATE", "MODE", "HOST", "PID", "LABEL", "SINCE", "SESSION", "BEHIND", "TOKEN"];
@@ -49,6 +50,10 @@ pub(crate) fn tables(survey: &Survey, prefix: &str, colourful: bool) -> String {
         parts.push(format!("{prefix}: nobody holds or waits for a lock here\n"));
     }
     parts.extend(survey.unreadable.iter().map(|path| format!("{path}: may not be listed\n")));
+    for cycle in cycles::cycles(&survey.queues) {
+        let waits: Vec<String> = cycle.iter().map(|wait| format!("  {wait}\n")).collect();
+        parts.push(format!("in a circle, and stuck if each waits with what it holds:\n{}", waits.concat()));
+    }
     parts.join("\n")
 }
 
@@ -75,7 +80,8 @@ pub(crate) fn json(queue: &Queue) -> Value {
 /// As [`json()`], for a survey.
 pub(crate) fn json_of_survey(survey: &Survey, prefix: &str) -> Value {
     let locks: Vec<Value> = survey.queues.iter().map(json).collect();
-    json!({ "prefix": prefix, "locks": locks, "unreadable": survey.unreadable })
+    let cycles = cycles::json_of(&cycles::cycles(&survey.queues));
+    json!({ "prefix": prefix, "locks": locks, "unreadable": survey.unreadable, "cycles": cycles })
 }
 
 /// How long something has lasted, in whole seconds where there are any.

@@ -1,0 +1,95 @@
+//! Who waits for whom across locks, in a circle; knows no I/O.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+
+use serde_json::{Value, json};
+use zk_rwlock::{Member, MemberState, Queue};
+
+/// A process, as its members of queues name it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Process {
+    host: String,
+    pid: u32,
+}
+
+/// One process waits for a lock that the next one holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wait {
+    who: Process,
+    path: String,
+    holder: Process,
+}
+
+/// The shortest circle through each process that is in one, each circle once.
+///
+/// That the processes are stuck is not certain: the one that waits may be another task than the one that holds. Those of
+/// one process who wait for each other are left out, because that is what the tasks of a process do all day.
+pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Wait>> {
+    let waits = waits(queues);
+    let mut found = Vec::new();
+    for start in waits.keys() {
+        // Told when it is come to by its first member.
+        let cycle = shortest(&waits, start).filter(|cycle| cycle.iter().all(|wait| wait.who >= *start));
+        found.extend(cycle);
+    }
+    found
+}
+
+pub(crate) fn json_of(cycles: &[Vec<Wait>]) -> Value {
+    let process = |process: &Process| json!({ "host": process.host, "pid": process.pid });
+    let wait = |wait: &Wait| json!({ "waits": process(&wait.who), "path": wait.path, "holds": process(&wait.holder) });
+    cycles.iter().map(|cycle| Value::from(cycle.iter().map(wait).collect::<Vec<_>>())).collect()
+}
+
+/// Whoever waits does so until all who hold have left, whether those are right before it or further ahead.
+fn waits(queues: &[Queue]) -> BTreeMap<Process, Vec<Wait>> {
+    let mut all: BTreeMap<Process, Vec<Wait>> = BTreeMap::new();
+    for queue in queues {
+        let waiting = queue.members.iter().filter(|member| matches!(member.state, MemberState::Waits { .. }));
+        for who in waiting.filter_map(process) {
+            for holder in queue.holders().filter_map(process).filter(|holder| *holder != who) {
+                let wait = Wait { who: who.clone(), path: queue.path.clone(), holder };
+                let waits = all.entry(who.clone()).or_default();
+                if !waits.contains(&wait) {
+                    waits.push(wait);
+                }
+            }
+        }
+    }
+    all
+}
+
+fn process(member: &Member) -> Option<Process> {
+    member.pid.map(|pid| Process { host: member.host.clone(), pid })
+}
+
+fn shortest(waits: &BTreeMap<Process, Vec<Wait>>, start: &Process) -> Option<Vec<Wait>> {
+    let (mut seen, mut ways) = (BTreeSet::new(), VecDeque::from([Vec::<Wait>::new()]));
+    while let Some(way) = ways.pop_front() {
+        let at = way.last().map_or(start, |wait| &wait.holder);
+        for wait in waits.get(at).into_iter().flatten() {
+            let mut further = way.clone();
+            further.push(wait.clone());
+            if wait.holder == *start {
+                return Some(further);
+            }
+            if seen.insert(wait.holder.clone()) {
+                ways.push_back(further);
+            }
+        }
+    }
+    None
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} waits for {}, which {} holds", self.who, self.path, self.holder)
+    }
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} pid {}", self.host, self.pid)
+    }
+}

@@ -1,0 +1,54 @@
+//! What this library counts and measures, for the [`metrics`](https://docs.rs/metrics) facade: install any recorder.
+//!
+//! | name | kind | unit | labels | what |
+//! |---|---|---|---|---|
+//! | `zk_rwlock_acquire_wait_seconds` | histogram | seconds | `mode` | from asking until granted; not of those that failed or gave up |
+//! | `zk_rwlock_hold_seconds` | histogram | seconds | `mode` | from the grant until the guard was dropped or released, by the mode that was asked for |
+//! | `zk_rwlock_queue_length` | histogram | nodes | `mode` | others in the directory when one that entered looked first; grants of the kind `next` need no look |
+//! | `zk_rwlock_grants_total` | counter | | `mode`, `kind` | nodes that were granted: `next` by their numbers, `at once` by the first look, `look` by a later one, `hand-off`; and `joined`: [shared](crate::RwLockBuilder::share_reads) reads that found a node held, and are measured no further |
+//! | `zk_rwlock_would_block_total` | counter | | `mode` | `try_*` that found the lock taken |
+//! | `zk_rwlock_timeouts_total` | counter | | `mode` | acquisitions whose time was over first |
+//! | `zk_rwlock_losses_total` | counter | | `cause` | held nodes that were lost: `session-over`, `lease-ran-out`, `removed`, `interfered` |
+//! | `zk_rwlock_recoveries_total` | counter | | | creates whose answer was lost and whose node was found |
+//! | `zk_rwlock_heartbeats_total` | counter | | | check-only transactions that were sent to renew a lease |
+//! | `zk_rwlock_removals_pending` | gauge | nodes | | nodes of ours whose removal is not confirmed yet |
+//!
+//! `mode` is `read` or `write`. Locks are not told apart, because there may be any number of them. Much is measured on
+//! the library's own thread, so the recorder has to be a global one.
+
+use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+
+/// From asking until granted.
+pub const ACQUIRE_WAIT_SECONDS: &str = "zk_rwlock_acquire_wait_seconds";
+/// From the grant until the guard is dropped or released.
+pub const HOLD_SECONDS: &str = "zk_rwlock_hold_seconds";
+/// How many others are in the directory when one enters.
+pub const QUEUE_LENGTH: &str = "zk_rwlock_queue_length";
+/// Grants.
+pub const GRANTS: &str = "zk_rwlock_grants_total";
+/// `try_*` that found the lock taken.
+pub const WOULD_BLOCK: &str = "zk_rwlock_would_block_total";
+/// Acquisitions whose time was over first.
+pub const TIMEOUTS: &str = "zk_rwlock_timeouts_total";
+/// Held nodes that were lost.
+pub const LOSSES: &str = "zk_rwlock_losses_total";
+/// Creates whose answer was lost and whose node was found.
+pub const RECOVERIES: &str = "zk_rwlock_recoveries_total";
+/// Check-only transactions that were sent to renew a lease.
+pub const HEARTBEATS: &str = "zk_rwlock_heartbeats_total";
+/// Nodes whose removal is not confirmed yet.
+pub const REMOVALS_PENDING: &str = "zk_rwlock_removals_pending";
+
+/// Tells the recorder what each name means, and its unit. Call it once, after the recorder was installed.
+pub fn describe() {
+    describe_histogram!(ACQUIRE_WAIT_SECONDS, Unit::Seconds, "From asking for a lock until it was granted");
+    describe_histogram!(HOLD_SECONDS, Unit::Seconds, "From the grant of a lock until its guard was gone");
+    describe_histogram!(QUEUE_LENGTH, Unit::Count, "Others in the lock's directory when one entered");
+    describe_counter!(GRANTS, Unit::Count, "Locks granted");
+    describe_counter!(WOULD_BLOCK, Unit::Count, "Attempts that found the lock taken");
+    describe_counter!(TIMEOUTS, Unit::Count, "Acquisitions whose time was over first");
+    describe_counter!(LOSSES, Unit::Count, "Locks lost while they were held");
+    describe_counter!(RECOVERIES, Unit::Count, "Nodes found whose create had lost its answer");
+    describe_counter!(HEARTBEATS, Unit::Count, "Transactions sent to renew a lease");
+    describe_gauge!(REMOVALS_PENDING, Unit::Count, "Nodes whose removal is not confirmed yet");
+}

@@ -1,0 +1,138 @@
+//! What is counted and measured, on the embedded ensemble, where all of it happens on the thread of the test.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tokio_test::task;
+use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
+use zk_rwlock::{Memory, RwLock};
+
+const DIRECTORY: &str = "/lock";
+
+/// What a future gives that is ready at its first poll.
+fn now<F: IntoFuture>(future: F) -> F::Output {
+    assert_ready!(task::spawn(future.into_future()).poll())
+}
+
+/// Runs this with a recorder of its own.
+fn measured(run: impl FnOnce(&Measured)) {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let measured = Measured(recorder.handle());
+    metrics::with_local_recorder(&recorder, || run(&measured));
+}
+
+struct Measured(PrometheusHandle);
+
+impl Measured {
+    /// The value of this series; 0 if there is none.
+    fn value(&self, series: &str) -> f64 {
+        self.0.run_upkeep();
+        let text = self.0.render();
+        let value = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        value.map_or(0.0, |value| value.parse().expect("a number"))
+    }
+}
+
+#[test]
+fn grants_are_counted_by_mode_and_kind_and_measured() {
+    measured(|seen| {
+        let zk = Memory::new();
+        let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+        let held = now(lock.write()).expect("free");
+        let mut next = task::spawn(lock.write().into_future());
+        assert_pending!(next.poll());
+        assert_eq!(seen.value("zk_rwlock_hold_seconds_count{mode=\"write\"}"), 0.0);
+        drop(held);
+        drop(assert_ready_ok!(next.poll()));
+        drop(now(lock.read()).expect("free"));
+        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"write\",kind=\"at once\"}"), 1.0);
+        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"write\",kind=\"hand-off\"}"), 1.0);
+        assert_eq!(seen.value("zk_rwlock_acquire_wait_seconds_count{mode=\"write\"}"), 2.0);
+        assert_eq!(seen.value("zk_rwlock_acquire_wait_seconds_count{mode=\"read\"}"), 1.0);
+        assert_eq!(seen.value("zk_rwlock_hold_seconds_count{mode=\"write\"}"), 2.0);
+        // The first found nobody, the second one.
+        assert_eq!(seen.value("zk_rwlock_queue_length_sum{mode=\"write\"}"), 1.0);
+        assert_eq!(seen.value("zk_rwlock_queue_length_count{mode=\"write\"}"), 2.0);
+    });
+}
+
+#[test]
+fn reads_that_join_are_counted_apart() {
+    measured(|seen| {
+        let zk = Memory::new();
+        let lock = RwLock::builder(&zk, DIRECTORY).share_reads(Duration::from_secs(9)).build().expect("valid");
+        let _guards = [now(lock.read()).expect("free"), now(lock.read()).expect("shared")];
+        let _third = now(lock.try_read()).expect("shared");
+        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"at once\"}"), 1.0);
+        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"joined\"}"), 2.0);
+    });
+}
+
+#[test]
+fn refusals_and_losses_are_counted_by_their_causes() {
+    measured(|seen| {
+        let zk = Memory::new();
+        let other = zk.connect();
+        let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+        let beside = RwLock::new(&other, DIRECTORY).expect("valid");
+        let held = now(lock.write()).expect("free");
+        assert!(now(beside.try_read()).is_err());
+        assert!(now(beside.try_write()).is_err());
+        assert_eq!(seen.value("zk_rwlock_would_block_total{mode=\"read\"}"), 1.0);
+        assert_eq!(seen.value("zk_rwlock_would_block_total{mode=\"write\"}"), 1.0);
+        zk.remove(&held.path());
+        assert!(!held.is_held() && !held.is_held());
+        assert_eq!(seen.value("zk_rwlock_losses_total{cause=\"removed\"}"), 1.0);
+        drop(held);
+        let held = now(lock.write()).expect("free");
+        zk.expire();
+        assert_eq!(seen.value("zk_rwlock_losses_total{cause=\"session-over\"}"), 1.0);
+        drop(held);
+    });
+}
+
+#[test]
+fn a_timeout_is_counted() {
+    measured(|seen| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+        runtime.expect("a runtime").block_on(async {
+            let lock = RwLock::new(&Memory::new(), DIRECTORY).expect("valid");
+            let _held = lock.write().await.expect("free");
+            assert!(lock.read().timeout(Duration::from_secs(1)).await.is_err());
+        });
+        assert_eq!(seen.value("zk_rwlock_timeouts_total{mode=\"read\"}"), 1.0);
+    });
+}
+
+#[test]
+fn recoveries_are_counted_and_nodes_that_await_their_removal() {
+    measured(|seen| {
+        let zk = Memory::new();
+        let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+        drop(now(lock.read()).expect("free"));
+        zk.lose_next_reply();
+        let held = now(lock.write()).expect("free");
+        assert_eq!(seen.value("zk_rwlock_recoveries_total"), 1.0);
+        zk.cut();
+        drop(held);
+        assert!(seen.value("zk_rwlock_removals_pending") >= 1.0);
+        zk.heal();
+        assert_eq!(seen.value("zk_rwlock_removals_pending"), 0.0);
+        assert!(zk.children(DIRECTORY).is_empty());
+    });
+}
+
+#[test]
+fn every_name_is_described() {
+    measured(|seen| {
+        zk_rwlock::metrics::describe();
+        let lock = RwLock::new(&Memory::new(), DIRECTORY).expect("valid");
+        drop(now(lock.write()).expect("free"));
+        let text = seen.0.render();
+        assert!(
+            text.contains("# HELP zk_rwlock_grants_total Locks granted\n# TYPE zk_rwlock_grants_total counter"),
+            "{text}"
+        );
+    });
+}

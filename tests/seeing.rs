@@ -1,0 +1,409 @@
+//! What can be seen from outside: spans, events and warnings, on the embedded ensemble, poll by poll.
+
+use std::collections::HashMap;
+use std::fmt::{Debug, Write};
+use std::future::IntoFuture;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio_test::task;
+use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::DefaultGuard;
+use tracing::{Event, Metadata, Subscriber};
+use zk_rwlock::{Deadlock, Error, Memory, RwLock};
+
+const DIRECTORY: &str = "/lock";
+
+/// All that this thread is told by the lock while this lives, a line each. Spans are told when they close.
+#[derive(Clone, Default)]
+struct Log(Arc<Seen>);
+
+#[derive(Default)]
+struct Seen {
+    lines: Mutex<Vec<String>>,
+    next: AtomicU64,
+    open: Mutex<HashMap<u64, (usize, String)>>,
+}
+
+struct Fields(String);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let value =
+            if field.name() == "path" || field.name() == "node" { "..".to_owned() } else { format!("{value:?}") };
+        write!(self.0, " {}={value}", field.name()).expect("a string");
+    }
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("zk_rwlock")
+    }
+
+    fn new_span(&self, attributes: &Attributes<'_>) -> Id {
+        let number = self.0.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut fields = Fields(attributes.metadata().name().to_owned());
+        attributes.record(&mut fields);
+        self.0.open.lock().expect("no panic").insert(number, (1, fields.0));
+        Id::from_u64(number)
+    }
+
+    fn record(&self, span: &Id, values: &Record<'_>) {
+        let mut open = self.0.open.lock().expect("no panic");
+        let (_, text) = open.get_mut(&span.into_u64()).expect("open");
+        let mut fields = Fields(std::mem::take(text));
+        values.record(&mut fields);
+        *text = fields.0;
+    }
+
+    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut fields = Fields(event.metadata().level().to_string());
+        event.record(&mut fields);
+        self.0.lines.lock().expect("no panic").push(fields.0);
+    }
+
+    fn enter(&self, _span: &Id) {}
+
+    fn exit(&self, _span: &Id) {}
+
+    fn clone_span(&self, span: &Id) -> Id {
+        self.0.open.lock().expect("no panic").get_mut(&span.into_u64()).expect("open").0 += 1;
+        span.clone()
+    }
+
+    fn try_close(&self, span: Id) -> bool {
+        let mut open = self.0.open.lock().expect("no panic");
+        let count = &mut open.get_mut(&span.into_u64()).expect("open").0;
+        *count -= 1;
+        let is_closed = *count == 0;
+        if is_closed && let Some((_, text)) = open.remove(&span.into_u64()) {
+            self.0.lines.lock().expect("no panic").push(text);
+        }
+        is_closed
+    }
+}
+
+impl Log {
+    fn start() -> (Log, DefaultGuard) {
+        let log = Log::default();
+        (log.clone(), tracing::subscriber::set_default(log))
+    }
+
+    /// What was told since this was asked last.
+    fn lines(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lines.lock().expect("no panic"))
+    }
+
+    fn open_spans(&self) -> usize {
+        self.0.open.lock().expect("no panic").len()
+    }
+}
+
+fn open(zk: &Memory) -> RwLock {
+    RwLock::new(zk, DIRECTORY).expect("valid")
+}
+
+/// What a future gives that is ready at its first poll.
+fn now<F: IntoFuture>(future: F) -> F::Output {
+    assert_ready!(task::spawn(future.into_future()).poll())
+}
+
+/// The directory exists, and the next contender is number 1.
+fn prepared() -> (Memory, RwLock) {
+    let zk = Memory::new();
+    // A test is one task, which plays several.
+    let lock = refusing(&zk, Deadlock::Ignore);
+    drop(now(lock.read()).expect("free"));
+    (zk, lock)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_and_a_hold_are_a_span_each_with_what_became_of_them() {
+    let (_zk, lock) = prepared();
+    let (log, _guard) = Log::start();
+    let first = now(lock.write().label("migrate")).expect("free");
+    let token = first.fencing_token();
+    assert_eq!(
+        log.lines(),
+        [
+            format!("DEBUG message=granted path=.. mode=WRITE sequence=1 token={token} kind=\"at once\""),
+            format!("acquire path=.. mode=WRITE label=\"migrate\" sequence=1 token={token} waited=0ns"),
+        ]
+    );
+
+    let mut second = task::spawn(lock.read().into_future());
+    assert_pending!(second.poll());
+    tokio::time::advance(Duration::from_secs(3)).await;
+    now(first.release()).expect("held");
+    let held = format!("hold path=.. mode=WRITE sequence=1 token={token} label=\"migrate\" held=3s");
+    assert_eq!(log.lines(), [held]);
+
+    let second_guard = assert_ready_ok!(second.poll());
+    drop(second);
+    let token = second_guard.fencing_token();
+    assert_eq!(
+        log.lines(),
+        [
+            format!("DEBUG message=granted path=.. mode=READ sequence=2 token={token} kind=\"hand-off\""),
+            format!("acquire path=.. mode=READ sequence=2 token={token} waited=3s"),
+        ]
+    );
+    drop(second_guard);
+    assert_eq!(log.lines(), [format!("hold path=.. mode=READ sequence=2 token={token} held=0ns")]);
+    assert_eq!(log.open_spans(), 0);
+}
+
+#[test]
+fn a_grant_says_how_it_was_found_out() {
+    let (zk, lock) = prepared();
+    let other = open(&zk.connect());
+    let (log, _guard) = Log::start();
+    let kind_of = |lines: Vec<String>| {
+        let kinds = lines.iter().filter_map(|line| line.split("kind=").nth(1).map(str::to_owned));
+        kinds.collect::<Vec<_>>()
+    };
+    drop(now(lock.write()).expect("free"));
+    drop(now(lock.write()).expect("free"));
+    assert_eq!(kind_of(log.lines()), ["\"at once\"", "\"next\""]);
+
+    let reader = now(other.read()).expect("free");
+    let mut writer = task::spawn(lock.write().into_future());
+    assert_pending!(writer.poll());
+    drop(reader);
+    drop(assert_ready_ok!(writer.poll()));
+    assert_eq!(kind_of(log.lines()), ["\"at once\"", "\"look\""]);
+}
+
+#[test]
+fn an_acquisition_that_is_dropped_or_refused_closes_its_span_without_a_token() {
+    let (_zk, lock) = prepared();
+    let held = now(lock.write()).expect("free");
+    let (log, _guard) = Log::start();
+    let mut waiting = task::spawn(lock.write().into_future());
+    assert_pending!(waiting.poll());
+    assert_eq!((log.lines(), log.open_spans()), (Vec::new(), 1));
+    drop(waiting);
+    assert!(now(lock.try_read()).is_err());
+    let lines = log.lines();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines[0].starts_with("acquire path=.. mode=WRITE waited="), "{lines:?}");
+    assert!(lines[1].starts_with("acquire path=.. mode=READ waited="), "{lines:?}");
+    drop(held);
+}
+
+#[test]
+fn doubt_and_loss_of_a_hold_are_told_once() {
+    let (zk, lock) = prepared();
+    let (log, _guard) = Log::start();
+    let guard = now(lock.write()).expect("free");
+    log.lines();
+    zk.cut();
+    let lines = log.lines();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(
+        lines[0].starts_with("WARN message=the connection is lost while a lock is held node=.. left="),
+        "{lines:?}"
+    );
+    zk.heal();
+    let lines = log.lines();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with("INFO message=the connection is back"), "{lines:?}");
+
+    zk.remove(&guard.path());
+    assert!(!guard.is_held());
+    let lost =
+        "WARN message=a lock was lost while it was held node=.. cause=the lock's node was removed by somebody else";
+    assert_eq!(log.lines(), [lost]);
+    assert!(!guard.is_held());
+    zk.expire();
+    assert_eq!(log.lines(), Vec::<String>::new());
+}
+
+#[test]
+fn a_waiter_that_loses_its_place_is_no_lost_hold() {
+    let (zk, lock) = prepared();
+    let other = open(&zk.connect());
+    let _held = now(other.write()).expect("free");
+    let mut waiting = task::spawn(lock.write().into_future());
+    assert_pending!(waiting.poll());
+    let (log, _guard) = Log::start();
+    zk.expire();
+    assert!(assert_ready!(waiting.poll()).is_err());
+    assert!(log.lines().iter().all(|line| !line.contains("lost while")));
+}
+
+#[test]
+fn a_create_found_again_is_told() {
+    let (zk, lock) = prepared();
+    let (log, _guard) = Log::start();
+    zk.lose_next_reply();
+    let guard = now(lock.write()).expect("free");
+    let found = log.lines().into_iter().filter(|line| line.starts_with("INFO")).collect::<Vec<_>>();
+    assert_eq!(found, ["INFO message=the answer to a create was lost, and its node found path=.. node=.."]);
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
+    let zk = Memory::new();
+    let second = Duration::from_secs(1);
+    let lock = RwLock::builder(&zk, DIRECTORY)
+        .on_deadlock(Deadlock::Ignore)
+        .warn_after_waiting(second)
+        .build()
+        .expect("valid");
+    let held = now(lock.write().label("backup")).expect("free");
+    let (log, _guard) = Log::start();
+    let mut waiting = task::spawn(lock.read().label("report").into_future());
+    assert_pending!(waiting.poll());
+    tokio::time::advance(second / 2).await;
+    assert_pending!(waiting.poll());
+    assert_eq!(log.lines(), Vec::<String>::new());
+    for _ in 0..3 {
+        tokio::time::advance(second).await;
+        assert_pending!(waiting.poll());
+    }
+    let lines = log.lines();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let begin =
+        "WARN message=it takes long to acquire a lock path=.. mode=READ label=\"report\" waited=1s blockers=held by";
+    assert!(lines[0].starts_with(begin) && lines[0].contains("\"backup\""), "{lines:?}");
+    drop(held);
+    drop(assert_ready_ok!(waiting.poll()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_hold_is_warned_of_once_and_a_short_one_not_at_all() {
+    let zk = Memory::new();
+    let second = Duration::from_secs(1);
+    let lock = RwLock::builder(&zk, DIRECTORY).warn_after_holding(second).build().expect("valid");
+    let (log, _guard) = Log::start();
+    let warnings = || log.lines().into_iter().filter(|line| line.starts_with("WARN")).collect::<Vec<_>>();
+    drop(now(lock.write()).expect("free"));
+    tokio::time::advance(second * 2).await;
+    tokio::task::yield_now().await;
+    assert_eq!(warnings(), Vec::<String>::new());
+
+    let guard = now(lock.write().label("backup")).expect("free");
+    for _ in 0..3 {
+        tokio::time::advance(second).await;
+        tokio::task::yield_now().await;
+    }
+    let token = guard.fencing_token();
+    let warning =
+        format!("WARN message=a lock is held for long path=.. mode=WRITE label=\"backup\" token={token} held=1s");
+    assert_eq!(warnings(), [warning]);
+}
+
+#[test]
+fn all_who_share_a_read_have_their_own_acquisition_and_one_hold() {
+    let zk = Memory::new();
+    let lock = RwLock::builder(&zk, DIRECTORY).share_reads(Duration::from_secs(9)).build().expect("valid");
+    let (log, _guard) = Log::start();
+    let guards = [now(lock.read()).expect("free"), now(lock.read()).expect("shared")];
+    let lines = log.lines();
+    let token = guards[0].fencing_token();
+    let own = lines.iter().filter(|line| line.starts_with("acquire") && line.contains(&format!("token={token}")));
+    assert_eq!((own.count(), log.open_spans()), (3, 1), "one each, and that of the one node: {lines:?}");
+    drop(guards);
+    let holds = log.lines().iter().filter(|line| line.starts_with("hold")).count();
+    assert_eq!((holds, log.open_spans()), (1, 0));
+}
+
+// A task that waits for itself.
+
+fn refusing(zk: &Memory, deadlock: Deadlock) -> RwLock {
+    RwLock::builder(zk, DIRECTORY).on_deadlock(deadlock).build().expect("valid")
+}
+
+#[tokio::test]
+async fn a_write_is_refused_while_the_same_task_holds_the_lock() {
+    let zk = Memory::new();
+    let lock = refusing(&zk, Deadlock::Refuse);
+    let reader = lock.read().await.expect("free");
+    let refused = lock.write().await.expect_err("it would wait for ever");
+    assert!(
+        matches!(&refused, Error::WouldDeadlock { holder, same_task: true } if *holder == reader.path()),
+        "{refused}"
+    );
+    assert_eq!(zk.children(DIRECTORY).len(), 1, "nothing is left of it");
+    drop(reader);
+    let writer = lock.write().await.expect("free");
+    assert!(matches!(lock.read().await, Err(Error::WouldDeadlock { .. })));
+    assert!(matches!(open(&zk).try_read().await, Err(Error::WouldBlock { .. })));
+    let reader = writer.downgrade().await.expect("held");
+    assert!(matches!(lock.write().await, Err(Error::WouldDeadlock { .. })));
+    reader.release().await.expect("held");
+    drop(lock.write().await.expect("free"));
+}
+
+#[tokio::test]
+async fn a_read_behind_a_writer_is_refused_while_the_same_task_holds_a_read() {
+    let zk = Memory::new();
+    let (lock, other) = (refusing(&zk, Deadlock::Refuse), open(&zk.connect()));
+    let reader = lock.read().await.expect("free");
+    drop(lock.read().await.expect("nobody waits"));
+    let mut writer = task::spawn(other.write().into_future());
+    assert_pending!(writer.poll());
+    assert!(matches!(lock.read().await, Err(Error::WouldDeadlock { same_task: true, .. })));
+    drop(reader);
+    drop(assert_ready_ok!(writer.poll()));
+}
+
+#[tokio::test]
+async fn what_another_task_holds_is_waited_for_unless_all_tasks_count() {
+    let zk = Memory::new();
+    let (lock, strict) = (refusing(&zk, Deadlock::Refuse), refusing(&zk, Deadlock::RefuseInProcess));
+    let theirs = lock.clone();
+    let held = tokio::spawn(async move { theirs.write().await }).await.expect("no panic").expect("free");
+    let mut waiting = task::spawn(lock.write().into_future());
+    assert_pending!(waiting.poll());
+    assert!(matches!(strict.write().await, Err(Error::WouldDeadlock { same_task: false, .. })));
+    drop(held);
+    drop(assert_ready_ok!(waiting.poll()));
+}
+
+#[tokio::test]
+async fn what_somebody_else_holds_is_waited_for() {
+    let zk = Memory::new();
+    let (lock, other) = (refusing(&zk, Deadlock::RefuseInProcess), open(&zk.connect()));
+    let held = other.write().await.expect("free");
+    let mut waiting = task::spawn(lock.write().into_future());
+    assert_pending!(waiting.poll());
+    drop(held);
+    drop(assert_ready_ok!(waiting.poll()));
+}
+
+#[test]
+fn a_thread_that_blocks_is_refused_what_it_holds() {
+    let zk = Memory::new();
+    let lock = refusing(&zk, Deadlock::Refuse);
+    let held = lock.blocking_read().expect("free");
+    assert!(matches!(lock.blocking_write(), Err(Error::WouldDeadlock { same_task: true, .. })));
+    let theirs = lock.clone();
+    let late = std::thread::spawn(move || theirs.write().timeout(Duration::from_millis(50)).blocking());
+    assert!(late.join().expect("no panic").is_err_and(|error| error.is_timeout()));
+    drop(held);
+}
+
+#[tokio::test]
+async fn a_task_that_waits_for_itself_is_warned_of_by_default() {
+    let zk = Memory::new();
+    let (lock, quiet) = (open(&zk), refusing(&zk, Deadlock::Ignore));
+    let _reader = lock.read().await.expect("free");
+    let (log, _guard) = Log::start();
+    let mut waiting = task::spawn(quiet.write().label("quiet").into_future());
+    assert_pending!(waiting.poll());
+    assert_eq!(log.lines(), Vec::<String>::new());
+    let mut waiting = task::spawn(lock.write().label("nested").into_future());
+    assert_pending!(waiting.poll());
+    let lines = log.lines();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let begin = "WARN message=a task waits for a lock that it holds itself path=.. mode=WRITE label=\"nested\" holder=";
+    assert!(lines[0].starts_with(begin), "{lines:?}");
+}
