@@ -3,10 +3,11 @@
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use tokio::sync::oneshot;
+use tokio::sync::Notify;
 use zk_rwlock::{Changes, Error, HoldState, Loss, Mode, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
 use crate::arguments::{Connection, Run};
@@ -178,12 +179,10 @@ async fn acquire(zk: &ZooKeeper, lock: &RwLock, run: &Run) -> Result<Guard, Erro
             Mode::Write => lock.try_write().await.map(Guard::Write),
         };
     }
-    let (tell, waits) = oneshot::channel();
+    let waits = Arc::new(Notify::new());
     let granted = async {
-        let tell = move |_: &_| {
-            // Heard unless we gave up meanwhile.
-            let _ = tell.send(());
-        };
+        let waits = Arc::clone(&waits);
+        let tell = move |_: &_| waits.notify_one();
         // More than anybody lives is as long as it takes.
         let limit = run.wait.unwrap_or(Duration::MAX);
         match mode {
@@ -194,7 +193,8 @@ async fn acquire(zk: &ZooKeeper, lock: &RwLock, run: &Run) -> Result<Guard, Erro
         }
     };
     let shown = async {
-        if waits.await.is_ok() && !run.quiet {
+        waits.notified().await;
+        if !run.quiet {
             waiting::show(zk, lock, mode).await;
         }
         std::future::pending::<Infallible>().await
