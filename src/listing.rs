@@ -65,11 +65,11 @@ pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Na
 }
 
 fn send(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
-    let under_way = UnderWay { session: Arc::clone(session), directory: Arc::clone(directory) };
+    let mut under_way = UnderWay { session: Arc::clone(session), directory: Arc::clone(directory), is_large: None };
     let reply = session.children(directory);
     Box::pin(async move {
         let answer = reply.await;
-        under_way.is_large(answer.as_ref().is_ok_and(|names| names.len() > MANY));
+        under_way.is_large = Some(answer.as_ref().is_ok_and(|names| names.len() > MANY));
         drop(under_way);
         answer.map(Arc::new)
     })
@@ -79,33 +79,25 @@ fn send(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
 struct UnderWay {
     session: Arc<dyn Session>,
     directory: Arc<str>,
-}
-
-impl UnderWay {
-    fn is_large(&self, is_large: bool) {
-        let mut all = self.session.lease().listings().0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(listed) = all.get_mut(&self.directory) {
-            listed.is_large = is_large;
-        }
-    }
+    /// Known once it is answered.
+    is_large: Option<bool>,
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
         let mut all = self.session.lease().listings().0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(listed) = all.get_mut(&self.directory) else { return };
-        let next = match listed.under_way <= listed.most() {
-            true => listed.next.take().filter(|next| next.receiver_count() > 0),
-            // It waits for the others, too.
-            false => None,
-        };
+        listed.is_large = self.is_large.unwrap_or(listed.is_large);
+        let is_large = listed.is_large;
+        // With more under way than there may be, the next one waits for them, too.
+        let next = if listed.under_way <= listed.most() { listed.next.take() } else { None };
+        let next = next.filter(|next| next.receiver_count() > 0);
         if next.is_none() {
             listed.under_way -= 1;
             if listed.under_way == 0 {
                 all.remove(&self.directory);
             }
         }
-        let is_large = all.get(&self.directory).is_some_and(|listed| listed.is_large);
         drop(all);
         if let Some(next) = next {
             let (session, directory) = (Arc::clone(&self.session), Arc::clone(&self.directory));

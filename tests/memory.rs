@@ -11,11 +11,12 @@ use std::thread;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use support::polled::*;
 use support::slow::{Slow, SlowSession};
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Berth, Coordinator, Ending, Failure, Kind, Lease, Operation, Session};
-use zk_rwlock::{Contender, Error, Loss, MemberState, Memory, Mode, Progress, ReadGuard, RwLock, WriteGuard};
+use zk_rwlock::{Contender, Error, Loss, MemberState, Memory, Mode, Progress, RwLock, WriteGuard};
 
 const DIRECTORY: &str = "/lock";
 
@@ -25,31 +26,8 @@ const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
 /// The number from which on the last one out deletes the directory.
 const RESTART_FROM: i32 = 1 << 30;
 
-type Acquiring<G> = Spawn<Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>>;
-
 fn open<C: Coordinator + Clone>(client: &C) -> RwLock {
     RwLock::new(client, DIRECTORY).expect("valid")
-}
-
-fn writing(lock: &RwLock) -> Acquiring<WriteGuard> {
-    task::spawn(lock.write().into_future())
-}
-
-fn reading(lock: &RwLock) -> Acquiring<ReadGuard> {
-    task::spawn(lock.read().into_future())
-}
-
-/// What a future gives that is ready at its first poll.
-fn now<T>(future: impl Future<Output = T>) -> T {
-    assert_ready!(task::spawn(future).poll())
-}
-
-fn write(lock: &RwLock) -> WriteGuard {
-    now(lock.write().into_future()).expect("free")
-}
-
-fn read(lock: &RwLock) -> ReadGuard {
-    now(lock.read().into_future()).expect("free or shared")
 }
 
 /// Two clients of one ensemble, with a lock whose directory exists and is empty.

@@ -1,19 +1,17 @@
 //! What is counted and measured, on the embedded ensemble, where all of it happens on the thread of the test.
 
+mod support;
+
 use std::future::IntoFuture;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use support::polled::now;
 use tokio_test::task;
-use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
+use tokio_test::{assert_pending, assert_ready_ok};
 use zk_rwlock::{Memory, RwLock};
 
 const DIRECTORY: &str = "/lock";
-
-/// What a future gives that is ready at its first poll.
-fn now<F: IntoFuture>(future: F) -> F::Output {
-    assert_ready!(task::spawn(future.into_future()).poll())
-}
 
 /// Runs this with a recorder of its own.
 fn measured(run: impl FnOnce(&Measured)) {

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use support::polled::now;
 use support::scene::*;
 use support::server::shared_server;
 use support::slow::Slow;
@@ -31,11 +32,6 @@ fn multi<C: Coordinator + Clone>(zk: &C, locks: &[(&str, Mode)]) -> MultiLock {
 
 fn acquiring(lock: &MultiLock) -> Acquiring {
     task::spawn(lock.lock().into_future())
-}
-
-/// What a future gives that is ready at its first poll.
-fn now<T>(future: impl Future<Output = T>) -> T {
-    assert_ready!(task::spawn(future).poll())
 }
 
 fn lock(lock: &MultiLock) -> MultiGuard {

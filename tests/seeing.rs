@@ -1,5 +1,7 @@
 //! What can be seen from outside: spans, events and warnings, on the embedded ensemble, poll by poll.
 
+mod support;
+
 use std::collections::HashMap;
 use std::fmt::{Debug, Write};
 use std::future::IntoFuture;
@@ -7,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use support::polled::now;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
 use tracing::field::{Field, Visit};
@@ -106,11 +109,6 @@ impl Log {
 
 fn open(zk: &Memory) -> RwLock {
     RwLock::new(zk, DIRECTORY).expect("valid")
-}
-
-/// What a future gives that is ready at its first poll.
-fn now<F: IntoFuture>(future: F) -> F::Output {
-    assert_ready!(task::spawn(future.into_future()).poll())
 }
 
 /// The directory exists, and the next contender is number 1.

@@ -1,17 +1,19 @@
 //! Reads of one process that share a node, decided poll by poll on the embedded ensemble: no threads and no sleeps, but
 //! for the last one.
 
+mod support;
+
 use std::future::IntoFuture;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use support::polled::*;
 use tokio::time::Instant;
 use tokio_test::task::{self, Spawn};
-use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
+use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Contender, Ending, Error, Loss, Memory, Mode, Progress, ReadGuard, RwLock, WriteGuard};
+use zk_rwlock::{Contender, Ending, Error, Loss, Memory, Mode, Progress, RwLock};
 
 const DIRECTORY: &str = "/lock";
 
@@ -20,31 +22,8 @@ const MAX_AGE: Duration = Duration::from_secs(60);
 
 const MOMENT: Duration = Duration::from_millis(1);
 
-type Acquiring<G> = Spawn<Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>>;
-
 fn sharing<C: Coordinator + Clone>(client: &C, max_age: Duration) -> RwLock {
     RwLock::builder(client, DIRECTORY).share_reads(max_age).build().expect("valid")
-}
-
-fn reading(lock: &RwLock) -> Acquiring<ReadGuard> {
-    task::spawn(lock.read().into_future())
-}
-
-fn writing(lock: &RwLock) -> Acquiring<WriteGuard> {
-    task::spawn(lock.write().into_future())
-}
-
-/// What a future gives that is ready at its first poll.
-fn now<T>(future: impl Future<Output = T>) -> T {
-    assert_ready!(task::spawn(future).poll())
-}
-
-fn read(lock: &RwLock) -> ReadGuard {
-    now(lock.read().into_future()).expect("free or shared")
-}
-
-fn write(lock: &RwLock) -> WriteGuard {
-    now(lock.write().into_future()).expect("free")
 }
 
 /// A client whose reads are shared, and another one; the lock's directory exists and is empty.

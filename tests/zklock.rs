@@ -797,6 +797,16 @@ async fn ctrl_c_ends_the_script_around_us_too() {
     assert_eq!(terminal.ends().await, Some(0));
 }
 
+/// After a stop: what is typed is echoed, and read by the command, which ends at the end of its input.
+async fn goes_on(mut terminal: OnTerminal) {
+    kill_process(terminal.pid(), Signal::CONT).unwrap();
+    terminal.press("typed after\n");
+    terminal.shows("typed after");
+    terminal.shows("typed after");
+    terminal.press("\x04");
+    assert_eq!(terminal.ends().await, Some(0));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_zklock_in_another_stops_and_goes_on_as_one() {
     let zklock = env!("CARGO_BIN_EXE_zklock");
@@ -805,12 +815,7 @@ async fn one_zklock_in_another_stops_and_goes_on_as_one() {
     terminal.shows("ready");
     terminal.press("\x1a");
     eventually("the outer one is stopped", || async { state(terminal.pid()) == 'T' }).await;
-    kill_process(terminal.pid(), Signal::CONT).unwrap();
-    terminal.press("typed after\n");
-    terminal.shows("typed after");
-    terminal.shows("typed after");
-    terminal.press("\x04");
-    assert_eq!(terminal.ends().await, Some(0));
+    goes_on(terminal).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -824,12 +829,7 @@ async fn ctrl_z_stops_the_command_and_us_until_we_are_continued() {
     };
     terminal.press("\x1a");
     eventually("both are stopped", || async { state(command) == 'T' && state(terminal.pid()) == 'T' }).await;
-    kill_process(terminal.pid(), Signal::CONT).unwrap();
-    terminal.press("typed after\n");
-    terminal.shows("typed after");
-    terminal.shows("typed after");
-    terminal.press("\x04");
-    assert_eq!(terminal.ends().await, Some(0));
+    goes_on(terminal).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

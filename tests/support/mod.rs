@@ -1,4 +1,4 @@
-//! What the integration tests stand on: a real server, and a wire that can be tapped and cut.
+//! What the tests stand on: a real server, a wire that can be tapped and cut, and acquisitions that are polled by hand.
 
 // Every test binary compiles this module and none uses all of it; `pub` keeps its usual meaning.
 #![allow(dead_code, unreachable_pub)]
@@ -7,6 +7,7 @@ pub mod ensemble;
 pub mod fake;
 pub mod frames;
 pub mod history;
+pub mod polled;
 pub mod rules;
 pub mod scene;
 pub mod server;

@@ -1,0 +1,31 @@
+//! Acquisitions that a test polls by hand, on the embedded ensemble.
+
+use std::future::IntoFuture;
+use std::pin::Pin;
+
+use tokio_test::assert_ready;
+use tokio_test::task::{self, Spawn};
+use zk_rwlock::{Error, ReadGuard, RwLock, WriteGuard};
+
+pub type Acquiring<G> = Spawn<Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>>;
+
+pub fn reading(lock: &RwLock) -> Acquiring<ReadGuard> {
+    task::spawn(lock.read().into_future())
+}
+
+pub fn writing(lock: &RwLock) -> Acquiring<WriteGuard> {
+    task::spawn(lock.write().into_future())
+}
+
+/// What a future gives that is ready at its first poll.
+pub fn now<F: IntoFuture>(future: F) -> F::Output {
+    assert_ready!(task::spawn(future.into_future()).poll())
+}
+
+pub fn read(lock: &RwLock) -> ReadGuard {
+    now(lock.read()).expect("free or shared")
+}
+
+pub fn write(lock: &RwLock) -> WriteGuard {
+    now(lock.write()).expect("free")
+}
