@@ -1,12 +1,12 @@
 //! The ZooKeeper backend: with its folder, the only place that names `zookeeper_client`; knows neither modes nor turns.
 //!
 //! What it works around in version 0.11.2 of that crate:
-//! - Requests are sent at the call, so their futures are polled once at once and can then be dropped.
+//! - Requests are sent at the call, so their futures are polled once at once and can then be dropped ([`line`]).
 //! - Errors other than a clear refusal leave the outcome unknown, whatever their name ([`failure`]).
 //! - While disconnected it queues requests without bound: a berth is given only on a session that is connected.
 //! - More than 128 KiB of watched paths make a reconnect impossible, so a session takes no more than
 //!   [`WATCHED_BYTES_MAX`], and further ones are opened beyond that.
-//! - Some answers that are too short make the caller panic ([`Survived`]).
+//! - Some answers that are too short make the caller panic ([`line::Survived`]).
 //! - A one-shot watcher panics when its session's task is gone ([`Watched`]); persistent ones are lost on a reconnect
 //!   and are not used. Watches are armed with `getData`: `exists` would leave one on a node that never returns.
 //! - After `Expired` a client is dead for good: the next berth is on a fresh one.
@@ -14,6 +14,7 @@
 //!   up after each one, and until then no answer renews the lease ([`confirm_identity`]).
 //! - Servers of one connect string may differ in encryption, and one whose name TLS cannot verify makes it panic: both
 //!   are refused before it is asked ([`ZooKeeperBuilder::check_encryption`]). Why a handshake failed only its log tells.
+//! - It sends each request as it comes: a removal that the next create may join is held back on our side ([`line`]).
 //! - Its pauses before it tries a single server again grow too fast for the lease ([`to_connect_to`]).
 //! - It says `Expired` only at 1.4 session timeouts: the [`Lease`] is what tells that a lock is lost.
 
@@ -23,7 +24,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use async_trait::async_trait;
@@ -40,8 +41,10 @@ use crate::error::Error;
 use crate::keeper::Keeper;
 use crate::lease::Lease;
 
+mod line;
 mod security;
 
+use self::line::{Line, Removal};
 use self::security::Digest;
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 pub use self::security::Sasl;
@@ -523,8 +526,7 @@ struct ZooKeeperSession {
     id: i64,
     timeout: Duration,
     acl: Acl,
-    /// Taken when the session is closed: the last clone gone closes it.
-    client: Mutex<Option<Arc<zk::Client>>>,
+    line: Mutex<Line>,
     lease: Arc<Lease>,
     link: watch::Sender<Link>,
     finished: Arc<Finished>,
@@ -564,6 +566,34 @@ impl Identity {
     }
 }
 
+/// Whose a node must be that this session creates.
+struct Owner {
+    session: i64,
+    lease: Arc<Lease>,
+    identity: Arc<Identity>,
+    /// The connection on which it is asked for.
+    connection: u64,
+}
+
+impl Owner {
+    /// Some servers answer a reconnect with another session, and the client does not say so: its node would show it.
+    fn created(&self, path: String, czxid: i64, ephemeral_owner: i64) -> Result<Created, Failure> {
+        if ephemeral_owner != 0 && ephemeral_owner != self.session {
+            self.lease.end(Ending::Replaced);
+            return Err(Failure::Over(Ending::Replaced));
+        }
+        if ephemeral_owner == self.session {
+            self.identity.is_shown_on(self.connection);
+        }
+        Ok(Created { path, czxid, ephemeral_owner })
+    }
+
+    /// Whether it is known without looking at the node.
+    fn is_known(&self) -> bool {
+        self.identity.is_known() && self.identity.connection() == self.connection
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Link {
     Up,
@@ -596,7 +626,7 @@ impl ZooKeeperSession {
             id: client.session_id().0,
             timeout,
             acl,
-            client: Mutex::new(Some(Arc::new(client))),
+            line: Mutex::new(Line::new(client)),
             lease,
             link,
             finished,
@@ -656,22 +686,12 @@ impl ZooKeeperSession {
         whole.mkdir(&root, &options).await.map_err(failure)
     }
 
-    fn client(&self) -> Result<Arc<zk::Client>, Failure> {
-        let client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
-        client.clone().ok_or(Failure::Over(self.lease.over().unwrap_or(Ending::Closed)))
-    }
-
     fn is_needed(&self) -> bool {
         self.watched_bytes.load(Ordering::Acquire) > 0 || self.is_fresh.load(Ordering::Acquire)
     }
 
     fn is_up(&self) -> bool {
         *self.link.borrow() == Link::Up
-    }
-
-    /// Lets go of the client, which closes the session once the requests under way are answered.
-    fn close(&self) {
-        drop(self.client.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     /// What is known now is that this session serves no more.
@@ -685,59 +705,6 @@ impl ZooKeeperSession {
             first
         });
         self.close();
-    }
-
-    /// Sends now, and tells the lease when a quorum has answered.
-    fn write<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F + Send + 'static) -> Reply<T>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, Failure>> + Send + 'static,
-    {
-        let (lease, this, identity) = (Arc::clone(&self.lease), Weak::clone(&self.this), Arc::clone(&self.identity));
-        let sent = lease.now();
-        self.read(move |client| {
-            let answer = send(client);
-            async move {
-                let answer = answer.await;
-                if is_from_quorum(&answer) {
-                    if identity.is_known() {
-                        lease.acknowledged(sent);
-                    } else if let Some(session) = this.upgrade() {
-                        session.ask_identity();
-                    }
-                }
-                answer
-            }
-        })
-    }
-
-    /// Sends now: the client sends when it is called, which is in the first poll.
-    fn read<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F + Send + 'static) -> Reply<T>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, Failure>> + Send + 'static,
-    {
-        let client = match self.client() {
-            Ok(client) => client,
-            Err(failure) => return Box::pin(std::future::ready(Err(failure))),
-        };
-        let mut reply: Reply<T> = Box::pin(Survived { request: send(client) });
-        if let Poll::Ready(answer) = reply.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            return Box::pin(std::future::ready(answer));
-        }
-        // It holds the client, which keeps the session open: waited for here, because the caller may never poll it.
-        let answered = self.keeper.handle().spawn(reply);
-        Box::pin(async move { answered.await.unwrap_or_else(|gone| Err(Failure::Unknown(gone.to_string()))) })
-    }
-}
-
-/// Only what passed through the quorum proves that the session was alive.
-fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
-    match answer {
-        Ok(_) => true,
-        // A transaction that fails is itself committed, as an error; but what the client refuses was never sent.
-        Err(Failure::Operation { failure, .. }) => !matches!(**failure, Failure::Refused(_)),
-        Err(_) => false,
     }
 }
 
@@ -771,28 +738,23 @@ impl Session for ZooKeeperSession {
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
-        let (path, data, acl) = (path.to_owned(), data.to_vec(), self.acl.clone());
-        let (id, lease, identity) = (self.id, Arc::clone(&self.lease), Arc::clone(&self.identity));
-        let connection = identity.connection();
+        if kind == Kind::EphemeralSequential
+            && let Some(reply) = self.create_with_removal(path, data)
+        {
+            return reply;
+        }
+        let (path, data, acl, owner) = (path.to_owned(), data.to_vec(), self.acl.clone(), self.owner());
         self.write(move |client| async move {
             let options = mode(kind).with_acls(zk::Acls::new(&acl.entries));
             let (stat, sequence) = client.create(&path, &data, &options).await.map_err(failure)?;
-            if stat.ephemeral_owner != 0 && stat.ephemeral_owner != id {
-                // Some servers answer a reconnect with another session, and the client does not say so.
-                lease.end(Ending::Replaced);
-                return Err(Failure::Over(Ending::Replaced));
-            }
-            if stat.ephemeral_owner == id {
-                identity.is_shown_on(connection);
-            }
             let path = if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path };
-            Ok(Created { path, czxid: stat.czxid, ephemeral_owner: stat.ephemeral_owner })
+            owner.created(path, stat.czxid, stat.ephemeral_owner)
         })
     }
 
     fn delete(&self, path: &str) -> Reply<()> {
-        let path = path.to_owned();
-        self.write(move |client| async move { client.delete(&path, None).await.map_err(failure) })
+        let removed = self.remove(Removal::delete(path));
+        Box::pin(async move { removed.await.map(drop) })
     }
 
     fn children(&self, path: &str) -> Reply<Vec<String>> {
@@ -832,26 +794,12 @@ impl Session for ZooKeeperSession {
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
+        if let Some(removal) = Removal::of(operations) {
+            return self.remove(removal);
+        }
         let (operations, acl) = (operations.to_vec(), self.acl.clone());
         self.write(move |client| async move {
-            let mut writer = client.new_multi_writer();
-            for (index, operation) in operations.iter().enumerate() {
-                let added = match operation {
-                    Operation::Create { path, data, kind } => {
-                        writer.add_create(path, data, &mode(*kind).with_acls(zk::Acls::new(&acl.entries)))
-                    }
-                    Operation::Set { path, data, version } => writer.add_set_data(path, data, *version),
-                    Operation::Delete { path, version } => writer.add_delete(path, *version),
-                    Operation::Check { path, version } => writer.add_check_version(path, version.unwrap_or(-1)),
-                };
-                added.map_err(|error| Failure::Operation { index, failure: Box::new(failure(error)) })?;
-            }
-            let results = writer.commit().await.map_err(|error| match error {
-                zk::MultiWriteError::RequestFailed { source } => failure(source),
-                zk::MultiWriteError::OperationFailed { index, source } => {
-                    Failure::Operation { index, failure: Box::new(failure(source)) }
-                }
-            })?;
+            let results = commit(&client, &operations, &acl).await?;
             Ok(results.into_iter().map(outcome).collect())
         })
     }
@@ -949,24 +897,6 @@ async fn confirm_identity(session: Weak<ZooKeeperSession>) {
 }
 
 pin_project! {
-    /// A request of the client, which panics over some answers that are too short. Whatever was asked for may be done.
-    struct Survived<F> {
-        #[pin]
-        request: F,
-    }
-}
-
-impl<T, F: Future<Output = Result<T, Failure>>> Future for Survived<F> {
-    type Output = F::Output;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let request = self.project().request;
-        catch_unwind(AssertUnwindSafe(|| request.poll(context)))
-            .unwrap_or_else(|_| Poll::Ready(Err(Failure::Unknown("the answer makes no sense".to_owned()))))
-    }
-}
-
-pin_project! {
     /// A one-shot watcher, which panics when its session's task is gone: for us the session is over then.
     struct Watched<F> {
         #[pin]
@@ -998,6 +928,31 @@ fn mode(kind: Kind) -> zk::CreateMode {
         Kind::Ephemeral => zk::CreateMode::Ephemeral,
         Kind::EphemeralSequential => zk::CreateMode::EphemeralSequential,
     }
+}
+
+/// Commits all or none; sent in the first poll.
+async fn commit(
+    client: &zk::Client,
+    operations: &[Operation],
+    acl: &Acl,
+) -> Result<Vec<zk::MultiWriteResult>, Failure> {
+    let of = |index: usize| move |error| Failure::Operation { index, failure: Box::new(failure(error)) };
+    let mut writer = client.new_multi_writer();
+    for (index, operation) in operations.iter().enumerate() {
+        let added = match operation {
+            Operation::Create { path, data, kind } => {
+                writer.add_create(path, data, &mode(*kind).with_acls(zk::Acls::new(&acl.entries)))
+            }
+            Operation::Set { path, data, version } => writer.add_set_data(path, data, *version),
+            Operation::Delete { path, version } => writer.add_delete(path, *version),
+            Operation::Check { path, version } => writer.add_check_version(path, version.unwrap_or(-1)),
+        };
+        added.map_err(of(index))?;
+    }
+    writer.commit().await.map_err(|error| match error {
+        zk::MultiWriteError::RequestFailed { source } => failure(source),
+        zk::MultiWriteError::OperationFailed { index, source } => of(index)(source),
+    })
 }
 
 fn outcome(result: zk::MultiWriteResult) -> Outcome {

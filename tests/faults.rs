@@ -131,6 +131,32 @@ async fn each_lost_create_costs_at_most_one_more() {
     guard.release().await.unwrap();
 }
 
+/// The release and the create that follows it are one transaction, or two requests, as it happens.
+#[tokio::test]
+async fn whatever_is_lost_between_a_drop_and_the_next_acquisition_one_node_is_left() {
+    let stage = Stage::set("/faults/again", CALM).await;
+    let mut guard = soon("a free lock", stage.lock.write()).await.unwrap();
+    for round in 0..40 {
+        stage.proxy.reset();
+        let (of, how) = (round % 2, if round / 2 % 2 == 0 { Close::Fin } else { Close::Rst });
+        let frames = if of == 0 { Frames::requests(Op::Multi) } else { Frames::replies(Op::Multi) };
+        // Before its first byte, in the middle of it, and after it.
+        let cut = match round / 4 % 3 {
+            0 => stage.proxy.apply(Rule::on(frames).close(0, how)),
+            1 => stage.proxy.apply(Rule::on(frames).close(30, how)),
+            _ => stage.proxy.apply(Rule::on(frames).close_after(how)),
+        };
+        let token = guard.fencing_token();
+        drop(guard);
+        guard = soon("the lock", stage.lock.write()).await.unwrap();
+        assert!(cut.has_struck() && guard.is_held() && guard.fencing_token() > token);
+        stage.only_one_is_left(&guard.path()).await;
+        stage.proxy.forget_rules();
+    }
+    guard.release().await.unwrap();
+    assert_eq!(stage.children().await, [""; 0]);
+}
+
 #[tokio::test]
 async fn an_acquisition_dropped_while_disconnected_leaves_nothing_after_the_heal() {
     let stage = Stage::set("/faults/dropped", CALM).await;

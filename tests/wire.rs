@@ -174,6 +174,7 @@ async fn after_a_dropped_guard_the_next_create_goes_out_behind_the_delete() {
     tapped.proxy.reset();
     let answer = tapped.proxy.hold_reply(Op::Multi);
     drop(guard);
+    eventually("the release", || async { tapped.proxy.count(Op::Multi) == 1 }).await;
     let next = writer(&lock);
     eventually("the create", || async { tapped.proxy.count(Op::Create2) == 1 }).await;
     soon("the answer to the release", answer.arrives()).await;
@@ -181,6 +182,25 @@ async fn after_a_dropped_guard_the_next_create_goes_out_behind_the_delete() {
     assert!(!next.is_finished());
     answer.release();
     drop(granted(next).await);
+}
+
+/// Where the create comes before the release has left, which it does in some microseconds.
+#[tokio::test]
+async fn a_guard_that_is_dropped_and_taken_again_at_once_costs_one_request() {
+    let server = Server::start();
+    let tapped = Tapped::new(&server).await;
+    let lock = directory(&tapped.zk, "/wire/again").await;
+    let mut guard = lock.write().await.unwrap();
+    let mut all = Vec::new();
+    for _ in 0..100 {
+        tapped.proxy.reset();
+        drop(guard);
+        guard = lock.write().await.unwrap();
+        all.push(ops(&tapped.proxy));
+    }
+    assert_eq!(least(all), [Op::Multi]);
+    guard.release().await.unwrap();
+    assert_eq!(children(&tapped.zk, lock.path()).await, [""; 0]);
 }
 
 #[tokio::test]

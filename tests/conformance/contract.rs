@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use zk_rwlock::coordinator::{Coordinator, Event, Failure, Kind, Operation, Outcome, Session, Watch};
+use zk_rwlock::coordinator::{Coordinator, Event, Failure, Kind, Operation, Outcome, Reply, Session, Watch};
 use zk_rwlock::{Ending, RwLock};
 
 use super::harness::Harness;
@@ -73,6 +73,15 @@ fn create(path: &str) -> Operation {
     Operation::Create { path: path.to_owned(), data: b"new".to_vec(), kind: Kind::Persistent }
 }
 
+/// The two ways in which a contender leaves.
+fn removal(session: &Arc<dyn Session>, path: &str, hands_off: bool) -> Reply<Vec<Outcome>> {
+    if hands_off {
+        return session.transact(&[set(path), delete(path)]);
+    }
+    let removed = session.delete(path);
+    Box::pin(async move { removed.await.map(|()| Vec::new()) })
+}
+
 fn refused_at(index: usize, failure: Failure) -> Result<Vec<Outcome>, Failure> {
     Err(Failure::Operation { index, failure: Box::new(failure) })
 }
@@ -106,6 +115,52 @@ pub async fn requests_take_effect_in_the_order_of_the_calls<H: Harness>(h: &H) {
     assert_eq!(listed_again.await, Ok(Vec::new()));
     assert_eq!(listed.await, Ok(vec!["order".to_owned()]));
     assert!(created.await.is_ok() && deleted.await.is_ok());
+}
+
+/// As who drops a lock and asks for it again sends them. A backend may make one transaction of the two.
+pub async fn a_removal_and_the_create_beside_it_that_follows_keep_their_order<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let queue = stage.path("q-");
+    for hands_off in [true, false].repeat(10) {
+        let first = stage.a.create(&queue, b"", Kind::EphemeralSequential).await.expect("created");
+        let watch = stage.a.watch(&first.path).await.expect("there");
+        let removed = removal(&stage.a, &first.path, hands_off);
+        let next = stage.a.create(&queue, b"next", Kind::EphemeralSequential);
+        let listed = stage.a.children(&stage.directory);
+        let (listed, next) = (listed.await.expect("listed"), next.await.expect("created"));
+        let outcomes = if hands_off { vec![Outcome::Set { version: 1 }, Outcome::Deleted] } else { Vec::new() };
+        assert_eq!(removed.await, Ok(outcomes));
+        assert_eq!(event(watch).await, if hands_off { Event::Changed } else { Event::Deleted });
+        assert_eq!(listed, [next.path.rsplit('/').next().expect("a path")]);
+        assert!(next.czxid > first.czxid && next.path > first.path, "{first:?} {next:?}");
+        let (data, stat) = stage.a.data(&next.path).await.expect("there");
+        let shown = (next.czxid, next.ephemeral_owner);
+        assert_eq!((data.as_slice(), (stat.czxid, stat.ephemeral_owner)), (&b"next"[..], shown));
+        assert_eq!(next.ephemeral_owner, stage.a.id());
+        stage.a.delete(&next.path).await.expect("there");
+    }
+}
+
+pub async fn a_removal_that_is_refused_does_not_hide_what_became_of_the_create_that_follows<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    let (queue, missing) = (stage.path("q-"), stage.path("missing"));
+    for hands_off in [true, false].repeat(10) {
+        let removed = removal(&stage.a, &missing, hands_off);
+        let created = stage.a.create(&queue, b"", Kind::EphemeralSequential).await;
+        let refusal = if hands_off { refused_at(0, Failure::NoNode) } else { Err(Failure::NoNode) };
+        assert_eq!(removed.await, refusal);
+        let listed = stage.a.children(&stage.directory).await.expect("listed");
+        match created {
+            Ok(created) => {
+                assert_eq!(listed.len(), 1);
+                stage.a.delete(&created.path).await.expect("there");
+            }
+            Err(failure) => {
+                assert!(matches!(failure, Failure::Unknown(_)), "{failure}");
+                assert_eq!(listed, [""; 0]);
+            }
+        }
+    }
 }
 
 // 3. Own writes are seen

@@ -198,6 +198,47 @@ pub async fn writers_are_granted_in_the_order_of_their_arrival<H: Harness>(h: &H
     s.becomes_empty().await;
 }
 
+pub async fn whoever_drops_a_lock_and_asks_for_it_again_is_the_last_in_line<H: Harness>(h: &H) {
+    let s = Stage::set(h).await.with_directory().await;
+    let mut held = soon("a free lock", s.a.write()).await.expect("free");
+    for _ in 0..10 {
+        let mut queue = "W+".to_owned();
+        let other = s.queue_writer(&s.b, &mut queue).await;
+        let last = held.fencing_token();
+        drop(held);
+        let again = writer(&s.a);
+        let other = granted(other).await;
+        line_becomes(&s.b, "W+ W-").await;
+        assert!(!again.is_finished() && other.fencing_token() > last);
+        let token = other.fencing_token();
+        other.release().await.expect("held");
+        held = granted(again).await;
+        assert!(held.fencing_token() > token);
+    }
+    drop(held);
+    s.becomes_empty().await;
+}
+
+pub async fn whoever_drops_a_lock_that_was_taken_away_gets_it_again<H: Harness>(h: &H) {
+    let s = Stage::set(h).await.with_directory().await;
+    for of_readers in [true, false].repeat(5) {
+        let (path, guard): (String, Box<dyn Send>) = if of_readers {
+            let held = soon("a free lock", s.a.read()).await.expect("free");
+            (held.path(), Box::new(held))
+        } else {
+            let held = soon("a free lock", s.a.write()).await.expect("free");
+            (held.path(), Box::new(held))
+        };
+        s.operator.delete(&path).await.expect("it stood there");
+        drop(guard);
+        let again = soon("the lock", s.a.write()).await.expect("free");
+        assert_ne!(again.path(), path);
+        assert_eq!(line(&s.b).await, "W+");
+        again.release().await.expect("held");
+        s.becomes_empty().await;
+    }
+}
+
 pub async fn two_writers_queued_behind_a_reader_hold_one_after_the_other<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let read = soon("a free lock", s.a.read()).await.expect("free");
