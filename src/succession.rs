@@ -34,7 +34,9 @@ impl Succession {
     /// Whether it is certain, without a look, that nothing before `me` excludes it.
     pub(crate) fn proves(&self, me: &Standing) -> bool {
         let mut state = self.state();
-        let last = state.last.as_ref().map(|last| Predecessor { is_gone: last.tenure.is_gone(), ..last.contender });
+        // Servers that lost everything they knew count from the start again, but no session outlives that.
+        let last = state.last.as_ref().filter(|last| last.tenure.shares_session_with(&me.tenure));
+        let last = last.map(|last| Predecessor { is_gone: last.tenure.is_gone(), ..last.contender });
         let next = last.filter(|last| turn::is_next(me.contender.place(), me.czxid, *last));
         state.was_next = next.is_some();
         next.is_some_and(|last| turn::is_next_alone(me.contender.place(), last))

@@ -146,6 +146,10 @@ impl Tenure {
         self.state().path.clone()
     }
 
+    pub(crate) fn shares_session_with(&self, other: &Tenure) -> bool {
+        Weak::ptr_eq(&self.lease, &other.lease)
+    }
+
     /// From now on this node's owner holds, as long as the lease stays valid without a gap.
     pub(crate) fn hold(&self, stretch: u64) {
         self.state().phase = Phase::Holding(stretch);

@@ -10,10 +10,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::scene::*;
-use support::server::shared_server;
+use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use zk_rwlock::coordinator::Operation;
-use zk_rwlock::{Loss, Mode, ReadGuard, RwLock, WriteGuard};
+use zk_rwlock::{Contender, Loss, Mode, ReadGuard, RwLock, WriteGuard};
 
 const SHORT: Duration = Duration::from_secs(2);
 
@@ -246,4 +246,40 @@ async fn on_flapping_links_nobody_holds_beside_another_and_all_go_on_afterwards(
         soon("a grant after the flapping", lock.write()).await.unwrap().release().await.unwrap();
     }
     becomes_empty(&operator, "/outages/flapping").await;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// A server that comes back with nothing
+
+/// Its numbers begin anew, and may go on just where our last grant was: that does not make us the next after it.
+#[tokio::test]
+async fn on_a_server_that_lost_everything_a_lock_that_was_used_alone_looks_who_is_there() {
+    const PATH: &str = "/outages/anew";
+    let server = Server::start();
+    let (zk, sequence) =
+        (connect_with(&server.address(), SHORT).await, |path: String| Contender::parse(&path[PATH.len() + 1..]));
+    let lock = lock_at(&zk, PATH);
+    for _ in 0..2 {
+        lock.write().await.unwrap().release().await.unwrap();
+    }
+    let last = lock.write().await.unwrap();
+    let (token, number) = (last.fencing_token(), sequence(last.path()).unwrap().sequence());
+    last.release().await.unwrap();
+
+    server.start_over();
+    let other = connect(&server.address()).await;
+    let theirs = lock_at(&other, PATH);
+    for _ in 0..2 {
+        theirs.write().await.unwrap().release().await.unwrap();
+    }
+    let held = theirs.write().await.unwrap();
+    assert_eq!(sequence(held.path()).unwrap().sequence(), number);
+    let mut waiter = writer(&lock);
+    line_becomes(&theirs, "W+ W-").await;
+    assert!(tokio::time::timeout(Duration::from_millis(300), &mut waiter).await.is_err(), "granted beside the holder");
+    held.release().await.unwrap();
+    let guard = granted(waiter).await;
+    // By these numbers alone it could be the next.
+    assert_eq!(sequence(guard.path()).unwrap().sequence(), number + 1);
+    assert!((1..=number + 2).contains(&(guard.fencing_token() - token)), "{} after {token}", guard.fencing_token());
 }

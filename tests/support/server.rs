@@ -187,6 +187,13 @@ impl Server {
         self.start_again();
     }
 
+    /// Kills the server and starts it again on the same port, with nothing of what it knew.
+    pub fn start_over(&self) {
+        self.kill();
+        fs::remove_dir_all(self.home.data()).expect("the server's directory is writable");
+        self.start_again();
+    }
+
     /// Kills the server as a crash would (SIGKILL).
     pub fn kill(&self) {
         self.process().kill();
