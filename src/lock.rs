@@ -208,7 +208,9 @@ impl RwLock {
             meter::granted(Mode::Read, "joined");
             return Ok(ReadGuard::on(held));
         }
-        let held = Arc::from(Acquisition::new(&self.shared, Mode::Read).attempt().await?);
+        let mut acquisition = Acquisition::new(&self.shared, Mode::Read);
+        acquisition.is_for_all = self.shared.reads.are_shared();
+        let held = Arc::from(acquisition.attempt().await?);
         self.shared.reads.offer(&held);
         Ok(ReadGuard::on(held))
     }
@@ -835,13 +837,13 @@ impl Acquisition {
     }
 
     /// Says so, or fails, if what it is going to wait for is its own.
-    fn check_for_deadlock(&self, held: &Held, nearest: &Contender) -> Result<(), Error> {
+    fn check_for_deadlock(&self, held: &Held, queue: &[String], nearest: &Contender) -> Result<(), Error> {
         let deadlock = self.shared.deadlock;
         if deadlock == Deadlock::Ignore {
             return Ok(());
         }
         let holds = held.place().session().lease().holds();
-        let Some(own) = holds.waited_for(&self.shared.path, nearest.sequence(), self.asker()) else {
+        let Some(own) = holds.waited_for(&self.shared.path, queue, nearest.sequence(), self.asker()) else {
             return Ok(());
         };
         let OwnHold { node: holder, is_of_the_same: same_task } = own;
@@ -850,7 +852,7 @@ impl Acquisition {
             Deadlock::RefuseInProcess => return Err(Error::WouldDeadlock { holder, same_task }),
             Deadlock::Warn if same_task => {
                 let (path, label) = (&*self.shared.path, self.label.as_deref());
-                tracing::warn!(path, mode = %self.mode, label, holder, "a task waits for a lock that it holds itself");
+                tracing::warn!(path, mode = %self.mode, label, holder, "a task waits for a lock that it was granted itself");
             }
             _ => {}
         }
@@ -1003,7 +1005,7 @@ impl Acquisition {
                 return Err(Error::WouldBlock { blockers });
             }
             if !has_waited {
-                self.check_for_deadlock(held, &nearest)?;
+                self.check_for_deadlock(held, &names, &nearest)?;
             }
             if let Some(on_wait) = &mut on_wait {
                 let seen = Progress::by_name(&names, me);

@@ -402,6 +402,75 @@ async fn a_task_that_waits_for_itself_is_warned_of_by_default() {
     assert_pending!(waiting.poll());
     let lines = log.lines();
     assert_eq!(lines.len(), 1, "{lines:?}");
-    let begin = "WARN message=a task waits for a lock that it holds itself path=.. mode=WRITE label=\"nested\" holder=";
+    let begin = "WARN message=a task waits for a lock that it was granted itself path=.. mode=WRITE label=\"nested\" holder=";
     assert!(lines[0].starts_with(begin), "{lines:?}");
+}
+
+/// As in `guard = lock.write().await?`, which drops the old guard last.
+#[tokio::test]
+async fn a_guard_whose_node_was_removed_is_in_nobodys_way() {
+    let zk = Memory::new();
+    let (lock, other) = (refusing(&zk, Deadlock::RefuseInProcess), open(&zk.connect()));
+    let lost = lock.write().await.expect("free");
+    zk.remove(&lost.path());
+    let held = other.write().await.expect("free");
+    let mut waiting = task::spawn(lock.write().into_future());
+    assert_pending!(waiting.poll());
+    drop(held);
+    drop(assert_ready_ok!(waiting.poll()));
+    drop(lost);
+}
+
+#[tokio::test]
+async fn a_guard_lost_with_its_lease_is_in_the_way_for_as_long_as_its_node_is_there() {
+    tokio::time::pause();
+    let zk = Memory::new();
+    let lock = refusing(&zk, Deadlock::Refuse);
+    let lost = lock.write().await.expect("free");
+    zk.cut();
+    lost.lost().await;
+    zk.heal();
+    assert!(matches!(lock.write().await, Err(Error::WouldDeadlock { same_task: true, .. })));
+    drop(lost);
+    drop(lock.write().await.expect("free"));
+}
+
+#[tokio::test]
+async fn a_node_that_reads_share_is_held_by_no_task_in_particular() {
+    let zk = Memory::new();
+    let sharing = RwLock::builder(&zk, DIRECTORY).share_reads(Duration::from_secs(9)).on_deadlock(Deadlock::Refuse);
+    let lock = sharing.build().expect("valid");
+    for tries in [true, false] {
+        let first = if tries { lock.try_read().await } else { lock.read().await }.expect("free");
+        let theirs = lock.clone();
+        let joined = tokio::spawn(async move { theirs.read().await }).await.expect("no panic").expect("shared");
+        drop(first);
+        let mut waiting = task::spawn(lock.write().into_future());
+        assert_pending!(waiting.poll());
+        drop(joined);
+        drop(assert_ready_ok!(waiting.poll()));
+    }
+}
+
+#[tokio::test]
+async fn by_default_nothing_is_refused_that_somebody_else_may_release() {
+    let zk = Memory::new();
+    let (lock, other) = (open(&zk), open(&zk.connect()));
+    let (give, take) = tokio::sync::oneshot::channel();
+    let theirs = tokio::spawn(async move { drop(take.await) });
+    give.send(lock.write().await.expect("free")).expect("they wait");
+    drop(lock.write().await.expect("it is released by another task"));
+    theirs.await.expect("no panic");
+
+    let side_by_side = async || drop(lock.write().await.expect("free soon"));
+    tokio::join!(side_by_side(), side_by_side());
+
+    let reader = lock.read().await.expect("free");
+    let mut writer = task::spawn(other.write().into_future());
+    assert_pending!(writer.poll());
+    let mut second = task::spawn(lock.read().into_future());
+    assert_pending!(second.poll());
+    drop(writer);
+    drop(assert_ready_ok!(second.poll()));
+    drop(reader);
 }
