@@ -147,8 +147,10 @@ impl Held {
         }
     }
 
-    pub(crate) async fn release(self) -> Result<(), Error> {
+    pub(crate) async fn release(mut self) -> Result<(), Error> {
         let loss = self.loss();
+        // However long it takes the ensemble to hear of it.
+        self.holding = Holding::default();
         // Deleted even when lost: the session may still be alive, and the node in everyone's way.
         let answer = self.place.leave().await;
         match (loss, answer) {
@@ -167,6 +169,7 @@ impl Held {
         if let Some(standing) = self.place.standing() {
             self.standing = standing;
         }
+        self.holding.goes_on_as(&self.shared.path, &self.standing);
         Ok(())
     }
 

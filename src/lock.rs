@@ -25,7 +25,7 @@ use crate::queue::{self, Blockers, Member, Note, Queue};
 use crate::shared_reads::{SharedReads, Work};
 use crate::succession::Succession;
 use crate::tenure::Loss;
-use crate::trace::Acquiring;
+use crate::trace::{self, Acquiring};
 use crate::turn::{Turn, turn};
 
 /// How often a directory may vanish between its making and our entering before something must be wrong.
@@ -577,10 +577,14 @@ macro_rules! acquire {
             /// Calls `tell` with its place in the queue and who is in the way, if the lock is not granted at once, and
             /// again whenever it finds that changed.
             ///
-            /// It finds out when it looks at the queue anyway: at first, and when the one whom it waits for has left
-            /// and it has to go on waiting. Those further ahead come and go unheard, for the sake of the server; use
-            /// [`on_wait_every`](Self::on_wait_every) to hear of them, too. Costs a read for each of those named (at
-            /// most 8) whenever it tells. `tell` holds up the acquisition for as long as it runs.
+            /// It finds out when it looks at the queue anyway, at first and when the one whom it waits for has left and it
+            /// has to go on waiting; and it looks on purpose after each second, or after as many milliseconds as its
+            /// place times the length of the queue, if that is more. So all who wait and listen read fewer than 10,000
+            /// names a second together, however many they are. To hear sooner or less often, use
+            /// [`on_wait_every`](Self::on_wait_every). Costs also a read for each of those named (at most 8) whenever it
+            /// tells.
+            ///
+            /// `tell` holds up the acquisition for as long as it runs; if it panics, the place in the queue is given up.
             ///
             /// # Examples
             ///
@@ -596,10 +600,9 @@ macro_rules! acquire {
                 self
             }
 
-            /// As [`on_wait`](Self::on_wait), and looks at the queue each `interval` besides, while it waits.
+            /// As [`on_wait`](Self::on_wait), and looks at the queue on purpose after each `interval`.
             ///
-            /// Each look costs the server a listing, which is as long as the queue: for a few who wait and are
-            /// watched by people. Zero is refused.
+            /// Each look costs the server a listing, which is as long as the queue. Zero is refused.
             pub fn on_wait_every(mut self, interval: Duration, tell: impl FnMut(&Progress) + Send + 'static) -> Self {
                 self.0.on_wait = Some(OnWait::new(tell, Some(interval)));
                 self
@@ -680,14 +683,21 @@ impl Acquisition {
     }
 
     async fn acquire(&mut self) -> Result<Box<Held>, Error> {
-        self.check()?;
-        let timeout = self.timeout;
-        let on_wait = self.on_wait.take();
-        match timeout {
-            None if self.shared.warn_waiting.is_none() => self.enter(Patience::Wait, None, on_wait).await,
+        let (timeout, on_wait) = (self.timeout, self.on_wait.take());
+        let answer = match self.check(on_wait.as_deref()) {
+            Err(error) => Err(error),
+            Ok(()) if timeout.is_none() && self.shared.warn_waiting.is_none() => {
+                self.enter(Patience::Wait, None, on_wait).await
+            }
             // Boxed, as all that few of thousands of waiters need: their futures are as large as the largest step.
-            timeout => Box::pin(self.enter_watched(timeout, on_wait)).await,
-        }
+            Ok(()) => Box::pin(self.enter_watched(timeout, on_wait)).await,
+        };
+        self.told(answer)
+    }
+
+    /// Has it seen from outside if it failed.
+    fn told<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
+        answer.inspect_err(|error| trace::not_granted(&self.shared.path, self.mode, error))
     }
 
     fn begin(&mut self) -> Span {
@@ -695,12 +705,12 @@ impl Acquisition {
         self.trace.span()
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self, on_wait: Option<&OnWait>) -> Result<(), Error> {
         check_label(self.label.as_deref())?;
         if self.timeout == Some(Duration::ZERO) {
             return Err(Error::invalid("a timeout of zero; to not wait at all, use try_read or try_write"));
         }
-        if self.on_wait.as_ref().is_some_and(|on_wait| on_wait.every == Some(Duration::ZERO)) {
+        if on_wait.is_some_and(|on_wait| on_wait.every == Some(Duration::ZERO)) {
             return Err(Error::invalid("an interval of zero between looks at the queue"));
         }
         Ok(())
@@ -767,10 +777,7 @@ impl Acquisition {
                     blockers = found;
                     looked = true;
                 }
-                () = &mut in_time => {
-                    meter::timed_out(self.mode);
-                    return Err(Error::Timeout { waited: timeout, blockers });
-                }
+                () = &mut in_time => return Err(Error::Timeout { waited: timeout, blockers }),
             }
         }
     }
@@ -778,17 +785,14 @@ impl Acquisition {
     /// Acquires without waiting, and without writing when the lock is taken.
     async fn attempt(mut self) -> Result<Box<Held>, Error> {
         let span = self.begin();
-        let mode = self.mode;
-        let answer = self.attempt_at_once().instrument(span).await;
-        if matches!(answer, Err(Error::WouldBlock { .. })) {
-            meter::would_block(mode);
-        }
-        answer
-    }
-
-    async fn attempt_at_once(&self) -> Result<Box<Held>, Error> {
-        self.look().await?;
-        self.enter(Patience::GiveUp, None, None).await
+        let attempt = async {
+            let answer = match self.look().await {
+                Ok(()) => self.enter(Patience::GiveUp, None, None).await,
+                Err(error) => Err(error),
+            };
+            self.told(answer)
+        };
+        attempt.instrument(span).await
     }
 
     /// Fails if a newcomer would have to wait. Writes nothing.
@@ -818,6 +822,7 @@ impl Acquisition {
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Held>, Error> {
         let (mut held, mut look) = Box::pin(self.queue_up()).await?;
+        self.trace.entered(held.standing());
         match self.wait_for_turn(&held, &mut look, patience, waiting, on_wait).await {
             Ok(()) => {
                 self.begin_hold(&mut held);
@@ -870,14 +875,14 @@ impl Acquisition {
         };
         let (session, tenure) = (Arc::clone(held.place().session()), Arc::clone(held.tenure()));
         let (path, label, token) = (Arc::clone(&self.shared.path), self.label.clone(), held.standing().czxid);
-        let mode = self.mode;
         let watch = Arc::clone(&session);
         session.spawn(Box::pin(async move {
             tokio::select! {
                 biased;
                 () = tenure.ended(&watch) => {}
                 () = watch.sleep(limit) => {
-                    tracing::warn!(path = &*path, %mode, label, token, held = ?limit, "a lock is held for long");
+                    let node = tenure.path();
+                    tracing::warn!(path = &*path, node, label, token, held = ?limit, "a lock is held for long");
                 }
             }
         }));
@@ -1021,7 +1026,7 @@ impl Acquisition {
             drop(names);
             has_waited = true;
             let watched = place.child(nearest.name());
-            let event = match on_wait.as_mut().filter(|on_wait| on_wait.every.is_some()) {
+            let event = match &mut on_wait {
                 None => self.departure(held, &watched).await?,
                 Some(on_wait) => Box::pin(self.departure_watched(held, &watched, on_wait)).await?,
             };
@@ -1131,7 +1136,10 @@ impl Acquisition {
     fn read(mut self) -> Granting<ReadGuard> {
         let span = self.begin();
         // A label of its own must be seen in the queue, and whatever is wrong must be told.
-        if self.shared.reads.are_shared() && self.label == self.shared.label && self.check().is_ok() {
+        if self.shared.reads.are_shared()
+            && self.label == self.shared.label
+            && self.check(self.on_wait.as_deref()).is_ok()
+        {
             Acquiring::around(span, Box::pin(self.shared_read()))
         } else {
             Acquiring::around(span, Box::pin(async move { self.acquire().await.map(ReadGuard::new) }))
@@ -1148,9 +1156,9 @@ impl Acquisition {
                 held
             }
             // Boxed, because a future that only joins is small.
-            None => Box::pin(self.enter_shared(on_wait)).await?,
+            None => Box::pin(async { self.told(self.enter_shared(on_wait).await) }).await?,
         };
-        self.trace.granted_place(held.standing());
+        self.trace.shares(held.standing());
         Ok(ReadGuard::on(held))
     }
 
@@ -1158,7 +1166,10 @@ impl Acquisition {
     async fn enter_shared(&self, on_wait: Option<Box<OnWait>>) -> Result<Arc<Held>, Error> {
         let reads = &self.shared.reads;
         let entry = match reads.join_or_enter(|| self.for_all()) {
-            Ok(held) => return Ok(held),
+            Ok(held) => {
+                meter::granted(Mode::Read, "joined");
+                return Ok(held);
+            }
             Err(entry) => entry,
         };
         let granted = async {
@@ -1172,10 +1183,11 @@ impl Acquisition {
             }
             granted.await
         };
-        match self.timeout {
-            None => self.warned(&entry.waiting, granted).await,
-            Some(timeout) => self.within(timeout, &entry.waiting, self.warned(&entry.waiting, granted)).await,
-        }
+        let answer = match self.timeout {
+            None => granted.await,
+            Some(timeout) => self.within(timeout, &entry.waiting, granted).await,
+        };
+        answer.inspect(|_| self.trace.waited(Mode::Read))
     }
 
     /// Tells how far the acquisition that all wait for has come, whenever that changes.
@@ -1196,10 +1208,11 @@ impl Acquisition {
         let waiting = Arc::new(Waiting::default());
         let mut all = Acquisition::new(&self.shared, Mode::Read);
         all.is_for_all = true;
-        let _for_its_hold = all.begin();
+        let span = all.begin();
+        all.trace = all.trace.for_others(&self.trace);
         let its_own = Arc::clone(&waiting);
-        let work = Box::pin(async move { all.enter(Patience::Wait, Some(&its_own), None).await });
-        (work, waiting)
+        let work = async move { all.warned(&its_own, all.enter(Patience::Wait, Some(&its_own), None)).await };
+        (Acquiring::around(span, Box::pin(work)), waiting)
     }
 }
 
@@ -1234,11 +1247,18 @@ impl RwLock {
         Acquisition::new(&self.shared, mode).look().await
     }
 
+    /// Has it seen from outside that this is why it was not granted together with others.
+    pub(crate) fn refused(&self, mode: Mode, error: Error) -> Error {
+        trace::not_granted(self.path(), mode, &error);
+        error
+    }
+
     /// Takes the lock after a [look](Self::look), without waiting.
     pub(crate) async fn take_now(&self, mode: Mode) -> Result<Box<Held>, Error> {
         let mut acquisition = Acquisition::new(&self.shared, mode);
         let span = acquisition.begin();
-        acquisition.enter(Patience::GiveUp, None, None).instrument(span).await
+        let take = async { acquisition.told(acquisition.enter(Patience::GiveUp, None, None).await) };
+        take.instrument(span).await
     }
 }
 

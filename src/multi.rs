@@ -160,8 +160,8 @@ impl MultiLock {
     /// ```
     pub async fn try_lock(&self) -> Result<MultiGuard, Error> {
         let looks = self.locks.iter().map(|(lock, mode)| lock.look(*mode)).collect();
-        for ((lock, _), look) in self.locks.iter().zip(all_of(looks).await) {
-            look.map_err(|error| error.of_one(lock.path()))?;
+        for ((lock, mode), look) in self.locks.iter().zip(all_of(looks).await) {
+            look.map_err(|error| lock.refused(*mode, error).of_one(lock.path()))?;
         }
         let mut taken = Taken::default();
         for (lock, mode) in &*self.locks {
@@ -201,7 +201,8 @@ impl MultiLock {
             let granted = async {
                 match left {
                     Some(Duration::ZERO) => {
-                        Err(Error::Timeout { waited: Duration::ZERO, blockers: Default::default() })
+                        let late = Error::Timeout { waited: Duration::ZERO, blockers: Default::default() };
+                        Err(lock.refused(*mode, late))
                     }
                     left => lock.take(*mode, left, label.clone()).await,
                 }

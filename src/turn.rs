@@ -76,10 +76,10 @@ pub(crate) fn ahead_of<'q>(me: &Contender, queue: &'q [String]) -> Vec<&'q str> 
     in_order(queue, |other| blocks(other, me.place()))
 }
 
-/// How many came before `me`, whether it waits for them or not.
-pub(crate) fn earlier_than(me: &Contender, queue: &[String]) -> usize {
+/// How many came before `me`, whether it waits for them or not, and how many there are in all.
+pub(crate) fn earlier_than(me: &Contender, queue: &[String]) -> (usize, usize) {
     let places = queue.iter().filter_map(|child| name::place(child));
-    places.filter(|other| other.sequence < me.sequence()).count()
+    places.fold((0, 0), |(earlier, all), other| (earlier + usize::from(other.sequence < me.sequence()), all + 1))
 }
 
 /// The first of those who wait and whom `me`, which holds, keeps out.

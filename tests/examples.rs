@@ -89,7 +89,7 @@ async fn quickstart(on: On) {
         .await
         .succeeded()
         .says("not granted within 300ms: held by READ web-1")
-        .says("admin waits at place 3: held by READ web-1")
+        .says("admin waits at place 3 of 3: held by READ web-1")
         .says_in_lines("WRITE admin", 2)
         .says(", waits behind web-2~")
         .says("this one ")
