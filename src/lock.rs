@@ -392,7 +392,7 @@ impl fmt::Debug for RwLock {
 }
 
 /// Options of a lock. Made by [`RwLock::builder`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "nothing is opened before `build`"]
 pub struct RwLockBuilder {
     coordinator: Arc<dyn Coordinator>,
@@ -513,6 +513,11 @@ impl RwLockBuilder {
     pub fn share_reads(mut self, max_age: Duration) -> Self {
         self.max_age = Some(max_age);
         self
+    }
+
+    /// The same, for the lock in another directory.
+    pub(crate) fn at(&self, path: String) -> RwLockBuilder {
+        RwLockBuilder { path, ..self.clone() }
     }
 
     /// Opens the lock. Nothing is sent.
@@ -1234,9 +1239,11 @@ impl RwLock {
         mode: Mode,
         timeout: Option<Duration>,
         label: Option<String>,
+        on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Held>, Error> {
         let mut acquisition = Acquisition::new(&self.shared, mode);
         acquisition.timeout = timeout;
+        acquisition.on_wait = on_wait;
         acquisition.label = label.or(acquisition.label);
         let span = acquisition.begin();
         acquisition.acquire().instrument(span).await

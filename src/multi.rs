@@ -12,11 +12,13 @@ use thiserror::Error;
 use tokio::time::Instant;
 
 use crate::coordinator::Coordinator;
+use crate::deadlock::Deadlock;
 use crate::error::Error;
 use crate::guard::{Held, NodeData};
-use crate::lock::{RwLock, check_label};
-use crate::name::Mode;
+use crate::lock::{RwLock, RwLockBuilder, check_label};
+use crate::name::{Contender, Mode};
 use crate::path;
+use crate::progress::{OnWaits, Progress};
 use crate::tenure::{Changes, HoldState, Loss};
 use crate::transaction::Transaction;
 
@@ -83,13 +85,7 @@ impl MultiLock {
 
     /// As [`MultiLock::new`], with options.
     pub fn builder<C: Coordinator + Clone>(coordinator: &C) -> MultiLockBuilder {
-        MultiLockBuilder {
-            coordinator: Arc::new(coordinator.clone()),
-            locks: Vec::new(),
-            host: None,
-            label: None,
-            lock_delay: Duration::ZERO,
-        }
+        MultiLockBuilder { options: RwLock::builder(coordinator, "/"), locks: Vec::new() }
     }
 
     /// The locks' directories, in the order in which they are taken.
@@ -125,7 +121,7 @@ impl MultiLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn lock(&self) -> AcquireMulti {
-        AcquireMulti { locks: self.clone(), timeout: None, label: None }
+        AcquireMulti { locks: self.clone(), timeout: None, label: None, on_wait: None }
     }
 
     /// Acquires all the locks if none of them is taken; does not wait, and when one is taken writes nothing to the
@@ -189,7 +185,12 @@ impl MultiLock {
         self.lock().blocking()
     }
 
-    async fn acquire(&self, timeout: Option<Duration>, label: Option<String>) -> Result<MultiGuard, Error> {
+    async fn acquire(
+        &self,
+        timeout: Option<Duration>,
+        label: Option<String>,
+        on_wait: Option<OnWaits>,
+    ) -> Result<MultiGuard, Error> {
         check_label(label.as_deref())?;
         if timeout == Some(Duration::ZERO) {
             return Err(Error::invalid("a timeout of zero; to not wait at all, use try_lock"));
@@ -204,7 +205,10 @@ impl MultiLock {
                         let late = Error::Timeout { waited: Duration::ZERO, blockers: Default::default() };
                         Err(lock.refused(*mode, late))
                     }
-                    left => lock.take(*mode, left, label.clone()).await,
+                    left => {
+                        let on_wait = on_wait.as_ref().map(|on_wait| on_wait.of(lock.path()));
+                        lock.take(*mode, left, label.clone(), on_wait).await
+                    }
                 }
             };
             // What was waited for is the whole, whichever of the locks the time ran out at.
@@ -230,11 +234,9 @@ impl fmt::Debug for MultiLock {
 #[derive(Debug)]
 #[must_use = "nothing is opened before `build`"]
 pub struct MultiLockBuilder {
-    coordinator: Arc<dyn Coordinator>,
+    /// Those of each lock, but for its path.
+    options: RwLockBuilder,
     locks: Vec<(String, Mode)>,
-    host: Option<String>,
-    label: Option<String>,
-    lock_delay: Duration,
 }
 
 impl MultiLockBuilder {
@@ -250,21 +252,39 @@ impl MultiLockBuilder {
         self
     }
 
-    /// As [`RwLockBuilder::host`](crate::RwLockBuilder::host), for all the locks.
+    /// As [`RwLockBuilder::host`], for all the locks.
     pub fn host(mut self, host: impl Into<String>) -> Self {
-        self.host = Some(host.into());
+        self.options = self.options.host(host);
         self
     }
 
-    /// As [`RwLockBuilder::label`](crate::RwLockBuilder::label), for all the locks.
+    /// As [`RwLockBuilder::label`], for all the locks.
     pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.label = Some(label.into());
+        self.options = self.options.label(label);
         self
     }
 
-    /// As [`RwLockBuilder::lock_delay`](crate::RwLockBuilder::lock_delay), for each of the locks.
+    /// As [`RwLockBuilder::lock_delay`], for each of the locks.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
-        self.lock_delay = delay;
+        self.options = self.options.lock_delay(delay);
+        self
+    }
+
+    /// As [`RwLockBuilder::warn_after_waiting`], for each of the locks.
+    pub fn warn_after_waiting(mut self, limit: Duration) -> Self {
+        self.options = self.options.warn_after_waiting(limit);
+        self
+    }
+
+    /// As [`RwLockBuilder::warn_after_holding`], for each of the locks. The first is held while the last is waited for.
+    pub fn warn_after_holding(mut self, limit: Duration) -> Self {
+        self.options = self.options.warn_after_holding(limit);
+        self
+    }
+
+    /// As [`RwLockBuilder::on_deadlock`], for each of the locks.
+    pub fn on_deadlock(mut self, deadlock: Deadlock) -> Self {
+        self.options = self.options.on_deadlock(deadlock);
         self
     }
 
@@ -284,16 +304,7 @@ impl MultiLockBuilder {
             let path = &twice[0].0;
             return Err(Error::invalid(format!("path {path:?} comes twice; a lock can be held in one mode only")));
         }
-        let open = |(path, mode): (String, Mode)| {
-            let mut builder = RwLock::builder(&self.coordinator, &path).lock_delay(self.lock_delay);
-            if let Some(host) = &self.host {
-                builder = builder.host(host);
-            }
-            if let Some(label) = &self.label {
-                builder = builder.label(label);
-            }
-            Ok((builder.build()?, mode))
-        };
+        let open = |(path, mode)| Ok((self.options.at(path).build()?, mode));
         Ok(MultiLock { locks: named.into_iter().map(open).collect::<Result<_, Error>>()? })
     }
 }
@@ -305,6 +316,7 @@ pub struct AcquireMulti {
     locks: MultiLock,
     timeout: Option<Duration>,
     label: Option<String>,
+    on_wait: Option<OnWaits>,
 }
 
 impl AcquireMulti {
@@ -325,6 +337,23 @@ impl AcquireMulti {
         self
     }
 
+    /// Calls `tell` with the directory of the lock that is waited for, and how far that has come: see
+    /// [`AcquireWrite::on_wait`](crate::AcquireWrite::on_wait).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock};
+    /// # tokio_test::block_on(async {
+    /// # let both = MultiLock::new(&Memory::new(), [("/locks/a", Mode::Write), ("/locks/b", Mode::Write)])?;
+    /// let guard = both.lock().on_wait(|path, progress| eprintln!("waiting for {path} at {progress}")).await?;
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn on_wait(mut self, tell: impl FnMut(&str, &Progress) + Send + 'static) -> Self {
+        self.on_wait = Some(OnWaits::new(tell));
+        self
+    }
+
     /// Blocks the thread until all the locks are granted. Needs no runtime.
     ///
     /// # Errors
@@ -339,7 +368,7 @@ impl IntoFuture for AcquireMulti {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.locks.acquire(self.timeout, self.label).await })
+        Box::pin(async move { self.locks.acquire(self.timeout, self.label, self.on_wait).await })
     }
 }
 
@@ -536,6 +565,50 @@ impl MultiGuard {
     /// ```
     pub async fn lost(&self) -> MultiLoss {
         self.taken.lost().await
+    }
+
+    /// For how long the ensemble surely keeps all the locks' sessions. See
+    /// [`WriteGuard::session_left`](crate::WriteGuard::session_left).
+    pub fn session_left(&self) -> Duration {
+        self.taken.locks.iter().map(Held::session_left).min().unwrap_or_default()
+    }
+
+    /// Waits until somebody queues up whom one of the locks keeps out, and says at which lock, and who is the first of
+    /// them there. See [`WriteGuard::contended`](crate::WriteGuard::contended) and, for locks that are taken to read,
+    /// [`ReadGuard::contended`](crate::ReadGuard::contended).
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping the future.
+    ///
+    /// # Errors
+    /// [`Error::OneOfMany`] with [`Error::Lost`] once a lock is lost, or with [`Error::PermissionDenied`] if its directory
+    /// may not be read.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// # let both = MultiLock::new(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Write)])?;
+    /// # let lock_b = RwLock::new(&zk, "/locks/b")?;
+    /// let guard = both.lock().await?;
+    /// # tokio::spawn(async move { lock_b.read().await });
+    /// let (path, first) = guard.contended().await?;
+    /// println!("making way for {first} in {path}");
+    /// # assert_eq!(path, "/locks/b");
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub async fn contended(&self) -> Result<(&str, Contender), Error> {
+        let each = self.taken.locks.iter().map(|held| async {
+            let first = held.contended().await.map_err(|error| error.of_one(held.directory()))?;
+            Ok((held.directory(), first))
+        });
+        tokio::select! {
+            biased;
+            loss = self.lost() => Err(loss.into()),
+            first = first_of(each.collect()) => first,
+        }
     }
 
     /// Runs `work` while all the locks are held, and drops it as soon as one is lost. See

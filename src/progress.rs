@@ -94,6 +94,29 @@ impl OnWait {
     }
 }
 
+/// Whom to tell of several locks, of which one is waited for at a time.
+#[derive(Clone)]
+pub(crate) struct OnWaits(Arc<Mutex<dyn FnMut(&str, &Progress) + Send>>);
+
+impl OnWaits {
+    pub(crate) fn new(tell: impl FnMut(&str, &Progress) + Send + 'static) -> OnWaits {
+        OnWaits(Arc::new(Mutex::new(tell)))
+    }
+
+    /// The same, of the lock at `path`.
+    pub(crate) fn of(&self, path: &str) -> Box<OnWait> {
+        let (tell, path) = (Arc::clone(&self.0), path.to_owned());
+        let tell = move |progress: &Progress| tell.lock().unwrap_or_else(PoisonError::into_inner)(&path, progress);
+        OnWait::new(tell, None)
+    }
+}
+
+impl fmt::Debug for OnWaits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnWaits")
+    }
+}
+
 impl fmt::Debug for OnWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OnWait").field("every", &self.every).finish_non_exhaustive()
