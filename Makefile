@@ -8,7 +8,7 @@ SHELL := /bin/bash
 DEBIAN_JAR := /usr/share/java/zookeeper.jar
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test lint soak bench performance figures kerberos databases deny package zookeeper
+.PHONY: test lint soak bench performance figures kerberos databases msrv deny package zookeeper
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
 # proved nothing about ZooKeeper, so it fails however green the tests look.
@@ -62,6 +62,10 @@ kerberos: zookeeper
 # On Debian: apt-get install postgresql mariadb-server
 databases:
 	tests/databases.sh
+
+# The oldest Rust that Cargo.toml states, for real: rustup installs it. `make lint` asks clippy only.
+msrv:
+	cargo +$$(sed -n 's/^rust-version = "\(.*\)"/\1.0/p' Cargo.toml) check --all-features --lib --bins
 
 # What the dependencies must keep to is in deny.toml: licences, known faults, sources. Needs `cargo install cargo-deny`, and
 # the network for the list of known faults.
