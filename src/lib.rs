@@ -99,6 +99,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod acquire;
 mod deadlock;
 mod error;
 mod guard;
@@ -111,6 +112,7 @@ mod meter;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 mod multi;
+mod multi_guard;
 mod name;
 mod path;
 mod place;
@@ -127,13 +129,15 @@ mod zookeeper;
 
 pub mod coordinator;
 
+pub use crate::acquire::{AcquireRead, AcquireWrite};
 pub use crate::coordinator::{Ending, Failure, Outcome};
 pub use crate::deadlock::Deadlock;
 pub use crate::error::Error;
 pub use crate::guard::{NodeData, ReadGuard, WriteGuard};
-pub use crate::lock::{AcquireRead, AcquireWrite, RwLock, RwLockBuilder};
+pub use crate::lock::{RwLock, RwLockBuilder};
 pub use crate::memory::Memory;
-pub use crate::multi::{AcquireMulti, MultiChanges, MultiGuard, MultiLock, MultiLockBuilder, MultiLoss};
+pub use crate::multi::{AcquireMulti, MultiLock, MultiLockBuilder};
+pub use crate::multi_guard::{MultiChanges, MultiGuard, MultiLoss};
 pub use crate::name::{Contender, Mode};
 pub use crate::progress::Progress;
 pub use crate::queue::{Blockers, Member, MemberState, Queue};

@@ -6,8 +6,8 @@ use tokio::time::Instant;
 use tracing::field::{Empty, debug};
 use tracing::{Instrument, Span};
 
+use crate::acquire::Granting;
 use crate::error::Error;
-use crate::lock::Granting;
 use crate::meter::{self, Began};
 use crate::name::Mode;
 use crate::place::Standing;

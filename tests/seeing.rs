@@ -401,6 +401,30 @@ async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn reads_that_wait_for_one_node_are_warned_of_once_and_look_once() {
+    let zk = Memory::new();
+    let second = Duration::from_secs(1);
+    let sharing = RwLock::builder(&zk, DIRECTORY).share_reads(second * 9).warn_after_waiting(second);
+    let lock = sharing.build().expect("valid");
+    let held = now(open(&zk.connect()).write()).expect("free");
+    let (log, _guard) = Log::start();
+    let mut reads = [(); 3].map(|()| task::spawn(lock.read().into_future()));
+    let mut poll_all = || {
+        for read in &mut reads {
+            assert_pending!(read.poll());
+        }
+    };
+    poll_all();
+    let requests = zk.requests();
+    tokio::time::advance(second).await;
+    poll_all();
+    assert_eq!(log.lines().iter().filter(|line| line.starts_with("WARN")).count(), 1);
+    assert_eq!(zk.requests() - requests, 2, "a listing, and a read of the holder's node");
+    drop(held);
+    drop(reads.each_mut().map(|read| assert_ready_ok!(read.poll())));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_long_hold_is_warned_of_once_and_a_short_one_not_at_all() {
     let zk = Memory::new();
     let second = Duration::from_secs(1);

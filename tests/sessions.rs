@@ -210,3 +210,29 @@ async fn dropping_the_last_handle_waits_only_a_moment_for_a_server_that_does_not
     server.resume();
     becomes_empty(&other, DIRECTORY).await;
 }
+
+#[tokio::test]
+async fn unless_it_is_told_otherwise_a_session_is_kept_for_ten_seconds() {
+    let zk = ZooKeeper::connect(&shared_server().address()).await.expect("the server can be reached");
+    assert_eq!(session(&zk).await.timeout(), Duration::from_secs(10));
+}
+
+#[tokio::test]
+async fn all_locks_and_handles_of_a_process_share_one_thread() {
+    let server = shared_server();
+    let (one, other) = (connect(&server.address()).await, connect(&server.address()).await);
+    let locks =
+        (0..8).map(|number| lock_at(if number % 2 == 0 { &one } else { &other }, &format!("/locks/thread/{number}")));
+    let mut guards = Vec::new();
+    for lock in locks {
+        guards.push(soon("the grant", lock.write()).await.expect("free"));
+    }
+    let threads = || {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names.filter(|name| name.trim() == "zk-rwlock").count()
+    };
+    // An earlier one may still be saying good-bye for other tests.
+    eventually("there is one thread", || async { threads() == 1 }).await;
+    assert!(guards.iter().all(|guard| guard.is_held()));
+}
