@@ -26,8 +26,8 @@ pub struct Progress {
 impl Progress {
     /// As far as a listing tells, without asking anybody.
     pub(crate) fn by_name(names: &[String], me: &Contender) -> Progress {
-        let (earlier, length) = turn::earlier_than(me, names);
-        Progress { place: earlier + 1, length, blockers: queue::blockers_by_name(names, me) }
+        let (place, length) = turn::place_of(me, names);
+        Progress { place, length, blockers: queue::blockers_by_name(names, me) }
     }
 
     fn is_as(&self, other: &Progress) -> bool {
@@ -96,7 +96,9 @@ impl OnWait {
 
 /// Whom to tell of several locks, of which one is waited for at a time.
 #[derive(Clone)]
-pub(crate) struct OnWaits(Arc<Mutex<dyn FnMut(&str, &Progress) + Send>>);
+pub(crate) struct OnWaits(Arc<Mutex<TellOfOne>>);
+
+type TellOfOne = dyn FnMut(&str, &Progress) + Send;
 
 impl OnWaits {
     pub(crate) fn new(tell: impl FnMut(&str, &Progress) + Send + 'static) -> OnWaits {
