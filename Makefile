@@ -8,7 +8,7 @@ SHELL := /bin/bash
 DEBIAN_JAR := /usr/share/java/zookeeper.jar
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test lint soak bench performance figures kerberos deny package zookeeper
+.PHONY: test lint soak bench performance figures kerberos databases msrv deny package zookeeper
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
 # proved nothing about ZooKeeper, so it fails however green the tests look.
@@ -57,6 +57,15 @@ figures:
 # On Debian: apt-get install libkrb5-dev libclang-dev krb5-kdc krb5-admin-server krb5-user
 kerberos: zookeeper
 	tests/kerberos.sh
+
+# The SQL of docs/guide.md, on a PostgreSQL and a MariaDB that are started for it; docs/guide.md says what must be refused.
+# On Debian: apt-get install postgresql mariadb-server
+databases:
+	tests/databases.sh
+
+# The oldest Rust that Cargo.toml states, for real: rustup installs it. `make lint` asks clippy only.
+msrv:
+	cargo +$$(sed -n 's/^rust-version = "\(.*\)"/\1.0/p' Cargo.toml) check --all-features --lib --bins
 
 # What the dependencies must keep to is in deny.toml: licences, known faults, sources. Needs `cargo install cargo-deny`, and
 # the network for the list of known faults.

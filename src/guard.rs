@@ -84,12 +84,17 @@ impl Held {
         self.tenure().hold_state(self.place.session().lease())
     }
 
+    /// For how long its session is surely kept.
+    pub(crate) fn session_left(&self) -> Duration {
+        self.place.session().lease().session_left()
+    }
+
     pub(crate) fn changes(&self) -> Changes {
         Changes::new(Arc::clone(self.tenure()), Arc::clone(self.place.session()))
     }
 
     /// Waits until somebody waits whom it keeps out: the first of them.
-    async fn contended(&self) -> Result<Contender, Error> {
+    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
         tokio::select! {
             biased;
             loss = self.lost() => Err(Error::Lost(loss)),
@@ -147,8 +152,10 @@ impl Held {
         }
     }
 
-    pub(crate) async fn release(self) -> Result<(), Error> {
+    pub(crate) async fn release(mut self) -> Result<(), Error> {
         let loss = self.loss();
+        // However long it takes the ensemble to hear of it.
+        self.holding = Holding::default();
         // Deleted even when lost: the session may still be alive, and the node in everyone's way.
         let answer = self.place.leave().await;
         match (loss, answer) {
@@ -167,6 +174,7 @@ impl Held {
         if let Some(standing) = self.place.standing() {
             self.standing = standing;
         }
+        self.holding.goes_on_as(&self.shared.path, &self.standing);
         Ok(())
     }
 
@@ -302,7 +310,7 @@ macro_rules! guard {
             /// # Ok::<(), Error>(()) }).unwrap();
             /// ```
             pub fn session_left(&self) -> Duration {
-                self.held.place().session().lease().session_left()
+                self.held.session_left()
             }
 
             /// Waits until somebody queues up whom this guard keeps out, and says who is the first of them: any writer, and

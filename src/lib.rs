@@ -80,13 +80,14 @@
 //! | what | level | fields |
 //! |---|---|---|
 //! | span `acquire`: from asking until granted, refused or dropped | debug | `path`, `mode`, `label`, and as they become known `sequence`, `token`, `waited` |
-//! | span `hold`: until released or dropped; follows from `acquire`, in the span that the caller was in | debug | `path`, `mode`, `sequence`, `token`, `label`, `held` |
+//! | span `hold`: until its release begins or it is dropped; follows from `acquire`, in the span that the caller was in. A downgrade ends that of the writer, and one of a reader follows from it | debug | `path`, `mode`, `sequence`, `token`, `label`, `held` |
 //! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: `next` (proven by the numbers, without a look), `at once` (by the first look), `look` (by a later one), `hand-off` |
+//! | not granted | debug | `path`, `mode`, `error` |
 //! | a create whose answer was lost has been found again | info | `path`, `node` |
 //! | the connection is lost while a lock is held; it is back in time | warn; info | `node`, `left` |
-//! | a held lock was lost: told when it is noticed, at the latest when the connection is back | warn | `node`, `cause` |
-//! | it takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) or [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `mode`, `label`, `waited` and `blockers`, or `held` and `token` |
-//! | a task [waits for itself](Deadlock) | warn | `path`, `mode`, `label`, `holder` |
+//! | a held lock was lost: told whether anybody looks or not | warn | `node`, `cause` |
+//! | it takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) or [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `label`; `mode`, `waited` and `blockers`, or `node`, `token` and `held` |
+//! | a task seems to [wait for itself](Deadlock) | warn | `path`, `mode`, `label`, `holder` |
 //!
 //! With the feature `metrics` it counts and measures: the table is in the module `metrics`.
 //!
@@ -98,6 +99,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod acquire;
 mod deadlock;
 mod error;
 mod guard;
@@ -110,6 +112,7 @@ mod meter;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 mod multi;
+mod multi_guard;
 mod name;
 mod path;
 mod place;
@@ -126,13 +129,15 @@ mod zookeeper;
 
 pub mod coordinator;
 
+pub use crate::acquire::{AcquireRead, AcquireWrite};
 pub use crate::coordinator::{Ending, Failure, Outcome};
 pub use crate::deadlock::Deadlock;
 pub use crate::error::Error;
 pub use crate::guard::{NodeData, ReadGuard, WriteGuard};
-pub use crate::lock::{AcquireRead, AcquireWrite, RwLock, RwLockBuilder};
+pub use crate::lock::{RwLock, RwLockBuilder};
 pub use crate::memory::Memory;
-pub use crate::multi::{AcquireMulti, MultiChanges, MultiGuard, MultiLock, MultiLockBuilder, MultiLoss};
+pub use crate::multi::{AcquireMulti, MultiLock, MultiLockBuilder};
+pub use crate::multi_guard::{MultiChanges, MultiGuard, MultiLoss};
 pub use crate::name::{Contender, Mode};
 pub use crate::progress::Progress;
 pub use crate::queue::{Blockers, Member, MemberState, Queue};

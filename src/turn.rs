@@ -76,10 +76,10 @@ pub(crate) fn ahead_of<'q>(me: &Contender, queue: &'q [String]) -> Vec<&'q str> 
     in_order(queue, |other| blocks(other, me.place()))
 }
 
-/// How many came before `me`, whether it waits for them or not.
-pub(crate) fn earlier_than(me: &Contender, queue: &[String]) -> usize {
+/// The place of `me`, counted from 1, whether it waits for those before it or not; and how many there are in all.
+pub(crate) fn place_of(me: &Contender, queue: &[String]) -> (usize, usize) {
     let places = queue.iter().filter_map(|child| name::place(child));
-    places.filter(|other| other.sequence < me.sequence()).count()
+    places.fold((1, 0), |(mine, all), other| (mine + usize::from(other.sequence < me.sequence()), all + 1))
 }
 
 /// The first of those who wait and whom `me`, which holds, keeps out.
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(ahead_of_newcomer(Mode::Write, &queue).len(), 4);
         let me = Contender::parse("h~2-READ-0000000002").unwrap();
         assert_eq!(ahead_of(&me, &queue), ["h~1-WRITE-0000000001"]);
-        assert_eq!(earlier_than(&me, &queue), 2);
+        assert_eq!(place_of(&me, &queue), (3, 4));
     }
 
     #[test]

@@ -100,8 +100,9 @@ fn a_token_in_each_row_refuses_an_earlier_holder_of_that_row() {
 
 #[test]
 fn all_sql_is_sql_of_the_database_it_is_for() {
-    let dialects: [(&str, &dyn Dialect, usize); 3] = [
+    let dialects: [(&str, &dyn Dialect, usize); 4] = [
         ("sql postgres", &PostgreSqlDialect {}, 2),
+        ("sql psql", &PostgreSqlDialect {}, 1),
         ("sql mysql", &MySqlDialect {}, 3),
         ("sql sqlite", &SQLiteDialect {}, 2),
     ];
