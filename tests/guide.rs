@@ -1,10 +1,14 @@
 //! What `docs/guide.md` and `docs/coming-from.md` say beside their Rust, which `cargo test --doc` runs: SQL, figures,
-//! tables, links and the picture.
+//! tables, links and the picture. What they say to shells is run by `tests/zklock.rs`.
+
+#[path = "support/page.rs"]
+mod page;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use page::{blocks, rows};
 use rusqlite::{Connection, TransactionBehavior};
 use sqlparser::dialect::{Dialect, MySqlDialect, PostgreSqlDialect, SQLiteDialect};
 use sqlparser::parser::Parser;
@@ -12,20 +16,6 @@ use zk_rwlock::{Memory, RwLock};
 
 const GUIDE: &str = include_str!("../docs/guide.md");
 const COMING_FROM: &str = include_str!("../docs/coming-from.md");
-
-/// What stands in the fenced blocks of a page that begin with these words.
-fn blocks<'page>(page: &'page str, words: &str) -> Vec<&'page str> {
-    let opening = format!("```{words}\n");
-    page.split(opening.as_str()).skip(1).map(|rest| rest.split("```").next().unwrap_or_default()).collect()
-}
-
-/// The cells of each row of the page's tables, without their headings.
-fn rows(page: &str) -> Vec<Vec<&str>> {
-    let lines: Vec<&str> = page.lines().collect();
-    let is_row = |line: &str| line.starts_with('|') && !line.starts_with("|--");
-    let body = lines.windows(2).filter(|pair| is_row(pair[0]) && !pair[1].starts_with("|--")).map(|pair| pair[0]);
-    body.map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect()).collect()
-}
 
 /// The statements of a block, without what they say to people.
 fn statements(block: &str) -> Vec<String> {

@@ -7,6 +7,7 @@ pub mod ensemble;
 pub mod fake;
 pub mod frames;
 pub mod history;
+pub mod page;
 pub mod polled;
 pub mod rules;
 pub mod scene;

@@ -48,7 +48,7 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
         };
         odd.iter().map(line).collect()
     };
-    output::print(&text);
+    output::print(&text)?;
     Ok(if odd.is_empty() { 0 } else { exit::NEGATIVE })
 }
 

@@ -29,7 +29,7 @@ pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, 
     }
     match lock.evict(which.token).await? {
         Some(member) => {
-            output::print(&format!("removed {}\n", tame(&member.to_string())));
+            output::print(&format!("removed {}\n", tame(&member.to_string())))?;
             Ok(0)
         }
         None => stale(&lock, which).await,

@@ -6,40 +6,67 @@ use serde_json::{Value, json};
 use zk_rwlock::{Member, MemberState, Queue, Survey};
 
 use crate::cycles;
-use crate::output::{shorten, tame};
+use crate::output::{shorten, tame, width};
 
 const HEADINGS: [&str; 10] = ["PLACE", "STATE", "MODE", "HOST", "PID", "LABEL", "SINCE", "SESSION", "BEHIND", "TOKEN"];
 
 /// A label may be 256 bytes long, and a table is to be read.
 const LABEL_SHOWN: usize = 40;
 
+/// A line of a table, and the colour that it may have.
+struct Line {
+    text: String,
+    colour: &'static str,
+}
+
+impl Line {
+    fn painted(&self, colourful: bool) -> String {
+        match colourful && !self.colour.is_empty() {
+            true => format!("\x1b[{}m{}\x1b[0m", self.colour, self.text),
+            false => self.text.clone(),
+        }
+    }
+}
+
 /// The queue as a table, or a word if there is nobody in it.
 pub(crate) fn table(queue: &Queue, colourful: bool) -> String {
     if queue.members.is_empty() {
         return format!("{}: free\n", queue.path);
     }
+    lines(queue).iter().map(|line| line.painted(colourful) + "\n").collect()
+}
+
+/// The same, cut to so many columns and rows, of which the last one says how many members there was no place for.
+pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful: bool) -> Vec<String> {
+    let mut lines = match queue.members.is_empty() {
+        true => vec![Line { text: "free".to_owned(), colour: "" }],
+        false => lines(queue),
+    };
+    if lines.len() > rows {
+        let shown = rows.saturating_sub(1);
+        let text = format!("... and {} more", lines.len() - shown);
+        lines.truncate(shown);
+        lines.push(Line { text, colour: "" });
+    }
+    let cut = |line: Line| Line { text: shorten(&line.text, columns), ..line };
+    lines.into_iter().map(|line| cut(line).painted(colourful)).collect()
+}
+
+fn lines(queue: &Queue) -> Vec<Line> {
     let rows: Vec<_> = queue.members.iter().enumerate().map(|(i, member)| row(queue, i + 1, member)).collect();
     let mut widths = HEADINGS.map(str::len);
     for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
+        for (widest, cell) in widths.iter_mut().zip(row) {
+            *widest = (*widest).max(width(cell));
         }
     }
-    let mut text = String::new();
-    let mut line = |cells: &[String; 10], colour: &str| {
-        let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
-        let joined = padded.collect::<Vec<_>>().join("  ");
-        let joined = joined.trim_end();
-        match colourful && !colour.is_empty() {
-            true => text.push_str(&format!("\x1b[{colour}m{joined}\x1b[0m\n")),
-            false => text.push_str(&format!("{joined}\n")),
-        }
+    let line = |cells: &[String; 10], colour| {
+        let padded = cells.iter().zip(widths).map(|(cell, widest)| format!("{cell}{:1$}", "", widest - width(cell)));
+        Line { text: padded.collect::<Vec<_>>().join("  ").trim_end().to_owned(), colour }
     };
-    line(&HEADINGS.map(str::to_owned), "1");
-    for (cells, member) in rows.iter().zip(&queue.members) {
-        line(cells, colour(&member.state));
-    }
-    text
+    let headings = line(&HEADINGS.map(str::to_owned), "1");
+    let members = rows.iter().zip(&queue.members).map(|(cells, member)| line(cells, colour(&member.state)));
+    std::iter::once(headings).chain(members).collect()
 }
 
 /// Every queue of a survey, each under its path.
