@@ -115,6 +115,7 @@ mod path;
 mod place;
 mod progress;
 mod queue;
+mod shared;
 mod shared_reads;
 mod succession;
 mod survey;
@@ -136,6 +137,12 @@ pub use crate::multi::{AcquireMulti, MultiChanges, MultiGuard, MultiLock, MultiL
 pub use crate::name::{Contender, Mode};
 pub use crate::progress::Progress;
 pub use crate::queue::{Blockers, Member, MemberState, Queue};
+#[cfg(feature = "json")]
+pub use crate::shared::Json;
+pub use crate::shared::{
+    AcquireSharedRead, AcquireSharedWrite, CopyState, Format, FormatError, Raw, Shared, SharedBuilder, SharedReadGuard,
+    SharedWriteGuard, Stored, ValueChanges, ValueError, Written,
+};
 pub use crate::survey::Survey;
 pub use crate::tenure::{Changes, HoldState, Loss};
 pub use crate::transaction::Transaction;

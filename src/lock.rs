@@ -70,7 +70,7 @@ const LOOK_UP_AHEAD: Duration = Duration::from_millis(200);
 /// ```
 #[derive(Clone)]
 pub struct RwLock {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
