@@ -58,4 +58,13 @@ on_both! {
     a_plain_thread_reads_and_writes_by_blocking,
     wrong_options_are_refused_before_anything_is_sent,
     bytes_strings_and_formats_of_ones_own_are_kept_as_they_are,
+    the_copy_and_the_changes_follow_what_others_commit,
+    values_between_two_looks_are_passed_over_and_the_newest_is_not,
+    our_own_commits_are_in_the_copy_when_they_return,
+    a_value_that_is_made_later_is_told_however_much_of_its_path_is_missing,
+    a_deletion_and_foreign_bytes_are_told_and_the_last_value_stays,
+    what_happened_while_cut_off_is_told_afterwards,
+    the_end_of_a_session_does_not_end_the_watch,
+    a_coordinator_that_is_closed_ends_the_changes_and_the_last_value_stays,
+    many_threads_ask_for_the_copy_at_once_and_it_never_goes_back,
 }

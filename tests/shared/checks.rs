@@ -8,10 +8,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Session};
-use zk_rwlock::{Error, Format, FormatError, Json, Raw, Shared, ValueError, Written};
+use zk_rwlock::{CopyState, Error, Format, FormatError, Json, Raw, Shared, Stored, ValueChanges, ValueError, Written};
 
 use crate::harness::Harness;
-use crate::support::scene::soon;
+use crate::support::scene::{eventually, soon};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Config {
@@ -620,4 +620,185 @@ pub(crate) async fn bytes_strings_and_formats_of_ones_own_are_kept_as_they_are(h
     assert_eq!(*named.read().await.unwrap(), 9);
     is_refused(&zk, &at("named"), &counter(&zk, &at("named")), |error| matches!(error, ValueError::OtherFormat { .. }))
         .await;
+}
+
+/// The next that the changes tell, and that it is a value.
+async fn next<T: Send + Sync + 'static>(changes: &mut ValueChanges<T>) -> Arc<Stored<T>> {
+    soon("a value", changes.next()).await.expect("open").expect("a value")
+}
+
+async fn next_error<T: Send + Sync + 'static>(changes: &mut ValueChanges<T>) -> Error {
+    soon("an error", changes.next()).await.expect("open").err().expect("no value")
+}
+
+pub(crate) async fn the_copy_and_the_changes_follow_what_others_commit(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let (here, there) = (counter(&one, &path), counter(&two, &path));
+    write(&there, 1).await;
+    let mut changes = here.changes();
+    let first = next(&mut changes).await;
+    assert_eq!((**first, &*here.latest().unwrap()), (1, &*first));
+    for number in 2..10 {
+        let written = write(&there, number).await;
+        let value = next(&mut changes).await;
+        assert_eq!((**value, value.written()), (number, &written));
+        let latest = here.latest().unwrap();
+        assert!(Arc::ptr_eq(&latest, &here.latest().unwrap()), "nothing is made anew");
+        assert!(Arc::ptr_eq(&latest, &value));
+        assert!(matches!(here.copy_state(), CopyState::Current), "{:?}", here.copy_state());
+    }
+}
+
+pub(crate) async fn values_between_two_looks_are_passed_over_and_the_newest_is_not(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let (here, there) = (counter(&one, &path), counter(&two, &path));
+    write(&there, 1).await;
+    let mut changes = here.changes();
+    let mut last = **next(&mut changes).await;
+    for number in 2..=50 {
+        write(&there, number).await;
+    }
+    while last < 50 {
+        let value = **next(&mut changes).await;
+        assert!(value > last, "{value} after {last}");
+        last = value;
+    }
+    assert!(tokio_test::task::spawn(changes.next()).poll().is_pending());
+}
+
+pub(crate) async fn our_own_commits_are_in_the_copy_when_they_return(h: &impl Harness) {
+    let (zk, path) = (h.client().await, h.directory());
+    let shared = counter(&zk, &path);
+    write(&shared, 0).await;
+    next(&mut shared.changes()).await;
+    let mut guard = shared.write().await.unwrap();
+    for number in 1..20 {
+        *guard = number;
+        let written = guard.commit().await.unwrap();
+        assert_eq!(shared.latest().unwrap().written(), &written);
+        assert_eq!(**shared.clone().latest().unwrap(), number);
+    }
+}
+
+pub(crate) async fn a_value_that_is_made_later_is_told_however_much_of_its_path_is_missing(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let path = format!("{path}/not/there/yet");
+    let (here, there) = (counter(&one, &path), counter(&two, &path));
+    let mut changes = here.changes();
+    assert_eq!(value_error(&next_error(&mut changes).await), &ValueError::Unset);
+    assert!(here.latest().is_none());
+    assert!(matches!(here.copy_state(), CopyState::Behind(_)), "{:?}", here.copy_state());
+    assert_eq!(bytes(&two, &path).await, None, "to look writes nothing");
+    write(&there, 1).await;
+    assert_eq!(**next(&mut changes).await, 1);
+    assert_eq!(**here.latest().unwrap(), 1);
+}
+
+pub(crate) async fn a_deletion_and_foreign_bytes_are_told_and_the_last_value_stays(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let (here, there) = (counter(&one, &path), counter(&two, &path));
+    write(&there, 1).await;
+    let mut changes = here.changes();
+    next(&mut changes).await;
+
+    session(&two).await.delete(here.value_path()).await.unwrap();
+    assert_eq!(value_error(&next_error(&mut changes).await), &ValueError::Unset);
+    assert_eq!(**here.latest().unwrap(), 1);
+    assert!(matches!(here.copy_state(), CopyState::Behind(_)));
+    write(&there, 2).await;
+    assert_eq!(**next(&mut changes).await, 2);
+
+    put(&two, &path, b"rubbish").await;
+    let error = next_error(&mut changes).await;
+    assert!(matches!(value_error(&error), ValueError::Foreign { .. }), "{error}");
+    assert_eq!(**here.latest().unwrap(), 2);
+    assert!(matches!(here.copy_state(), CopyState::Behind(_)));
+    write(&there, 3).await;
+    assert_eq!(**next(&mut changes).await, 3);
+    assert!(matches!(here.copy_state(), CopyState::Current));
+
+    // A value of ours to look at, but of another type.
+    let text: Shared<String> = Shared::new(&two, &path).unwrap();
+    write(&text, "three".to_owned()).await;
+    let error = next_error(&mut changes).await;
+    assert!(matches!(value_error(&error), ValueError::WrongType { .. }), "{error}");
+    assert_eq!(**here.latest().unwrap(), 3);
+    assert!(matches!(here.copy_state(), CopyState::Behind(_)));
+    write(&there, 4).await;
+    assert_eq!(**next(&mut changes).await, 4);
+}
+
+pub(crate) async fn what_happened_while_cut_off_is_told_afterwards(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let (here, there) = (counter(&one, &path), counter(&two, &path));
+    write(&there, 1).await;
+    let mut changes = here.changes();
+    next(&mut changes).await;
+    h.cut(&one).await;
+    write(&there, 2).await;
+    eventually("the copy says so", || async { matches!(here.copy_state(), CopyState::Disconnected) }).await;
+    assert_eq!(**here.latest().unwrap(), 1);
+    h.heal(&one).await;
+    assert_eq!(**next(&mut changes).await, 2);
+    eventually("and that it is over", || async { matches!(here.copy_state(), CopyState::Current) }).await;
+    write(&there, 3).await;
+    assert_eq!(**next(&mut changes).await, 3);
+}
+
+pub(crate) async fn the_end_of_a_session_does_not_end_the_watch(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let (here, there) = (counter(&one, &path), counter(&two, &path));
+    write(&there, 1).await;
+    let mut changes = here.changes();
+    next(&mut changes).await;
+    h.expire(&one).await;
+    for number in 2..5 {
+        write(&there, number).await;
+        let mut value = **next(&mut changes).await;
+        while value < number {
+            value = **next(&mut changes).await;
+        }
+        assert_eq!((value, **here.latest().unwrap()), (number, number));
+    }
+    assert!(matches!(here.copy_state(), CopyState::Current), "{:?}", here.copy_state());
+}
+
+pub(crate) async fn a_coordinator_that_is_closed_ends_the_changes_and_the_last_value_stays(h: &impl Harness) {
+    let (zk, path) = (h.client().await, h.directory());
+    let shared = counter(&zk, &path);
+    write(&shared, 1).await;
+    let mut changes = shared.changes();
+    next(&mut changes).await;
+    zk.close().await;
+    assert!(soon("the end", changes.next()).await.is_none());
+    assert!(soon("the end", changes.next()).await.is_none());
+    assert_eq!(**shared.latest().unwrap(), 1);
+    assert!(matches!(shared.copy_state(), CopyState::Over(Error::Closed(_))), "{:?}", shared.copy_state());
+}
+
+pub(crate) async fn many_threads_ask_for_the_copy_at_once_and_it_never_goes_back(h: &impl Harness) {
+    const LAST: u64 = 100;
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let (here, there) = (counter(&one, &path), counter(&two, &path));
+    write(&there, 0).await;
+    next(&mut here.changes()).await;
+    let threads: Vec<_> = (0..3)
+        .map(|_| {
+            let here = here.clone();
+            std::thread::spawn(move || {
+                let mut last = 0;
+                while last < LAST {
+                    let value = **here.latest().expect("has come");
+                    assert!(value >= last, "{value} after {last}");
+                    last = value;
+                    std::thread::yield_now();
+                }
+            })
+        })
+        .collect();
+    for number in 1..=LAST {
+        write(&there, number).await;
+    }
+    let joined = tokio::task::spawn_blocking(|| threads.into_iter().for_each(|thread| thread.join().unwrap()));
+    soon("all threads", joined).await.unwrap();
 }
