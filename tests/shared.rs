@@ -4,8 +4,12 @@ mod support;
 
 #[path = "shared/checks.rs"]
 mod checks;
+#[path = "shared/crashes.rs"]
+mod crashes;
 #[path = "conformance/harness.rs"]
 mod harness;
+#[path = "shared/wire.rs"]
+mod wire;
 
 macro_rules! on_both {
     ($($name:ident),* $(,)?) => {
@@ -67,4 +71,10 @@ on_both! {
     the_end_of_a_session_does_not_end_the_watch,
     a_coordinator_that_is_closed_ends_the_changes_and_the_last_value_stays,
     many_threads_ask_for_the_copy_at_once_and_it_never_goes_back,
+}
+
+/// What the children of [`crashes`] are.
+#[test]
+fn the_life_of_a_child() {
+    crashes::live();
 }
