@@ -45,6 +45,9 @@
 //!   [`is_held`](WriteGuard::is_held), [`lost`](WriteGuard::lost), [`run`](WriteGuard::run),
 //!   [`fencing_token`](WriteGuard::fencing_token), [`downgrade`](WriteGuard::downgrade),
 //!   [`share`](ReadGuard::share), [`contended`](WriteGuard::contended).
+//! - [`Shared`]: a typed value behind the lock, as `tokio::sync::RwLock<T>` has one; its guards, [`SharedReadGuard`] and
+//!   [`SharedWriteGuard`], deref to it. [`latest`](Shared::latest) is a copy for hot paths, [`changes`](Shared::changes)
+//!   tells of new ones. [`Format`]: how it is written down. [`ValueError`]: what can be wrong with it.
 //! - [`MultiLock`], [`MultiGuard`]: several locks at once, all or none, in an order that cannot end in a circle; its
 //!   transactions check every one of them.
 //! - [`Deadlock`]: what becomes of a task that waits for itself.
@@ -172,6 +175,6 @@ pub mod guide {}
 #[doc = include_str!("../docs/coming-from.md")]
 pub mod coming_from {}
 
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "json"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
