@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use crate::coordinator::{Ending, Failure};
 use crate::queue::Blockers;
+use crate::shared::ValueError;
 use crate::tenure::Loss;
 
 /// Why a lock operation did not succeed.
@@ -107,6 +108,16 @@ pub enum Error {
         reason: Failure,
     },
 
+    /// The lock is as it should be, but the [value](crate::Shared) behind it cannot be read or written. The value in the
+    /// ensemble is as it was.
+    #[error("{path}: {error}")]
+    Value {
+        /// The value's node.
+        path: String,
+        /// What is wrong with it.
+        error: ValueError,
+    },
+
     /// The connection broke before the answer came: it may or may not have been done. Read to find out.
     #[error("{operation}: the outcome is unknown, because the connection broke: {reason}")]
     OutcomeUnknown {
@@ -145,6 +156,14 @@ impl Error {
     /// Whether a lock that was held, or a place in the queue, was lost.
     pub fn is_lost(&self) -> bool {
         matches!(self.cause(), Error::Lost(_) | Error::Evicted(_))
+    }
+
+    /// What is wrong with the [value](crate::Shared) behind the lock, if that is what went wrong.
+    pub fn value_error(&self) -> Option<&ValueError> {
+        match self {
+            Error::Value { error, .. } => Some(error),
+            _ => None,
+        }
     }
 
     /// What went wrong with one lock, whether it was acquired alone or together with others.

@@ -145,7 +145,7 @@ impl Held {
         }
         let session = self.place.session();
         match place::settled(session, || session.data(path)).await {
-            Ok((data, stat)) => Ok(Some(NodeData { data, version: stat.version })),
+            Ok((data, stat)) => Ok(Some(NodeData { data, version: stat.version, czxid: stat.czxid })),
             Err(Failure::NoNode) => Ok(None),
             Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "read", path)),
@@ -197,6 +197,8 @@ pub struct NodeData {
     pub data: Vec<u8>,
     /// How often the data was set: to give to [`Transaction::set_version`].
     pub version: i32,
+    /// The ensemble-wide number of the transaction that created it: another one after it was deleted and made anew.
+    pub czxid: i64,
 }
 
 /// The lock, held to read: shared with other readers. Made by [`RwLock::read`](crate::RwLock::read).
@@ -222,6 +224,10 @@ pub struct WriteGuard {
 macro_rules! guard {
     ($guard:ident, $acquire:literal) => {
         impl $guard {
+            pub(crate) fn held(&self) -> &Held {
+                &self.held
+            }
+
             /// Whether the lock is still held: the last moment of `true` lies before anyone else's grant.
             ///
             /// One case is beyond that: when somebody deletes the lock's node by hand, its holder and the next

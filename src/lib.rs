@@ -45,6 +45,9 @@
 //!   [`is_held`](WriteGuard::is_held), [`lost`](WriteGuard::lost), [`run`](WriteGuard::run),
 //!   [`fencing_token`](WriteGuard::fencing_token), [`downgrade`](WriteGuard::downgrade),
 //!   [`share`](ReadGuard::share), [`contended`](WriteGuard::contended).
+//! - [`Shared`]: a typed value behind the lock, as `tokio::sync::RwLock<T>` has one; its guards, [`SharedReadGuard`] and
+//!   [`SharedWriteGuard`], deref to it. [`latest`](Shared::latest) is a copy for hot paths, [`changes`](Shared::changes)
+//!   tells of new ones. [`Format`]: how it is written down. [`ValueError`]: what can be wrong with it.
 //! - [`MultiLock`], [`MultiGuard`]: several locks at once, all or none, in an order that cannot end in a circle; its
 //!   transactions check every one of them.
 //! - [`Deadlock`]: what becomes of a task that waits for itself.
@@ -118,6 +121,7 @@ mod path;
 mod place;
 mod progress;
 mod queue;
+mod shared;
 mod shared_reads;
 mod succession;
 mod survey;
@@ -141,6 +145,12 @@ pub use crate::multi_guard::{MultiChanges, MultiGuard, MultiLoss};
 pub use crate::name::{Contender, Mode};
 pub use crate::progress::Progress;
 pub use crate::queue::{Blockers, Member, MemberState, Queue};
+#[cfg(feature = "json")]
+pub use crate::shared::Json;
+pub use crate::shared::{
+    AcquireSharedRead, AcquireSharedWrite, CopyState, Format, FormatError, Raw, Shared, SharedBuilder, SharedReadGuard,
+    SharedWriteGuard, Stored, ValueChanges, ValueError, Written,
+};
 pub use crate::survey::Survey;
 pub use crate::tenure::{Changes, HoldState, Loss};
 pub use crate::transaction::Transaction;
@@ -170,6 +180,6 @@ pub mod guide {}
 #[doc = include_str!("../docs/coming-from.md")]
 pub mod coming_from {}
 
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "json"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -150,6 +150,7 @@ fn every_error_and_every_loss_has_a_row_that_says_what_to_do() {
     };
     let mut expected = variants(include_str!("../src/error.rs"), "Error");
     expected.extend(variants(include_str!("../src/tenure.rs"), "Loss"));
+    expected.extend(variants(include_str!("../src/shared/value_error.rs"), "ValueError"));
     let told: BTreeSet<String> = rows(GUIDE)
         .iter()
         .filter(|row| row.len() == 3 && row[2].len() > 5 && row[0].contains("::"))

@@ -9,6 +9,7 @@ pub mod frames;
 pub mod history;
 pub mod page;
 pub mod polled;
+pub mod process;
 pub mod rules;
 pub mod scene;
 pub mod server;
