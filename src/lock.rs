@@ -13,11 +13,12 @@ use tracing::{Instrument, Span};
 
 use crate::coordinator::{Coordinator, Event, Failure, Operation, Session};
 use crate::deadlock::{Asker, Deadlock, OwnHold};
+use crate::dialect::Dialect;
 use crate::error::Error;
 use crate::guard::{Held, ReadGuard, WriteGuard};
 use crate::listing::Names;
 use crate::meter;
-use crate::name::{self, Contender, Mode};
+use crate::name::{self, Contender, Mode, Owner};
 use crate::path;
 use crate::place::{self, Place};
 use crate::progress::{OnWait, Progress};
@@ -26,7 +27,7 @@ use crate::shared_reads::{SharedReads, Work};
 use crate::succession::Succession;
 use crate::tenure::Loss;
 use crate::trace::Acquiring;
-use crate::turn::{Turn, turn};
+use crate::turn::{self, Turn};
 
 /// How often a directory may vanish between its making and our entering before something must be wrong.
 const DIRECTORY_TRIES: usize = 64;
@@ -79,12 +80,26 @@ pub(crate) struct Shared {
     pub(crate) path: Arc<str>,
     pub(crate) host: String,
     pub(crate) label: Option<String>,
+    dialect: Dialect,
     lock_delay: Duration,
     warn_waiting: Option<Duration>,
     warn_holding: Option<Duration>,
     deadlock: Deadlock,
     reads: SharedReads,
     succession: Succession,
+}
+
+impl Shared {
+    /// Fails if somebody is in the directory who may go by another rule.
+    fn check_for_strangers(&self, names: &[String]) -> Result<(), Error> {
+        turn::stranger(self.dialect, names).map_or(Ok(()), |node| Err(self.doubt(node)))
+    }
+
+    fn doubt(&self, stranger: &str) -> Error {
+        let speaks = self.dialect.stranger(stranger).unwrap_or(self.dialect);
+        let (path, node) = (self.path.to_string(), stranger.to_owned());
+        Error::ForeignContender { path, node, speaks, dialect: self.dialect }
+    }
 }
 
 impl RwLock {
@@ -111,6 +126,7 @@ impl RwLock {
             path: path.to_owned(),
             host: None,
             label: None,
+            dialect: Dialect::default(),
             lock_delay: Duration::ZERO,
             warn_waiting: None,
             warn_holding: None,
@@ -290,7 +306,7 @@ impl RwLock {
     /// Only reads.
     ///
     /// # Errors
-    /// See [`Error`].
+    /// [`Error::ForeignContender`] where another [dialect](Dialect) is spoken, too; otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -310,7 +326,18 @@ impl RwLock {
         let session = berth.session();
         let mut tries = 0;
         loop {
-            match queue::snapshot(session, &self.shared.path).await {
+            let names = match session.children(&self.shared.path).await {
+                Err(Failure::NoNode) => Ok(Vec::new()),
+                answer => answer,
+            };
+            let queue = match names {
+                Ok(names) => {
+                    self.shared.check_for_strangers(&names)?;
+                    queue::of(session, &self.shared.path, self.shared.dialect, &names).await
+                }
+                Err(failure) => Err(failure),
+            };
+            match queue {
                 Err(Failure::Unknown(_)) if tries < place::UNKNOWN_TRIES => {
                     place::before_next_try(session, &mut tries).await.map_err(fault)?;
                 }
@@ -397,6 +424,7 @@ pub struct RwLockBuilder {
     path: String,
     host: Option<String>,
     label: Option<String>,
+    dialect: Dialect,
     lock_delay: Duration,
     warn_waiting: Option<Duration>,
     warn_holding: Option<Duration>,
@@ -419,6 +447,25 @@ impl RwLockBuilder {
         self
     }
 
+    /// Whose names the lock's nodes have: for a path that programs in Java or Python lock, too. Default:
+    /// [`Dialect::Native`]. Give everyone who uses the path the same.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Dialect, Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// let lock = RwLock::builder(&zk, "/locks/config").dialect(Dialect::Kazoo).build()?;
+    /// let guard = lock.read().await?; // kazoo's ReadLock(client, "/locks/config") is held beside it, its WriteLock waits
+    /// assert!(guard.path().contains("__rlock__"));
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn dialect(mut self, dialect: Dialect) -> Self {
+        self.dialect = dialect;
+        self
+    }
+
     /// Has whoever waited for a writer that vanished (crashed, was cut off, had its node removed) wait this long
     /// before it takes the lock; a writer that released is followed at once. Default: zero.
     ///
@@ -427,6 +474,8 @@ impl RwLockBuilder {
     /// Those who arrive after it has vanished do not know of it, and readers that vanish are not told from those that
     /// release. A writer that downgraded, and was gone before whoever waited had looked again, looks like one that
     /// vanished. Give everyone who uses the lock the same delay.
+    ///
+    /// Refused in another [`dialect`](Self::dialect) than the native one, where nobody says that it released.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
         self
@@ -526,12 +575,19 @@ impl RwLockBuilder {
         if self.max_age == Some(Duration::ZERO) {
             return Err(Error::invalid("a max_age of zero; to share no reads, leave share_reads out"));
         }
+        if !self.dialect.hands_off() && !self.lock_delay.is_zero() {
+            return Err(Error::invalid(format!(
+                "a lock_delay in the dialect {}, where a writer that released looks like one that vanished",
+                self.dialect
+            )));
+        }
         Ok(RwLock {
             shared: Arc::new(Shared {
                 coordinator: self.coordinator,
                 path: self.path.into(),
                 host: self.host.unwrap_or_else(name::machine),
                 label: self.label,
+                dialect: self.dialect,
                 lock_delay: self.lock_delay,
                 warn_waiting: self.warn_waiting,
                 warn_holding: self.warn_holding,
@@ -801,7 +857,9 @@ impl Acquisition {
             Err(Failure::NoNode) => Vec::new(),
             answer => answer.map_err(fault)?,
         };
-        let blockers = queue::blockers(session, path, &children, self.mode, None).await;
+        self.shared.check_for_strangers(&children)?;
+        let newcomer = (self.shared.dialect, self.mode);
+        let blockers = queue::blockers_of_newcomer(session, path, &children, newcomer).await;
         if blockers.ahead > 0 {
             return Err(Error::WouldBlock { blockers });
         }
@@ -884,7 +942,7 @@ impl Acquisition {
     /// Takes a place at the end of the queue, with a look at the queue as it is then, unless none may be needed.
     async fn queue_up(&self) -> Result<(Box<Held>, Option<Result<Names, Failure>>), Error> {
         let shared = &self.shared;
-        let owner = format!("{}~{}", shared.host, random_id());
+        let owner = Owner::new(shared.dialect, shared.dialect.new_owner(&shared.host, random));
         let note = Note {
             host: shared.host.clone(),
             pid: std::process::id(),
@@ -893,7 +951,7 @@ impl Acquisition {
         };
         let data = note.encode();
         // Each waiter watches two nodes: its own, and the one before it.
-        let watched = 2 * (shared.path.len() + owner.len() + "/-WRITE-0000000000".len());
+        let watched = 2 * (shared.path.len() + owner.len() + "/READ-lock-0000000000".len());
         let mut tries = 0;
         let (place, look) = loop {
             let berth = shared.coordinator.berth(watched).await.map_err(|failure| self.stop(failure))?;
@@ -931,7 +989,8 @@ impl Acquisition {
                 // The directory can vanish again between its making and the next try: the server reaps it when empty.
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
-                    place::make_directory(place.session(), &self.shared.path).await?;
+                    let has_to_stay = self.shared.dialect.keeps_directories();
+                    place::make_directory(place.session(), &self.shared.path, has_to_stay).await?;
                 }
                 Err(Failure::Unknown(_)) if unknown < place::UNKNOWN_TRIES => {
                     unknown += 1;
@@ -984,7 +1043,11 @@ impl Acquisition {
             }
             // A writer that became a reader is still there, and lets go as readers do.
             vanished = vanished.filter(|reader| !names.contains(reader));
-            let nearest = match turn(me, &*names) {
+            let (turn, stranger) = turn::turn_among_strangers(me, &names);
+            if let Some(stranger) = stranger.filter(|_| turn != Turn::Evicted) {
+                return Err(self.shared.doubt(stranger));
+            }
+            let nearest = match turn {
                 Turn::Granted => {
                     if vanished.is_some() && !self.shared.lock_delay.is_zero() {
                         tokio::select! {
@@ -999,7 +1062,7 @@ impl Acquisition {
                 Turn::Behind(nearest) => nearest,
             };
             if patience == Patience::GiveUp {
-                let blockers = Box::pin(queue::blockers(session, &self.shared.path, &names, self.mode, Some(me))).await;
+                let blockers = Box::pin(queue::blockers(session, &self.shared.path, &names, me)).await;
                 return Err(Error::WouldBlock { blockers });
             }
             if !has_waited {
@@ -1007,7 +1070,7 @@ impl Acquisition {
             }
             if let Some(on_wait) = &mut on_wait {
                 let seen = Progress::by_name(&names, me);
-                Box::pin(on_wait.tell(session, &self.shared.path, seen)).await;
+                Box::pin(on_wait.tell(session, &self.shared.path, me.dialect(), seen)).await;
             }
             if let Some(waiting) = waiting {
                 let seen = Progress::by_name(&names, me);
@@ -1024,8 +1087,9 @@ impl Acquisition {
                 Some(on_wait) => Box::pin(self.departure_watched(held, &watched, on_wait)).await?,
             };
             if nearest.mode() == Mode::Write {
-                // Only a writer that held says so when it goes; then nothing before us is left.
-                if event == Some(Event::Changed) {
+                // Only a writer that held says so when it goes; then nothing before us is left. Elsewhere anybody may have
+                // written, for any reason.
+                if event == Some(Event::Changed) && self.shared.dialect.hands_off() {
                     return Box::pin(self.grant(held, Some(watched), "hand-off")).await;
                 }
                 vanished = Some(nearest.downgraded());
@@ -1099,7 +1163,7 @@ impl Acquisition {
             return Blockers::default();
         };
         match session.children(&self.shared.path).await {
-            Ok(children) => queue::blockers(&session, &self.shared.path, &children, self.mode, Some(&me)).await,
+            Ok(children) => queue::blockers(&session, &self.shared.path, &children, &me).await,
             Err(_) => seen.blockers,
         }
     }
@@ -1180,7 +1244,7 @@ impl Acquisition {
     async fn tell_of(&self, waiting: &Waiting, on_wait: &mut OnWait) {
         let mut waits = looked_since(waiting, 0).await;
         loop {
-            on_wait.tell(&waits.session, &self.shared.path, waits.seen.clone()).await;
+            on_wait.tell(&waits.session, &self.shared.path, waits.me.dialect(), waits.seen.clone()).await;
             waits = tokio::select! {
                 biased;
                 later = looked_since(waiting, waits.looks) => later,
@@ -1251,14 +1315,7 @@ pub(crate) fn check_label(label: Option<&str>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Eight letters and digits that no other acquisition has: they tell our node from everyone else's, also after the
-/// answer to its create was lost.
-fn random_id() -> String {
-    let mut number = RandomState::new().hash_one(std::process::id());
-    let mut digit = || {
-        let digit = b"0123456789abcdefghijklmnopqrstuvwxyz"[(number % 36) as usize];
-        number /= 36;
-        char::from(digit)
-    };
-    std::array::from_fn::<char, 8, _>(|_| digit()).iter().collect()
+/// What no other acquisition has: it tells our node from everyone else's, also after the answer to its create was lost.
+fn random() -> u64 {
+    RandomState::new().hash_one(std::process::id())
 }

@@ -12,6 +12,7 @@ use thiserror::Error;
 use tokio::time::Instant;
 
 use crate::coordinator::Coordinator;
+use crate::dialect::Dialect;
 use crate::error::Error;
 use crate::guard::{Held, NodeData};
 use crate::lock::{RwLock, check_label};
@@ -88,6 +89,7 @@ impl MultiLock {
             locks: Vec::new(),
             host: None,
             label: None,
+            dialect: Dialect::default(),
             lock_delay: Duration::ZERO,
         }
     }
@@ -233,6 +235,7 @@ pub struct MultiLockBuilder {
     locks: Vec<(String, Mode)>,
     host: Option<String>,
     label: Option<String>,
+    dialect: Dialect,
     lock_delay: Duration,
 }
 
@@ -261,6 +264,12 @@ impl MultiLockBuilder {
         self
     }
 
+    /// As [`RwLockBuilder::dialect`](crate::RwLockBuilder::dialect), for all the locks.
+    pub fn dialect(mut self, dialect: Dialect) -> Self {
+        self.dialect = dialect;
+        self
+    }
+
     /// As [`RwLockBuilder::lock_delay`](crate::RwLockBuilder::lock_delay), for each of the locks.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
@@ -284,7 +293,8 @@ impl MultiLockBuilder {
             return Err(Error::invalid(format!("path {path:?} comes twice; a lock can be held in one mode only")));
         }
         let open = |(path, mode): (String, Mode)| {
-            let mut builder = RwLock::builder(&self.coordinator, &path).lock_delay(self.lock_delay);
+            let mut builder =
+                RwLock::builder(&self.coordinator, &path).dialect(self.dialect).lock_delay(self.lock_delay);
             if let Some(host) = &self.host {
                 builder = builder.host(host);
             }
