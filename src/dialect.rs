@@ -2,7 +2,9 @@
 //! or I/O.
 
 use std::fmt;
+use std::str::FromStr;
 
+use crate::error::Error;
 use crate::name::{self, Mode, Place};
 
 /// Whose names a lock's nodes have: this library's, or those of one that was on the path before.
@@ -180,8 +182,14 @@ impl Dialect {
         self.split(name).map(|(_, place)| place)
     }
 
-    /// The dialect that a child's name is of, if it is that of a contender in any.
-    pub(crate) fn of(name: &str) -> Option<Dialect> {
+    /// The dialect that a node's name is of, if it is that of a contender in any.
+    ///
+    /// ```
+    /// use zk_rwlock::Dialect;
+    /// assert_eq!(Dialect::of("5cf2ad842a9c4f12a1ab0f4d8ce1a4a9__rlock__0000000007"), Some(Dialect::Kazoo));
+    /// assert_eq!(Dialect::of("config"), None);
+    /// ```
+    pub fn of(name: &str) -> Option<Dialect> {
         Dialect::ALL.into_iter().find(|dialect| dialect.has_mark(name) && dialect.split(name).is_some())
     }
 
@@ -242,6 +250,19 @@ impl fmt::Display for Dialect {
             Dialect::Curator => "curator",
             Dialect::CuratorMutex => "curator-mutex",
             Dialect::Kazoo => "kazoo",
+        })
+    }
+}
+
+/// Reads what it is displayed as: `native`, `curator`, `curator-mutex` or `kazoo`.
+impl FromStr for Dialect {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Dialect, Error> {
+        let found = Dialect::ALL.into_iter().find(|dialect| dialect.to_string() == text);
+        found.ok_or_else(|| {
+            let known = Dialect::ALL.map(|dialect| dialect.to_string()).join(", ");
+            Error::invalid(format!("dialect {text:?} is none of {known}"))
         })
     }
 }
@@ -392,6 +413,15 @@ mod tests {
         for among in [Dialect::Native, Dialect::Curator, Dialect::Kazoo] {
             assert_eq!(among.stranger("block-0000000005"), None, "a common word, among {among}");
         }
+    }
+
+    #[test]
+    fn a_dialect_is_read_as_it_is_displayed() {
+        for dialect in Dialect::ALL {
+            assert_eq!(dialect.to_string().parse::<Dialect>().unwrap(), dialect);
+        }
+        let error = "zookeeper".parse::<Dialect>().unwrap_err().to_string();
+        assert!(error.ends_with("is none of native, curator, curator-mutex, kazoo"), "{error}");
     }
 
     #[test]

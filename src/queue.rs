@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::coordinator::{Failure, Session, Stat};
 use crate::dialect::Dialect;
-use crate::name::{Contender, Mode};
+use crate::name::{self, Contender, Mode};
 use crate::turn::{self, Turn};
 
 /// At most so many of those in the way are looked up for an error: it must be told in time.
@@ -191,6 +191,11 @@ fn read_note(data: &[u8]) -> Written {
     }
 }
 
+/// Anybody may have written it.
+fn is_host(host: &str) -> bool {
+    name::check_host(host).is_ok()
+}
+
 /// The host and the label that another library's data may be taken for: Curator writes its address, and kazoo the
 /// identifier that its user gave.
 fn foreign_note(data: &[u8]) -> (String, Option<String>) {
@@ -315,7 +320,7 @@ fn member(contender: &Contender, turn: &Turn, node: Option<(&Vec<u8>, Stat)>) ->
     let written = node.map(|(data, _)| read_note(data)).unwrap_or_default();
     let (host, label) = match (contender.dialect(), node) {
         (Dialect::Native, _) | (_, None) => (contender.host().to_owned(), written.label),
-        _ if written.pid.is_some() => (written.host.unwrap_or_default(), written.label),
+        _ if written.pid.is_some() => (written.host.filter(|host| is_host(host)).unwrap_or_default(), written.label),
         (_, Some((data, _))) => foreign_note(data),
     };
     Member {

@@ -96,7 +96,7 @@ struct Driver {
 impl Driver {
     async fn open(words: &[&str]) -> Driver {
         let [library, servers, path, value, log, name, dialect] = words else { panic!("{words:?}") };
-        let dialect = Dialect::ALL.into_iter().find(|it| it.to_string() == *dialect).expect("a dialect");
+        let dialect: Dialect = dialect.parse().unwrap();
         let zk = connect_with(servers, SESSION_TIMEOUT).await;
         let lock = RwLock::builder(&zk, path).dialect(dialect).build().unwrap();
         Driver {

@@ -11,17 +11,14 @@ jars=$home/jars python=$home/venv/bin/python
 curator=5.7.1 kazoo=2.11.0 pyspark=4.0.5
 mkdir -p "$jars" "$home/classes"
 
-missing=()
-command -v javac >/dev/null || missing+=(default-jdk-headless)
 # Python alone has no pip on Debian.
-python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
-if [[ ${#missing[@]} -gt 0 ]]; then
+if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
     as_root=()
     if [[ $(id -u) -ne 0 ]]; then
         as_root=(sudo)
     fi
     "${as_root[@]}" apt-get update
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-venv
 fi
 
 if ! "$python" -c "import kazoo.version as v; assert v.__version__ == '$kazoo'" 2>/dev/null; then
@@ -50,5 +47,6 @@ if ! [[ -e $jars/curator-recipes-$curator.jar ]]; then
 fi
 
 if [[ tests/interop/CuratorPeer.java -nt $home/classes/CuratorPeer.class ]]; then
-    javac -d "$home/classes" -cp "$jars/*" tests/interop/CuratorPeer.java
+    # The compiler itself: what starts it is not part of Debian's runtime.
+    java --module jdk.compiler/com.sun.tools.javac.Main -d "$home/classes" -cp "$jars/*" tests/interop/CuratorPeer.java
 fi

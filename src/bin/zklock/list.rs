@@ -2,10 +2,10 @@
 
 use std::io::{self, IsTerminal};
 
-use zk_rwlock::{Error, Queue, RwLock, Survey};
+use zk_rwlock::{Error, Queue, Survey};
 
 use crate::arguments::{Connection, Ls, Watch};
-use crate::connect::connect;
+use crate::connect::{self, connect};
 use crate::exit::Exit;
 use crate::{output, table};
 
@@ -19,7 +19,7 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
         }
     } else {
         let zk = connect(connection).await?;
-        let queue = RwLock::new(&zk, &ls.path)?.queue().await?;
+        let queue = connect::lock(&zk, &ls.path, connection)?.queue().await?;
         match ls.json {
             true => format!("{:#}\n", table::json(&queue)),
             false => table::table(&queue, output::is_colourful()),
@@ -32,7 +32,7 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
 /// Shows the queue until interrupted: on a terminal again and again in one place, elsewhere when it changes.
 pub(crate) async fn watch(watch: &Watch, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect(connection).await?;
-    let lock = RwLock::new(&zk, &watch.path)?;
+    let lock = connect::lock(&zk, &watch.path, connection)?;
     let redraws = io::stdout().is_terminal() && !watch.json;
     let mut last = None;
     loop {
