@@ -153,7 +153,7 @@ public class CuratorPeer {
                 case "contend":
                     Random random = new Random(Long.parseLong(words[1]));
                     long end = System.nanoTime() + Long.parseLong(words[2]) * 1_000_000L;
-                    while (System.nanoTime() < end) {
+                    for (int holds = 0; System.nanoTime() < end || holds < 3; holds++) {
                         hold(random.nextInt(3) == 0, random.nextInt(4));
                     }
                     say("done");

@@ -74,8 +74,10 @@ def main(servers, path, value, log, name, timeout, dialect):
         elif words[0] == "contend":
             chance = random.Random(int(words[1]))
             end = time.monotonic() + int(words[2]) / 1000
-            while time.monotonic() < end:
+            holds = 0
+            while time.monotonic() < end or holds < 3:
                 hold("write" if chance.randrange(3) == 0 else "read", chance.randrange(4))
+                holds += 1
             say("done")
         else:
             raise ValueError(line)

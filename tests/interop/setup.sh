@@ -48,5 +48,6 @@ fi
 
 if [[ tests/interop/CuratorPeer.java -nt $home/classes/CuratorPeer.class ]]; then
     # The compiler itself: what starts it is not part of Debian's runtime.
-    java --module jdk.compiler/com.sun.tools.javac.Main -d "$home/classes" -cp "$jars/*" tests/interop/CuratorPeer.java
+    java --module jdk.compiler/com.sun.tools.javac.Main -d "$home/classes" \
+        -cp "$(printf '%s:' "$jars"/*.jar)" tests/interop/CuratorPeer.java
 fi
