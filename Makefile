@@ -8,7 +8,7 @@ SHELL := /bin/bash
 DEBIAN_JAR := /usr/share/java/zookeeper.jar
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test lint soak bench performance figures kerberos databases msrv deny package zookeeper
+.PHONY: test lint soak interop bench performance figures kerberos databases msrv deny package zookeeper
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
 # proved nothing about ZooKeeper, so it fails however green the tests look.
@@ -33,6 +33,13 @@ soak: zookeeper
 	for servers in 1 3; do
 		SWARM_SERVERS=$$servers cargo test --release --test swarm -- --nocapture
 	done
+
+# The lock among real Curator, kazoo and zookeeper-client on one path, each killed in turn: fleets that contend for so many
+# seconds in all. The first run needs the network: PySpark's source distribution (434 MB) for Curator's jars, and kazoo.
+INTEROP_SECONDS ?= 60
+interop: zookeeper
+	tests/interop/setup.sh
+	INTEROP_SECONDS=$(INTEROP_SECONDS) cargo test --all-features --test interop -- --nocapture
 
 # The lock against a server, in alternation with the least that any lock on it could cost; medians of so many rounds.
 # `cargo bench` alone measures what needs no server.
@@ -79,6 +86,7 @@ package:
 lint:
 	cargo fmt --check
 	cargo clippy --all-targets --all-features -- -D warnings
+	cargo clippy --test interop --all-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --all-features
 
 # Provides a ZooKeeper for the tests: the one that ZOOKEEPER_CLASSPATH names, or else Debian's.

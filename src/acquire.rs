@@ -17,14 +17,14 @@ use crate::guard::{Held, ReadGuard, WriteGuard};
 use crate::listing::Names;
 use crate::lock::{RwLock, Shared, check_label};
 use crate::meter;
-use crate::name::{self, Contender, Mode};
+use crate::name::{self, Contender, Mode, Owner};
 use crate::place::{self, Place};
 use crate::progress::{OnWait, Progress};
 use crate::queue::{self, Blockers, Note};
 use crate::shared_reads::Work;
 use crate::tenure::Loss;
 use crate::trace::{self, Acquiring};
-use crate::turn::{Turn, turn};
+use crate::turn::{self, Turn};
 
 /// How often a directory may vanish between its making and our entering before something must be wrong.
 const DIRECTORY_TRIES: usize = 64;
@@ -324,7 +324,9 @@ impl Acquisition {
             Err(Failure::NoNode) => Vec::new(),
             answer => answer.map_err(fault)?,
         };
-        let blockers = queue::blockers(session, path, &children, self.mode, None).await;
+        self.shared.check_for_strangers(&children)?;
+        let newcomer = (self.shared.dialect, self.mode);
+        let blockers = queue::blockers_of_newcomer(session, path, &children, newcomer).await;
         if blockers.ahead > 0 {
             return Err(Error::WouldBlock { blockers });
         }
@@ -408,7 +410,7 @@ impl Acquisition {
     /// Takes a place at the end of the queue, with a look at the queue as it is then, unless none may be needed.
     async fn queue_up(&self) -> Result<(Box<Held>, Option<Result<Names, Failure>>), Error> {
         let shared = &self.shared;
-        let owner = format!("{}~{}", shared.host, random_id());
+        let owner = Owner::new(shared.dialect, shared.dialect.new_owner(&shared.host, random));
         let note = Note {
             host: shared.host.clone(),
             pid: std::process::id(),
@@ -417,7 +419,7 @@ impl Acquisition {
         };
         let data = note.encode();
         // Each waiter watches two nodes: its own, and the one before it.
-        let watched = 2 * (shared.path.len() + owner.len() + "/-WRITE-0000000000".len());
+        let watched = 2 * (shared.path.len() + owner.len() + "/READ-lock-0000000000".len());
         let mut tries = 0;
         let (place, look) = loop {
             let berth = shared.coordinator.berth(watched).await.map_err(|failure| self.stop(failure))?;
@@ -455,7 +457,8 @@ impl Acquisition {
                 // The directory can vanish again between its making and the next try: the server reaps it when empty.
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
-                    place::make_directory(place.session(), &self.shared.path).await?;
+                    let has_to_stay = self.shared.dialect.keeps_directories();
+                    place::make_directory(place.session(), &self.shared.path, has_to_stay).await?;
                 }
                 Err(Failure::Unknown(_)) if unknown < place::UNKNOWN_TRIES => {
                     unknown += 1;
@@ -503,7 +506,11 @@ impl Acquisition {
             }
             // A writer that became a reader is still there, and lets go as readers do.
             vanished = vanished.filter(|reader| !names.contains(reader));
-            let nearest = match turn(me, &*names) {
+            let (turn, stranger) = turn::turn_among_strangers(me, &names);
+            if let Some(stranger) = stranger.filter(|_| turn != Turn::Evicted) {
+                return Err(self.shared.doubt(stranger));
+            }
+            let nearest = match turn {
                 Turn::Granted => {
                     if vanished.is_some() {
                         self.delay(held).await?;
@@ -515,7 +522,7 @@ impl Acquisition {
                 Turn::Behind(nearest) => nearest,
             };
             if patience == Patience::GiveUp {
-                let blockers = Box::pin(queue::blockers(session, &self.shared.path, &names, self.mode, Some(me))).await;
+                let blockers = Box::pin(queue::blockers(session, &self.shared.path, &names, me)).await;
                 return Err(Error::WouldBlock { blockers });
             }
             if !has_waited {
@@ -523,7 +530,7 @@ impl Acquisition {
             }
             if let Some(on_wait) = &mut on_wait {
                 let seen = Progress::by_name(&names, me);
-                Box::pin(on_wait.tell(session, &self.shared.path, seen)).await;
+                Box::pin(on_wait.tell(session, &self.shared.path, me.dialect(), seen)).await;
             }
             if let Some(waiting) = waiting {
                 let seen = Progress::by_name(&names, me);
@@ -540,8 +547,9 @@ impl Acquisition {
                 Some(on_wait) => Box::pin(self.departure_watched(held, &watched, on_wait)).await?,
             };
             if nearest.mode() == Mode::Write {
-                // Only a writer that held says so when it goes; then nothing before us is left.
-                if event == Some(Event::Changed) {
+                // Only a writer that held says so when it goes; then nothing before us is left. Elsewhere anybody may have
+                // written, for any reason.
+                if event == Some(Event::Changed) && self.shared.dialect.hands_off() {
                     return Box::pin(self.grant(held, Some(watched), "hand-off")).await;
                 }
                 vanished = Some(nearest.downgraded());
@@ -627,7 +635,7 @@ impl Acquisition {
             return Blockers::default();
         };
         match session.children(&self.shared.path).await {
-            Ok(children) => queue::blockers(&session, &self.shared.path, &children, self.mode, Some(&me)).await,
+            Ok(children) => queue::blockers(&session, &self.shared.path, &children, &me).await,
             Err(_) => seen.blockers,
         }
     }
@@ -715,7 +723,7 @@ impl Acquisition {
     async fn tell_of(&self, waiting: &Waiting, on_wait: &mut OnWait) {
         let mut waits = looked_since(waiting, 0).await;
         loop {
-            on_wait.tell(&waits.session, &self.shared.path, waits.seen.clone()).await;
+            on_wait.tell(&waits.session, &self.shared.path, waits.me.dialect(), waits.seen.clone()).await;
             waits = tokio::select! {
                 biased;
                 later = looked_since(waiting, waits.looks) => later,
@@ -784,14 +792,7 @@ impl RwLock {
     }
 }
 
-/// Eight letters and digits that no other acquisition has: they tell our node from everyone else's, also after the
-/// answer to its create was lost.
-fn random_id() -> String {
-    let mut number = RandomState::new().hash_one(std::process::id());
-    let mut digit = || {
-        let digit = b"0123456789abcdefghijklmnopqrstuvwxyz"[(number % 36) as usize];
-        number /= 36;
-        char::from(digit)
-    };
-    std::array::from_fn::<char, 8, _>(|_| digit()).iter().collect()
+/// What no other acquisition has: it tells our node from everyone else's, also after the answer to its create was lost.
+fn random() -> u64 {
+    RandomState::new().hash_one(std::process::id())
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::coordinator::{Ending, Failure};
+use crate::dialect::Dialect;
 use crate::queue::Blockers;
 use crate::shared::ValueError;
 use crate::tenure::Loss;
@@ -84,6 +85,20 @@ pub enum Error {
     SequenceExhausted {
         /// The lock's directory.
         path: String,
+    },
+
+    /// In the lock's directory is somebody who may go by another rule than this lock, so nobody can say whose turn it is.
+    /// Open the lock in the other [dialect](Dialect), or use another path.
+    #[error("{path} is also used by others: {node} is {}; nothing is granted beside it", .dialect.describe(*.speaks))]
+    ForeignContender {
+        /// The lock's directory.
+        path: String,
+        /// The name of the node.
+        node: String,
+        /// The dialect that it is a contender in; that of the lock, if it has its mark and no number behind that.
+        speaks: Dialect,
+        /// The dialect of the lock.
+        dialect: Dialect,
     },
 
     /// One lock of a [`MultiLock`](crate::MultiLock) failed, and none of them is held.

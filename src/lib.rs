@@ -50,6 +50,7 @@
 //!   tells of new ones. [`Format`]: how it is written down. [`ValueError`]: what can be wrong with it.
 //! - [`MultiLock`], [`MultiGuard`]: several locks at once, all or none, in an order that cannot end in a circle; its
 //!   transactions check every one of them.
+//! - [`Dialect`]: one lock together with programs that use Curator or kazoo.
 //! - [`Deadlock`]: what becomes of a task that waits for itself.
 //! - [`HoldState`], [`Changes`]: held, in doubt or lost, and how that changes. [`Loss`]: why a lock was lost.
 //! - [`Transaction`]: writes that ZooKeeper does only while the lock is held; it answers with an [`Outcome`] for each.
@@ -104,6 +105,7 @@
 
 mod acquire;
 mod deadlock;
+mod dialect;
 mod error;
 mod guard;
 mod keeper;
@@ -136,6 +138,7 @@ pub mod coordinator;
 pub use crate::acquire::{AcquireRead, AcquireWrite};
 pub use crate::coordinator::{Ending, Failure, Outcome};
 pub use crate::deadlock::Deadlock;
+pub use crate::dialect::Dialect;
 pub use crate::error::Error;
 pub use crate::guard::{NodeData, ReadGuard, WriteGuard};
 pub use crate::lock::{RwLock, RwLockBuilder};

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::acquire::{AcquireRead, AcquireWrite};
 use crate::coordinator::{Coordinator, Failure};
 use crate::deadlock::Deadlock;
+use crate::dialect::Dialect;
 use crate::error::Error;
 use crate::guard::{ReadGuard, WriteGuard};
 use crate::name;
@@ -15,6 +16,7 @@ use crate::place;
 use crate::queue::{self, Member, Queue};
 use crate::shared_reads::SharedReads;
 use crate::succession::Succession;
+use crate::turn;
 
 /// One read/write lock, shared by everyone who opens the same path of the same ensemble.
 ///
@@ -56,12 +58,26 @@ pub(crate) struct Shared {
     pub(crate) path: Arc<str>,
     pub(crate) host: String,
     pub(crate) label: Option<String>,
+    pub(crate) dialect: Dialect,
     pub(crate) lock_delay: Duration,
     pub(crate) warn_waiting: Option<Duration>,
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) deadlock: Deadlock,
     pub(crate) reads: SharedReads,
     pub(crate) succession: Succession,
+}
+
+impl Shared {
+    /// Fails if somebody is in the directory who may go by another rule.
+    pub(crate) fn check_for_strangers(&self, names: &[String]) -> Result<(), Error> {
+        turn::stranger(self.dialect, names).map_or(Ok(()), |node| Err(self.doubt(node)))
+    }
+
+    pub(crate) fn doubt(&self, stranger: &str) -> Error {
+        let speaks = self.dialect.stranger(stranger).unwrap_or(self.dialect);
+        let (path, node) = (self.path.to_string(), stranger.to_owned());
+        Error::ForeignContender { path, node, speaks, dialect: self.dialect }
+    }
 }
 
 impl RwLock {
@@ -88,6 +104,7 @@ impl RwLock {
             path: path.to_owned(),
             host: None,
             label: None,
+            dialect: Dialect::default(),
             lock_delay: Duration::ZERO,
             warn_waiting: None,
             warn_holding: None,
@@ -261,7 +278,7 @@ impl RwLock {
     /// Only reads.
     ///
     /// # Errors
-    /// See [`Error`].
+    /// [`Error::ForeignContender`] where another [dialect](Dialect) is spoken, too; otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -281,7 +298,18 @@ impl RwLock {
         let session = berth.session();
         let mut tries = 0;
         loop {
-            match queue::snapshot(session, &self.shared.path).await {
+            let names = match session.children(&self.shared.path).await {
+                Err(Failure::NoNode) => Ok(Vec::new()),
+                answer => answer,
+            };
+            let queue = match names {
+                Ok(names) => {
+                    self.shared.check_for_strangers(&names)?;
+                    queue::of(session, &self.shared.path, self.shared.dialect, &names).await
+                }
+                Err(failure) => Err(failure),
+            };
+            match queue {
                 Err(Failure::Unknown(_)) if tries < place::UNKNOWN_TRIES => {
                     place::before_next_try(session, &mut tries).await.map_err(fault)?;
                 }
@@ -368,6 +396,7 @@ pub struct RwLockBuilder {
     path: String,
     host: Option<String>,
     label: Option<String>,
+    dialect: Dialect,
     lock_delay: Duration,
     warn_waiting: Option<Duration>,
     warn_holding: Option<Duration>,
@@ -390,6 +419,25 @@ impl RwLockBuilder {
         self
     }
 
+    /// Whose names the lock's nodes have: for a path that programs in Java or Python lock, too. Default:
+    /// [`Dialect::Native`]. Give everyone who uses the path the same.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Dialect, Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// let lock = RwLock::builder(&zk, "/locks/config").dialect(Dialect::Kazoo).build()?;
+    /// let guard = lock.read().await?; // kazoo's ReadLock(client, "/locks/config") is held beside it, its WriteLock waits
+    /// assert!(guard.path().contains("__rlock__"));
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn dialect(mut self, dialect: Dialect) -> Self {
+        self.dialect = dialect;
+        self
+    }
+
     /// Has whoever waited for a writer that vanished (crashed, was cut off, had its node removed) wait this long
     /// before it takes the lock; a writer that released is followed at once. Default: zero.
     ///
@@ -398,6 +446,8 @@ impl RwLockBuilder {
     /// Those who arrive after it has vanished do not know of it, and readers that vanish are not told from those that
     /// release. A writer that downgraded, and was gone before whoever waited had looked again, looks like one that
     /// vanished. Give everyone who uses the lock the same delay.
+    ///
+    /// Refused in another [`dialect`](Self::dialect) than the native one, where nobody says that it released.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
         self
@@ -505,12 +555,19 @@ impl RwLockBuilder {
         if self.max_age == Some(Duration::ZERO) {
             return Err(Error::invalid("a max_age of zero; to share no reads, leave share_reads out"));
         }
+        if !self.dialect.hands_off() && !self.lock_delay.is_zero() {
+            return Err(Error::invalid(format!(
+                "a lock_delay in the dialect {}, where a writer that released looks like one that vanished",
+                self.dialect
+            )));
+        }
         Ok(RwLock {
             shared: Arc::new(Shared {
                 coordinator: self.coordinator,
                 path: self.path.into(),
                 host: self.host.unwrap_or_else(name::machine),
                 label: self.label,
+                dialect: self.dialect,
                 lock_delay: self.lock_delay,
                 warn_waiting: self.warn_waiting,
                 warn_holding: self.warn_holding,

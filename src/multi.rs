@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::coordinator::Coordinator;
 use crate::deadlock::Deadlock;
+use crate::dialect::Dialect;
 use crate::error::Error;
 use crate::lock::{RwLock, RwLockBuilder, check_label};
 use crate::multi_guard::{MultiGuard, Taken, all_of};
@@ -256,6 +257,12 @@ impl MultiLockBuilder {
     /// As [`RwLockBuilder::label`], for all the locks.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.options = self.options.label(label);
+        self
+    }
+
+    /// As [`RwLockBuilder::dialect`], for all the locks.
+    pub fn dialect(mut self, dialect: Dialect) -> Self {
+        self.options = self.options.dialect(dialect);
         self
     }
 

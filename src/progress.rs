@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::coordinator::Session;
+use crate::dialect::Dialect;
 use crate::listing;
 use crate::name::Contender;
 use crate::queue::{self, Blockers};
@@ -61,12 +62,12 @@ impl OnWait {
     }
 
     /// Tells what was seen, if it is news. Reads what those in the way have written into their nodes.
-    pub(crate) async fn tell(&mut self, session: &Arc<dyn Session>, directory: &str, seen: Progress) {
+    pub(crate) async fn tell(&mut self, session: &Arc<dyn Session>, directory: &str, dialect: Dialect, seen: Progress) {
         if let Some(told) = self.told.as_mut().filter(|told| told.is_as(&seen)) {
             told.length = seen.length;
             return;
         }
-        let blockers = queue::read_again(session, directory, &seen.blockers).await;
+        let blockers = queue::read_again(session, directory, dialect, &seen.blockers).await;
         let progress = Progress { blockers, ..seen };
         self.tell.get_mut().unwrap_or_else(PoisonError::into_inner)(&progress);
         self.told = Some(progress);
@@ -78,7 +79,7 @@ impl OnWait {
             session.sleep(self.pause()).await;
             // Whoever waits in earnest finds out itself what goes wrong.
             if let Ok(names) = listing::list(session, directory).await {
-                self.tell(session, directory, Progress::by_name(&names, me)).await;
+                self.tell(session, directory, me.dialect(), Progress::by_name(&names, me)).await;
             }
         }
     }

@@ -2,6 +2,7 @@
 //! tables, links and the picture. What they say to shells is run by `tests/zklock.rs`.
 
 #[path = "support/page.rs"]
+#[allow(unreachable_pub, reason = "others reach it through `support`")]
 mod page;
 
 use std::collections::BTreeSet;

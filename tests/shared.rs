@@ -7,6 +7,7 @@ mod checks;
 #[path = "shared/crashes.rs"]
 mod crashes;
 #[path = "conformance/harness.rs"]
+#[allow(dead_code, reason = "a value does not depend on the dialect")]
 mod harness;
 #[path = "shared/wire.rs"]
 mod wire;

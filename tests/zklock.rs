@@ -24,7 +24,7 @@ use support::wire::Proxy;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use zk_rwlock::coordinator::Kind;
-use zk_rwlock::{RwLock, ZooKeeper};
+use zk_rwlock::{Dialect, RwLock, ZooKeeper};
 
 /// Sessions of those that a test cuts off.
 const SHORT: Duration = Duration::from_secs(2);
@@ -726,6 +726,41 @@ async fn check_finds_what_is_odd() {
     assert_eq!(found, expected);
     assert_eq!(odd.stdout.lines().count(), expected.len());
     assert!(held.is_held());
+}
+
+#[tokio::test]
+async fn a_dialect_is_spoken_where_it_is_asked_for_and_named_where_it_is_not() {
+    let path = "/zklock/spoken";
+    let (zk, _lock) = server_lock(path).await;
+    for dialect in [Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo] {
+        let name = dialect.to_string();
+        let lock = RwLock::builder(&zk, path).dialect(dialect).build().unwrap();
+        let held = lock.write().label("spoken").await.unwrap();
+
+        for unaware in [&["-n", path, "true"][..], &["ls", path], &["break", "-y", path, "1"]] {
+            let run = run(unaware).await;
+            assert_eq!(run.code, Some(69), "{run:#?}");
+            assert!(run.stderr.contains(&format!("--dialect {name}")), "{run:#?}");
+        }
+        let odd = run(&["check", path]).await;
+        assert!(odd.code == Some(1) && odd.stdout.contains(&format!("--dialect {name}")), "{odd:#?}");
+
+        let taken = run(&["--dialect", &name, "-n", path, "true"]).await;
+        assert!(taken.code == Some(1) && taken.stderr.contains("spoken"), "{taken:#?}");
+        let seen = run(&["--dialect", &name, "ls", "--json", path]).await;
+        let json: Value = serde_json::from_str(&seen.stdout).unwrap();
+        assert_eq!((&json["dialect"], &json["members"][0]["label"]), (&name.as_str().into(), &"spoken".into()));
+        let tree = run(&["ls", "--tree", path]).await;
+        assert!(tree.stdout.starts_with(&format!("{path} ({name}):\nPLACE")), "{tree:#?}");
+        assert_eq!(run(&["check", path, "--dialect", &name]).await.code, Some(0));
+        let token = held.fencing_token().to_string();
+        assert_eq!(run(&["break", "-y", "--dialect", &name, path, &token]).await.code, Some(0));
+        assert!(!held.is_held());
+        drop(held);
+        assert_eq!(run(&["--dialect", &name, path, "true"]).await.code, Some(0));
+    }
+    let unknown = run(&["--dialect", "latin", path, "true"]).await;
+    assert!(unknown.code == Some(64) && unknown.stderr.contains("curator-mutex"), "{unknown:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

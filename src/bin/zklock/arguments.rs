@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+use zk_rwlock::Dialect;
 
 use crate::exit;
 
@@ -163,6 +164,11 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "HOSTS", env = "ZK_HOSTS", default_value = "127.0.0.1:2181")]
     pub(crate) zk: String,
 
+    /// Whose names the lock's nodes have: native, or those of other programs that use it: curator (InterProcessReadWriteLock),
+    /// curator-mutex (InterProcessMutex) or kazoo. ls --tree finds that out by itself.
+    #[arg(long, global = true, value_name = "NAME", default_value_t = Dialect::Native, hide_default_value = true)]
+    pub(crate) dialect: Dialect,
+
     /// How long ZooKeeper keeps the lock of one it does not hear from. The servers bound it.
     #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) session_timeout: Duration,
@@ -215,13 +221,15 @@ pub(crate) enum Task {
 const JSON_HELP: &str = "\
 With --json, one object:
   path      the lock
+  dialect   whose names its nodes have, as for --dialect
   members   in the order of arrival, each:
     place     1, 2, 3...
     state     \"holds\", \"waits\", or \"stuck\" (will never hold: see
               `zklock check`)
     mode      \"READ\" or \"WRITE\"
     host, pid, label
-              as it says itself; pid and label may be null
+              as it says itself; pid and label may be null, and host
+              empty in another dialect than native
     since     when it came, RFC 3339 in UTC, or null if its node may not
               be read
     session   the ensemble's number for its session, like \"0x100000a\",

@@ -1,9 +1,9 @@
-//! From options to a connection; knows no locks.
+//! From options to a connection; knows no queues.
 
 use std::fs;
 use std::path::Path;
 
-use zk_rwlock::{Sasl, Tls, ZooKeeper};
+use zk_rwlock::{Error, RwLock, Sasl, Tls, ZooKeeper};
 
 use crate::arguments::Connection;
 use crate::exit::Exit;
@@ -21,6 +21,11 @@ pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> 
         builder = builder.tls(tls);
     }
     Ok(builder.connect(&connection.zk).await?)
+}
+
+/// The lock at `path`, to look at.
+pub(crate) fn lock(zk: &ZooKeeper, path: &str, connection: &Connection) -> Result<RwLock, Error> {
+    RwLock::builder(zk, path).dialect(connection.dialect).build()
 }
 
 /// An empty variable of the environment is as good as none.

@@ -49,7 +49,15 @@ impl From<Error> for Exit {
             Error::Lost(_) | Error::Evicted(_) => LOST,
             _ => UNAVAILABLE,
         };
-        Exit::new(code, error.to_string())
+        Exit::new(
+            code,
+            match &error {
+                Error::ForeignContender { speaks, dialect, .. } if speaks != dialect => {
+                    format!("{error}: try --dialect {speaks}")
+                }
+                error => error.to_string(),
+            },
+        )
     }
 }
 

@@ -1,10 +1,10 @@
 //! `ls`: the queue as it is, or those of all locks below a path.
 
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Contender, Queue, RwLock, Survey, ZooKeeper};
+use zk_rwlock::{Contender, Queue, Survey, ZooKeeper};
 
 use crate::arguments::{Connection, Ls};
-use crate::connect::connect;
+use crate::connect::{self, connect};
 use crate::exit::Exit;
 use crate::{output, table};
 
@@ -17,7 +17,7 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
             false => table::tables(&survey, &ls.path, output::is_colourful()),
         }
     } else {
-        let queue = RwLock::new(&zk, &ls.path)?.queue().await?;
+        let queue = connect::lock(&zk, &ls.path, connection)?.queue().await?;
         let others = if queue.members.is_empty() { others(&zk, &queue).await } else { 0 };
         if others > 0 {
             let what = "nodes here that are neither holders nor waiters; locks, perhaps: see zklock ls --tree";
@@ -37,5 +37,5 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
 async fn others(zk: &ZooKeeper, queue: &Queue) -> usize {
     let Ok(berth) = zk.berth(0).await else { return 0 };
     let names = berth.session().children(&queue.path).await.unwrap_or_default();
-    names.iter().filter(|name| Contender::parse(name).is_none()).count()
+    names.iter().filter(|name| Contender::parse_as(name, queue.dialect).is_none()).count()
 }

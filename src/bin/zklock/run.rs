@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tokio::sync::watch;
-use zk_rwlock::{Changes, Error, HoldState, Loss, Mode, Progress, ReadGuard, RwLock, WriteGuard, ZooKeeper};
+use zk_rwlock::{Changes, Dialect, Error, HoldState, Loss, Mode, Progress, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
 use crate::arguments::{Connection, Run};
 use crate::child::{Child, Event, Reaped};
@@ -31,7 +31,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
         signal = signals.next() => return Ok(exit::by_signal(signal.as_raw())),
         zk = connect(connection) => zk?,
     };
-    let lock = open(&zk, run, &order)?;
+    let lock = open(&zk, run, &order, connection.dialect)?;
     let guard = tokio::select! {
         biased;
         signal = signals.next() => {
@@ -113,8 +113,8 @@ fn label(words: &[OsString]) -> String {
     shorten(&fit, LABEL_MADE)
 }
 
-fn open(zk: &ZooKeeper, run: &Run, order: &Order) -> Result<RwLock, Exit> {
-    let mut builder = RwLock::builder(zk, &order.path).label(&order.label);
+fn open(zk: &ZooKeeper, run: &Run, order: &Order, dialect: Dialect) -> Result<RwLock, Exit> {
+    let mut builder = RwLock::builder(zk, &order.path).dialect(dialect).label(&order.label);
     if let Some(host) = &run.host {
         builder = builder.host(host);
     }

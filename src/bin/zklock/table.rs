@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use zk_rwlock::{Member, MemberState, Queue, Survey};
+use zk_rwlock::{Dialect, Member, MemberState, Queue, Survey};
 
 use crate::cycles;
 use crate::output::{shorten, tame, width};
@@ -71,8 +71,12 @@ fn lines(queue: &Queue) -> Vec<Line> {
 
 /// Every queue of a survey, each under its path.
 pub(crate) fn tables(survey: &Survey, prefix: &str, colourful: bool) -> String {
+    let heading = |queue: &Queue| match queue.dialect {
+        Dialect::Native => format!("{}:", queue.path),
+        other => format!("{} ({other}):", queue.path),
+    };
     let mut parts: Vec<String> =
-        survey.queues.iter().map(|queue| format!("{}:\n{}", queue.path, table(queue, colourful))).collect();
+        survey.queues.iter().map(|queue| format!("{}\n{}", heading(queue), table(queue, colourful))).collect();
     if parts.is_empty() {
         parts.push(format!("{prefix}: nobody holds or waits for a lock here\n"));
     }
@@ -101,7 +105,7 @@ pub(crate) fn json(queue: &Queue) -> Value {
             "token": member.token,
         })
     });
-    json!({ "path": queue.path, "members": members.collect::<Vec<_>>() })
+    json!({ "path": queue.path, "dialect": queue.dialect.to_string(), "members": members.collect::<Vec<_>>() })
 }
 
 /// As [`json()`], for a survey.
@@ -120,7 +124,8 @@ pub(crate) fn age(since: SystemTime) -> String {
 
 fn row(queue: &Queue, place: usize, member: &Member) -> [String; 10] {
     let unknown = || "-".to_owned();
-    let behind = place_ahead(queue, member).map(|ahead| format!("{ahead} {}", queue.members[ahead - 1].host));
+    let host = |member: &Member| if member.host.is_empty() { unknown() } else { tame(&member.host) };
+    let behind = place_ahead(queue, member).map(|ahead| format!("{ahead} {}", host(&queue.members[ahead - 1])));
     let left = || match member.state {
         MemberState::Waits { .. } => "one that left".to_owned(),
         _ => unknown(),
@@ -129,7 +134,7 @@ fn row(queue: &Queue, place: usize, member: &Member) -> [String; 10] {
         place.to_string(),
         state(&member.state).to_owned(),
         member.mode.to_string(),
-        member.host.clone(),
+        host(member),
         member.pid.map_or_else(unknown, |pid| pid.to_string()),
         member.label.as_deref().map_or_else(unknown, |label| shorten(&tame(label), LABEL_SHOWN)),
         member.since.map_or_else(unknown, age),
