@@ -253,7 +253,7 @@ mod with_metrics {
                 .find_map(|end| name.strip_suffix(end).filter(|family| types.get(family) == Some(&"histogram")));
             let family = family.unwrap_or(name);
             assert!(types.contains_key(family) && helps.contains(family), "{line}: nobody says what it is");
-            assert!(!(types[family] == "counter") || family.ends_with("_total"), "{line}");
+            assert!(types[family] != "counter" || family.ends_with("_total"), "{line}");
             if let Some((of, _)) = series.split_once("le=\"").filter(|_| name.ends_with("_bucket")) {
                 assert!(last.0 != of || value >= last.1, "{line}: buckets count what is in those before, too");
                 last = (of.to_owned(), value);
