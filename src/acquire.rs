@@ -161,7 +161,7 @@ struct Acquisition {
     on_wait: Option<Box<OnWait>>,
     trace: Acquiring,
     is_blocking: bool,
-    /// Whether all who share reads wait for it, so that it is nobody's own.
+    /// Whether reads of others may share its hold, so that it is nobody's own.
     is_for_all: bool,
 }
 
