@@ -211,8 +211,8 @@ macro_rules! acquire_shared {
     };
 }
 
-acquire_shared!(AcquireSharedRead, AcquireRead, SharedReadGuard, to_read);
-acquire_shared!(AcquireSharedWrite, AcquireWrite, SharedWriteGuard, to_write);
+acquire_shared!(AcquireSharedRead, AcquireRead, SharedReadGuard, finish_read);
+acquire_shared!(AcquireSharedWrite, AcquireWrite, SharedWriteGuard, finish_write);
 
 impl<T> AcquireSharedWrite<T> {
     /// Begins with this value, whatever is there, also if nothing is or nothing that could be read. A
@@ -256,12 +256,12 @@ struct Rest<T> {
 }
 
 impl<T: Send + Sync + 'static> Rest<T> {
-    async fn to_read(self, guard: crate::ReadGuard) -> Result<SharedReadGuard<T>, Error> {
+    async fn finish_read(self, guard: crate::ReadGuard) -> Result<SharedReadGuard<T>, Error> {
         let stored = self.inner.read(guard.held()).await?;
         Ok(SharedReadGuard::new(stored, guard))
     }
 
-    async fn to_write(self, guard: crate::WriteGuard) -> Result<SharedWriteGuard<T>, Error> {
+    async fn finish_write(self, guard: crate::WriteGuard) -> Result<SharedWriteGuard<T>, Error> {
         let loaded = match self.instead {
             Some(value) => self.inner.load_instead(guard.held(), value).await?,
             None => self.inner.load(guard.held()).await?,
