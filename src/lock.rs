@@ -457,7 +457,7 @@ impl RwLockBuilder {
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();
     /// let lock = RwLock::builder(&zk, "/locks/config").dialect(Dialect::Kazoo).build()?;
-    /// let guard = lock.read().await?; // kazoo's ReadLock(client, "/locks/config") is held beside it, its WriteLock waits
+    /// let guard = lock.read().await?; // kazoo's WriteLock(client, "/locks/config") waits, its ReadLock does not
     /// assert!(guard.path().contains("__rlock__"));
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
@@ -1087,8 +1087,8 @@ impl Acquisition {
                 Some(on_wait) => Box::pin(self.departure_watched(held, &watched, on_wait)).await?,
             };
             if nearest.mode() == Mode::Write {
-                // Only a writer that held says so when it goes; then nothing before us is left. Elsewhere anybody may have
-                // written, for any reason.
+                // Only a writer that held says so when it goes; then nothing before us is left. Elsewhere anybody may
+                // have written, for any reason.
                 if event == Some(Event::Changed) && self.shared.dialect.hands_off() {
                     return Box::pin(self.grant(held, Some(watched), "hand-off")).await;
                 }

@@ -1,5 +1,5 @@
-//! The lock among nodes of other libraries: by models of what those do, and by nodes that an operator makes. The libraries
-//! themselves are in `tests/interop.rs`.
+//! The lock among nodes of other libraries: by models of what those do, and by nodes that an operator makes. The
+//! libraries themselves are in `tests/interop.rs`.
 
 #[path = "dialects/peers.rs"]
 mod peers;

@@ -1,7 +1,8 @@
-//! The lock among real Curator, kazoo and zookeeper-client, each a process of its own, on a real server: `make interop`.
+//! The lock among real Curator, kazoo and zookeeper-client, each a process of its own, on a real server: `make
+//! interop`.
 //!
-//! `cargo test` alone leaves this out, because it needs what `tests/interop/setup.sh` provides. A fleet contends for the
-//! share of `INTEROP_SECONDS` (60) that there is for it.
+//! `cargo test` alone leaves this out, because it needs what `tests/interop/setup.sh` provides. A fleet contends for
+//! the share of `INTEROP_SECONDS` (60) that there is for it.
 //!
 //! The drivers of the other languages are in `tests/interop/`; those in Rust are this test binary itself, as
 //! [`the_life_of_a_child`] in an environment that says so. All take the same commands in lines.
