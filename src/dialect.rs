@@ -80,6 +80,9 @@ use crate::name::{self, Mode, Place};
 #[non_exhaustive]
 pub enum Dialect {
     /// This library's own, with the quickest hand-off, and with host and id in the names.
+    ///
+    /// `Client::lock` of the crate zookeeper-client can be a writer here, too, with a name of that form:
+    /// `LockPrefix::new_custom(format!("{path}/{host}~{id}-WRITE-"), "-")`.
     #[default]
     Native,
     /// That of Apache Curator's `InterProcessReadWriteLock`.

@@ -990,7 +990,11 @@ impl Acquisition {
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
                     let has_to_stay = self.shared.dialect.keeps_directories();
-                    place::make_directory(place.session(), &self.shared.path, has_to_stay).await?;
+                    match place::make_directory(place.session(), &self.shared.path, has_to_stay).await {
+                        // One above it may be a container, too, where Curator made it.
+                        Ok(()) | Err(Failure::NoNode) => {}
+                        Err(failure) => return Err(failure),
+                    }
                 }
                 Err(Failure::Unknown(_)) if unknown < place::UNKNOWN_TRIES => {
                     unknown += 1;
