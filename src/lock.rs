@@ -429,7 +429,7 @@ impl RwLockBuilder {
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();
     /// let lock = RwLock::builder(&zk, "/locks/config").dialect(Dialect::Kazoo).build()?;
-    /// let guard = lock.read().await?; // kazoo's ReadLock(client, "/locks/config") is held beside it, its WriteLock waits
+    /// let guard = lock.read().await?; // kazoo's WriteLock(client, "/locks/config") waits, its ReadLock does not
     /// assert!(guard.path().contains("__rlock__"));
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```

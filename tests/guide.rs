@@ -162,6 +162,13 @@ fn every_error_and_every_loss_has_a_row_that_says_what_to_do() {
 }
 
 #[test]
+fn the_classes_for_kazoo_are_those_that_contend_with_curator() {
+    let classes = blocks(GUIDE, "python");
+    assert_eq!(classes.len(), 1);
+    assert!(include_str!("interop/kazoo_peer.py").contains(classes[0]), "{}", classes[0]);
+}
+
+#[test]
 fn our_column_is_in_the_example_below_each_table() {
     let mut compared = 0;
     for section in COMING_FROM.split("\n## ").skip(1) {

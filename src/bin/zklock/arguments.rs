@@ -164,8 +164,8 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "HOSTS", env = "ZK_HOSTS", default_value = "127.0.0.1:2181")]
     pub(crate) zk: String,
 
-    /// Whose names the lock's nodes have: native, or those of other programs that use it: curator (InterProcessReadWriteLock),
-    /// curator-mutex (InterProcessMutex) or kazoo. ls --tree finds that out by itself.
+    /// Whose names the lock's nodes have: native, or those of other programs that use it: curator
+    /// (InterProcessReadWriteLock), curator-mutex (InterProcessMutex) or kazoo. ls --tree finds that out by itself.
     #[arg(long, global = true, value_name = "NAME", default_value_t = Dialect::Native, hide_default_value = true)]
     pub(crate) dialect: Dialect,
 
