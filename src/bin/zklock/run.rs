@@ -296,7 +296,7 @@ fn cannot_run(program: &OsStr, error: &io::Error) -> Exit {
         io::ErrorKind::PermissionDenied => exit::NO_PERMISSION,
         _ => exit::UNAVAILABLE,
     };
-    Exit::new(code, format!("cannot run {}: {error}", program.display()))
+    Exit::new(code, format!("cannot run {program:?}: {error}"))
 }
 
 /// Ends the command: TERM, the grace, KILL. Says how it ended.
