@@ -421,6 +421,23 @@ async fn a_signal_while_waiting_leaves_the_queue_at_once() {
     held.release().await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_gives_up_on_a_cut_network_does_not_wait_for_it() {
+    let path = "/zklock/unheard";
+    let (_zk, lock) = server_lock(path).await;
+    let held = lock.write().await.unwrap();
+    let proxy = Proxy::start(shared_server().address());
+    let options = ["--session-timeout", "60", path, "true"];
+    let impatient = Running::start(zklock_on(&proxy.address(), &[&["-w", "3"], &options[..]].concat()));
+    let interrupted = Running::start(zklock_on(&proxy.address(), &options));
+    line_becomes(&lock, "W+ W- W-").await;
+    proxy.black_hole();
+    interrupted.signal(Signal::INT);
+    // The session would last three times as long as anything here may take.
+    assert_eq!((interrupted.ends().await.code, impatient.ends().await.code), (Some(130), Some(1)));
+    held.release().await.unwrap();
+}
+
 #[tokio::test]
 async fn whoever_waits_off_a_terminal_says_so_in_a_line_when_it_changes() {
     let path = "/zklock/lines";
