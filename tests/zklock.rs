@@ -921,8 +921,12 @@ async fn a_command_on_a_terminal_reads_what_is_typed() {
 
 #[tokio::test]
 async fn ctrl_c_reaches_a_command_on_a_terminal_once() {
-    let script = "trap 'echo caught' INT; echo ready; while ! read line; do :; done; echo got $line; exit 5";
+    // It has the terminal once it has read from it. While it sleeps a trap is never overlooked, as it may be by a `read`
+    // that is about to begin.
+    let script = "read line; told=; trap 'told=1; echo caught' INT; echo ready; until [ $told ]; do sleep 0.05; done
+        while ! read line; do :; done; echo got $line; exit 5";
     let mut terminal = OnTerminal::start(&["/zklock/tty/int", "--", "bash", "-c", script]);
+    terminal.press("go\n");
     terminal.shows("ready");
     terminal.press("\x03");
     terminal.shows("caught");
