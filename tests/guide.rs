@@ -1,18 +1,16 @@
 //! What `docs/guide.md` and `docs/coming-from.md` say beside their Rust, which `cargo test --doc` runs: SQL, figures,
 //! tables, links and the picture. What they say to shells is run by `tests/zklock.rs`.
 
-#[path = "support/page.rs"]
-#[allow(unreachable_pub, reason = "others reach it through `support`")]
-mod page;
+mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use page::{blocks, rows};
 use rusqlite::{Connection, TransactionBehavior};
 use sqlparser::dialect::{Dialect, MySqlDialect, PostgreSqlDialect, SQLiteDialect};
 use sqlparser::parser::Parser;
+use support::page::{blocks, rows};
 use zk_rwlock::{Memory, RwLock};
 
 const GUIDE: &str = include_str!("../docs/guide.md");

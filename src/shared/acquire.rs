@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::guard::{SharedReadGuard, SharedWriteGuard};
 use super::{Inner, Shared};
-use crate::error::Error;
 use crate::acquire::{AcquireRead, AcquireWrite};
+use crate::error::Error;
 use crate::progress::Progress;
 use crate::queue::Blockers;
 
