@@ -8,6 +8,7 @@ pub mod fake;
 pub mod frames;
 pub mod history;
 pub mod polled;
+pub mod postgres;
 pub mod rules;
 pub mod scene;
 pub mod server;
