@@ -21,8 +21,11 @@ const SHOW: &str = "UPDATE lock_fence SET token = $1 WHERE name = 'schema' AND t
 /// How a connection is called in `pg_stat_activity`, so that later holders know whose it is.
 const SIGN: &str = "SELECT set_config('application_name', 'lock_fence ' || $1::text, false), pg_backend_pid()";
 /// Ends the connections of earlier holders. Whoever runs it has the lock, so those have lost it, whether they know or not.
-const END_EARLIER: &str = "SELECT application_name FROM pg_stat_activity WHERE datname = current_database()
-    AND substring(application_name FROM '^lock_fence (\\d+)$')::bigint < $1 AND pg_terminate_backend(pid)";
+/// A function in a WHERE may be called for rows that the other conditions exclude: so these are chosen first.
+const END_EARLIER: &str = "WITH earlier AS MATERIALIZED (
+        SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database()
+            AND substring(application_name FROM '^lock_fence (\\d+)$')::bigint < $1
+    ) SELECT application_name FROM earlier, pg_terminate_backend(pid) AS ended WHERE ended";
 const IN_THE_WAY: &str =
     "SELECT pid, application_name, state FROM pg_stat_activity WHERE pid = ANY(pg_blocking_pids($1))";
 
@@ -41,18 +44,19 @@ pub(crate) struct Fence<'a> {
 }
 
 impl Fence<'_> {
-    /// Makes the row if it is missing, and signs the connection. Returns its number in PostgreSQL.
-    pub(crate) async fn prepare(&self, connection: &mut AnyConnection) -> sqlx::Result<i32> {
-        let pid = match self.database {
-            Database::Postgres(_) => {
-                sqlx::query(SIGN).bind(self.token).fetch_one(&mut *connection).await?.try_get(1)?
-            }
-            Database::Sqlite(_) => 0,
-        };
-        // Not part of a migration: a row that another transaction has just made cannot be seen, only waited for.
+    /// Signs the connection. Returns its number in PostgreSQL.
+    pub(crate) async fn sign(&self, connection: &mut AnyConnection) -> sqlx::Result<i32> {
+        match self.database {
+            Database::Postgres(_) => sqlx::query(SIGN).bind(self.token).fetch_one(connection).await?.try_get(1),
+            Database::Sqlite(_) => Ok(0),
+        }
+    }
+
+    /// Makes the row if it is missing: for itself, so that each migration can rely on it.
+    pub(crate) async fn prepare(&self, connection: &mut AnyConnection) -> sqlx::Result<()> {
         sqlx::query(TABLE).execute(&mut *connection).await?;
         sqlx::query(ROW).execute(&mut *connection).await?;
-        Ok(pid)
+        Ok(())
     }
 
     /// Begins a transaction that no later holder's can overlap, and that none has come before.

@@ -4,6 +4,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod ensemble;
+pub mod example;
 pub mod fake;
 pub mod frames;
 pub mod history;
