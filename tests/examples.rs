@@ -110,6 +110,7 @@ async fn migrate(on: On) {
         .says_in_lines("migrates, with fencing token", 1)
         .says_in_lines("has migrated from version 0 to 3", 1)
         .says_in_lines("the database is migrated, nothing to do", 2)
+        .says_in_lines("serves on version 3", 3)
         .says("the database is at version 3");
 }
 

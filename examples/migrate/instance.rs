@@ -49,8 +49,10 @@ async fn requests(
         served += 1;
         tokio::select! {
             biased;
-            () = &mut stop => return Ok(println!("{name} stops after {served} requests")),
+            () = &mut stop => break,
             () = tokio::time::sleep(Duration::from_millis(20)) => {}
         }
     }
+    println!("{name} stops after {served} requests");
+    Ok(())
 }

@@ -25,15 +25,19 @@ pub(crate) async fn alone(site: &Site, name: &str, lock: &RwLock) -> Result<Opti
             lock.write().timeout(site.timeout).label(format!("{name}: migrate to v{}", site.schema.version()));
         acquire.on_wait(move |progress| println!("{waits} {}", progress.blockers)).await
     });
+    let mut guard: Option<WriteGuard> = None;
     loop {
-        if site.schema.pending(&site.database.applied(&mut connection).await?)?.is_empty() {
-            println!("{name}: the database is migrated, nothing to do");
-            return Ok(None);
-        }
-        if let Ok(guard) = timeout(LOOK_AGAIN_AFTER, &mut granted).await {
-            return Ok(Some(guard?));
+        let is_migrated = site.schema.pending(&site.database.applied(&mut connection).await?)?.is_empty();
+        match guard {
+            _ if is_migrated => break println!("{name}: the database is migrated, nothing to do"),
+            Some(guard) => return Ok(Some(guard)),
+            None => guard = timeout(LOOK_AGAIN_AFTER, &mut granted).await.ok().transpose()?,
         }
     }
+    if let Some(guard) = guard {
+        guard.release().await?;
+    }
+    Ok(None)
 }
 
 /// Applies what is missing. Stops when the lock is lost: a migration that is open then is rolled back.
@@ -71,33 +75,24 @@ async fn apply_each(
         transaction.ensure_migrations_table().await?;
         // Read behind the fence: whatever earlier holders could commit, they have.
         let applied = transaction.list_applied_migrations().await?;
-        let next = site.schema.pending(&applied)?.first();
         if from.is_none() {
-            from = Some(version(&applied));
-            match next {
-                Some(_) => println!("{name} migrates, with fencing token {}", fence.token),
-                None => println!("{name}: the database is migrated, nothing to do"),
-            }
+            println!("{name} migrates, with fencing token {}", fence.token);
         }
+        let from = *from.get_or_insert(version(&applied));
+        let Some(next) = site.schema.pending(&applied)?.first() else {
+            transaction.commit().await?;
+            println!("{name} has migrated from version {from} to {}", site.schema.version());
+            return Ok(());
+        };
+        println!("{name} applies version {}, {}", next.version, next.description);
         let began = Instant::now();
-        if let Some(migration) = next {
-            println!("{name} applies version {}, {}", migration.version, migration.description);
-            // In our transaction that of sqlx is a savepoint: statements, history and token are committed together.
-            transaction.apply(migration).await?;
-        }
-        // After a stop this tells before anybody was told. Nothing would be wrong in the database, but it would be rude.
+        // In our transaction that of sqlx is a savepoint: statements, history and token are committed together.
+        transaction.apply(next).await?;
+        // Right also in the first moment after a stop. Not needed for safety, which is the fence's, but civil.
         if !is_held() {
             return Err("the lock was lost before the commit".into());
         }
         transaction.commit().await?;
-        match (next, from) {
-            (Some(migration), _) => {
-                println!("{name} has applied version {} in {:.1?}", migration.version, began.elapsed())
-            }
-            (None, Some(from)) if from < site.schema.version() => {
-                return Ok(println!("{name} has migrated from version {from} to {}", site.schema.version()));
-            }
-            (None, _) => return Ok(()),
-        }
+        println!("{name} has applied version {} in {:.1?}", next.version, began.elapsed());
     }
 }
