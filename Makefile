@@ -8,7 +8,7 @@ SHELL := /bin/bash
 DEBIAN_JAR := /usr/share/java/zookeeper.jar
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test lint soak bench performance figures kerberos deny package zookeeper servers
+.PHONY: test lint soak interop bench performance figures kerberos databases msrv deny package zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
 # proved nothing about ZooKeeper, so it fails however green the tests look.
@@ -34,6 +34,13 @@ soak: zookeeper
 		SWARM_SERVERS=$$servers cargo test --release --test swarm -- --nocapture
 	done
 
+# The lock among real Curator, kazoo and zookeeper-client on one path, each killed in turn: fleets that contend for so many
+# seconds in all. The first run needs the network: PySpark's source distribution (434 MB) for Curator's jars, and kazoo.
+INTEROP_SECONDS ?= 60
+interop: zookeeper
+	tests/interop/setup.sh
+	INTEROP_SECONDS=$(INTEROP_SECONDS) cargo test --all-features --test interop -- --nocapture
+
 # The lock against a server, in alternation with the least that any lock on it could cost; medians of so many rounds.
 # `cargo bench` alone measures what needs no server.
 ROUNDS := 3
@@ -58,6 +65,15 @@ figures:
 kerberos: zookeeper
 	tests/kerberos.sh
 
+# The SQL of docs/guide.md, on a PostgreSQL and a MariaDB that are started for it; docs/guide.md says what must be refused.
+# On Debian: apt-get install postgresql mariadb-server
+databases:
+	tests/databases.sh
+
+# The oldest Rust that Cargo.toml states, for real: rustup installs it. `make lint` asks clippy only.
+msrv:
+	cargo +$$(sed -n 's/^rust-version = "\(.*\)"/\1.0/p' Cargo.toml) check --all-features --lib --bins
+
 # What the dependencies must keep to is in deny.toml: licences, known faults, sources. Needs `cargo install cargo-deny`, and
 # the network for the list of known faults.
 deny:
@@ -70,6 +86,7 @@ package:
 lint:
 	cargo fmt --check
 	cargo clippy --all-targets --all-features -- -D warnings
+	cargo clippy --test interop --all-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --all-features
 
 # Has a command run by root.

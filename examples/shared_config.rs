@@ -1,4 +1,4 @@
-//! A configuration of two znodes that must match, read and changed by several processes at once.
+//! A configuration that several processes read and change at once: a typed value behind the lock.
 //!
 //! ```text
 //! cargo run --example shared_config
@@ -6,9 +6,9 @@
 //! cargo run --example shared_config -- --without-lock      # to see what the lock is for
 //! ```
 //!
-//! Readers take the read lock, so that nothing changes between their two reads. Who changes the configuration takes
-//! the write lock and sets both nodes in one transaction, which is committed only if the lock is still held then.
-//! One znode alone needs no lock: ZooKeeper reads and writes it as a whole anyway.
+//! Readers take the read lock, so that nothing changes while they work with what they have read. Who changes the
+//! configuration takes the write lock, changes the value like any other, and commits it: that is done only if the lock is
+//! still held then. Without the lock two processes read the same value, and the change of one of them is lost.
 
 mod common;
 
@@ -16,14 +16,16 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use common::Client;
+use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use zk_rwlock::coordinator::{Coordinator, Failure};
-use zk_rwlock::{ReadGuard, RwLock, WriteGuard};
+use zk_rwlock::coordinator::{Coordinator, Operation};
+use zk_rwlock::{Format, Json, Raw, Shared};
 
-const ENDPOINT: &str = "/zk-rwlock-examples/shared_config/endpoint";
-const PASSWORD: &str = "/zk-rwlock-examples/shared_config/password";
-const LOCK: &str = "/zk-rwlock-examples/shared_config/lock";
+const PATH: &str = "/zk-rwlock-examples/shared_config";
+
+/// What is written without the lock: bytes that belong to nobody.
+const UNLOCKED: &str = "/zk-rwlock-examples/shared_config/unlocked";
 
 /// How often a process reads the configuration before it changes it.
 const READS: u32 = 5;
@@ -31,7 +33,7 @@ const READS: u32 = 5;
 /// How long to wait for the lock before something must be wrong.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A configuration of two znodes that must match, read and changed by several processes at once
+/// A configuration that several processes read and change at once
 #[derive(Clone, clap::Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -42,12 +44,30 @@ struct Arguments {
     /// How often each of them changes it
     #[arg(long, default_value_t = 3)]
     changes: u32,
-    /// Read without the lock
+    /// Read and write without the lock
     #[arg(long)]
     without_lock: bool,
     /// Be one of the processes: this program starts them itself
     #[arg(long, hide = true)]
     number: Option<u32>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Config {
+    version: u64,
+    endpoint: String,
+    password: String,
+}
+
+impl Config {
+    fn of(version: u64) -> Config {
+        Config { version, endpoint: format!("https://db-{version}.example"), password: format!("secret-{version}") }
+    }
+
+    /// Its version; an error if its parts do not match.
+    fn check(&self) -> common::Result<u64> {
+        if *self == Config::of(self.version) { Ok(self.version) } else { Err(format!("saw {self:?}").into()) }
+    }
 }
 
 #[tokio::main]
@@ -59,7 +79,12 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     if let Some(number) = arguments.number {
         return process(number, &arguments).await;
     }
-    arguments.backend.connect().await?.close().await; // so that a server that is not there is told once
+    let zk = arguments.backend.connect().await?; // so that a server that is not there is told once
+    let config = open(&zk, "all")?;
+    if arguments.without_lock {
+        make_unlocked(&zk).await?;
+    }
+    let before = version(&zk, &config, &arguments).await?;
     let numbers = 1..=arguments.processes;
     if arguments.backend.zookeeper.is_some() {
         let more = |number: u32| std::env::args_os().skip(1).chain(["--number".into(), number.to_string().into()]);
@@ -71,93 +96,86 @@ async fn run(arguments: Arguments) -> common::Result<()> {
         };
         common::all(numbers.map(task).collect::<JoinSet<_>>()).await?;
     }
-    println!("nobody saw a half-done change");
+    let (made, found) = (u64::from(arguments.processes * arguments.changes), version(&zk, &config, &arguments).await?);
+    zk.close().await;
+    if found != before + made {
+        return Err(format!("{} of {made} changes were lost", before + made - found).into());
+    }
+    println!("no change was lost");
     Ok(())
+}
+
+fn open(zk: &Client, name: &str) -> Result<Shared<Config>, zk_rwlock::Error> {
+    Shared::builder(zk, PATH).initial(|| Config::of(0)).lock(|lock| lock.label(name)).build()
+}
+
+async fn version(zk: &Client, config: &Shared<Config>, arguments: &Arguments) -> common::Result<u64> {
+    if arguments.without_lock {
+        read_unlocked(zk).await?.check()
+    } else {
+        config.read().timeout(PATIENCE).await?.check()
+    }
 }
 
 /// Reads the configuration over and over, and changes it now and then.
 async fn process(number: u32, arguments: &Arguments) -> common::Result<()> {
     let name = format!("process {number}");
     let zk = arguments.backend.connect().await?;
-    let lock = RwLock::builder(&zk, LOCK).label(&name).build()?;
+    let config = open(&zk, &name)?;
     for _ in 0..arguments.changes {
-        for _ in 0..READS {
-            if arguments.without_lock {
-                read(Source::Unlocked(&zk)).await?;
-            } else {
-                let guard = lock.read().timeout(PATIENCE).await?;
-                guard.run(read(Source::Reader(&guard))).await??; // an error also if the lock was lost while we read
-                guard.release().await?;
-            }
+        if arguments.without_lock {
+            publish_unlocked(&zk).await?;
+            continue;
         }
-        publish(&lock, &name).await?;
+        for _ in 0..READS {
+            let guard = config.read().timeout(PATIENCE).await?;
+            guard.check()?;
+            guard.release().await?; // an error if the lock was lost while we read
+            // What a request handler would look at, without the lock: a copy that a watch keeps fresh.
+            config.latest().map_or(Ok(0), |copy| copy.check())?;
+        }
+        publish(&config, &name).await?;
     }
-    println!("{name}: read the configuration {} times, and always found a pair", READS * arguments.changes);
+    if !arguments.without_lock {
+        println!("{name}: read the configuration {} times, and always found a pair", READS * arguments.changes);
+    }
     zk.close().await;
     Ok(())
 }
 
-/// Changes both nodes at once, and reads what was published before anybody can change it again.
-async fn publish(lock: &RwLock, name: &str) -> common::Result<()> {
-    let guard = lock.write().timeout(PATIENCE).await?;
-    let change = guard.transaction();
-    let change = match read(Source::Writer(&guard)).await? {
-        None => change.create(ENDPOINT, endpoint(1)).create(PASSWORD, password(1)),
-        Some(version) => change.set(ENDPOINT, endpoint(version + 1)).set(PASSWORD, password(version + 1)),
-    };
-    change.commit().await?; // refused as a whole if the lock is not held any more
+/// Changes the configuration, and reads what was published before anybody can change it again.
+async fn publish(config: &Shared<Config>, name: &str) -> common::Result<()> {
+    let mut guard = config.write().timeout(PATIENCE).await?;
+    *guard = Config::of(guard.version + 1);
+    guard.commit().await?; // refused if the lock is not held any more
 
     // From writer to reader, in place: other readers may come in now, and no writer comes between.
     let guard = guard.downgrade().await?;
-    let version = guard.run(read(Source::Reader(&guard))).await??.ok_or("the configuration is gone")?;
-    println!("{name}: published version {version} under fencing token {}", guard.fencing_token());
+    println!("{name}: published version {} under fencing token {}", guard.check()?, guard.written().token);
     guard.release().await?;
     Ok(())
 }
 
-fn endpoint(version: u64) -> String {
-    format!("https://db-{version}.example")
+/// The same without the lock: nobody is kept from reading what we are about to replace.
+async fn publish_unlocked(zk: &Client) -> common::Result<()> {
+    let version = read_unlocked(zk).await?.check()?;
+    sleep(Duration::from_millis(5)).await; // time enough for a change to come between
+    let data = Json.encode(&Config::of(version + 1))?;
+    let set = Operation::Set { path: format!("{UNLOCKED}/value"), data, version: None };
+    zk.berth(0).await?.session().transact(&[set]).await?;
+    Ok(())
 }
 
-fn password(version: u64) -> String {
-    format!("secret-{version}")
+async fn read_unlocked(zk: &Client) -> common::Result<Config> {
+    let (bytes, _) = zk.berth(0).await?.session().data(&format!("{UNLOCKED}/value")).await?;
+    let is_first = !bytes.starts_with(b"{");
+    if is_first { Ok(Config::of(0)) } else { Json.decode(&bytes).map_err(|error| error.to_string().into()) }
 }
 
-/// Reads both nodes, and says which version they are; an error if they do not match. `None` before the first version.
-async fn read(source: Source<'_>) -> common::Result<Option<u64>> {
-    let found_endpoint = source.node(ENDPOINT).await?;
-    sleep(Duration::from_millis(5)).await; // time enough for a change to come between, if there were no lock
-    let found_password = source.node(PASSWORD).await?;
-    let (Some(found_endpoint), Some(found_password)) = (&found_endpoint, &found_password) else {
-        return if found_endpoint == found_password { Ok(None) } else { Err("saw one node without the other".into()) };
-    };
-    let version = found_password.strip_prefix("secret-").and_then(|version| version.parse().ok());
-    match version {
-        Some(version) if *found_endpoint == endpoint(version) => Ok(Some(version)),
-        _ => Err(format!("saw a half-done change: {found_endpoint} with {found_password}").into()),
-    }
-}
-
-/// What the configuration is read through: a guard, which sees all that earlier holders wrote, or no lock at all.
-#[derive(Clone, Copy)]
-enum Source<'a> {
-    Reader(&'a ReadGuard),
-    Writer(&'a WriteGuard),
-    Unlocked(&'a Client),
-}
-
-impl Source<'_> {
-    /// A node's data, if there is the node.
-    async fn node(self, path: &str) -> common::Result<Option<String>> {
-        let data = match self {
-            Source::Reader(guard) => guard.data(path).await?.map(|node| node.data),
-            Source::Writer(guard) => guard.data(path).await?.map(|node| node.data),
-            Source::Unlocked(zk) => match zk.berth(0).await?.session().data(path).await {
-                Ok((data, _)) => Some(data),
-                Err(Failure::NoNode) => None,
-                Err(failure) => return Err(failure.into()),
-            },
-        };
-        Ok(data.map(String::from_utf8).transpose()?)
-    }
+/// The node has to be made once, which is done under a lock all the same; what is there already is nobody's.
+async fn make_unlocked(zk: &Client) -> common::Result<()> {
+    let node: Shared<Vec<u8>> = Shared::with_format(zk, UNLOCKED, Raw).build()?;
+    let mut guard = node.write().replacing(Vec::new()).await?;
+    guard.commit().await?;
+    Ok(guard.release().await?)
 }

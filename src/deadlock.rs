@@ -14,19 +14,22 @@ use crate::tenure::Tenure;
 ///
 /// A task waits for itself if it asks for the write lock while it holds the lock, or for the read lock behind a writer
 /// who waits for a read lock that it holds. What tells tasks apart is tokio's task id; outside of tasks it is the thread,
-/// in a runtime's `block_on` and in the `blocking` forms. Under other executors nothing is known.
+/// in a runtime's `block_on` and in the `blocking` forms. Under other executors nothing is known. A node that reads
+/// [share](crate::RwLockBuilder::share_reads) is held by no task in particular.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Deadlock {
     /// It waits.
     Ignore,
-    /// It waits, and a warning is logged that names the hold.
+    /// It waits, and a warning is logged that names the hold, if the same task was granted that.
+    ///
+    /// No harm is done where the task has given the guard to somebody else who releases it, where it runs several pieces
+    /// of work side by side, as `join!` does, that take the lock and release it by themselves, or where the writer in
+    /// between gives up.
     #[default]
     Warn,
-    /// It fails with [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if the same task was granted the hold.
-    ///
-    /// That is wrong where a task has given the guard to somebody else who releases it, or runs several pieces of work
-    /// side by side, as `join!` does, that take the lock and release it by themselves.
+    /// It fails with [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if the same task was granted the hold. In the
+    /// three cases that [`Warn`](Deadlock::Warn) names, it refuses what would only have to wait.
     Refuse,
     /// It fails also if any other task was granted the hold on this session: for programs that never let two of their
     /// tasks queue for one lock. In any other, it refuses what would only have to wait.
@@ -92,12 +95,18 @@ impl Holds {
     ///
     /// Who is behind a contender waits for it, and that one, if it waits, for every holder before it: of two holders one
     /// cannot be a writer, so whoever waits before us does not hold together with a hold before it.
-    pub(crate) fn waited_for(&self, directory: &str, nearest: i64, asker: Asker) -> Option<OwnHold> {
+    ///
+    /// Only what is still in the `queue` is in the way: a guard outlives its node when somebody has removed that.
+    pub(crate) fn waited_for(&self, directory: &str, queue: &[String], nearest: i64, asker: Asker) -> Option<OwnHold> {
         let all = self.all();
         let before = all.values().filter(|hold| hold.sequence <= nearest && *hold.directory == *directory);
-        let candidates = before.map(|hold| (hold.asker.is(asker), &hold.tenure)).filter(|(_, it)| it.is_holding());
-        let (is_of_the_same, tenure) = candidates.max_by_key(|(is_of_the_same, _)| *is_of_the_same)?;
-        Some(OwnHold { node: tenure.path(), is_of_the_same })
+        let holding = before.filter(|hold| hold.tenure.is_holding());
+        let in_the_way = holding.filter_map(|hold| {
+            let node = hold.tenure.path();
+            let name = node.rsplit('/').next().unwrap_or_default();
+            queue.iter().any(|other| other == name).then(|| OwnHold { is_of_the_same: hold.asker.is(asker), node })
+        });
+        in_the_way.max_by_key(|hold| hold.is_of_the_same)
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<i64, Hold>> {
@@ -133,8 +142,10 @@ mod tests {
         (holds, tenures)
     }
 
+    /// In a queue where 4 has been removed.
     fn found(holds: &Holds, directory: &str, nearest: i64, asker: Asker) -> Option<(String, bool)> {
-        holds.waited_for(directory, nearest, asker).map(|own| (own.node, own.is_of_the_same))
+        let queue = ["1", "2", "3", "5", "9"].map(str::to_owned);
+        holds.waited_for(directory, &queue, nearest, asker).map(|own| (own.node, own.is_of_the_same))
     }
 
     #[test]
@@ -156,6 +167,12 @@ mod tests {
     fn nobody_knows_whether_the_unknown_are_the_same() {
         let (holds, _tenures) = holds(&[(1, Asker::Unknown)]);
         assert_eq!(found(&holds, "/a", 1, Asker::Unknown), Some(("/a/1".to_owned(), false)));
+    }
+
+    #[test]
+    fn what_is_held_but_not_in_the_queue_any_more_is_not_waited_for() {
+        let (holds, _tenures) = holds(&[(4, here())]);
+        assert_eq!(found(&holds, "/a", 9, here()), None);
     }
 
     #[test]

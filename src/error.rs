@@ -5,7 +5,9 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::coordinator::{Ending, Failure};
+use crate::dialect::Dialect;
 use crate::queue::Blockers;
+use crate::shared::ValueError;
 use crate::tenure::Loss;
 
 /// Why a lock operation did not succeed.
@@ -85,6 +87,20 @@ pub enum Error {
         path: String,
     },
 
+    /// In the lock's directory is somebody who may go by another rule than this lock, so nobody can say whose turn it is.
+    /// Open the lock in the other [dialect](Dialect), or use another path.
+    #[error("{path} is also used by others: {node} is {}; nothing is granted beside it", .dialect.describe(*.speaks))]
+    ForeignContender {
+        /// The lock's directory.
+        path: String,
+        /// The name of the node.
+        node: String,
+        /// The dialect that it is a contender in; that of the lock, if it has its mark and no number behind that.
+        speaks: Dialect,
+        /// The dialect of the lock.
+        dialect: Dialect,
+    },
+
     /// One lock of a [`MultiLock`](crate::MultiLock) failed, and none of them is held.
     ///
     /// From a [`MultiGuard`](crate::MultiGuard) it says which lock was lost first.
@@ -105,6 +121,16 @@ pub enum Error {
         path: String,
         /// Why.
         reason: Failure,
+    },
+
+    /// The lock is as it should be, but the [value](crate::Shared) behind it cannot be read or written. The value in the
+    /// ensemble is as it was.
+    #[error("{path}: {error}")]
+    Value {
+        /// The value's node.
+        path: String,
+        /// What is wrong with it.
+        error: ValueError,
     },
 
     /// The connection broke before the answer came: it may or may not have been done. Read to find out.
@@ -145,6 +171,14 @@ impl Error {
     /// Whether a lock that was held, or a place in the queue, was lost.
     pub fn is_lost(&self) -> bool {
         matches!(self.cause(), Error::Lost(_) | Error::Evicted(_))
+    }
+
+    /// What is wrong with the [value](crate::Shared) behind the lock, if that is what went wrong.
+    pub fn value_error(&self) -> Option<&ValueError> {
+        match self {
+            Error::Value { error, .. } => Some(error),
+            _ => None,
+        }
     }
 
     /// What went wrong with one lock, whether it was acquired alone or together with others.

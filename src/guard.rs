@@ -84,12 +84,17 @@ impl Held {
         self.tenure().hold_state(self.place.session().lease())
     }
 
+    /// For how long its session is surely kept.
+    pub(crate) fn session_left(&self) -> Duration {
+        self.place.session().lease().session_left()
+    }
+
     pub(crate) fn changes(&self) -> Changes {
         Changes::new(Arc::clone(self.tenure()), Arc::clone(self.place.session()))
     }
 
     /// Waits until somebody waits whom it keeps out: the first of them.
-    async fn contended(&self) -> Result<Contender, Error> {
+    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
         tokio::select! {
             biased;
             loss = self.lost() => Err(Error::Lost(loss)),
@@ -140,15 +145,17 @@ impl Held {
         }
         let session = self.place.session();
         match place::settled(session, || session.data(path)).await {
-            Ok((data, stat)) => Ok(Some(NodeData { data, version: stat.version })),
+            Ok((data, stat)) => Ok(Some(NodeData { data, version: stat.version, czxid: stat.czxid })),
             Err(Failure::NoNode) => Ok(None),
             Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "read", path)),
         }
     }
 
-    pub(crate) async fn release(self) -> Result<(), Error> {
+    pub(crate) async fn release(mut self) -> Result<(), Error> {
         let loss = self.loss();
+        // However long it takes the ensemble to hear of it.
+        self.holding = Holding::default();
         // Deleted even when lost: the session may still be alive, and the node in everyone's way.
         let answer = self.place.leave().await;
         match (loss, answer) {
@@ -167,6 +174,7 @@ impl Held {
         if let Some(standing) = self.place.standing() {
             self.standing = standing;
         }
+        self.holding.goes_on_as(&self.shared.path, &self.standing);
         Ok(())
     }
 
@@ -189,6 +197,8 @@ pub struct NodeData {
     pub data: Vec<u8>,
     /// How often the data was set: to give to [`Transaction::set_version`].
     pub version: i32,
+    /// The ensemble-wide number of the transaction that created it: another one after it was deleted and made anew.
+    pub czxid: i64,
 }
 
 /// The lock, held to read: shared with other readers. Made by [`RwLock::read`](crate::RwLock::read).
@@ -214,6 +224,10 @@ pub struct WriteGuard {
 macro_rules! guard {
     ($guard:ident, $acquire:literal) => {
         impl $guard {
+            pub(crate) fn held(&self) -> &Held {
+                &self.held
+            }
+
             /// Whether the lock is still held: the last moment of `true` lies before anyone else's grant.
             ///
             /// One case is beyond that: when somebody deletes the lock's node by hand, its holder and the next
@@ -302,7 +316,7 @@ macro_rules! guard {
             /// # Ok::<(), Error>(()) }).unwrap();
             /// ```
             pub fn session_left(&self) -> Duration {
-                self.held.place().session().lease().session_left()
+                self.held.session_left()
             }
 
             /// Waits until somebody queues up whom this guard keeps out, and says who is the first of them: any writer, and

@@ -45,8 +45,12 @@
 //!   [`is_held`](WriteGuard::is_held), [`lost`](WriteGuard::lost), [`run`](WriteGuard::run),
 //!   [`fencing_token`](WriteGuard::fencing_token), [`downgrade`](WriteGuard::downgrade),
 //!   [`share`](ReadGuard::share), [`contended`](WriteGuard::contended).
+//! - [`Shared`]: a typed value behind the lock, as `tokio::sync::RwLock<T>` has one; its guards, [`SharedReadGuard`] and
+//!   [`SharedWriteGuard`], deref to it. [`latest`](Shared::latest) is a copy for hot paths, [`changes`](Shared::changes)
+//!   tells of new ones. [`Format`]: how it is written down. [`ValueError`]: what can be wrong with it.
 //! - [`MultiLock`], [`MultiGuard`]: several locks at once, all or none, in an order that cannot end in a circle; its
 //!   transactions check every one of them.
+//! - [`Dialect`]: one lock together with programs that use Curator or kazoo.
 //! - [`Deadlock`]: what becomes of a task that waits for itself.
 //! - [`HoldState`], [`Changes`]: held, in doubt or lost, and how that changes. [`Loss`]: why a lock was lost.
 //! - [`Transaction`]: writes that ZooKeeper does only while the lock is held; it answers with an [`Outcome`] for each.
@@ -80,13 +84,14 @@
 //! | what | level | fields |
 //! |---|---|---|
 //! | span `acquire`: from asking until granted, refused or dropped | debug | `path`, `mode`, `label`, and as they become known `sequence`, `token`, `waited` |
-//! | span `hold`: until released or dropped; follows from `acquire`, in the span that the caller was in | debug | `path`, `mode`, `sequence`, `token`, `label`, `held` |
+//! | span `hold`: until its release begins or it is dropped; follows from `acquire`, in the span that the caller was in. A downgrade ends that of the writer, and one of a reader follows from it | debug | `path`, `mode`, `sequence`, `token`, `label`, `held` |
 //! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: `next` (proven by the numbers, without a look), `at once` (by the first look), `look` (by a later one), `hand-off` |
+//! | not granted | debug | `path`, `mode`, `error` |
 //! | a create whose answer was lost has been found again | info | `path`, `node` |
 //! | the connection is lost while a lock is held; it is back in time | warn; info | `node`, `left` |
-//! | a held lock was lost: told when it is noticed, at the latest when the connection is back | warn | `node`, `cause` |
-//! | it takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) or [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `mode`, `label`, `waited` and `blockers`, or `held` and `token` |
-//! | a task [waits for itself](Deadlock) | warn | `path`, `mode`, `label`, `holder` |
+//! | a held lock was lost: told whether anybody looks or not | warn | `node`, `cause` |
+//! | it takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) or [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `label`; `mode`, `waited` and `blockers`, or `node`, `token` and `held` |
+//! | a task seems to [wait for itself](Deadlock) | warn | `path`, `mode`, `label`, `holder` |
 //!
 //! With the feature `metrics` it counts and measures: the table is in the module `metrics`.
 //!
@@ -98,7 +103,9 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod acquire;
 mod deadlock;
+mod dialect;
 mod error;
 mod guard;
 mod keeper;
@@ -110,11 +117,13 @@ mod meter;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 mod multi;
+mod multi_guard;
 mod name;
 mod path;
 mod place;
 mod progress;
 mod queue;
+mod shared;
 mod shared_reads;
 mod succession;
 mod survey;
@@ -126,16 +135,25 @@ mod zookeeper;
 
 pub mod coordinator;
 
+pub use crate::acquire::{AcquireRead, AcquireWrite};
 pub use crate::coordinator::{Ending, Failure, Outcome};
 pub use crate::deadlock::Deadlock;
+pub use crate::dialect::Dialect;
 pub use crate::error::Error;
 pub use crate::guard::{NodeData, ReadGuard, WriteGuard};
-pub use crate::lock::{AcquireRead, AcquireWrite, RwLock, RwLockBuilder};
+pub use crate::lock::{RwLock, RwLockBuilder};
 pub use crate::memory::Memory;
-pub use crate::multi::{AcquireMulti, MultiChanges, MultiGuard, MultiLock, MultiLockBuilder, MultiLoss};
+pub use crate::multi::{AcquireMulti, MultiLock, MultiLockBuilder};
+pub use crate::multi_guard::{MultiChanges, MultiGuard, MultiLoss};
 pub use crate::name::{Contender, Mode};
 pub use crate::progress::Progress;
 pub use crate::queue::{Blockers, Member, MemberState, Queue};
+#[cfg(feature = "json")]
+pub use crate::shared::Json;
+pub use crate::shared::{
+    AcquireSharedRead, AcquireSharedWrite, CopyState, Format, FormatError, Raw, Shared, SharedBuilder, SharedReadGuard,
+    SharedWriteGuard, Stored, ValueChanges, ValueError, Written,
+};
 pub use crate::survey::Survey;
 pub use crate::tenure::{Changes, HoldState, Loss};
 pub use crate::transaction::Transaction;
@@ -165,6 +183,6 @@ pub mod guide {}
 #[doc = include_str!("../docs/coming-from.md")]
 pub mod coming_from {}
 
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "json"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

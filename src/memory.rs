@@ -960,7 +960,10 @@ impl Executor {
                 return;
             };
             let waker = Waker::from(Arc::new(Ready { executor: Arc::downgrade(self), number }));
-            if chore.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+            // A task that has run for long would be told to come back later, and the chore would, here and now, for ever.
+            let polled =
+                std::pin::pin!(tokio::task::unconstrained(chore.as_mut())).poll(&mut Context::from_waker(&waker));
+            if polled.is_pending() {
                 self.chores().pending.insert(number, chore);
             }
         }

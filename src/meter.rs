@@ -1,5 +1,6 @@
 //! What is counted and measured, with the feature `metrics`; decides nothing. Without the feature nothing is here.
 
+use crate::error::Error;
 use crate::name::Mode;
 use crate::tenure::Loss;
 
@@ -22,6 +23,16 @@ impl Began {
 /// A hold, measured when it ends.
 #[derive(Debug, Default)]
 pub(crate) struct Hold(#[cfg(feature = "metrics")] Option<(Mode, Instant)>);
+
+impl Hold {
+    #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
+    pub(crate) fn begin(mode: Mode) -> Hold {
+        Hold(
+            #[cfg(feature = "metrics")]
+            Some((mode, Instant::now())),
+        )
+    }
+}
 
 #[cfg(feature = "metrics")]
 impl Drop for Hold {
@@ -52,15 +63,11 @@ impl Drop for Removal {
 }
 
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
-pub(crate) fn acquired(mode: Mode, began: Began) -> Hold {
+pub(crate) fn waited(mode: Mode, began: Began) {
     #[cfg(feature = "metrics")]
     if let Began(Some(began)) = began {
         metrics::histogram!(names::ACQUIRE_WAIT_SECONDS, "mode" => label(mode)).record(began.elapsed());
     }
-    Hold(
-        #[cfg(feature = "metrics")]
-        Some((mode, Instant::now())),
-    )
 }
 
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
@@ -76,15 +83,13 @@ pub(crate) fn entered(mode: Mode, others: usize) {
 }
 
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
-pub(crate) fn would_block(mode: Mode) {
+pub(crate) fn not_granted(mode: Mode, error: &Error) {
     #[cfg(feature = "metrics")]
-    metrics::counter!(names::WOULD_BLOCK, "mode" => label(mode)).increment(1);
-}
-
-#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
-pub(crate) fn timed_out(mode: Mode) {
-    #[cfg(feature = "metrics")]
-    metrics::counter!(names::TIMEOUTS, "mode" => label(mode)).increment(1);
+    match error {
+        Error::WouldBlock { .. } => metrics::counter!(names::WOULD_BLOCK, "mode" => label(mode)).increment(1),
+        Error::Timeout { .. } => metrics::counter!(names::TIMEOUTS, "mode" => label(mode)).increment(1),
+        _ => {}
+    }
 }
 
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]

@@ -9,6 +9,7 @@
 
 use std::fmt;
 
+use crate::dialect::Dialect;
 use crate::error::Error;
 
 /// From this sequence number on, whoever leaves the directory empty deletes it, which restarts the numbers.
@@ -38,13 +39,6 @@ impl Mode {
     pub fn excludes(self, other: Mode) -> bool {
         self == Mode::Write || other == Mode::Write
     }
-
-    fn marker(self) -> &'static str {
-        match self {
-            Mode::Read => "-READ-",
-            Mode::Write => "-WRITE-",
-        }
-    }
 }
 
 impl fmt::Display for Mode {
@@ -67,6 +61,7 @@ pub(crate) struct Place {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Contender {
     name: String,
+    dialect: Dialect,
     host_len: usize,
     owner_len: usize,
     mode: Mode,
@@ -86,10 +81,29 @@ impl Contender {
     /// assert_eq!(Contender::parse("web-1-READ-7"), None);
     /// ```
     pub fn parse(name: &str) -> Option<Contender> {
-        let (owner, place) = split(name)?;
+        Contender::parse_as(name, Dialect::Native)
+    }
+
+    /// As [`Contender::parse`], where the directory is written in this dialect.
+    ///
+    /// ```
+    /// use zk_rwlock::{Contender, Dialect, Mode};
+    /// let name = "_c_5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9-__WRIT__0000000007";
+    /// let writer = Contender::parse_as(name, Dialect::Curator).unwrap();
+    /// assert_eq!((writer.mode(), writer.sequence(), writer.host()), (Mode::Write, 7, ""));
+    /// assert_eq!(writer.id(), Some("5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9"));
+    /// assert_eq!(Contender::parse_as(name, Dialect::Kazoo), None);
+    /// ```
+    pub fn parse_as(name: &str, dialect: Dialect) -> Option<Contender> {
+        let (owner, place) = dialect.split(name)?;
+        let host_len = match dialect {
+            Dialect::Native => owner.find('~').unwrap_or(owner.len()),
+            _ => 0,
+        };
         Some(Contender {
             name: name.to_owned(),
-            host_len: owner.find('~').unwrap_or(owner.len()),
+            dialect,
+            host_len,
             owner_len: owner.len(),
             mode: place.mode,
             sequence: place.sequence,
@@ -101,14 +115,23 @@ impl Contender {
         &self.name
     }
 
-    /// The host that it says it runs on.
+    /// The dialect that its name is of.
+    pub fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// The host that it says it runs on; empty in a dialect whose names have none.
     pub fn host(&self) -> &str {
         &self.name[..self.host_len]
     }
 
     /// The random id of this one acquisition, if its maker gave it one.
     pub fn id(&self) -> Option<&str> {
-        (self.host_len < self.owner_len).then(|| &self.name[self.host_len + 1..self.owner_len])
+        let id = match self.dialect {
+            Dialect::Native => self.name[self.host_len..self.owner_len].strip_prefix('~')?,
+            _ => Dialect::id(&self.name[..self.owner_len]),
+        };
+        (!id.is_empty()).then_some(id)
     }
 
     /// What it asks for.
@@ -123,7 +146,7 @@ impl Contender {
 
     /// The name that its node has after a downgrade.
     pub(crate) fn downgraded(&self) -> String {
-        name(&self.name[..self.owner_len], Mode::Read, self.sequence)
+        name(&self.name[..self.owner_len], self.dialect.marker(Mode::Read), self.sequence)
     }
 
     /// Whether both are nodes of one acquisition.
@@ -142,12 +165,7 @@ impl fmt::Display for Contender {
     }
 }
 
-/// Reads only what decides a turn, without keeping the name.
-pub(crate) fn place(name: &str) -> Option<Place> {
-    split(name).map(|(_, place)| place)
-}
-
-/// The sequence number, if this is a contender with an ordinary one: quick, because it looks at nothing else.
+/// The sequence number, if this is a native contender with an ordinary one: quick, because it looks at nothing else.
 pub(crate) fn sequence_if_plain(name: &str) -> Option<i64> {
     let (before, digits) = name.as_bytes().split_last_chunk::<10>()?;
     if !(before.ends_with(b"E-") || before.ends_with(b"D-")) {
@@ -156,19 +174,50 @@ pub(crate) fn sequence_if_plain(name: &str) -> Option<i64> {
     digits.iter().try_fold(0, |number, digit| digit.is_ascii_digit().then(|| number * 10 + i64::from(digit - b'0')))
 }
 
-/// The name up to its sequence number, which the server appends.
-pub(crate) fn prefix(owner: &str, mode: Mode) -> String {
-    format!("{owner}{}", mode.marker())
+/// What the names of one acquisition begin with, and nobody else's do.
+#[derive(Clone, Debug)]
+pub(crate) struct Owner {
+    dialect: Dialect,
+    text: String,
 }
 
-/// The whole name, for a node that is made with a given sequence number.
-pub(crate) fn name(owner: &str, mode: Mode, sequence: i64) -> String {
-    format!("{owner}{}{sequence:010}", mode.marker())
+impl Owner {
+    pub(crate) fn new(dialect: Dialect, text: String) -> Owner {
+        Owner { dialect, text }
+    }
+
+    pub(crate) fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.text.len()
+    }
+
+    /// The name up to its sequence number, which the server appends.
+    pub(crate) fn prefix(&self, mode: Mode) -> String {
+        format!("{}{}", self.text, self.dialect.marker(mode))
+    }
+
+    /// The whole name, for a node that is made with a given sequence number.
+    pub(crate) fn name(&self, mode: Mode, sequence: i64) -> String {
+        name(&self.text, self.dialect.marker(mode), sequence)
+    }
+
+    /// Whether `name` is a contender of this owner, in whatever mode.
+    pub(crate) fn owns(&self, name: &str) -> bool {
+        self.dialect.split(name).is_some_and(|(owner, _)| owner == self.text)
+    }
 }
 
-/// Whether `name` is a contender of `owner` (`host~id`), in whatever mode.
-pub(crate) fn belongs_to(name: &str, owner: &str) -> bool {
-    split(name).is_some_and(|(its_owner, _)| its_owner == owner)
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+fn name(owner: &str, marker: &str, sequence: i64) -> String {
+    format!("{owner}{marker}{sequence:010}")
 }
 
 /// Refuses a host that could not be read back from a name.
@@ -203,8 +252,8 @@ fn is_host_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
 }
 
-/// Splits a name into `host` or `host~id`, and its place.
-fn split(name: &str) -> Option<(&str, Place)> {
+/// Splits a native name into `host` or `host~id`, and its place.
+pub(crate) fn split(name: &str) -> Option<(&str, Place)> {
     let (before, digits) = name.rsplit_once('-')?;
     let sign = usize::from(before.ends_with('-'));
     let before = &before[..before.len() - sign];
@@ -269,7 +318,7 @@ mod tests {
         for digits in ["0000000007", "2147483647", "9999999999", "-000000005", "-2147483648", "12147483647"] {
             for mode in ["READ", "WRITE"] {
                 let name = format!("h-READ-0000000001~i-{mode}-{digits}");
-                let looked = place(&name).map(|place| place.sequence);
+                let looked = split(&name).map(|(_, place)| place.sequence);
                 let glanced = sequence_if_plain(&name);
                 assert!(glanced.is_none() || glanced == looked, "{name}: {glanced:?}, {looked:?}");
                 assert_eq!(glanced.is_some(), digits.len() == 10 && !digits.starts_with('-'), "{name}");

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use crate::coordinator::{Berth, Chore, Created, Failure, Kind, Operation, Outcome, Reply, Session};
 use crate::listing::{self, Names};
 use crate::meter;
-use crate::name::{self, Contender, Mode};
+use crate::name::{self, Contender, Mode, Owner};
 use crate::path;
 use crate::tenure::{Loss, Tenure};
 
@@ -20,8 +20,7 @@ pub(crate) const UNKNOWN_TRIES: u32 = 64;
 pub(crate) struct Place {
     berth: Berth,
     directory: Arc<str>,
-    /// `host~id`: what the names of all our nodes in this directory begin with, and nobody else's.
-    owner: String,
+    owner: Owner,
     node: Mutex<Node>,
 }
 
@@ -52,7 +51,7 @@ enum Step {
 }
 
 impl Place {
-    pub(crate) fn new(berth: Berth, directory: Arc<str>, owner: String) -> Place {
+    pub(crate) fn new(berth: Berth, directory: Arc<str>, owner: Owner) -> Place {
         Place { berth, directory, owner, node: Mutex::new(Node { step: Step::Absent, unsure: false }) }
     }
 
@@ -80,7 +79,7 @@ impl Place {
     }
 
     fn ask_for_node(&self, mode: Mode, data: &[u8]) {
-        let prefix = self.child(&name::prefix(&self.owner, mode));
+        let prefix = self.child(&self.owner.prefix(mode));
         let reply = self.session().create(&prefix, data, Kind::EphemeralSequential);
         self.node().step = Step::Coming(reply);
     }
@@ -118,7 +117,7 @@ impl Place {
             })
         });
         let children = children.await.or_else(none_without_directory)?;
-        for child in children.iter().filter(|child| name::belongs_to(child, &self.owner)) {
+        for child in children.iter().filter(|child| self.owner.owns(child)) {
             let path = self.child(child);
             match settled(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
@@ -143,7 +142,7 @@ impl Place {
         let Some(standing) = self.standing() else {
             return;
         };
-        for stray in children.iter().filter(|child| name::belongs_to(child, &self.owner)) {
+        for stray in children.iter().filter(|child| self.owner.owns(child)) {
             if stray != standing.contender.name() {
                 let (session, path) = (self.session(), self.child(stray));
                 let reply = session.delete(&path);
@@ -176,13 +175,16 @@ impl Place {
         let path = self.child(standing.contender.name());
         // Looked at in any case: it is told if it has been lost.
         let loss = standing.tenure.loss(session.lease());
-        let signal =
-            standing.tenure.is_holding() && standing.contender.mode() == Mode::Write && loss != Some(Loss::Interfered);
+        let signal = self.owner.dialect().hands_off()
+            && standing.tenure.is_holding()
+            && standing.contender.mode() == Mode::Write
+            && loss != Some(Loss::Interfered);
         standing.tenure.left();
         session.lease().roll().strike(standing.number);
         session.lease().holds().end(standing.czxid);
         let reply = if signal { hand_off(&session, &path) } else { session.delete(&path) };
-        let restart = (standing.contender.sequence() >= name::RESTART_FROM).then(|| Arc::clone(&self.directory));
+        let is_old = standing.contender.sequence() >= name::RESTART_FROM && !self.owner.dialect().keeps_directories();
+        let restart = is_old.then(|| Arc::clone(&self.directory));
         let (tenure, removal) =
             (Arc::clone(&standing.tenure), remove(Arc::clone(&session), path, reply, signal, restart));
         let pending = meter::Removal::begin();
@@ -202,9 +204,9 @@ impl Place {
         let Some(standing) = self.standing() else {
             return Err(Failure::NoNode);
         };
-        let read = name::name(&self.owner, Mode::Read, standing.contender.sequence());
+        let read = self.owner.name(Mode::Read, standing.contender.sequence());
         let (from, to) = (self.child(standing.contender.name()), self.child(&read));
-        let Some(contender) = Contender::parse(&read) else {
+        let Some(contender) = Contender::parse_as(&read, self.owner.dialect()) else {
             return Err(Failure::NoNode);
         };
         let swap = [
@@ -248,7 +250,7 @@ impl Place {
             // The ensemble changed the session under us; nothing made under the old one is ours.
             return Err(Failure::Refused(format!("node {name} belongs to another session")));
         }
-        let Some(contender) = Contender::parse(name) else {
+        let Some(contender) = Contender::parse_as(name, self.owner.dialect()) else {
             return Err(Failure::Refused(format!("the server named the node {name:?}, which is no contender's name")));
         };
         let tenure = Tenure::new(self.child(name), session.lease());
@@ -421,7 +423,7 @@ async fn removed_in_background(session: Arc<dyn Session>, path: String, reply: R
 async fn remove_when_created(
     session: Arc<dyn Session>,
     directory: Arc<str>,
-    owner: String,
+    owner: Owner,
     reply: Reply<Created>,
     unsure: bool,
 ) {
@@ -452,7 +454,7 @@ enum Look {
 /// Removes every node of this owner, also one whose create took effect although its answer was lost.
 ///
 /// Looks twice: after a sync, and again after a write of ours, which the lost request cannot follow any more.
-async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: String) {
+async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: Owner) {
     for look in [Look::AfterSync, Look::AfterWrite] {
         let listing = settled_at_last(&session, || {
             // Whatever the answer to the check is, it was a write.
@@ -477,7 +479,7 @@ async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: St
                 return;
             }
         };
-        for child in children.iter().filter(|child| name::belongs_to(child, &owner)) {
+        for child in children.iter().filter(|child| owner.owns(child)) {
             let path = format!("{directory}/{child}");
             let reply = session.delete(&path);
             removed_in_background(Arc::clone(&session), path, reply).await;
@@ -515,12 +517,16 @@ pub(crate) async fn before_next_try(session: &Arc<dyn Session>, tries: &mut u32)
     Ok(())
 }
 
-/// Makes the lock directory: a container, which the server reaps when it has been empty for a while, below
-/// ordinary nodes.
-pub(crate) async fn make_directory(session: &Arc<dyn Session>, directory: &str) -> Result<(), Failure> {
+/// Makes the lock directory, below ordinary nodes: a container, which the server reaps when it has been empty for a while,
+/// unless it has to stay.
+pub(crate) async fn make_directory(
+    session: &Arc<dyn Session>,
+    directory: &str,
+    has_to_stay: bool,
+) -> Result<(), Failure> {
     let mut denied = false;
     for step in path::steps(directory) {
-        let kind = if step == directory { Kind::Container } else { Kind::Persistent };
+        let kind = if step == directory && !has_to_stay { Kind::Container } else { Kind::Persistent };
         match settled(session, || session.create(step, &[], kind)).await {
             Ok(_) | Err(Failure::NodeExists) => {}
             // We may not create up there, but what is needed may be there already.

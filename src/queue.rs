@@ -1,11 +1,13 @@
 //! Who holds, who waits, since when and behind whom; knows no concrete backend.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::coordinator::{Failure, Session, Stat};
-use crate::name::{Contender, Mode};
+use crate::dialect::Dialect;
+use crate::name::{self, Contender, Mode};
 use crate::turn::{self, Turn};
 
 /// At most so many of those in the way are looked up for an error: it must be told in time.
@@ -20,6 +22,8 @@ const READS_IN_FLIGHT: usize = 256;
 pub struct Queue {
     /// The lock's directory.
     pub path: String,
+    /// Whose names are in it.
+    pub dialect: Dialect,
     /// Everyone in it, first come first.
     pub members: Vec<Member>,
 }
@@ -32,7 +36,7 @@ pub struct Member {
     pub mode: Mode,
     /// Whether it holds the lock.
     pub state: MemberState,
-    /// The host it says it runs on.
+    /// The host it says it runs on; empty if it does not say.
     pub host: String,
     /// The process it says it is.
     pub pid: Option<u32>,
@@ -99,7 +103,8 @@ impl fmt::Display for Queue {
 
 impl fmt::Display for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.mode, self.host)?;
+        let who = if self.host.is_empty() { &self.node } else { &self.host };
+        write!(f, "{} {who}", self.mode)?;
         if let Some(pid) = self.pid {
             write!(f, " pid {pid}")?;
         }
@@ -167,41 +172,84 @@ impl Note {
     }
 }
 
-/// The pid and the label in a node's data, whatever else it is.
-fn read_note(data: &[u8]) -> (Option<u32>, Option<String>) {
+/// What was read of a note.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Written {
+    host: Option<String>,
+    pid: Option<u32>,
+    label: Option<String>,
+}
+
+/// The note in a node's data, whatever else that is.
+fn read_note(data: &[u8]) -> Written {
     let text = String::from_utf8_lossy(data);
     let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-    (field("pid").and_then(|pid| pid.parse().ok()), field("label").map(str::to_owned))
+    Written {
+        host: field("host").map(str::to_owned),
+        pid: field("pid").and_then(|pid| pid.parse().ok()),
+        label: field("label").map(str::to_owned),
+    }
 }
 
-/// Reads the whole queue: one listing, and one read for each member.
-pub(crate) async fn snapshot(session: &Arc<dyn Session>, directory: &str) -> Result<Queue, Failure> {
-    let children = match session.children(directory).await {
-        Err(Failure::NoNode) => Vec::new(),
-        answer => answer?,
-    };
-    of(session, directory, &children).await
+/// Anybody may have written it.
+fn is_host(host: &str) -> bool {
+    name::check_host(host).is_ok()
 }
 
-/// Reads the queue that these children of the directory are.
-pub(crate) async fn of(session: &Arc<dyn Session>, directory: &str, children: &[String]) -> Result<Queue, Failure> {
-    let line = turn::line(children);
+/// The host and the label that another library's data may be taken for: Curator writes its address, and kazoo the
+/// identifier that its user gave.
+fn foreign_note(data: &[u8]) -> (String, Option<String>) {
+    let text = std::str::from_utf8(data).unwrap_or_default().trim();
+    if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
+        return (String::new(), None);
+    }
+    match text.parse::<IpAddr>() {
+        Ok(_) => (text.to_owned(), None),
+        Err(_) => (String::new(), Some(text.to_owned())),
+    }
+}
+
+/// Reads the queue that these children of the directory are: one read for each member.
+pub(crate) async fn of(
+    session: &Arc<dyn Session>,
+    directory: &str,
+    dialect: Dialect,
+    children: &[String],
+) -> Result<Queue, Failure> {
+    let line = turn::line(dialect, children);
     let mut members = Vec::with_capacity(line.len());
     for some in line.chunks(READS_IN_FLIGHT) {
         members.extend(read(session, directory, some).await?);
     }
-    Ok(Queue { path: directory.to_owned(), members })
+    Ok(Queue { path: directory.to_owned(), dialect, members })
 }
 
-/// Those in the way of a newcomer, or of `me`, as far as they can be read.
+/// Those in the way of `me`, as far as they can be read.
 pub(crate) async fn blockers(
     session: &Arc<dyn Session>,
     directory: &str,
     children: &[String],
-    mode: Mode,
-    me: Option<&Contender>,
+    me: &Contender,
 ) -> Blockers {
-    let (ahead, first) = in_the_way(children, mode, me);
+    read_first(session, directory, in_the_way_of(me, children)).await
+}
+
+/// Those in the way of a newcomer of this dialect and mode, as far as they can be read.
+pub(crate) async fn blockers_of_newcomer(
+    session: &Arc<dyn Session>,
+    directory: &str,
+    children: &[String],
+    (dialect, mode): (Dialect, Mode),
+) -> Blockers {
+    let ahead = turn::ahead_of_newcomer(dialect, mode, children);
+    read_first(session, directory, first_of(&ahead, dialect, children)).await
+}
+
+async fn read_first(
+    session: &Arc<dyn Session>,
+    directory: &str,
+    (ahead, first): (usize, Vec<(Contender, Turn)>),
+) -> Blockers {
     let members = match read(session, directory, &first).await {
         Ok(members) => members,
         // Their names alone still tell the mode and the host.
@@ -212,31 +260,40 @@ pub(crate) async fn blockers(
 
 /// Those in the way of `me` as far as a listing tells, without asking anybody.
 pub(crate) fn blockers_by_name(children: &[String], me: &Contender) -> Blockers {
-    let (ahead, first) = in_the_way(children, me.mode(), Some(me));
+    let (ahead, first) = in_the_way_of(me, children);
     Blockers { ahead, first: unread(&first) }
 }
 
 /// The same as were seen by name, with what they have written into their nodes; those that have left are left out.
-pub(crate) async fn read_again(session: &Arc<dyn Session>, directory: &str, seen: &Blockers) -> Blockers {
+pub(crate) async fn read_again(
+    session: &Arc<dyn Session>,
+    directory: &str,
+    dialect: Dialect,
+    seen: &Blockers,
+) -> Blockers {
+    let parse = |name: &str| Contender::parse_as(name, dialect);
     let turn_of = |member: &Member| match &member.state {
         MemberState::Holds => Turn::Granted,
-        MemberState::Waits { behind } => Contender::parse(behind).map_or(Turn::Evicted, Turn::Behind),
+        MemberState::Waits { behind } => parse(behind).map_or(Turn::Evicted, Turn::Behind),
         MemberState::Stuck => Turn::Evicted,
     };
-    let line: Vec<_> =
-        seen.first.iter().filter_map(|member| Some((Contender::parse(&member.node)?, turn_of(member)))).collect();
+    let line: Vec<_> = seen.first.iter().filter_map(|member| Some((parse(&member.node)?, turn_of(member)))).collect();
     let first = read(session, directory, &line).await.unwrap_or_else(|_| seen.first.clone());
     Blockers { ahead: seen.ahead, first }
 }
 
 /// How many are in the way, and the first of them.
-fn in_the_way(children: &[String], mode: Mode, me: Option<&Contender>) -> (usize, Vec<(Contender, Turn)>) {
-    let ahead = match me {
-        Some(me) => turn::ahead_of(me, children),
-        None => turn::ahead_of_newcomer(mode, children),
+fn in_the_way_of(me: &Contender, children: &[String]) -> (usize, Vec<(Contender, Turn)>) {
+    first_of(&turn::ahead_of(me, children), me.dialect(), children)
+}
+
+fn first_of(ahead: &[&str], dialect: Dialect, children: &[String]) -> (usize, Vec<(Contender, Turn)>) {
+    let first = ahead.iter().take(BLOCKERS_NAMED).filter_map(|name| Contender::parse_as(name, dialect));
+    let with_turn = |contender: Contender| {
+        let turn = turn::as_seen(&contender, children);
+        (contender, turn)
     };
-    let first = ahead.iter().take(BLOCKERS_NAMED).filter_map(|name| Contender::parse(name));
-    (ahead.len(), first.map(|contender| (contender.clone(), turn::turn(&contender, children))).collect())
+    (ahead.len(), first.map(with_turn).collect())
 }
 
 fn unread(line: &[(Contender, Turn)]) -> Vec<Member> {
@@ -260,7 +317,12 @@ async fn read(session: &Arc<dyn Session>, directory: &str, line: &[(Contender, T
 }
 
 fn member(contender: &Contender, turn: &Turn, node: Option<(&Vec<u8>, Stat)>) -> Member {
-    let (pid, label) = node.map_or((None, None), |(data, _)| read_note(data));
+    let written = node.map(|(data, _)| read_note(data)).unwrap_or_default();
+    let (host, label) = match (contender.dialect(), node) {
+        (Dialect::Native, _) | (_, None) => (contender.host().to_owned(), written.label),
+        _ if written.pid.is_some() => (written.host.filter(|host| is_host(host)).unwrap_or_default(), written.label),
+        (_, Some((data, _))) => foreign_note(data),
+    };
     Member {
         mode: contender.mode(),
         state: match turn {
@@ -268,8 +330,8 @@ fn member(contender: &Contender, turn: &Turn, node: Option<(&Vec<u8>, Stat)>) ->
             Turn::Behind(other) => MemberState::Waits { behind: other.name().to_owned() },
             Turn::Evicted => MemberState::Stuck,
         },
-        host: contender.host().to_owned(),
-        pid,
+        host,
+        pid: written.pid,
         label,
         session: node.map(|(_, stat)| stat.ephemeral_owner),
         since: node.map(|(_, stat)| stat.ctime),
@@ -288,7 +350,8 @@ mod tests {
         let note = Note { host: "web-1".to_owned(), pid: 42, label: Some("migrate = v42".to_owned()), since };
         let text = String::from_utf8(note.encode()).unwrap();
         assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\nlabel=migrate = v42\n");
-        assert_eq!(read_note(text.as_bytes()), (Some(42), Some("migrate = v42".to_owned())));
+        let (host, label) = (Some("web-1".to_owned()), Some("migrate = v42".to_owned()));
+        assert_eq!(read_note(text.as_bytes()), Written { host, pid: Some(42), label });
     }
 
     #[test]
@@ -304,9 +367,19 @@ mod tests {
     }
 
     #[test]
+    fn an_address_is_curators_host_and_other_words_are_kazoos_identifier() {
+        let none = (String::new(), None);
+        assert_eq!(foreign_note(b"10.1.2.3"), ("10.1.2.3".to_owned(), None));
+        assert_eq!(foreign_note(b"nightly report"), (String::new(), Some("nightly report".to_owned())));
+        for data in [&b""[..], b"\xff\xfe", b"two\nlines"] {
+            assert_eq!(foreign_note(data), none);
+        }
+    }
+
+    #[test]
     fn any_data_may_stand_where_a_note_should() {
         for data in [&b""[..], b"\xff\xfe", b"pid=x\nlabel", b"=\n="] {
-            assert_eq!(read_note(data), (None, None));
+            assert_eq!(read_note(data), Written::default());
         }
     }
 }

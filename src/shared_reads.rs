@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use crate::acquire::Waiting;
 use crate::error::Error;
 use crate::guard::Held;
 use crate::lease::Moment;
-use crate::lock::Waiting;
 
 /// An acquisition that nobody has to finish alone.
 pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Held>, Error>> + Send>>;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::coordinator::{Coordinator, Failure, Session};
+use crate::dialect::Dialect;
 use crate::error::Error;
-use crate::name::Contender;
 use crate::path;
 use crate::place;
 use crate::queue::{self, Queue};
@@ -25,7 +25,8 @@ pub struct Survey {
 impl Survey {
     /// Looks at every node at and below `prefix`, and reads the queues of those that have contenders.
     ///
-    /// Costs a listing for each node that is not a contender itself, and a read for each contender.
+    /// Costs a listing for each node that is not a contender itself, and a read for each contender. Each queue is seen in
+    /// its own [dialect](Dialect); a directory in which several are spoken has a queue for each.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -87,17 +88,28 @@ impl Survey {
         children: Vec<String>,
         below: &mut Vec<String>,
     ) -> Result<(), Failure> {
-        let (contenders, others): (Vec<_>, Vec<_>) =
-            children.into_iter().partition(|name| Contender::parse(name).is_some());
+        let (contenders, others): (Vec<_>, Vec<_>) = children.into_iter().partition(|name| Dialect::of(name).is_some());
         let parent = if node == "/" { "" } else { node };
         // The servers' own tree holds no locks.
         below.extend(others.iter().map(|name| format!("{parent}/{name}")).filter(|path| path != "/zookeeper"));
-        if contenders.is_empty() {
-            return Ok(());
+        for dialect in Dialect::ALL {
+            if contenders.iter().any(|name| Dialect::of(name) == Some(dialect)) {
+                self.look_at_queue(session, node, dialect, &contenders).await?;
+            }
         }
+        Ok(())
+    }
+
+    async fn look_at_queue(
+        &mut self,
+        session: &Arc<dyn Session>,
+        node: &str,
+        dialect: Dialect,
+        contenders: &[String],
+    ) -> Result<(), Failure> {
         let mut tries = 0;
         loop {
-            match queue::of(session, node, &contenders).await {
+            match queue::of(session, node, dialect, contenders).await {
                 Err(Failure::Unknown(_)) if tries < place::UNKNOWN_TRIES => {
                     place::before_next_try(session, &mut tries).await?;
                 }

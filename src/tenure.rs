@@ -657,7 +657,8 @@ async fn renew(session: &Weak<dyn Session>, lease: &Lease) {
         };
         let wait = lease.until_heartbeat();
         if wait.is_zero() {
-            if heartbeat(&live).await.is_err() && live.connected().await.is_err() {
+            let renewal = async { heartbeat(&live).await.is_ok() || live.connected().await.is_ok() };
+            if !and_tell_of_losses(&live, renewal).await {
                 return;
             }
             if lease.until_heartbeat().is_zero() {
@@ -670,6 +671,21 @@ async fn renew(session: &Weak<dyn Session>, lease: &Lease) {
             pause.await;
         }
     }
+}
+
+/// Does the work. If the lease runs out meanwhile, what was held is lost then, and that is told whether anybody looks or
+/// not.
+async fn and_tell_of_losses<T>(session: &Arc<dyn Session>, work: impl Future<Output = T>) -> T {
+    let (lease, mut work) = (session.lease(), std::pin::pin!(work));
+    while let Some(left) = lease.remaining() {
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            () = session.sleep(left) => {}
+        }
+    }
+    lease.roll().look_at_all(lease);
+    work.await
 }
 
 /// A check-only transaction commits through the quorum, changes nothing, and fails when a node is gone.

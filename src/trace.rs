@@ -4,9 +4,10 @@ use std::fmt;
 
 use tokio::time::Instant;
 use tracing::field::{Empty, debug};
-use tracing::{Id, Instrument, Span};
+use tracing::{Instrument, Span};
 
-use crate::lock::Granting;
+use crate::acquire::Granting;
+use crate::error::Error;
 use crate::meter::{self, Began};
 use crate::name::Mode;
 use crate::place::Standing;
@@ -22,7 +23,7 @@ pub(crate) struct Acquiring {
 struct Spans {
     acquire: Span,
     /// What the caller was in: the hold is no part of the acquisition.
-    caller: Option<Id>,
+    caller: Span,
     began: Instant,
 }
 
@@ -30,11 +31,16 @@ impl Acquiring {
     pub(crate) fn begin(path: &str, mode: Mode, label: Option<&str>) -> Acquiring {
         let acquire =
             tracing::debug_span!("acquire", path, %mode, label, sequence = Empty, token = Empty, waited = Empty);
-        if acquire.is_disabled() {
-            return Acquiring { spans: None, began: Began::now() };
+        let spans = (!acquire.is_disabled()).then(|| Spans { acquire, caller: Span::current(), began: Instant::now() });
+        Acquiring { spans: spans.map(Box::new), began: Began::now() }
+    }
+
+    /// It is for others, who measure themselves how long they wait, and began inside `first`, who is one of them.
+    pub(crate) fn for_others(mut self, first: &Acquiring) -> Acquiring {
+        if let (Some(spans), Some(first)) = (&mut self.spans, &first.spans) {
+            spans.caller = first.caller.clone();
         }
-        let spans = Spans { acquire, caller: Span::current().id(), began: Instant::now() };
-        Acquiring { spans: Some(Box::new(spans)), began: Began::now() }
+        Acquiring { began: Began::default(), ..self }
     }
 
     /// Has the work happen inside the span.
@@ -46,25 +52,33 @@ impl Acquiring {
         self.spans.as_ref().map_or_else(Span::none, |spans| spans.acquire.clone())
     }
 
+    /// There is a node, which may have to wait.
+    pub(crate) fn entered(&self, standing: &Standing) {
+        self.record("sequence", standing.contender.sequence());
+    }
+
     /// The lock was granted: its hold begins.
     pub(crate) fn granted(&self, path: &str, label: Option<&str>, standing: &Standing) -> Holding {
-        let (mode, sequence, token) = (standing.contender.mode(), standing.contender.sequence(), standing.czxid);
-        let metered = meter::acquired(mode, self.began);
-        let Some(spans) = &self.spans else {
-            return Holding { span: None, _metered: metered };
-        };
-        self.granted_place(standing);
-        let parent = spans.caller.clone();
-        let hold = tracing::debug_span!(parent: parent, "hold", path, %mode, sequence, token, label, held = Empty);
-        hold.follows_from(&spans.acquire);
-        Holding { span: Some(Box::new((hold, Instant::now()))), _metered: metered }
+        self.record("token", standing.czxid);
+        self.waited(standing.contender.mode());
+        let begin = |spans: &Spans| Hold::begin(path, standing, label, &spans.caller, &spans.acquire);
+        let seen = self.spans.as_deref().map(begin).map(Box::new);
+        Holding { seen, _metered: meter::Hold::begin(standing.contender.mode()) }
     }
 
     /// The lock was granted together with others: whose hold it is, is told of one of them.
-    pub(crate) fn granted_place(&self, standing: &Standing) {
+    pub(crate) fn shares(&self, standing: &Standing) {
+        self.record("sequence", standing.contender.sequence());
+        self.record("token", standing.czxid);
+    }
+
+    pub(crate) fn waited(&self, mode: Mode) {
+        meter::waited(mode, self.began);
+    }
+
+    fn record(&self, field: &str, number: i64) {
         if let Some(spans) = &self.spans {
-            spans.acquire.record("sequence", standing.contender.sequence());
-            spans.acquire.record("token", standing.czxid);
+            spans.acquire.record(field, number);
         }
     }
 }
@@ -75,18 +89,47 @@ impl Drop for Spans {
     }
 }
 
+/// Tells and counts that an acquisition failed.
+pub(crate) fn not_granted(path: &str, mode: Mode, error: &Error) {
+    meter::not_granted(mode, error);
+    tracing::debug!(path, %mode, %error, "not granted");
+}
+
 /// What is seen of a hold, until it ends.
 #[derive(Default)]
 pub(crate) struct Holding {
-    span: Option<Box<(Span, Instant)>>,
+    seen: Option<Box<Hold>>,
     _metered: meter::Hold,
 }
 
-impl Drop for Holding {
+struct Hold {
+    span: Span,
+    began: Instant,
+    caller: Span,
+    label: Option<String>,
+}
+
+impl Holding {
+    /// The hold of one mode ends here, and that of another begins.
+    pub(crate) fn goes_on_as(&mut self, path: &str, standing: &Standing) {
+        let goes_on = |hold: &Hold| Hold::begin(path, standing, hold.label.as_deref(), &hold.caller, &hold.span);
+        self.seen = self.seen.as_deref().map(goes_on).map(Box::new);
+        self._metered = meter::Hold::begin(standing.contender.mode());
+    }
+}
+
+impl Hold {
+    fn begin(path: &str, standing: &Standing, label: Option<&str>, caller: &Span, after: &Span) -> Hold {
+        let (mode, sequence, token) = (standing.contender.mode(), standing.contender.sequence(), standing.czxid);
+        let span = tracing::debug_span!(parent: caller, "hold", path, %mode, sequence, token, label, held = Empty);
+        span.follows_from(after);
+        Hold { span, began: Instant::now(), caller: caller.clone(), label: label.map(str::to_owned) }
+    }
+}
+
+impl Drop for Hold {
     fn drop(&mut self) {
-        if let Some(hold) = &self.span {
-            hold.0.record("held", debug(hold.1.elapsed()));
-        }
+        self.span.record("held", debug(self.began.elapsed()));
     }
 }
 

@@ -1,5 +1,6 @@
 //! Whose turn it is: a function of names alone.
 
+use crate::dialect::Dialect;
 use crate::name::{self, Contender, Mode, Place};
 
 /// Where a contender stands in its queue.
@@ -18,7 +19,8 @@ pub enum Turn {
 ///
 /// Reads the names once, in any order, and passes over those that are not contenders. A number that several
 /// contenders share, or that is negative, is never granted: at the end of the sequence ZooKeeper hands out such
-/// numbers, and "the lowest wins" would then be two.
+/// numbers, and "the lowest wins" would then be two. Which names are contenders is for the [dialect](Dialect) of `me` to
+/// say; that nobody of another dialect is there is for the lock to see to.
 ///
 /// ```
 /// use zk_rwlock::{Contender, Turn, turn};
@@ -32,25 +34,52 @@ pub fn turn<I>(me: &Contender, queue: I) -> Turn
 where
     I: IntoIterator<Item: AsRef<str>>,
 {
-    let mine = me.place();
+    decide(me, queue, |_| {}, |_| false)
+}
+
+/// As [`turn`], and the node of one who may go by another rule, if there is one: then nobody can say whose turn it is.
+pub(crate) fn turn_among_strangers<'q>(me: &Contender, queue: &'q [String]) -> (Turn, Option<&'q str>) {
+    let mut stranger: Option<&str> = None;
+    let look = |name: &'q String| {
+        if me.dialect().stranger(name).is_some() && stranger.is_none_or(|first| &name[..] < first) {
+            stranger = Some(name);
+        }
+    };
+    let turn = decide(me, queue, look, |_| false);
+    (turn, stranger)
+}
+
+/// As [`turn`], as it is shown to people: two nodes of one number may be one holder's.
+pub(crate) fn as_seen(me: &Contender, queue: &[String]) -> Turn {
+    decide(me, queue, |_| {}, |other| me.dialect().is_one_holder(other, me.place()))
+}
+
+/// What is no contender is given to `pass_over`; `may_share` says who may have the number of `me`.
+fn decide<I>(me: &Contender, queue: I, mut pass_over: impl FnMut(I::Item), may_share: impl Fn(Place) -> bool) -> Turn
+where
+    I: IntoIterator<Item: AsRef<str>>,
+{
+    let (mine, dialect) = (me.place(), me.dialect());
     let mut present = false;
     let mut alone = true;
     let mut nearest: Option<(i64, I::Item)> = None;
     for child in queue {
         let name = child.as_ref();
         // When ten thousand contenders come at once, each reads ten thousand names: most are passed over at a glance.
-        if let Some(sequence) = name::sequence_if_plain(name)
+        if dialect == Dialect::Native
+            && let Some(sequence) = name::sequence_if_plain(name)
             && (sequence > mine.sequence || nearest.as_ref().is_some_and(|(nearest, _)| *nearest > sequence))
         {
             continue;
         }
-        let Some(other) = name::place(name) else {
+        let Some(other) = dialect.place(name) else {
+            pass_over(child);
             continue;
         };
         if name == me.name() {
             present = true;
         } else if other.sequence == mine.sequence {
-            alone = false;
+            alone &= may_share(other);
         } else if blocks(other, mine)
             && nearest.as_ref().is_none_or(|(sequence, nearest)| (*sequence, nearest.as_ref()) < (other.sequence, name))
         {
@@ -60,38 +89,45 @@ where
     if !present || !alone || mine.sequence < 0 {
         return Turn::Evicted;
     }
-    match nearest.and_then(|(_, name)| Contender::parse(name.as_ref())) {
+    match nearest.and_then(|(_, name)| Contender::parse_as(name.as_ref(), dialect)) {
         Some(contender) => Turn::Behind(contender),
         None => Turn::Granted,
     }
 }
 
+/// The first of the names, as texts are sorted, that is of a contender by another rule.
+pub(crate) fn stranger(dialect: Dialect, queue: &[String]) -> Option<&str> {
+    queue.iter().map(String::as_str).filter(|name| dialect.stranger(name).is_some()).min()
+}
+
 /// Those that a newcomer of this mode would have to wait for, first come first.
-pub(crate) fn ahead_of_newcomer(mode: Mode, queue: &[String]) -> Vec<&str> {
-    in_order(queue, |other| other.mode.excludes(mode))
+pub(crate) fn ahead_of_newcomer(dialect: Dialect, mode: Mode, queue: &[String]) -> Vec<&str> {
+    in_order(dialect, queue, |other| other.mode.excludes(mode))
 }
 
 /// Those that `me` waits for, first come first.
 pub(crate) fn ahead_of<'q>(me: &Contender, queue: &'q [String]) -> Vec<&'q str> {
-    in_order(queue, |other| blocks(other, me.place()))
+    in_order(me.dialect(), queue, |other| blocks(other, me.place()))
 }
 
-/// How many came before `me`, whether it waits for them or not.
-pub(crate) fn earlier_than(me: &Contender, queue: &[String]) -> usize {
-    let places = queue.iter().filter_map(|child| name::place(child));
-    places.filter(|other| other.sequence < me.sequence()).count()
+/// The place of `me`, counted from 1, whether it waits for those before it or not; and how many there are in all.
+pub(crate) fn place_of(me: &Contender, queue: &[String]) -> (usize, usize) {
+    let places = queue.iter().filter_map(|child| me.dialect().place(child));
+    places.fold((1, 0), |(mine, all), other| (mine + usize::from(other.sequence < me.sequence()), all + 1))
 }
 
 /// The first of those who wait and whom `me`, which holds, keeps out.
 pub(crate) fn first_kept_out(me: &Contender, queue: &[String]) -> Option<Contender> {
     let later = |other: &Place| other.sequence > me.sequence() && other.mode.excludes(me.mode());
     // A second node of ours, from a create whose answer was lost, is nobody who waits.
-    in_order(queue, |other| later(&other)).into_iter().filter_map(Contender::parse).find(|it| !it.has_owner_of(me))
+    let later = in_order(me.dialect(), queue, |other| later(&other));
+    later.into_iter().filter_map(|name| Contender::parse_as(name, me.dialect())).find(|it| !it.has_owner_of(me))
 }
 
-/// The whole queue in the order of arrival, each with its turn: [`turn`] for everyone, in one pass.
-pub(crate) fn line(queue: &[String]) -> Vec<(Contender, Turn)> {
-    let ordered: Vec<Contender> = in_order(queue, |_| true).into_iter().filter_map(Contender::parse).collect();
+/// The whole queue in the order of arrival, each with its turn: [`as_seen`] for everyone, in one pass.
+pub(crate) fn line(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)> {
+    let ordered = in_order(dialect, queue, |_| true).into_iter();
+    let ordered: Vec<Contender> = ordered.filter_map(|name| Contender::parse_as(name, dialect)).collect();
     let shares = |a: Option<&Contender>, b: &Contender| a.is_some_and(|a| a.sequence() == b.sequence());
     let (mut last, mut last_write): (Option<usize>, Option<usize>) = (None, None);
     let mut turns = Vec::with_capacity(ordered.len());
@@ -99,9 +135,12 @@ pub(crate) fn line(queue: &[String]) -> Vec<(Contender, Turn)> {
     while start < ordered.len() {
         // Contenders of one number neither see each other as earlier nor have a turn.
         let tied = ordered[start..].iter().take_while(|c| shares(Some(&ordered[start]), c)).count();
-        for contender in &ordered[start..start + tied] {
+        let group = &ordered[start..start + tied];
+        for contender in group {
             let nearest = if contender.mode() == Mode::Write { last } else { last_write };
-            turns.push(if tied > 1 || contender.sequence() < 0 {
+            let mut others = group.iter().filter(|it| it.name() != contender.name());
+            let is_doubtful = others.any(|it| !dialect.is_one_holder(it.place(), contender.place()));
+            turns.push(if is_doubtful || contender.sequence() < 0 {
                 Turn::Evicted
             } else {
                 nearest.map_or(Turn::Granted, |i| Turn::Behind(ordered[i].clone()))
@@ -155,11 +194,11 @@ fn blocks(other: Place, mine: Place) -> bool {
     other.sequence < mine.sequence && other.mode.excludes(mine.mode)
 }
 
-fn in_order(queue: &[String], wanted: impl Fn(Place) -> bool) -> Vec<&str> {
+fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Place) -> bool) -> Vec<&str> {
     let mut chosen: Vec<(i64, &str)> = queue
         .iter()
         .filter_map(|child| {
-            name::place(child).filter(|place| wanted(*place)).map(|place| (place.sequence, child.as_str()))
+            dialect.place(child).filter(|place| wanted(*place)).map(|place| (place.sequence, child.as_str()))
         })
         .collect();
     chosen.sort_unstable();
@@ -169,6 +208,7 @@ fn in_order(queue: &[String], wanted: impl Fn(Place) -> bool) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::name::Owner;
 
     /// `R` and `W` make a queue numbered from 0, shown to `turn` last name first.
     fn queue(modes: &str) -> Vec<String> {
@@ -235,7 +275,7 @@ mod tests {
     fn the_line_is_everyones_turn() {
         let tied = ["a~1-WRITE-0000000005", "b~2-READ-0000000005", "c~3-READ-0000000006", "d~4-WRITE--000000001"];
         for queue in [queue("WRRWRWWR"), queue("RRRW"), tied.map(str::to_owned).to_vec()] {
-            for (me, its_turn) in line(&queue) {
+            for (me, its_turn) in line(Dialect::Native, &queue) {
                 assert_eq!(its_turn, turn(&me, &queue), "{me} in {queue:?}");
             }
         }
@@ -244,11 +284,14 @@ mod tests {
     #[test]
     fn those_ahead_come_first_come_first() {
         let queue = queue("RWRW");
-        assert_eq!(ahead_of_newcomer(Mode::Read, &queue), ["h~1-WRITE-0000000001", "h~3-WRITE-0000000003"]);
-        assert_eq!(ahead_of_newcomer(Mode::Write, &queue).len(), 4);
+        assert_eq!(
+            ahead_of_newcomer(Dialect::Native, Mode::Read, &queue),
+            ["h~1-WRITE-0000000001", "h~3-WRITE-0000000003"]
+        );
+        assert_eq!(ahead_of_newcomer(Dialect::Native, Mode::Write, &queue).len(), 4);
         let me = Contender::parse("h~2-READ-0000000002").unwrap();
         assert_eq!(ahead_of(&me, &queue), ["h~1-WRITE-0000000001"]);
-        assert_eq!(earlier_than(&me, &queue), 2);
+        assert_eq!(place_of(&me, &queue), (3, 4));
     }
 
     #[test]
@@ -299,7 +342,7 @@ mod tests {
                 }
                 Step::MadeAnew => (self.next, self.children) = (0, Vec::new()),
                 Step::Enter(mode, is_ours) => {
-                    let name = name::name("h~1", mode, self.next);
+                    let name = Owner::new(Dialect::Native, "h~1".to_owned()).name(mode, self.next);
                     self.next += 1;
                     self.children.push((name.clone(), is_ours));
                     if is_ours {

@@ -36,6 +36,28 @@ macro_rules! conformance {
     };
 }
 
+/// What concerns names, in the dialects of other libraries.
+macro_rules! dialects {
+    ($($module:ident: $dialect:ident),* $(,)?; $names:tt) => {
+        $(mod $module {
+            const DIALECT: zk_rwlock::Dialect = zk_rwlock::Dialect::$dialect;
+            dialects!(@ memory: OnMemory, $names);
+            dialects!(@ zookeeper: OnZooKeeper, $names);
+        })*
+    };
+    (@ $backend:ident: $harness:ident, [$($name:ident),* $(,)?]) => {
+        mod $backend {
+            use crate::harness::{Harness, $harness, Speaking};
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    crate::lock::$name(&Speaking(super::DIALECT, $harness::start().await)).await;
+                }
+            )*
+        }
+    };
+}
+
 conformance! {
     contract: [
         a_request_is_sent_at_the_call_even_if_its_reply_is_dropped,
@@ -126,5 +148,41 @@ conformance! {
         evicting_by_token_removes_that_member_and_nobody_else,
         a_session_outlasts_the_lease_of_its_guards,
         a_survey_finds_every_queue_below_a_prefix,
+    ]
+}
+
+dialects! {
+    curator: Curator, curator_mutex: CuratorMutex, kazoo: Kazoo;
+    [
+        readers_hold_together,
+        a_writer_holds_alone,
+        a_reader_never_overtakes_a_queued_writer,
+        readers_between_two_writers_run_together,
+        writers_are_granted_in_the_order_of_their_arrival,
+        two_writers_queued_behind_a_reader_hold_one_after_the_other,
+        trying_a_taken_lock_writes_nothing_and_names_the_holder,
+        try_read_succeeds_beside_readers_and_not_behind_a_waiting_writer,
+        a_timeout_says_who_is_in_the_way_and_leaves_no_node,
+        a_cancelled_waiter_leaves_no_node_and_wakes_nobody,
+        the_successor_of_a_cancelled_waiter_waits_for_the_one_before,
+        readers_behind_a_cancelled_writer_join_the_reader_that_holds,
+        downgrade_keeps_the_token_and_lets_in_the_readers_directly_behind,
+        a_shared_guard_keeps_the_node_until_the_last_one,
+        tasks_that_share_reads_share_a_node_its_transactions_and_its_loss,
+        a_writer_gets_in_before_the_reads_that_came_when_the_shared_node_was_too_old,
+        releasing_a_removed_node_says_lost,
+        downgrading_a_removed_node_says_lost_and_leaves_nothing,
+        a_removed_node_is_a_lost_lock_and_stops_the_work,
+        a_removed_waiter_is_evicted,
+        a_guard_dropped_outside_a_runtime_frees_the_lock,
+        a_transaction_commits_while_the_lock_is_held,
+        a_transaction_after_a_removal_changes_nothing,
+        a_directory_deleted_between_uses_is_made_again,
+        the_queue_tells_who_holds_and_who_waits_behind_whom,
+        fencing_tokens_rise_with_every_grant_that_excludes_the_last,
+        a_waiter_whose_session_ends_is_evicted,
+        a_guard_whose_session_ends_is_lost_and_the_handle_goes_on,
+        a_task_that_waits_for_itself_is_refused_if_so_chosen_and_leaves_no_node,
+        evicting_by_token_removes_that_member_and_nobody_else,
     ]
 }

@@ -1,10 +1,15 @@
 //! What `docs/guide.md` and `docs/coming-from.md` say beside their Rust, which `cargo test --doc` runs: SQL, figures,
-//! tables, links and the picture.
+//! tables, links and the picture. What they say to shells is run by `tests/zklock.rs`.
+
+#[path = "support/page.rs"]
+#[allow(unreachable_pub, reason = "others reach it through `support`")]
+mod page;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use page::{blocks, rows};
 use rusqlite::{Connection, TransactionBehavior};
 use sqlparser::dialect::{Dialect, MySqlDialect, PostgreSqlDialect, SQLiteDialect};
 use sqlparser::parser::Parser;
@@ -12,20 +17,6 @@ use zk_rwlock::{Memory, RwLock};
 
 const GUIDE: &str = include_str!("../docs/guide.md");
 const COMING_FROM: &str = include_str!("../docs/coming-from.md");
-
-/// What stands in the fenced blocks of a page that begin with these words.
-fn blocks<'page>(page: &'page str, words: &str) -> Vec<&'page str> {
-    let opening = format!("```{words}\n");
-    page.split(opening.as_str()).skip(1).map(|rest| rest.split("```").next().unwrap_or_default()).collect()
-}
-
-/// The cells of each row of the page's tables, without their headings.
-fn rows(page: &str) -> Vec<Vec<&str>> {
-    let lines: Vec<&str> = page.lines().collect();
-    let is_row = |line: &str| line.starts_with('|') && !line.starts_with("|--");
-    let body = lines.windows(2).filter(|pair| is_row(pair[0]) && !pair[1].starts_with("|--")).map(|pair| pair[0]);
-    body.map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect()).collect()
-}
 
 /// The statements of a block, without what they say to people.
 fn statements(block: &str) -> Vec<String> {
@@ -100,8 +91,9 @@ fn a_token_in_each_row_refuses_an_earlier_holder_of_that_row() {
 
 #[test]
 fn all_sql_is_sql_of_the_database_it_is_for() {
-    let dialects: [(&str, &dyn Dialect, usize); 3] = [
+    let dialects: [(&str, &dyn Dialect, usize); 4] = [
         ("sql postgres", &PostgreSqlDialect {}, 2),
+        ("sql psql", &PostgreSqlDialect {}, 1),
         ("sql mysql", &MySqlDialect {}, 3),
         ("sql sqlite", &SQLiteDialect {}, 2),
     ];
@@ -159,6 +151,7 @@ fn every_error_and_every_loss_has_a_row_that_says_what_to_do() {
     };
     let mut expected = variants(include_str!("../src/error.rs"), "Error");
     expected.extend(variants(include_str!("../src/tenure.rs"), "Loss"));
+    expected.extend(variants(include_str!("../src/shared/value_error.rs"), "ValueError"));
     let told: BTreeSet<String> = rows(GUIDE)
         .iter()
         .filter(|row| row.len() == 3 && row[2].len() > 5 && row[0].contains("::"))

@@ -13,6 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use support::polled::*;
 use support::slow::{Slow, SlowSession};
+use tokio::task::JoinSet;
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Berth, Coordinator, Ending, Failure, Kind, Lease, Operation, Session};
@@ -284,7 +285,7 @@ fn a_waiter_hears_its_place_and_who_is_ahead_each_time_it_finds_that_changed() {
     assert_pending!(last.poll());
     assert_eq!(heard(&hears), [(4, 3, entry("WRITE", "h", "holds"))]);
 
-    // It watches only the one before it, so what happens further ahead is not its business, and costs nothing.
+    // It watches only the one before it: what happens further ahead wakes nobody who need not act on it.
     drop(holder);
     drop(assert_ready_ok!(reader.poll()));
     let requests = zk.requests();
@@ -342,8 +343,7 @@ fn hearing_costs_one_read_for_each_of_those_named_and_no_listing_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_pays_for_it_hears_also_what_changes_further_ahead() {
-    const SECOND: Duration = Duration::from_secs(1);
+async fn a_waiter_hears_within_a_second_what_changes_further_ahead_in_a_short_queue() {
     let zk = Memory::new();
     let lock = open(&zk);
     let holder = write(&lock);
@@ -352,14 +352,71 @@ async fn whoever_pays_for_it_hears_also_what_changes_further_ahead() {
         assert_pending!(reader.poll());
     }
     let (tell, hears) = tell();
-    let mut last = task::spawn(lock.write().on_wait_every(SECOND, tell).into_future());
+    let mut last = task::spawn(lock.write().on_wait(tell).into_future());
+    assert_pending!(last.poll());
+    drop(holder);
+    drop(assert_ready_ok!(readers[0].poll()));
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_pending!(last.poll());
+    let told = hears.try_iter().map(|progress| (progress.place, progress.length)).collect::<Vec<_>>();
+    assert_eq!(told, [(4, 4), (2, 2)]);
+    drop(assert_ready_ok!(readers[1].poll()));
+    drop(assert_ready_ok!(last.poll()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_who_wait_and_listen_read_fewer_than_ten_thousand_names_a_second_together() {
+    for waiters in [3_u64, 50] {
+        let zk = Memory::new();
+        let lock = open(&zk);
+        let holder = write(&lock);
+        let mut tasks = JoinSet::new();
+        for _ in 0..waiters {
+            tasks.spawn(lock.write().on_wait(|_| {}).into_future());
+        }
+        while zk.children(DIRECTORY).len() < waiters as usize + 1 {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let requests = zk.requests();
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        // Nothing happens, so each request is a listing.
+        let names = (zk.requests() - requests) * (waiters + 1);
+        assert!(names > 1_000 && names < 10_000 * 100, "{waiters}: {names} in 100 seconds");
+        tasks.abort_all();
+        drop(holder);
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_whose_listener_panics_leaves_the_queue() {
+    let (zk, _other, a, b) = two();
+    let held = write(&a);
+    let waiting = tokio::spawn(b.write().on_wait(|_| panic!("as it should")).into_future());
+    assert!(waiting.await.is_err_and(|ended| ended.is_panic()));
+    now(held.release()).expect("held");
+    assert_nothing_left(&zk);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_pays_for_it_hears_as_often_as_it_asked_for() {
+    const OFTEN: Duration = Duration::from_millis(100);
+    let zk = Memory::new();
+    let lock = open(&zk);
+    let holder = write(&lock);
+    let mut readers = [reading(&lock), reading(&lock)];
+    for reader in &mut readers {
+        assert_pending!(reader.poll());
+    }
+    let (tell, hears) = tell();
+    let mut last = task::spawn(lock.write().on_wait_every(OFTEN, tell).into_future());
     assert_pending!(last.poll());
     let places = || heard(&hears).iter().map(|(place, _, _)| *place).collect::<Vec<_>>();
     assert_eq!(places(), [4]);
 
     let requests = zk.requests();
     for _ in 0..3 {
-        tokio::time::advance(SECOND).await;
+        tokio::time::advance(OFTEN).await;
         assert_pending!(last.poll());
     }
     assert_eq!((places(), zk.requests() - requests), (Vec::new(), 3), "a listing each, and nothing to tell");
@@ -367,7 +424,7 @@ async fn whoever_pays_for_it_hears_also_what_changes_further_ahead() {
     drop(holder);
     drop(assert_ready_ok!(readers[0].poll()));
     assert!(places().is_empty(), "not before it looks");
-    tokio::time::advance(SECOND).await;
+    tokio::time::advance(OFTEN).await;
     assert_pending!(last.poll());
     assert_eq!(places(), [2]);
     drop(assert_ready_ok!(readers[1].poll()));
@@ -1312,4 +1369,18 @@ fn the_changes_of_a_guard_end_with_its_release() {
     drop(guard);
     assert!(next.is_woken(), "nobody told the stream that the guard is gone");
     assert_eq!(next.poll(), std::task::Poll::Ready(None));
+}
+
+/// Tokio has a task that has run for long come back later, by waking it: what runs beside it on the same thread must not
+/// be told so, too.
+#[tokio::test]
+async fn a_task_that_never_pauses_does_not_keep_the_ensembles_chores_running_for_ever() {
+    let zk = Memory::new();
+    let lock = RwLock::new(&zk, "/locks/busy").expect("a valid path");
+    for _ in 0..1000 {
+        let guard = lock.write().await.expect("free");
+        guard.transaction().check_exists("/locks").commit().await.expect("held");
+        guard.release().await.expect("held");
+    }
+    assert_nothing_left(&zk);
 }

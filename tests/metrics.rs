@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use support::polled::now;
+use support::scene::{connect_with, eventually, lock_at};
+use support::server::Server;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_ok};
-use zk_rwlock::{Memory, RwLock};
+use zk_rwlock::{Memory, Mode, MultiLock, RwLock};
 
 const DIRECTORY: &str = "/lock";
 
@@ -101,6 +103,73 @@ fn a_timeout_is_counted() {
         });
         assert_eq!(seen.value("zk_rwlock_timeouts_total{mode=\"read\"}"), 1.0);
     });
+}
+
+#[test]
+fn of_several_locks_the_one_that_is_not_to_be_had_is_counted_once() {
+    measured(|seen| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+        runtime.expect("a runtime").block_on(async {
+            let zk = Memory::new();
+            let _held = [write(&zk, "/b").await, write(&zk, "/c").await];
+            let all = ["/a", "/b", "/c"].map(|path| (path, Mode::Write));
+            let locks = MultiLock::new(&zk, all).expect("valid");
+            assert!(locks.try_lock().await.is_err());
+            assert!(locks.lock().timeout(Duration::from_secs(1)).await.is_err());
+        });
+        assert_eq!(seen.value("zk_rwlock_would_block_total{mode=\"write\"}"), 1.0);
+        assert_eq!(seen.value("zk_rwlock_timeouts_total{mode=\"write\"}"), 1.0);
+    });
+}
+
+async fn write(zk: &Memory, path: &str) -> zk_rwlock::WriteGuard {
+    RwLock::new(zk, path).expect("valid").write().await.expect("free")
+}
+
+#[test]
+fn each_read_that_waits_for_a_shared_node_is_measured() {
+    measured(|seen| {
+        let zk = Memory::new();
+        let lock = RwLock::builder(&zk, DIRECTORY).share_reads(Duration::from_secs(9)).build().expect("valid");
+        let held = now(lock.write()).expect("free");
+        let mut reads = [(); 3].map(|()| task::spawn(lock.read().into_future()));
+        for read in &mut reads {
+            assert_pending!(read.poll());
+        }
+        drop(held);
+        let guards = reads.each_mut().map(|read| assert_ready_ok!(read.poll()));
+        assert_eq!(seen.value("zk_rwlock_acquire_wait_seconds_count{mode=\"read\"}"), 3.0);
+        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"hand-off\"}"), 1.0);
+        drop(guards);
+        assert_eq!(seen.value("zk_rwlock_hold_seconds_count{mode=\"read\"}"), 1.0);
+    });
+}
+
+#[test]
+fn a_downgrade_ends_the_hold_of_one_mode_and_begins_that_of_the_other() {
+    measured(|seen| {
+        let lock = RwLock::new(&Memory::new(), DIRECTORY).expect("valid");
+        let reader = now(now(lock.write()).expect("free").downgrade()).expect("held");
+        let counts = ["write", "read"].map(|mode| format!("zk_rwlock_hold_seconds_count{{mode=\"{mode}\"}}"));
+        assert_eq!(counts.each_ref().map(|count| seen.value(count)), [1.0, 0.0]);
+        drop(reader);
+        assert_eq!(counts.each_ref().map(|count| seen.value(count)), [1.0, 1.0]);
+    });
+}
+
+/// On the library's own thread, which only a global recorder hears: no other test here has one.
+#[tokio::test]
+async fn a_lease_that_runs_out_is_told_while_nobody_looks_and_the_connection_is_away() {
+    let seen = Measured(PrometheusBuilder::new().install_recorder().expect("the first one"));
+    let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+    let zk = connect_with(&server.address(), Duration::from_secs(2)).await;
+    let guard = lock_at(&zk, "/locks/nobody-looks").write().await.expect("free");
+    server.pause();
+    let lost = "zk_rwlock_losses_total{cause=\"lease-ran-out\"}";
+    eventually("the loss is told", || async { seen.value(lost) == 1.0 }).await;
+    server.resume();
+    assert!(!guard.is_held());
+    assert!(seen.value("zk_rwlock_heartbeats_total") >= 1.0);
 }
 
 #[test]

@@ -20,7 +20,10 @@ use tokio::time::Instant;
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Berth, Coordinator, Failure};
-use zk_rwlock::{Ending, Error, HoldState, Loss, Memory, Mode, MultiGuard, MultiLock, Outcome, RwLock, WriteGuard};
+use zk_rwlock::{
+    Deadlock, Ending, Error, HoldState, Loss, Memory, Mode, MultiGuard, MultiLock, Outcome, Progress, RwLock,
+    WriteGuard,
+};
 
 use Mode::{Read, Write};
 
@@ -263,6 +266,37 @@ fn the_label_stands_in_the_queues_of_all_the_locks() {
     }
 }
 
+#[test]
+fn whoever_waits_hears_for_which_lock_and_at_which_place() {
+    let zk = Memory::new();
+    let locks = multi(&zk, &[("/a", Write), ("/b", Write)]);
+    let [a, b] = ["/a", "/b"].map(|path| write(&zk.connect(), path));
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let hears = Arc::clone(&told);
+    let tell = move |path: &str, progress: &Progress| {
+        hears.lock().unwrap().push((path.to_owned(), progress.place, progress.blockers.ahead));
+    };
+    let mut acquiring = task::spawn(locks.lock().on_wait(tell).into_future());
+    assert_pending!(acquiring.poll());
+    drop(a);
+    assert_pending!(acquiring.poll());
+    drop(b);
+    drop(assert_ready_ok!(acquiring.poll()));
+    assert_eq!(*told.lock().unwrap(), [("/a".to_owned(), 2, 1), ("/b".to_owned(), 2, 1)]);
+}
+
+#[tokio::test]
+async fn a_task_that_holds_one_of_the_locks_already_is_refused_them_all_by_choice() {
+    let zk = Memory::new();
+    let locks = MultiLock::builder(&zk).write("/a").write("/b").on_deadlock(Deadlock::Refuse).build().unwrap();
+    let held = write(&zk, "/b");
+    let refused = locks.lock().await.unwrap_err();
+    assert!(matches!(of_one(&refused), ("/b", Error::WouldDeadlock { same_task: true, .. })), "{refused}");
+    assert_eq!(queued(&zk, ["/a", "/b"]), [0, 1]);
+    drop(held);
+    locks.lock().await.unwrap().release().await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn one_timeout_counts_for_all_the_locks_and_gives_back_what_was_taken() {
     let zk = Memory::new();
@@ -470,6 +504,29 @@ fn the_loss_of_one_is_the_loss_of_the_guard_and_the_others_stay_until_it_goes() 
     assert_eq!(now(guard.lost()), loss);
     let released = now(guard.release()).unwrap_err();
     assert!(matches!(of_one(&released), ("/b", Error::Lost(Loss::Removed))), "{released}");
+}
+
+#[test]
+fn a_holder_that_asks_learns_at_which_lock_somebody_waits_first() {
+    let zk = Memory::new();
+    let guard = lock(&multi(&zk, &[("/a", Read), ("/b", Write)]));
+    let other = zk.connect();
+    let mut contended = task::spawn(guard.contended());
+    assert_pending!(contended.poll());
+    // Is let in beside.
+    drop(now(RwLock::new(&other, "/a").unwrap().read().into_future()).expect("shared"));
+    assert_pending!(contended.poll());
+    let mut reader = task::spawn(RwLock::new(&other, "/b").unwrap().read().into_future());
+    assert_pending!(reader.poll());
+    assert!(contended.is_woken());
+    let (path, first) = assert_ready_ok!(contended.poll());
+    assert_eq!((path, first.mode()), ("/b", Read));
+    drop(contended);
+    assert_eq!(guard.session_left(), Duration::MAX, "the embedded ensemble keeps everybody");
+    zk.remove(&guard.nodes().next().expect("two"));
+    assert_eq!(of_one(&now(guard.contended()).unwrap_err()).0, "/a");
+    drop((guard, reader));
+    assert_eq!((queued(&zk, ["/a", "/b"]), zk.watches()), ([0; 2], 0));
 }
 
 #[test]

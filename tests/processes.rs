@@ -1,16 +1,14 @@
 //! The lock among processes that are killed, stopped, or simply end.
 //!
-//! The children are this test binary itself: [`the_life_of_a_child`] does what its environment says, tells its parent
-//! in lines, and does nothing in an ordinary run.
+//! The children are this test binary itself: see [`support::process`].
 
 mod support;
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
+use support::process::{Process, role, say};
 use support::scene::*;
 use support::server::shared_server;
 use zk_rwlock::{RwLock, ZooKeeper};
@@ -22,11 +20,6 @@ const TICK: Duration = Duration::from_millis(200);
 /// For a machine that is busy with other things.
 const SLACK: Duration = Duration::from_secs(3);
 
-const ROLE: &str = "ZK_RWLOCK_CHILD";
-
-/// The prefix of a child's lines, among those of the test harness.
-const SAYS: &str = "child says ";
-
 /// Nanoseconds on the one clock of all processes of this machine.
 fn clock() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
@@ -36,15 +29,9 @@ fn clock() -> u64 {
 // ---------------------------------------------------------------------------------------------------------------
 // The children
 
-fn say(words: &str) {
-    // In one piece, and past whatever captures the output of tests.
-    let mut out = std::io::stdout().lock();
-    out.write_all(format!("\n{SAYS}{words}\n").as_bytes()).and_then(|()| out.flush()).expect("the parent listens");
-}
-
 #[test]
 fn the_life_of_a_child() {
-    let Ok(role) = std::env::var(ROLE) else { return };
+    let Some(role) = role() else { return };
     let mut words = role.split(' ').map(str::to_owned);
     let mut word = || words.next().expect("a role, a server, a path and a session timeout");
     let (role, server, path) = (word(), word(), word());
@@ -116,50 +103,15 @@ fn return_with_guard(lock: RwLock, zk: ZooKeeper) {
 // ---------------------------------------------------------------------------------------------------------------
 // The parent
 
-struct Process {
-    child: Child,
-    lines: std::io::Lines<BufReader<ChildStdout>>,
-}
-
-impl Process {
-    fn start(role: &str, path: &str, session_timeout: Duration) -> Process {
-        let role = format!("{role} {} {path} {}", shared_server().address(), session_timeout.as_millis());
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["the_life_of_a_child", "--exact", "--nocapture"])
-            .env(ROLE, role)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Process { child, lines }
-    }
-
-    /// The next that the child says; blocks until then.
-    fn says(&mut self) -> String {
-        let said = self.lines.by_ref().map(Result::unwrap).find_map(|line| line.strip_prefix(SAYS).map(str::to_owned));
-        said.expect("the child says something before it ends")
-    }
-
-    fn signal(&self, name: &str) {
-        let status = Command::new("kill").args([format!("-{name}"), self.child.id().to_string()]).status().unwrap();
-        assert!(status.success());
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Refused only if it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn start(role: &str, path: &str, session_timeout: Duration) -> Process {
+    Process::start(&format!("{role} {} {path} {}", shared_server().address(), session_timeout.as_millis()))
 }
 
 #[tokio::test]
 async fn a_killed_holder_is_followed_when_its_session_times_out() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/locks/killed");
-    let mut holder = Process::start("hold", "/locks/killed", SHORT);
+    let mut holder = start("hold", "/locks/killed", SHORT);
     assert_eq!(holder.says(), "held");
     let next = writer(&lock);
     line_becomes(&lock, "W+ W-").await;
@@ -180,7 +132,7 @@ async fn a_holder_that_ends_right_after_letting_go_is_followed_at_once() {
     for role in ["drop-and-return", "release-and-exit", "return-with-guard"] {
         for round in 0..5 {
             let path = format!("/locks/{role}-{round}");
-            let mut holder = Process::start(role, &path, CALM);
+            let mut holder = start(role, &path, CALM);
             assert_eq!(holder.says(), "held");
             assert!(holder.child.wait().unwrap().success());
             // Far below its session timeout.
@@ -194,7 +146,7 @@ async fn a_holder_that_ends_right_after_letting_go_is_followed_at_once() {
 async fn a_holder_that_was_stopped_says_no_in_its_first_answer_after_that() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/locks/stopped");
-    let mut holder = Process::start("watch", "/locks/stopped", SHORT);
+    let mut holder = start("watch", "/locks/stopped", SHORT);
     assert_eq!(holder.says(), "held");
     let next = writer(&lock);
     line_becomes(&lock, "W+ W-").await;
@@ -223,7 +175,7 @@ async fn a_holder_that_was_stopped_says_no_in_its_first_answer_after_that() {
 async fn a_holder_that_was_stopped_for_less_than_its_lease_still_holds() {
     let zk = connect(&shared_server().address()).await;
     let lock = lock_at(&zk, "/locks/paused");
-    let mut holder = Process::start("watch", "/locks/paused", CALM);
+    let mut holder = start("watch", "/locks/paused", CALM);
     assert_eq!(holder.says(), "held");
     let next = writer(&lock);
     line_becomes(&lock, "W+ W-").await;
@@ -234,6 +186,6 @@ async fn a_holder_that_was_stopped_for_less_than_its_lease_still_holds() {
     assert!(!next.is_finished());
     // It never said no: killed, it is silent, and its node still there.
     holder.signal("KILL");
-    assert!(holder.lines.by_ref().map(Result::unwrap).all(|line| !line.starts_with(SAYS)));
+    assert_eq!(holder.said().next(), None);
     assert!(!next.is_finished());
 }

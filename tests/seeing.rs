@@ -15,8 +15,9 @@ use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
-use tracing::{Event, Metadata, Subscriber};
-use zk_rwlock::{Deadlock, Error, Memory, RwLock};
+use tracing::{Event, Metadata, Span, Subscriber};
+use tracing_core::span::Current;
+use zk_rwlock::{Deadlock, Error, Memory, Mode, MultiLock, RwLock};
 
 const DIRECTORY: &str = "/lock";
 
@@ -28,7 +29,11 @@ struct Log(Arc<Seen>);
 struct Seen {
     lines: Mutex<Vec<String>>,
     next: AtomicU64,
-    open: Mutex<HashMap<u64, (usize, String)>>,
+    open: Mutex<HashMap<u64, (usize, String, &'static Metadata<'static>)>>,
+    /// The spans that are entered, the innermost last.
+    entered: Mutex<Vec<u64>>,
+    /// Which span or event came in which span.
+    inside: Mutex<Vec<(String, String)>>,
 }
 
 struct Fields(String);
@@ -43,20 +48,22 @@ impl Visit for Fields {
 
 impl Subscriber for Log {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("zk_rwlock")
+        metadata.target().starts_with("zk_rwlock") || metadata.target() == module_path!()
     }
 
     fn new_span(&self, attributes: &Attributes<'_>) -> Id {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed) + 1;
         let mut fields = Fields(attributes.metadata().name().to_owned());
+        let parent = if attributes.is_contextual() { self.innermost() } else { attributes.parent().map(Id::into_u64) };
+        self.note(fields.0.clone(), parent);
         attributes.record(&mut fields);
-        self.0.open.lock().expect("no panic").insert(number, (1, fields.0));
+        self.0.open.lock().expect("no panic").insert(number, (1, fields.0, attributes.metadata()));
         Id::from_u64(number)
     }
 
     fn record(&self, span: &Id, values: &Record<'_>) {
         let mut open = self.0.open.lock().expect("no panic");
-        let (_, text) = open.get_mut(&span.into_u64()).expect("open");
+        let (_, text, _) = open.get_mut(&span.into_u64()).expect("open");
         let mut fields = Fields(std::mem::take(text));
         values.record(&mut fields);
         *text = fields.0;
@@ -67,12 +74,22 @@ impl Subscriber for Log {
     fn event(&self, event: &Event<'_>) {
         let mut fields = Fields(event.metadata().level().to_string());
         event.record(&mut fields);
+        self.note(fields.0.clone(), self.innermost());
         self.0.lines.lock().expect("no panic").push(fields.0);
     }
 
-    fn enter(&self, _span: &Id) {}
+    fn enter(&self, span: &Id) {
+        self.0.entered.lock().expect("no panic").push(span.into_u64());
+    }
 
-    fn exit(&self, _span: &Id) {}
+    fn exit(&self, span: &Id) {
+        assert_eq!(self.0.entered.lock().expect("no panic").pop(), Some(span.into_u64()));
+    }
+
+    fn current_span(&self) -> Current {
+        let Some(innermost) = self.innermost() else { return Current::none() };
+        Current::new(Id::from_u64(innermost), self.0.open.lock().expect("no panic")[&innermost].2)
+    }
 
     fn clone_span(&self, span: &Id) -> Id {
         self.0.open.lock().expect("no panic").get_mut(&span.into_u64()).expect("open").0 += 1;
@@ -84,7 +101,7 @@ impl Subscriber for Log {
         let count = &mut open.get_mut(&span.into_u64()).expect("open").0;
         *count -= 1;
         let is_closed = *count == 0;
-        if is_closed && let Some((_, text)) = open.remove(&span.into_u64()) {
+        if is_closed && let Some((_, text, _)) = open.remove(&span.into_u64()) {
             self.0.lines.lock().expect("no panic").push(text);
         }
         is_closed
@@ -100,6 +117,23 @@ impl Log {
     /// What was told since this was asked last.
     fn lines(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lines.lock().expect("no panic"))
+    }
+
+    fn innermost(&self) -> Option<u64> {
+        self.0.entered.lock().expect("no panic").last().copied()
+    }
+
+    fn note(&self, what: String, parent: Option<u64>) {
+        let open = self.0.open.lock().expect("no panic");
+        let parent =
+            parent.map(|parent| open.get(&parent).expect("open").1.split(' ').next().expect("a name").to_owned());
+        self.0.inside.lock().expect("no panic").push((what, parent.unwrap_or_default()));
+    }
+
+    /// In which span these came, by their first words; nothing if in none.
+    fn inside(&self, begin: &str) -> Vec<String> {
+        let inside = self.0.inside.lock().expect("no panic");
+        inside.iter().filter(|(what, _)| what.starts_with(begin)).map(|(_, parent)| parent.clone()).collect()
     }
 
     fn open_spans(&self) -> usize {
@@ -157,6 +191,28 @@ async fn an_acquisition_and_a_hold_are_a_span_each_with_what_became_of_them() {
 }
 
 #[test]
+fn each_span_and_event_is_in_the_right_one_and_none_stays_entered_while_somebody_waits() {
+    let (_zk, lock) = prepared();
+    let held = now(lock.write()).expect("free");
+    let (log, _guard) = Log::start();
+    // The caller's span is closed by its owner long before the grant.
+    let mut waiting = tracing::info_span!("caller").in_scope(|| task::spawn(lock.write().into_future()));
+    assert_pending!(waiting.poll());
+    assert_eq!((log.innermost(), log.open_spans()), (None, 2));
+    now(held.release()).expect("held");
+    let guard = assert_ready_ok!(waiting.poll());
+    drop(waiting);
+    assert!(now(lock.try_read()).is_err());
+    drop(guard);
+    assert_eq!(log.inside("acquire"), ["caller", ""]);
+    assert_eq!(log.inside("hold"), ["caller"]);
+    assert_eq!(log.inside("DEBUG message=granted"), ["acquire"]);
+    assert_eq!(log.inside("DEBUG message=not granted"), ["acquire"]);
+    assert_eq!((log.innermost(), log.open_spans()), (None, 0));
+    assert!(Span::current().is_none());
+}
+
+#[test]
 fn a_grant_says_how_it_was_found_out() {
     let (zk, lock) = prepared();
     let other = open(&zk.connect());
@@ -178,7 +234,7 @@ fn a_grant_says_how_it_was_found_out() {
 }
 
 #[test]
-fn an_acquisition_that_is_dropped_or_refused_closes_its_span_without_a_token() {
+fn an_acquisition_that_is_dropped_or_refused_closes_its_span_without_a_token_and_a_refusal_is_told() {
     let (_zk, lock) = prepared();
     let held = now(lock.write()).expect("free");
     let (log, _guard) = Log::start();
@@ -188,10 +244,79 @@ fn an_acquisition_that_is_dropped_or_refused_closes_its_span_without_a_token() {
     drop(waiting);
     assert!(now(lock.try_read()).is_err());
     let lines = log.lines();
-    assert_eq!(lines.len(), 2, "{lines:?}");
-    assert!(lines[0].starts_with("acquire path=.. mode=WRITE waited="), "{lines:?}");
-    assert!(lines[1].starts_with("acquire path=.. mode=READ waited="), "{lines:?}");
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    assert!(lines[0].starts_with("acquire path=.. mode=WRITE sequence=2 waited="), "{lines:?}");
+    assert!(
+        lines[1].starts_with("DEBUG message=not granted path=.. mode=READ error=would block: held by"),
+        "{lines:?}"
+    );
+    assert!(lines[2].starts_with("acquire path=.. mode=READ waited="), "{lines:?}");
     drop(held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_way_not_to_be_granted_is_told_once() {
+    let (zk, lock) = prepared();
+    let sharing = RwLock::builder(&zk, DIRECTORY).share_reads(Duration::from_secs(9)).build().expect("valid");
+    let both = MultiLock::new(&zk, [("/a", Mode::Write), (DIRECTORY, Mode::Write)]).expect("valid");
+    let _held = lock.write().await.expect("free");
+    let second = Duration::from_secs(1);
+    let (log, _guard) = Log::start();
+    let not_granted = || {
+        let lines = log
+            .lines()
+            .into_iter()
+            .filter_map(|line| line.strip_prefix("DEBUG message=not granted path=.. ").map(str::to_owned));
+        lines.map(|line| line.split(": held by").next().expect("a part").to_owned()).collect::<Vec<_>>()
+    };
+    assert!(lock.read().timeout(second).await.is_err());
+    assert_eq!(not_granted(), ["mode=READ error=not granted within 1s"]);
+    assert!(sharing.read().timeout(second).await.is_err());
+    assert_eq!(not_granted(), ["mode=READ error=not granted within 1s"]);
+    assert!(lock.try_write().await.is_err());
+    assert_eq!(not_granted(), ["mode=WRITE error=would block"]);
+    assert!(both.lock().timeout(second).await.is_err());
+    assert_eq!(not_granted(), ["mode=WRITE error=not granted within 1s"]);
+    assert!(both.try_lock().await.is_err());
+    assert_eq!(not_granted(), ["mode=WRITE error=would block"]);
+    assert!(lock.write().label("two\nlines").await.is_err());
+    assert_eq!(not_granted().len(), 1);
+    assert_eq!(log.open_spans(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_downgrade_ends_the_hold_of_the_writer_and_begins_that_of_a_reader() {
+    let (_zk, lock) = prepared();
+    let (log, _guard) = Log::start();
+    let second = Duration::from_secs(1);
+    let writer = now(lock.write().label("migrate")).expect("free");
+    let token = writer.fencing_token();
+    tokio::time::advance(second * 3).await;
+    log.lines();
+    let reader = now(writer.downgrade()).expect("held");
+    assert_eq!(log.lines(), [format!("hold path=.. mode=WRITE sequence=1 token={token} label=\"migrate\" held=3s")]);
+    tokio::time::advance(second).await;
+    drop(reader);
+    assert_eq!(log.lines(), [format!("hold path=.. mode=READ sequence=1 token={token} label=\"migrate\" held=1s")]);
+    assert_eq!(log.open_spans(), 0);
+}
+
+#[test]
+fn a_hold_ends_when_its_release_begins_however_long_that_takes() {
+    let (zk, lock) = prepared();
+    let (log, _guard) = Log::start();
+    for guard in [Ok(now(lock.write()).expect("free")), Err(())] {
+        let mut releasing: std::pin::Pin<Box<dyn Future<Output = Result<(), Error>>>> = match guard {
+            Ok(writer) => Box::pin(writer.release()),
+            Err(()) => Box::pin(now(lock.read()).expect("free").release()),
+        };
+        zk.cut();
+        let mut releasing = task::spawn(releasing.as_mut());
+        assert_pending!(releasing.poll());
+        assert_eq!(log.open_spans(), 0);
+        zk.heal();
+        assert_ready_ok!(releasing.poll());
+    }
 }
 
 #[test]
@@ -276,6 +401,30 @@ async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn reads_that_wait_for_one_node_are_warned_of_once_and_look_once() {
+    let zk = Memory::new();
+    let second = Duration::from_secs(1);
+    let sharing = RwLock::builder(&zk, DIRECTORY).share_reads(second * 9).warn_after_waiting(second);
+    let lock = sharing.build().expect("valid");
+    let held = now(open(&zk.connect()).write()).expect("free");
+    let (log, _guard) = Log::start();
+    let mut reads = [(); 3].map(|()| task::spawn(lock.read().into_future()));
+    let mut poll_all = || {
+        for read in &mut reads {
+            assert_pending!(read.poll());
+        }
+    };
+    poll_all();
+    let requests = zk.requests();
+    tokio::time::advance(second).await;
+    poll_all();
+    assert_eq!(log.lines().iter().filter(|line| line.starts_with("WARN")).count(), 1);
+    assert_eq!(zk.requests() - requests, 2, "a listing, and a read of the holder's node");
+    drop(held);
+    drop(reads.each_mut().map(|read| assert_ready_ok!(read.poll())));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_long_hold_is_warned_of_once_and_a_short_one_not_at_all() {
     let zk = Memory::new();
     let second = Duration::from_secs(1);
@@ -294,7 +443,7 @@ async fn a_long_hold_is_warned_of_once_and_a_short_one_not_at_all() {
     }
     let token = guard.fencing_token();
     let warning =
-        format!("WARN message=a lock is held for long path=.. mode=WRITE label=\"backup\" token={token} held=1s");
+        format!("WARN message=a lock is held for long path=.. node=.. label=\"backup\" token={token} held=1s");
     assert_eq!(warnings(), [warning]);
 }
 
@@ -402,6 +551,76 @@ async fn a_task_that_waits_for_itself_is_warned_of_by_default() {
     assert_pending!(waiting.poll());
     let lines = log.lines();
     assert_eq!(lines.len(), 1, "{lines:?}");
-    let begin = "WARN message=a task waits for a lock that it holds itself path=.. mode=WRITE label=\"nested\" holder=";
+    let begin =
+        "WARN message=a task waits for a lock that it was granted itself path=.. mode=WRITE label=\"nested\" holder=";
     assert!(lines[0].starts_with(begin), "{lines:?}");
+}
+
+/// As in `guard = lock.write().await?`, which drops the old guard last.
+#[tokio::test]
+async fn a_guard_whose_node_was_removed_is_in_nobodys_way() {
+    let zk = Memory::new();
+    let (lock, other) = (refusing(&zk, Deadlock::RefuseInProcess), open(&zk.connect()));
+    let lost = lock.write().await.expect("free");
+    zk.remove(&lost.path());
+    let held = other.write().await.expect("free");
+    let mut waiting = task::spawn(lock.write().into_future());
+    assert_pending!(waiting.poll());
+    drop(held);
+    drop(assert_ready_ok!(waiting.poll()));
+    drop(lost);
+}
+
+#[tokio::test]
+async fn a_guard_lost_with_its_lease_is_in_the_way_for_as_long_as_its_node_is_there() {
+    tokio::time::pause();
+    let zk = Memory::new();
+    let lock = refusing(&zk, Deadlock::Refuse);
+    let lost = lock.write().await.expect("free");
+    zk.cut();
+    lost.lost().await;
+    zk.heal();
+    assert!(matches!(lock.write().await, Err(Error::WouldDeadlock { same_task: true, .. })));
+    drop(lost);
+    drop(lock.write().await.expect("free"));
+}
+
+#[tokio::test]
+async fn a_node_that_reads_share_is_held_by_no_task_in_particular() {
+    let zk = Memory::new();
+    let sharing = RwLock::builder(&zk, DIRECTORY).share_reads(Duration::from_secs(9)).on_deadlock(Deadlock::Refuse);
+    let lock = sharing.build().expect("valid");
+    for tries in [true, false] {
+        let first = if tries { lock.try_read().await } else { lock.read().await }.expect("free");
+        let theirs = lock.clone();
+        let joined = tokio::spawn(async move { theirs.read().await }).await.expect("no panic").expect("shared");
+        drop(first);
+        let mut waiting = task::spawn(lock.write().into_future());
+        assert_pending!(waiting.poll());
+        drop(joined);
+        drop(assert_ready_ok!(waiting.poll()));
+    }
+}
+
+#[tokio::test]
+async fn by_default_nothing_is_refused_that_somebody_else_may_release() {
+    let zk = Memory::new();
+    let (lock, other) = (open(&zk), open(&zk.connect()));
+    let (give, take) = tokio::sync::oneshot::channel();
+    let theirs = tokio::spawn(async move { drop(take.await) });
+    give.send(lock.write().await.expect("free")).expect("they wait");
+    drop(lock.write().await.expect("it is released by another task"));
+    theirs.await.expect("no panic");
+
+    let side_by_side = async || drop(lock.write().await.expect("free soon"));
+    tokio::join!(side_by_side(), side_by_side());
+
+    let reader = lock.read().await.expect("free");
+    let mut writer = task::spawn(other.write().into_future());
+    assert_pending!(writer.poll());
+    let mut second = task::spawn(lock.read().into_future());
+    assert_pending!(second.poll());
+    drop(writer);
+    drop(assert_ready_ok!(second.poll()));
+    drop(reader);
 }

@@ -4,7 +4,7 @@ mod support;
 
 use std::future::IntoFuture;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use support::scene::*;
 use support::server::{Server, shared_server};
@@ -192,4 +192,47 @@ async fn a_further_session_is_not_given_up_before_it_was_used() {
     }
     looking.abort();
     assert_eq!(proxy.connections(), SESSIONS as u64);
+}
+
+/// A program that ends gives the server a moment to hear that its locks are free, and no more than that.
+#[tokio::test]
+async fn dropping_the_last_handle_waits_only_a_moment_for_a_server_that_does_not_answer() {
+    const DIRECTORY: &str = "/locks/good-bye";
+    let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+    let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
+    let lock = lock_at(&zk, DIRECTORY);
+    let guard = soon("the grant", lock.write()).await.expect("free");
+    server.pause();
+    let begun = Instant::now();
+    tokio::task::spawn_blocking(move || drop((guard, lock, zk))).await.expect("no panic");
+    // It is a quarter of a second; the session would last a minute.
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    server.resume();
+    becomes_empty(&other, DIRECTORY).await;
+}
+
+#[tokio::test]
+async fn unless_it_is_told_otherwise_a_session_is_kept_for_ten_seconds() {
+    let zk = ZooKeeper::connect(&shared_server().address()).await.expect("the server can be reached");
+    assert_eq!(session(&zk).await.timeout(), Duration::from_secs(10));
+}
+
+#[tokio::test]
+async fn all_locks_and_handles_of_a_process_share_one_thread() {
+    let server = shared_server();
+    let (one, other) = (connect(&server.address()).await, connect(&server.address()).await);
+    let locks =
+        (0..8).map(|number| lock_at(if number % 2 == 0 { &one } else { &other }, &format!("/locks/thread/{number}")));
+    let mut guards = Vec::new();
+    for lock in locks {
+        guards.push(soon("the grant", lock.write()).await.expect("free"));
+    }
+    let threads = || {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names.filter(|name| name.trim() == "zk-rwlock").count()
+    };
+    // An earlier one may still be saying good-bye for other tests.
+    eventually("there is one thread", || async { threads() == 1 }).await;
+    assert!(guards.iter().all(|guard| guard.is_held()));
 }

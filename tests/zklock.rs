@@ -6,6 +6,7 @@ mod support;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::mpsc::{self, Receiver};
@@ -14,14 +15,16 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
+use support::page;
 use support::scene::*;
 use support::server::{Server, WITHOUT_DIGESTS, shared_server};
 use support::wire::Proxy;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use zk_rwlock::coordinator::Kind;
-use zk_rwlock::{RwLock, ZooKeeper};
+use zk_rwlock::{Dialect, RwLock, ZooKeeper};
 
 /// Sessions of those that a test cuts off.
 const SHORT: Duration = Duration::from_secs(2);
@@ -42,7 +45,8 @@ fn zklock_on<S: AsRef<str>>(server: &str, arguments: &[S]) -> Command {
 }
 
 fn prepare(command: &mut Command, server: &str) {
-    command.env("ZK_HOSTS", server).env("SHELL", "/bin/sh").env_remove("ZK_AUTH").env_remove("NO_COLOR");
+    command.env("ZK_HOSTS", server).env("SHELL", "/bin/sh");
+    command.env_remove("ZK_AUTH").env_remove("ZK_SASL").env_remove("NO_COLOR");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
 }
 
@@ -59,7 +63,8 @@ async fn run<S: AsRef<str>>(arguments: &[S]) -> Run {
 }
 
 async fn ended(mut command: Command) -> Run {
-    let output = soon("the end", command.output()).await.expect("it can be run");
+    let child = command.spawn().expect("it can be run");
+    let output = soon("the end", child.wait_with_output()).await.expect("it ran");
     let text = |bytes| String::from_utf8(bytes).expect("it prints text");
     Run { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
@@ -169,10 +174,13 @@ async fn each_way_to_end_has_its_exit_code() {
         (&[free, "-s", "true"], 64),
         (&["-c", "true", free, "true"], 64),
         (&["-w", "soon", free, "true"], 64),
+        (&["-w", "-1", free, "true"], 64),
         (&["-E", "256", free, "true"], 64),
+        (&["-E", "-1", free, "true"], 64),
         (&["--host", "no/host", free, "true"], 64),
         (&["--label", "two\nlines", free, "true"], 64),
         (&["--auth", "nobody", free, "true"], 64),
+        (&["--sasl", "nobody", free, "true"], 64),
         (&["--tls-cert", "/nowhere", free, "true"], 64),
         (&["--tls-ca", "/nowhere", free, "true"], 64),
         (&["--session-timeout", "0", free, "true"], 64),
@@ -205,6 +213,22 @@ async fn each_way_to_end_has_its_exit_code() {
 }
 
 #[tokio::test]
+async fn an_answer_that_could_not_be_written_is_not_a_success() {
+    let path = "/zklock/full";
+    for arguments in [&["ls", path][..], &["check", path], &["watch", path], &["man"], &["--help"]] {
+        let mut command = zklock(arguments);
+        command.stdout(OpenOptions::new().write(true).open("/dev/full").unwrap());
+        let run = ended(command).await;
+        assert_eq!(run.code, Some(74), "{run:#?}");
+        assert!(run.stderr.contains("cannot write to standard output"), "{run:#?}");
+    }
+    // A command that runs under the lock has standard output to itself.
+    let mut command = zklock(&[path, "-c", "exit 3"]);
+    command.stdout(OpenOptions::new().write(true).open("/dev/full").unwrap());
+    assert_eq!(ended(command).await.code, Some(3));
+}
+
+#[tokio::test]
 async fn one_who_may_not_is_told_so() {
     let path = "/zklock/allowed";
     let mut theirs = zklock(&[path, "true"]);
@@ -223,6 +247,27 @@ async fn one_who_may_not_is_told_so() {
         help
     });
     assert!(!help.await.stdout.contains("hunter2"));
+}
+
+#[tokio::test]
+async fn a_sasl_user_is_known_by_the_servers() {
+    let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
+    let users = format!("Server {{ {module} required user_alice=\"of: alice\"; }};\n");
+    let server = Server::start_with_files(
+        &[("jaas.conf", &users)],
+        &["authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider"],
+        &["-Djava.security.auth.login.config={home}/jaas.conf"],
+    );
+    let path = "/zklock/sasl";
+    let address = server.address();
+    let on = |arguments: &[&str]| zklock_on(&address, arguments);
+    assert_eq!(ended(on(&["--sasl", "alice:of: alice", path, "true"])).await.code, Some(0));
+    assert_eq!(ended(on(&["ls", path])).await.code, Some(77), "it is alice's alone");
+    let mut alice = on(&["ls", path]);
+    alice.env("ZK_SASL", "alice:of: alice");
+    assert_eq!(ended(alice).await.code, Some(0));
+    let wrong = ended(on(&["--sasl", "alice:guess", "ls", path])).await;
+    assert_eq!(wrong.code, Some(77), "{wrong:#?}");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -325,7 +370,7 @@ async fn a_signal_while_waiting_leaves_the_queue_at_once() {
     let path = "/zklock/impatient";
     let (_zk, lock) = server_lock(path).await;
     let held = lock.write().await.unwrap();
-    for signal in [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM] {
+    for signal in [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2] {
         let waiting = Running::start(zklock(&["--session-timeout", "60", path, "echo", "ran"]));
         line_becomes(&lock, "W+ W-").await;
         waiting.signal(signal);
@@ -348,11 +393,11 @@ async fn whoever_waits_off_a_terminal_says_so_in_a_line_when_it_changes() {
     let mut told = BufReader::new(waiting.child.stderr.take().unwrap()).lines();
     let mut line = async || soon("a line", told.next_line()).await.unwrap().expect("it tells something");
     let said = line().await;
-    assert!(said.contains("waiting to write /zklock/lines: place 3 of 3, held by WRITE"), "{said}");
+    assert!(said.contains("waiting to write /zklock/lines: place 3, held by WRITE"), "{said}");
     assert!(said.contains(&format!("pid {} \"first\" for ", std::process::id())), "{said}");
     first.release().await.unwrap();
     let said = line().await;
-    assert!(said.contains("place 2 of 2, held by WRITE") && !said.contains("first"), "{said}");
+    assert!(said.contains("place 2, held by WRITE") && !said.contains("first"), "{said}");
     granted(second).await.release().await.unwrap();
     assert_eq!(waiting.says().await, "ran");
     assert_eq!(waiting.ends().await.code, Some(0));
@@ -496,6 +541,37 @@ async fn ls_shows_the_queue_as_a_table_and_as_json() {
 }
 
 #[tokio::test]
+async fn ls_of_a_directory_of_locks_does_not_only_say_that_it_is_free() {
+    let (_zk, lock) = server_lock("/zklock-above/one").await;
+    let held = lock.write().await.unwrap();
+    let above = run(&["ls", "/zklock-above"]).await;
+    assert_eq!((above.code, &above.stdout[..]), (Some(0), "/zklock-above: free\n"));
+    assert!(
+        above.stderr.contains("1 nodes here") && above.stderr.contains("zklock ls --tree /zklock-above"),
+        "{above:#?}"
+    );
+    held.release().await.unwrap();
+    let free = run(&["ls", "/zklock-above/one"]).await;
+    assert_eq!(free.stderr, "");
+}
+
+#[tokio::test]
+async fn a_table_is_straight_also_where_characters_are_wide() {
+    let path = "/zklock/wide";
+    let (_zk, lock) = server_lock(path).await;
+    let (_one, _two) = (lock.read().label("日本語").await.unwrap(), lock.read().label("plain").await.unwrap());
+    let table = run(&["ls", path]).await;
+    let after_label = |line: &str, label: &str| {
+        let (before, after) = line.split_once(label).unwrap();
+        (before.len(), after.chars().take_while(|c| *c == ' ').count())
+    };
+    let lines: Vec<&str> = table.stdout.lines().collect();
+    // Six columns and two between, for a label of six and for one of five.
+    assert_eq!(after_label(lines[1], "日本語").1, 2, "{}", table.stdout);
+    assert_eq!(after_label(lines[2], "plain"), (after_label(lines[1], "日本語").0, 3), "{}", table.stdout);
+}
+
+#[tokio::test]
 async fn ls_tree_shows_all_locks_below_a_path() {
     let (zk, one) = server_lock("/zklock-tree/one").await;
     let two = lock_at(&zk, "/zklock-tree/deep/two");
@@ -565,6 +641,16 @@ async fn watch_tells_each_change_of_the_queue() {
 }
 
 #[tokio::test]
+async fn watch_ends_when_nobody_reads_it_any_more() {
+    let mut command = Command::new("bash");
+    prepare(&mut command, &shared_server().address());
+    let script = "\"$0\" watch --interval 0.01 /zklock/unread | head -n 1; echo ${PIPESTATUS[0]}";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_zklock")]);
+    let run = ended(command).await;
+    assert_eq!(run.stdout, "/zklock/unread: free\n0\n", "{run:#?}");
+}
+
+#[tokio::test]
 async fn break_removes_the_one_with_the_token_and_refuses_a_stale_one() {
     let path = "/zklock/broken";
     let (_zk, lock) = server_lock(path).await;
@@ -591,7 +677,12 @@ async fn break_removes_the_one_with_the_token_and_refuses_a_stale_one() {
         assert!(stale.stderr.contains("nothing was removed"), "{stale:#?}");
         assert!(stale.stderr.contains(&next.fencing_token().to_string()), "{stale:#?}");
     }
-    assert!(next.is_held());
+    // So does that of another lock.
+    let (_zk, other) = server_lock("/zklock/unbroken").await;
+    let other = other.write().await.unwrap();
+    let elsewhere = run(&["break", "--yes", path, &other.fencing_token().to_string()]).await;
+    assert_eq!(elsewhere.code, Some(1), "{elsewhere:#?}");
+    assert!(next.is_held() && other.is_held());
     next.release().await.unwrap();
 }
 
@@ -637,6 +728,41 @@ async fn check_finds_what_is_odd() {
     assert!(held.is_held());
 }
 
+#[tokio::test]
+async fn a_dialect_is_spoken_where_it_is_asked_for_and_named_where_it_is_not() {
+    let path = "/zklock/spoken";
+    let (zk, _lock) = server_lock(path).await;
+    for dialect in [Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo] {
+        let name = dialect.to_string();
+        let lock = RwLock::builder(&zk, path).dialect(dialect).build().unwrap();
+        let held = lock.write().label("spoken").await.unwrap();
+
+        for unaware in [&["-n", path, "true"][..], &["ls", path], &["break", "-y", path, "1"]] {
+            let run = run(unaware).await;
+            assert_eq!(run.code, Some(69), "{run:#?}");
+            assert!(run.stderr.contains(&format!("--dialect {name}")), "{run:#?}");
+        }
+        let odd = run(&["check", path]).await;
+        assert!(odd.code == Some(1) && odd.stdout.contains(&format!("--dialect {name}")), "{odd:#?}");
+
+        let taken = run(&["--dialect", &name, "-n", path, "true"]).await;
+        assert!(taken.code == Some(1) && taken.stderr.contains("spoken"), "{taken:#?}");
+        let seen = run(&["--dialect", &name, "ls", "--json", path]).await;
+        let json: Value = serde_json::from_str(&seen.stdout).unwrap();
+        assert_eq!((&json["dialect"], &json["members"][0]["label"]), (&name.as_str().into(), &"spoken".into()));
+        let tree = run(&["ls", "--tree", path]).await;
+        assert!(tree.stdout.starts_with(&format!("{path} ({name}):\nPLACE")), "{tree:#?}");
+        assert_eq!(run(&["check", path, "--dialect", &name]).await.code, Some(0));
+        let token = held.fencing_token().to_string();
+        assert_eq!(run(&["break", "-y", "--dialect", &name, path, &token]).await.code, Some(0));
+        assert!(!held.is_held());
+        drop(held);
+        assert_eq!(run(&["--dialect", &name, path, "true"]).await.code, Some(0));
+    }
+    let unknown = run(&["--dialect", "latin", path, "true"]).await;
+    assert!(unknown.code == Some(64) && unknown.stderr.contains("curator-mutex"), "{unknown:#?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_that_is_used_up_is_odd() {
     let path = "/zklock/old";
@@ -659,8 +785,10 @@ async fn completions_and_manual_pages_know_the_subcommands() {
     }
     let page = run(&["man"]).await;
     assert!(page.stdout.contains(".TH zklock") && page.stdout.contains("ZKLOCK_TOKEN"), "{page:#?}");
+    // What has columns is left as it is.
+    assert!(page.stdout.contains(".SH \"EXIT CODES\"\n.nf\n"), "{page:#?}");
     let page = run(&["man", "ls"]).await;
-    assert!(page.stdout.contains("\\-\\-tree"), "{page:#?}");
+    assert!(page.stdout.contains("\\-\\-tree") && page.stdout.contains(".nf\n  path "), "{page:#?}");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -679,8 +807,12 @@ impl OnTerminal {
         OnTerminal::start_program(env!("CARGO_BIN_EXE_zklock"), arguments)
     }
 
-    /// Makes the terminal the controlling one of a session of its own, as a login does.
     fn start_program(program: &str, arguments: &[&str]) -> OnTerminal {
+        OnTerminal::start_with(&shared_server().address(), &[], program, arguments)
+    }
+
+    /// Makes the terminal the controlling one of a session of its own, as a login does.
+    fn start_with(server: &str, environment: &[(&str, &str)], program: &str, arguments: &[&str]) -> OnTerminal {
         let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&terminal).unwrap();
         unlockpt(&terminal).unwrap();
@@ -688,8 +820,8 @@ impl OnTerminal {
         let end = || Stdio::from(OpenOptions::new().read(true).write(true).open(&name).unwrap());
         let mut command = Command::new("setsid");
         command.args(["-c", program]).args(arguments);
-        prepare(&mut command, &shared_server().address());
-        command.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
+        prepare(&mut command, server);
+        command.env("TERM", "xterm").envs(environment.iter().copied()).stdin(end()).stdout(end()).stderr(end());
         let child = command.spawn().expect("setsid can be run");
         let keys = File::from(terminal);
         let mut output = keys.try_clone().unwrap();
@@ -724,6 +856,18 @@ impl OnTerminal {
                 Err(error) => panic!("{text:?} is not on the screen ({error}): {:?}", self.seen),
             }
         }
+    }
+
+    fn resize(&self, columns: u16, rows: u16) {
+        tcsetwinsize(&self.keys, Winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    }
+
+    /// Everything that it prints until it ends, and its code.
+    async fn rest(&mut self) -> (String, Option<i32>) {
+        let code = self.ends().await;
+        let mut rest = std::mem::take(&mut self.seen);
+        rest.extend(self.screen.iter());
+        (rest, code)
     }
 
     fn pid(&self) -> Pid {
@@ -860,7 +1004,7 @@ async fn on_a_terminal_one_live_line_says_who_is_in_the_way() {
     let mut terminal = OnTerminal::start(&[path, "echo", "granted"]);
     for _ in 0..2 {
         terminal.shows("\r\x1b[Kzklock: waiting ");
-        terminal.shows("place 2 of 2, held by WRITE ");
+        terminal.shows("place 2, held by WRITE ");
     }
     held.release().await.unwrap();
     // It is taken away again.
@@ -894,11 +1038,209 @@ async fn colours_are_for_terminals_whose_users_want_them() {
     let mut terminal = OnTerminal::start(&["ls", path]);
     terminal.shows("\x1b[32m1      holds");
     assert_eq!(terminal.ends().await, Some(0));
-    let mut terminal = OnTerminal::start(&["watch", "--interval", "20ms", path]);
-    for _ in 0..2 {
-        terminal.shows("\x1b[H/zklock/tty/colour ");
-        terminal.shows("holds");
+    for environment in [&[("NO_COLOR", "1")], &[("TERM", "dumb")]] {
+        let zklock = env!("CARGO_BIN_EXE_zklock");
+        for task in ["ls", "watch"] {
+            let mut terminal = OnTerminal::start_with(&shared_server().address(), environment, zklock, &[task, path]);
+            terminal.shows("1      holds");
+            terminal.shows("\n");
+            terminal.press("\x03");
+            let (rest, _) = terminal.rest().await;
+            assert!(!rest.contains("\x1b[3") && !rest.contains("\x1b[1m"), "{task} {environment:?}: {rest:?}");
+        }
+    }
+    // It is not there in vain: what is empty does not count (<https://no-color.org>).
+    let mut terminal = OnTerminal::start_with(
+        &shared_server().address(),
+        &[("NO_COLOR", "")],
+        env!("CARGO_BIN_EXE_zklock"),
+        &["ls", path],
+    );
+    terminal.shows("\x1b[32m1      holds");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_keeps_to_its_screen() {
+    let path = "/zklock/tty/watched";
+    let (_zk, lock) = server_lock(path).await;
+    let mut held = Vec::new();
+    for _ in 0..9 {
+        held.push(lock.read().label("a label that is so long that not much of it is shown").await.unwrap());
+    }
+    let mut terminal = OnTerminal::start(&["watch", "--interval", "1h", path]);
+    // Nobody has said how large the terminal is, so 80 columns and 24 rows are safe to assume: all nine are there.
+    terminal.shows("\x1b[H/zklock/tty/watched ");
+    terminal.shows("9      holds");
+    terminal.shows("\x1b[J");
+    for (columns, rows) in [(60, 8), (40, 6), (20, 12)] {
+        terminal.seen.clear();
+        terminal.resize(columns, rows);
+        // At once, although it looks again only in an hour. The heading, an empty line, and what is left but one row.
+        let shown = rows - 3 - 1 - 1;
+        if u32::from(shown) < 9 {
+            terminal.shows(&format!("{shown}      holds"));
+            terminal.shows(&format!("\n... and {} more\x1b[K\r\n\x1b[J", 9 - shown));
+        } else {
+            terminal.shows("9      holds  READ …\x1b");
+        }
     }
     terminal.press("\x03");
     assert_eq!(terminal.ends().await, None, "it is ended by the signal itself");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_says_that_nobody_answers_and_goes_on_when_somebody_does() {
+    let path = "/zklock/tty/silent";
+    let (_zk, lock) = server_lock(path).await;
+    let proxy = Proxy::start(shared_server().address());
+    let arguments = ["watch", "--interval", "20ms", "--session-timeout", "60", path];
+    let mut terminal = OnTerminal::start_with(&proxy.address(), &[], env!("CARGO_BIN_EXE_zklock"), &arguments);
+    let mut lines = Running::start(zklock_on(&proxy.address(), &arguments));
+    let mut told = BufReader::new(lines.child.stderr.take().unwrap()).lines();
+    for _ in 0..2 {
+        terminal.shows("free");
+    }
+    assert_eq!(lines.says().await, "/zklock/tty/silent: free");
+    proxy.cut();
+    terminal.shows("no answer for ");
+    let said = soon("a word", told.next_line()).await.unwrap().unwrap();
+    assert!(said.contains("no answer for 3s"), "{said}");
+    let _held = lock.write().await.unwrap();
+    proxy.heal();
+    terminal.shows("1      holds");
+    assert_eq!(lines.says().await, "");
+    assert!(lines.says().await.starts_with("PLACE"));
+    lines.signal(Signal::INT);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_that_others_made_on_the_terminal_are_left_alone() {
+    let files = scratch();
+    let script = "cd \"$1\"; mkfifo up go; stty -echo
+        \"$0\" /zklock/tty/pipe -c 'echo up >up; read line <go; kill -9 $$' | cat & read line <up
+        stty echo; echo >go; wait; echo end: $(stty -a | tr ' ;' '\\n\\n' | grep -x -e echo -e -echo)";
+    let directory = files.path().display().to_string();
+    let mut terminal = OnTerminal::start_program("bash", &["-c", script, env!("CARGO_BIN_EXE_zklock"), &directory]);
+    terminal.shows("end: echo");
+    assert_eq!(terminal.ends().await, Some(0));
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// What the pages tell people to type
+
+/// A directory of commands: ours, and one for each of these names that prints what it was given.
+fn commands(stand_ins: &[&str]) -> tempfile::TempDir {
+    let directory = scratch();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_zklock"), directory.path().join("zklock")).unwrap();
+    for name in stand_ins {
+        let file = directory.path().join(name);
+        fs::write(&file, "#!/bin/sh\nprintf '%s' \"${0##*/}\"; printf ' [%s]' \"$@\"; echo\n").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    directory
+}
+
+/// A line for `sh` that finds our command by its name.
+fn typed(line: &str, commands: &tempfile::TempDir) -> Command {
+    let mut command = Command::new("sh");
+    prepare(&mut command, &shared_server().address());
+    let path = format!("{}:{}", commands.path().display(), std::env::var("PATH").unwrap_or_default());
+    command.env("PATH", path).args(["-c", line]);
+    command
+}
+
+#[tokio::test]
+async fn the_guide_can_be_followed_word_for_word() {
+    let commands = commands(&["sqlx", "psql"]);
+    let mut lines = page::blocks(include_str!("../docs/guide.md"), "sh").into_iter().flat_map(str::lines);
+    let mut line = move || lines.next();
+    let mut next = |begins: &str| {
+        let line = line();
+        if !begins.is_empty() {
+            assert!(line.is_some_and(|line| line.starts_with(begins)), "{line:?}");
+        }
+        line.unwrap_or_default()
+    };
+    let (_zk, lock) = server_lock("/locks/orders/migrate").await;
+    let held = lock.write().label("migrate v42").await.unwrap();
+
+    // The second job waits, and says for whom.
+    let mut job = Running::start(typed(next("zklock -w 600 "), &commands));
+    let mut told = BufReader::new(job.child.stderr.take().unwrap()).lines();
+    let said = soon("a word", told.next_line()).await.unwrap().unwrap();
+    assert!(said.contains("held by WRITE") && said.contains("\"migrate v42\""), "{said}");
+    let token = held.fencing_token();
+    held.release().await.unwrap();
+    assert_eq!(job.says().await, "sqlx [migrate] [run]");
+    assert_eq!(job.ends().await.code, Some(0));
+
+    let in_shell = ended(typed(next("zklock /locks/orders/migrate -- sh -c 'psql "), &commands)).await;
+    let given = in_shell.stdout.strip_prefix("psql [-v] [ON_ERROR_STOP=1] [-v] [token=").unwrap();
+    let (given, file) = given.split_once("] ").unwrap();
+    assert!(given.parse::<i64>().unwrap() > token, "{in_shell:#?}");
+    assert_eq!((in_shell.code, file), (Some(0), "[-f] [migrate.sql]\n"));
+
+    let held = lock.write().label("hangs").await.unwrap();
+    let ls = ended(typed(next("zklock ls "), &commands)).await;
+    assert!(ls.code == Some(0) && ls.stdout.contains("hangs"), "{ls:#?}");
+    let mut watch = Running::start(typed(&format!("exec {}", next("zklock watch ")), &commands));
+    assert!(watch.says().await.starts_with("PLACE") && watch.says().await.contains("hangs"));
+    watch.signal(Signal::INT);
+    let check = ended(typed(next("zklock check "), &commands)).await;
+    assert_eq!((check.code, &check.stdout[..]), (Some(0), "/locks/orders/migrate: nothing odd\n"));
+
+    // Its number is nobody's here: nothing is deleted. That of the holder is asked about, on a terminal.
+    let line = next("zklock break ");
+    let stale = ended(typed(line, &commands)).await;
+    assert!(stale.code == Some(1) && stale.stderr.contains("nothing was removed") && held.is_held(), "{stale:#?}");
+    let (line, _) = line.rsplit_once(' ').unwrap();
+    let line = format!("{line} {}", held.fencing_token());
+    let zklock = env!("CARGO_BIN_EXE_zklock");
+    let mut terminal = OnTerminal::start_program("sh", &["-c", &line.replacen("zklock", "\"$0\"", 1), zklock]);
+    terminal.shows("hangs");
+    terminal.shows("[y/N] ");
+    terminal.press("y\n");
+    assert_eq!(terminal.ends().await, Some(0));
+    soon("the loss", held.lost()).await;
+    assert_eq!(next(""), "", "a line that is not tried here");
+}
+
+/// Each row is typed on both sides: with a file and util-linux's `flock`, and with a lock of ours.
+#[tokio::test]
+async fn whoever_comes_from_flock_finds_its_exit_codes_and_output() {
+    let commands = commands(&[]);
+    let page = include_str!("../docs/coming-from.md");
+    let rows = page::rows(page.split("## flock(1)").nth(1).unwrap());
+    let quoted = |cell: &str| cell.strip_prefix('`')?.strip_suffix('`').map(str::to_owned);
+    let pairs: Vec<_> = rows.iter().filter_map(|row| Some((quoted(row[0])?, quoted(row[1])?))).collect();
+    let (_zk, lock) = server_lock("/zklock/flock").await;
+    let file = commands.path().join("file").display().to_string();
+    let concrete = |line: &str| {
+        let line = line.replace("CMD ARGS", "echo one two").replace("CMD", "sh -c 'echo run; exit 7'");
+        line.replace("'A && B'", "'echo A && echo B'").replace("PATH", "/zklock/flock").replace("FILE", &file)
+    };
+    let mut compared = 0;
+    for (theirs, ours) in pairs.iter().filter(|(theirs, _)| theirs.starts_with("flock ")) {
+        assert!(ours.starts_with("zklock "), "{ours}");
+        let (theirs, ours) = (concrete(theirs), concrete(ours));
+        let outcome = async |line: &str| {
+            let run = ended(typed(line, &commands)).await;
+            (run.code, run.stdout)
+        };
+        assert_eq!(outcome(&theirs).await, outcome(&ours).await, "{theirs} | {ours}");
+        // As flock's "30", which nobody has time for.
+        let (theirs, ours) = (theirs.replace("-w 30", "-w 0.1"), ours.replace("-w 30", "-w 0.1"));
+        if [" -n ", " -w "].iter().any(|option| theirs.contains(option)) {
+            let held = lock.write().await.unwrap();
+            let taken = outcome(&format!("exec 9>{file}; flock 9; {theirs}")).await;
+            assert_eq!(taken, outcome(&ours).await, "{theirs} | {ours}");
+            assert_ne!(taken.0, Some(7), "{theirs}");
+            held.release().await.unwrap();
+            compared += 1;
+        }
+        compared += 1;
+    }
+    assert_eq!(compared, 6 + 3);
+    let listed = ended(typed(&concrete(&pairs.iter().find(|(theirs, _)| theirs == "lslocks").unwrap().1), &commands));
+    assert_eq!(listed.await.stdout, "/zklock/flock: free\n");
 }

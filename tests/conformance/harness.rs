@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind};
-use zk_rwlock::{Memory, ZooKeeper};
+use zk_rwlock::{Dialect, Memory, ZooKeeper};
 
 use crate::support::scene::{SOON, eventually};
 use crate::support::server::{Server, shared_server};
@@ -20,6 +20,45 @@ pub(crate) trait Harness {
     async fn expire(&self, client: &Self::C);
     async fn cut(&self, client: &Self::C);
     async fn heal(&self, client: &Self::C);
+    /// Whose names the locks have.
+    fn dialect(&self) -> Dialect {
+        Dialect::Native
+    }
+}
+
+/// A backend on which the locks have other names.
+pub(crate) struct Speaking<H>(pub(crate) Dialect, pub(crate) H);
+
+impl<H: Harness + Sync> Harness for Speaking<H> {
+    type C = H::C;
+
+    async fn start() -> Self {
+        unreachable!("it is told which dialect to speak")
+    }
+
+    async fn client(&self) -> H::C {
+        self.1.client().await
+    }
+
+    fn directory(&self) -> String {
+        self.1.directory()
+    }
+
+    async fn expire(&self, client: &H::C) {
+        self.1.expire(client).await;
+    }
+
+    async fn cut(&self, client: &H::C) {
+        self.1.cut(client).await;
+    }
+
+    async fn heal(&self, client: &H::C) {
+        self.1.heal(client).await;
+    }
+
+    fn dialect(&self) -> Dialect {
+        self.0
+    }
 }
 
 fn fresh() -> String {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+use zk_rwlock::Dialect;
 
 use crate::exit;
 
@@ -13,46 +14,67 @@ const USAGE: &str = "zklock [OPTIONS] PATH [--] COMMAND [ARGUMENTS]...
        zklock [OPTIONS] PATH -c 'SHELL COMMAND'
        zklock [OPTIONS] ls|watch|break|check ...";
 
+/// Lines of it, and of the other help texts, fit into a manual page on a terminal of 80 columns.
 const AFTER_HELP: &str = "\
 Examples:
-  zklock /locks/backup -- backup.sh                  run it alone, in the whole fleet
-  zklock -n /locks/cron/report report --daily        ... or not at all, if it runs elsewhere
-  zklock -w 600 -E 9 /db/orders/migrate -- migrate   wait up to ten minutes, or exit with 9
-  zklock -s /db/orders/migrate -- app                together with other readers, while no writer is there
-  zklock /locks/x -c 'make && make install'          a line for the shell
-  zklock ls /locks/backup                            who holds it, who waits, since when, behind whom
-  zklock ls --tree /locks                            the same for all locks below a path
-  zklock break /locks/backup 4294967301              remove the one with this token, and nobody else
+  run it alone, in the whole fleet
+      zklock /locks/backup -- backup.sh
+  ... or not at all, if it runs elsewhere
+      zklock -n /locks/cron/report report --daily
+  wait up to ten minutes, or exit with 9
+      zklock -w 600 -E 9 /db/orders/migrate -- migrate
+  together with other readers, while no writer is there
+      zklock -s /db/orders/migrate -- app
+  a line for the shell
+      zklock /locks/x -c 'make && make install'
+  who holds it, who waits, since when, behind whom
+      zklock ls /locks/backup
+  the same for all locks below a path
+      zklock ls --tree /locks
+  remove the one with this token, and nobody else
+      zklock break /locks/backup 4294967301
 
 Exit codes:
-  of the command; 128 + N if signal N ended it, or zklock while it was waiting. After a Ctrl-C that the
-  command alone was typed, zklock ends by that signal too, so that a shell's loop around it ends: $? is 130
-    1   -n or -w in vain (-E sets another); break: nobody has that token; check: something is odd
+  of the command; 128 + N if signal N ended it, or zklock while it waited.
+  After a Ctrl-C that the command alone was typed, zklock ends by that
+  signal too, so that a shell's loop around it ends: $? is 130
+    1   -n or -w in vain (-E sets another); break: nobody has that token;
+        check: something is odd
    64   wrong usage
    69   no server can be reached, or there is no such command
-   75   the lock was lost while the command ran, or the place in the queue before that; whatever the
-        command itself returned (--lost-exit-code sets another)
+   74   what was found could not be written to standard output
+   75   the lock was lost while the command ran, or the place in the queue
+        before that; whatever the command itself returned
+        (--lost-exit-code sets another)
    77   permission denied: by ZooKeeper, or to execute the command
 
 Environment:
   ZK_HOSTS      the servers, as for --zk
   ZK_AUTH       user:password, as for --auth, but seen by fewer people
+  ZK_SASL       the same, as for --sasl
   NO_COLOR      no colours
-The command gets ZKLOCK_PATH, ZKLOCK_MODE (READ or WRITE) and ZKLOCK_TOKEN: a number that is higher than
-that of every earlier holder who excluded it. Have whatever the command writes to refuse lower ones.
+
+  The command gets ZKLOCK_PATH, ZKLOCK_MODE (READ or WRITE) and
+  ZKLOCK_TOKEN: a number that is higher than that of every earlier holder
+  who excluded it. Have whatever the command writes to refuse lower ones.
 
 When the lock is lost:
-  The command's process group gets TERM, after --grace KILL, and zklock exits with 75. The grace is cut short
-  so that KILL comes before ZooKeeper lets anybody else in. The session timeout says how long that may take:
-  a network that is gone for two thirds of it costs the lock. After `zklock break` the next one may start
-  at once, while the command still has its grace.
+  The command's process group gets TERM, after --grace KILL, and zklock
+  exits with 75. The grace is cut short so that KILL comes before ZooKeeper
+  lets anybody else in. The session timeout says how long that may take: a
+  network that is gone for two thirds of it costs the lock. After
+  `zklock break` the next one may start at once, while the command still
+  has its grace.
 
 What zklock cannot do for you:
-  - Killed with -9 it cannot stop the command, which runs on; the lock is free one session timeout later.
-  - Stopped (SIGSTOP, Ctrl-Z) for longer than the session timeout it loses the lock like anybody who does
-    not answer. Ctrl-Z stops the command too, and it is killed rather than continued if the lock is gone.
+  - Killed with -9 it cannot stop the command, which runs on; the lock is
+    free one session timeout later.
+  - Stopped (SIGSTOP, Ctrl-Z) for longer than the session timeout it loses
+    the lock like anybody who does not answer. Ctrl-Z stops the command
+    too, and it is killed rather than continued if the lock is gone.
   - What the command leaves in the background runs on without the lock.
-  - Processes that leave the command's process group (setsid) get none of these signals.";
+  - Processes that leave the command's process group (setsid) get none of
+    these signals.";
 
 /// Run a command while holding a read/write lock in ZooKeeper: flock(1) for many machines.
 ///
@@ -89,11 +111,11 @@ pub(crate) struct Run {
     pub(crate) nonblock: bool,
 
     /// Wait at most so long from being connected on, in seconds (or like 1m30s); then exit with 1 (or -E). 0 is -n.
-    #[arg(short = 'w', long, visible_alias = "timeout", value_name = "SECS", value_parser = duration)]
+    #[arg(short = 'w', long, visible_alias = "timeout", value_name = "SECS", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
 
     /// The exit code of -n and -w in vain.
-    #[arg(short = 'E', long, value_name = "CODE", default_value_t = exit::NEGATIVE, hide_default_value = true)]
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = exit::NEGATIVE, hide_default_value = true, allow_negative_numbers = true)]
     pub(crate) conflict_exit_code: u8,
 
     /// For those who come from flock(1): the command never gets anything of ours that could keep the lock.
@@ -142,6 +164,11 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "HOSTS", env = "ZK_HOSTS", default_value = "127.0.0.1:2181")]
     pub(crate) zk: String,
 
+    /// Whose names the lock's nodes have: native, or those of other programs that use it: curator (InterProcessReadWriteLock),
+    /// curator-mutex (InterProcessMutex) or kazoo. ls --tree finds that out by itself.
+    #[arg(long, global = true, value_name = "NAME", default_value_t = Dialect::Native, hide_default_value = true)]
+    pub(crate) dialect: Dialect,
+
     /// How long ZooKeeper keeps the lock of one it does not hear from. The servers bound it.
     #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) session_timeout: Duration,
@@ -150,6 +177,10 @@ pub(crate) struct Connection {
     /// list of processes: better set ZK_AUTH.
     #[arg(long, global = true, value_name = "USER:PASSWORD", env = "ZK_AUTH", hide_env_values = true)]
     pub(crate) auth: Option<String>,
+
+    /// Authenticate with SASL's DIGEST-MD5, as a user of the servers' JAAS file; otherwise as --auth. Better set ZK_SASL.
+    #[arg(long, global = true, value_name = "USER:PASSWORD", env = "ZK_SASL", hide_env_values = true)]
+    pub(crate) sasl: Option<String>,
 
     /// Encrypt, and trust servers with a certificate by one of these authorities (PEM).
     #[arg(long, global = true, value_name = "FILE")]
@@ -190,23 +221,36 @@ pub(crate) enum Task {
 const JSON_HELP: &str = "\
 With --json, one object:
   path      the lock
+  dialect   whose names its nodes have, as for --dialect
   members   in the order of arrival, each:
-    place       1, 2, 3...
-    state       \"holds\", \"waits\", or \"stuck\" (will never hold: see `zklock check`)
-    mode        \"READ\" or \"WRITE\"
-    host, pid, label   as it says itself; pid and label may be null
-    since       when it came, RFC 3339 in UTC, or null if its node may not be read
-    session     the ensemble's number for its session, like \"0x100000a\", or null
-    behind      the place of the one it waits for, or null
-    node        the name of its node
-    token       for `zklock break`; the holder's fencing token; or null
-With --tree: {\"prefix\": ..., \"locks\": [such objects], \"unreadable\": [paths], \"cycles\": [[{\"waits\": {\"host\", \"pid\"},
-\"path\", \"holds\": {\"host\", \"pid\"}}, ...]]}: processes that wait for each other in a circle.
+    place     1, 2, 3...
+    state     \"holds\", \"waits\", or \"stuck\" (will never hold: see
+              `zklock check`)
+    mode      \"READ\" or \"WRITE\"
+    host, pid, label
+              as it says itself; pid and label may be null, and host
+              empty in another dialect than native
+    since     when it came, RFC 3339 in UTC, or null if its node may not
+              be read
+    session   the ensemble's number for its session, like \"0x100000a\",
+              or null
+    behind    the place of the one it waits for, or null
+    node      the name of its node
+    token     for `zklock break`; the holder's fencing token; or null
+
+With --json and --tree, one object:
+  prefix      where it was looked for locks
+  locks       such objects
+  unreadable  paths
+  cycles      of processes that wait for each other, each a list of
+              {\"waits\": {\"host\", \"pid\"}, \"path\",
+              \"holds\": {\"host\", \"pid\"}}
+
 Fields may be added, and none will be changed.";
 
 /// `zklock ls`
 #[derive(Debug, Args)]
-#[command(after_long_help = JSON_HELP)]
+#[command(override_usage = "zklock ls [OPTIONS] PATH", after_long_help = JSON_HELP)]
 pub(crate) struct Ls {
     /// The lock; with --tree, where to look for locks.
     #[arg(value_name = "PATH")]
@@ -223,6 +267,7 @@ pub(crate) struct Ls {
 
 /// `zklock watch`
 #[derive(Debug, Args)]
+#[command(override_usage = "zklock watch [OPTIONS] PATH")]
 pub(crate) struct Watch {
     /// The lock.
     #[arg(value_name = "PATH")]
@@ -239,6 +284,7 @@ pub(crate) struct Watch {
 
 /// `zklock break`
 #[derive(Debug, Args)]
+#[command(override_usage = "zklock break [OPTIONS] PATH TOKEN")]
 pub(crate) struct Break {
     /// The lock.
     #[arg(value_name = "PATH")]
@@ -255,10 +301,18 @@ pub(crate) struct Break {
 
 /// `zklock check`
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
-With --json, one object: {\"path\": ..., \"odd\": [{\"kind\": ..., \"node\": ..., \"what\": ...}]}, where kind is one of
-foreign, unreadable, persistent, written, tie, negative, used-up, old, and node is null for the last two.
-The counter shows only in the nodes that are there: that of an empty directory is not seen.")]
+#[command(
+    override_usage = "zklock check [OPTIONS] PATH",
+    after_long_help = "\
+With --json, one object:
+  path      the lock
+  odd       each: {\"kind\", \"node\", \"what\"}. The kind is one of foreign,
+            unreadable, persistent, written, tie, negative, used-up, old;
+            node is null for the last two.
+
+The counter shows only in the nodes that are there: that of an empty
+directory is not seen."
+)]
 pub(crate) struct Check {
     /// The lock.
     #[arg(value_name = "PATH")]
@@ -286,6 +340,18 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn help_fits_a_manual_page() {
+        let mut command = Arguments::command();
+        let mut texts = vec![command.get_after_long_help().map(ToString::to_string)];
+        texts.extend(command.get_subcommands_mut().map(|task| task.get_after_long_help().map(ToString::to_string)));
+        let texts: Vec<String> = texts.into_iter().flatten().collect();
+        assert!(texts.len() > 2);
+        for line in texts.iter().flat_map(|text| text.lines()) {
+            assert!(line.len() <= 73, "{line}");
+        }
     }
 
     #[test]

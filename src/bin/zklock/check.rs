@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 use zk_rwlock::coordinator::{Coordinator, Failure, Stat};
-use zk_rwlock::{Contender, Error, RwLock, ZooKeeper};
+use zk_rwlock::{Contender, Dialect, Error, Mode, ZooKeeper};
 
 use crate::arguments::{Check, Connection};
-use crate::connect::connect;
+use crate::connect::{self, connect};
 use crate::exit::{self, Exit};
 use crate::output::{self, tame};
 
@@ -33,9 +33,9 @@ type Node = (String, Option<Stat>);
 
 pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect(connection).await?;
-    let lock = RwLock::new(&zk, &check.path)?;
+    let lock = connect::lock(&zk, &check.path, connection)?;
     let nodes = nodes(&zk, lock.path()).await?;
-    let odd = oddities(&nodes);
+    let odd = oddities(&nodes, connection.dialect);
     let text = if check.json {
         let odd = odd.iter().map(|odd| json!({ "kind": odd.kind, "node": odd.node, "what": odd.what }));
         format!("{:#}\n", json!({ "path": check.path, "odd": odd.collect::<Vec<_>>() }))
@@ -48,7 +48,7 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
         };
         odd.iter().map(line).collect()
     };
-    output::print(&text);
+    output::print(&text)?;
     Ok(if odd.is_empty() { 0 } else { exit::NEGATIVE })
 }
 
@@ -82,17 +82,27 @@ async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
 }
 
 /// What is odd about these nodes, in the order of the nodes, and about the counter last.
-fn oddities(nodes: &[Node]) -> Vec<Odd> {
-    let contenders: Vec<_> = nodes.iter().filter_map(|(name, _)| Contender::parse(name)).collect();
-    let mut sharers = BTreeMap::<i64, usize>::new();
+fn oddities(nodes: &[Node], dialect: Dialect) -> Vec<Odd> {
+    let contenders: Vec<_> = nodes.iter().filter_map(|(name, _)| Contender::parse_as(name, dialect)).collect();
+    let mut sharers = BTreeMap::<i64, Vec<Mode>>::new();
     for contender in &contenders {
-        *sharers.entry(contender.sequence()).or_default() += 1;
+        sharers.entry(contender.sequence()).or_default().push(contender.mode());
     }
+    // A thread of Curator that reads under its own write lock.
+    let is_one_holder = |modes: &[Mode]| dialect == Dialect::Curator && modes.len() == 2 && modes[0] != modes[1];
     let mut odd = Vec::new();
     for (name, stat) in nodes {
         let mut add = |kind, what: &str| odd.push(Odd { kind, node: Some(name.clone()), what: what.to_owned() });
-        let Some(contender) = Contender::parse(name) else {
-            add("foreign", "no holder or waiter of ours: it is passed over, also if it is another program's lock");
+        let Some(contender) = Contender::parse_as(name, dialect) else {
+            match Dialect::of(name) {
+                Some(other) => {
+                    add(
+                        "foreign",
+                        &format!("of another program, as with --dialect {other}: nothing is granted beside it"),
+                    );
+                }
+                None => add("foreign", "no holder or waiter: it is passed over"),
+            }
             continue;
         };
         match stat {
@@ -102,13 +112,14 @@ fn oddities(nodes: &[Node]) -> Vec<Odd> {
             }
             Some(_) => {}
         }
-        if stat.is_some_and(|stat| stat.version > 0) {
+        // Elsewhere nobody trusts in that.
+        if dialect == Dialect::Native && stat.is_some_and(|stat| stat.version > 0) {
             add("written", "written to after it was made: whoever did that can grant the lock to two");
         }
         if contender.sequence() < 0 {
             add("negative", "its number is negative, because the counter has wrapped: it will never hold");
         }
-        if sharers.get(&contender.sequence()).is_some_and(|&sharers| sharers > 1) {
+        if sharers.get(&contender.sequence()).is_some_and(|modes| modes.len() > 1 && !is_one_holder(modes)) {
             add("tie", "its number is not its alone: none of those who share it will ever hold");
         }
     }
@@ -140,7 +151,8 @@ mod tests {
 
     #[test]
     fn each_oddity_is_told_of_its_node() {
-        let kinds = |nodes: &[Node]| oddities(nodes).into_iter().map(|odd| odd.kind).collect::<Vec<_>>();
+        let kinds =
+            |nodes: &[Node]| oddities(nodes, Dialect::Native).into_iter().map(|odd| odd.kind).collect::<Vec<_>>();
         assert_eq!(kinds(&[]), [""; 0]);
         assert_eq!(kinds(&[node("a~1-READ-0000000001", 7, 0), node("b~2-WRITE-0000000002", 7, 0)]), [""; 0]);
         assert_eq!(kinds(&[node("config", 0, 3)]), ["foreign"]);
@@ -152,5 +164,10 @@ mod tests {
         assert_eq!(kinds(&[node("a~1-READ-1073741823", 7, 0)]), [""; 0]);
         assert_eq!(kinds(&[node("a~1-READ-1073741824", 7, 0)]), ["old"]);
         assert_eq!(kinds(&[node("a~1-READ-2146435072", 7, 0)]), ["used-up"]);
+        assert_eq!(kinds(&[node("a__WRIT__0000000001", 7, 0)]), ["foreign"]);
+        let reentrant = [node("a__READ__0000000001", 7, 1), node("a__WRIT__0000000001", 7, 1)];
+        assert_eq!(oddities(&reentrant, Dialect::Curator), []);
+        let tied = [reentrant[0].clone(), reentrant[1].clone(), node("b__READ__0000000001", 7, 0)];
+        assert!(oddities(&tied, Dialect::Curator).iter().all(|odd| odd.kind == "tie"));
     }
 }

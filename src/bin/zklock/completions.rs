@@ -1,8 +1,11 @@
 //! Completions for shells and manual pages, made from the definition of the arguments.
 
-use clap::CommandFactory;
+use std::io;
+
+use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
+use clap_mangen::roff::{Roff, roman};
 
 use crate::arguments::Arguments;
 use crate::exit::{self, Exit};
@@ -11,7 +14,7 @@ use crate::output;
 pub(crate) fn completions(shell: Shell) -> Result<u8, Exit> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), "zklock", &mut text);
-    Ok(print(text))
+    print(&text)
 }
 
 /// The page of zklock itself, or of one subcommand.
@@ -27,13 +30,40 @@ pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
         },
     };
     let mut text = Vec::new();
-    match Man::new(command).render(&mut text) {
-        Ok(()) => Ok(print(text)),
-        Err(error) => Err(Exit::new(exit::UNAVAILABLE, error.to_string())),
-    }
+    page(command, &mut text).map_err(|error| Exit::new(exit::UNAVAILABLE, error.to_string()))?;
+    print(&text)
 }
 
-fn print(text: Vec<u8>) -> u8 {
-    output::print(&String::from_utf8_lossy(&text));
-    0
+/// As `Man::render`, but for what follows the help: that has columns, which roff would fill like prose.
+fn page(command: Command, text: &mut Vec<u8>) -> io::Result<()> {
+    let epilogue = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+    let tasks = command.has_subcommands();
+    let man = Man::new(command).source(concat!("zklock ", env!("CARGO_PKG_VERSION")));
+    man.render_title(text)?;
+    man.render_name_section(text)?;
+    man.render_synopsis_section(text)?;
+    man.render_description_section(text)?;
+    man.render_options_section(text)?;
+    if tasks {
+        man.render_subcommands_section(text)?;
+    }
+    let mut sections = Roff::new();
+    let mut is_headed = false;
+    for line in epilogue.lines() {
+        let heading = line.strip_suffix(':').filter(|line| !line.starts_with(' '));
+        if heading.is_some() || !is_headed {
+            sections.control("SH", [&heading.unwrap_or("Notes").to_uppercase()[..]]);
+            sections.control("nf", []);
+            is_headed = true;
+        }
+        if heading.is_none() {
+            sections.text([roman(line)]);
+        }
+    }
+    sections.to_writer(text)
+}
+
+fn print(text: &[u8]) -> Result<u8, Exit> {
+    output::print(&String::from_utf8_lossy(text))?;
+    Ok(0)
 }

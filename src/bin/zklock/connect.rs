@@ -1,9 +1,9 @@
-//! From options to a connection; knows no locks.
+//! From options to a connection; knows no queues.
 
 use std::fs;
 use std::path::Path;
 
-use zk_rwlock::{Tls, ZooKeeper};
+use zk_rwlock::{Error, RwLock, Sasl, Tls, ZooKeeper};
 
 use crate::arguments::Connection;
 use crate::exit::Exit;
@@ -11,14 +11,28 @@ use crate::exit::Exit;
 /// Connects, and waits until there is a session.
 pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> {
     let mut builder = ZooKeeper::builder().session_timeout(connection.session_timeout);
-    if let Some(auth) = connection.auth.as_deref().filter(|auth| !auth.is_empty()) {
-        let (user, password) = auth.split_once(':').ok_or_else(|| Exit::usage("--auth must be USER:PASSWORD"))?;
+    if let Some((user, password)) = credentials("--auth", &connection.auth)? {
         builder = builder.digest(user, password);
+    }
+    if let Some((user, password)) = credentials("--sasl", &connection.sasl)? {
+        builder = builder.sasl(Sasl::digest_md5(user, password));
     }
     if let Some(tls) = tls(connection)? {
         builder = builder.tls(tls);
     }
     Ok(builder.connect(&connection.zk).await?)
+}
+
+/// The lock at `path`, to look at.
+pub(crate) fn lock(zk: &ZooKeeper, path: &str, connection: &Connection) -> Result<RwLock, Error> {
+    RwLock::builder(zk, path).dialect(connection.dialect).build()
+}
+
+/// An empty variable of the environment is as good as none.
+fn credentials<'a>(option: &str, value: &'a Option<String>) -> Result<Option<(&'a str, &'a str)>, Exit> {
+    let Some(value) = value.as_deref().filter(|value| !value.is_empty()) else { return Ok(None) };
+    let parts = value.split_once(':').ok_or_else(|| Exit::usage(format!("{option} must be USER:PASSWORD")))?;
+    Ok(Some(parts))
 }
 
 fn tls(connection: &Connection) -> Result<Option<Tls>, Exit> {

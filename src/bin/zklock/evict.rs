@@ -7,14 +7,14 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use zk_rwlock::RwLock;
 
 use crate::arguments::{Break, Connection};
-use crate::connect::connect;
+use crate::connect::{self, connect};
 use crate::exit::{self, Exit};
 use crate::output::{self, tame};
 use crate::table;
 
 pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect(connection).await?;
-    let lock = RwLock::new(&zk, &which.path)?;
+    let lock = connect::lock(&zk, &which.path, connection)?;
     if !which.yes {
         let queue = lock.queue().await?;
         let Some(member) = queue.members.iter().find(|member| member.token == Some(which.token)) else {
@@ -29,7 +29,7 @@ pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, 
     }
     match lock.evict(which.token).await? {
         Some(member) => {
-            output::print(&format!("removed {}\n", tame(&member.to_string())));
+            output::print(&format!("removed {}\n", tame(&member.to_string())))?;
             Ok(0)
         }
         None => stale(&lock, which).await,

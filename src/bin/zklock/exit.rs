@@ -8,6 +8,8 @@ pub(crate) const NEGATIVE: u8 = 1;
 pub(crate) const USAGE: u8 = 64;
 /// `EX_UNAVAILABLE`: no server, or no such command.
 pub(crate) const UNAVAILABLE: u8 = 69;
+/// `EX_IOERR`: the answer could not be written.
+pub(crate) const NOT_WRITTEN: u8 = 74;
 /// `EX_TEMPFAIL`: the lock was lost; trying again may help.
 pub(crate) const LOST: u8 = 75;
 /// `EX_NOPERM`: not allowed.
@@ -47,7 +49,15 @@ impl From<Error> for Exit {
             Error::Lost(_) | Error::Evicted(_) => LOST,
             _ => UNAVAILABLE,
         };
-        Exit::new(code, error.to_string())
+        Exit::new(
+            code,
+            match &error {
+                Error::ForeignContender { speaks, dialect, .. } if speaks != dialect => {
+                    format!("{error}: try --dialect {speaks}")
+                }
+                error => error.to_string(),
+            },
+        )
     }
 }
 

@@ -11,6 +11,7 @@ mod cycles;
 mod evict;
 mod exit;
 mod list;
+mod live;
 mod output;
 mod run;
 mod signals;
@@ -26,20 +27,14 @@ use crate::arguments::{Arguments, Task};
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
-        Ok(arguments) => arguments,
+    let outcome = match Arguments::try_parse() {
+        Ok(arguments) => run_in_runtime(arguments),
         Err(error) => {
-            // Nobody may be listening any more, and then there is nothing left to say.
-            let _ = error.print();
-            // Help and the version were asked for.
-            return if error.use_stderr() { ExitCode::from(exit::USAGE) } else { ExitCode::SUCCESS };
+            let printed = output::written(error.print());
+            // Otherwise help or the version was asked for.
+            if error.use_stderr() { Err(Exit::usage("")) } else { printed.map(|_| 0) }
         }
     };
-    let outcome = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Exit::new(exit::UNAVAILABLE, format!("cannot start: {error}")))
-        .and_then(|runtime| runtime.block_on(act(arguments)));
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(exit) => {
@@ -51,12 +46,18 @@ fn main() -> ExitCode {
     }
 }
 
+fn run_in_runtime(arguments: Arguments) -> Result<u8, Exit> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Exit::new(exit::UNAVAILABLE, format!("cannot start: {error}")))?;
+    runtime.block_on(act(arguments))
+}
+
 async fn act(arguments: Arguments) -> Result<u8, Exit> {
     let connection = &arguments.connection;
     match &arguments.task {
         None => run::run(&arguments.run, connection).await,
         Some(Task::Ls(ls)) => list::ls(ls, connection).await,
-        Some(Task::Watch(watch)) => list::watch(watch, connection).await,
+        Some(Task::Watch(watch)) => live::watch(watch, connection).await,
         Some(Task::Break(which)) => evict::evict(which, connection).await,
         Some(Task::Check(check)) => check::check(check, connection).await,
         Some(Task::Completions { shell }) => completions::completions(*shell),

@@ -2,10 +2,20 @@
 
 use std::io::{self, IsTerminal, Write};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+use crate::exit::{self, Exit};
+
+/// Whether this is a terminal that does more than to print one line after the other.
+pub(crate) fn is_screen(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("TERM").is_some_and(|term| term != "dumb")
+}
+
 /// Whether results may be coloured: on a terminal whose user has not said no (<https://no-color.org>).
 pub(crate) fn is_colourful() -> bool {
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    io::stdout().is_terminal() && !unwanted && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+    is_screen(&io::stdout()) && !unwanted
 }
 
 /// Tells people something. That nobody listens is no reason to stop.
@@ -14,9 +24,26 @@ pub(crate) fn say(words: &str) {
 }
 
 /// Prints a result in one piece; `false` if nobody reads it any more, as after `| head`.
-pub(crate) fn print(text: &str) -> bool {
+pub(crate) fn print(text: &str) -> Result<bool, Exit> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// What became of something that was written to standard output.
+pub(crate) fn written(outcome: io::Result<()>) -> Result<bool, Exit> {
+    match outcome {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Exit::new(exit::NOT_WRITTEN, format!("cannot write to standard output: {error}"))),
+    }
+}
+
+/// Whether somebody may still read what we print. Without printing there is no other way to learn that `| head` has left.
+pub(crate) fn is_read() -> bool {
+    let out = io::stdout();
+    let mut polled = [PollFd::new(&out, PollFlags::empty())];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&at_once)).is_err() || !polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
 /// Makes text of strangers safe for a terminal: control characters are shown and not obeyed.
@@ -31,10 +58,38 @@ pub(crate) fn tame(text: &str) -> String {
     tamed
 }
 
-/// The first characters of a text, and a mark if there were more.
+/// How many columns of a terminal it takes.
+pub(crate) fn width(text: &str) -> usize {
+    text.width()
+}
+
+/// What fits into so many columns, with a mark at its end if there was more.
 pub(crate) fn shorten(text: &str, most: usize) -> String {
-    match text.chars().count() > most {
-        true => text.chars().take(most.saturating_sub(1)).chain(['…']).collect(),
-        false => text.to_owned(),
+    if width(text) <= most {
+        return text.to_owned();
+    }
+    let mut left = most.saturating_sub(1);
+    let fits = |character: &char| {
+        let width = character.width().unwrap_or(0);
+        let fits = width <= left;
+        left = left.saturating_sub(width);
+        fits
+    };
+    text.chars().take_while(fits).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shortened_fits_also_where_characters_are_wide() {
+        for text in ["", "plain", "日本語ラベル", "a日b本c", "e\u{301}e\u{301}e\u{301}"] {
+            assert_eq!(shorten(text, 80), text);
+            for most in 1..width(text) {
+                let short = shorten(text, most);
+                assert!(width(&short) <= most && width(&short) + 1 >= most && short.ends_with('…'), "{short:?} {most}");
+            }
+        }
     }
 }

@@ -3,12 +3,11 @@
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use tokio::sync::Notify;
-use zk_rwlock::{Changes, Error, HoldState, Loss, Mode, ReadGuard, RwLock, WriteGuard, ZooKeeper};
+use tokio::sync::watch;
+use zk_rwlock::{Changes, Dialect, Error, HoldState, Loss, Mode, Progress, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
 use crate::arguments::{Connection, Run};
 use crate::child::{Child, Event, Reaped};
@@ -32,7 +31,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
         signal = signals.next() => return Ok(exit::by_signal(signal.as_raw())),
         zk = connect(connection) => zk?,
     };
-    let lock = open(&zk, run, &order)?;
+    let lock = open(&zk, run, &order, connection.dialect)?;
     let guard = tokio::select! {
         biased;
         signal = signals.next() => {
@@ -40,7 +39,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
             leave(&zk, &mut signals).await;
             return Ok(exit::by_signal(signal.as_raw()));
         }
-        guard = acquire(&zk, &lock, run) => guard,
+        guard = acquire(&lock, run) => guard,
     };
     let guard = match guard {
         Ok(guard) => guard,
@@ -108,13 +107,14 @@ impl Order {
 /// The beginning of a command line, fit to be a label.
 fn label(words: &[OsString]) -> String {
     let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
-    let line = words.join(" ");
+    // In characters, too: some are no columns wide, but all count for the library.
+    let line = words.join(" ").chars().take(LABEL_MADE + 1).collect::<String>();
     let fit: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     shorten(&fit, LABEL_MADE)
 }
 
-fn open(zk: &ZooKeeper, run: &Run, order: &Order) -> Result<RwLock, Exit> {
-    let mut builder = RwLock::builder(zk, &order.path).label(&order.label);
+fn open(zk: &ZooKeeper, run: &Run, order: &Order, dialect: Dialect) -> Result<RwLock, Exit> {
+    let mut builder = RwLock::builder(zk, &order.path).dialect(dialect).label(&order.label);
     if let Some(host) = &run.host {
         builder = builder.host(host);
     }
@@ -170,7 +170,17 @@ impl Guard {
     }
 }
 
-async fn acquire(zk: &ZooKeeper, lock: &RwLock, run: &Run) -> Result<Guard, Error> {
+/// Waits for an acquisition, no longer than the limit if there is one.
+macro_rules! bounded {
+    ($acquisition:expr, $limit:expr) => {
+        match $limit {
+            Some(limit) => $acquisition.timeout(limit).await,
+            None => $acquisition.await,
+        }
+    };
+}
+
+async fn acquire(lock: &RwLock, run: &Run) -> Result<Guard, Error> {
     let mode = if run.shared { Mode::Read } else { Mode::Write };
     let started = Instant::now();
     if run.nonblock || run.wait == Some(Duration::ZERO) {
@@ -179,23 +189,19 @@ async fn acquire(zk: &ZooKeeper, lock: &RwLock, run: &Run) -> Result<Guard, Erro
             Mode::Write => lock.try_write().await.map(Guard::Write),
         };
     }
-    let waits = Arc::new(Notify::new());
+    let (tell, places) = watch::channel(0);
+    let tell = move |progress: &Progress| {
+        tell.send_replace(progress.place);
+    };
     let granted = async {
-        let waits = Arc::clone(&waits);
-        let tell = move |_: &_| waits.notify_one();
-        // More than anybody lives is as long as it takes.
-        let limit = run.wait.unwrap_or(Duration::MAX);
         match mode {
-            Mode::Read if run.wait.is_none() => lock.read().on_wait(tell).await.map(Guard::Read),
-            Mode::Read => lock.read().on_wait(tell).timeout(limit).await.map(Guard::Read),
-            Mode::Write if run.wait.is_none() => lock.write().on_wait(tell).await.map(Guard::Write),
-            Mode::Write => lock.write().on_wait(tell).timeout(limit).await.map(Guard::Write),
+            Mode::Read => bounded!(lock.read().on_wait_every(waiting::pace(), tell), run.wait).map(Guard::Read),
+            Mode::Write => bounded!(lock.write().on_wait_every(waiting::pace(), tell), run.wait).map(Guard::Write),
         }
     };
     let shown = async {
-        waits.notified().await;
         if !run.quiet {
-            waiting::show(zk, lock, mode).await;
+            waiting::show(lock, mode, places).await;
         }
         std::future::pending::<Infallible>().await
     };

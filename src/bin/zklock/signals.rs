@@ -8,11 +8,11 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::exit::{self, Exit};
 
-/// Those that end one who waits, and are passed on to a command that runs.
-const ENDING: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
+/// Those that end one who waits, which leaves the queue first, and are passed on to a command that runs.
+const ENDING: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
 /// Those that concern only a command that runs.
-const OTHERS: [Signal; 5] = [Signal::USR1, Signal::USR2, Signal::WINCH, Signal::TSTP, Signal::CONT];
+const OTHERS: [Signal; 3] = [Signal::WINCH, Signal::TSTP, Signal::CONT];
 
 #[derive(Debug)]
 pub(crate) struct Signals {

@@ -3,49 +3,80 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use zk_rwlock::{Member, MemberState, Queue, Survey};
+use zk_rwlock::{Dialect, Member, MemberState, Queue, Survey};
 
 use crate::cycles;
-use crate::output::{shorten, tame};
+use crate::output::{shorten, tame, width};
 
 const HEADINGS: [&str; 10] = ["PLACE", "STATE", "MODE", "HOST", "PID", "LABEL", "SINCE", "SESSION", "BEHIND", "TOKEN"];
 
 /// A label may be 256 bytes long, and a table is to be read.
 const LABEL_SHOWN: usize = 40;
 
+/// A line of a table, and the colour that it may have.
+struct Line {
+    text: String,
+    colour: &'static str,
+}
+
+impl Line {
+    fn painted(&self, colourful: bool) -> String {
+        match colourful && !self.colour.is_empty() {
+            true => format!("\x1b[{}m{}\x1b[0m", self.colour, self.text),
+            false => self.text.clone(),
+        }
+    }
+}
+
 /// The queue as a table, or a word if there is nobody in it.
 pub(crate) fn table(queue: &Queue, colourful: bool) -> String {
     if queue.members.is_empty() {
         return format!("{}: free\n", queue.path);
     }
+    lines(queue).iter().map(|line| line.painted(colourful) + "\n").collect()
+}
+
+/// The same, cut to so many columns and rows, of which the last one says how many members there was no place for.
+pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful: bool) -> Vec<String> {
+    let mut lines = match queue.members.is_empty() {
+        true => vec![Line { text: "free".to_owned(), colour: "" }],
+        false => lines(queue),
+    };
+    if lines.len() > rows {
+        let shown = rows.saturating_sub(1);
+        let text = format!("... and {} more", lines.len() - shown);
+        lines.truncate(shown);
+        lines.push(Line { text, colour: "" });
+    }
+    let cut = |line: Line| Line { text: shorten(&line.text, columns), ..line };
+    lines.into_iter().map(|line| cut(line).painted(colourful)).collect()
+}
+
+fn lines(queue: &Queue) -> Vec<Line> {
     let rows: Vec<_> = queue.members.iter().enumerate().map(|(i, member)| row(queue, i + 1, member)).collect();
     let mut widths = HEADINGS.map(str::len);
     for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
+        for (widest, cell) in widths.iter_mut().zip(row) {
+            *widest = (*widest).max(width(cell));
         }
     }
-    let mut text = String::new();
-    let mut line = |cells: &[String; 10], colour: &str| {
-        let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
-        let joined = padded.collect::<Vec<_>>().join("  ");
-        let joined = joined.trim_end();
-        match colourful && !colour.is_empty() {
-            true => text.push_str(&format!("\x1b[{colour}m{joined}\x1b[0m\n")),
-            false => text.push_str(&format!("{joined}\n")),
-        }
+    let line = |cells: &[String; 10], colour| {
+        let padded = cells.iter().zip(widths).map(|(cell, widest)| format!("{cell}{:1$}", "", widest - width(cell)));
+        Line { text: padded.collect::<Vec<_>>().join("  ").trim_end().to_owned(), colour }
     };
-    line(&HEADINGS.map(str::to_owned), "1");
-    for (cells, member) in rows.iter().zip(&queue.members) {
-        line(cells, colour(&member.state));
-    }
-    text
+    let headings = line(&HEADINGS.map(str::to_owned), "1");
+    let members = rows.iter().zip(&queue.members).map(|(cells, member)| line(cells, colour(&member.state)));
+    std::iter::once(headings).chain(members).collect()
 }
 
 /// Every queue of a survey, each under its path.
 pub(crate) fn tables(survey: &Survey, prefix: &str, colourful: bool) -> String {
+    let heading = |queue: &Queue| match queue.dialect {
+        Dialect::Native => format!("{}:", queue.path),
+        other => format!("{} ({other}):", queue.path),
+    };
     let mut parts: Vec<String> =
-        survey.queues.iter().map(|queue| format!("{}:\n{}", queue.path, table(queue, colourful))).collect();
+        survey.queues.iter().map(|queue| format!("{}\n{}", heading(queue), table(queue, colourful))).collect();
     if parts.is_empty() {
         parts.push(format!("{prefix}: nobody holds or waits for a lock here\n"));
     }
@@ -74,7 +105,7 @@ pub(crate) fn json(queue: &Queue) -> Value {
             "token": member.token,
         })
     });
-    json!({ "path": queue.path, "members": members.collect::<Vec<_>>() })
+    json!({ "path": queue.path, "dialect": queue.dialect.to_string(), "members": members.collect::<Vec<_>>() })
 }
 
 /// As [`json()`], for a survey.
@@ -93,7 +124,8 @@ pub(crate) fn age(since: SystemTime) -> String {
 
 fn row(queue: &Queue, place: usize, member: &Member) -> [String; 10] {
     let unknown = || "-".to_owned();
-    let behind = place_ahead(queue, member).map(|ahead| format!("{ahead} {}", queue.members[ahead - 1].host));
+    let host = |member: &Member| if member.host.is_empty() { unknown() } else { tame(&member.host) };
+    let behind = place_ahead(queue, member).map(|ahead| format!("{ahead} {}", host(&queue.members[ahead - 1])));
     let left = || match member.state {
         MemberState::Waits { .. } => "one that left".to_owned(),
         _ => unknown(),
@@ -102,7 +134,7 @@ fn row(queue: &Queue, place: usize, member: &Member) -> [String; 10] {
         place.to_string(),
         state(&member.state).to_owned(),
         member.mode.to_string(),
-        member.host.clone(),
+        host(member),
         member.pid.map_or_else(unknown, |pid| pid.to_string()),
         member.label.as_deref().map_or_else(unknown, |label| shorten(&tame(label), LABEL_SHOWN)),
         member.since.map_or_else(unknown, age),

@@ -7,8 +7,10 @@
 //! - otherwise when it asks, which stops it by SIGTTIN or SIGTTOU. Until then the foreground is left to those who are
 //!   in one pipe with us, as `less` is in `zklock ... | less`, and Ctrl-C comes to us and is passed on.
 
+use std::cell::OnceCell;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use rustix::process::{Pid, getpgrp};
@@ -19,16 +21,16 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsi
 pub(crate) struct Terminal {
     tty: File,
     ours: Pid,
-    /// Its settings before the command could change them.
-    settings: Option<Termios>,
+    /// Its settings before the command had it, if it did. At other times they are others': of `less` in a pipe with us,
+    /// or of a shell that reads its next line.
+    settings: OnceCell<Termios>,
 }
 
 impl Terminal {
     /// `None` if we have none.
     pub(crate) fn open() -> Option<Terminal> {
         let tty = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
-        let settings = tcgetattr(&tty).ok();
-        Some(Terminal { tty, ours: getpgrp(), settings })
+        Some(Terminal { tty, ours: getpgrp(), settings: OnceCell::new() })
     }
 
     /// Our own process group.
@@ -52,6 +54,9 @@ impl Terminal {
     }
 
     pub(crate) fn lend(&self, group: Pid) {
+        if let Ok(settings) = tcgetattr(&self.tty) {
+            self.settings.get_or_init(|| settings);
+        }
         undisturbed(|| tcsetpgrp(&self.tty, group));
     }
 
@@ -64,15 +69,16 @@ impl Terminal {
 
     /// Undoes what a command that was killed did to the terminal.
     pub(crate) fn restore(&self) {
-        if let Some(settings) = self.settings.as_ref().filter(|_| self.is_ours()) {
+        if let Some(settings) = self.settings.get().filter(|_| self.is_ours()) {
             undisturbed(|| tcsetattr(&self.tty, OptionalActions::Now, settings));
         }
     }
 }
 
-/// How many columns a line on standard error may have.
-pub(crate) fn columns() -> usize {
-    tcgetwinsize(io::stderr()).ok().map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0).unwrap_or(80)
+/// How many columns and rows the terminal of this stream has.
+pub(crate) fn size(of: impl AsFd) -> (usize, usize) {
+    let known = tcgetwinsize(of).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);
+    known.map_or((80, 24), |size| (size.ws_col.into(), size.ws_row.into()))
 }
 
 /// Whoever changes the terminal from the background is stopped by SIGTTOU, unless that is held off.

@@ -1,10 +1,10 @@
 //! What people see while we wait: on a terminal one live line, elsewhere a plain line when something changes.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Member, Mode, Queue, RwLock, ZooKeeper};
+use tokio::sync::watch;
+use zk_rwlock::{Member, Mode, RwLock};
 
 use crate::output::{self, shorten, tame};
 use crate::{table, terminal};
@@ -12,25 +12,45 @@ use crate::{table, terminal};
 /// At most so many holders are named.
 const HOLDERS_NAMED: usize = 2;
 
-/// Shows who is in the way, for as long as this future is polled. Dropped, it takes the live line away.
-pub(crate) async fn show(zk: &ZooKeeper, lock: &RwLock, mode: Mode) {
-    let mut line = Line { is_live: io::stderr().is_terminal(), is_drawn: false };
+const SECOND: Duration = Duration::from_secs(1);
+
+/// How often it is looked at the queue.
+pub(crate) fn pace() -> Duration {
+    // Each look costs the servers a listing, and off a terminal nobody sits and waits.
+    if is_live() { SECOND } else { 2 * SECOND }
+}
+
+/// Shows who is in the way, for as long as this future is polled. `places` tells of our place when that, or who is before
+/// us, has changed. Dropped, it takes the live line away.
+pub(crate) async fn show(lock: &RwLock, mode: Mode, mut places: watch::Receiver<usize>) {
+    let mut line = Line::default();
     let started = Instant::now();
-    let mut last = None;
+    let mut last: Option<Place> = None;
     loop {
-        let asked = Instant::now();
-        if let Some(place) = look(zk, lock).await {
-            if line.is_live {
-                line.draw(&place.words(lock.path(), mode, Some(started.elapsed())));
-            } else if last.as_ref() != Some(&place.gist()) {
-                last = Some(place.gist());
-                output::say(&place.words(lock.path(), mode, None));
+        tokio::select! {
+            change = places.changed() => {
+                if change.is_err() {
+                    return;
+                }
+                let place = *places.borrow_and_update();
+                let holders = lock.queue().await.map(|queue| queue.holders().cloned().collect());
+                let seen = Place { place, holders: holders.unwrap_or_default() };
+                if !is_live() && last.as_ref().map(Place::gist) != Some(seen.gist()) {
+                    output::say(&seen.words(lock.path(), mode, None));
+                }
+                last = Some(seen);
             }
+            // For how long they have held changes all the time, and asking nobody is needed for that.
+            () = tokio::time::sleep(SECOND), if is_live() => {}
         }
-        // A long queue costs a read for each of its members, so those who stand in it look less often.
-        let pace = if line.is_live { Duration::from_secs(1) } else { Duration::from_secs(2) };
-        tokio::time::sleep(pace + asked.elapsed() * 20).await;
+        if let Some(last) = last.as_ref().filter(|_| is_live()) {
+            line.draw(&last.words(lock.path(), mode, Some(started.elapsed())));
+        }
     }
+}
+
+fn is_live() -> bool {
+    output::is_screen(&io::stderr())
 }
 
 /// Where we stand.
@@ -38,22 +58,7 @@ pub(crate) async fn show(zk: &ZooKeeper, lock: &RwLock, mode: Mode) {
 struct Place {
     /// Ours, counted from 1.
     place: usize,
-    /// How many are in the queue.
-    length: usize,
     holders: Vec<Member>,
-}
-
-/// Where we stand now, if that can be seen. The one thing here that asks the ensemble.
-async fn look(zk: &ZooKeeper, lock: &RwLock) -> Option<Place> {
-    let session = zk.berth(0).await.ok()?.session().id();
-    let queue = lock.queue().await.ok()?;
-    // We stand in it once.
-    let ours = queue.members.iter().position(|member| member.session == Some(session))?;
-    Some(Place { place: ours + 1, length: queue.members.len(), holders: holders(&queue) })
-}
-
-fn holders(queue: &Queue) -> Vec<Member> {
-    queue.holders().cloned().collect()
 }
 
 impl Place {
@@ -62,7 +67,7 @@ impl Place {
         let waited = waited.map_or_else(String::new, |waited| {
             format!(" {}", humantime::format_duration(Duration::from_secs(waited.as_secs())))
         });
-        let mut words = format!("waiting{waited} to {what} {path}: place {} of {}", self.place, self.length);
+        let mut words = format!("waiting{waited} to {what} {path}: place {}", self.place);
         let named: Vec<String> = self.holders.iter().take(HOLDERS_NAMED).map(name).collect();
         if !named.is_empty() {
             words.push_str(&format!(", held by {}", named.join(" and ")));
@@ -75,8 +80,8 @@ impl Place {
     }
 
     /// What of it is worth another line when it changes.
-    fn gist(&self) -> (usize, Vec<String>) {
-        (self.place, self.holders.iter().map(|holder| holder.node.clone()).collect())
+    fn gist(&self) -> (usize, Vec<&str>) {
+        (self.place, self.holders.iter().map(|holder| &holder.node[..]).collect())
     }
 }
 
@@ -95,15 +100,15 @@ fn name(member: &Member) -> String {
 }
 
 /// A line that is written over.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Line {
-    is_live: bool,
     is_drawn: bool,
 }
 
 impl Line {
     fn draw(&mut self, words: &str) {
-        let line = shorten(&format!("zklock: {words}"), terminal::columns().saturating_sub(1));
+        let (columns, _) = terminal::size(io::stderr());
+        let line = shorten(&format!("zklock: {words}"), columns.saturating_sub(1));
         let _ = write!(io::stderr().lock(), "\r\x1b[K{line}");
         self.is_drawn = true;
     }

@@ -1,0 +1,798 @@
+//! How a lock is acquired, from asking for it until it is granted or given up; knows no concrete backend.
+
+use std::collections::hash_map::RandomState;
+use std::future::{Future, IntoFuture, poll_fn};
+use std::hash::BuildHasher;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::{Duration, SystemTime};
+
+use tracing::{Instrument, Span};
+
+use crate::coordinator::{Event, Failure, Operation, Session};
+use crate::deadlock::{Asker, Deadlock, OwnHold};
+use crate::error::Error;
+use crate::guard::{Held, ReadGuard, WriteGuard};
+use crate::listing::Names;
+use crate::lock::{RwLock, Shared, check_label};
+use crate::meter;
+use crate::name::{self, Contender, Mode, Owner};
+use crate::place::{self, Place};
+use crate::progress::{OnWait, Progress};
+use crate::queue::{self, Blockers, Note};
+use crate::shared_reads::Work;
+use crate::tenure::Loss;
+use crate::trace::{self, Acquiring};
+use crate::turn::{self, Turn};
+
+/// How often a directory may vanish between its making and our entering before something must be wrong.
+const DIRECTORY_TRIES: usize = 64;
+
+/// How often a quorum may confirm our node without the lease becoming valid, before something must be wrong.
+const LEASE_TRIES: u32 = 100;
+
+/// How often an acquisition starts over because its session ended before it had a place.
+const SESSION_TRIES: usize = 3;
+
+/// A timed-out acquisition looks up who is in its way so long before its time is over, at most.
+const LOOK_UP_AHEAD: Duration = Duration::from_millis(200);
+
+/// A read acquisition that has not started: await it, or set options first. Made by [`RwLock::read`].
+#[derive(Debug)]
+#[must_use = "nothing is acquired before this is awaited"]
+pub struct AcquireRead(Acquisition);
+
+/// A write acquisition that has not started: await it, or set options first. Made by [`RwLock::write`].
+#[derive(Debug)]
+#[must_use = "nothing is acquired before this is awaited"]
+pub struct AcquireWrite(Acquisition);
+
+macro_rules! acquire {
+    ($acquire:ident, $guard:ident, $mode:ident, $granting:ident, $acquire_name:literal) => {
+        impl $acquire {
+            pub(crate) fn new(shared: &Arc<Shared>) -> $acquire {
+                $acquire(Acquisition::new(shared, Mode::$mode))
+            }
+
+            /// Gives up, and leaves the queue, when the lock was not granted within `timeout`.
+            ///
+            /// The error is told in time, also while disconnected. Zero is refused: that is what the `try_` methods
+            /// are for.
+            pub fn timeout(mut self, timeout: Duration) -> Self {
+                self.0.timeout = Some(timeout);
+                self
+            }
+
+            /// What this acquisition is for, in words for people: [`RwLock::queue`] and the errors of those who
+            /// wait show it. At most 256 bytes, without control characters.
+            pub fn label(mut self, label: impl Into<String>) -> Self {
+                self.0.label = Some(label.into());
+                self
+            }
+
+            /// Calls `tell` with its place in the queue and who is in the way, if the lock is not granted at once, and
+            /// again whenever it finds that changed.
+            ///
+            /// It finds out when it looks at the queue anyway, at first and when the one whom it waits for has left and it
+            /// has to go on waiting; and it looks on purpose after each second, or after as many milliseconds as its
+            /// place times the length of the queue, if that is more. So all who wait and listen read fewer than 10,000
+            /// names a second together, however many they are. To hear sooner or less often, use
+            /// [`on_wait_every`](Self::on_wait_every). Costs also a read for each of those named (at most 8) whenever it
+            /// tells.
+            ///
+            /// `tell` holds up the acquisition for as long as it runs; if it panics, the place in the queue is given up.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use zk_rwlock::{Error, Memory, RwLock};
+            /// # tokio_test::block_on(async {
+            /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire_name, "().on_wait(|progress| eprintln!(\"waiting at {progress}\")).await?;")]
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub fn on_wait(mut self, tell: impl FnMut(&Progress) + Send + 'static) -> Self {
+                self.0.on_wait = Some(OnWait::new(tell, None));
+                self
+            }
+
+            /// As [`on_wait`](Self::on_wait), and looks at the queue on purpose after each `interval`.
+            ///
+            /// Each look costs the server a listing, which is as long as the queue. Zero is refused.
+            pub fn on_wait_every(mut self, interval: Duration, tell: impl FnMut(&Progress) + Send + 'static) -> Self {
+                self.0.on_wait = Some(OnWait::new(tell, Some(interval)));
+                self
+            }
+
+            /// Blocks the thread until the lock is granted. Needs no runtime.
+            ///
+            /// # Errors
+            /// As when awaited.
+            pub fn blocking(self) -> Result<$guard, Error> {
+                let mut acquisition = self.0;
+                acquisition.is_blocking = true;
+                pollster::block_on(acquisition.$granting())
+            }
+        }
+
+        impl IntoFuture for $acquire {
+            type Output = Result<$guard, Error>;
+            type IntoFuture = Granting<$guard>;
+
+            fn into_future(self) -> Self::IntoFuture {
+                self.0.$granting()
+            }
+        }
+    };
+}
+
+acquire!(AcquireRead, ReadGuard, Read, read, "read");
+acquire!(AcquireWrite, WriteGuard, Write, write, "write");
+
+impl AcquireRead {
+    pub(crate) async fn attempt(mut self) -> Result<ReadGuard, Error> {
+        let shared = Arc::clone(&self.0.shared);
+        if let Some(held) = shared.reads.join() {
+            meter::granted(Mode::Read, "joined");
+            return Ok(ReadGuard::on(held));
+        }
+        self.0.is_for_all = shared.reads.are_shared();
+        let held = Arc::from(self.0.attempt().await?);
+        shared.reads.offer(&held);
+        Ok(ReadGuard::on(held))
+    }
+}
+
+impl AcquireWrite {
+    pub(crate) async fn attempt(self) -> Result<WriteGuard, Error> {
+        self.0.attempt().await.map(WriteGuard::new)
+    }
+}
+
+pub(crate) type Granting<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
+
+#[derive(Debug)]
+struct Acquisition {
+    shared: Arc<Shared>,
+    mode: Mode,
+    timeout: Option<Duration>,
+    label: Option<String>,
+    on_wait: Option<Box<OnWait>>,
+    trace: Acquiring,
+    is_blocking: bool,
+    /// Whether all who share reads wait for it, so that it is nobody's own.
+    is_for_all: bool,
+}
+
+/// Where an acquisition waits, for the error that its timeout gives.
+pub(crate) type Waiting = Mutex<Option<Waits>>;
+
+#[derive(Clone)]
+pub(crate) struct Waits {
+    session: Arc<dyn Session>,
+    me: Contender,
+    /// Where it stood when it last looked.
+    seen: Progress,
+    /// How often it has looked.
+    looks: usize,
+}
+
+/// What to do when the contender in the way would have to be waited for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Patience {
+    Wait,
+    GiveUp,
+}
+
+impl Acquisition {
+    fn new(shared: &Arc<Shared>, mode: Mode) -> Acquisition {
+        Acquisition {
+            shared: Arc::clone(shared),
+            mode,
+            timeout: None,
+            label: shared.label.clone(),
+            on_wait: None,
+            trace: Acquiring::default(),
+            is_blocking: false,
+            is_for_all: false,
+        }
+    }
+
+    async fn acquire(&mut self) -> Result<Box<Held>, Error> {
+        let (timeout, on_wait) = (self.timeout, self.on_wait.take());
+        let answer = match self.check(on_wait.as_deref()) {
+            Err(error) => Err(error),
+            Ok(()) if timeout.is_none() && self.shared.warn_waiting.is_none() => {
+                self.enter(Patience::Wait, None, on_wait).await
+            }
+            // Boxed, as all that few of thousands of waiters need: their futures are as large as the largest step.
+            Ok(()) => Box::pin(self.enter_watched(timeout, on_wait)).await,
+        };
+        self.told(answer)
+    }
+
+    /// Has it seen from outside if it failed.
+    fn told<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
+        answer.inspect_err(|error| trace::not_granted(&self.shared.path, self.mode, error))
+    }
+
+    fn begin(&mut self) -> Span {
+        self.trace = Acquiring::begin(&self.shared.path, self.mode, self.label.as_deref());
+        self.trace.span()
+    }
+
+    fn check(&self, on_wait: Option<&OnWait>) -> Result<(), Error> {
+        check_label(self.label.as_deref())?;
+        if self.timeout == Some(Duration::ZERO) {
+            return Err(Error::invalid("a timeout of zero; to not wait at all, use try_read or try_write"));
+        }
+        if on_wait.is_some_and(|on_wait| on_wait.every == Some(Duration::ZERO)) {
+            return Err(Error::invalid("an interval of zero between looks at the queue"));
+        }
+        Ok(())
+    }
+
+    async fn enter_watched(&self, timeout: Option<Duration>, on_wait: Option<Box<OnWait>>) -> Result<Box<Held>, Error> {
+        let waiting = Waiting::default();
+        let granted = self.warned(&waiting, self.enter(Patience::Wait, Some(&waiting), on_wait));
+        match timeout {
+            None => granted.await,
+            Some(timeout) => self.within(timeout, &waiting, granted).await,
+        }
+    }
+
+    /// What is granted, with a warning if that takes long.
+    async fn warned<G>(&self, waiting: &Waiting, granted: impl Future<Output = Result<G, Error>>) -> Result<G, Error> {
+        let Some(limit) = self.shared.warn_waiting else {
+            return granted.await;
+        };
+        let mut granted = std::pin::pin!(granted);
+        let sleep = |duration| self.shared.coordinator.sleep(duration);
+        tokio::select! {
+            biased;
+            answer = &mut granted => return answer,
+            () = sleep(limit) => {}
+        }
+        let blockers = tokio::select! {
+            biased;
+            answer = &mut granted => return answer,
+            found = self.in_the_way(waiting) => found,
+            // Cut off, there is nobody to ask.
+            () = sleep(LOOK_UP_AHEAD) => self.seen_in_the_way(waiting),
+        };
+        let (path, label) = (&*self.shared.path, self.label.as_deref());
+        tracing::warn!(path, mode = %self.mode, label, waited = ?limit, %blockers, "it takes long to acquire a lock");
+        granted.await
+    }
+
+    /// What is granted in time, or who was in the way of the one that `waiting` tells of.
+    async fn within<G>(
+        &self,
+        timeout: Duration,
+        waiting: &Waiting,
+        granted: impl Future<Output = Result<G, Error>>,
+    ) -> Result<G, Error> {
+        let mut granted = std::pin::pin!(granted);
+        let look_up = LOOK_UP_AHEAD.min(timeout / 5);
+        let sleep = |duration| self.shared.coordinator.sleep(duration);
+        tokio::select! {
+            biased;
+            answer = &mut granted => return answer,
+            () = sleep(timeout - look_up) => {}
+        }
+        let mut in_time = sleep(look_up);
+        // Cut off, there is nobody to ask; what was seen before is then the best to tell.
+        let mut blockers = self.seen_in_the_way(waiting);
+        let mut looking = std::pin::pin!(self.in_the_way(waiting));
+        let mut looked = false;
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut granted => return answer,
+                found = &mut looking, if !looked => {
+                    blockers = found;
+                    looked = true;
+                }
+                () = &mut in_time => return Err(Error::Timeout { waited: timeout, blockers }),
+            }
+        }
+    }
+
+    /// Acquires without waiting, and without writing when the lock is taken.
+    async fn attempt(mut self) -> Result<Box<Held>, Error> {
+        let span = self.begin();
+        let attempt = async {
+            let answer = match self.look().await {
+                Ok(()) => self.enter(Patience::GiveUp, None, None).await,
+                Err(error) => Err(error),
+            };
+            self.told(answer)
+        };
+        attempt.instrument(span).await
+    }
+
+    /// Fails if a newcomer would have to wait. Writes nothing.
+    async fn look(&self) -> Result<(), Error> {
+        check_label(self.label.as_deref())?;
+        let path = &self.shared.path;
+        let fault = |failure| Error::from_failure(failure, "list", path);
+        let berth = self.shared.coordinator.berth(0).await.map_err(fault)?;
+        let session = berth.session();
+        let listing = place::settled(session, || session.children(path)).await;
+        let children = match listing {
+            Err(Failure::NoNode) => Vec::new(),
+            answer => answer.map_err(fault)?,
+        };
+        self.shared.check_for_strangers(&children)?;
+        let newcomer = (self.shared.dialect, self.mode);
+        let blockers = queue::blockers_of_newcomer(session, path, &children, newcomer).await;
+        if blockers.ahead > 0 {
+            return Err(Error::WouldBlock { blockers });
+        }
+        Ok(())
+    }
+
+    /// Queues up and waits, telling `waiting`, if anybody asks, who is in the way.
+    async fn enter(
+        &self,
+        patience: Patience,
+        waiting: Option<&Waiting>,
+        on_wait: Option<Box<OnWait>>,
+    ) -> Result<Box<Held>, Error> {
+        let (mut held, mut look) = Box::pin(self.queue_up()).await?;
+        self.trace.entered(held.standing());
+        match self.wait_for_turn(&held, &mut look, patience, waiting, on_wait).await {
+            Ok(()) => {
+                self.begin_hold(&mut held);
+                Ok(held)
+            }
+            // Who may not do all that it takes may not be allowed to leave either, and must be told.
+            Err(error @ Error::PermissionDenied { .. }) => match held.place().leave().await {
+                Err(Failure::NoAuth) => Err(Error::stays(held.tenure().path())),
+                _ => Err(error),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    fn asker(&self) -> Asker {
+        if self.is_for_all { Asker::Unknown } else { Asker::here(self.is_blocking) }
+    }
+
+    /// Says so, or fails, if what it is going to wait for is its own.
+    fn check_for_deadlock(&self, held: &Held, queue: &[String], nearest: &Contender) -> Result<(), Error> {
+        let deadlock = self.shared.deadlock;
+        if deadlock == Deadlock::Ignore {
+            return Ok(());
+        }
+        let holds = held.place().session().lease().holds();
+        let Some(own) = holds.waited_for(&self.shared.path, queue, nearest.sequence(), self.asker()) else {
+            return Ok(());
+        };
+        let OwnHold { node: holder, is_of_the_same: same_task } = own;
+        match deadlock {
+            Deadlock::Refuse if same_task => return Err(Error::WouldDeadlock { holder, same_task }),
+            Deadlock::RefuseInProcess => return Err(Error::WouldDeadlock { holder, same_task }),
+            Deadlock::Warn if same_task => {
+                let (path, label) = (&*self.shared.path, self.label.as_deref());
+                tracing::warn!(path, mode = %self.mode, label, holder, "a task waits for a lock that it was granted itself");
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Has it seen from outside that the lock is held.
+    fn begin_hold(&self, held: &mut Held) {
+        let (standing, lease) = (held.standing(), held.place().session().lease());
+        let sequence = standing.contender.sequence();
+        lease.holds().begin(standing.czxid, &self.shared.path, sequence, self.asker(), &standing.tenure);
+        held.granted(self.trace.granted(&self.shared.path, self.label.as_deref(), held.standing()));
+        let Some(limit) = self.shared.warn_holding else {
+            return;
+        };
+        let (session, tenure) = (Arc::clone(held.place().session()), Arc::clone(held.tenure()));
+        let (path, label, token) = (Arc::clone(&self.shared.path), self.label.clone(), held.standing().czxid);
+        let watch = Arc::clone(&session);
+        session.spawn(Box::pin(async move {
+            tokio::select! {
+                biased;
+                () = tenure.ended(&watch) => {}
+                () = watch.sleep(limit) => {
+                    let node = tenure.path();
+                    tracing::warn!(path = &*path, node, label, token, held = ?limit, "a lock is held for long");
+                }
+            }
+        }));
+    }
+
+    /// Takes a place at the end of the queue, with a look at the queue as it is then, unless none may be needed.
+    async fn queue_up(&self) -> Result<(Box<Held>, Option<Result<Names, Failure>>), Error> {
+        let shared = &self.shared;
+        let owner = Owner::new(shared.dialect, shared.dialect.new_owner(&shared.host, random));
+        let note = Note {
+            host: shared.host.clone(),
+            pid: std::process::id(),
+            label: self.label.clone(),
+            since: SystemTime::now(),
+        };
+        let data = note.encode();
+        // Each waiter watches two nodes: its own, and the one before it.
+        let watched = 2 * (shared.path.len() + owner.len() + "/READ-lock-0000000000".len());
+        let mut tries = 0;
+        let (place, look) = loop {
+            let berth = shared.coordinator.berth(watched).await.map_err(|failure| self.stop(failure))?;
+            let place = Place::new(berth, Arc::clone(&shared.path), owner.clone());
+            tries += 1;
+            match self.take_place(&place, &data).await {
+                Ok(look) => break (place, look),
+                // The session ended unnoticed while it was idle: nothing of ours was in it, so a fresh one will do.
+                Err(Failure::Over(_)) if tries < SESSION_TRIES => {
+                    // Its requests fail a moment before it counts as over, and until then it is given out again.
+                    let session = place.session();
+                    tokio::select! {
+                        _ = session.over() => {}
+                        () = session.sleep(session.timeout() / 20) => {}
+                    }
+                }
+                Err(failure) => return Err(self.stop(failure)),
+            }
+        };
+        let held = Held::new(place, Arc::clone(shared), data).ok_or_else(|| self.stop(Failure::NoNode))?;
+        Ok((held, look))
+    }
+
+    /// Puts a node into the directory, with a look at the children as they are then, unless none may be needed.
+    async fn take_place(&self, place: &Place, data: &[u8]) -> Result<Option<Result<Names, Failure>>, Failure> {
+        let (mut missing, mut unknown) = (0, 0_u32);
+        loop {
+            let entered = if self.shared.succession.expects_others() {
+                place.enter_and_list(self.mode, data).await.map(Some)
+            } else {
+                place.enter(self.mode, data).await.map(|()| None)
+            };
+            match entered {
+                Ok(look) => return Ok(look),
+                // The directory can vanish again between its making and the next try: the server reaps it when empty.
+                Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
+                    missing += 1;
+                    let has_to_stay = self.shared.dialect.keeps_directories();
+                    place::make_directory(place.session(), &self.shared.path, has_to_stay).await?;
+                }
+                Err(Failure::Unknown(_)) if unknown < place::UNKNOWN_TRIES => {
+                    unknown += 1;
+                    if place.recover().await? {
+                        return Ok(None);
+                    }
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// Look, wait, and look again, until it is our turn.
+    async fn wait_for_turn(
+        &self,
+        held: &Held,
+        look: &mut Option<Result<Names, Failure>>,
+        patience: Patience,
+        waiting: Option<&Waiting>,
+        mut on_wait: Option<Box<OnWait>>,
+    ) -> Result<(), Error> {
+        let place = held.place();
+        let session = place.session();
+        let me = held.contender();
+        // What the last writer that vanished would be called as a reader.
+        let mut vanished: Option<String> = None;
+        if me.sequence() < 0 || me.sequence() >= name::REFUSED_FROM {
+            return Err(Error::SequenceExhausted { path: self.shared.path.to_string() });
+        }
+        if !place.is_unsure() && self.shared.succession.proves(held.standing()) {
+            meter::entered(self.mode, 0);
+            return Box::pin(self.grant(held, None, "next")).await;
+        }
+        let mut has_waited = false;
+        loop {
+            let names = match look.take() {
+                // The answer was lost: ask again.
+                None | Some(Err(Failure::Unknown(_))) => place::settled(session, || place.list()).await,
+                Some(names) => names,
+            };
+            let names = names.map_err(|failure| self.stop(failure))?;
+            place.remove_strays(&names);
+            if !has_waited {
+                meter::entered(self.mode, names.len().saturating_sub(1));
+            }
+            // A writer that became a reader is still there, and lets go as readers do.
+            vanished = vanished.filter(|reader| !names.contains(reader));
+            let (turn, stranger) = turn::turn_among_strangers(me, &names);
+            if let Some(stranger) = stranger.filter(|_| turn != Turn::Evicted) {
+                return Err(self.shared.doubt(stranger));
+            }
+            let nearest = match turn {
+                Turn::Granted => {
+                    if vanished.is_some() {
+                        self.delay(held).await?;
+                    }
+                    let kind = if has_waited { "look" } else { "at once" };
+                    return Box::pin(self.grant(held, None, kind)).await;
+                }
+                Turn::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
+                Turn::Behind(nearest) => nearest,
+            };
+            if patience == Patience::GiveUp {
+                let blockers = Box::pin(queue::blockers(session, &self.shared.path, &names, me)).await;
+                return Err(Error::WouldBlock { blockers });
+            }
+            if !has_waited {
+                self.check_for_deadlock(held, &names, &nearest)?;
+            }
+            if let Some(on_wait) = &mut on_wait {
+                let seen = Progress::by_name(&names, me);
+                Box::pin(on_wait.tell(session, &self.shared.path, me.dialect(), seen)).await;
+            }
+            if let Some(waiting) = waiting {
+                let seen = Progress::by_name(&names, me);
+                let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                let looks = waiting.as_ref().map_or(1, |waits| waits.looks + 1);
+                *waiting = Some(Waits { session: Arc::clone(session), me: me.clone(), seen, looks });
+            }
+            // A queue of thousands must not keep thousands of copies of itself.
+            drop(names);
+            has_waited = true;
+            let watched = place.child(nearest.name());
+            let event = match &mut on_wait {
+                None => self.departure(held, &watched).await?,
+                Some(on_wait) => Box::pin(self.departure_watched(held, &watched, on_wait)).await?,
+            };
+            if nearest.mode() == Mode::Write {
+                // Only a writer that held says so when it goes; then nothing before us is left. Elsewhere anybody may have
+                // written, for any reason.
+                if event == Some(Event::Changed) && self.shared.dialect.hands_off() {
+                    return Box::pin(self.grant(held, Some(watched), "hand-off")).await;
+                }
+                vanished = Some(nearest.downgraded());
+            }
+        }
+    }
+
+    /// Lets pass what a writer that vanished may have sent.
+    async fn delay(&self, held: &Held) -> Result<(), Error> {
+        let delay = self.shared.lock_delay;
+        if delay.is_zero() {
+            return Ok(());
+        }
+        tokio::select! {
+            () = held.place().session().sleep(delay) => Ok(()),
+            loss = held.lost() => Err(Error::Evicted(loss)),
+        }
+    }
+
+    /// Waits until something happened to the node at `path`; `None` if it is gone already.
+    async fn departure(&self, held: &Held, path: &str) -> Result<Option<Event>, Error> {
+        let session = held.place().session();
+        let watch = match place::settled(session, || session.watch(path)).await {
+            Ok(watch) => watch,
+            Err(Failure::NoNode) => return Ok(None),
+            Err(failure) => return Err(self.stop(failure)),
+        };
+        tokio::select! {
+            biased;
+            event = watch => Ok(Some(event)),
+            loss = held.lost() => Err(Error::Evicted(loss)),
+        }
+    }
+
+    /// As [`Self::departure`], and tells meanwhile what changes.
+    async fn departure_watched(&self, held: &Held, path: &str, on_wait: &mut OnWait) -> Result<Option<Event>, Error> {
+        tokio::select! {
+            biased;
+            event = self.departure(held, path) => event,
+            () = on_wait.keep_looking(held.place().session(), &self.shared.path, held.contender()) => Ok(None),
+        }
+    }
+
+    /// Takes the lock, now that nothing before us excludes us.
+    ///
+    /// What we know may be old, if we were cut off: only under a valid lease is it certain that the session, and so
+    /// our node, still exists. Without one a quorum is asked first.
+    async fn grant(&self, held: &Held, handed_off: Option<String>, kind: &'static str) -> Result<(), Error> {
+        let (session, tenure) = (held.place().session(), held.tenure());
+        for tries in 0..LEASE_TRIES {
+            if let Some(loss) = held.loss() {
+                return Err(Error::Evicted(loss));
+            }
+            if let Some(stretch) = session.lease().stretch() {
+                tenure.hold(stretch);
+                match handed_off {
+                    Some(path) => session.lease().roll().confirm_gone(path, tenure),
+                    None => self.shared.succession.granted(held.standing()),
+                }
+                meter::granted(self.mode, kind);
+                let (sequence, token) = (held.contender().sequence(), held.standing().czxid);
+                tracing::debug!(path = &*self.shared.path, mode = %self.mode, sequence, token, kind, "granted");
+                return Ok(());
+            }
+            if tries > 1 {
+                session.sleep(session.timeout() / 20).await;
+            }
+            let check = [Operation::Check { path: tenure.path(), version: None }];
+            match place::settled(session, || session.transact(&check)).await {
+                Ok(_) => {}
+                Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => tenure.lose(Loss::Removed),
+                Err(failure) => return Err(self.stop(failure)),
+            }
+        }
+        // Its answers take longer than the lease, or it does not say whose session this is.
+        Err(Error::Unreachable("the servers answer too late to hold a lock by".to_owned()))
+    }
+
+    /// Who is in the way of one that waits, as far as that can be read now.
+    async fn in_the_way(&self, waiting: &Waiting) -> Blockers {
+        let waits = waiting.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(Waits { session, me, seen, .. }) = waits else {
+            return Blockers::default();
+        };
+        match session.children(&self.shared.path).await {
+            Ok(children) => queue::blockers(&session, &self.shared.path, &children, &me).await,
+            Err(_) => seen.blockers,
+        }
+    }
+
+    /// Who was in the way of one that waits when it last looked.
+    fn seen_in_the_way(&self, waiting: &Waiting) -> Blockers {
+        let waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.as_ref().map(|waits| waits.seen.blockers.clone()).unwrap_or_default()
+    }
+
+    fn stop(&self, failure: Failure) -> Error {
+        match failure {
+            // The directory went while we stood in it, and our node with it.
+            Failure::NoNode => Error::Evicted(Loss::Removed),
+            failure => Error::from_failure(failure, "enter", &self.shared.path),
+        }
+    }
+}
+
+/// How a builder becomes a guard, and what reads of one process share on the way.
+impl Acquisition {
+    fn write(mut self) -> Granting<WriteGuard> {
+        let span = self.begin();
+        Acquiring::around(span, Box::pin(async move { self.acquire().await.map(WriteGuard::new) }))
+    }
+
+    fn read(mut self) -> Granting<ReadGuard> {
+        let span = self.begin();
+        // A label of its own must be seen in the queue, and whatever is wrong must be told.
+        if self.shared.reads.are_shared()
+            && self.label == self.shared.label
+            && self.check(self.on_wait.as_deref()).is_ok()
+        {
+            Acquiring::around(span, Box::pin(self.shared_read()))
+        } else {
+            Acquiring::around(span, Box::pin(async move { self.acquire().await.map(ReadGuard::new) }))
+        }
+    }
+
+    async fn shared_read(mut self) -> Result<ReadGuard, Error> {
+        // A task that does nothing but join must let others run, too.
+        tokio::task::consume_budget().await;
+        let on_wait = self.on_wait.take();
+        let held = match self.shared.reads.join() {
+            Some(held) => {
+                meter::granted(Mode::Read, "joined");
+                held
+            }
+            // Boxed, because a future that only joins is small.
+            None => Box::pin(async { self.told(self.enter_shared(on_wait).await) }).await?,
+        };
+        self.trace.shares(held.standing());
+        Ok(ReadGuard::on(held))
+    }
+
+    /// Waits, together with all who do, for the one that enters.
+    async fn enter_shared(&self, on_wait: Option<Box<OnWait>>) -> Result<Arc<Held>, Error> {
+        let reads = &self.shared.reads;
+        let entry = match reads.join_or_enter(|| self.for_all()) {
+            Ok(held) => {
+                meter::granted(Mode::Read, "joined");
+                return Ok(held);
+            }
+            Err(entry) => entry,
+        };
+        let granted = async {
+            let mut granted = std::pin::pin!(reads.granted(&entry));
+            if let Some(mut on_wait) = on_wait {
+                tokio::select! {
+                    biased;
+                    answer = &mut granted => return answer,
+                    () = self.tell_of(&entry.waiting, &mut on_wait) => {}
+                }
+            }
+            granted.await
+        };
+        let answer = match self.timeout {
+            None => granted.await,
+            Some(timeout) => self.within(timeout, &entry.waiting, granted).await,
+        };
+        answer.inspect(|_| self.trace.waited(Mode::Read))
+    }
+
+    /// Tells how far the acquisition that all wait for has come, whenever that changes.
+    async fn tell_of(&self, waiting: &Waiting, on_wait: &mut OnWait) {
+        let mut waits = looked_since(waiting, 0).await;
+        loop {
+            on_wait.tell(&waits.session, &self.shared.path, waits.me.dialect(), waits.seen.clone()).await;
+            waits = tokio::select! {
+                biased;
+                later = looked_since(waiting, waits.looks) => later,
+                () = on_wait.keep_looking(&waits.session, &self.shared.path, &waits.me) => return,
+            };
+        }
+    }
+
+    /// The acquisition of all who wait for it. Their timeouts are their own, but know by it who is in the way.
+    fn for_all(&self) -> (Work, Arc<Waiting>) {
+        let waiting = Arc::new(Waiting::default());
+        let mut all = Acquisition::new(&self.shared, Mode::Read);
+        all.is_for_all = true;
+        let span = all.begin();
+        all.trace = all.trace.for_others(&self.trace);
+        let its_own = Arc::clone(&waiting);
+        let work = async move { all.warned(&its_own, all.enter(Patience::Wait, Some(&its_own), None)).await };
+        (Acquiring::around(span, Box::pin(work)), waiting)
+    }
+}
+
+/// Where it waits, once it has looked more than so often. Whoever takes a shared acquisition on has been woken by that,
+/// and so have all who wait for it.
+async fn looked_since(waiting: &Waiting, looks: usize) -> Waits {
+    poll_fn(|_| match &*waiting.lock().unwrap_or_else(PoisonError::into_inner) {
+        Some(waits) if waits.looks > looks => Poll::Ready(waits.clone()),
+        _ => Poll::Pending,
+    })
+    .await
+}
+/// What a [`MultiLock`](crate::MultiLock) does with each of its locks.
+impl RwLock {
+    /// Waits for the lock, as the builders do.
+    pub(crate) async fn take(
+        &self,
+        mode: Mode,
+        timeout: Option<Duration>,
+        label: Option<String>,
+        on_wait: Option<Box<OnWait>>,
+    ) -> Result<Box<Held>, Error> {
+        let mut acquisition = Acquisition::new(&self.shared, mode);
+        acquisition.timeout = timeout;
+        acquisition.on_wait = on_wait;
+        acquisition.label = label.or(acquisition.label);
+        let span = acquisition.begin();
+        acquisition.acquire().instrument(span).await
+    }
+
+    /// Fails if the lock is taken. Writes nothing.
+    pub(crate) async fn look(&self, mode: Mode) -> Result<(), Error> {
+        Acquisition::new(&self.shared, mode).look().await
+    }
+
+    /// Has it seen from outside that this is why it was not granted together with others.
+    pub(crate) fn refused(&self, mode: Mode, error: Error) -> Error {
+        trace::not_granted(self.path(), mode, &error);
+        error
+    }
+
+    /// Takes the lock after a [look](Self::look), without waiting.
+    pub(crate) async fn take_now(&self, mode: Mode) -> Result<Box<Held>, Error> {
+        let mut acquisition = Acquisition::new(&self.shared, mode);
+        let span = acquisition.begin();
+        let take = async { acquisition.told(acquisition.enter(Patience::GiveUp, None, None).await) };
+        take.instrument(span).await
+    }
+}
+
+/// What no other acquisition has: it tells our node from everyone else's, also after the answer to its create was lost.
+fn random() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}

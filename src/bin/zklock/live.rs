@@ -1,0 +1,130 @@
+//! `watch`: the queue as it changes, on a terminal always in one place, elsewhere a table or a line of JSON for each change.
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use zk_rwlock::{Error, MemberState, Queue, RwLock};
+
+use crate::arguments::{Connection, Watch};
+use crate::connect::{self, connect};
+use crate::exit::{self, Exit};
+use crate::output::{self, shorten};
+use crate::{table, terminal};
+
+/// How often the screen is drawn again while there is no news, for what says how long ago something was.
+const TICK: Duration = Duration::from_secs(1);
+
+/// After so long without an answer, people are told.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// Shows the queue until interrupted.
+pub(crate) async fn watch(watch: &Watch, connection: &Connection) -> Result<u8, Exit> {
+    let zk = connect(connection).await?;
+    let lock = connect::lock(&zk, &watch.path, connection)?;
+    if output::is_screen(&io::stdout()) && !watch.json {
+        on_a_screen(&lock, watch.interval).await
+    } else {
+        in_lines(&lock, watch).await
+    }
+}
+
+/// What is on the screen.
+struct Screen {
+    path: String,
+    queue: Option<Queue>,
+    answered: Instant,
+    resized: Signal,
+}
+
+async fn on_a_screen(lock: &RwLock, interval: Duration) -> Result<u8, Exit> {
+    let resized = signal(SignalKind::window_change());
+    let resized =
+        resized.map_err(|error| Exit::new(exit::UNAVAILABLE, format!("cannot listen to signals: {error}")))?;
+    let mut screen = Screen { path: lock.path().to_owned(), queue: None, answered: Instant::now(), resized };
+    loop {
+        if let Some(queue) = answer(screen.drawn_during(lock.queue()).await?)? {
+            (screen.queue, screen.answered) = (Some(queue), Instant::now());
+        }
+        if !screen.draw()? {
+            return Ok(0);
+        }
+        screen.drawn_during(tokio::time::sleep(interval)).await?;
+    }
+}
+
+impl Screen {
+    /// Keeps the screen as it should be until that has happened.
+    async fn drawn_during<F: Future>(&mut self, what: F) -> Result<F::Output, Exit> {
+        let mut what = pin!(what);
+        loop {
+            tokio::select! {
+                biased;
+                outcome = &mut what => return Ok(outcome),
+                _ = self.resized.recv() => {}
+                () = tokio::time::sleep(TICK) => {}
+            }
+            self.draw()?;
+        }
+    }
+
+    /// `false` if there is no screen any more.
+    fn draw(&self) -> Result<bool, Exit> {
+        let (columns, rows) = terminal::size(io::stdout());
+        let now = humantime::format_rfc3339_seconds(SystemTime::now());
+        let mut heading = format!("{}  {now}", self.path);
+        let silent = self.answered.elapsed();
+        if silent > SILENCE {
+            let silent = humantime::format_duration(Duration::from_secs(silent.as_secs()));
+            heading = format!("{}  no answer for {silent}; before that:", self.path);
+        }
+        let mut lines = vec![shorten(&heading, columns), String::new()];
+        if let Some(queue) = &self.queue {
+            // The last row stays empty, because the cursor that comes to it is not to move the others up.
+            let left = rows.saturating_sub(lines.len() + 1);
+            lines.extend(table::table_within(queue, columns, left, output::is_colourful()));
+        }
+        // To the top left corner. The rest of each line is wiped, and what is below.
+        output::print(&format!("\x1b[H{}\x1b[K\n\x1b[J", lines.join("\x1b[K\n")))
+    }
+}
+
+async fn in_lines(lock: &RwLock, watch: &Watch) -> Result<u8, Exit> {
+    let mut last = None;
+    while output::is_read() {
+        let mut looked = pin!(lock.queue());
+        let looked = match tokio::time::timeout(SILENCE, &mut looked).await {
+            Ok(looked) => looked,
+            Err(_) => {
+                output::say(&format!("{}: no answer for {}", watch.path, humantime::format_duration(SILENCE)));
+                looked.await
+            }
+        };
+        if let Some(queue) = answer(looked)? {
+            let members = gist(&queue);
+            if last.as_ref() != Some(&members) {
+                last = Some(members);
+                let text = if watch.json { table::json(&queue).to_string() } else { table::table(&queue, false) };
+                output::print(&format!("{text}\n"))?;
+            }
+        }
+        tokio::time::sleep(watch.interval).await;
+    }
+    Ok(0)
+}
+
+/// `None` if there is none now, but may be one later: the connection comes back, or a fresh session is opened.
+fn answer(looked: Result<Queue, Error>) -> Result<Option<Queue>, Exit> {
+    match looked {
+        Ok(queue) => Ok(Some(queue)),
+        Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. } | Error::Evicted(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What of a queue is worth another line when it changes: not how long it has lasted.
+fn gist(queue: &Queue) -> Vec<(String, bool)> {
+    queue.members.iter().map(|member| (member.node.clone(), member.state == MemberState::Holds)).collect()
+}

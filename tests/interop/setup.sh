@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Provides the libraries that tests/interop.rs contends with, in target/interop or in $INTEROP_HOME: the jars of Curator and of
+# ZooKeeper's Java client, kazoo in a Python environment, and the driver in Java. Does nothing where all is there.
+#
+#   INTEROP_SDIST   pyspark's source distribution, if it is here already (434 MB): the jars come from it
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+home=${INTEROP_HOME:-target/interop}
+jars=$home/jars python=$home/venv/bin/python
+curator=5.7.1 kazoo=2.11.0 pyspark=4.0.5
+mkdir -p "$jars" "$home/classes"
+
+# Python alone has no pip on Debian.
+if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
+    as_root=()
+    if [[ $(id -u) -ne 0 ]]; then
+        as_root=(sudo)
+    fi
+    "${as_root[@]}" apt-get update
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-venv
+fi
+
+if ! "$python" -c "import kazoo.version as v; assert v.__version__ == '$kazoo'" 2>/dev/null; then
+    python3 -m venv "$home/venv"
+    "$python" -m pip install --quiet "kazoo==$kazoo"
+fi
+
+# PySpark brings Curator with it, so that one package index is enough for everything.
+if ! [[ -e $jars/curator-recipes-$curator.jar ]]; then
+    sdist=${INTEROP_SDIST:-$home/pyspark-$pyspark.tar.gz}
+    if [[ ! -e $sdist ]]; then
+        "$python" -m pip install --quiet setuptools wheel
+        "$python" -m pip download --quiet --no-deps --no-binary :all: --no-build-isolation --dest "$home" \
+            "pyspark==$pyspark"
+    fi
+    wanted=()
+    for jar in curator-{client,framework,recipes} zookeeper zookeeper-jute guava failureaccess slf4j-api metrics-core \
+        snappy-java commons-io audience-annotations \
+        netty-{buffer,codec,common,handler,resolver,transport,transport-classes-epoll,transport-native-unix-common}; do
+        wanted+=("*/deps/jars/$jar-[0-9]*.jar")
+    done
+    tar -xzf "$sdist" -C "$jars" --strip-components=3 --wildcards "${wanted[@]}"
+    if [[ -z ${INTEROP_SDIST:-} ]]; then
+        rm "$sdist"
+    fi
+fi
+
+if [[ tests/interop/CuratorPeer.java -nt $home/classes/CuratorPeer.class ]]; then
+    # The compiler itself: what starts it is not part of Debian's runtime.
+    java --module jdk.compiler/com.sun.tools.javac.Main -d "$home/classes" \
+        -cp "$(printf '%s:' "$jars"/*.jar)" tests/interop/CuratorPeer.java
+fi

@@ -1,0 +1,65 @@
+//! Processes that a test can kill: the test binary itself, run again as a child of its own.
+//!
+//! The binary has a test `the_life_of_a_child`, which does what [`role`] says, tells its parent in lines by [`say`], and
+//! does nothing in an ordinary run.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+const ROLE: &str = "ZK_RWLOCK_CHILD";
+
+/// The prefix of a child's lines, among those of the test harness.
+const SAYS: &str = "child says ";
+
+/// What this process is to do, if it is a child.
+pub fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+pub fn say(words: &str) {
+    // In one piece, and past whatever captures the output of tests.
+    let mut out = std::io::stdout().lock();
+    out.write_all(format!("\n{SAYS}{words}\n").as_bytes()).and_then(|()| out.flush()).expect("the parent listens");
+}
+
+pub struct Process {
+    pub child: Child,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    pub fn start(role: &str) -> Process {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["the_life_of_a_child", "--exact", "--nocapture"])
+            .env(ROLE, role)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Process { child, lines }
+    }
+
+    /// The next that the child says; blocks until then.
+    pub fn says(&mut self) -> String {
+        self.said().next().expect("the child says something before it ends")
+    }
+
+    /// All that the child says, until it ends.
+    pub fn said(&mut self) -> impl Iterator<Item = String> {
+        self.lines.by_ref().map(Result::unwrap).filter_map(|line| line.strip_prefix(SAYS).map(str::to_owned))
+    }
+
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([format!("-{name}"), self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Refused only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
