@@ -8,11 +8,11 @@ SHELL := /bin/bash
 DEBIAN_JAR := /usr/share/java/zookeeper.jar
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test lint soak interop bench performance figures kerberos databases msrv deny package zookeeper
+.PHONY: test lint soak interop bench performance figures kerberos databases msrv deny package zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
 # proved nothing about ZooKeeper, so it fails however green the tests look.
-test: zookeeper
+test: servers
 	mkdir -p '$(dir $(SERVER_LOG))'
 	rm -f '$(SERVER_LOG)'
 	ZK_RWLOCK_SERVERS='$(SERVER_LOG)' cargo test --all-features
@@ -91,6 +91,27 @@ lint:
 	cargo clippy --test interop --all-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --all-features
 
+# Has a command run by root.
+AS_ROOT := as_root=(); if [[ $$(id -u) -ne 0 ]]; then as_root=(sudo); fi
+
+# Installs Debian's `packages`, if there are any.
+define INSTALL
+if [[ $${#packages[@]} -eq 0 ]]; then
+	exit 0
+fi
+if ! command -v apt-get >/dev/null; then
+	echo "make test: this system has no apt-get to install $${packages[*]} with." \
+		"ZooKeeper: install Java and set ZOOKEEPER_CLASSPATH='DIRECTORY/lib/*', where DIRECTORY is an unpacked release." \
+		'PostgreSQL: put the directory of initdb and postgres into PATH' >&2
+	exit 1
+fi
+$(AS_ROOT)
+echo "make test: installing $${packages[*]}"
+"$${as_root[@]}" apt-get update
+"$${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+	apt-get install -y --no-install-recommends "$${packages[@]}"
+endef
+
 # Provides a ZooKeeper for the tests: the one that ZOOKEEPER_CLASSPATH names, or else Debian's.
 zookeeper:
 	@packages=()
@@ -100,19 +121,19 @@ zookeeper:
 	if ! command -v java >/dev/null; then
 		packages+=(default-jre-headless)
 	fi
-	if [[ $${#packages[@]} -eq 0 ]]; then
-		exit 0
+	$(INSTALL)
+
+# What `make test` needs beside Rust: a ZooKeeper, and for the migrations a PostgreSQL.
+servers: zookeeper
+	@packages=()
+	if ! command -v initdb >/dev/null && ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then
+		packages+=(postgresql)
+		# The tests start a cluster of their own; the package would make and start one that nobody asked for.
+		configuration=/etc/postgresql-common/createcluster.conf
+		if command -v apt-get >/dev/null && [[ ! -e $$configuration ]]; then
+			$(AS_ROOT)
+			"$${as_root[@]}" mkdir -p /etc/postgresql-common
+			"$${as_root[@]}" tee $$configuration <<<'create_main_cluster = false' >/dev/null
+		fi
 	fi
-	if ! command -v apt-get >/dev/null; then
-		echo "make test: this system has no apt-get; install Java and set ZOOKEEPER_CLASSPATH='DIRECTORY/lib/*'," \
-			'where DIRECTORY is an unpacked ZooKeeper release' >&2
-		exit 1
-	fi
-	as_root=()
-	if [[ $$(id -u) -ne 0 ]]; then
-		as_root=(sudo)
-	fi
-	echo "make test: installing $${packages[*]}"
-	"$${as_root[@]}" apt-get update
-	"$${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-		apt-get install -y --no-install-recommends "$${packages[@]}"
+	$(INSTALL)

@@ -1,18 +1,17 @@
 //! The examples do what they say, on the embedded ensemble and on a server; knows only their output and exit codes.
 
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::Command;
 use tokio::time::timeout;
 use zk_rwlock::{RwLock, ZooKeeper};
 
 mod support;
 
+use support::example::example;
 use support::server::{Server, shared_server};
 
 /// All that are tried with a wrong command line, and on a server that is not there.
@@ -71,20 +70,9 @@ impl Run {
     }
 }
 
-/// `cargo test` builds the examples beside the tests: `target/debug/examples` and `target/debug/deps`.
-fn program(example: &str) -> Command {
-    let test = std::env::current_exe().expect("a process knows its executable");
-    let target = test.ancestors().nth(2).map(PathBuf::from).expect("the test is in target/debug/deps");
-    let program = target.join("examples").join(example);
-    assert!(program.exists(), "{} is missing: run `cargo build --examples` first", program.display());
-    let mut command = Command::new(program);
-    command.stdin(Stdio::null()).kill_on_drop(true);
-    command
-}
-
-async fn run(example: &str, arguments: &[String]) -> Run {
-    let output = timeout(LIMIT, program(example).args(arguments).output()).await;
-    let output = output.unwrap_or_else(|_| panic!("{example} {arguments:?} did not end")).expect("it can be run");
+async fn run(name: &str, arguments: &[String]) -> Run {
+    let output = timeout(LIMIT, example(name).args(arguments).output()).await;
+    let output = output.unwrap_or_else(|_| panic!("{name} {arguments:?} did not end")).expect("it can be run");
     let text = |bytes| String::from_utf8(bytes).expect("it prints text");
     Run { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
@@ -127,6 +115,7 @@ async fn migrate(on: On) {
         .says_in_lines("migrates, with fencing token", 1)
         .says_in_lines("has migrated from version 0 to 3", 1)
         .says_in_lines("the database is migrated, nothing to do", 2)
+        .says_in_lines("serves on version 3", 3)
         .says("the database is at version 3");
 }
 
@@ -307,7 +296,7 @@ async fn a_batch_worker_that_is_asked_to_stop_leaves_its_partitions_free_at_once
     for (signal, path) in [("TERM", "stop_by_term"), ("INT", "stop_by_int")] {
         let arguments = On::Server.arguments(path);
         let zk = ZooKeeper::connect(&arguments[1]).await.unwrap();
-        let mut command = program("batch_worker");
+        let mut command = example("batch_worker");
         let mut child = command.args(&arguments).args(["--work", "600000"]).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut taken = Vec::new();

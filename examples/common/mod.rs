@@ -29,8 +29,11 @@ pub(crate) type Client = Arc<dyn Coordinator>;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Backend {
     /// Keep the lock on this ZooKeeper server, and not in an ensemble embedded in this process
-    #[arg(long, value_name = "HOST:PORT", value_parser = servers)]
+    #[arg(long, global = true, value_name = "HOST:PORT", value_parser = servers)]
     pub(crate) zookeeper: Option<String>,
+    /// After how long without a sign of life the servers give up a session of this process
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=60))]
+    pub(crate) session_timeout: u64,
     #[arg(skip = Memory::new())]
     memory: Memory,
 }
@@ -41,7 +44,9 @@ impl Backend {
         match &self.zookeeper {
             None => Ok(Arc::new(self.memory.connect())),
             Some(servers) => {
+                let session_timeout = Duration::from_secs(self.session_timeout);
                 let connector = ZooKeeper::builder().connect_timeout(Duration::from_secs(3));
+                let connector = connector.session_timeout(session_timeout);
                 Ok(Arc::new(connector.connect(servers).await?))
             }
         }

@@ -4,11 +4,13 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod ensemble;
+pub mod example;
 pub mod fake;
 pub mod frames;
 pub mod history;
 pub mod page;
 pub mod polled;
+pub mod postgres;
 pub mod process;
 pub mod rules;
 pub mod scene;

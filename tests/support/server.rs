@@ -28,7 +28,7 @@ const PORTS_TO_TRY: u32 = 3;
 pub const WITHOUT_DIGESTS: [&str; 2] =
     ["-Dzookeeper.digest.enabled=false", "-Dzookeeper.serializeLastProcessedZxid.enabled=false"];
 
-/// Starts `"$@"`, prints its pid, and kills it when standard input ends or says a word.
+/// Starts `"$@"`, prints its pid, and ends it with that signal when standard input ends or says a word.
 ///
 /// The test process holds the other end of standard input. The kernel closes that end however the
 /// process dies, even by SIGKILL, so that no server outlives its tests. The server inherits the
@@ -41,12 +41,12 @@ pub const WITHOUT_DIGESTS: [&str; 2] =
 /// work is done.
 const WATCHDOG: &str = r#"
     trap '' HUP
-    home=$1; shift
+    home=$1 signal=$2; shift 2
     "$@" 3>&1 </dev/null >>"$home/log" 2>&1 &
     echo $!
     exec >/dev/null 2>&1
     read -r verdict
-    kill -9 $!
+    kill "-$signal" $!
     wait
     [ "$verdict" = keep ] || rm -rf "$home"
 "#;
@@ -136,7 +136,7 @@ impl Server {
 
     /// The pid of the Java process itself.
     pub fn pid(&self) -> u32 {
-        self.process().java
+        self.process().pid
     }
 
     /// The answer to a four-letter word such as `wchs`; each question counts as a packet in
@@ -233,10 +233,10 @@ impl Server {
     fn signal(&self, name: &str) {
         let process = self.process();
         let status = Command::new("kill")
-            .args([format!("-{name}"), process.java.to_string()])
+            .args([format!("-{name}"), process.pid.to_string()])
             .status()
             .expect("the kill command can be run");
-        assert!(status.success(), "kill -{name} {} ended with {status}", process.java);
+        assert!(status.success(), "kill -{name} {} ended with {status}", process.pid);
     }
 
     fn process(&self) -> MutexGuard<'_, Process> {
@@ -252,19 +252,19 @@ impl Drop for Server {
     }
 }
 
-/// A Java process and the shell that guards it.
+/// A server's process and the shell that guards it.
 #[derive(Debug)]
-struct Process {
+pub(super) struct Process {
     watchdog: Child,
-    java: u32,
-    /// Disconnected when Java is dead; a mutex only because a receiver alone cannot be shared
+    pid: u32,
+    /// Disconnected when it is dead; a mutex only because a receiver alone cannot be shared
     /// between threads.
     death: Mutex<Receiver<()>>,
 }
 
 /// What the watchdog does with the server's directory after the kill.
 #[derive(Clone, Copy, Debug)]
-enum Verdict {
+pub(super) enum Verdict {
     Keep,
     Remove,
 }
@@ -276,7 +276,7 @@ impl Process {
         let mut process = Self::spawn(home, java_opts);
         match process.wait_until_serving(home, port) {
             Ok(version) => {
-                report(process.java, port, &version);
+                report(process.pid, port, &version);
                 Ok(process)
             }
             Err(reason) => {
@@ -287,12 +287,9 @@ impl Process {
     }
 
     fn spawn(home: &Home, java_opts: &[String]) -> Self {
-        let classpath = classpath();
-        let mut watchdog = Command::new("sh")
-            .args(["-c", WATCHDOG, "sh"])
-            .arg(&home.path)
-            .arg("java")
-            .args(["-cp", &classpath])
+        let mut command = Command::new("java");
+        command
+            .args(["-cp", &classpath()])
             // Short-lived servers gain more from a quick start than from the optimising compiler.
             .args(["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])
             // Tests crash the process and never the machine, so waiting for the disk would prove
@@ -301,7 +298,18 @@ impl Process {
             .arg("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
             .args(java_opts)
             .arg("org.apache.zookeeper.server.quorum.QuorumPeerMain")
-            .arg(home.path.join("zoo.cfg"))
+            .arg(home.path.join("zoo.cfg"));
+        Self::guard(home, "KILL", &command)
+    }
+
+    /// Runs a server's program under the watchdog, which ends it with this signal.
+    pub(super) fn guard(home: &Home, signal: &str, command: &Command) -> Self {
+        let mut watchdog = Command::new("sh")
+            .args(["-c", WATCHDOG, "sh"])
+            .arg(&home.path)
+            .arg(signal)
+            .arg(command.get_program())
+            .args(command.get_args())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // In a group of its own, the watchdog survives a Ctrl-C or kill aimed at the group of
@@ -313,15 +321,15 @@ impl Process {
         let mut output = BufReader::new(watchdog.stdout.take().expect("standard output is a pipe"));
         let mut first_line = String::new();
         output.read_line(&mut first_line).expect("the watchdog's output is readable");
-        let java = first_line.trim().parse().expect("the watchdog prints the pid of Java first");
+        let pid = first_line.trim().parse().expect("the watchdog prints the pid of the server first");
 
         let (alive, death) = mpsc::channel();
         thread::spawn(move || {
-            // The pipe ends with Java, and `alive` is dropped with this thread.
+            // The pipe ends with the server, and `alive` is dropped with this thread.
             let _ = io::copy(&mut output, &mut io::sink());
             drop(alive);
         });
-        Self { watchdog, java, death: Mutex::new(death) }
+        Self { watchdog, pid, death: Mutex::new(death) }
     }
 
     /// Waits for a server that answers `srvr`, and returns its version.
@@ -353,8 +361,8 @@ impl Process {
         self.stop(Verdict::Keep);
     }
 
-    /// Returns when Java is dead and the watchdog has done what the verdict says.
-    fn stop(&mut self, verdict: Verdict) {
+    /// Returns when the server is dead and the watchdog has done what the verdict says.
+    pub(super) fn stop(&mut self, verdict: Verdict) {
         // Closing standard input is the order to kill; a word before that alters what happens to
         // the directory. If the watchdog is gone already, there is nobody to tell.
         if let (Some(mut stdin), Verdict::Keep) = (self.watchdog.stdin.take(), verdict) {
@@ -366,12 +374,12 @@ impl Process {
 
 /// The directory of one server: its configuration, data and log. Dropping it removes it.
 #[derive(Debug)]
-struct Home {
-    path: PathBuf,
+pub(super) struct Home {
+    pub(super) path: PathBuf,
 }
 
 impl Home {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         // A name that was given up is not taken again: whoever had it may still be about to remove it.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         loop {
@@ -386,7 +394,7 @@ impl Home {
         }
     }
 
-    fn data(&self) -> PathBuf {
+    pub(super) fn data(&self) -> PathBuf {
         self.path.join("data")
     }
 
@@ -411,7 +419,7 @@ impl Home {
         fs::write(self.path.join("zoo.cfg"), lines.join("\n") + "\n").expect("the server's directory is writable");
     }
 
-    fn log(&self) -> String {
+    pub(super) fn log(&self) -> String {
         match fs::read(self.path.join("log")) {
             Ok(log) if log.is_empty() => "(empty)".to_owned(),
             Ok(log) => String::from_utf8_lossy(&log).into_owned(),

@@ -1,0 +1,78 @@
+//! A connection to PostgreSQL or SQLite, and what each does its own way; knows neither locks nor versions.
+
+use std::path::Path;
+use std::time::Duration;
+
+use sqlx::migrate::{AppliedMigration, Migrate, MigrateError};
+use sqlx::{Any, AnyConnection, Connection, Transaction};
+
+/// Where the database is.
+#[derive(Clone, Debug)]
+pub(crate) enum Database {
+    Postgres(String),
+    Sqlite(String),
+}
+
+impl From<&str> for Database {
+    /// Reads `postgres://USER@HOST/NAME`, or else the name of a file.
+    fn from(place: &str) -> Database {
+        match place {
+            _ if place.starts_with("postgres://") || place.starts_with("postgresql://") => {
+                Database::Postgres(place.into())
+            }
+            file => Database::Sqlite(file.into()),
+        }
+    }
+}
+
+impl From<&Path> for Database {
+    fn from(file: &Path) -> Database {
+        Database::Sqlite(file.display().to_string())
+    }
+}
+
+impl Database {
+    /// As it is told to another process.
+    pub(crate) fn place(&self) -> &str {
+        let (Database::Postgres(place) | Database::Sqlite(place)) = self;
+        place
+    }
+
+    /// Opens a connection, which waits so long for the lock of an SQLite file.
+    pub(crate) async fn connect(&self, patience: Duration) -> sqlx::Result<AnyConnection> {
+        sqlx::any::install_default_drivers();
+        match self {
+            Database::Postgres(url) => AnyConnection::connect(url).await,
+            Database::Sqlite(file) => {
+                let file = file.replace('%', "%25").replace('?', "%3f");
+                let mut connection = AnyConnection::connect(&format!("sqlite:{file}?mode=rwc")).await?;
+                let patience = format!("PRAGMA busy_timeout = {}", patience.as_millis());
+                sqlx::query(&patience).execute(&mut connection).await?;
+                Ok(connection)
+            }
+        }
+    }
+
+    /// Begins a transaction that will write.
+    pub(crate) async fn begin<'c>(&self, connection: &'c mut AnyConnection) -> sqlx::Result<Transaction<'c, Any>> {
+        connection
+            .begin_with(match self {
+                Database::Postgres(_) => "BEGIN",
+                // SQLite locks the file for its one writer now, and not at the first change, which could be too late.
+                Database::Sqlite(_) => "BEGIN IMMEDIATE",
+            })
+            .await
+    }
+
+    /// What has been applied to it; an instance asks without changing anything.
+    pub(crate) async fn applied(&self, connection: &mut AnyConnection) -> Result<Vec<AppliedMigration>, MigrateError> {
+        let tables = match self {
+            Database::Postgres(_) => "SELECT count(*) FROM pg_class WHERE oid = to_regclass('_sqlx_migrations')",
+            Database::Sqlite(_) => "SELECT count(*) FROM sqlite_master WHERE name = '_sqlx_migrations'",
+        };
+        match sqlx::query_scalar::<_, i64>(tables).fetch_one(&mut *connection).await? {
+            0 => Ok(Vec::new()),
+            _ => connection.list_applied_migrations().await,
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The row of the database that remembers the highest fencing token, and what goes with it; knows no lock service.
+//!
+//! Every migration is one transaction that first shows its holder's token to that row. Showing it locks the row until
+//! the commit, so at any time one holder has a migration open, and one that comes late finds a higher token there.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::time::Duration;
+
+use sqlx::{Any, AnyConnection, Row, Transaction};
+use tokio::time::sleep;
+
+use crate::common::Result;
+use crate::database::Database;
+
+const TABLE: &str = "CREATE TABLE IF NOT EXISTS lock_fence (name TEXT PRIMARY KEY, token BIGINT NOT NULL)";
+const ROW: &str = "INSERT INTO lock_fence VALUES ('schema', 0) ON CONFLICT DO NOTHING";
+/// `<=`, so that one holder can do several migrations.
+const SHOW: &str = "UPDATE lock_fence SET token = $1 WHERE name = 'schema' AND token <= $1";
+
+/// How a connection is called in `pg_stat_activity`, so that later holders know whose it is.
+const SIGN: &str = "SELECT set_config('application_name', 'lock_fence ' || $1::text, false), pg_backend_pid()";
+/// Ends the connections of earlier holders. Whoever runs it has the lock, so those have lost it, whether they know or not.
+/// A function in a WHERE may be called for rows that the other conditions exclude: so these are chosen first.
+const END_EARLIER: &str = "WITH earlier AS MATERIALIZED (
+        SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database()
+            AND substring(application_name FROM '^lock_fence (\\d+)$')::bigint < $1
+    ) SELECT application_name FROM earlier, pg_terminate_backend(pid) AS ended WHERE ended";
+const IN_THE_WAY: &str =
+    "SELECT pid, application_name, state FROM pg_stat_activity WHERE pid = ANY(pg_blocking_pids($1))";
+
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(500);
+
+#[derive(Debug, thiserror::Error)]
+#[error("the database has seen a newer holder of the lock than the one with token {token}")]
+pub(crate) struct TooLate {
+    token: i64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Fence<'a> {
+    pub(crate) database: &'a Database,
+    pub(crate) token: i64,
+}
+
+impl Fence<'_> {
+    /// Signs the connection. Returns its number in PostgreSQL.
+    pub(crate) async fn sign(&self, connection: &mut AnyConnection) -> sqlx::Result<i32> {
+        match self.database {
+            Database::Postgres(_) => sqlx::query(SIGN).bind(self.token).fetch_one(connection).await?.try_get(1),
+            Database::Sqlite(_) => Ok(0),
+        }
+    }
+
+    /// Makes the row if it is missing: for itself, so that each migration can rely on it.
+    pub(crate) async fn prepare(&self, connection: &mut AnyConnection) -> sqlx::Result<()> {
+        sqlx::query(TABLE).execute(&mut *connection).await?;
+        sqlx::query(ROW).execute(&mut *connection).await?;
+        Ok(())
+    }
+
+    /// Begins a transaction that no later holder's can overlap, and that none has come before.
+    pub(crate) async fn begin<'c>(&self, connection: &'c mut AnyConnection) -> Result<Transaction<'c, Any>> {
+        let mut transaction = self.database.begin(connection).await?;
+        match sqlx::query(SHOW).bind(self.token).execute(&mut *transaction).await?.rows_affected() {
+            0 => Err(TooLate { token: self.token }.into()),
+            _ => Ok(transaction),
+        }
+    }
+
+    /// As long as it is polled: ends the transactions that earlier holders have left open in PostgreSQL, which could
+    /// still commit and are in our way, and says who else keeps the connection with this number waiting.
+    ///
+    /// SQLite has no such means. There an earlier holder's transaction ends with its process at the latest, and since it
+    /// locks the whole file, nobody can begin, let alone commit, beside it.
+    pub(crate) async fn clear_the_way(&self, name: &str, pid: i32) -> Result<Infallible> {
+        let Database::Postgres(_) = self.database else { return pending().await };
+        let mut connection = self.database.connect(Duration::ZERO).await?;
+        let mut told = Vec::new();
+        loop {
+            for ended in sqlx::query(END_EARLIER).bind(self.token).fetch_all(&mut connection).await? {
+                println!("{name} has ended what an earlier holder left open: {}", ended.try_get::<String, _>(0)?);
+            }
+            let mut in_the_way = Vec::new();
+            for row in sqlx::query(IN_THE_WAY).bind(pid).fetch_all(&mut connection).await? {
+                let (pid, program, state): (i32, String, Option<String>) =
+                    (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+                in_the_way.push(format!("pid {pid} ({program:?}, {})", state.as_deref().unwrap_or("state unknown")));
+            }
+            if in_the_way != told {
+                told = in_the_way;
+                if !told.is_empty() {
+                    println!("{name} waits in the database for {}", told.join(", "));
+                }
+            }
+            sleep(LOOK_AGAIN_AFTER).await;
+        }
+    }
+}

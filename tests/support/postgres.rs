@@ -1,0 +1,118 @@
+//! A real PostgreSQL server on a free loopback port.
+//!
+//! It knows nothing of migrations, nor of any client library: it starts and stops one server with a cluster of its own.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::server::{Home, Process, Verdict, free_port};
+
+const STARTUP_LIMIT: Duration = Duration::from_secs(30);
+
+/// Whom the server runs as when the tests are root's, as which it refuses to run.
+const NOBODY: &str = "nobody";
+
+/// The server that all tests of this process share; it dies with the process.
+pub fn shared_postgres() -> &'static Postgres {
+    static SHARED: OnceLock<Postgres> = OnceLock::new();
+    SHARED.get_or_init(Postgres::start)
+}
+
+/// One server with a cluster of its own; dropping it stops it and removes its directory.
+#[derive(Debug)]
+pub struct Postgres {
+    port: u16,
+    process: Mutex<Process>,
+    _home: Home,
+}
+
+impl Postgres {
+    /// Blocks until the server serves, for about two seconds.
+    pub fn start() -> Self {
+        let home = Home::new();
+        let programs = programs();
+        if is_root() {
+            let [uid, gid] = ["-u", "-g"].map(|which| Some(id(&[which, NOBODY])));
+            chown(&home.path, uid, gid).expect("root may give directories away");
+        }
+        let mut initdb = as_somebody(&programs.join("initdb"));
+        initdb.args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "-D"]);
+        let made = initdb.arg(home.data()).current_dir(&home.path).output().expect("initdb can be run");
+        assert!(made.status.success(), "initdb failed: {}", String::from_utf8_lossy(&made.stderr));
+
+        // Another process may take the port before PostgreSQL does; that is rare enough to fail.
+        let port = free_port();
+        let mut server = as_somebody(&programs.join("postgres"));
+        server.arg("-D").arg(home.data()).args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
+        // Tests crash processes and never the machine.
+        server.args(["-c", "fsync=off", "-c", "max_connections=100"]);
+        // As asked by this signal it ends at once, and leaves no shared memory behind, as it would if it were killed.
+        let process = Process::guard(&home, "QUIT", &server);
+        let deadline = Instant::now() + STARTUP_LIMIT;
+        // The eighth line of this file says how far the server with this cluster has come.
+        while !fs::read_to_string(home.data().join("postmaster.pid"))
+            .is_ok_and(|state| state.lines().nth(7).is_some_and(|line| line.trim() == "ready"))
+        {
+            assert!(Instant::now() < deadline, "PostgreSQL did not start, its log:\n{}", home.log());
+            thread::sleep(Duration::from_millis(20));
+        }
+        Self { port, process: Mutex::new(process), _home: home }
+    }
+
+    /// Where a database of this name is, if there is one; `postgres` always is.
+    pub fn url(&self, database: &str) -> String {
+        format!("postgres://postgres@{}/{database}", self.address())
+    }
+
+    /// Where clients connect, as `127.0.0.1:PORT`.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner).stop(Verdict::Remove);
+    }
+}
+
+/// Where `initdb` and `postgres` are: Debian keeps those of each version in a directory that is in nobody's path.
+fn programs() -> PathBuf {
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let debian = versions.map(|version| version.path().join("bin"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let all = debian.chain(std::env::split_paths(&path));
+    let found = all.filter(|directory| directory.join("initdb").exists() && directory.join("postgres").exists()).max();
+    found.unwrap_or_else(|| {
+        panic!(
+            "No PostgreSQL server to test against: there is no `initdb` in /usr/lib/postgresql/*/bin or in PATH.\n\
+             On Debian and Ubuntu, `make test` installs it (or: apt-get install postgresql).\n\
+             Elsewhere, install PostgreSQL and put the directory of `initdb` and `postgres` into PATH."
+        )
+    })
+}
+
+fn as_somebody(program: &Path) -> Command {
+    if !is_root() {
+        return Command::new(program);
+    }
+    // It becomes the program, so that whoever started it knows its pid.
+    let mut command = Command::new("setpriv");
+    command.arg(format!("--reuid={}", id(&["-u", NOBODY]))).arg(format!("--regid={}", id(&["-g", NOBODY])));
+    command.arg("--clear-groups").arg(program);
+    command
+}
+
+fn is_root() -> bool {
+    id(&["-u"]) == 0
+}
+
+fn id(arguments: &[&str]) -> u32 {
+    let output = Command::new("id").args(arguments).output().expect("the id command can be run");
+    String::from_utf8_lossy(&output.stdout).trim().parse().expect("id prints a number")
+}
