@@ -629,7 +629,8 @@ async fn a_timeout_is_told_in_time_while_disconnected_and_names_whom_it_knows() 
     // One is cut off while it waits, the other before it has begun.
     let started = Instant::now();
     let waiter = tokio::spawn(cut_off.write().timeout(limit).into_future());
-    line_becomes(&here, "W+ W-").await;
+    // It has seen who is in its way when it watches them.
+    eventually("its watch", || async { proxy.count(Op::GetData) == 1 }).await;
     proxy.black_hole();
     let newcomer = tokio::spawn(cut_off.read().timeout(limit).into_future());
     let outcomes = (refused(waiter).await, refused(newcomer).await);
