@@ -387,22 +387,50 @@ async fn what_others_have_begun_is_waited_for_and_nothing_begins_later(on: On) {
     world.is_whole().await;
 }
 
+/// Neither a migration nor an instance begins while what it relies on may still change.
 #[tokio::test]
 async fn an_earlier_holder_cannot_commit_what_he_had_begun() {
-    let world = World::new(On::Postgres, "cannot_commit").await;
-    world.up(&world.up_to(1)).await.with(DONE);
+    for (name, role) in [("before_a_job", &["up"][..]), ("before_an_instance", &["serve", "--for", "0"])] {
+        let world = World::new(On::Postgres, name).await;
+        world.up(&world.up_to(1)).await.with(DONE);
+        let [token] = world.numbers("SELECT token FROM lock_fence").await[..] else { panic!("one fence") };
+        let mut connection = world.connect().await;
+        connection.execute(format!("SET application_name = 'lock_fence {token}'").as_str()).await.unwrap();
+        let (mut earlier, shown) = stale(&mut connection, token).await;
+        assert_eq!(shown, 1);
+        earlier.execute("CREATE TABLE stale (id BIGINT)").await.unwrap();
+
+        let build = if role == ["up"] { world.build("all", &VERSIONS) } else { world.directory.path().join("up-to-1") };
+        let later = world.start(&build, role).ends().await.with(DONE);
+        if role == ["up"] {
+            later.saying(&format!("has ended what an earlier holder left open: lock_fence {token}"));
+        }
+        earlier.commit().await.expect_err("its connection was ended");
+        assert_eq!(world.numbers("SELECT count(*) FROM pg_class WHERE relname = 'stale'").await, [0]);
+    }
+}
+
+async fn an_instance_that_serves_keeps_out_earlier_holders(on: On) {
+    let world = World::new(on, "kept_out").await;
+    let build = world.up_to(3);
+    world.up(&build).await.with(DONE);
     let [token] = world.numbers("SELECT token FROM lock_fence").await[..] else { panic!("one fence") };
     let mut connection = world.connect().await;
-    connection.execute(format!("SET application_name = 'lock_fence {token}'").as_str()).await.unwrap();
-    let (mut earlier, shown) = stale(&mut connection, token).await;
-    assert_eq!(shown, 1);
-    earlier.execute("ALTER TABLE ledger ADD COLUMN stale TEXT").await.unwrap();
-
-    let later = world.up(&world.up_to(3)).await.with(DONE);
-    later.saying(&format!("has ended what an earlier holder left open: lock_fence {token}"));
-    earlier.commit().await.expect_err("its connection was ended");
-    assert_eq!(world.numbers("SELECT count(*) FROM pg_attribute WHERE attname = 'stale'").await, [0]);
-    world.is_whole().await;
+    let (transaction, shown) = stale(&mut connection, token).await;
+    assert_eq!(shown, 1, "nobody has come since");
+    transaction.rollback().await.unwrap();
+    // In any order: each comes after whoever migrated.
+    let mut instances = [world.start(&build, &["serve"]), world.start(&build, &["serve"])];
+    for instance in &mut instances {
+        instance.says("serves on version 3").await;
+    }
+    let (transaction, shown) = stale(&mut connection, token).await;
+    assert_eq!(shown, 0);
+    transaction.rollback().await.unwrap();
+    for instance in instances {
+        instance.signal("TERM");
+        instance.ends().await.with(DONE);
+    }
 }
 
 /// The rest of its transaction is on the way while the next one migrates.
@@ -579,6 +607,7 @@ on_both! {
     what_others_have_begun_is_waited_for_and_nothing_begins_later
     instances_stop_before_the_migration_and_newcomers_come_in_after_it
     an_instance_that_is_cut_off_stops_before_the_migration
+    an_instance_that_serves_keeps_out_earlier_holders
     instances_that_migrate_by_themselves_all_serve_in_the_end
     a_failed_migration_is_rolled_back_and_a_mended_one_goes_on
     what_does_not_fit_is_refused

@@ -64,15 +64,24 @@ impl Database {
             .await
     }
 
-    /// What has been applied to it; an instance asks without changing anything.
-    pub(crate) async fn applied(&self, connection: &mut AnyConnection) -> Result<Vec<AppliedMigration>, MigrateError> {
+    /// Whether somebody has migrated it behind a fence.
+    pub(crate) async fn is_fenced(&self, connection: &mut AnyConnection) -> sqlx::Result<bool> {
         let tables = match self {
-            Database::Postgres(_) => "SELECT count(*) FROM pg_class WHERE oid = to_regclass('_sqlx_migrations')",
-            Database::Sqlite(_) => "SELECT count(*) FROM sqlite_master WHERE name = '_sqlx_migrations'",
+            Database::Postgres(_) => {
+                "SELECT count(*) FROM pg_class WHERE oid IN (to_regclass('_sqlx_migrations'), to_regclass('lock_fence'))"
+            }
+            Database::Sqlite(_) => {
+                "SELECT count(*) FROM sqlite_master WHERE name IN ('_sqlx_migrations', 'lock_fence')"
+            }
         };
-        match sqlx::query_scalar::<_, i64>(tables).fetch_one(&mut *connection).await? {
-            0 => Ok(Vec::new()),
-            _ => connection.list_applied_migrations().await,
+        Ok(sqlx::query_scalar::<_, i64>(tables).fetch_one(connection).await? == 2)
+    }
+
+    /// What has been applied to it, as far as it is to be relied on. Changes nothing.
+    pub(crate) async fn applied(&self, connection: &mut AnyConnection) -> Result<Vec<AppliedMigration>, MigrateError> {
+        match self.is_fenced(connection).await? {
+            false => Ok(Vec::new()),
+            true => connection.list_applied_migrations().await,
         }
     }
 }

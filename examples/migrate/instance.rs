@@ -7,6 +7,7 @@ use zk_rwlock::RwLock;
 use zk_rwlock::coordinator::Coordinator;
 
 use crate::common::Result;
+use crate::fence::Fence;
 use crate::{Site, migration};
 
 /// Serves until `stop`, on the schema that this build is made for or not at all.
@@ -25,8 +26,13 @@ pub(crate) async fn serve(site: &Site, name: &str, migrates: bool, stop: impl Fu
         acquire.on_wait(move |progress| println!("{waits} {}", progress.blockers)).await?
     };
     let mut connection = site.database.connect(site.timeout).await?;
+    let served = async {
+        // Whoever migrated last may have been cut off, and its commit still be on the way.
+        Fence { database: &site.database, token: guard.fencing_token() }.raise(name, &mut connection).await?;
+        requests(site, name, &mut connection, stop).await
+    };
     // Dropped when the lock is lost: a migration may begin then.
-    let served = guard.run(requests(site, name, &mut connection, stop)).await?;
+    let served = guard.run(served).await?;
     guard.release().await?;
     zk.close().await;
     served
