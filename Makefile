@@ -20,6 +20,7 @@ test: servers
 		echo 'make test: FAILED: no test started a ZooKeeper server ($(SERVER_LOG) is empty)' >&2
 		exit 1
 	fi
+	echo 'make test: real Curator and kazoo are not part of it: make interop'
 	awk '{ servers[$$NF]++ } END { for (v in servers) print "make test: started ZooKeeper " v ": " servers[v] " times" }' \
 		'$(SERVER_LOG)' | sort
 
@@ -34,8 +35,9 @@ soak: zookeeper
 		SWARM_SERVERS=$$servers cargo test --release --test swarm -- --nocapture
 	done
 
-# The lock among real Curator, kazoo and zookeeper-client on one path, each killed in turn: fleets that contend for so many
-# seconds in all. The first run needs the network: PySpark's source distribution (434 MB) for Curator's jars, and kazoo.
+# The lock among real Curator, kazoo and zookeeper-client on one path, each killed in turn: fleets that contend for so
+# many seconds in all. The first run needs the network: PySpark's source distribution (434 MB) for Curator's jars, and
+# kazoo.
 INTEROP_SECONDS ?= 60
 interop: zookeeper
 	tests/interop/setup.sh

@@ -5,3 +5,5 @@
 mod names;
 mod queues;
 mod schedules;
+#[cfg(feature = "json")]
+mod values;

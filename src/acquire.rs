@@ -161,7 +161,7 @@ struct Acquisition {
     on_wait: Option<Box<OnWait>>,
     trace: Acquiring,
     is_blocking: bool,
-    /// Whether all who share reads wait for it, so that it is nobody's own.
+    /// Whether reads of others may share its hold, so that it is nobody's own.
     is_for_all: bool,
 }
 
@@ -458,7 +458,11 @@ impl Acquisition {
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
                     let has_to_stay = self.shared.dialect.keeps_directories();
-                    place::make_directory(place.session(), &self.shared.path, has_to_stay).await?;
+                    match place::make_directory(place.session(), &self.shared.path, has_to_stay).await {
+                        // One above it may be a container, too, where Curator made it.
+                        Ok(()) | Err(Failure::NoNode) => {}
+                        Err(failure) => return Err(failure),
+                    }
                 }
                 Err(Failure::Unknown(_)) if unknown < place::UNKNOWN_TRIES => {
                     unknown += 1;
@@ -547,8 +551,8 @@ impl Acquisition {
                 Some(on_wait) => Box::pin(self.departure_watched(held, &watched, on_wait)).await?,
             };
             if nearest.mode() == Mode::Write {
-                // Only a writer that held says so when it goes; then nothing before us is left. Elsewhere anybody may have
-                // written, for any reason.
+                // Only a writer that held says so when it goes; then nothing before us is left. Elsewhere anybody may
+                // have written, for any reason.
                 if event == Some(Event::Changed) && self.shared.dialect.hands_off() {
                     return Box::pin(self.grant(held, Some(watched), "hand-off")).await;
                 }

@@ -9,9 +9,9 @@ use crate::name::{self, Mode, Place};
 
 /// Whose names a lock's nodes have: this library's, or those of one that was on the path before.
 ///
-/// A directory has one dialect, and everyone in it speaks that one. In a foreign dialect this lock is one more contender
-/// to the unmodified library, and reads that library's nodes as its own: readers and writers of both keep each other out
-/// and are granted the lock in one order, that of their nodes' numbers. Set by
+/// A directory has one dialect, and everyone in it speaks that one. In a foreign dialect this lock is one more
+/// contender to the unmodified library, and reads that library's nodes as its own: readers and writers of both keep
+/// each other out and are granted the lock in one order, that of their nodes' numbers. Set by
 /// [`RwLockBuilder::dialect`](crate::RwLockBuilder::dialect).
 ///
 /// # Who can share which path
@@ -23,21 +23,21 @@ use crate::name::{self, Mode, Place};
 /// | [`CuratorMutex`](Dialect::CuratorMutex) | `_c_<uuid>-READ-lock-<seq>`, `_c_<uuid>-lock-<seq>` | Curator 5's `InterProcessMutex`, and `Client::lock` of the crate zookeeper-client with `LockPrefix::new_curator(path, "lock-")`: they are writers |
 /// | [`Kazoo`](Dialect::Kazoo) | `<uuid>__rlock__<seq>`, `<uuid>__lock__<seq>` | kazoo 2's `ReadLock` and `WriteLock` |
 ///
-/// Curator and kazoo, as they come, do not see each other: each looks for its own names alone. Nor does Curator's mutex see
-/// Curator's read/write lock. The [guide](crate::guide#mixed-fleets) has the few lines of Python that make kazoo a contender
-/// among Curator's, so that all three share one path.
+/// Curator and kazoo, as they come, do not see each other: each looks for its own names alone. Nor does Curator's mutex
+/// see Curator's read/write lock. The [guide](crate::guide#mixed-fleets) has the few lines of Python that make kazoo a
+/// contender among Curator's, so that all three share one path.
 ///
 /// # Doubt
-/// A node that is a contender in another dialect, or has the mark of this one and no number behind it, is one whose rule
-/// and ours may differ. While it is there nothing is granted and nothing is waited for: acquisitions fail with
+/// A node that is a contender in another dialect, or has the mark of this one and no number behind it, is one whose
+/// rule and ours may differ. While it is there nothing is granted and nothing is waited for: acquisitions fail with
 /// [`Error::ForeignContender`](crate::Error::ForeignContender), which names the node and the dialect that it is of, and
 /// so does [`queue`](crate::RwLock::queue). Other children are passed over in every dialect.
 ///
-/// What cannot be told by a name cannot be refused. kazoo's plain `Lock` is named like its `WriteLock` but does not wait for
-/// readers, and `Client::lock` with a filter of its own waits for what the filter lets through: where there are readers,
-/// give `Lock` `extra_lock_patterns=["__rlock__"]`. A holder of another library is told late, or not at all, that it has
-/// lost its session or its node. It is the [token](crate::WriteGuard::fencing_token) that protects against those, and theirs
-/// is the `czxid` of their node, in the same order as ours.
+/// What cannot be told by a name cannot be refused. kazoo's plain `Lock` is named like its `WriteLock` but does not
+/// wait for readers, and `Client::lock` with a filter of its own waits for what the filter lets through: where there
+/// are readers, give `Lock` `extra_lock_patterns=["__rlock__"]`. A holder of another library is told late, or not at
+/// all, that it has lost its session or its node. It is the [token](crate::WriteGuard::fencing_token) that protects
+/// against those, and theirs is the `czxid` of their node, in the same order as ours.
 ///
 /// # What else differs from the native dialect
 /// - **Hand-off**: whoever may write to a node, as Curator's `Revoker` does, could forge the signal that tells the next
@@ -47,18 +47,19 @@ use crate::name::{self, Mode, Place};
 /// - **Downgrade** works in place: readers and writers of each library read the new node as what it is. A thread that
 ///   reads under its own write lock, as Curator allows, has two nodes of one number, and is waited for until both have
 ///   gone.
-/// - **Host and label** are in the node's data, where the names have no room. [`Member::host`](crate::Member::host) is what
-///   the data says, and may be empty; the identifier that kazoo writes is shown as the label. kazoo's `contenders()` shows
-///   our note as identifier.
+/// - **Host and label** are in the node's data, where the names have no room. [`Member::host`](crate::Member::host) is
+///   what the data says, and may be empty; the identifier that kazoo writes is shown as the label. kazoo's
+///   `contenders()` shows our note as identifier.
 /// - **Identity**: a uuid takes the place of host and id, and finds the node whose create was not answered.
-/// - **[`evict`](crate::RwLock::evict)** removes anybody's node. Only ours hears of it: a waiter of Curator or kazoo queues up
-///   again at the end, a holder goes on. So stop that process first.
-/// - **The directory**: kazoo makes persistent ones and never looks again whether they are there. So in its dialect ours is
-///   persistent, too, and is not deleted to restart the numbers. Nobody may enter when they are used up, in any dialect; the
-///   other libraries go on, and past 2147483647 no longer exclude each other.
-/// - **What the numbers prove** without a look holds for every dialect, because whatever anybody creates takes a number.
-/// - [`MultiLock`](crate::MultiLock), [`share_reads`](crate::RwLockBuilder::share_reads), guarded transactions, tokens and the
-///   knowledge of a loss are as in the native dialect.
+/// - **[`evict`](crate::RwLock::evict)** removes anybody's node. Only ours hears of it: a waiter of Curator or kazoo
+///   queues up again at the end, a holder goes on. So stop that process first.
+/// - **The directory**: kazoo makes persistent ones and never looks again whether they are there. So in its dialect
+///   ours is persistent, too, and is not deleted to restart the numbers. Nobody may enter when they are used up, in any
+///   dialect; the other libraries go on, and past 2147483647 no longer exclude each other.
+/// - **What the numbers prove** without a look holds for every dialect, because whatever anybody creates takes a
+///   number.
+/// - [`MultiLock`](crate::MultiLock), [`share_reads`](crate::RwLockBuilder::share_reads), guarded transactions, tokens
+///   and the knowledge of a loss are as in the native dialect.
 ///
 /// # Examples
 ///
@@ -79,6 +80,9 @@ use crate::name::{self, Mode, Place};
 #[non_exhaustive]
 pub enum Dialect {
     /// This library's own, with the quickest hand-off, and with host and id in the names.
+    ///
+    /// `Client::lock` of the crate zookeeper-client can be a writer here, too, with a name of that form:
+    /// `LockPrefix::new_custom(format!("{path}/{host}~{id}-WRITE-"), "-")`.
     #[default]
     Native,
     /// That of Apache Curator's `InterProcessReadWriteLock`.

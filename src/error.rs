@@ -87,8 +87,8 @@ pub enum Error {
         path: String,
     },
 
-    /// In the lock's directory is somebody who may go by another rule than this lock, so nobody can say whose turn it is.
-    /// Open the lock in the other [dialect](Dialect), or use another path.
+    /// In the lock's directory is somebody who may go by another rule than this lock, so nobody can say whose turn it
+    /// is. Open the lock in the other [dialect](Dialect), or use another path.
     #[error("{path} is also used by others: {node} is {}; nothing is granted beside it", .dialect.describe(*.speaks))]
     ForeignContender {
         /// The lock's directory.

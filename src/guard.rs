@@ -145,7 +145,7 @@ impl Held {
         }
         let session = self.place.session();
         match place::settled(session, || session.data(path)).await {
-            Ok((data, stat)) => Ok(Some(NodeData { data, version: stat.version, czxid: stat.czxid })),
+            Ok((data, stat)) => Ok(Some(NodeData { data, version: stat.version })),
             Err(Failure::NoNode) => Ok(None),
             Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "read", path)),
@@ -197,8 +197,6 @@ pub struct NodeData {
     pub data: Vec<u8>,
     /// How often the data was set: to give to [`Transaction::set_version`].
     pub version: i32,
-    /// The ensemble-wide number of the transaction that created it: another one after it was deleted and made anew.
-    pub czxid: i64,
 }
 
 /// The lock, held to read: shared with other readers. Made by [`RwLock::read`](crate::RwLock::read).

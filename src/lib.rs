@@ -180,6 +180,8 @@ pub mod guide {}
 
 /// The calls of Curator, kazoo, etcd and flock, beside ours.
 ///
+/// [mixed-fleets]: crate::guide#mixed-fleets
+///
 #[cfg(doc)]
 #[doc = include_str!("../docs/coming-from.md")]
 pub mod coming_from {}

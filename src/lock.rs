@@ -429,7 +429,7 @@ impl RwLockBuilder {
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();
     /// let lock = RwLock::builder(&zk, "/locks/config").dialect(Dialect::Kazoo).build()?;
-    /// let guard = lock.read().await?; // kazoo's ReadLock(client, "/locks/config") is held beside it, its WriteLock waits
+    /// let guard = lock.read().await?; // kazoo's WriteLock(client, "/locks/config") waits, its ReadLock does not
     /// assert!(guard.path().contains("__rlock__"));
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
@@ -445,7 +445,8 @@ impl RwLockBuilder {
     /// holder that are still under way time to arrive. A waiting writer that gives up looks like one that vanished.
     /// Those who arrive after it has vanished do not know of it, and readers that vanish are not told from those that
     /// release. A writer that downgraded, and was gone before whoever waited had looked again, looks like one that
-    /// vanished. Give everyone who uses the lock the same delay.
+    /// vanished; so does one that released in the moment in which whoever comes enters and does not watch yet. Give
+    /// everyone who uses the lock the same delay.
     ///
     /// Refused in another [`dialect`](Self::dialect) than the native one, where nobody says that it released.
     pub fn lock_delay(mut self, delay: Duration) -> Self {

@@ -517,8 +517,8 @@ pub(crate) async fn before_next_try(session: &Arc<dyn Session>, tries: &mut u32)
     Ok(())
 }
 
-/// Makes the lock directory, below ordinary nodes: a container, which the server reaps when it has been empty for a while,
-/// unless it has to stay.
+/// Makes the lock directory, below ordinary nodes: a container, which the server reaps when it has been empty for a
+/// while, unless it has to stay.
 pub(crate) async fn make_directory(
     session: &Arc<dyn Session>,
     directory: &str,

@@ -25,8 +25,8 @@ pub struct Survey {
 impl Survey {
     /// Looks at every node at and below `prefix`, and reads the queues of those that have contenders.
     ///
-    /// Costs a listing for each node that is not a contender itself, and a read for each contender. Each queue is seen in
-    /// its own [dialect](Dialect); a directory in which several are spoken has a queue for each.
+    /// Costs a listing for each node that is not a contender itself, and a read for each contender. Each queue is seen
+    /// in its own [dialect](Dialect); a directory in which several are spoken has a queue for each.
     ///
     /// # Cancel safety
     /// Only reads.

@@ -17,10 +17,10 @@ pub enum Turn {
 
 /// Decides the turn of `me` from the names of the lock directory's children.
 ///
-/// Reads the names once, in any order, and passes over those that are not contenders. A number that several
-/// contenders share, or that is negative, is never granted: at the end of the sequence ZooKeeper hands out such
-/// numbers, and "the lowest wins" would then be two. Which names are contenders is for the [dialect](Dialect) of `me` to
-/// say; that nobody of another dialect is there is for the lock to see to.
+/// Reads the names once, in any order, and passes over those that are not contenders. A number that several contenders
+/// share, or that is negative, is never granted: at the end of the sequence ZooKeeper hands out such numbers, and "the
+/// lowest wins" would then be two. Which names are contenders is for the [dialect](Dialect) of `me` to say; that nobody
+/// of another dialect is there is for the lock to see to.
 ///
 /// ```
 /// use zk_rwlock::{Contender, Turn, turn};

@@ -1,5 +1,5 @@
-//! The lock among nodes of other libraries: by models of what those do, and by nodes that an operator makes. The libraries
-//! themselves are in `tests/interop.rs`.
+//! The lock among nodes of other libraries: by models of what those do, and by nodes that an operator makes. The
+//! libraries themselves are in `tests/interop.rs`.
 
 #[path = "dialects/peers.rs"]
 mod peers;
@@ -117,8 +117,7 @@ impl Fleet {
 }
 
 /// All fleets of this size.
-fn explore_all(dialect: Dialect, size: u32) {
-    let kinds = Kind::all_in(dialect);
+fn explore_all(dialect: Dialect, kinds: &[Kind], size: u32) {
     let mut states = 0;
     for number in 0..kinds.len().pow(size) {
         let member = |i| kinds[number / kinds.len().pow(i) % kinds.len()];
@@ -128,18 +127,27 @@ fn explore_all(dialect: Dialect, size: u32) {
 }
 
 #[test]
-fn a_fleet_of_curator_kazoo_and_ours_with_curators_names_is_granted_the_lock_in_order_and_one_at_a_time() {
-    explore_all(Dialect::Curator, 4);
+fn a_fleet_of_all_under_curators_names_is_granted_the_lock_in_order_and_one_at_a_time() {
+    let kinds = Kind::all_in(Dialect::Curator);
+    explore_all(Dialect::Curator, &kinds, 3);
+    // There are many fleets of four, and zookeeper-client does as a writer of kazoo does.
+    let others: Vec<_> = kinds.into_iter().filter(|kind| kind.library != Library::ZookeeperClient).collect();
+    explore_all(Dialect::Curator, &others, 4);
 }
 
 #[test]
 fn a_fleet_of_curators_mutex_zookeeper_client_and_ours_is_granted_the_lock_in_order_and_one_at_a_time() {
-    explore_all(Dialect::CuratorMutex, 4);
+    explore_all(Dialect::CuratorMutex, &Kind::all_in(Dialect::CuratorMutex), 4);
 }
 
 #[test]
 fn a_fleet_of_kazoo_zookeeper_client_and_ours_is_granted_the_lock_in_order_and_one_at_a_time() {
-    explore_all(Dialect::Kazoo, 4);
+    explore_all(Dialect::Kazoo, &Kind::all_in(Dialect::Kazoo), 4);
+}
+
+#[test]
+fn a_fleet_of_zookeeper_client_and_ours_under_our_names_is_granted_the_lock_in_order_and_one_at_a_time() {
+    explore_all(Dialect::Native, &Kind::all_in(Dialect::Native), 4);
 }
 
 #[test]

@@ -1,18 +1,16 @@
 //! What `docs/guide.md` and `docs/coming-from.md` say beside their Rust, which `cargo test --doc` runs: SQL, figures,
 //! tables, links and the picture. What they say to shells is run by `tests/zklock.rs`.
 
-#[path = "support/page.rs"]
-#[allow(unreachable_pub, reason = "others reach it through `support`")]
-mod page;
+mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use page::{blocks, rows};
 use rusqlite::{Connection, TransactionBehavior};
 use sqlparser::dialect::{Dialect, MySqlDialect, PostgreSqlDialect, SQLiteDialect};
 use sqlparser::parser::Parser;
+use support::page::{blocks, rows};
 use zk_rwlock::{Memory, RwLock};
 
 const GUIDE: &str = include_str!("../docs/guide.md");
@@ -159,6 +157,13 @@ fn every_error_and_every_loss_has_a_row_that_says_what_to_do() {
         .collect();
     assert!(expected.len() > 15);
     assert_eq!(told, expected);
+}
+
+#[test]
+fn the_classes_for_kazoo_are_those_that_contend_with_curator() {
+    let classes = blocks(GUIDE, "python");
+    assert_eq!(classes.len(), 1);
+    assert!(include_str!("interop/kazoo_peer.py").contains(classes[0]), "{}", classes[0]);
 }
 
 #[test]

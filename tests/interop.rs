@@ -1,7 +1,8 @@
-//! The lock among real Curator, kazoo and zookeeper-client, each a process of its own, on a real server: `make interop`.
+//! The lock among real Curator, kazoo and zookeeper-client, each a process of its own, on a real server: `make
+//! interop`.
 //!
-//! `cargo test` alone leaves this out, because it needs what `tests/interop/setup.sh` provides. A fleet contends for the
-//! share of `INTEROP_SECONDS` (60) that there is for it.
+//! `cargo test` alone leaves this out, because it needs what `tests/interop/setup.sh` provides. A fleet contends for
+//! the share of `INTEROP_SECONDS` (60) that there is for it.
 //!
 //! The drivers of the other languages are in `tests/interop/`; those in Rust are this test binary itself, as
 //! [`the_life_of_a_child`] in an environment that says so. All take the same commands in lines.
@@ -126,7 +127,8 @@ impl Driver {
         let prefix = match self.dialect {
             Dialect::Curator => zk::LockPrefix::new_custom(format!("{path}/{hex}__WRIT__"), "__"),
             Dialect::Kazoo => zk::LockPrefix::new_custom(format!("{path}/{hex}__lock__"), "lock__"),
-            _ => zk::LockPrefix::new_curator(path, "lock-"),
+            Dialect::CuratorMutex => zk::LockPrefix::new_curator(path, "lock-"),
+            _ => zk::LockPrefix::new_custom(format!("{path}/other~{hex}-WRITE-"), "-"),
         };
         let parent = zk::CreateMode::Container.with_acls(zk::Acls::anyone_all());
         let options = zk::LockOptions::new(zk::Acls::anyone_all()).with_ancestor_options(parent).unwrap();
@@ -397,7 +399,8 @@ fn fleet(dialect: Dialect) -> Vec<(Library, bool)> {
         Dialect::CuratorMutex => {
             vec![(Library::Ours, true), (Library::Curator, false), (Library::ZookeeperClient, false)]
         }
-        _ => vec![(Library::Ours, true), (Library::Kazoo, true), (Library::ZookeeperClient, false)],
+        Dialect::Kazoo => vec![(Library::Ours, true), (Library::Kazoo, true), (Library::ZookeeperClient, false)],
+        _ => vec![(Library::Ours, true), (Library::ZookeeperClient, false)],
     }
 }
 
@@ -452,6 +455,11 @@ async fn turns_with_curators_mutex_and_zookeeper_client_are_taken_in_the_order_o
 #[tokio::test(flavor = "multi_thread")]
 async fn turns_with_kazoo_are_taken_in_the_order_of_arrival() {
     turns_are_taken_in_the_order_of_arrival(Dialect::Kazoo).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn turns_with_zookeeper_client_under_our_names_are_taken_in_the_order_of_arrival() {
+    turns_are_taken_in_the_order_of_arrival(Dialect::Native).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -176,8 +176,9 @@ macro_rules! acquire_shared {
             /// As when awaited.
             pub fn blocking(self) -> Result<$guard<T>, Error> {
                 let (acquire, rest) = self.parts();
+                let late = rest.late();
                 let guard = acquire.blocking()?;
-                pollster::block_on(rest.$finish(guard))
+                pollster::block_on(in_time(late, rest.$finish(guard)))
             }
         }
 
@@ -188,16 +189,9 @@ macro_rules! acquire_shared {
             fn into_future(self) -> Self::IntoFuture {
                 Box::pin(async move {
                     let (acquire, rest) = self.parts();
-                    let late = rest.options.timeout.map(|timeout| (timeout, rest.inner.coordinator.sleep(timeout)));
+                    let late = rest.late();
                     let guard = acquire.await?;
-                    let Some((waited, late)) = late else {
-                        return rest.$finish(guard).await;
-                    };
-                    tokio::select! {
-                        biased;
-                        answer = rest.$finish(guard) => answer,
-                        () = late => Err(Error::Timeout { waited, blockers: Blockers::default() }),
-                    }
+                    in_time(late, rest.$finish(guard)).await
                 })
             }
         }
@@ -255,7 +249,26 @@ struct Rest<T> {
     instead: Option<T>,
 }
 
+/// When the time given is over, and how long it was.
+type Late = Option<(Duration, Pin<Box<dyn Future<Output = ()> + Send>>)>;
+
+/// The acquisition keeps its time by itself; this is for what follows.
+async fn in_time<G>(late: Late, finished: impl Future<Output = Result<G, Error>>) -> Result<G, Error> {
+    let Some((waited, late)) = late else {
+        return finished.await;
+    };
+    tokio::select! {
+        biased;
+        answer = finished => answer,
+        () = late => Err(Error::Timeout { waited, blockers: Blockers::default() }),
+    }
+}
+
 impl<T: Send + Sync + 'static> Rest<T> {
+    fn late(&self) -> Late {
+        self.options.timeout.map(|timeout| (timeout, self.inner.coordinator.sleep(timeout)))
+    }
+
     async fn finish_read(self, guard: crate::ReadGuard) -> Result<SharedReadGuard<T>, Error> {
         let stored = self.inner.read(guard.held()).await?;
         Ok(SharedReadGuard::new(stored, guard))

@@ -60,7 +60,7 @@ pub(super) struct Seen<T> {
     news: u64,
     czxid: i64,
     version: i32,
-    /// Taken when a value is made of it.
+    /// Emptied when a value is made of it.
     bytes: Mutex<Vec<u8>>,
     made: OnceLock<Result<Arc<Stored<T>>, Error>>,
 }
@@ -209,8 +209,11 @@ impl<T: Send + Sync + 'static> Inner<T> {
     /// The value that was seen, made by the first who asks.
     fn made(&self, seen: &Seen<T>) -> Result<Arc<Stored<T>>, Error> {
         let make = || {
-            let bytes = std::mem::take(&mut *seen.bytes.lock().unwrap_or_else(PoisonError::into_inner));
-            let value = Arc::new(self.open(&bytes).map_err(|error| self.fault(error))?);
+            // Kept until then, because a format may panic.
+            let mut bytes = seen.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+            let opened = self.open(&bytes);
+            *bytes = Vec::new();
+            let value = Arc::new(opened.map_err(|error| self.fault(error))?);
             let mut last = self.last_good();
             if last.as_ref().is_none_or(|(news, _)| *news < seen.news) {
                 *last = Some((seen.news, Arc::clone(&value)));
@@ -307,10 +310,12 @@ impl<T: Send + Sync + 'static> Follower<T> {
                     let Some(inner) = self.inner.upgrade() else { return };
                     let is_over = matches!(failure, Failure::Over(_));
                     let error = Error::from_failure(failure, "watch", &inner.path);
-                    if is_over {
-                        return inner.over(error);
+                    match error {
+                        error if is_over => return inner.over(error),
+                        // The connection is lost, which is no news of the value.
+                        Error::Unreachable(_) | Error::OutcomeUnknown { .. } => {}
+                        error => inner.troubled(error),
                     }
-                    inner.troubled(error);
                     let pause = inner.coordinator.sleep(PAUSE);
                     drop(inner);
                     pause.await;
@@ -356,6 +361,10 @@ impl<T: Send + Sync + 'static> Follower<T> {
                     appears(session, &path).await.is_err()
                 }
                 Err(Failure::Over(_)) => true,
+                Err(Failure::Unknown(_)) => {
+                    session.sleep(PAUSE).await;
+                    false
+                }
                 Err(failure) => {
                     let Some(inner) = self.inner.upgrade() else { return };
                     inner.troubled(Error::from_failure(failure, "watch", &inner.path));

@@ -40,13 +40,14 @@ impl Kind {
             Dialect::Curator => {
                 kinds.extend(both(Library::CuratorReadWrite));
                 kinds.extend(both(Library::Kazoo));
+                kinds.push(writes(Library::ZookeeperClient));
             }
             Dialect::CuratorMutex => kinds.extend([writes(Library::CuratorMutex), writes(Library::ZookeeperClient)]),
             Dialect::Kazoo => {
                 kinds.extend(both(Library::Kazoo));
                 kinds.push(writes(Library::ZookeeperClient));
             }
-            _ => {}
+            _ => kinds.push(writes(Library::ZookeeperClient)),
         }
         kinds
     }
@@ -84,7 +85,13 @@ impl Kind {
                 kazoos(me, names, excluded)
             }
             Library::ZookeeperClient => {
-                zookeeper_clients(me, names, if dialect == Dialect::CuratorMutex { "lock-" } else { "lock__" })
+                let lock_name = match dialect {
+                    Dialect::CuratorMutex => "lock-",
+                    Dialect::Curator => "__",
+                    Dialect::Kazoo => "lock__",
+                    _ => "-",
+                };
+                zookeeper_clients(me, names, lock_name)
             }
         }
     }

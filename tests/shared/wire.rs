@@ -213,9 +213,18 @@ async fn a_timeout_ends_in_time_also_when_the_connection_breaks_after_the_grant(
     let zk = connect(&wire.address()).await;
     let shared = counter(&zk, "/shared/late");
     shared.read().await.unwrap().release().await.unwrap();
-    let held = wire.hold(Frames::requests(Op::GetData).about("/value"));
-    let error = soon("the timeout", shared.read().timeout(Duration::from_millis(300))).await.unwrap_err();
-    assert!(held.has_arrived() && error.is_timeout(), "{error}");
-    held.release();
-    assert_eq!(*soon("a read", shared.read()).await.unwrap(), 0);
+    for is_blocking in [false, true] {
+        let held = wire.hold(Frames::requests(Op::GetData).about("/value"));
+        let reading = shared.read().timeout(Duration::from_millis(300));
+        let answer = if is_blocking {
+            let blocked = tokio::task::spawn_blocking(|| reading.blocking());
+            soon("the timeout", blocked).await.unwrap()
+        } else {
+            soon("the timeout", reading).await
+        };
+        let error = answer.unwrap_err();
+        assert!(held.has_arrived() && error.is_timeout(), "{error}");
+        held.release();
+        assert_eq!(*soon("a read", shared.read()).await.unwrap(), 0);
+    }
 }

@@ -35,16 +35,16 @@ Examples:
       zklock break /locks/backup 4294967301
 
 Exit codes:
-  of the command; 128 + N if signal N ended it, or zklock while it waited.
-  After a Ctrl-C that the command alone was typed, zklock ends by that
-  signal too, so that a shell's loop around it ends: $? is 130
+  of the command; 128 + N if signal N ended it, or zklock while it
+  waited. After a Ctrl-C that the command alone was typed, zklock ends by
+  that signal too, so that a shell's loop around it ends: $? is 130
     1   -n or -w in vain (-E sets another); break: nobody has that token;
         check: something is odd
    64   wrong usage
    69   no server can be reached, or there is no such command
    74   what was found could not be written to standard output
-   75   the lock was lost while the command ran, or the place in the queue
-        before that; whatever the command itself returned
+   75   the lock was lost while the command ran, or the place in the
+        queue before that; whatever the command itself returned
         (--lost-exit-code sets another)
    77   permission denied: by ZooKeeper, or to execute the command
 
@@ -60,18 +60,19 @@ Environment:
 
 When the lock is lost:
   The command's process group gets TERM, after --grace KILL, and zklock
-  exits with 75. The grace is cut short so that KILL comes before ZooKeeper
-  lets anybody else in. The session timeout says how long that may take: a
-  network that is gone for two thirds of it costs the lock. After
-  `zklock break` the next one may start at once, while the command still
-  has its grace.
+  exits with 75. The grace is cut short so that KILL comes before
+  ZooKeeper lets anybody else in. The session timeout says how long that
+  may take: a network that is gone for two thirds of it costs the lock.
+  After `zklock break` the next one may start at once, while the command
+  still has its grace.
 
 What zklock cannot do for you:
   - Killed with -9 it cannot stop the command, which runs on; the lock is
     free one session timeout later.
-  - Stopped (SIGSTOP, Ctrl-Z) for longer than the session timeout it loses
-    the lock like anybody who does not answer. Ctrl-Z stops the command
-    too, and it is killed rather than continued if the lock is gone.
+  - Stopped (SIGSTOP, Ctrl-Z) for longer than the session timeout it
+    loses the lock like anybody who does not answer. Ctrl-Z stops the
+    command too, and it is killed rather than continued if the lock is
+    gone.
   - What the command leaves in the background runs on without the lock.
   - Processes that leave the command's process group (setsid) get none of
     these signals.";
@@ -164,8 +165,8 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "HOSTS", env = "ZK_HOSTS", default_value = "127.0.0.1:2181")]
     pub(crate) zk: String,
 
-    /// Whose names the lock's nodes have: native, or those of other programs that use it: curator (InterProcessReadWriteLock),
-    /// curator-mutex (InterProcessMutex) or kazoo. ls --tree finds that out by itself.
+    /// Whose names the lock's nodes have: native, or those of other programs that use it: curator
+    /// (InterProcessReadWriteLock), curator-mutex (InterProcessMutex) or kazoo. ls --tree finds that out by itself.
     #[arg(long, global = true, value_name = "NAME", default_value_t = Dialect::Native, hide_default_value = true)]
     pub(crate) dialect: Dialect,
 
@@ -350,7 +351,8 @@ mod tests {
         let texts: Vec<String> = texts.into_iter().flatten().collect();
         assert!(texts.len() > 2);
         for line in texts.iter().flat_map(|text| text.lines()) {
-            assert!(line.len() <= 73, "{line}");
+            // `man` moves them in by seven columns.
+            assert!(line.len() + 7 <= 80, "{line}");
         }
     }
 

@@ -18,10 +18,8 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
         }
     } else {
         let queue = connect::lock(&zk, &ls.path, connection)?.queue().await?;
-        let others = if queue.members.is_empty() { others(&zk, &queue).await } else { 0 };
-        if others > 0 {
-            let what = "nodes here that are neither holders nor waiters; locks, perhaps: see zklock ls --tree";
-            output::say(&format!("{}: {others} {what} {}", ls.path, ls.path));
+        if queue.members.is_empty() && has_other_nodes(&zk, &queue).await {
+            output::say(&format!("{0}: there are nodes here; if those are locks, see zklock ls --tree {0}", ls.path));
         }
         match ls.json {
             true => format!("{:#}\n", table::json(&queue)),
@@ -32,10 +30,10 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// How many nodes are in the directory of a free lock: whoever asked for a directory of locks is not to read that it is
-/// free and go away.
-async fn others(zk: &ZooKeeper, queue: &Queue) -> usize {
-    let Ok(berth) = zk.berth(0).await else { return 0 };
+/// Whether the directory of a free lock is not empty: whoever took a directory of locks for a lock is not to read that it
+/// is free, and go away.
+async fn has_other_nodes(zk: &ZooKeeper, queue: &Queue) -> bool {
+    let Ok(berth) = zk.berth(0).await else { return false };
     let names = berth.session().children(&queue.path).await.unwrap_or_default();
-    names.iter().filter(|name| Contender::parse_as(name, queue.dialect).is_none()).count()
+    names.iter().any(|name| Contender::parse_as(name, queue.dialect).is_none())
 }

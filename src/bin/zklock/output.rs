@@ -46,11 +46,13 @@ pub(crate) fn is_read() -> bool {
     poll(&mut polled, Some(&at_once)).is_err() || !polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
-/// Makes text of strangers safe for a terminal: control characters are shown and not obeyed.
+/// Makes text of strangers safe for a terminal: control characters, and those that turn the direction of what follows,
+/// are shown and not obeyed.
 pub(crate) fn tame(text: &str) -> String {
     let mut tamed = String::with_capacity(text.len());
     for character in text.chars() {
-        match character.is_control() {
+        let turns = matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        match character.is_control() || turns {
             true => tamed.extend(character.escape_default()),
             false => tamed.push(character),
         }

@@ -23,6 +23,9 @@ const LABEL_MADE: usize = 60;
 /// How often it is looked whether a command that was told to end must be killed now.
 const TICK: Duration = Duration::from_millis(10);
 
+/// How long the servers are given to hear that we leave.
+const FAREWELL: Duration = Duration::from_secs(2);
+
 pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> {
     let order = Order::read(run)?;
     let mut signals = Signals::listen()?;
@@ -296,7 +299,7 @@ fn cannot_run(program: &OsStr, error: &io::Error) -> Exit {
         io::ErrorKind::PermissionDenied => exit::NO_PERMISSION,
         _ => exit::UNAVAILABLE,
     };
-    Exit::new(code, format!("cannot run {}: {error}", program.display()))
+    Exit::new(code, format!("cannot run {program:?}: {error}"))
 }
 
 /// Ends the command: TERM, the grace, KILL. Says how it ended.
@@ -344,10 +347,11 @@ async fn give_back(guard: Guard, connection: &Connection, signals: &mut Signals)
     }
 }
 
-/// Ends the session, which removes whatever is left of us at once.
+/// Ends the session, which removes whatever is left of us at once. On a network that is gone it ends by its timeout, and
+/// nobody is to wait for that.
 async fn leave(zk: &ZooKeeper, signals: &mut Signals) {
     tokio::select! {
-        () = zk.close() => {}
+        _ = tokio::time::timeout(FAREWELL, zk.close()) => {}
         _ = signals.next() => {}
     }
 }
