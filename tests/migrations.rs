@@ -296,6 +296,25 @@ async fn killed_between_the_last_commit_and_the_release(on: On) {
     world.is_whole().await;
 }
 
+async fn asked_to_stop_it_lets_go_at_once(on: On) {
+    let world = World::new(on, "asked").await;
+    let lock = lock_of(&world).await;
+    let mut first = world.start(&world.stuck_in(2), &["up"]);
+    first.says("applies version 2").await;
+    world.is_in_the_middle().await;
+    let build = world.up_to(3);
+    let mut second = world.start(&build, &["up"]);
+    second.says("waits: held by WRITE").await;
+    second.signal("INT");
+    second.ends().await.with(FAILED).saying("asked to stop");
+    assert_eq!(line(&lock).await, "W+");
+    first.signal("TERM");
+    first.ends().await.with(FAILED).saying("asked to stop");
+    assert_eq!(line(&lock).await, "", "nobody has to wait for its session to end");
+    world.up(&build).await.with(DONE).saying("has migrated from version 1 to 3");
+    world.is_whole().await;
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // Stopped and cut off
 
@@ -486,7 +505,7 @@ async fn instances_stop_before_the_migration_and_newcomers_come_in_after_it(on: 
         assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1], "{left} instances serve");
         let instance = running.pop().expect("as many as that");
         instance.signal("TERM");
-        instance.ends().await.with(DONE).saying("stops after");
+        instance.ends().await.with(DONE).saying("old-").saying("stops");
     }
     job.ends().await.with(DONE).saying("has migrated from version 1 to 3");
     late_old.ends().await.with(MISMATCH).saying("too old to serve");
@@ -602,6 +621,7 @@ on_both! {
     killed_within_each_migration
     killed_between_two_migrations
     killed_between_the_last_commit_and_the_release
+    asked_to_stop_it_lets_go_at_once
     stopped_past_its_session
     cut_off_from_zookeeper_in_the_middle
     what_others_have_begun_is_waited_for_and_nothing_begins_later
