@@ -595,6 +595,17 @@ async fn who_is_not_let_in_is_told_by_whom(on: On) {
     instance.says("serves on version 1").await;
     let in_vain = world.start(&world.up_to(3), &["--timeout", "1", "up"]).ends().await;
     in_vain.with(NOT_IN_TIME).saying("not granted within 1s: held by READ").saying("\"web-7: serve on v1\"");
+    instance.signal("TERM");
+    instance.ends().await.with(DONE);
+
+    let mut connection = world.connect().await;
+    let (_beside, shown) = stale(&mut connection, i64::MAX).await;
+    assert_eq!(shown, 1);
+    let in_vain = world.start(&world.build("all", &VERSIONS), &["--timeout", "1", "up"]).ends().await.with(NOT_IN_TIME);
+    match on {
+        On::Postgres => in_vain.saying("waits in the database for pid").saying("lock timeout"),
+        On::Sqlite => in_vain.saying("database is locked"),
+    };
     assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
 }
 

@@ -49,7 +49,7 @@ use zk_rwlock::coordinator::Coordinator;
   1   failed, or asked to stop; what was open is rolled back
   64  wrong usage
   65  the database is not at the version that this build is made for, or has another history
-  69  the lock was not to be had in time: the message says who is in the way
+  69  the lock, or one of the database, was not to be had in time: the output says who is in the way
   75  the lock was lost, or the database has seen a later holder: somebody else goes on; start again to be sure")]
 struct Arguments {
     #[command(flatten)]
@@ -64,8 +64,8 @@ struct Arguments {
     /// The lock of this schema
     #[arg(long, global = true, value_name = "PATH", default_value = "/zk-rwlock-examples/migrate")]
     lock: String,
-    /// How long to wait for the lock, and for the lock of an SQLite file
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60)]
+    /// How long to wait for the lock, and then for each lock of the database
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
     /// How many instances start; on the embedded ensemble, tasks
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -120,7 +120,7 @@ fn code(error: &(dyn std::error::Error + 'static)) -> u8 {
     let lock = error.downcast_ref::<zk_rwlock::Error>();
     if error.is::<Mismatch>() {
         65
-    } else if lock.is_some_and(zk_rwlock::Error::is_timeout) {
+    } else if lock.is_some_and(zk_rwlock::Error::is_timeout) || error.downcast_ref().is_some_and(database::is_locked) {
         69
     } else if error.is::<TooLate>() || lock.is_some_and(zk_rwlock::Error::is_lost) {
         75
