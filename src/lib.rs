@@ -169,6 +169,7 @@ pub use crate::zookeeper::{Acl, Permissions, ZooKeeper, ZooKeeperBuilder};
 /// [promises]: crate#how-a-holder-knows-in-time
 /// [performance]: https://docs.rs/crate/zk-rwlock/latest/source/docs/performance.md
 /// [coming-from]: crate::coming_from
+/// [migrate]: https://docs.rs/crate/zk-rwlock/latest/source/examples/migrate/main.rs
 ///
 // The first definition of a link counts; those of the page itself are for whoever reads it as a file.
 #[cfg(doc)]

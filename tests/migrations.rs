@@ -296,6 +296,25 @@ async fn killed_between_the_last_commit_and_the_release(on: On) {
     world.is_whole().await;
 }
 
+async fn asked_to_stop_it_lets_go_at_once(on: On) {
+    let world = World::new(on, "asked").await;
+    let lock = lock_of(&world).await;
+    let mut first = world.start(&world.stuck_in(2), &["up"]);
+    first.says("applies version 2").await;
+    world.is_in_the_middle().await;
+    let build = world.up_to(3);
+    let mut second = world.start(&build, &["up"]);
+    second.says("waits: held by WRITE").await;
+    second.signal("INT");
+    second.ends().await.with(FAILED).saying("asked to stop");
+    assert_eq!(line(&lock).await, "W+");
+    first.signal("TERM");
+    first.ends().await.with(FAILED).saying("asked to stop");
+    assert_eq!(line(&lock).await, "", "nobody has to wait for its session to end");
+    world.up(&build).await.with(DONE).saying("has migrated from version 1 to 3");
+    world.is_whole().await;
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // Stopped and cut off
 
@@ -387,22 +406,50 @@ async fn what_others_have_begun_is_waited_for_and_nothing_begins_later(on: On) {
     world.is_whole().await;
 }
 
+/// Neither a migration nor an instance begins while what it relies on may still change.
 #[tokio::test]
 async fn an_earlier_holder_cannot_commit_what_he_had_begun() {
-    let world = World::new(On::Postgres, "cannot_commit").await;
-    world.up(&world.up_to(1)).await.with(DONE);
+    for (name, role) in [("before_a_job", &["up"][..]), ("before_an_instance", &["serve", "--for", "0"])] {
+        let world = World::new(On::Postgres, name).await;
+        world.up(&world.up_to(1)).await.with(DONE);
+        let [token] = world.numbers("SELECT token FROM lock_fence").await[..] else { panic!("one fence") };
+        let mut connection = world.connect().await;
+        connection.execute(format!("SET application_name = 'lock_fence {token}'").as_str()).await.unwrap();
+        let (mut earlier, shown) = stale(&mut connection, token).await;
+        assert_eq!(shown, 1);
+        earlier.execute("CREATE TABLE stale (id BIGINT)").await.unwrap();
+
+        let build = if role == ["up"] { world.build("all", &VERSIONS) } else { world.directory.path().join("up-to-1") };
+        let later = world.start(&build, role).ends().await.with(DONE);
+        if role == ["up"] {
+            later.saying(&format!("has ended what an earlier holder left open: lock_fence {token}"));
+        }
+        earlier.commit().await.expect_err("its connection was ended");
+        assert_eq!(world.numbers("SELECT count(*) FROM pg_class WHERE relname = 'stale'").await, [0]);
+    }
+}
+
+async fn an_instance_that_serves_keeps_out_earlier_holders(on: On) {
+    let world = World::new(on, "kept_out").await;
+    let build = world.up_to(3);
+    world.up(&build).await.with(DONE);
     let [token] = world.numbers("SELECT token FROM lock_fence").await[..] else { panic!("one fence") };
     let mut connection = world.connect().await;
-    connection.execute(format!("SET application_name = 'lock_fence {token}'").as_str()).await.unwrap();
-    let (mut earlier, shown) = stale(&mut connection, token).await;
-    assert_eq!(shown, 1);
-    earlier.execute("ALTER TABLE ledger ADD COLUMN stale TEXT").await.unwrap();
-
-    let later = world.up(&world.up_to(3)).await.with(DONE);
-    later.saying(&format!("has ended what an earlier holder left open: lock_fence {token}"));
-    earlier.commit().await.expect_err("its connection was ended");
-    assert_eq!(world.numbers("SELECT count(*) FROM pg_attribute WHERE attname = 'stale'").await, [0]);
-    world.is_whole().await;
+    let (transaction, shown) = stale(&mut connection, token).await;
+    assert_eq!(shown, 1, "nobody has come since");
+    transaction.rollback().await.unwrap();
+    // In any order: each comes after whoever migrated.
+    let mut instances = [world.start(&build, &["serve"]), world.start(&build, &["serve"])];
+    for instance in &mut instances {
+        instance.says("serves on version 3").await;
+    }
+    let (transaction, shown) = stale(&mut connection, token).await;
+    assert_eq!(shown, 0);
+    transaction.rollback().await.unwrap();
+    for instance in instances {
+        instance.signal("TERM");
+        instance.ends().await.with(DONE);
+    }
 }
 
 /// The rest of its transaction is on the way while the next one migrates.
@@ -458,7 +505,7 @@ async fn instances_stop_before_the_migration_and_newcomers_come_in_after_it(on: 
         assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1], "{left} instances serve");
         let instance = running.pop().expect("as many as that");
         instance.signal("TERM");
-        instance.ends().await.with(DONE).saying("stops after");
+        instance.ends().await.with(DONE).saying("old-").saying("stops");
     }
     job.ends().await.with(DONE).saying("has migrated from version 1 to 3");
     late_old.ends().await.with(MISMATCH).saying("too old to serve");
@@ -548,6 +595,17 @@ async fn who_is_not_let_in_is_told_by_whom(on: On) {
     instance.says("serves on version 1").await;
     let in_vain = world.start(&world.up_to(3), &["--timeout", "1", "up"]).ends().await;
     in_vain.with(NOT_IN_TIME).saying("not granted within 1s: held by READ").saying("\"web-7: serve on v1\"");
+    instance.signal("TERM");
+    instance.ends().await.with(DONE);
+
+    let mut connection = world.connect().await;
+    let (_beside, shown) = stale(&mut connection, i64::MAX).await;
+    assert_eq!(shown, 1);
+    let in_vain = world.start(&world.build("all", &VERSIONS), &["--timeout", "1", "up"]).ends().await.with(NOT_IN_TIME);
+    match on {
+        On::Postgres => in_vain.saying("waits in the database for pid").saying("lock timeout"),
+        On::Sqlite => in_vain.saying("database is locked"),
+    };
     assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
 }
 
@@ -574,11 +632,13 @@ on_both! {
     killed_within_each_migration
     killed_between_two_migrations
     killed_between_the_last_commit_and_the_release
+    asked_to_stop_it_lets_go_at_once
     stopped_past_its_session
     cut_off_from_zookeeper_in_the_middle
     what_others_have_begun_is_waited_for_and_nothing_begins_later
     instances_stop_before_the_migration_and_newcomers_come_in_after_it
     an_instance_that_is_cut_off_stops_before_the_migration
+    an_instance_that_serves_keeps_out_earlier_holders
     instances_that_migrate_by_themselves_all_serve_in_the_end
     a_failed_migration_is_rolled_back_and_a_mended_one_goes_on
     what_does_not_fit_is_refused

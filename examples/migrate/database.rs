@@ -6,6 +6,13 @@ use std::time::Duration;
 use sqlx::migrate::{AppliedMigration, Migrate, MigrateError};
 use sqlx::{Any, AnyConnection, Connection, Transaction};
 
+/// Whether what failed had waited in vain for a lock of the database.
+pub(crate) fn is_locked(error: &sqlx::Error) -> bool {
+    // SQLSTATE `lock_not_available`, and SQLITE_BUSY.
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_some_and(|code| ["55P03", "5"].contains(&code.as_ref()))
+}
+
 /// Where the database is.
 #[derive(Clone, Debug)]
 pub(crate) enum Database {
@@ -38,19 +45,20 @@ impl Database {
         place
     }
 
-    /// Opens a connection, which waits so long for the lock of an SQLite file.
+    /// Opens a connection that waits so long for locks of the database; in PostgreSQL, zero is for ever.
     pub(crate) async fn connect(&self, patience: Duration) -> sqlx::Result<AnyConnection> {
         sqlx::any::install_default_drivers();
-        match self {
-            Database::Postgres(url) => AnyConnection::connect(url).await,
-            Database::Sqlite(file) => {
-                let file = file.replace('%', "%25").replace('?', "%3f");
-                let mut connection = AnyConnection::connect(&format!("sqlite:{file}?mode=rwc")).await?;
-                let patience = format!("PRAGMA busy_timeout = {}", patience.as_millis());
-                sqlx::query(&patience).execute(&mut connection).await?;
-                Ok(connection)
-            }
-        }
+        let patience = patience.as_millis();
+        let (url, setting) = match self {
+            Database::Postgres(url) => (url.clone(), format!("SET lock_timeout = {patience}")),
+            Database::Sqlite(file) => (
+                format!("sqlite:{}?mode=rwc", file.replace('%', "%25").replace('?', "%3f")),
+                format!("PRAGMA busy_timeout = {patience}"),
+            ),
+        };
+        let mut connection = AnyConnection::connect(&url).await?;
+        sqlx::query(&setting).execute(&mut connection).await?;
+        Ok(connection)
     }
 
     /// Begins a transaction that will write.
@@ -64,15 +72,24 @@ impl Database {
             .await
     }
 
-    /// What has been applied to it; an instance asks without changing anything.
-    pub(crate) async fn applied(&self, connection: &mut AnyConnection) -> Result<Vec<AppliedMigration>, MigrateError> {
+    /// Whether somebody has migrated it behind a fence.
+    pub(crate) async fn is_fenced(&self, connection: &mut AnyConnection) -> sqlx::Result<bool> {
         let tables = match self {
-            Database::Postgres(_) => "SELECT count(*) FROM pg_class WHERE oid = to_regclass('_sqlx_migrations')",
-            Database::Sqlite(_) => "SELECT count(*) FROM sqlite_master WHERE name = '_sqlx_migrations'",
+            Database::Postgres(_) => {
+                "SELECT count(*) FROM pg_class WHERE oid IN (to_regclass('_sqlx_migrations'), to_regclass('lock_fence'))"
+            }
+            Database::Sqlite(_) => {
+                "SELECT count(*) FROM sqlite_master WHERE name IN ('_sqlx_migrations', 'lock_fence')"
+            }
         };
-        match sqlx::query_scalar::<_, i64>(tables).fetch_one(&mut *connection).await? {
-            0 => Ok(Vec::new()),
-            _ => connection.list_applied_migrations().await,
+        Ok(sqlx::query_scalar::<_, i64>(tables).fetch_one(connection).await? == 2)
+    }
+
+    /// What has been applied to it, as far as it is to be relied on. Changes nothing.
+    pub(crate) async fn applied(&self, connection: &mut AnyConnection) -> Result<Vec<AppliedMigration>, MigrateError> {
+        match self.is_fenced(connection).await? {
+            false => Ok(Vec::new()),
+            true => connection.list_applied_migrations().await,
         }
     }
 }

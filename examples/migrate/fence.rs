@@ -17,9 +17,10 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS lock_fence (name TEXT PRIMARY KE
 const ROW: &str = "INSERT INTO lock_fence VALUES ('schema', 0) ON CONFLICT DO NOTHING";
 /// `<=`, so that one holder can do several migrations.
 const SHOW: &str = "UPDATE lock_fence SET token = $1 WHERE name = 'schema' AND token <= $1";
+const RAISE: &str = "UPDATE lock_fence SET token = $1 WHERE name = 'schema' AND token < $1";
 
 /// How a connection is called in `pg_stat_activity`, so that later holders know whose it is.
-const SIGN: &str = "SELECT set_config('application_name', 'lock_fence ' || $1::text, false), pg_backend_pid()";
+const SIGN: &str = "SELECT set_config('application_name', 'lock_fence ' || $1::text, false)";
 /// Ends the connections of earlier holders. Whoever runs it has the lock, so those have lost it, whether they know or not.
 /// A function in a WHERE may be called for rows that the other conditions exclude: so these are chosen first.
 const END_EARLIER: &str = "WITH earlier AS MATERIALIZED (
@@ -44,16 +45,20 @@ pub(crate) struct Fence<'a> {
 }
 
 impl Fence<'_> {
-    /// Signs the connection. Returns its number in PostgreSQL.
-    pub(crate) async fn sign(&self, connection: &mut AnyConnection) -> sqlx::Result<i32> {
+    /// The number of the connection in PostgreSQL.
+    pub(crate) async fn pid(&self, connection: &mut AnyConnection) -> sqlx::Result<i32> {
         match self.database {
-            Database::Postgres(_) => sqlx::query(SIGN).bind(self.token).fetch_one(connection).await?.try_get(1),
+            Database::Postgres(_) => sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(connection).await,
             Database::Sqlite(_) => Ok(0),
         }
     }
 
-    /// Makes the row if it is missing: for itself, so that each migration can rely on it.
+    /// Signs the connection as one that migrates, and makes the row if it is missing: for itself, so that each migration
+    /// can rely on it.
     pub(crate) async fn prepare(&self, connection: &mut AnyConnection) -> sqlx::Result<()> {
+        if let Database::Postgres(_) = self.database {
+            sqlx::query(SIGN).bind(self.token).execute(&mut *connection).await?;
+        }
         sqlx::query(TABLE).execute(&mut *connection).await?;
         sqlx::query(ROW).execute(&mut *connection).await?;
         Ok(())
@@ -66,6 +71,21 @@ impl Fence<'_> {
             0 => Err(TooLate { token: self.token }.into()),
             _ => Ok(transaction),
         }
+    }
+
+    /// Keeps out all earlier holders: what they have not committed by now, they never will.
+    ///
+    /// For those who hold the lock to read. Theirs is not the highest token when many hold together, but whoever may
+    /// migrate after them came after them, and has a higher one.
+    pub(crate) async fn raise(&self, name: &str, connection: &mut AnyConnection) -> Result<()> {
+        if self.database.is_fenced(connection).await? {
+            let pid = self.pid(connection).await?;
+            tokio::select! {
+                raised = sqlx::query(RAISE).bind(self.token).execute(connection) => raised.map(drop)?,
+                failure = self.clear_the_way(name, pid) => match failure? {},
+            }
+        }
+        Ok(())
     }
 
     /// As long as it is polled: ends the transactions that earlier holders have left open in PostgreSQL, which could

@@ -1,18 +1,38 @@
 //! An instance of the service: it holds the read lock for as long as it relies on the schema.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::AnyConnection;
+use tokio::time::sleep;
 use zk_rwlock::RwLock;
 use zk_rwlock::coordinator::Coordinator;
 
-use crate::common::Result;
-use crate::{Site, migration};
+use crate::common::{Client, Result};
+use crate::fence::Fence;
+use crate::{Site, asked_to_stop, migration};
 
-/// Serves until `stop`, on the schema that this build is made for or not at all.
-pub(crate) async fn serve(site: &Site, name: &str, migrates: bool, stop: impl Future<Output = ()>) -> Result<()> {
+/// Serves for so long, or until it is asked to stop; on the schema that this build is made for, or not at all.
+pub(crate) async fn serve(site: &Site, name: &str, migrates: bool, duration: Option<Duration>) -> Result<()> {
     let zk = site.backend.connect().await?;
-    let lock = RwLock::new(&zk, &site.lock)?;
+    tokio::select! {
+        biased;
+        () = asked_to_stop() => {}
+        served = be_let_in_and_serve(site, &zk, name, migrates, duration) => served?,
+    }
+    // Gives back at once what is held, or waited for.
+    zk.close().await;
+    println!("{name} stops");
+    Ok(())
+}
+
+async fn be_let_in_and_serve(
+    site: &Site,
+    zk: &Client,
+    name: &str,
+    migrates: bool,
+    duration: Option<Duration>,
+) -> Result<()> {
+    let lock = RwLock::new(zk, &site.lock)?;
     let alone = if migrates { migration::alone(site, name, &lock).await? } else { None };
     let guard = if let Some(writer) = alone {
         migration::run(site, name, &writer).await?;
@@ -25,34 +45,27 @@ pub(crate) async fn serve(site: &Site, name: &str, migrates: bool, stop: impl Fu
         acquire.on_wait(move |progress| println!("{waits} {}", progress.blockers)).await?
     };
     let mut connection = site.database.connect(site.timeout).await?;
+    let serve = async {
+        // Whoever migrated last may have been cut off, and its commit still be on the way.
+        Fence { database: &site.database, token: guard.fencing_token() }.raise(name, &mut connection).await?;
+        requests(site, name, &mut connection, duration).await
+    };
     // Dropped when the lock is lost: a migration may begin then.
-    let served = guard.run(requests(site, name, &mut connection, stop)).await?;
-    guard.release().await?;
-    zk.close().await;
-    served
+    guard.run(serve).await?
 }
 
-async fn requests(
-    site: &Site,
-    name: &str,
-    connection: &mut AnyConnection,
-    stop: impl Future<Output = ()>,
-) -> Result<()> {
-    let mut stop = std::pin::pin!(stop);
-    let mut served = 0;
-    loop {
-        // Stands for a request. Once would be enough: while we hold the lock nobody migrates.
-        site.schema.fits(&site.database.applied(connection).await?)?;
-        if served == 0 {
-            println!("{name} serves on version {}", site.schema.version());
-        }
-        served += 1;
-        tokio::select! {
-            biased;
-            () = &mut stop => break,
-            () = tokio::time::sleep(Duration::from_millis(20)) => {}
-        }
+async fn requests(site: &Site, name: &str, database: &mut AnyConnection, duration: Option<Duration>) -> Result<()> {
+    let began = Instant::now();
+    request(site, database).await?;
+    println!("{name} serves on version {}", site.schema.version());
+    while duration.is_none_or(|duration| began.elapsed() < duration) {
+        sleep(Duration::from_millis(20)).await;
+        request(site, database).await?;
     }
-    println!("{name} stops after {served} requests");
     Ok(())
+}
+
+/// Stands for what a service does. The first look would be enough: while we hold the lock nobody migrates.
+async fn request(site: &Site, database: &mut AnyConnection) -> Result<()> {
+    Ok(site.schema.fits(&site.database.applied(database).await?)?)
 }

@@ -46,10 +46,10 @@ use zk_rwlock::coordinator::Coordinator;
 #[derive(clap::Parser)]
 #[command(after_help = "Exit codes:
   0   done
-  1   failed; a migration that failed was rolled back
+  1   failed, or asked to stop; what was open is rolled back
   64  wrong usage
   65  the database is not at the version that this build is made for, or has another history
-  69  the lock was not to be had in time: the message says who is in the way
+  69  the lock, or one of the database, was not to be had in time: the output says who is in the way
   75  the lock was lost, or the database has seen a later holder: somebody else goes on; start again to be sure")]
 struct Arguments {
     #[command(flatten)]
@@ -64,8 +64,8 @@ struct Arguments {
     /// The lock of this schema
     #[arg(long, global = true, value_name = "PATH", default_value = "/zk-rwlock-examples/migrate")]
     lock: String,
-    /// How long to wait for the lock, and for the lock of an SQLite file
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60)]
+    /// How long to wait for the lock, and then for each lock of the database
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
     /// How many instances start; on the embedded ensemble, tasks
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -120,7 +120,7 @@ fn code(error: &(dyn std::error::Error + 'static)) -> u8 {
     let lock = error.downcast_ref::<zk_rwlock::Error>();
     if error.is::<Mismatch>() {
         65
-    } else if lock.is_some_and(zk_rwlock::Error::is_timeout) {
+    } else if lock.is_some_and(zk_rwlock::Error::is_timeout) || error.downcast_ref().is_some_and(database::is_locked) {
         69
     } else if error.is::<TooLate>() || lock.is_some_and(zk_rwlock::Error::is_lost) {
         75
@@ -149,7 +149,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
         Some(Role::Up) => up(&site).await,
         Some(Role::Serve { migrate, name, duration }) => {
             let name = name.unwrap_or_else(|| format!("instance {}", std::process::id()));
-            instance::serve(&site, &name, migrate, stop(duration)).await
+            instance::serve(&site, &name, migrate, duration.map(Duration::from_millis)).await
         }
         None if arguments.show_fence => late_holder(&site, arguments.instances).await,
         None => all_instances(&site, arguments.instances, arguments.migrations).await,
@@ -158,25 +158,30 @@ async fn run(arguments: Arguments) -> common::Result<()> {
 
 async fn up(site: &Site) -> common::Result<()> {
     let zk = site.backend.connect().await?;
-    if let Some(guard) = migration::alone(site, "deploy job", &RwLock::new(&zk, &site.lock)?).await? {
-        migration::run(site, "deploy job", &guard).await?;
-        guard.release().await?;
-    }
+    let work = async {
+        let lock = RwLock::new(&zk, &site.lock)?;
+        if let Some(guard) = migration::alone(site, "deploy job", &lock).await? {
+            migration::run(site, "deploy job", &guard).await?;
+            guard.release().await?;
+        }
+        Ok(())
+    };
+    let done = tokio::select! {
+        biased;
+        () = asked_to_stop() => Err("asked to stop before all was done; what was open is rolled back".into()),
+        done = work => done,
+    };
+    // Gives back at once what was held, or waited for.
     zk.close().await;
-    Ok(())
+    done
 }
 
-async fn stop(duration: Option<u64>) {
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return };
+/// Returns at Ctrl-C or SIGTERM.
+async fn asked_to_stop() {
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return pending().await };
     tokio::select! {
         _ = terminate.recv() => {}
         _ = tokio::signal::ctrl_c() => {}
-        () = async {
-            match duration {
-                Some(duration) => tokio::time::sleep(Duration::from_millis(duration)).await,
-                None => pending().await,
-            }
-        } => {}
     }
 }
 
@@ -200,7 +205,7 @@ async fn all_instances(site: &Site, instances: u32, migrations: Option<PathBuf>)
     } else {
         let task = |number| {
             let (site, name) = (site.clone(), name(number));
-            async move { instance::serve(&site, &name, true, stop(Some(0))).await }
+            async move { instance::serve(&site, &name, true, Some(Duration::ZERO)).await }
         };
         common::all((1..=instances).map(task).collect::<JoinSet<_>>()).await?;
     }

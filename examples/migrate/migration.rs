@@ -54,7 +54,7 @@ pub(crate) async fn run(site: &Site, name: &str, guard: &WriteGuard) -> Result<(
 pub(crate) async fn apply(site: &Site, name: &str, token: i64, is_held: impl Fn() -> bool) -> Result<()> {
     let mut connection = site.database.connect(site.timeout).await?;
     let fence = Fence { database: &site.database, token };
-    let pid = fence.sign(&mut connection).await?;
+    let pid = fence.pid(&mut connection).await?;
     tokio::select! {
         done = apply_each(site, name, &fence, connection, is_held) => done,
         failure = fence.clear_the_way(name, pid) => match failure? {},

@@ -81,13 +81,13 @@ impl Drop for Postgres {
     }
 }
 
-/// Where `initdb` and `postgres` are: Debian keeps those of each version in a directory that is in nobody's path.
+/// Where `initdb` and `postgres` are: in PATH, or where Debian keeps those of each version.
 fn programs() -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let debian = versions.map(|version| version.path().join("bin"));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let all = debian.chain(std::env::split_paths(&path));
-    let found = all.filter(|directory| directory.join("initdb").exists() && directory.join("postgres").exists()).max();
+    let are_in = |directory: &PathBuf| directory.join("initdb").exists() && directory.join("postgres").exists();
+    let found = std::env::split_paths(&path).find(are_in).or_else(|| debian.filter(are_in).max());
     found.unwrap_or_else(|| {
         panic!(
             "No PostgreSQL server to test against: there is no `initdb` in /usr/lib/postgresql/*/bin or in PATH.\n\
