@@ -1237,7 +1237,7 @@ async fn the_guide_can_be_followed_word_for_word() {
     assert_eq!(job.ends().await.code, Some(0));
 
     let in_shell = ended(typed(next("zklock /locks/orders/migrate -- sh -c 'psql "), &commands)).await;
-    let given = in_shell.stdout.strip_prefix("psql [-v] [ON_ERROR_STOP=1] [-v] [token=").unwrap();
+    let given = in_shell.stdout.strip_prefix("psql [-1] [-v] [ON_ERROR_STOP=1] [-v] [token=").unwrap();
     let (given, file) = given.split_once("] ").unwrap();
     assert!(given.parse::<i64>().unwrap() > token, "{in_shell:#?}");
     assert_eq!((in_shell.code, file), (Some(0), "[-f] [migrate.sql]\n"));
