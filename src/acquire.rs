@@ -494,7 +494,7 @@ impl Acquisition {
         }
         if !place.is_unsure() && self.shared.succession.proves(held.standing()) {
             meter::entered(self.mode, 0);
-            return Box::pin(self.grant(held, None, "next")).await;
+            return self.grant(held, None, "next").await;
         }
         let mut has_waited = false;
         loop {
@@ -520,7 +520,7 @@ impl Acquisition {
                         self.delay(held).await?;
                     }
                     let kind = if has_waited { "look" } else { "at once" };
-                    return Box::pin(self.grant(held, None, kind)).await;
+                    return self.grant(held, None, kind).await;
                 }
                 Turn::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
                 Turn::Behind(nearest) => nearest,
@@ -554,7 +554,7 @@ impl Acquisition {
                 // Only a writer that held says so when it goes; then nothing before us is left. Elsewhere anybody may
                 // have written, for any reason.
                 if event == Some(Event::Changed) && self.shared.dialect.hands_off() {
-                    return Box::pin(self.grant(held, Some(watched), "hand-off")).await;
+                    return self.grant(held, Some(watched), "hand-off").await;
                 }
                 vanished = Some(nearest.downgraded());
             }
@@ -602,22 +602,37 @@ impl Acquisition {
     /// What we know may be old, if we were cut off: only under a valid lease is it certain that the session, and so
     /// our node, still exists. Without one a quorum is asked first.
     async fn grant(&self, held: &Held, handed_off: Option<String>, kind: &'static str) -> Result<(), Error> {
+        match self.granted(held, handed_off.as_deref(), kind) {
+            Some(answer) => answer,
+            None => Box::pin(self.grant_once_confirmed(held, handed_off, kind)).await,
+        }
+    }
+
+    /// As [`Self::grant`]; `None` if a quorum has to be asked.
+    fn granted(&self, held: &Held, handed_off: Option<&str>, kind: &'static str) -> Option<Result<(), Error>> {
+        let (session, tenure) = (held.place().session(), held.tenure());
+        if let Some(loss) = held.loss() {
+            return Some(Err(Error::Evicted(loss)));
+        }
+        tenure.hold(session.lease().stretch()?);
+        match handed_off {
+            Some(path) => session.lease().roll().confirm_gone(path, tenure),
+            None => self.shared.succession.granted(held.standing()),
+        }
+        meter::granted(self.mode, kind);
+        let (sequence, token) = (held.contender().sequence(), held.standing().czxid);
+        tracing::debug!(path = &*self.shared.path, mode = %self.mode, sequence, token, kind, "granted");
+        Some(Ok(()))
+    }
+
+    async fn grant_once_confirmed(
+        &self,
+        held: &Held,
+        handed_off: Option<String>,
+        kind: &'static str,
+    ) -> Result<(), Error> {
         let (session, tenure) = (held.place().session(), held.tenure());
         for tries in 0..LEASE_TRIES {
-            if let Some(loss) = held.loss() {
-                return Err(Error::Evicted(loss));
-            }
-            if let Some(stretch) = session.lease().stretch() {
-                tenure.hold(stretch);
-                match handed_off {
-                    Some(path) => session.lease().roll().confirm_gone(path, tenure),
-                    None => self.shared.succession.granted(held.standing()),
-                }
-                meter::granted(self.mode, kind);
-                let (sequence, token) = (held.contender().sequence(), held.standing().czxid);
-                tracing::debug!(path = &*self.shared.path, mode = %self.mode, sequence, token, kind, "granted");
-                return Ok(());
-            }
             if tries > 1 {
                 session.sleep(session.timeout() / 20).await;
             }
@@ -626,6 +641,9 @@ impl Acquisition {
                 Ok(_) => {}
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => tenure.lose(Loss::Removed),
                 Err(failure) => return Err(self.stop(failure)),
+            }
+            if let Some(answer) = self.granted(held, handed_off.as_deref(), kind) {
+                return answer;
             }
         }
         // Its answers take longer than the lease, or it does not say whose session this is.

@@ -398,7 +398,7 @@ struct Unwatched {
     held: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct HandedOff {
     granted: Vec<Arc<Tenure>>,
     is_asked: bool,
@@ -456,12 +456,19 @@ impl Roll {
     }
 
     /// Has it confirmed, soon, that the node at `path` is gone, whose hand-off `tenure` was granted by.
-    pub(crate) fn confirm_gone(&self, path: String, tenure: &Arc<Tenure>) {
+    pub(crate) fn confirm_gone(&self, path: &str, tenure: &Arc<Tenure>) {
         let mut members = self.members();
         if members.gone == path {
             return;
         }
-        members.handed_off.entry(path).or_default().granted.push(Arc::clone(tenure));
+        // Thousands of readers may be let in by one.
+        match members.handed_off.get_mut(path) {
+            Some(handed) => handed.granted.push(Arc::clone(tenure)),
+            None => {
+                let handed = HandedOff { granted: vec![Arc::clone(tenure)], is_asked: false };
+                members.handed_off.insert(path.to_owned(), handed);
+            }
+        }
         drop(members);
         self.unwatched.notify_one();
     }
