@@ -545,18 +545,21 @@ impl Acquisition {
             // A queue of thousands must not keep thousands of copies of itself.
             drop(names);
             has_waited = true;
-            let watched = place.child(nearest.name());
+            // While it waits, that is all it has to keep of the one before it: there may be thousands who wait.
+            let (watched, mode) = (place.child(nearest.name()), nearest.mode());
+            drop(nearest);
             let event = match &mut on_wait {
                 None => self.departure(held, &watched).await?,
                 Some(on_wait) => Box::pin(self.departure_watched(held, &watched, on_wait)).await?,
             };
-            if nearest.mode() == Mode::Write {
+            if mode == Mode::Write {
                 // Only a writer that held says so when it goes; then nothing before us is left. Elsewhere anybody may
                 // have written, for any reason.
                 if event == Some(Event::Changed) && self.shared.dialect.hands_off() {
                     return self.grant(held, Some(watched), "hand-off").await;
                 }
-                vanished = Some(nearest.downgraded());
+                let name = watched.rsplit('/').next().unwrap_or_default();
+                vanished = Contender::parse_as(name, self.shared.dialect).map(|writer| writer.downgraded());
             }
         }
     }
