@@ -19,6 +19,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use support::process::signal;
 use support::scene::*;
 use support::server::shared_server;
 use tokio::runtime::Runtime;
@@ -365,6 +366,12 @@ impl Process {
         matches!(self.said.try_recv(), Err(mpsc::TryRecvError::Empty))
     }
 
+    /// It was told something that it cannot do, and died of that.
+    async fn ends(&self) {
+        let has_ended = || matches!(self.said.try_recv(), Err(mpsc::TryRecvError::Disconnected));
+        eventually("it ends", || async { has_ended() }).await;
+    }
+
     fn release(&mut self, mode: &str) {
         self.tell(&format!("release {mode}"));
         assert_eq!(self.says(), "released", "{}", self.name);
@@ -535,6 +542,42 @@ async fn real_contenders_of_another_dialect_are_refused_by_name() {
             assert_eq!((format!("{}/{named}", field.path), *speaks), (node.clone(), theirs));
         }
         assert_eq!(children(&field.zk, &field.path).await.len(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_stood_still_past_its_session_is_passed_over_and_whoever_goes_on_queues_up_at_the_end() {
+    let _alone = alone();
+    for (library, goes_on) in
+        [(Library::Curator, true), (Library::Kazoo, true), (Library::ZookeeperClient, false), (Library::Ours, false)]
+    {
+        let field = Field::set(&format!("frozen-{library:?}"), Dialect::Curator).await;
+        let lock = field.lock();
+        let gate = lock.write().await.unwrap();
+        let mut frozen = field.start(library, "frozen");
+        frozen.tell("write");
+        field.queue_has(2).await;
+        signal(&frozen.child, "STOP");
+        field.queue_has(1).await;
+        let next = writer(&lock);
+        line_becomes(&lock, "W+ W-").await;
+        signal(&frozen.child, "CONT");
+        if goes_on {
+            line_becomes(&lock, "W+ W- W-").await;
+        } else {
+            frozen.ends().await;
+        }
+        gate.release().await.unwrap();
+        let next = granted(next).await;
+        if goes_on {
+            assert!(frozen.is_waiting(), "{library:?} overtakes");
+            next.release().await.unwrap();
+            frozen.holds();
+            frozen.release("write");
+        } else {
+            next.release().await.unwrap();
+        }
+        becomes_empty(&field.zk, &field.path).await;
     }
 }
 
