@@ -257,11 +257,14 @@ async fn who_waits_is_told_of_a_contender_of_another_dialect_when_it_looks_again
         let second = writer(&s.lock);
         line_becomes(&s.lock, "R+ W-").await;
         let other = if dialect == Dialect::Kazoo { Dialect::Curator } else { Dialect::Kazoo };
-        s.make(&foreign_name(other, Mode::Read, 9), b"").await;
+        let stranger = foreign_name(other, Mode::Read, 9);
+        s.make(&stranger, b"").await;
         assert!(first.is_held());
         first.release().await.unwrap();
         let error = refused(second).await;
         assert!(matches!(error, Error::ForeignContender { speaks, .. } if speaks == other), "{error}");
+        let left = || async { s.zk.children(PATH) == std::slice::from_ref(&stranger) };
+        support::scene::eventually("nothing of ours is left", left).await;
     }
 }
 
