@@ -50,8 +50,8 @@ use crate::name::{self, Mode, Place};
 ///   hand-off costs a listing. A request to revoke is not obeyed: ask [`contended`](crate::WriteGuard::contended).
 /// - **Lock delay**: a release looks like a crash, so [`lock_delay`](crate::RwLockBuilder::lock_delay) is refused.
 /// - **Downgrade** works in place: readers and writers of each library read the new node as what it is. A thread that
-///   reads under its own write lock, as Curator allows, has two nodes of one number, and is waited for until both have
-///   gone.
+///   reads under its own write lock, as Curator allows, has two nodes of one number: readers wait for the one, writers for
+///   both.
 /// - **Host and label** are in the node's data, where the names have no room. [`Member::host`](crate::Member::host) is
 ///   what the data says, and may be empty; the identifier that kazoo writes is shown as the label. kazoo's
 ///   `contenders()` shows our note as identifier.
