@@ -29,9 +29,14 @@ use crate::name::{self, Mode, Place};
 ///
 /// # Doubt
 /// A node that is a contender in another dialect, or has the mark of this one and no number behind it, is one whose
-/// rule and ours may differ. While it is there nothing is granted and nothing is waited for: acquisitions fail with
-/// [`Error::ForeignContender`](crate::Error::ForeignContender), which names the node and the dialect that it is of, and
-/// so does [`queue`](crate::RwLock::queue). Other children are passed over in every dialect.
+/// rule and ours may differ. Whoever looks at the queue while it is there is granted nothing and waits for nothing:
+/// acquisitions fail with [`Error::ForeignContender`](crate::Error::ForeignContender), which names the node and the
+/// dialect that it is of, and leave no node behind. So do [`queue`](crate::RwLock::queue) and
+/// [`evict`](crate::RwLock::evict). Other children are passed over in every dialect.
+///
+/// Who holds already goes on, and is not told. Nor does everybody look: a writer in the native dialect hands over to
+/// the one who waits behind it, and [shared reads](crate::RwLockBuilder::share_reads) join a hold that is there. The
+/// next to queue up looks, and fails.
 ///
 /// What cannot be told by a name cannot be refused. kazoo's plain `Lock` is named like its `WriteLock` but does not
 /// wait for readers, and `Client::lock` with a filter of its own waits for what the filter lets through: where there
@@ -45,8 +50,8 @@ use crate::name::{self, Mode, Place};
 ///   hand-off costs a listing. A request to revoke is not obeyed: ask [`contended`](crate::WriteGuard::contended).
 /// - **Lock delay**: a release looks like a crash, so [`lock_delay`](crate::RwLockBuilder::lock_delay) is refused.
 /// - **Downgrade** works in place: readers and writers of each library read the new node as what it is. A thread that
-///   reads under its own write lock, as Curator allows, has two nodes of one number, and is waited for until both have
-///   gone.
+///   reads under its own write lock, as Curator allows, has two nodes of one number: readers wait for the one, writers for
+///   both.
 /// - **Host and label** are in the node's data, where the names have no room. [`Member::host`](crate::Member::host) is
 ///   what the data says, and may be empty; the identifier that kazoo writes is shown as the label. kazoo's
 ///   `contenders()` shows our note as identifier.
@@ -54,8 +59,12 @@ use crate::name::{self, Mode, Place};
 /// - **[`evict`](crate::RwLock::evict)** removes anybody's node. Only ours hears of it: a waiter of Curator or kazoo
 ///   queues up again at the end, a holder goes on. So stop that process first.
 /// - **The directory**: kazoo makes persistent ones and never looks again whether they are there. So in its dialect
-///   ours is persistent, too, and is not deleted to restart the numbers. Nobody may enter when they are used up, in any
-///   dialect; the other libraries go on, and past 2147483647 no longer exclude each other.
+///   ours is persistent, too. One that is there already stays what it is: a container goes when it is empty, and then
+///   kazoo's lock objects fail, and `Client::lock` without `with_ancestor_options`. To restart the numbers, an empty
+///   directory of any kind is deleted from number 1073741824 on, but not in kazoo's dialect. Nobody may enter when they
+///   are used up, in any dialect; the other libraries go on, and past 2147483647 no longer exclude each other.
+/// - **Access**: all of them read the node that they wait for, and so do we. Whoever is kept from that by an
+///   [`acl`](crate::ZooKeeperBuilder::acl) fails when it would have to wait.
 /// - **What the numbers prove** without a look holds for every dialect, because whatever anybody creates takes a
 ///   number.
 /// - [`MultiLock`](crate::MultiLock), [`share_reads`](crate::RwLockBuilder::share_reads), guarded transactions, tokens
@@ -197,8 +206,19 @@ impl Dialect {
         Dialect::ALL.into_iter().find(|dialect| dialect.has_mark(name) && dialect.split(name).is_some())
     }
 
-    /// Whose contender a child is, or may be, that is none of this dialect.
-    pub(crate) fn stranger(self, name: &str) -> Option<Dialect> {
+    /// The dialect of a child that nothing is granted beside, in a directory of this one: a contender's in another
+    /// dialect, or this one itself if the child has its mark and no number behind it.
+    ///
+    /// `None` for this dialect's own contenders, and for what is passed over.
+    ///
+    /// ```
+    /// use zk_rwlock::Dialect;
+    /// let kazoos = "5cf2ad842a9c4f12a1ab0f4d8ce1a4a9__rlock__0000000007";
+    /// assert_eq!(Dialect::Native.stranger(kazoos), Some(Dialect::Kazoo));
+    /// assert_eq!(Dialect::Kazoo.stranger(kazoos), None);
+    /// assert_eq!(Dialect::Native.stranger("config"), None);
+    /// ```
+    pub fn stranger(self, name: &str) -> Option<Dialect> {
         // Whatever queues up has a number.
         if !name.as_bytes().last_chunk::<9>().is_some_and(|digits| digits.iter().all(u8::is_ascii_digit))
             || self.split(name).is_some()

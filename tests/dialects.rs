@@ -257,12 +257,32 @@ async fn who_waits_is_told_of_a_contender_of_another_dialect_when_it_looks_again
         let second = writer(&s.lock);
         line_becomes(&s.lock, "R+ W-").await;
         let other = if dialect == Dialect::Kazoo { Dialect::Curator } else { Dialect::Kazoo };
-        s.make(&foreign_name(other, Mode::Read, 9), b"").await;
+        let stranger = foreign_name(other, Mode::Read, 9);
+        s.make(&stranger, b"").await;
         assert!(first.is_held());
         first.release().await.unwrap();
         let error = refused(second).await;
         assert!(matches!(error, Error::ForeignContender { speaks, .. } if speaks == other), "{error}");
+        let left = || async { s.zk.children(PATH) == std::slice::from_ref(&stranger) };
+        support::scene::eventually("nothing of ours is left", left).await;
     }
+}
+
+#[tokio::test]
+async fn a_writer_hands_over_without_a_look_and_the_next_to_queue_up_is_told_of_a_contender_of_another_dialect() {
+    let s = Scene::set(Dialect::Native).await;
+    let first = s.lock.write().await.unwrap();
+    let second = writer(&s.lock);
+    line_becomes(&s.lock, "W+ W-").await;
+    let stranger = foreign_name(Dialect::Kazoo, Mode::Write, 9);
+    s.make(&stranger, b"").await;
+    first.release().await.unwrap();
+    let second = granted(second).await;
+    let error = s.lock.write().await.unwrap_err();
+    assert!(matches!(&error, Error::ForeignContender { node, .. } if *node == stranger), "{error}");
+    assert!(second.is_held());
+    second.release().await.unwrap();
+    assert_eq!(s.zk.children(PATH), [stranger]);
 }
 
 #[tokio::test]

@@ -19,6 +19,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use support::process::signal;
 use support::scene::*;
 use support::server::shared_server;
 use tokio::runtime::Runtime;
@@ -365,6 +366,12 @@ impl Process {
         matches!(self.said.try_recv(), Err(mpsc::TryRecvError::Empty))
     }
 
+    /// It was told something that it cannot do, and died of that.
+    async fn ends(&self) {
+        let has_ended = || matches!(self.said.try_recv(), Err(mpsc::TryRecvError::Disconnected));
+        eventually("it ends", || async { has_ended() }).await;
+    }
+
     fn release(&mut self, mode: &str) {
         self.tell(&format!("release {mode}"));
         assert_eq!(self.says(), "released", "{}", self.name);
@@ -516,6 +523,54 @@ async fn a_thread_of_curator_that_reads_under_its_write_lock_keeps_writers_out_u
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_is_evicted_queues_up_again_at_the_end_or_fails_when_it_looks_again() {
+    let _alone = alone();
+    for (library, goes_on) in [(Library::Curator, true), (Library::Kazoo, true), (Library::ZookeeperClient, false)] {
+        let field = Field::set(&format!("evicted-{library:?}"), Dialect::Curator).await;
+        let lock = field.lock();
+        let gate = lock.write().await.unwrap();
+        let mut evicted = field.start(library, "evicted");
+        evicted.tell("write");
+        field.queue_has(2).await;
+        let next = writer(&lock);
+        line_becomes(&lock, "W+ W- W-").await;
+        let token = lock.queue().await.unwrap().members[1].token.unwrap();
+        assert!(lock.evict(token).await.unwrap().is_some());
+        gate.release().await.unwrap();
+        let next = granted(next).await;
+        if goes_on {
+            line_becomes(&lock, "W+ W-").await;
+            assert!(evicted.is_waiting(), "{library:?} overtakes");
+            next.release().await.unwrap();
+            evicted.holds();
+            evicted.release("write");
+        } else {
+            evicted.ends().await;
+            next.release().await.unwrap();
+        }
+        becomes_empty(&field.zk, &field.path).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_others_may_not_read_fails_those_who_would_wait_for_it_and_nobody_overtakes_it() {
+    let _alone = alone();
+    for library in [Library::Curator, Library::Kazoo, Library::ZookeeperClient] {
+        let field = Field::set(&format!("closed-{library:?}"), Dialect::Curator).await;
+        let builder = ZooKeeper::builder().session_timeout(SESSION_TIMEOUT).digest("us", "secret");
+        let zk = builder.connect(&shared_server().address()).await.unwrap();
+        let lock = RwLock::builder(&zk, &field.path).dialect(field.dialect).build().unwrap();
+        let held = lock.write().await.unwrap();
+        let mut refused = field.start(library, "refused");
+        refused.tell("write");
+        refused.ends().await;
+        assert!(held.is_held());
+        held.release().await.unwrap();
+        becomes_empty(&field.zk, &field.path).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn real_contenders_of_another_dialect_are_refused_by_name() {
     let _alone = alone();
     for (library, theirs) in [
@@ -535,6 +590,42 @@ async fn real_contenders_of_another_dialect_are_refused_by_name() {
             assert_eq!((format!("{}/{named}", field.path), *speaks), (node.clone(), theirs));
         }
         assert_eq!(children(&field.zk, &field.path).await.len(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_stood_still_past_its_session_is_passed_over_and_whoever_goes_on_queues_up_at_the_end() {
+    let _alone = alone();
+    for (library, goes_on) in
+        [(Library::Curator, true), (Library::Kazoo, true), (Library::ZookeeperClient, false), (Library::Ours, false)]
+    {
+        let field = Field::set(&format!("frozen-{library:?}"), Dialect::Curator).await;
+        let lock = field.lock();
+        let gate = lock.write().await.unwrap();
+        let mut frozen = field.start(library, "frozen");
+        frozen.tell("write");
+        field.queue_has(2).await;
+        signal(&frozen.child, "STOP");
+        field.queue_has(1).await;
+        let next = writer(&lock);
+        line_becomes(&lock, "W+ W-").await;
+        signal(&frozen.child, "CONT");
+        if !goes_on {
+            frozen.ends().await;
+        }
+        gate.release().await.unwrap();
+        let next = granted(next).await;
+        if goes_on {
+            // Curator may not have noticed before the one that it waited for went.
+            line_becomes(&lock, "W+ W-").await;
+            assert!(frozen.is_waiting(), "{library:?} overtakes");
+            next.release().await.unwrap();
+            frozen.holds();
+            frozen.release("write");
+        } else {
+            next.release().await.unwrap();
+        }
+        becomes_empty(&field.zk, &field.path).await;
     }
 }
 

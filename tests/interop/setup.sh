@@ -6,13 +6,19 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
+missing() {
+    echo "make interop: $1" >&2
+    exit 1
+}
+
 home=${INTEROP_HOME:-target/interop}
 jars=$home/jars python=$home/venv/bin/python
 curator=5.7.1 kazoo=2.11.0 pyspark=4.0.5
-mkdir -p "$jars" "$home/classes"
+mkdir -p "$home/classes"
 
 # Python alone has no pip on Debian.
 if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
+    command -v apt-get >/dev/null || missing 'Python 3 with its modules venv and ensurepip is missing: install it'
     as_root=()
     if [[ $(id -u) -ne 0 ]]; then
         as_root=(sudo)
@@ -23,16 +29,21 @@ fi
 
 if ! "$python" -c "import kazoo.version as v; assert v.__version__ == '$kazoo'" 2>/dev/null; then
     python3 -m venv "$home/venv"
-    "$python" -m pip install --quiet "kazoo==$kazoo"
+    "$python" -m pip install --quiet "kazoo==$kazoo" || missing "no kazoo $kazoo is to be had from pip's package index"
 fi
 
 # PySpark brings Curator with it, so that one package index is enough for everything.
 if ! [[ -e $jars/curator-recipes-$curator.jar ]]; then
     sdist=${INTEROP_SDIST:-$home/pyspark-$pyspark.tar.gz}
+    if [[ -n ${INTEROP_SDIST:-} && ! -e $sdist ]]; then
+        missing "INTEROP_SDIST names $sdist, which does not exist"
+    fi
     if [[ ! -e $sdist ]]; then
-        "$python" -m pip install --quiet setuptools wheel
-        "$python" -m pip download --quiet --no-deps --no-binary :all: --no-build-isolation --dest "$home" \
-            "pyspark==$pyspark"
+        {
+            "$python" -m pip install --quiet setuptools wheel &&
+                "$python" -m pip download --quiet --no-deps --no-binary :all: --no-build-isolation --dest "$home" \
+                    "pyspark==$pyspark"
+        } || missing "no source of pyspark $pyspark is to be had from pip's package index; INTEROP_SDIST may name the file"
     fi
     wanted=()
     for jar in curator-{client,framework,recipes} zookeeper zookeeper-jute guava failureaccess slf4j-api metrics-core \
@@ -40,7 +51,14 @@ if ! [[ -e $jars/curator-recipes-$curator.jar ]]; then
         netty-{buffer,codec,common,handler,resolver,transport,transport-classes-epoll,transport-native-unix-common}; do
         wanted+=("*/deps/jars/$jar-[0-9]*.jar")
     done
-    tar -xzf "$sdist" -C "$jars" --strip-components=3 --wildcards "${wanted[@]}"
+    # All or none: what was stopped half way must not pass for complete.
+    rm -rf "$jars.part"
+    mkdir "$jars.part"
+    tar -xzf "$sdist" -C "$jars.part" --strip-components=3 --wildcards "${wanted[@]}" ||
+        missing "$sdist is not the source of pyspark $pyspark"
+    mkdir -p "$jars"
+    mv "$jars.part"/* "$jars"
+    rmdir "$jars.part"
     if [[ -z ${INTEROP_SDIST:-} ]]; then
         rm "$sdist"
     fi
@@ -48,6 +66,7 @@ fi
 
 if [[ tests/interop/CuratorPeer.java -nt $home/classes/CuratorPeer.class ]]; then
     # The compiler itself: what starts it is not part of Debian's runtime.
+    java --list-modules | grep '^jdk.compiler@' >/dev/null || missing 'this Java has no compiler: install a JDK'
     java --module jdk.compiler/com.sun.tools.javac.Main -d "$home/classes" \
         -cp "$(printf '%s:' "$jars"/*.jar)" tests/interop/CuratorPeer.java
 fi

@@ -51,9 +51,13 @@ impl Process {
     }
 
     pub fn signal(&self, name: &str) {
-        let status = Command::new("kill").args([format!("-{name}"), self.child.id().to_string()]).status().unwrap();
-        assert!(status.success());
+        signal(&self.child, name);
     }
+}
+
+pub fn signal(child: &Child, name: &str) {
+    let status = Command::new("kill").args([format!("-{name}"), child.id().to_string()]).status().unwrap();
+    assert!(status.success());
 }
 
 impl Drop for Process {

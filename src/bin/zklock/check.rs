@@ -94,7 +94,10 @@ fn oddities(nodes: &[Node], dialect: Dialect) -> Vec<Odd> {
     for (name, stat) in nodes {
         let mut add = |kind, what: &str| odd.push(Odd { kind, node: Some(name.clone()), what: what.to_owned() });
         let Some(contender) = Contender::parse_as(name, dialect) else {
-            match Dialect::of(name) {
+            match dialect.stranger(name) {
+                Some(own) if own == dialect => {
+                    add("foreign", "named like a holder or waiter, but not quite: nothing is granted beside it");
+                }
                 Some(other) => {
                     add(
                         "foreign",
@@ -129,11 +132,13 @@ fn oddities(nodes: &[Node], dialect: Dialect) -> Vec<Odd> {
             node: None,
             what: format!("at {highest} of 2147483647: nobody may enter until the directory is deleted and made anew"),
         }),
-        Some((&highest, _)) if highest >= OLD => odd.push(Odd {
-            kind: "old",
-            node: None,
-            what: format!("at {highest} of 2147483647: it starts anew when everybody has left"),
-        }),
+        Some((&highest, _)) if highest >= OLD => {
+            let cure = match dialect {
+                Dialect::Kazoo => "kazoo needs the directory, so stop its programs before you delete it",
+                _ => "it starts anew when everybody has left",
+            };
+            odd.push(Odd { kind: "old", node: None, what: format!("at {highest} of 2147483647: {cure}") });
+        }
         _ => {}
     }
     odd
@@ -165,6 +170,15 @@ mod tests {
         assert_eq!(kinds(&[node("a~1-READ-1073741824", 7, 0)]), ["old"]);
         assert_eq!(kinds(&[node("a~1-READ-2146435072", 7, 0)]), ["used-up"]);
         assert_eq!(kinds(&[node("a__WRIT__0000000001", 7, 0)]), ["foreign"]);
+        let said = |name: &str, dialect| oddities(&[node(name, 7, 0)], dialect).remove(0).what;
+        for dialect in Dialect::ALL {
+            let doubtful = said("a__WRIT__-x-0000000005", dialect);
+            assert!(doubtful.ends_with("nothing is granted beside it"), "{dialect}: {doubtful}");
+            assert_eq!(doubtful.contains("--dialect curator"), dialect != Dialect::Curator, "{dialect}: {doubtful}");
+            assert!(said("config-0000000005", dialect).ends_with("passed over"));
+        }
+        assert!(said("a__WRIT__1073741824", Dialect::Curator).ends_with("when everybody has left"));
+        assert!(said("a__lock__1073741824", Dialect::Kazoo).contains("stop its programs"));
         let reentrant = [node("a__READ__0000000001", 7, 1), node("a__WRIT__0000000001", 7, 1)];
         assert_eq!(oddities(&reentrant, Dialect::Curator), []);
         let tied = [reentrant[0].clone(), reentrant[1].clone(), node("b__READ__0000000001", 7, 0)];
