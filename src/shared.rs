@@ -20,6 +20,8 @@ mod acquire;
 mod commit;
 mod copy;
 mod envelope;
+#[cfg(feature = "json")]
+mod finite;
 mod format;
 mod guard;
 mod value_error;

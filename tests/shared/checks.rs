@@ -357,6 +357,28 @@ pub(crate) async fn a_value_of_an_older_schema_is_migrated_and_kept_so_by_the_ne
     is_refused(&zk, &path, &old, |error| matches!(error, ValueError::NewerSchema { known: 1, .. })).await;
 }
 
+/// Numbers wherever there can be one, and nothing, too.
+#[derive(Debug, Serialize, Deserialize)]
+struct Places {
+    plain: Option<f64>,
+    list: Vec<Option<f64>>,
+    table: BTreeMap<u8, Place>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Thin(f32);
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Place {
+    At { point: (Option<Thin>, u8) },
+}
+
+fn places([plain, listed, tabled]: [f64; 3]) -> Places {
+    let point = (Some(Thin(tabled as f32)), 1);
+    let table = BTreeMap::from([(1, Place::At { point })]);
+    Places { plain: Some(plain), list: vec![None, Some(listed)], table }
+}
+
 /// A list in a list, and so on.
 #[derive(Debug, Serialize, Deserialize)]
 struct Deep(Vec<Deep>);
@@ -376,7 +398,15 @@ pub(crate) async fn a_value_that_cannot_be_read_again_is_not_written(h: &impl Ha
         assert_eq!(*shared.read().await.unwrap().written(), good);
     }
     let at = |name: &str| format!("{path}/{name}");
-    unwritable(Shared::new(&zk, &at("nan")).unwrap(), 1.5, f64::NAN, "invalid type: null").await;
+    unwritable(Shared::new(&zk, &at("nan")).unwrap(), 1.5, f64::NAN, "an infinite number, or NaN").await;
+    // It would come back as `None`, wherever it is.
+    for (place, bad) in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY].into_iter().enumerate() {
+        let shared = Shared::new(&zk, &at(&format!("optional-{place}"))).unwrap();
+        let mut numbers = [1.5; 3];
+        let good = places(numbers);
+        numbers[place] = bad;
+        unwritable(shared, good, places(numbers), "an infinite number, or NaN").await;
+    }
     let (good, bad) = (HashMap::new(), HashMap::from([((1, 2), 3)]));
     unwritable(Shared::<HashMap<(u8, u8), u8>>::new(&zk, &at("keys")).unwrap(), good, bad, "key must be a string")
         .await;
