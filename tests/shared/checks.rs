@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -694,6 +695,26 @@ pub(crate) async fn values_between_two_looks_are_passed_over_and_the_newest_is_n
         last = value;
     }
     assert!(tokio_test::task::spawn(changes.next()).poll().is_pending());
+}
+
+pub(crate) async fn the_changes_are_a_stream_that_wakes_whoever_polls_it(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let (here, there) = (counter(&one, &path), counter(&two, &path));
+    let mut changes = tokio_test::task::spawn(here.changes());
+    let mut told = 0;
+    for number in 1..5 {
+        write(&there, number).await;
+        while told < number {
+            match changes.poll_next() {
+                Poll::Ready(news) => told = news.expect("open").map_or(0, |value| **value),
+                Poll::Pending => eventually("it is woken", || async { changes.is_woken() }).await,
+            }
+        }
+        assert!(changes.poll_next().is_pending(), "each is told once");
+    }
+    one.close().await;
+    eventually("it is woken", || async { changes.is_woken() }).await;
+    assert!(matches!(changes.poll_next(), Poll::Ready(None)));
 }
 
 pub(crate) async fn our_own_commits_are_in_the_copy_when_they_return(h: &impl Harness) {
