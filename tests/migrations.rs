@@ -487,14 +487,14 @@ async fn cut_off_from_the_database_it_gives_the_lock_back() {
     let postgres = Proxy::start_opaque(shared_postgres().address());
     let through_proxy = world.database.replace(&shared_postgres().address(), &postgres.address());
     let start = |build: &PathBuf, role: &[&str]| {
-        let role = [&["--timeout", "1"], role].concat();
+        let role = [&["--timeout", "2"], role].concat();
         world.start_on(&shared_server().address(), &through_proxy, build, &role)
     };
     let mut first = start(&world.stuck_in(2), &["up"]);
     first.says("applies version 2").await;
     world.is_in_the_middle().await;
     postgres.black_hole();
-    first.ends().await.with(NOT_IN_TIME).saying("the database has not answered within 1s");
+    first.ends().await.with(NOT_IN_TIME).saying("the database has not answered within 2s");
     assert_eq!(line(&lock_of(&world).await).await, "");
     let build = world.up_to(3);
     world.up(&build).await.with(DONE).saying("has ended what an earlier holder left open");
