@@ -618,6 +618,20 @@ async fn what_does_not_fit_is_refused(on: On) {
     world.is_whole().await;
 }
 
+/// Its tokens begin anew, and the fence cannot know that.
+async fn after_the_loss_of_the_ensemble_the_fence_is_lowered_by_hand(on: On) {
+    let world = World::new(on, "anew").await;
+    world.up(&world.up_to(1)).await.with(DONE);
+    world.connect().await.execute("UPDATE lock_fence SET token = 9223372036854775807").await.unwrap();
+    let build = world.up_to(3);
+    let said = world.up(&build).await.with(LOST).saying("has seen a newer holder").stderr;
+    assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
+    let (_, advice) = said.trim_end().rsplit_once(": ").expect("it says what to do");
+    world.connect().await.execute(advice).await.unwrap();
+    world.up(&build).await.with(DONE).saying("has migrated from version 1 to 3");
+    world.is_whole().await;
+}
+
 async fn who_is_not_let_in_is_told_by_whom(on: On) {
     let world = World::new(on, "in_vain").await;
     let old = world.up_to(1);
@@ -717,5 +731,6 @@ on_both! {
     instances_that_migrate_by_themselves_all_serve_in_the_end
     a_failed_migration_is_rolled_back_and_a_mended_one_goes_on
     what_does_not_fit_is_refused
+    after_the_loss_of_the_ensemble_the_fence_is_lowered_by_hand
     who_is_not_let_in_is_told_by_whom
 }

@@ -33,7 +33,10 @@ const IN_THE_WAY: &str =
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 #[derive(Debug, thiserror::Error)]
-#[error("the database has seen a newer holder of the lock than the one with token {token}")]
+#[error(
+    "the database has seen a newer holder of the lock than the one with token {token}; if ZooKeeper was set up anew, with \
+     tokens that begin anew: UPDATE lock_fence SET token = 0"
+)]
 pub(crate) struct TooLate {
     token: i64,
 }
