@@ -8,7 +8,7 @@ use proptest::option;
 use proptest::prelude::*;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use zk_rwlock::{Format, FormatError, Json, Memory, Raw, Shared};
+use zk_rwlock::{Format, FormatError, Json, Memory, Raw, Shared, ValueError};
 
 /// What a configuration may be made of, nested.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -88,6 +88,24 @@ proptest! {
         comes_back_as_json(&large)?;
         comes_back_as_json(&exact)?;
         comes_back_as_json(&(exact as f32).clamp(f32::MIN, f32::MAX))?;
+    }
+
+    #[test]
+    fn any_number_comes_back_or_is_refused(numbers in vec(option::of(proptest::num::f64::ANY), 0..8)) {
+        if numbers.iter().flatten().all(|number| number.is_finite()) {
+            comes_back_as_json(&numbers)?;
+        } else {
+            let shared = Shared::new(&Memory::new(), "/proptests/value").expect("a valid path");
+            pollster::block_on(async {
+                let mut guard = shared.write().replacing(numbers).await.expect("free");
+                let error = guard.commit().await.expect_err("it would come back as another");
+                prop_assert!(matches!(error.value_error(), Some(ValueError::Unwritable { .. })), "{}", error);
+                drop(guard);
+                let error = shared.read().await.expect_err("nothing was written");
+                prop_assert!(matches!(error.value_error(), Some(ValueError::Unset)), "{}", error);
+                Ok(())
+            })?;
+        }
     }
 
     #[test]

@@ -20,6 +20,8 @@ mod acquire;
 mod commit;
 mod copy;
 mod envelope;
+#[cfg(feature = "json")]
+mod finite;
 mod format;
 mod guard;
 mod value_error;
@@ -67,6 +69,9 @@ const SIZE_LIMIT: usize = 0xf_ffff - 4096;
 ///
 /// By these lines it is told from foreign bytes, which are an [error](ValueError::Foreign), and are left alone. An empty
 /// node counts as one that was never written, so that an operator can make it beforehand, with an ACL of its own.
+///
+/// Others who are to have part in the lock, such as `zklock`, find it at `/billing/database/lock`: one at the path itself
+/// would be another lock, and exclude nobody here.
 ///
 /// Whoever writes the node without the lock is noticed: a commit says which version it replaces, and is refused.
 ///

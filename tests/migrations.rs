@@ -28,6 +28,7 @@ const SESSION_TIMEOUT: &str = "2";
 /// What the processes end with.
 const DONE: Option<i32> = Some(0);
 const FAILED: Option<i32> = Some(1);
+const USAGE: Option<i32> = Some(64);
 const MISMATCH: Option<i32> = Some(65);
 const NOT_IN_TIME: Option<i32> = Some(69);
 const LOST: Option<i32> = Some(75);
@@ -479,6 +480,36 @@ async fn statements_that_arrive_late_change_nothing() {
     world.is_whole().await;
 }
 
+/// Its session lives on: without an end of its patience it would hold the lock for as long as the network is away.
+#[tokio::test]
+async fn cut_off_from_the_database_it_gives_the_lock_back() {
+    let world = World::new(On::Postgres, "silent").await;
+    let postgres = Proxy::start_opaque(shared_postgres().address());
+    let through_proxy = world.database.replace(&shared_postgres().address(), &postgres.address());
+    let start = |build: &PathBuf, role: &[&str]| {
+        let role = [&["--timeout", "2"], role].concat();
+        world.start_on(&shared_server().address(), &through_proxy, build, &role)
+    };
+    let mut first = start(&world.stuck_in(2), &["up"]);
+    first.says("applies version 2").await;
+    world.is_in_the_middle().await;
+    postgres.black_hole();
+    first.ends().await.with(NOT_IN_TIME).saying("the database has not answered within 2s");
+    assert_eq!(line(&lock_of(&world).await).await, "");
+    let build = world.up_to(3);
+    world.up(&build).await.with(DONE).saying("has ended what an earlier holder left open");
+    postgres.heal();
+    world.is_whole().await;
+
+    let mut instance = start(&build, &["serve"]);
+    instance.says("serves on version 3").await;
+    postgres.black_hole();
+    instance.ends().await.with(NOT_IN_TIME).saying("the database has not answered");
+    // Nor is it there for one who comes now.
+    start(&build, &["up"]).ends().await.with(NOT_IN_TIME).saying("the database has not answered");
+    assert_eq!(line(&lock_of(&world).await).await, "");
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // Instances
 
@@ -587,6 +618,20 @@ async fn what_does_not_fit_is_refused(on: On) {
     world.is_whole().await;
 }
 
+/// Its tokens begin anew, and the fence cannot know that.
+async fn after_the_loss_of_the_ensemble_the_fence_is_lowered_by_hand(on: On) {
+    let world = World::new(on, "anew").await;
+    world.up(&world.up_to(1)).await.with(DONE);
+    world.connect().await.execute("UPDATE lock_fence SET token = 9223372036854775807").await.unwrap();
+    let build = world.up_to(3);
+    let said = world.up(&build).await.with(LOST).saying("has seen a newer holder").stderr;
+    assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
+    let (_, advice) = said.trim_end().rsplit_once(": ").expect("it says what to do");
+    world.connect().await.execute(advice).await.unwrap();
+    world.up(&build).await.with(DONE).saying("has migrated from version 1 to 3");
+    world.is_whole().await;
+}
+
 async fn who_is_not_let_in_is_told_by_whom(on: On) {
     let world = World::new(on, "in_vain").await;
     let old = world.up_to(1);
@@ -607,6 +652,50 @@ async fn who_is_not_let_in_is_told_by_whom(on: On) {
         On::Sqlite => in_vain.saying("database is locked"),
     };
     assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
+}
+
+/// By somebody who knows nothing of a fence, as in a report that runs for hours.
+#[tokio::test]
+async fn a_table_that_somebody_uses_is_waited_for_no_longer_than_allowed() {
+    let world = World::new(On::Postgres, "in_use").await;
+    world.up(&world.up_to(1)).await.with(DONE);
+    let mut connection = world.connect().await;
+    let mut report = connection.begin().await.unwrap();
+    report.execute("SELECT * FROM ledger").await.unwrap();
+    let build = world.up_to(3);
+    let in_vain = world.start(&build, &["--timeout", "1", "up"]).ends().await.with(NOT_IN_TIME);
+    in_vain.saying("waits in the database for pid").saying("lock timeout");
+    report.rollback().await.unwrap();
+    world.up(&build).await.with(DONE).saying("has migrated from version 1 to 3");
+    world.is_whole().await;
+}
+
+/// Each would otherwise be a deploy that says it is done and has done nothing, or half.
+#[tokio::test]
+async fn a_command_line_or_a_directory_that_cannot_be_meant_is_refused_before_anything_is_done() {
+    let world = World::new(On::Sqlite, "not_meant").await;
+    let zookeeper = shared_server().address();
+    for (database, reason) in [
+        ("", "neither postgres://... nor the name of a file"),
+        ("mysql://root@db/orders", "neither postgres://... nor the name of a file"),
+    ] {
+        let wrong = world.start_on(&zookeeper, database, &world.directory.path().into(), &["up"]);
+        wrong.ends().await.with(USAGE).saying(reason);
+    }
+    let statement = "CREATE TABLE ledger (version BIGINT NOT NULL);";
+    for (build, files, reason) in [
+        ("empty", &[][..], "there is no migration in it"),
+        ("unread", &[VERSIONS[0], ("0002.sql", statement)], "0002.sql has no name such as 0001_customers.sql"),
+        ("twice", &[VERSIONS[0], ("0001_again.sql", statement)], "version 1 is there twice"),
+        ("unnumbered", &[("first_ledger.sql", statement)], "first_ledger.sql"),
+    ] {
+        world.up(&world.build(build, files)).await.with(FAILED).saying(reason);
+    }
+    let mut alone = example("migrate");
+    let output = alone.args(["--database", &world.database, "up"]).output().await.expect("it can be run");
+    assert_eq!(output.status.code(), USAGE);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("needs --zookeeper"), "{output:?}");
+    assert!(!PathBuf::from(&world.database).exists());
 }
 
 macro_rules! on_both {
@@ -642,5 +731,6 @@ on_both! {
     instances_that_migrate_by_themselves_all_serve_in_the_end
     a_failed_migration_is_rolled_back_and_a_mended_one_goes_on
     what_does_not_fit_is_refused
+    after_the_loss_of_the_ensemble_the_fence_is_lowered_by_hand
     who_is_not_let_in_is_told_by_whom
 }

@@ -65,6 +65,7 @@ on_both! {
     bytes_strings_and_formats_of_ones_own_are_kept_as_they_are,
     the_copy_and_the_changes_follow_what_others_commit,
     values_between_two_looks_are_passed_over_and_the_newest_is_not,
+    the_changes_are_a_stream_that_wakes_whoever_polls_it,
     our_own_commits_are_in_the_copy_when_they_return,
     a_value_that_is_made_later_is_told_however_much_of_its_path_is_missing,
     a_deletion_and_foreign_bytes_are_told_and_the_last_value_stays,

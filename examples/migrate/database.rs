@@ -1,16 +1,43 @@
 //! A connection to PostgreSQL or SQLite, and what each does its own way; knows neither locks nor versions.
 
+use std::error::Error;
+use std::future::Future;
 use std::path::Path;
 use std::time::Duration;
 
 use sqlx::migrate::{AppliedMigration, Migrate, MigrateError};
 use sqlx::{Any, AnyConnection, Connection, Transaction};
 
+use crate::common::Result;
+
 /// Whether what failed had waited in vain for a lock of the database.
-pub(crate) fn is_locked(error: &sqlx::Error) -> bool {
-    // SQLSTATE `lock_not_available`, and SQLITE_BUSY.
-    let code = error.as_database_error().and_then(|error| error.code());
-    code.is_some_and(|code| ["55P03", "5"].contains(&code.as_ref()))
+pub(crate) fn is_locked(error: &(dyn Error + 'static)) -> bool {
+    // SQLSTATE `lock_not_available`, and SQLITE_BUSY. That of a migration's statement is the source of another error.
+    let code = error.downcast_ref().and_then(sqlx::Error::as_database_error).and_then(|error| error.code());
+    code.is_some_and(|code| ["55P03", "5"].contains(&code.as_ref())) || error.source().is_some_and(is_locked)
+}
+
+/// A network that is cut says nothing, and a connection would wait for hours.
+#[derive(Debug, thiserror::Error)]
+#[error("the database has not answered within {0:?}")]
+pub(crate) struct Silent(Duration);
+
+/// The answer to what the database is done with at once, or never.
+pub(crate) async fn in_time<T, E>(
+    patience: Duration,
+    asked: impl Future<Output = std::result::Result<T, E>>,
+) -> Result<T>
+where
+    E: Into<Box<dyn Error + Send + Sync>>,
+{
+    tokio::time::timeout(patience, asked).await.map_err(|_| Silent(patience))?.map_err(Into::into)
+}
+
+/// Reads `postgres://USER@HOST/NAME`, or the name of a file.
+pub(crate) fn place(text: &str) -> std::result::Result<String, String> {
+    // A variable that is not set would migrate a file that is gone when the deploy is over.
+    let is_place = !text.is_empty() && (Database::from(text).is_postgres() || !text.contains("://"));
+    is_place.then(|| text.to_owned()).ok_or_else(|| "it is neither postgres://... nor the name of a file".to_owned())
 }
 
 /// Where the database is.
@@ -39,26 +66,33 @@ impl From<&Path> for Database {
 }
 
 impl Database {
+    fn is_postgres(&self) -> bool {
+        matches!(self, Database::Postgres(_))
+    }
+
     /// As it is told to another process.
     pub(crate) fn place(&self) -> &str {
         let (Database::Postgres(place) | Database::Sqlite(place)) = self;
         place
     }
 
-    /// Opens a connection that waits so long for locks of the database; in PostgreSQL, zero is for ever.
-    pub(crate) async fn connect(&self, patience: Duration) -> sqlx::Result<AnyConnection> {
+    /// Opens a connection, within that time, that waits so long for each lock of the database.
+    pub(crate) async fn connect(&self, patience: Duration) -> Result<AnyConnection> {
         sqlx::any::install_default_drivers();
-        let patience = patience.as_millis();
+        let milliseconds = patience.as_millis();
         let (url, setting) = match self {
-            Database::Postgres(url) => (url.clone(), format!("SET lock_timeout = {patience}")),
+            Database::Postgres(url) => (url.clone(), format!("SET lock_timeout = {milliseconds}")),
             Database::Sqlite(file) => (
                 format!("sqlite:{}?mode=rwc", file.replace('%', "%25").replace('?', "%3f")),
-                format!("PRAGMA busy_timeout = {patience}"),
+                format!("PRAGMA busy_timeout = {milliseconds}"),
             ),
         };
-        let mut connection = AnyConnection::connect(&url).await?;
-        sqlx::query(&setting).execute(&mut connection).await?;
-        Ok(connection)
+        let connected = async {
+            let mut connection = AnyConnection::connect(&url).await?;
+            sqlx::query(&setting).execute(&mut connection).await?;
+            Ok::<_, sqlx::Error>(connection)
+        };
+        in_time(patience, connected).await
     }
 
     /// Begins a transaction that will write.
@@ -86,7 +120,10 @@ impl Database {
     }
 
     /// What has been applied to it, as far as it is to be relied on. Changes nothing.
-    pub(crate) async fn applied(&self, connection: &mut AnyConnection) -> Result<Vec<AppliedMigration>, MigrateError> {
+    pub(crate) async fn applied(
+        &self,
+        connection: &mut AnyConnection,
+    ) -> std::result::Result<Vec<AppliedMigration>, MigrateError> {
         match self.is_fenced(connection).await? {
             false => Ok(Vec::new()),
             true => connection.list_applied_migrations().await,

@@ -11,7 +11,7 @@ use sqlx::{Any, AnyConnection, Row, Transaction};
 use tokio::time::sleep;
 
 use crate::common::Result;
-use crate::database::Database;
+use crate::database::{Database, in_time};
 
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS lock_fence (name TEXT PRIMARY KEY, token BIGINT NOT NULL)";
 const ROW: &str = "INSERT INTO lock_fence VALUES ('schema', 0) ON CONFLICT DO NOTHING";
@@ -33,7 +33,10 @@ const IN_THE_WAY: &str =
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 #[derive(Debug, thiserror::Error)]
-#[error("the database has seen a newer holder of the lock than the one with token {token}")]
+#[error(
+    "the database has seen a newer holder of the lock than the one with token {token}; if ZooKeeper was set up anew, with \
+     tokens that begin anew: UPDATE lock_fence SET token = 0"
+)]
 pub(crate) struct TooLate {
     token: i64,
 }
@@ -42,6 +45,8 @@ pub(crate) struct TooLate {
 pub(crate) struct Fence<'a> {
     pub(crate) database: &'a Database,
     pub(crate) token: i64,
+    /// How long the database may be silent.
+    pub(crate) patience: Duration,
 }
 
 impl Fence<'_> {
@@ -89,20 +94,23 @@ impl Fence<'_> {
     }
 
     /// As long as it is polled: ends the transactions that earlier holders have left open in PostgreSQL, which could
-    /// still commit and are in our way, and says who else keeps the connection with this number waiting.
+    /// still commit and are in our way, and says who else keeps the connection with this number waiting. Fails if the
+    /// database does not answer: a statement may take hours, and is not how to tell that its answer will never come.
     ///
     /// SQLite has no such means. There an earlier holder's transaction ends with its process at the latest, and since it
     /// locks the whole file, nobody can begin, let alone commit, beside it.
     pub(crate) async fn clear_the_way(&self, name: &str, pid: i32) -> Result<Infallible> {
         let Database::Postgres(_) = self.database else { return pending().await };
-        let mut connection = self.database.connect(Duration::ZERO).await?;
+        let mut connection = self.database.connect(self.patience).await?;
         let mut told = Vec::new();
         loop {
-            for ended in sqlx::query(END_EARLIER).bind(self.token).fetch_all(&mut connection).await? {
+            let ended = sqlx::query(END_EARLIER).bind(self.token).fetch_all(&mut connection);
+            for ended in in_time(self.patience, ended).await? {
                 println!("{name} has ended what an earlier holder left open: {}", ended.try_get::<String, _>(0)?);
             }
             let mut in_the_way = Vec::new();
-            for row in sqlx::query(IN_THE_WAY).bind(pid).fetch_all(&mut connection).await? {
+            let rows = sqlx::query(IN_THE_WAY).bind(pid).fetch_all(&mut connection);
+            for row in in_time(self.patience, rows).await? {
                 let (pid, program, state): (i32, String, Option<String>) =
                     (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
                 in_the_way.push(format!("pid {pid} ({program:?}, {})", state.as_deref().unwrap_or("state unknown")));

@@ -8,7 +8,7 @@ use zk_rwlock::RwLock;
 use zk_rwlock::coordinator::Coordinator;
 
 use crate::common::{Client, Result};
-use crate::fence::Fence;
+use crate::database::in_time;
 use crate::{Site, asked_to_stop, migration};
 
 /// Serves for so long, or until it is asked to stop; on the schema that this build is made for, or not at all.
@@ -47,7 +47,7 @@ async fn be_let_in_and_serve(
     let mut connection = site.database.connect(site.timeout).await?;
     let serve = async {
         // Whoever migrated last may have been cut off, and its commit still be on the way.
-        Fence { database: &site.database, token: guard.fencing_token() }.raise(name, &mut connection).await?;
+        site.fence(guard.fencing_token()).raise(name, &mut connection).await?;
         requests(site, name, &mut connection, duration).await
     };
     // Dropped when the lock is lost: a migration may begin then.
@@ -67,5 +67,5 @@ async fn requests(site: &Site, name: &str, database: &mut AnyConnection, duratio
 
 /// Stands for what a service does. The first look would be enough: while we hold the lock nobody migrates.
 async fn request(site: &Site, database: &mut AnyConnection) -> Result<()> {
-    Ok(site.schema.fits(&site.database.applied(database).await?)?)
+    Ok(site.schema.fits(&in_time(site.timeout, site.database.applied(database)).await?)?)
 }

@@ -32,8 +32,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use database::Database;
-use fence::TooLate;
+use database::{Database, Silent};
+use fence::{Fence, TooLate};
 use schema::{Mismatch, Schema, version};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
@@ -49,14 +49,15 @@ use zk_rwlock::coordinator::Coordinator;
   1   failed, or asked to stop; what was open is rolled back
   64  wrong usage
   65  the database is not at the version that this build is made for, or has another history
-  69  the lock, or one of the database, was not to be had in time: the output says who is in the way
+  69  the lock, or one of the database, was not to be had in time: the output says who is in the way; or the database
+      did not answer
   75  the lock was lost, or the database has seen a later holder: somebody else goes on; start again to be sure")]
 struct Arguments {
     #[command(flatten)]
     backend: common::Backend,
     /// The database: postgres://USER@HOST:PORT/NAME (and PGPASSWORD), or a SQLite file, made if it is missing [default: a
     /// temporary file]
-    #[arg(long, global = true, value_name = "DATABASE")]
+    #[arg(long, global = true, value_name = "DATABASE", value_parser = database::place)]
     database: Option<String>,
     /// Read the versions of the schema from files such as DIR/0001_customers.sql [default: those built in]
     #[arg(long, global = true, value_name = "DIR")]
@@ -64,7 +65,7 @@ struct Arguments {
     /// The lock of this schema
     #[arg(long, global = true, value_name = "PATH", default_value = "/zk-rwlock-examples/migrate")]
     lock: String,
-    /// How long to wait for the lock, and then for each lock of the database
+    /// How long to wait for the lock, then for each lock of the database, and for any sign of life of that
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
     /// How many instances start; on the embedded ensemble, tasks
@@ -105,6 +106,16 @@ struct Site {
     timeout: Duration,
 }
 
+impl Site {
+    fn fence(&self, token: i64) -> Fence<'_> {
+        Fence { database: &self.database, token, patience: self.timeout }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct WrongUsage(&'static str);
+
 #[tokio::main]
 async fn main() -> ExitCode {
     match run(common::arguments()).await {
@@ -118,9 +129,11 @@ async fn main() -> ExitCode {
 
 fn code(error: &(dyn std::error::Error + 'static)) -> u8 {
     let lock = error.downcast_ref::<zk_rwlock::Error>();
-    if error.is::<Mismatch>() {
+    if error.is::<WrongUsage>() {
+        64
+    } else if error.is::<Mismatch>() {
         65
-    } else if lock.is_some_and(zk_rwlock::Error::is_timeout) || error.downcast_ref().is_some_and(database::is_locked) {
+    } else if lock.is_some_and(zk_rwlock::Error::is_timeout) || error.is::<Silent>() || database::is_locked(error) {
         69
     } else if error.is::<TooLate>() || lock.is_some_and(zk_rwlock::Error::is_lost) {
         75
@@ -130,6 +143,10 @@ fn code(error: &(dyn std::error::Error + 'static)) -> u8 {
 }
 
 async fn run(arguments: Arguments) -> common::Result<()> {
+    if arguments.role.is_some() && arguments.database.is_some() && arguments.backend.zookeeper.is_none() {
+        // The embedded ensemble is this process's alone, and would keep out nobody.
+        return Err(WrongUsage("a process of a deployment needs --zookeeper, where the others keep the lock").into());
+    }
     arguments.backend.connect().await?.close().await; // so that a server that is not there is told at once
     let directory = tempfile::tempdir()?;
     let site = Site {

@@ -9,6 +9,7 @@ use zk_rwlock::{Error, RwLock, WriteGuard};
 
 use crate::Site;
 use crate::common::Result;
+use crate::database::in_time;
 use crate::fence::Fence;
 use crate::schema::version;
 
@@ -27,7 +28,8 @@ pub(crate) async fn alone(site: &Site, name: &str, lock: &RwLock) -> Result<Opti
     });
     let mut guard: Option<WriteGuard> = None;
     loop {
-        let is_migrated = site.schema.pending(&site.database.applied(&mut connection).await?)?.is_empty();
+        let applied = in_time(site.timeout, site.database.applied(&mut connection)).await?;
+        let is_migrated = site.schema.pending(&applied)?.is_empty();
         match guard {
             _ if is_migrated => break println!("{name}: the database is migrated, nothing to do"),
             Some(guard) => return Ok(Some(guard)),
@@ -53,7 +55,7 @@ pub(crate) async fn run(site: &Site, name: &str, guard: &WriteGuard) -> Result<(
 /// Applies what is missing as the holder with this token, which need not be true: the database judges that.
 pub(crate) async fn apply(site: &Site, name: &str, token: i64, is_held: impl Fn() -> bool) -> Result<()> {
     let mut connection = site.database.connect(site.timeout).await?;
-    let fence = Fence { database: &site.database, token };
+    let fence = site.fence(token);
     let pid = fence.pid(&mut connection).await?;
     tokio::select! {
         done = apply_each(site, name, &fence, connection, is_held) => done,

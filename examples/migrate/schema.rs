@@ -1,8 +1,11 @@
 //! The versions of a schema, and where a database stands among them; knows neither locks nor transactions.
 
+use std::fs;
 use std::path::Path;
 
-use sqlx::migrate::{AppliedMigration, MigrateError, Migration, MigrationType, Migrator};
+use sqlx::migrate::{AppliedMigration, Migration, MigrationType, Migrator};
+
+use crate::common::Result;
 
 /// What the program carries with it: version, description, statements.
 const BUILT_IN: [(i64, &str, &str); 3] = [
@@ -39,10 +42,24 @@ impl Schema {
         Schema(BUILT_IN.map(migration).into())
     }
 
-    /// Reads files such as `0001_customers.sql`.
-    pub(crate) async fn read(directory: &Path) -> Result<Schema, MigrateError> {
+    /// Reads files such as `0001_customers.sql`: all there are, and there must be some.
+    pub(crate) async fn read(directory: &Path) -> Result<Schema> {
         let all = Migrator::new(directory).await?;
-        Ok(Schema(all.iter().filter(|one| !one.migration_type.is_down_migration()).cloned().collect()))
+        for file in fs::read_dir(directory)? {
+            // `sqlx` passes these over without a word.
+            let name = file?.file_name().to_string_lossy().into_owned();
+            if name.ends_with(".sql") && !name.contains('_') {
+                return Err(format!("{}: {name} has no name such as 0001_customers.sql", directory.display()).into());
+            }
+        }
+        let up: Vec<_> = all.iter().filter(|one| !one.migration_type.is_down_migration()).cloned().collect();
+        if up.is_empty() {
+            return Err(format!("{}: there is no migration in it", directory.display()).into());
+        }
+        if let Some(twice) = up.windows(2).find(|pair| pair[0].version == pair[1].version) {
+            return Err(format!("{}: version {} is there twice", directory.display(), twice[0].version).into());
+        }
+        Ok(Schema(up))
     }
 
     pub(crate) fn version(&self) -> i64 {
@@ -50,7 +67,7 @@ impl Schema {
     }
 
     /// What is still to be applied. All that was applied must be what this build would have applied, in its order.
-    pub(crate) fn pending(&self, applied: &[AppliedMigration]) -> Result<&[Migration], Mismatch> {
+    pub(crate) fn pending(&self, applied: &[AppliedMigration]) -> std::result::Result<&[Migration], Mismatch> {
         if let Some(Migration { version, .. }) = self.0.iter().find(|migration| migration.no_tx) {
             return Err(Mismatch::Unfenced { version: *version });
         }
@@ -66,7 +83,7 @@ impl Schema {
     }
 
     /// Whether this build can serve on what was applied.
-    pub(crate) fn fits(&self, applied: &[AppliedMigration]) -> Result<(), Mismatch> {
+    pub(crate) fn fits(&self, applied: &[AppliedMigration]) -> std::result::Result<(), Mismatch> {
         match self.pending(applied)? {
             [] => Ok(()),
             _ => Err(Mismatch::Behind { found: version(applied), needed: self.version() }),

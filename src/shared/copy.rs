@@ -7,9 +7,10 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
+use futures_core::Stream;
 use tokio::sync::{oneshot, watch};
 
 use super::value_error::ValueError;
@@ -191,7 +192,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// The values as they come, beginning with the present one. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
         self.follow();
-        ValueChanges { shared: self.clone(), copy: self.inner.copy.subscribe(), seen: 0 }
+        ValueChanges { shared: self.clone(), copy: self.inner.copy.subscribe(), seen: 0, changed: None }
     }
 
     /// Starts the watch, once.
@@ -432,6 +433,8 @@ async fn appears(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> 
 
 /// The values of a [`Shared`], as they come. Made by [`Shared::changes`]; it keeps the watch up for as long as it lives.
 ///
+/// It is a [`Stream`] as well, of what [`next`](Self::next) gives, for the combinators of `futures` and `tokio-stream`.
+///
 /// # Examples
 ///
 /// ```
@@ -451,7 +454,11 @@ pub struct ValueChanges<T> {
     shared: Shared<T>,
     copy: watch::Receiver<Copy<T>>,
     seen: u64,
+    /// Ends at the next change of the copy, which may be no news.
+    changed: Option<Changed>,
 }
+
+type Changed = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 
 impl<T: Send + Sync + 'static> ValueChanges<T> {
     /// Waits for the next value; the first call gives the present one, as soon as it has come. Values that came and went
@@ -464,23 +471,44 @@ impl<T: Send + Sync + 'static> ValueChanges<T> {
     /// # Cancel safety
     /// No value is lost by dropping the future.
     pub async fn next(&mut self) -> Option<Result<Arc<Stored<T>>, Error>> {
-        let seen = self.seen;
-        let news = {
-            let copy = self.copy.wait_for(|copy| copy.news_after(seen).is_some()).await.ok()?;
-            copy.news_after(seen)?
-        };
-        match news {
-            News::Value(value) => {
-                self.seen = value.news;
-                Some(self.shared.inner.made(&value))
-            }
-            News::Trouble(news, error) => {
-                self.seen = news;
-                Some(Err(error))
-            }
-            News::Over => None,
+        std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
+    }
+}
+
+impl<T: Send + Sync + 'static> Stream for ValueChanges<T> {
+    type Item = Result<Arc<Stored<T>>, Error>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        loop {
+            let news = this.copy.borrow_and_update().news_after(this.seen);
+            return Poll::Ready(match news {
+                Some(News::Value(value)) => {
+                    this.seen = value.news;
+                    Some(this.shared.inner.made(&value))
+                }
+                Some(News::Trouble(news, error)) => {
+                    this.seen = news;
+                    Some(Err(error))
+                }
+                Some(News::Over) => None,
+                None => {
+                    let copy = &this.copy;
+                    let changed = this.changed.get_or_insert_with(|| changed(copy.clone()));
+                    ready!(changed.as_mut().poll(context));
+                    this.changed = None;
+                    continue;
+                }
+            });
         }
     }
+}
+
+/// Whoever has the handle, as the changes have, has the sender, so that it never ends for another reason.
+fn changed<T: Send + Sync + 'static>(mut copy: watch::Receiver<Copy<T>>) -> Changed {
+    Box::pin(async move {
+        let _ = copy.changed().await;
+    })
 }
 
 impl<T> fmt::Debug for ValueChanges<T> {

@@ -2,6 +2,9 @@
 
 use std::error::Error;
 
+#[cfg(feature = "json")]
+use super::finite::Finite;
+
 /// What a [`Format`] says went wrong.
 pub type FormatError = Box<dyn Error + Send + Sync>;
 
@@ -61,7 +64,8 @@ pub trait Format<T>: Send + Sync + 'static {
 }
 
 /// JSON, by serde: what people can read with `zkCli` too. Numbers come back as they went, floating ones to the last bit;
-/// what JSON cannot tell apart (`Some(None)` and `None`) comes back as JSON has it.
+/// infinities and NaN, which JSON has not, are [refused](crate::ValueError::Unwritable). What it cannot tell apart
+/// (`Some(None)` and `None`) comes back as JSON has it.
 #[cfg(feature = "json")]
 #[cfg_attr(docsrs, doc(cfg(feature = "json")))]
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,7 +78,11 @@ impl<T: serde::Serialize + serde::de::DeserializeOwned> Format<T> for Json {
     }
 
     fn encode(&self, value: &T) -> Result<Vec<u8>, FormatError> {
-        Ok(serde_json::to_vec(value)?)
+        let bytes = serde_json::to_vec(value)?;
+        if bytes.windows(4).any(|four| four == b"null") {
+            value.serialize(Finite)?;
+        }
+        Ok(bytes)
     }
 
     fn decode(&self, bytes: &[u8]) -> Result<T, FormatError> {

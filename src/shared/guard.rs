@@ -133,7 +133,8 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// - [`Error::Value`]: the value [cannot be written down](crate::ValueError::Unwritable), or is
     ///   [too large](crate::ValueError::TooLarge). The old value is there.
     /// - [`Error::TransactionRefused`]: somebody wrote or deleted the node who does not hold the lock. What they wrote is
-    ///   there; release, and acquire again.
+    ///   there; release, and acquire again. With [`NoAuth`](crate::coordinator::Failure::NoAuth), the ACL of the node, or of
+    ///   the one above it where none is yet, does not let us write.
     /// - [`Error::OutcomeUnknown`]: no server could be reached any more, or others have written several times since:
     ///   the old value is there, or the new one was.
     ///

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -357,6 +358,28 @@ pub(crate) async fn a_value_of_an_older_schema_is_migrated_and_kept_so_by_the_ne
     is_refused(&zk, &path, &old, |error| matches!(error, ValueError::NewerSchema { known: 1, .. })).await;
 }
 
+/// Numbers wherever there can be one, and nothing, too.
+#[derive(Debug, Serialize, Deserialize)]
+struct Places {
+    plain: Option<f64>,
+    list: Vec<Option<f64>>,
+    table: BTreeMap<u8, Place>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Thin(f32);
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Place {
+    At { point: (Option<Thin>, u8) },
+}
+
+fn places([plain, listed, tabled]: [f64; 3]) -> Places {
+    let point = (Some(Thin(tabled as f32)), 1);
+    let table = BTreeMap::from([(1, Place::At { point })]);
+    Places { plain: Some(plain), list: vec![None, Some(listed)], table }
+}
+
 /// A list in a list, and so on.
 #[derive(Debug, Serialize, Deserialize)]
 struct Deep(Vec<Deep>);
@@ -376,7 +399,15 @@ pub(crate) async fn a_value_that_cannot_be_read_again_is_not_written(h: &impl Ha
         assert_eq!(*shared.read().await.unwrap().written(), good);
     }
     let at = |name: &str| format!("{path}/{name}");
-    unwritable(Shared::new(&zk, &at("nan")).unwrap(), 1.5, f64::NAN, "invalid type: null").await;
+    unwritable(Shared::new(&zk, &at("nan")).unwrap(), 1.5, f64::NAN, "an infinite number, or NaN").await;
+    // It would come back as `None`, wherever it is.
+    for (place, bad) in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY].into_iter().enumerate() {
+        let shared = Shared::new(&zk, &at(&format!("optional-{place}"))).unwrap();
+        let mut numbers = [1.5; 3];
+        let good = places(numbers);
+        numbers[place] = bad;
+        unwritable(shared, good, places(numbers), "an infinite number, or NaN").await;
+    }
     let (good, bad) = (HashMap::new(), HashMap::from([((1, 2), 3)]));
     unwritable(Shared::<HashMap<(u8, u8), u8>>::new(&zk, &at("keys")).unwrap(), good, bad, "key must be a string")
         .await;
@@ -664,6 +695,26 @@ pub(crate) async fn values_between_two_looks_are_passed_over_and_the_newest_is_n
         last = value;
     }
     assert!(tokio_test::task::spawn(changes.next()).poll().is_pending());
+}
+
+pub(crate) async fn the_changes_are_a_stream_that_wakes_whoever_polls_it(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let (here, there) = (counter(&one, &path), counter(&two, &path));
+    let mut changes = tokio_test::task::spawn(here.changes());
+    let mut told = 0;
+    for number in 1..5 {
+        write(&there, number).await;
+        while told < number {
+            match changes.poll_next() {
+                Poll::Ready(news) => told = news.expect("open").map_or(0, |value| **value),
+                Poll::Pending => eventually("it is woken", || async { changes.is_woken() }).await,
+            }
+        }
+        assert!(changes.poll_next().is_pending(), "each is told once");
+    }
+    one.close().await;
+    eventually("it is woken", || async { changes.is_woken() }).await;
+    assert!(matches!(changes.poll_next(), Poll::Ready(None)));
 }
 
 pub(crate) async fn our_own_commits_are_in_the_copy_when_they_return(h: &impl Harness) {
