@@ -1,4 +1,4 @@
-# What a contributor runs and what CI runs are the same commands: `make lint` and `make test`.
+# What a contributor runs and what CI runs are the same commands: `make lint`, `make test` and a short `make interop`.
 
 SHELL := /bin/bash
 # One shell for a whole recipe, which stops at the first failure, also inside a pipe.
