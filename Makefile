@@ -38,7 +38,7 @@ soak: zookeeper
 # The lock among real Curator, kazoo and zookeeper-client on one path, each killed in turn: fleets that contend for so
 # many seconds in all. The first run needs the network: PySpark's source distribution (434 MB) for Curator's jars, and
 # kazoo.
-INTEROP_SECONDS ?= 60
+INTEROP_SECONDS ?= 180
 interop: zookeeper
 	tests/interop/setup.sh
 	INTEROP_SECONDS=$(INTEROP_SECONDS) cargo test --all-features --test interop -- --nocapture

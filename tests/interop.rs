@@ -2,7 +2,7 @@
 //! interop`.
 //!
 //! `cargo test` alone leaves this out, because it needs what `tests/interop/setup.sh` provides. A fleet contends for
-//! the share of `INTEROP_SECONDS` (60) that there is for it.
+//! the share of `INTEROP_SECONDS` (180) that there is for it.
 //!
 //! The drivers of the other languages are in `tests/interop/`; those in Rust are this test binary itself, as
 //! [`the_life_of_a_child`] in an environment that says so. All take the same commands in lines.
@@ -45,7 +45,7 @@ fn home() -> PathBuf {
 }
 
 fn seconds() -> u64 {
-    std::env::var("INTEROP_SECONDS").map_or(60, |seconds| seconds.parse().expect("INTEROP_SECONDS is a number"))
+    std::env::var("INTEROP_SECONDS").map_or(180, |seconds| seconds.parse().expect("INTEROP_SECONDS is a number"))
 }
 
 /// One fleet at a time: each needs the whole of a small machine.
