@@ -120,6 +120,11 @@ struct Inner<T> {
     lock: RwLock,
     /// The value's node.
     path: String,
+    terms: Terms<T>,
+}
+
+/// What the bytes of a value must be, and what may be made of them.
+struct Terms<T> {
     format: Arc<dyn Format<T>>,
     schema: u32,
     initial: Option<Initial<T>>,
@@ -197,11 +202,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
             lock: RwLock::builder(&coordinator, &format!("{path}/lock")),
             coordinator,
             path: path.to_owned(),
-            format: Arc::new(format),
-            schema: 1,
-            initial: None,
-            migrate: None,
-            size_limit: SIZE_LIMIT,
+            terms: Terms { format: Arc::new(format), schema: 1, initial: None, migrate: None, size_limit: SIZE_LIMIT },
         }
     }
 }
@@ -228,7 +229,7 @@ impl<T> fmt::Debug for Shared<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared")
             .field("path", &self.inner.path)
-            .field("schema", &self.inner.schema)
+            .field("schema", &self.inner.terms.schema)
             .finish_non_exhaustive()
     }
 }
@@ -239,18 +240,14 @@ pub struct SharedBuilder<T> {
     coordinator: Arc<dyn Coordinator>,
     lock: RwLockBuilder,
     path: String,
-    format: Arc<dyn Format<T>>,
-    schema: u32,
-    initial: Option<Initial<T>>,
-    migrate: Option<Migrate<T>>,
-    size_limit: usize,
+    terms: Terms<T>,
 }
 
 impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// The value to begin with. Whoever reads first, and finds none, writes it: once, under the lock; a write that finds
     /// none begins with it. Default: none.
     pub fn initial(mut self, initial: impl Fn() -> T + Send + Sync + 'static) -> Self {
-        self.initial = Some(Box::new(initial));
+        self.terms.initial = Some(Box::new(initial));
         self
     }
 
@@ -282,7 +279,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// A value of a newer schema is [`ValueError::NewerSchema`], and left alone. One of an older schema goes through
     /// [`migrate`](Self::migrate).
     pub fn schema(mut self, schema: u32) -> Self {
-        self.schema = schema;
+        self.terms.schema = schema;
         self
     }
 
@@ -318,7 +315,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn migrate(mut self, migrate: impl Fn(u32, &[u8]) -> Result<T, FormatError> + Send + Sync + 'static) -> Self {
-        self.migrate = Some(Box::new(migrate));
+        self.terms.migrate = Some(Box::new(migrate));
         self
     }
 
@@ -326,7 +323,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// sent. Default: 1,044,479, which fits into what servers take by default. Lower it if their `jute.maxbuffer` is
     /// lower; raise it if it is higher everywhere, on all clients that may read the node, too.
     pub fn size_limit(mut self, bytes: usize) -> Self {
-        self.size_limit = bytes;
+        self.terms.size_limit = bytes;
         self
     }
 
@@ -338,7 +335,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         path::check_directory(&self.path)?;
         let path = format!("{}/value", self.path);
         path::check(&path)?;
-        check_name(self.format.name())?;
+        check_name(self.terms.format.name())?;
         let inner = Inner {
             following: OnceLock::new(),
             copy: watch::Sender::new(Copy::default()),
@@ -346,11 +343,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
             coordinator: self.coordinator,
             lock: self.lock.build()?,
             path,
-            format: self.format,
-            schema: self.schema,
-            initial: self.initial,
-            migrate: self.migrate,
-            size_limit: self.size_limit,
+            terms: self.terms,
         };
         Ok(Shared { inner: Arc::new(inner) })
     }
@@ -358,7 +351,10 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
 
 impl<T> fmt::Debug for SharedBuilder<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedBuilder").field("lock", &self.lock).field("schema", &self.schema).finish_non_exhaustive()
+        f.debug_struct("SharedBuilder")
+            .field("lock", &self.lock)
+            .field("schema", &self.terms.schema)
+            .finish_non_exhaustive()
     }
 }
 
@@ -407,11 +403,11 @@ impl<T: Send + Sync + 'static> Inner<T> {
             return Err(ValueError::Unset);
         }
         let (envelope, payload) = Envelope::open(bytes).map_err(|problem| ValueError::Foreign { problem })?;
-        if envelope.written.schema > self.schema {
-            return Err(ValueError::NewerSchema { known: self.schema, written: Box::new(envelope.written) });
+        if envelope.written.schema > self.terms.schema {
+            return Err(ValueError::NewerSchema { known: self.terms.schema, written: Box::new(envelope.written) });
         }
-        if envelope.format != self.format.name() && envelope.written.schema == self.schema {
-            let expected = self.format.name().to_owned();
+        if envelope.format != self.terms.format.name() && envelope.written.schema == self.terms.schema {
+            let expected = self.terms.format.name().to_owned();
             return Err(ValueError::OtherFormat {
                 found: envelope.format,
                 expected,
@@ -424,14 +420,14 @@ impl<T: Send + Sync + 'static> Inner<T> {
     /// The value that these bytes are.
     fn open(&self, bytes: &[u8]) -> Result<Stored<T>, ValueError> {
         let (Envelope { written, .. }, payload) = self.envelope(bytes)?;
-        let known = self.schema;
+        let known = self.terms.schema;
         let value = if written.schema == known {
-            self.format.decode(payload).map_err(|problem| ValueError::WrongType {
+            self.terms.format.decode(payload).map_err(|problem| ValueError::WrongType {
                 problem: problem.to_string(),
                 written: Box::new(written.clone()),
             })
         } else {
-            let migrated = match &self.migrate {
+            let migrated = match &self.terms.migrate {
                 Some(migrate) => migrate(written.schema, payload).map_err(|problem| problem.to_string()),
                 None => Err("there is no migration".to_owned()),
             };
@@ -450,22 +446,23 @@ impl<T: Send + Sync + 'static> Inner<T> {
         base: Base,
     ) -> Result<(Vec<u8>, Written), Error> {
         let unwritable = |problem: FormatError| self.fault(ValueError::Unwritable { problem: problem.to_string() });
-        let payload = self.format.encode(value).map_err(unwritable)?;
+        let payload = self.terms.format.encode(value).map_err(unwritable)?;
         let written = Written {
             host: self.lock.shared.host.clone(),
             label: label.clone(),
             token: held.standing().czxid,
             commit,
             at: envelope::now(),
-            schema: self.schema,
+            schema: self.terms.schema,
         };
-        let envelope = Envelope { format: self.format.name().to_owned(), written: written.clone(), after: base.mark };
+        let envelope =
+            Envelope { format: self.terms.format.name().to_owned(), written: written.clone(), after: base.mark };
         let bytes = envelope.seal(&payload);
-        if bytes.len() > self.size_limit {
-            let (bytes, limit) = (bytes.len(), Some(self.size_limit));
+        if bytes.len() > self.terms.size_limit {
+            let (bytes, limit) = (bytes.len(), Some(self.terms.size_limit));
             return Err(self.fault(ValueError::TooLarge { bytes, limit }));
         }
-        self.format.decode(&payload).map_err(unwritable)?;
+        self.terms.format.decode(&payload).map_err(unwritable)?;
         Ok((bytes, written))
     }
 
@@ -498,7 +495,7 @@ impl<T: Send + Sync + 'static> Inner<T> {
         loop {
             let node = held.data(&self.path).await?;
             let (bytes, version) = node.map_or((Vec::new(), None), |node| (node.data, Some(node.version)));
-            match (self.open(&bytes), &self.initial) {
+            match (self.open(&bytes), &self.terms.initial) {
                 (Err(ValueError::Unset), Some(initial)) if tries < place::UNKNOWN_TRIES => {
                     tries += 1;
                     self.begin(held, initial(), Base { version, mark: None }).await?;
@@ -525,7 +522,7 @@ impl<T: Send + Sync + 'static> Inner<T> {
     /// What a write begins with: the value as it is, or the initial one, which is not there yet.
     async fn load(&self, held: &Held) -> Result<Loaded<T>, Error> {
         let (bytes, base) = self.node(held).await?;
-        match (self.open(&bytes), &self.initial) {
+        match (self.open(&bytes), &self.terms.initial) {
             (Ok(Stored { value, written }), _) => Ok(Loaded { value, written: Some(written), base }),
             (Err(ValueError::Unset), Some(initial)) => Ok(Loaded { value: initial(), written: None, base }),
             (Err(error), _) => Err(self.fault(error)),
