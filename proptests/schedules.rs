@@ -18,6 +18,8 @@ use tokio_test::task::{self, Spawn};
 use zk_rwlock::coordinator::{Coordinator, Kind, Session};
 use zk_rwlock::{Error, Memory, ReadGuard, RwLock, RwLockBuilder, WriteGuard};
 
+use crate::named::Named;
+
 const LOCK: &str = "/locks/schedule";
 
 /// What the lock guards: the token of whoever wrote it last.
@@ -41,6 +43,8 @@ enum Action {
     TryWrite,
     /// A write to a node elsewhere, which must be refused once the lock is lost.
     Transaction,
+    /// A read of that node, which must show what all wrote who held before.
+    Look,
     /// Drops the acquisition, or the guard.
     Drop,
     Release,
@@ -95,6 +99,8 @@ struct World {
     /// A client that nothing happens to.
     observer: Arc<dyn Session>,
     written: i64,
+    /// What had been written when each actor was granted what it holds.
+    found: Vec<Option<i64>>,
     /// The tokens of those that said they were lost.
     lost: HashSet<i64>,
     /// The highest token of any grant, and of any grant to a writer.
@@ -103,11 +109,11 @@ struct World {
 }
 
 impl World {
-    async fn new(max_age: Option<Duration>) -> World {
+    async fn new(max_age: Option<Duration>, ensemble: Option<String>) -> World {
         let first = Memory::new();
         let clients: Vec<_> = (0..CLIENTS).map(|i| if i == 0 { first.clone() } else { first.connect() }).collect();
-        let open = |client| {
-            let lock = RwLock::builder(client, LOCK);
+        let open = |client: &Memory| {
+            let lock = RwLock::builder(&Named { client: client.clone(), ensemble: ensemble.clone() }, LOCK);
             max_age.into_iter().fold(lock, RwLockBuilder::share_reads).build().expect("valid")
         };
         let locks = clients.iter().map(open).collect();
@@ -126,9 +132,41 @@ impl World {
             granted: HashMap::new(),
             observer,
             written: 0,
+            found: vec![None; ACTORS],
             lost: HashSet::new(),
             highest: 0,
             highest_writer: 0,
+        }
+    }
+
+    async fn step(&mut self, step: Step) {
+        self.take(step).await;
+        if step.settle {
+            self.settle();
+            self.check_value().await;
+        }
+    }
+
+    /// Takes these steps before anything happens in the background: nobody watches its own node yet.
+    fn steps_blindly(mut self, steps: Vec<Step>) -> World {
+        let (done, mut world) = tokio::sync::oneshot::channel();
+        let session = Arc::clone(&self.observer);
+        // While a chore runs, no other does.
+        session.spawn(Box::pin(async move {
+            for step in steps {
+                self.step(step).await;
+            }
+            assert!(done.send(self).is_ok(), "the caller waits");
+        }));
+        world.try_recv().expect("no step waits")
+    }
+
+    /// Whether time has to pass in this step, or in later ones because of it, or somebody has to watch its own node.
+    fn needs_others(&self, step: Step) -> bool {
+        match step.action {
+            Action::Wait | Action::Cut | Action::Remove => true,
+            Action::Expire => self.cut[step.actor % CLIENTS],
+            _ => false,
         }
     }
 
@@ -160,6 +198,19 @@ impl World {
                 let write = guard.transaction().set(VALUE, guard.fencing_token().to_string());
                 // It is on its way, and will be carried out or refused as a whole.
                 let _now_or_later = task::spawn(write.commit()).poll();
+            }
+            (Action::Look, Actor::Reader(_) | Actor::Writer(_)) => {
+                let read: Pin<Box<dyn Future<Output = _> + '_>> = match &*actor {
+                    Actor::Writer(guard) => Box::pin(guard.data(VALUE)),
+                    Actor::Reader(guards) => Box::pin(guards[0].data(VALUE)),
+                    _ => return,
+                };
+                if let (std::task::Poll::Ready(Ok(Some(node))), Some(found)) =
+                    (task::spawn(read).poll(), self.found[step.actor])
+                {
+                    let seen: i64 = String::from_utf8_lossy(&node.data).parse().expect("a token");
+                    assert!(found <= seen, "a holder reads {seen}, and {found} was written before it was granted");
+                }
             }
             (Action::Drop, _) => *actor = Actor::Idle,
             (Action::Release, _) => match std::mem::replace(actor, Actor::Idle) {
@@ -295,6 +346,12 @@ impl World {
         let written = String::from_utf8_lossy(&value).parse().expect("a token");
         assert!(self.written <= written, "token {written} wrote after {}", self.written);
         self.written = written;
+        for (actor, found) in self.actors.iter().zip(&mut self.found) {
+            match actor {
+                Actor::Reader(_) | Actor::Writer(_) => *found = Some(found.unwrap_or(written)),
+                _ => *found = None,
+            }
+        }
     }
 
     fn is_done(&self) -> bool {
@@ -363,6 +420,7 @@ fn action() -> impl Strategy<Value = Action> {
         1 => Just(Action::TryRead),
         1 => Just(Action::TryWrite),
         2 => Just(Action::Transaction),
+        2 => Just(Action::Look),
         2 => Just(Action::Drop),
         3 => Just(Action::Release),
         2 => Just(Action::Downgrade),
@@ -384,31 +442,41 @@ fn step() -> impl Strategy<Value = Step> {
     (0..ACTORS, action(), prop::bool::weighted(0.8)).prop_map(|(actor, action, settle)| Step { actor, action, settle })
 }
 
-/// Reads of one client share nodes in half of the worlds.
+/// Reads of one client share nodes in half of the worlds. In half of them, all clients are of one process. In
+/// half of them, nobody comes to watch its own node for many steps, as on ZooKeeper at first.
 #[derive(Clone, Debug)]
 struct Schedule {
     max_age: Option<Duration>,
+    are_together: bool,
+    are_blind: bool,
     steps: Vec<Step>,
 }
 
 fn schedule() -> impl Strategy<Value = Schedule> {
     // Over before, with or after the next [`Action::Wait`].
     let ages = prop::sample::select(vec![WHILE / 2, WHILE, 2 * WHILE, Duration::from_secs(1_000_000)]);
-    (prop::option::of(ages), prop::collection::vec(step(), 1..STEPS))
-        .prop_map(|(max_age, steps)| Schedule { max_age, steps })
+    (prop::option::of(ages), any::<bool>(), any::<bool>(), prop::collection::vec(step(), 1..STEPS))
+        .prop_map(|(max_age, are_together, are_blind, steps)| Schedule { max_age, are_together, are_blind, steps })
 }
 
 fn run(schedule: Schedule) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     // Without a budget: tokio would otherwise answer "pending" after a while, to be fair to tasks that are not there.
     runtime.expect("a runtime").block_on(tokio::task::unconstrained(async move {
-        let mut world = World::new(schedule.max_age).await;
-        for step in schedule.steps {
-            world.take(step).await;
-            if step.settle {
-                world.settle();
-                world.check_value().await;
+        // All worlds' locks have one name, and die with them.
+        let ensemble = schedule.are_together.then(|| "together".to_owned());
+        let mut world = World::new(schedule.max_age, ensemble).await;
+        let mut steps = schedule.steps.into_iter().peekable();
+        while let Some(step) = steps.next() {
+            if !schedule.are_blind || world.needs_others(step) {
+                world.step(step).await;
+                continue;
             }
+            let mut while_blind = vec![step];
+            while let Some(step) = steps.next_if(|step| !world.needs_others(*step)) {
+                while_blind.push(step);
+            }
+            world = world.steps_blindly(while_blind);
         }
         world.come_to_rest().await;
     }));

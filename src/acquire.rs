@@ -18,10 +18,12 @@ use crate::listing::Names;
 use crate::lock::{RwLock, Shared, check_label};
 use crate::meter;
 use crate::name::{self, Contender, Mode, Owner};
+use crate::own_queue::Ground;
 use crate::place::{self, Place};
 use crate::progress::{OnWait, Progress};
 use crate::queue::{self, Blockers, Note};
 use crate::shared_reads::Work;
+use crate::succession::{Ahead, Found, Whose};
 use crate::tenure::Loss;
 use crate::trace::{self, Acquiring};
 use crate::turn::{self, Turn};
@@ -185,6 +187,54 @@ enum Patience {
     GiveUp,
 }
 
+/// What an acquisition that has its place keeps until its turn has come.
+struct Wait<'a> {
+    patience: Patience,
+    /// Is told who is in the way.
+    waiting: Option<&'a Waiting>,
+    on_wait: Option<Box<OnWait>>,
+    /// What was to be seen when it came, if it has asked.
+    look: Option<Result<Names, Failure>>,
+    /// What the last writer that vanished would be called as a reader.
+    vanished: Option<String>,
+    has_waited: bool,
+}
+
+impl Wait<'_> {
+    /// Whether there is nobody to be told what only a look at the queue shows.
+    fn needs_no_look(&self) -> bool {
+        self.patience == Patience::Wait && self.waiting.is_none() && self.on_wait.is_none()
+    }
+}
+
+/// That it is our turn, and how that is known.
+struct Grant {
+    ground: Ground,
+    /// As it is told to those who look from outside.
+    kind: &'static str,
+    /// Our own session has seen it.
+    is_seen: bool,
+}
+
+impl Grant {
+    fn seen(ground: Ground, kind: &'static str) -> Grant {
+        Grant { ground, kind, is_seen: true }
+    }
+
+    /// This process knows it, though the servers may not have heard of it.
+    fn unseen(ground: Ground, kind: &'static str) -> Grant {
+        Grant { ground, kind, is_seen: false }
+    }
+}
+
+/// What became of the one ahead.
+enum Departure {
+    /// This happened to its node.
+    Seen(Event),
+    /// It let us in, or its node had gone before it could be watched, or it is time to look whether it has.
+    Unseen,
+}
+
 impl Acquisition {
     fn new(shared: &Arc<Shared>, mode: Mode) -> Acquisition {
         Acquisition {
@@ -340,9 +390,14 @@ impl Acquisition {
         waiting: Option<&Waiting>,
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Held>, Error> {
-        let (mut held, mut look) = Box::pin(self.queue_up()).await?;
+        let (mut held, look) = Box::pin(self.queue_up()).await?;
         self.trace.entered(held.standing());
-        match self.wait_for_turn(&held, &mut look, patience, waiting, on_wait).await {
+        let mut wait = Wait { patience, waiting, on_wait, look, vanished: None, has_waited: false };
+        let granted = match self.wait_for_turn(&held, &mut wait).await {
+            Ok(grant) => self.grant(&held, grant).await,
+            Err(error) => Err(error),
+        };
+        match granted {
             Ok(()) => {
                 self.begin_hold(&mut held);
                 Ok(held)
@@ -358,6 +413,16 @@ impl Acquisition {
 
     fn asker(&self) -> Asker {
         if self.is_for_all { Asker::Unknown } else { Asker::here(self.is_blocking) }
+    }
+
+    /// Whether it may be going to wait for a hold of its own: then it looks who is before it.
+    fn may_deadlock(&self, held: &Held) -> bool {
+        let holds = held.place().session().lease().holds();
+        match self.shared.deadlock {
+            Deadlock::Ignore => false,
+            Deadlock::Warn | Deadlock::Refuse => holds.has_one_of(&self.shared.path, self.asker()),
+            Deadlock::RefuseInProcess => holds.has_one(&self.shared.path),
+        }
     }
 
     /// Says so, or fails, if what it is going to wait for is its own.
@@ -423,7 +488,7 @@ impl Acquisition {
         let mut tries = 0;
         let (place, look) = loop {
             let berth = shared.coordinator.berth(watched).await.map_err(|failure| self.stop(failure))?;
-            let place = Place::new(berth, Arc::clone(&shared.path), owner.clone());
+            let place = Place::new(berth, Arc::clone(&shared.path), owner.clone(), Arc::clone(&shared.succession));
             tries += 1;
             match self.take_place(&place, &data).await {
                 Ok(look) => break (place, look),
@@ -476,91 +541,124 @@ impl Acquisition {
     }
 
     /// Look, wait, and look again, until it is our turn.
-    async fn wait_for_turn(
-        &self,
-        held: &Held,
-        look: &mut Option<Result<Names, Failure>>,
-        patience: Patience,
-        waiting: Option<&Waiting>,
-        mut on_wait: Option<Box<OnWait>>,
-    ) -> Result<(), Error> {
-        let place = held.place();
-        let session = place.session();
-        let me = held.contender();
-        // What the last writer that vanished would be called as a reader.
-        let mut vanished: Option<String> = None;
-        if me.sequence() < 0 || me.sequence() >= name::REFUSED_FROM {
+    ///
+    /// What is alive here while it waits is kept for each of the thousands who may wait; so nothing else is done here.
+    async fn wait_for_turn(&self, held: &Held, wait: &mut Wait<'_>) -> Result<Grant, Error> {
+        let (session, tenure) = (held.place().session(), held.tenure());
+        if !(0..name::REFUSED_FROM).contains(&held.contender().sequence()) {
             return Err(Error::SequenceExhausted { path: self.shared.path.to_string() });
         }
-        if !place.is_unsure() && self.shared.succession.proves(held.standing()) {
-            meter::entered(self.mode, 0);
-            return self.grant(held, None, "next").await;
-        }
-        let mut has_waited = false;
+        let hands_off = self.shared.dialect.hands_off();
+        let may_skip = hands_off && wait.needs_no_look() && !self.may_deadlock(held);
+        // Whoever has to know how the one before it went watches it.
+        let mut waits_alone = may_skip && self.shared.lock_delay.is_zero();
+        // Whom it waits for, or has waited for last.
+        let mut ahead: Option<Ahead> = None;
         loop {
-            let names = match look.take() {
-                // The answer was lost: ask again.
-                None | Some(Err(Failure::Unknown(_))) => place::settled(session, || place.list()).await,
-                Some(names) => names,
-            };
-            let names = names.map_err(|failure| self.stop(failure))?;
-            place.remove_strays(&names);
-            if !has_waited {
-                meter::entered(self.mode, names.len().saturating_sub(1));
-            }
-            // A writer that became a reader is still there, and lets go as readers do.
-            vanished = vanished.filter(|reader| !names.contains(reader));
-            let (turn, stranger) = turn::turn_among_strangers(me, &names);
-            if let Some(stranger) = stranger.filter(|_| turn != Turn::Evicted) {
-                return Err(self.shared.doubt(stranger));
-            }
-            let nearest = match turn {
-                Turn::Granted => {
-                    if vanished.is_some() {
-                        self.delay(held).await?;
-                    }
-                    let kind = if has_waited { "look" } else { "at once" };
-                    return self.grant(held, None, kind).await;
+            ahead = match self.known(held, wait.has_waited, ahead.as_ref()) {
+                Found::Granted(ground) => {
+                    return Ok(Grant::unseen(ground, if wait.has_waited { "pass" } else { "next" }));
                 }
-                Turn::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
-                Turn::Behind(nearest) => nearest,
+                Found::Behind(ahead) if may_skip && wait.look.is_none() => Some(ahead),
+                _ => Box::pin(self.look_from(held, wait)).await?,
             };
-            if patience == Patience::GiveUp {
-                let blockers = Box::pin(queue::blockers(session, &self.shared.path, &names, me)).await;
-                return Err(Error::WouldBlock { blockers });
-            }
-            if !has_waited {
-                self.check_for_deadlock(held, &names, &nearest)?;
-            }
-            if let Some(on_wait) = &mut on_wait {
-                let seen = Progress::by_name(&names, me);
-                Box::pin(on_wait.tell(session, &self.shared.path, me.dialect(), seen)).await;
-            }
-            if let Some(waiting) = waiting {
-                let seen = Progress::by_name(&names, me);
-                let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-                let looks = waiting.as_ref().map_or(1, |waits| waits.looks + 1);
-                *waiting = Some(Waits { session: Arc::clone(session), me: me.clone(), seen, looks });
-            }
-            // A queue of thousands must not keep thousands of copies of itself.
-            drop(names);
-            has_waited = true;
-            // While it waits, that is all it has to keep of the one before it: there may be thousands who wait.
-            let (watched, mode) = (place.child(nearest.name()), nearest.mode());
-            drop(nearest);
-            let event = match &mut on_wait {
-                None => self.departure(held, &watched).await?,
-                Some(on_wait) => Box::pin(self.departure_watched(held, &watched, on_wait)).await?,
+            let Some(nearest) = &ahead else {
+                return Ok(Grant::seen(Ground::Sure, if wait.has_waited { "look" } else { "at once" }));
             };
-            if mode == Mode::Write {
-                // Only a writer that held says so when it goes; then nothing before us is left. Elsewhere anybody may
-                // have written, for any reason.
-                if event == Some(Event::Changed) && self.shared.dialect.hands_off() {
-                    return self.grant(held, Some(watched), "hand-off").await;
+            wait.has_waited = true;
+            self.shared.succession.waits(held.standing(), nearest);
+            // Most who wait for their own are let in before a watch would be worth its cost.
+            if waits_alone && matches!(nearest.whose, Whose::Own) {
+                waits_alone = false;
+                tenure.called_alone(session).await.map_err(|loss| self.evicted(loss))?;
+                ahead = None;
+                continue;
+            }
+            let departure = match &mut wait.on_wait {
+                None => self.departure(held, nearest).await?,
+                Some(on_wait) => Box::pin(self.departure_watched(held, nearest, on_wait)).await?,
+            };
+            match departure {
+                // Only a writer that held says so when it goes; then nothing before us is left. Elsewhere anybody may have
+                // written, for any reason.
+                Departure::Seen(Event::Changed) if nearest.mode == Mode::Write && hands_off => {
+                    return Ok(Grant::seen(Ground::HandOff(Arc::clone(&nearest.path)), "hand-off"));
                 }
-                let name = watched.rsplit('/').next().unwrap_or_default();
-                vanished = Contender::parse_as(name, self.shared.dialect).map(|writer| writer.downgraded());
+                Departure::Seen(_) | Departure::Unseen => {}
             }
+            if nearest.mode == Mode::Write {
+                let name = nearest.path.rsplit('/').next().unwrap_or_default();
+                wait.vanished = Contender::parse_as(name, self.shared.dialect).map(|writer| writer.downgraded());
+            }
+        }
+    }
+
+    /// Looks at the queue from our place in it, and tells whoever asked: the nearest one before us that excludes us, if there is one.
+    async fn look_from(&self, held: &Held, wait: &mut Wait<'_>) -> Result<Option<Ahead>, Error> {
+        let (place, me) = (held.place(), held.contender());
+        let session = place.session();
+        let names = match wait.look.take() {
+            // The answer was lost: ask again.
+            None | Some(Err(Failure::Unknown(_))) => place::settled(session, || place.list()).await,
+            Some(names) => names,
+        };
+        let names = names.map_err(|failure| self.stop(failure))?;
+        place.remove_strays(&names);
+        if !wait.has_waited {
+            meter::entered(self.mode, names.len().saturating_sub(1));
+        }
+        // A writer that became a reader is still there, and lets go as readers do.
+        wait.vanished.take_if(|reader| names.contains(reader));
+        let (turn, stranger) = turn::turn_among_strangers(me, &names);
+        if let Some(stranger) = stranger.filter(|_| turn != Turn::Evicted) {
+            return Err(self.shared.doubt(stranger));
+        }
+        let nearest = match turn {
+            Turn::Granted => {
+                if wait.vanished.is_some() {
+                    self.delay(held).await?;
+                }
+                return Ok(None);
+            }
+            Turn::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
+            Turn::Behind(nearest) => nearest,
+        };
+        if wait.patience == Patience::GiveUp {
+            let blockers = queue::blockers(session, &self.shared.path, &names, me).await;
+            return Err(Error::WouldBlock { blockers });
+        }
+        if !wait.has_waited {
+            self.check_for_deadlock(held, &names, &nearest)?;
+        }
+        if let Some(on_wait) = &mut wait.on_wait {
+            on_wait.tell(session, &self.shared.path, me.dialect(), Progress::by_name(&names, me)).await;
+        }
+        if let Some(waiting) = wait.waiting {
+            let seen = Progress::by_name(&names, me);
+            let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            let looks = waiting.as_ref().map_or(1, |waits| waits.looks + 1);
+            *waiting = Some(Waits { session: Arc::clone(session), me: me.clone(), seen, looks });
+        }
+        let path = place.child(nearest.name());
+        Ok(Some(match self.shared.succession.find(held.standing()) {
+            Found::Behind(ahead) if *ahead.path == *path => ahead,
+            _ => Ahead { path: path.into(), mode: nearest.mode(), whose: Whose::Stranger },
+        }))
+    }
+
+    /// Where we stand, as far as that is known without a look, and `watched`, whose node has told something, does not make
+    /// a look necessary.
+    fn known(&self, held: &Held, has_waited: bool, watched: Option<&Ahead>) -> Found {
+        // A second node of ours may be before us.
+        if held.place().is_unsure() {
+            return Found::Nothing;
+        }
+        match self.shared.succession.find(held.standing()) {
+            // Where others may come who go by another rule, whoever has waited looks for them.
+            Found::Granted(_) if has_waited && !self.shared.dialect.hands_off() => Found::Nothing,
+            // That it has gone is not known yet, or it was removed by somebody else.
+            Found::Behind(ahead) if watched.is_some_and(|watched| watched.path == ahead.path) => Found::Nothing,
+            found => found,
         }
     }
 
@@ -576,27 +674,43 @@ impl Acquisition {
         }
     }
 
-    /// Waits until something happened to the node at `path`; `None` if it is gone already.
-    async fn departure(&self, held: &Held, path: &str) -> Result<Option<Event>, Error> {
-        let session = held.place().session();
-        let watch = match place::settled(session, || session.watch(path)).await {
+    /// Waits until the one ahead has let us in, or something happened to its node.
+    async fn departure(&self, held: &Held, ahead: &Ahead) -> Result<Departure, Error> {
+        let (session, tenure) = (held.place().session(), held.tenure());
+        let mut watch = match place::settled(session, || session.watch(&ahead.path)).await {
             Ok(watch) => watch,
-            Err(Failure::NoNode) => return Ok(None),
+            Err(Failure::NoNode) => return Ok(Departure::Unseen),
             Err(failure) => return Err(self.stop(failure)),
         };
-        tokio::select! {
-            biased;
-            event = watch => Ok(Some(event)),
-            loss = held.lost() => Err(Error::Evicted(loss)),
+        if let Whose::Neighbour(neighbour) = &ahead.whose {
+            self.shared.succession.saw(held.standing(), neighbour);
+        }
+        loop {
+            tokio::select! {
+                biased;
+                called = tenure.called(session) => {
+                    called.map_err(|loss| self.evicted(loss))?;
+                    if matches!(self.known(held, true, None), Found::Granted(_)) {
+                        // The watch's event is on the way. To take it back would cost a request.
+                        session.spawn(Box::pin(async move {
+                            let _gone = watch.await;
+                        }));
+                        return Ok(Departure::Unseen);
+                    }
+                }
+                event = &mut watch => return Ok(Departure::Seen(event)),
+            }
         }
     }
 
     /// As [`Self::departure`], and tells meanwhile what changes.
-    async fn departure_watched(&self, held: &Held, path: &str, on_wait: &mut OnWait) -> Result<Option<Event>, Error> {
+    async fn departure_watched(&self, held: &Held, ahead: &Ahead, on_wait: &mut OnWait) -> Result<Departure, Error> {
         tokio::select! {
             biased;
-            event = self.departure(held, path) => event,
-            () = on_wait.keep_looking(held.place().session(), &self.shared.path, held.contender()) => Ok(None),
+            departure = self.departure(held, ahead) => departure,
+            () = on_wait.keep_looking(held.place().session(), &self.shared.path, held.contender()) => {
+                Ok(Departure::Unseen)
+            }
         }
     }
 
@@ -604,36 +718,35 @@ impl Acquisition {
     ///
     /// What we know may be old, if we were cut off: only under a valid lease is it certain that the session, and so
     /// our node, still exists. Without one a quorum is asked first.
-    async fn grant(&self, held: &Held, handed_off: Option<String>, kind: &'static str) -> Result<(), Error> {
-        match self.granted(held, handed_off.as_deref(), kind) {
+    async fn grant(&self, held: &Held, grant: Grant) -> Result<(), Error> {
+        if !grant.is_seen {
+            held.set_lags(held.place().may_lag());
+        }
+        match self.granted(held, &grant) {
             Some(answer) => answer,
-            None => Box::pin(self.grant_once_confirmed(held, handed_off, kind)).await,
+            None => Box::pin(self.grant_once_confirmed(held, &grant)).await,
         }
     }
 
     /// As [`Self::grant`]; `None` if a quorum has to be asked.
-    fn granted(&self, held: &Held, handed_off: Option<&str>, kind: &'static str) -> Option<Result<(), Error>> {
+    fn granted(&self, held: &Held, grant: &Grant) -> Option<Result<(), Error>> {
         let (session, tenure) = (held.place().session(), held.tenure());
         if let Some(loss) = held.loss() {
             return Some(Err(Error::Evicted(loss)));
         }
         tenure.hold(session.lease().stretch()?);
-        match handed_off {
-            Some(path) => session.lease().roll().confirm_gone(path, tenure),
-            None => self.shared.succession.granted(held.standing()),
+        self.shared.succession.granted(held.standing(), &grant.ground);
+        if let Ground::HandOff(path) = &grant.ground {
+            session.lease().roll().confirm_gone(path, tenure);
         }
+        let kind = grant.kind;
         meter::granted(self.mode, kind);
         let (sequence, token) = (held.contender().sequence(), held.standing().czxid);
         tracing::debug!(path = &*self.shared.path, mode = %self.mode, sequence, token, kind, "granted");
         Some(Ok(()))
     }
 
-    async fn grant_once_confirmed(
-        &self,
-        held: &Held,
-        handed_off: Option<String>,
-        kind: &'static str,
-    ) -> Result<(), Error> {
+    async fn grant_once_confirmed(&self, held: &Held, grant: &Grant) -> Result<(), Error> {
         let (session, tenure) = (held.place().session(), held.tenure());
         for tries in 0..LEASE_TRIES {
             if tries > 1 {
@@ -645,7 +758,7 @@ impl Acquisition {
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => tenure.lose(Loss::Removed),
                 Err(failure) => return Err(self.stop(failure)),
             }
-            if let Some(answer) = self.granted(held, handed_off.as_deref(), kind) {
+            if let Some(answer) = self.granted(held, grant) {
                 return answer;
             }
         }
@@ -669,6 +782,13 @@ impl Acquisition {
     fn seen_in_the_way(&self, waiting: &Waiting) -> Blockers {
         let waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.as_ref().map(|waits| waits.seen.blockers.clone()).unwrap_or_default()
+    }
+
+    fn evicted(&self, loss: Loss) -> Error {
+        match loss {
+            Loss::SessionOver(ending) => self.stop(Failure::Over(ending)),
+            loss => Error::Evicted(loss),
+        }
     }
 
     fn stop(&self, failure: Failure) -> Error {

@@ -91,6 +91,16 @@ impl Holds {
         drop(ended);
     }
 
+    /// Whether anybody holds in this directory.
+    pub(crate) fn has_one(&self, directory: &str) -> bool {
+        self.all().values().any(|hold| *hold.directory == *directory)
+    }
+
+    /// Whether `asker` holds in this directory.
+    pub(crate) fn has_one_of(&self, directory: &str, asker: Asker) -> bool {
+        self.all().values().any(|hold| hold.asker.is(asker) && *hold.directory == *directory)
+    }
+
     /// A hold that `asker` waits for, if it is behind the contender of this number; one of its own if there is any.
     ///
     /// Who is behind a contender waits for it, and that one, if it waits, for every holder before it: of two holders one

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::coordinator::{Event, Failure};
@@ -28,6 +29,8 @@ pub(crate) struct Held {
     shared: Arc<Shared>,
     data: Vec<u8>,
     holding: Holding,
+    /// The session's server may not have seen yet what earlier holders wrote.
+    lags: AtomicBool,
 }
 
 impl Held {
@@ -35,7 +38,10 @@ impl Held {
     ///
     /// Boxed, because it goes through several futures, which would each keep room for all of it.
     pub(crate) fn new(place: Place, shared: Arc<Shared>, data: Vec<u8>) -> Option<Box<Held>> {
-        place.standing().map(|standing| Box::new(Held { place, standing, shared, data, holding: Holding::default() }))
+        place.standing().map(|standing| {
+            let (holding, lags) = (Holding::default(), AtomicBool::new(false));
+            Box::new(Held { place, standing, shared, data, holding, lags })
+        })
     }
 
     /// It was granted, and for as long as it is held this is, too.
@@ -43,11 +49,20 @@ impl Held {
         self.holding = holding;
     }
 
+    /// It was granted by what this process knows, before the session's server may have heard of it.
+    pub(crate) fn set_lags(&self, lags: bool) {
+        self.lags.store(lags, Ordering::Relaxed);
+    }
+
+    pub(crate) fn lags(&self) -> bool {
+        self.lags.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn place(&self) -> &Place {
         &self.place
     }
 
-    pub(crate) fn standing(&self) -> &Standing {
+    pub(crate) fn standing(&self) -> &Arc<Standing> {
         &self.standing
     }
 
@@ -143,8 +158,21 @@ impl Held {
         if let Some(loss) = self.loss() {
             return Err(Error::Lost(loss));
         }
-        let session = self.place.session();
-        match place::settled(session, || session.data(path)).await {
+        let (session, lags) = (self.place.session(), self.lags());
+        let read = place::settled(session, || {
+            let (synced, data) = (lags.then(|| session.sync(path)), session.data(path));
+            Box::pin(async move {
+                if let Some(synced) = synced {
+                    synced.await?;
+                }
+                data.await
+            })
+        });
+        let read = read.await;
+        if matches!(read, Ok(_) | Err(Failure::NoNode)) {
+            self.set_lags(false);
+        }
+        match read {
             Ok((data, stat)) => Ok(Some(NodeData { data, version: stat.version })),
             Err(Failure::NoNode) => Ok(None),
             Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
@@ -399,9 +427,10 @@ macro_rules! guard {
 
             /// The path of the lock's node.
             ///
-            /// Anybody's ZooKeeper transaction that checks that this node exists is done only while the lock is held.
+            /// Anybody's ZooKeeper transaction that checks that this node exists is done only while the lock is held. So that
+            /// this stays true of who has been told, the next contender of this process then waits for the removal.
             pub fn path(&self) -> String {
-                self.held.tenure().path()
+                self.held.tenure().path_for_others()
             }
 
             /// Reads any node; `None` if it does not exist.
@@ -441,7 +470,7 @@ macro_rules! guard {
         impl fmt::Debug for $guard {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 let mut debug = f.debug_struct(stringify!($guard));
-                debug.field("path", &self.path()).field("fencing_token", &self.fencing_token());
+                debug.field("path", &self.held.tenure().path()).field("fencing_token", &self.fencing_token());
                 debug.field("is_held", &self.is_held()).finish()
             }
         }

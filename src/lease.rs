@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::coordinator::Ending;
 use crate::deadlock::Holds;
+use crate::kin::Kin;
 use crate::listing::Listings;
 use crate::tenure::Roll;
 
@@ -27,6 +28,7 @@ pub struct Lease {
     roll: Roll,
     listings: Listings,
     holds: Holds,
+    kin: Kin,
 }
 
 #[derive(Debug)]
@@ -59,6 +61,7 @@ impl Lease {
             roll: Roll::default(),
             listings: Listings::default(),
             holds: Holds::default(),
+            kin: Kin::default(),
         }
     }
 
@@ -166,6 +169,10 @@ impl Lease {
 
     pub(crate) fn listings(&self) -> &Listings {
         &self.listings
+    }
+
+    pub(crate) fn kin(&self) -> &Kin {
+        &self.kin
     }
 
     pub(crate) fn holds(&self) -> &Holds {

@@ -64,7 +64,7 @@ pub(crate) struct Shared {
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) deadlock: Deadlock,
     pub(crate) reads: SharedReads,
-    pub(crate) succession: Succession,
+    pub(crate) succession: Arc<Succession>,
 }
 
 impl Shared {
@@ -272,7 +272,8 @@ impl RwLock {
 
     /// Reads the queue: everyone in it in order, who holds, who waits, since when and behind whom.
     ///
-    /// Costs one listing and one read for each member. The snapshot may be as old as the server's view.
+    /// Costs one listing and one read for each member. The snapshot may be as old as the server's view: whoever has let go
+    /// seems to hold until the ensemble has removed its node, and the next one to wait.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -323,6 +324,7 @@ impl RwLock {
     ///
     /// For people who have seen in the [`queue`](RwLock::queue) that somebody hangs. A holder is told at once, by
     /// [`Loss::Removed`](crate::Loss::Removed), but perhaps after the next one was let in; a waiter gets [`Error::Evicted`].
+    /// One who has waited for less than 50 ms may still be let in, and is told then, as a holder is.
     ///
     /// Nobody else is ever hit: a token is given once, and a node's name is too, because the random id of one
     /// acquisition is in it. So it is enough to look at the token, and then to delete by name.
@@ -562,10 +564,12 @@ impl RwLockBuilder {
                 self.dialect
             )));
         }
+        let path: Arc<str> = self.path.into();
         Ok(RwLock {
             shared: Arc::new(Shared {
+                succession: Succession::of(self.coordinator.ensemble(), &path, self.dialect),
                 coordinator: self.coordinator,
-                path: self.path.into(),
+                path,
                 host: self.host.unwrap_or_else(name::machine),
                 label: self.label,
                 dialect: self.dialect,
@@ -574,7 +578,6 @@ impl RwLockBuilder {
                 warn_holding: self.warn_holding,
                 deadlock: self.deadlock,
                 reads: SharedReads::new(self.max_age.unwrap_or_default()),
-                succession: Succession::default(),
             }),
         })
     }

@@ -122,7 +122,7 @@ impl MultiGuard {
     ///
     /// Anybody's ZooKeeper transaction that checks that these nodes exist is done only while all the locks are held.
     pub fn nodes(&self) -> impl Iterator<Item = String> {
-        self.taken.locks.iter().map(|held| held.tenure().path())
+        self.taken.locks.iter().map(|held| held.tenure().path_for_others())
     }
 
     /// The [fencing token](crate::WriteGuard::fencing_token) of the lock in directory `path`; `None` if that is not
@@ -307,10 +307,16 @@ impl MultiGuard {
     pub async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
         path::check(path)?;
         match (self.taken.loss(), self.taken.locks.last()) {
-            (None, Some(last)) => last.data(path).await.map_err(|error| match error {
-                lost @ Error::Lost(_) => lost.of_one(last.directory()),
-                error => error,
-            }),
+            (None, Some(last)) => {
+                // Each is read through the session of the last one.
+                last.set_lags(self.taken.locks.iter().any(|held| held.lags()));
+                let read = last.data(path).await.map_err(|error| match error {
+                    lost @ Error::Lost(_) => lost.of_one(last.directory()),
+                    error => error,
+                });
+                self.taken.locks.iter().for_each(|held| held.set_lags(last.lags()));
+                read
+            }
             (Some(loss), _) => Err(loss.into()),
             (None, None) => Ok(None),
         }

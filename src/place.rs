@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
@@ -9,11 +10,16 @@ use crate::coordinator::{Berth, Chore, Created, Failure, Kind, Operation, Outcom
 use crate::listing::{self, Names};
 use crate::meter;
 use crate::name::{self, Contender, Mode, Owner};
+use crate::own_queue::{Key, Parting};
 use crate::path;
+use crate::succession::Succession;
 use crate::tenure::{Loss, Tenure};
 
 /// How often an answer may be lost before that is the answer: a broken server must not be asked for ever.
 pub(crate) const UNKNOWN_TRIES: u32 = 64;
+
+/// What tells the places of this process apart.
+static IDS: AtomicU64 = AtomicU64::new(0);
 
 /// A node in a lock directory, or one that is being created there. Dropping it removes the node, however far it got.
 #[derive(Debug)]
@@ -21,12 +27,15 @@ pub(crate) struct Place {
     berth: Berth,
     directory: Arc<str>,
     owner: Owner,
+    succession: Arc<Succession>,
     node: Mutex<Node>,
 }
 
 #[derive(Debug)]
 struct Node {
     step: Step,
+    /// How far those of this process were when the node was asked for.
+    steps: u64,
     /// A create's answer was lost, so there may be a node that nobody saw.
     unsure: bool,
 }
@@ -39,6 +48,14 @@ pub(crate) struct Standing {
     pub(crate) czxid: i64,
     pub(crate) tenure: Arc<Tenure>,
     number: u64,
+    /// What no other place of this process has.
+    id: u64,
+}
+
+impl Standing {
+    pub(crate) fn key(&self) -> Key {
+        Key { number: self.contender.sequence(), id: self.id }
+    }
 }
 
 enum Step {
@@ -51,8 +68,14 @@ enum Step {
 }
 
 impl Place {
-    pub(crate) fn new(berth: Berth, directory: Arc<str>, owner: Owner) -> Place {
-        Place { berth, directory, owner, node: Mutex::new(Node { step: Step::Absent, unsure: false }) }
+    pub(crate) fn new(berth: Berth, directory: Arc<str>, owner: Owner, succession: Arc<Succession>) -> Place {
+        Place {
+            berth,
+            directory,
+            owner,
+            succession,
+            node: Mutex::new(Node { step: Step::Absent, steps: 0, unsure: false }),
+        }
     }
 
     pub(crate) fn session(&self) -> &Arc<dyn Session> {
@@ -80,8 +103,10 @@ impl Place {
 
     fn ask_for_node(&self, mode: Mode, data: &[u8]) {
         let prefix = self.child(&self.owner.prefix(mode));
+        let steps = self.succession.steps();
         let reply = self.session().create(&prefix, data, Kind::EphemeralSequential);
-        self.node().step = Step::Coming(reply);
+        let mut node = self.node();
+        (node.step, node.steps) = (Step::Coming(reply), steps);
     }
 
     async fn entered(&self) -> Result<(), Failure> {
@@ -151,6 +176,17 @@ impl Place {
         }
     }
 
+    /// Something is written under the lock through this session, which need not be that of the node.
+    pub(crate) fn writes_through(&self, session: &Arc<dyn Session>) {
+        self.succession.is_used_on(&Arc::downgrade(session.lease()));
+    }
+
+    /// Whether the session may not show yet what those wrote who have let us in.
+    pub(crate) fn may_lag(&self) -> bool {
+        let steps = self.node().steps;
+        self.succession.may_be_ahead_of_its_session(steps)
+    }
+
     /// Whether there may be a node of ours that nobody saw.
     pub(crate) fn is_unsure(&self) -> bool {
         self.node().unsure
@@ -175,24 +211,34 @@ impl Place {
         let path = self.child(standing.contender.name());
         // Looked at in any case: it is told if it has been lost.
         let loss = standing.tenure.loss(session.lease());
-        let signal = self.owner.dialect().hands_off()
-            && standing.tenure.is_holding()
-            && standing.contender.mode() == Mode::Write
-            && loss != Some(Loss::Interfered);
+        let held_alone = standing.tenure.is_holding() && standing.contender.mode() == Mode::Write;
+        let signal = self.owner.dialect().hands_off() && held_alone && loss != Some(Loss::Interfered);
+        let parting = match loss {
+            Some(_) => Parting::Lost,
+            None if held_alone => Parting::LetGo,
+            None => Parting::Plain,
+        };
         standing.tenure.left();
         session.lease().roll().strike(standing.number);
         session.lease().holds().end(standing.czxid);
         let reply = if signal { hand_off(&session, &path) } else { session.delete(&path) };
+        // Whoever is let in by this process may write before the ensemble has heard of it; what was sent under this hold
+        // must not come after that. What it reads on this session must come after the removal, and so be no older than
+        // what was written under this hold, by whichever session.
+        let is_settled = !standing.tenure.may_yet_write();
+        if is_settled {
+            self.succession.left(&standing, parting);
+        }
         let is_old = standing.contender.sequence() >= name::RESTART_FROM && !self.owner.dialect().keeps_directories();
         let restart = is_old.then(|| Arc::clone(&self.directory));
-        let (tenure, removal) =
-            (Arc::clone(&standing.tenure), remove(Arc::clone(&session), path, reply, signal, restart));
+        let removal = remove(Arc::clone(&session), path, reply, signal, restart);
         let pending = meter::Removal::begin();
+        let succession = Arc::clone(&self.succession);
         let work = async move {
             let answer = removal.await;
             drop(pending);
-            if matches!(answer, Ok(()) | Err(Failure::NoNode)) {
-                tenure.gone();
+            if !is_settled {
+                succession.left(&standing, if answer.is_ok() { parting } else { Parting::Lost });
             }
             answer
         };
@@ -235,11 +281,15 @@ impl Place {
             }
         }
         standing.tenure.moved(to);
-        let (czxid, tenure, number) = (standing.czxid, Arc::clone(&standing.tenure), standing.number);
+        let (czxid, tenure) = (standing.czxid, Arc::clone(&standing.tenure));
+        let (number, id) = (standing.number, standing.id);
         session.lease().roll().watch(&standing.tenure);
+        let standing = Arc::new(Standing { contender, czxid, tenure, number, id });
         let mut node = self.node();
         node.unsure = false;
-        node.step = Step::Standing(Arc::new(Standing { contender, czxid, tenure, number }));
+        node.step = Step::Standing(Arc::clone(&standing));
+        drop(node);
+        self.succession.downgraded(&standing);
         Ok(())
     }
 
@@ -255,8 +305,10 @@ impl Place {
         };
         let tenure = Tenure::new(self.child(name), session.lease());
         let number = session.lease().roll().enter(&tenure);
-        let standing = Standing { contender, czxid: created.czxid, tenure, number };
-        self.node().step = Step::Standing(Arc::new(standing));
+        let id = IDS.fetch_add(1, Ordering::Relaxed);
+        let standing = Arc::new(Standing { contender, czxid: created.czxid, tenure, number, id });
+        self.node().step = Step::Standing(Arc::clone(&standing));
+        self.succession.entered(&standing);
         Ok(())
     }
 

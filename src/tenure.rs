@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::mem::discriminant;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
@@ -107,6 +108,8 @@ impl Changes {
 pub(crate) struct Tenure {
     state: Mutex<State>,
     changed: Notify,
+    /// Transactions under this hold of which nobody has heard what became of them, and others' who may send some.
+    unsettled: AtomicUsize,
     lease: Weak<Lease>,
     this: Weak<Tenure>,
 }
@@ -115,6 +118,10 @@ pub(crate) struct Tenure {
 struct State {
     path: String,
     phase: Phase,
+    /// It was called to look where it stands, and has not heard that yet.
+    is_called: bool,
+    /// It waits for that alone, and watches nothing.
+    is_blind: bool,
     loss: Option<Loss>,
     /// That a hold was lost has been told.
     is_told: bool,
@@ -131,23 +138,49 @@ enum Phase {
     /// Being replaced by a node of another name: that the old one goes is no loss.
     Moving(u64),
     Left,
-    /// Left, and the node is surely not there any more.
-    Gone,
 }
 
 impl Tenure {
     pub(crate) fn new(path: String, lease: &Arc<Lease>) -> Arc<Tenure> {
-        let state = Mutex::new(State { path, phase: Phase::Waiting, loss: None, is_told: false, own: None });
-        let lease = Arc::downgrade(lease);
-        Arc::new_cyclic(|this| Tenure { state, changed: Notify::new(), lease, this: Weak::clone(this) })
+        let state = Mutex::new(State {
+            path,
+            phase: Phase::Waiting,
+            is_called: false,
+            is_blind: false,
+            loss: None,
+            is_told: false,
+            own: None,
+        });
+        let (changed, unsettled, lease) = (Notify::new(), AtomicUsize::new(0), Arc::downgrade(lease));
+        Arc::new_cyclic(|this| Tenure { state, changed, unsettled, lease, this: Weak::clone(this) })
     }
 
     pub(crate) fn path(&self) -> String {
         self.state().path.clone()
     }
 
-    pub(crate) fn shares_session_with(&self, other: &Tenure) -> bool {
-        Weak::ptr_eq(&self.lease, &other.lease)
+    /// Its path, to tell others: what they do while the node is there is settled once it is gone, and not before.
+    pub(crate) fn path_for_others(&self) -> String {
+        self.write_begins();
+        self.path()
+    }
+
+    /// What tells its session from others.
+    pub(crate) fn session(&self) -> &Weak<Lease> {
+        &self.lease
+    }
+
+    /// Whether the two are surely in one ensemble.
+    pub(crate) fn is_kin_of(&self, other: &Tenure) -> bool {
+        let leases = (self.lease.upgrade(), other.lease.upgrade());
+        matches!(leases, (Some(mine), Some(theirs)) if mine.kin().is_of(theirs.kin()))
+    }
+
+    /// The session of one of the two has seen the node of the other.
+    pub(crate) fn seen_with(&self, other: &Tenure) {
+        if let (Some(mine), Some(theirs)) = (self.lease.upgrade(), other.lease.upgrade()) {
+            mine.kin().seen_with(theirs.kin());
+        }
     }
 
     /// From now on this node's owner holds, as long as the lease stays valid without a gap.
@@ -157,6 +190,21 @@ impl Tenure {
 
     pub(crate) fn is_holding(&self) -> bool {
         matches!(self.state().phase, Phase::Holding(_) | Phase::Moving(_))
+    }
+
+    /// A transaction is sent that is carried out only while the node is there.
+    pub(crate) fn write_begins(&self) {
+        self.unsettled.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It was carried out, or never will be.
+    pub(crate) fn write_settled(&self) {
+        self.unsettled.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether a transaction may yet be carried out.
+    pub(crate) fn may_yet_write(&self) -> bool {
+        self.unsettled.load(Ordering::Relaxed) > 0
     }
 
     /// The node is about to be replaced; [`Tenure::moved`] ends this.
@@ -184,17 +232,34 @@ impl Tenure {
         self.changed.notify_waiters();
     }
 
-    /// The node is surely gone, after we left.
-    pub(crate) fn gone(&self) {
-        self.state().phase = Phase::Gone;
+    /// Has it look where it stands.
+    pub(crate) fn call(&self) {
+        self.state().is_called = true;
+        self.changed.notify_waiters();
     }
 
-    pub(crate) fn is_gone(&self) -> bool {
-        self.state().phase == Phase::Gone
+    /// Waits until it is called to do so, or until the node is lost.
+    pub(crate) async fn called(&self, session: &Arc<dyn Session>) -> Result<(), Loss> {
+        let is_called = || std::mem::take(&mut self.state().is_called).then_some(Ok(()));
+        self.until(session, || self.loss(session.lease()).map(Err).or_else(is_called)).await
+    }
+
+    /// As [`Self::called`], while nothing is watched. When its own node is, it is time to watch the one ahead, too.
+    pub(crate) async fn called_alone(&self, session: &Arc<dyn Session>) -> Result<(), Loss> {
+        {
+            let mut state = self.state();
+            if state.own.is_some() {
+                return Ok(());
+            }
+            state.is_blind = true;
+        }
+        let called = self.called(session).await;
+        self.state().is_blind = false;
+        called
     }
 
     fn has_left(&self) -> bool {
-        matches!(self.state().phase, Phase::Left | Phase::Gone)
+        self.state().phase == Phase::Left
     }
 
     /// The node was lost; the first reason stays.
@@ -289,7 +354,7 @@ impl Tenure {
 
     fn is_standing_at(&self, path: &str) -> bool {
         let state = self.state();
-        state.path == path && !matches!(state.phase, Phase::Left | Phase::Gone | Phase::Moving(_))
+        state.path == path && !matches!(state.phase, Phase::Left | Phase::Moving(_))
     }
 
     fn gone_from(&self, path: &str) {
@@ -303,7 +368,11 @@ impl Tenure {
         if state.path == path {
             state.own = Some((watch, Waker::from(Arc::clone(self))));
         }
+        let is_blind = state.is_blind;
         drop(state);
+        if is_blind {
+            self.call();
+        }
         self.look();
     }
 
@@ -622,7 +691,10 @@ async fn arm_own(session: &Arc<dyn Session>, asked: Vec<(Reply<Watch>, Arc<Tenur
                 }
             }
             Err(Failure::Over(_)) => {}
-            Err(failure) => tracing::warn!(path, %failure, "cannot watch a lock node of our own"),
+            Err(failure) => {
+                tracing::warn!(path, %failure, "cannot watch a lock node of our own");
+                tenure.call();
+            }
         }
     }
 }
@@ -724,7 +796,7 @@ async fn heartbeat(session: &Arc<dyn Session>) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::AtomicU64;
 
     use super::*;
 

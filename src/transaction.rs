@@ -126,7 +126,18 @@ impl<'guard> Transaction<'guard> {
         let mut operations: Vec<_> = locks.iter().map(standing).collect();
         let checks = operations.len();
         operations.extend(wanted);
-        match speaker.place().session().transact(&operations).await {
+        // If nobody hears the answer, it stays unsettled, and whoever is next waits for the ensemble to say that this
+        // node is gone.
+        let session = speaker.place().session();
+        locks.iter().for_each(|lock| {
+            lock.tenure().write_begins();
+            lock.place().writes_through(session);
+        });
+        let answer = session.transact(&operations).await;
+        if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
+            locks.iter().for_each(|lock| lock.tenure().write_settled());
+        }
+        match answer {
             Ok(mut outcomes) => {
                 outcomes.drain(..checks.min(outcomes.len()));
                 Ok(outcomes)

@@ -155,39 +155,19 @@ pub(crate) fn line(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)>
     ordered.into_iter().zip(turns).collect()
 }
 
-/// A contender of this process that was granted because a look at the queue, or [`is_next_alone`], said so.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Predecessor {
-    pub(crate) place: Place,
-    pub(crate) czxid: i64,
-    /// Its node is surely gone.
-    pub(crate) is_gone: bool,
-}
-
-/// Whether `me`, created by transaction `czxid`, came right after `last`: into the same directory, and nobody between.
+/// Whether `me`, created by transaction `czxid`, came right after another: into the same directory, and nobody between.
 ///
 /// Every create in a directory takes a number, so consecutive numbers have nothing between them, unless the directory
 /// was made anew in the meantime. To come up to our number, that one has seen as many creates, each of them a
-/// transaction later than `last` (and one that made it): fewer have passed.
-pub(crate) fn is_next(me: Place, czxid: i64, last: Predecessor) -> bool {
+/// transaction later than the other (and one that made it): fewer have passed.
+pub(crate) fn is_next(me: Place, czxid: i64, other: Place, its_czxid: i64) -> bool {
     let creates_since_anew = me.sequence + 1;
-    last.place.sequence >= 0
-        && me.sequence == last.place.sequence + 1
+    other.sequence >= 0
+        && me.sequence == other.sequence + 1
         // The upper half counts leaders, each of whom begins the lower half anew.
-        && czxid >> 32 == last.czxid >> 32
-        && czxid > last.czxid
-        && czxid - last.czxid <= creates_since_anew
-}
-
-/// Whether nothing excludes `me`, if it [is next](is_next) after `last`: no look at the queue is needed to know.
-///
-/// A writer is granted when nothing is before it; after it has gone, nothing is before whoever is next. A reader is
-/// granted when no writer is before it, which then holds for a reader that is next, too.
-pub(crate) fn is_next_alone(me: Place, last: Predecessor) -> bool {
-    match last.place.mode {
-        Mode::Write => last.is_gone,
-        Mode::Read => me.mode == Mode::Read,
-    }
+        && czxid >> 32 == its_czxid >> 32
+        && czxid > its_czxid
+        && czxid - its_czxid <= creates_since_anew
 }
 
 fn blocks(other: Place, mine: Place) -> bool {
@@ -208,7 +188,6 @@ fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Place) -> bool) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::name::Owner;
 
     /// `R` and `W` make a queue numbered from 0, shown to `turn` last name first.
     fn queue(modes: &str) -> Vec<String> {
@@ -306,107 +285,15 @@ mod tests {
         assert_eq!(first_kept_out(&Contender::parse(&own[0]).unwrap(), &own), None);
     }
 
-    /// A lock directory as a server keeps it, and what one process remembers of it.
-    #[derive(Clone, Default)]
-    struct Directory {
-        czxid: i64,
-        next: i64,
-        children: Vec<(String, bool)>,
-        last: Option<(Predecessor, String)>,
-        proven: u64,
-    }
-
-    #[derive(Clone, Copy, PartialEq)]
-    enum Step {
-        Enter(Mode, bool),
-        /// The first that is not ours goes; ours go, and we are told.
-        OtherLeaves,
-        Leave,
-        MadeAnew,
-    }
-
-    impl Directory {
-        fn take(&mut self, step: Step) {
-            self.czxid += 1;
-            match step {
-                Step::OtherLeaves => {
-                    if let Some(at) = self.children.iter().position(|(_, is_ours)| !is_ours) {
-                        self.children.remove(at);
-                    }
-                }
-                Step::Leave => {
-                    self.children.retain(|(_, is_ours)| !is_ours);
-                    if let Some((last, _)) = &mut self.last {
-                        last.is_gone = true;
-                    }
-                }
-                Step::MadeAnew => (self.next, self.children) = (0, Vec::new()),
-                Step::Enter(mode, is_ours) => {
-                    let name = Owner::new(Dialect::Native, "h~1".to_owned()).name(mode, self.next);
-                    self.next += 1;
-                    self.children.push((name.clone(), is_ours));
-                    if is_ours {
-                        self.look(&Contender::parse(&name).unwrap());
-                    }
-                }
-            }
-        }
-
-        fn look(&mut self, me: &Contender) {
-            let is_granted = turn(me, self.children.iter().map(|(name, _)| name)) == Turn::Granted;
-            let (place, czxid) = (me.place(), self.czxid);
-            if let Some((last, its_name)) = &self.last
-                && is_next(place, czxid, *last)
-                && is_next_alone(place, *last)
-            {
-                assert!(is_granted, "{me} was taken for granted after {its_name}, among {:?}", self.children);
-                self.proven += 1;
-            }
-            if is_granted {
-                self.last = Some((Predecessor { place, czxid, is_gone: false }, me.name().to_owned()));
-            }
-        }
-
-        /// Every history of so many steps; how many grants were proven without a look.
-        fn all_histories(&self, steps: &[Step], length: usize) -> u64 {
-            if length == 0 {
-                return self.proven;
-            }
-            let after = |step: &Step| {
-                let mut after = self.clone();
-                after.take(*step);
-                after.all_histories(steps, length - 1)
-            };
-            steps.iter().map(after).sum()
-        }
-    }
-
     #[test]
-    fn what_the_numbers_prove_is_what_a_look_at_the_queue_would_say() {
-        let enter =
-            [Mode::Read, Mode::Write].into_iter().flat_map(|mode| [Step::Enter(mode, true), Step::Enter(mode, false)]);
-        let steps: Vec<Step> = enter.chain([Step::OtherLeaves, Step::Leave, Step::MadeAnew]).collect();
-        assert!(Directory::default().all_histories(&steps, 7) > 10_000);
-    }
-
-    #[test]
-    fn whoever_uses_a_lock_alone_is_always_proven_to_be_next() {
-        let mut directory = Directory::default();
-        for mode in [Mode::Write, Mode::Write, Mode::Read, Mode::Read, Mode::Read] {
-            directory.take(Step::Enter(mode, true));
-            directory.take(Step::Leave);
-        }
-        assert_eq!(directory.proven, 4);
-    }
-
-    #[test]
-    fn nothing_is_proven_across_a_change_of_leader_or_after_many_transactions() {
-        let last =
-            Predecessor { place: Place { mode: Mode::Write, sequence: 7 }, czxid: (3 << 32) + 50, is_gone: true };
+    fn nobody_is_next_across_a_change_of_leader_or_after_many_transactions() {
+        let other = Place { mode: Mode::Write, sequence: 7 };
         let me = Place { mode: Mode::Write, sequence: 8 };
-        assert!(is_next(me, (3 << 32) + 59, last));
-        assert!(!is_next(me, (3 << 32) + 60, last), "the directory may have been made anew");
-        assert!(!is_next(me, (4 << 32) + 2, last));
-        assert!(!is_next(Place { sequence: 9, ..me }, (3 << 32) + 59, last));
+        let is_next = |me, czxid| is_next(me, czxid, other, (3 << 32) + 50);
+        assert!(is_next(me, (3 << 32) + 59));
+        assert!(!is_next(me, (3 << 32) + 60), "the directory may have been made anew");
+        assert!(!is_next(me, (3 << 32) + 49));
+        assert!(!is_next(me, (4 << 32) + 2));
+        assert!(!is_next(Place { sequence: 9, ..me }, (3 << 32) + 59));
     }
 }

@@ -10,25 +10,20 @@ mod harness;
 mod lock;
 
 macro_rules! conformance {
-    ($($module:ident: [$($name:ident),* $(,)?]),* $(,)?) => {
-        mod memory {
+    (contract: [$($contract:ident),* $(,)?], lock: [$($lock:ident),* $(,)?] $(,)?) => {
+        conformance!(@ memory: OnMemory; contract: [$($contract),*], lock: [$($lock),*]);
+        conformance!(@ zookeeper: OnZooKeeper; contract: [$($contract),*], lock: [$($lock),*]);
+        conformance!(@ memory_together: Together<OnMemory>; lock: [$($lock),*]);
+        conformance!(@ zookeeper_together: Together<OnZooKeeper>; lock: [$($lock),*]);
+    };
+    (@ $backend:ident: $harness:ty; $($module:ident: [$($name:ident),*]),*) => {
+        mod $backend {
             $(mod $module {
-                use crate::harness::{Harness, OnMemory};
+                use crate::harness::*;
                 $(
                     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                     async fn $name() {
-                        crate::$module::$name(&OnMemory::start().await).await;
-                    }
-                )*
-            })*
-        }
-        mod zookeeper {
-            $(mod $module {
-                use crate::harness::{Harness, OnZooKeeper};
-                $(
-                    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                    async fn $name() {
-                        crate::$module::$name(&OnZooKeeper::start().await).await;
+                        crate::$module::$name(&<$harness>::start().await).await;
                     }
                 )*
             })*

@@ -181,7 +181,7 @@ async fn an_acquisition_and_a_hold_are_a_span_each_with_what_became_of_them() {
     assert_eq!(
         log.lines(),
         [
-            format!("DEBUG message=granted path=.. mode=READ sequence=2 token={token} kind=\"hand-off\""),
+            format!("DEBUG message=granted path=.. mode=READ sequence=2 token={token} kind=\"pass\""),
             format!("acquire path=.. mode=READ sequence=2 token={token} waited=3s"),
         ]
     );

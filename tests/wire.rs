@@ -89,7 +89,23 @@ async fn a_lock_that_is_used_alone_costs_two_requests() {
     }
     assert_eq!(least(writes), [Op::Create2, Op::Multi]);
     assert_eq!(least(reads), [Op::Create2, Op::Delete]);
-    // After a reader, others may read, whom a writer has to look for.
+    // Another handle of the process knows it, too, and a writer that comes after readers whom it knows all.
+    let same = lock_at(&tapped.zk, "/wire/alone");
+    a_write(&tapped, &same).await;
+    assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::Multi]);
+    // By the first after strangers it is not known who came before them.
+    let stranger = Tapped::new(&server).await;
+    lock_at(&stranger.zk, "/wire/alone").read().await.unwrap().release().await.unwrap();
+    let looks = [Op::Create2, Op::GetChildren];
+    // The second one is known when it has asked already.
+    for expected in [&looks[..], &looks, &looks[..1]] {
+        tapped.proxy.reset();
+        lock.read().await.unwrap().release().await.unwrap();
+        let mut ops = ops_but_for_the_own_watch(&tapped.proxy);
+        assert_eq!(ops.pop(), Some(Op::Delete));
+        assert_eq!(ops, expected);
+    }
+    // Other readers may be there yet, whom a writer has to look for.
     a_write(&tapped, &lock).await;
     assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::GetChildren, Op::Multi]);
 }
@@ -98,11 +114,12 @@ async fn a_lock_that_is_used_alone_costs_two_requests() {
 async fn a_lock_that_others_use_in_between_costs_three_requests() {
     let server = Server::start();
     let tapped = Tapped::new(&server).await;
-    let (lock, other) = (directory(&tapped.zk, "/wire/between").await, lock_at(&tapped.zk, "/wire/between"));
+    let stranger = Tapped::new(&server).await;
+    let (lock, other) = (directory(&tapped.zk, "/wire/between").await, lock_at(&stranger.zk, "/wire/between"));
     let (mut writes, mut reads) = (Vec::new(), Vec::new());
     for _ in 0..20 {
         writes.push(a_write(&tapped, &lock).await);
-        reads.push(a_read(&tapped, &other).await);
+        reads.push(a_read(&stranger, &other).await);
     }
     assert_eq!(least(writes), [Op::Create2, Op::GetChildren, Op::Multi]);
     assert_eq!(least(reads), [Op::Create2, Op::GetChildren, Op::Delete]);
