@@ -3,20 +3,26 @@
 //! The command line, the workloads and the line are those of a common set of drivers for ZooKeeper locks, so that
 //! this one can be run beside them. It uses the public interface alone, on sessions that are all opened, and after 200
 //! acquisitions that are all done, before anything is measured. What the server did is what its `mntr` says.
+//!
+//! All contenders are in this one process, as those of the other drivers are. There they know of each other, which spares
+//! requests and lets them hand the lock on without waiting for the ensemble. With `--apart` they do not, and do what
+//! contenders on as many machines do.
 
 mod common;
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use async_trait::async_trait;
 use clap::{Parser, ValueEnum};
 use common::Result as Outcome;
 use common::meter::{self, Counted, Meter};
 use serde_json::{Map, Value, json};
 use tokio::sync::{Barrier, Semaphore};
 use tokio::task::JoinHandle;
-use zk_rwlock::coordinator::Coordinator;
+use zk_rwlock::coordinator::{Berth, Coordinator, Failure};
 use zk_rwlock::{Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
 const WARM_UP: usize = 200;
@@ -46,9 +52,31 @@ struct Args {
     /// How guards are given back: awaited until the node is gone, or dropped.
     #[arg(long, value_enum, default_value_t = Release::Await)]
     release: Release,
+    /// Have each contender do as if it were alone in its process: none knows of another.
+    #[arg(long)]
+    apart: bool,
     /// Print one line of JSON, which is all there is.
     #[arg(long)]
     json: bool,
+}
+
+/// A coordinator that gives its ensemble no name, so that each handle of a lock is on its own, as in another process.
+#[derive(Clone, Debug)]
+struct Apart(ZooKeeper);
+
+#[async_trait]
+impl Coordinator for Apart {
+    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
+        self.0.berth(watched_bytes).await
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.0.sleep(duration)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -328,7 +356,8 @@ async fn main() -> Outcome<()> {
         sessions.push(ZooKeeper::builder().session_timeout(SESSION_TIMEOUT).connect(&args.zk).await?);
     }
     let contender = |session: usize| -> Result<Contender, Error> {
-        let lock = RwLock::new(&sessions[session], &directory)?;
+        let zk = &sessions[session];
+        let lock = if args.apart { RwLock::new(&Apart(zk.clone()), &directory) } else { RwLock::new(zk, &directory) }?;
         Ok(Contender { lock, release: args.release, census: Arc::clone(&census) })
     };
     let first = contender(0)?;
@@ -351,9 +380,14 @@ async fn main() -> Outcome<()> {
     measured.extra.insert("requests_per_op".to_owned(), json!(requests as f64 / measured.ops as f64));
     measured.extra.insert("violations".to_owned(), json!(violations));
     let workload = args.workload.to_possible_value().map(|name| name.get_name().to_owned());
+    let peer = match (args.apart, args.release) {
+        (true, _) => "ours-apart",
+        (false, Release::Await) => "ours",
+        (false, Release::Drop) => "ours-drop",
+    };
     let mut line = Map::new();
     for (name, value) in [
-        ("peer", json!(if args.release == Release::Await { "ours" } else { "ours-drop" })),
+        ("peer", json!(peer)),
         ("version", json!(env!("CARGO_PKG_VERSION"))),
         ("workload", json!(workload)),
         ("n", json!(args.n)),

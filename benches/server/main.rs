@@ -128,13 +128,13 @@ fn compare(arguments: &Arguments) -> Result<()> {
     let server = Server::start_with(&["tickTime=2000", "minSessionTimeout=4000"], &JAVA);
     let label = format!("{} standalone", server.version());
     let (mut runs, mut medians) = (Vec::new(), Vec::new());
-    println!("{:<14}{:>12}{:>12}  {:<16}{:>8}{:>20}", "", "floor", "ours", "", "ratio", "requests an op");
+    println!("{:<20}{:>12}{:>12}  {:<16}{:>8}{:>20}", "", "floor", "ours", "", "ratio", "requests an op");
     for (case, options, set) in CASES {
         let usual = arguments.cases.is_empty() && (arguments.all || set == Set::Core);
         if !usual && !arguments.cases.iter().any(|wanted| wanted == case) {
             continue;
         }
-        let (mut floor, mut ours) = (Vec::new(), Vec::new());
+        let (mut floor, mut ours, mut apart) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..arguments.rounds {
             let server = server.address();
             let mut note = |of: &mut Vec<Value>, run: Value| {
@@ -155,20 +155,15 @@ fn compare(arguments: &Arguments) -> Result<()> {
             note(&mut floor, run(Command::new(&this).arg("raw"), &to)?);
             let drop = if case == "write-drop" { "--release drop --json" } else { "--json" };
             note(&mut ours, run(&mut Command::new(&driver), &format!("{to} {drop}"))?);
+            if has_contenders(options) {
+                note(&mut apart, run(&mut Command::new(&driver), &format!("{to} --apart --json"))?);
+            }
         }
-        let (unit, floor_median, our_median) = (unit(case), median(&floor, figure)?, median(&ours, figure)?);
-        let rate = unit == "ops/s";
-        // How many times the floor's time.
-        let ratio = if rate { floor_median / our_median } else { our_median / floor_median };
-        let requests = |runs: &[Value]| median(runs, |run| run["extra"]["requests_per_op"].as_f64());
-        let (floor_requests, our_requests) = (requests(&floor)?, requests(&ours)?);
-        println!(
-            "{case:<14}{floor_median:>12.1}{our_median:>12.1}  {unit:<16}{ratio:>7.2}x{floor_requests:>9.2} -> {our_requests:.2}"
-        );
-        medians.push(json!({
-            "case": case, "unit": unit, "rounds": arguments.rounds, "floor": floor_median, "ours": our_median,
-            "ratio": ratio, "requests_per_op_floor": floor_requests, "requests_per_op_ours": our_requests,
-        }));
+        for (name, ours) in [(case.to_owned(), ours), (format!("{case}, apart"), apart)] {
+            if !ours.is_empty() {
+                medians.push(compared(&name, unit(case), &floor, &ours)?);
+            }
+        }
     }
     write_lines(&results.join("runs.jsonl"), &runs)?;
     write_lines(&results.join("medians.jsonl"), &medians)?;
@@ -176,8 +171,31 @@ fn compare(arguments: &Arguments) -> Result<()> {
         let before = fs::read_to_string(out).unwrap_or_default();
         fs::write(out, before + &lines(&runs)).map_err(|error| format!("{}: {error}", out.display()))?;
     }
-    println!("ratio: ours in floors, by time; written to {}", results.display());
+    println!("ratio: ours in floors, by time; apart: as contenders in processes of their own");
+    println!("written to {}", results.display());
     Ok(())
+}
+
+/// Whether several contend, so that it matters whether they know of each other.
+fn has_contenders(options: &str) -> bool {
+    options.contains("--n ") && !options.contains("--n 1 ")
+}
+
+/// Prints and returns how the medians of the runs compare.
+fn compared(case: &str, unit: &str, floor: &[Value], ours: &[Value]) -> Result<Value> {
+    let (floor_median, our_median) = (median(floor, figure)?, median(ours, figure)?);
+    let rate = unit == "ops/s";
+    // How many times the floor's time.
+    let ratio = if rate { floor_median / our_median } else { our_median / floor_median };
+    let requests = |runs: &[Value]| median(runs, |run| run["extra"]["requests_per_op"].as_f64());
+    let (floor_requests, our_requests) = (requests(floor)?, requests(ours)?);
+    println!(
+        "{case:<20}{floor_median:>12.1}{our_median:>12.1}  {unit:<16}{ratio:>7.2}x{floor_requests:>9.2} -> {our_requests:.2}"
+    );
+    Ok(json!({
+        "case": case, "unit": unit, "rounds": ours.len(), "floor": floor_median, "ours": our_median,
+        "ratio": ratio, "requests_per_op_floor": floor_requests, "requests_per_op_ours": our_requests,
+    }))
 }
 
 /// The line of JSON that a driver prints.

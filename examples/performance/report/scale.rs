@@ -73,7 +73,8 @@ pub(crate) fn value(results: &Results, name: &str) -> Outcome<String> {
         ["pairs", "3"] => whole(three / WRITES_A_PAIR),
         ["pairs", "5"] => whole(five / WRITES_A_PAIR),
         ["heartbeats", sessions, timeout] => whole(heartbeats(sessions.parse()?, timeout.parse()?)),
-        ["grants", case] => whole(1e6 / median(case, "ours", figure("drain").of)?),
+        // From process to process.
+        ["grants", case] => whole(1e6 / median(case, "ours-apart", figure("drain").of)?),
         ["figure", case, peer] => {
             let workload = case.split('-').next().unwrap_or_default();
             number(median(case, peer, figure(workload).of)?)

@@ -107,9 +107,10 @@ fn plain(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> String 
 
 /// Ours beside the floor and the best of the others, by time: a ratio of 2 is twice as slow.
 fn summary(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> String {
-    let mut table = "| case | figure | raw | zk-rwlock | times raw | best of the others | its times ours |\n\
-                     |---|---|--:|--:|--:|--:|--:|\n"
-        .to_owned();
+    let mut table =
+        "| case | figure | raw | zk-rwlock | times raw | best of the others | its times ours | processes apart |\n\
+                     |---|---|--:|--:|--:|--:|--:|--:|\n"
+            .to_owned();
     for (workload, case, _) in cases {
         let figure = figure(workload);
         let median = |peer: &str| Some(results.median(label, case, peer, figure.of)?.value);
@@ -132,6 +133,7 @@ fn summary(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> Strin
                 floor.map_or_else(String::new, |floor| ratio(times(figure, ours, floor))),
                 best.map_or_else(String::new, |(peer, value)| format!("{}: {}", title(peer), number(value))),
                 best.map_or_else(String::new, |(_, value)| ratio(times(figure, value, ours))),
+                median("ours-apart").map_or_else(String::new, number),
             ],
         );
     }
