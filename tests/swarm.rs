@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use support::ensemble::Ensemble;
 use support::history::{Guard, History, Holding, Store, lost_updates, refused_by_fence, wrong_fences};
+use support::named::Named;
 use support::scene::{CALM, Seeded, becomes_empty, connect, eventually, lock_at, session};
 use support::server::Server;
 use support::wire::{Op, Proxy};
@@ -451,7 +452,10 @@ async fn build(site: Site, dice: &mut Seeded) -> World {
         let builder = ZooKeeper::builder().session_timeout(session_timeout).connect_timeout(CALM);
         let zk = builder.connect(&through.join(",")).await.expect("nothing fails yet");
         let name = format!("client-{number}");
-        let locks = PATHS.map(|path| RwLock::builder(&zk, path).host(&name).build().expect("valid"));
+        // Every other one is as in a process of its own.
+        let ensemble = (number % 2 == 0).then(|| "the same process".to_owned());
+        let client = Named { client: zk.clone(), ensemble };
+        let locks = PATHS.map(|path| RwLock::builder(&client, path).host(&name).build().expect("valid"));
         clients.push(Client { name, proxies, zk, locks, attempts: AtomicU64::new(0) });
     }
     World {
