@@ -158,23 +158,11 @@ impl Held {
         if let Some(loss) = self.loss() {
             return Err(Error::Lost(loss));
         }
-        let (session, lags) = (self.place.session(), self.lags());
-        let read = place::settled(session, || {
-            let (synced, data) = (lags.then(|| session.sync(path)), session.data(path));
-            Box::pin(async move {
-                if let Some(synced) = synced {
-                    synced.await?;
-                }
-                data.await
-            })
-        });
-        let read = read.await;
-        if matches!(read, Ok(_) | Err(Failure::NoNode)) {
-            self.set_lags(false);
-        }
-        match read {
-            Ok((data, stat)) => Ok(Some(NodeData { data, version: stat.version })),
-            Err(Failure::NoNode) => Ok(None),
+        match place::read(self.place.session(), path, self.lags()).await {
+            Ok(node) => {
+                self.set_lags(false);
+                Ok(node.map(|(data, stat)| NodeData { data, version: stat.version }))
+            }
             Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "read", path)),
         }

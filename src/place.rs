@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
-use crate::coordinator::{Berth, Chore, Created, Failure, Kind, Operation, Outcome, Reply, Session};
+use crate::coordinator::{Berth, Chore, Created, Failure, Kind, Operation, Outcome, Reply, Session, Stat};
 use crate::listing::{self, Names};
 use crate::meter;
 use crate::name::{self, Contender, Mode, Owner};
@@ -556,6 +556,28 @@ async fn settled_within<T>(most: u32, session: &Arc<dyn Session>, ask: impl Fn()
             Err(Failure::Unknown(_)) if tries < most => before_next_try(session, &mut tries).await?,
             answer => return answer,
         }
+    }
+}
+
+/// What is in a node, `None` if it does not exist; after a sync if it may not be older than this call.
+pub(crate) async fn read(
+    session: &Arc<dyn Session>,
+    path: &str,
+    is_synced: bool,
+) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
+    let node = settled(session, || {
+        let (synced, node) = (is_synced.then(|| session.sync(path)), session.data(path));
+        Box::pin(async move {
+            if let Some(synced) = synced {
+                synced.await?;
+            }
+            node.await
+        })
+    });
+    match node.await {
+        Ok(node) => Ok(Some(node)),
+        Err(Failure::NoNode) => Ok(None),
+        Err(failure) => Err(failure),
     }
 }
 

@@ -17,7 +17,7 @@ use support::wire::{Op, Proxy};
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Berth, Coordinator, Failure, Kind, Operation};
-use zk_rwlock::{AcquireWrite, Error, Memory, Mode, MultiLock, RwLock, ZooKeeper};
+use zk_rwlock::{AcquireWrite, Error, Memory, Mode, MultiLock, RwLock, WriteGuard, ZooKeeper};
 
 /// What ZooKeeper says to those who may not.
 const NO_AUTH: i32 = -102;
@@ -46,20 +46,24 @@ fn two(ensemble: &str) -> (Memory, Memory, RwLock, RwLock) {
     let one = Memory::new();
     let other = one.connect();
     let (a, b) = (lock_of(&one, ensemble), lock_of(&other, ensemble));
-    let first = now(a.write()).expect("free");
-    let mut second = writing(&b);
-    assert_pending!(second.poll());
+    let (first, mut second) = one_behind_the_other(&a, &b);
     drop(first);
     drop(assert_ready_ok!(second.poll()));
     (one, other, a, b)
 }
 
+/// One that holds the lock, and another that waits for it.
+fn one_behind_the_other(a: &RwLock, b: &RwLock) -> (WriteGuard, Spawn<<AcquireWrite as IntoFuture>::IntoFuture>) {
+    let first = now(a.write()).expect("free");
+    let mut second = writing(b);
+    assert_pending!(second.poll());
+    (first, second)
+}
+
 #[test]
 fn a_writer_lets_in_the_next_of_its_process_before_any_server_has_answered() {
     let (one, other, a, b) = two("before");
-    let first = now(a.write()).expect("free");
-    let mut second = writing(&b);
-    assert_pending!(second.poll());
+    let (first, mut second) = one_behind_the_other(&a, &b);
     one.cut();
     drop(first);
     assert!(second.is_woken(), "its own process told it");
@@ -92,9 +96,7 @@ fn whoever_is_let_in_by_its_process_reads_what_was_written_under_the_lock_on_ano
 #[test]
 fn a_writer_that_was_lost_lets_in_nobody_and_the_next_looks() {
     let (one, other, a, b) = two("lost");
-    let first = now(a.write()).expect("free");
-    let mut second = writing(&b);
-    assert_pending!(second.poll());
+    let (first, mut second) = one_behind_the_other(&a, &b);
     one.expire();
     assert!(!first.is_held());
     assert!(assert_ready_ok!(second.poll()).is_held());
@@ -106,9 +108,7 @@ fn a_writer_that_was_lost_lets_in_nobody_and_the_next_looks() {
 #[test]
 fn whoever_lost_its_node_while_it_waited_is_not_let_in() {
     let (one, other, a, b) = two("removed");
-    let first = now(a.write()).expect("free");
-    let mut second = writing(&b);
-    assert_pending!(second.poll());
+    let (first, mut second) = one_behind_the_other(&a, &b);
     let name = other.children(DIRECTORY).into_iter().max_by_key(|name| name[name.len() - 10..].to_owned());
     other.remove(&format!("{DIRECTORY}/{}", name.expect("two are there")));
     drop(first);

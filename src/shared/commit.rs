@@ -153,16 +153,5 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
 
 /// What is in the node, as far as anybody can know.
 pub(super) async fn look(session: &Arc<dyn Session>, path: &str) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
-    let node = place::settled(session, || {
-        let (synced, node) = (session.sync(path), session.data(path));
-        Box::pin(async move {
-            synced.await?;
-            node.await
-        })
-    });
-    match node.await {
-        Ok(node) => Ok(Some(node)),
-        Err(Failure::NoNode) => Ok(None),
-        Err(failure) => Err(failure),
-    }
+    place::read(session, path, true).await
 }
