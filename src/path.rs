@@ -2,6 +2,9 @@
 
 use crate::error::Error;
 
+/// In bytes.
+const LONGEST: usize = 1024;
+
 /// Refuses what ZooKeeper could not address, before anything is sent.
 pub(crate) fn check(path: &str) -> Result<(), Error> {
     problem(path).map_or(Ok(()), |problem| Err(Error::invalid(format!("path {path:?} {problem}"))))
@@ -27,6 +30,11 @@ pub(crate) fn steps(path: &str) -> impl Iterator<Item = &str> {
 }
 
 fn problem(path: &str) -> Option<&'static str> {
+    if path.len() > LONGEST { Some("is longer than 1024 bytes") } else { malformed(path) }
+}
+
+/// What is wrong with a path, however long it may be.
+pub(crate) fn malformed(path: &str) -> Option<&'static str> {
     let Some(relative) = path.strip_prefix('/') else {
         return Some("must start with '/'");
     };
@@ -36,13 +44,8 @@ fn problem(path: &str) -> Option<&'static str> {
     if relative.ends_with('/') {
         return Some("must not end with '/'");
     }
-    if path.len() > 1024 {
-        return Some("is longer than 1024 bytes");
-    }
-    if path
-        .chars()
-        .any(|c| c.is_control() || ('\u{e000}'..='\u{f8ff}').contains(&c) || ('\u{fff0}'..='\u{ffff}').contains(&c))
-    {
+    // The servers see what lies beyond U+FFFF as surrogates, which they refuse.
+    if path.chars().any(|c| c.is_control() || ('\u{e000}'..='\u{f8ff}').contains(&c) || c >= '\u{fff0}') {
         return Some("contains a character that ZooKeeper does not allow");
     }
     relative.split('/').find_map(|part| match part {
@@ -66,10 +69,15 @@ mod tests {
             ("/a/./b", "has a relative component"),
             ("/a/..", "has a relative component"),
             ("/a\0b", "contains a character that ZooKeeper does not allow"),
+            ("/a\u{9f}b", "contains a character that ZooKeeper does not allow"),
+            ("/a\u{f8ff}b", "contains a character that ZooKeeper does not allow"),
+            ("/a\u{fff0}b", "contains a character that ZooKeeper does not allow"),
+            ("/a\u{1f512}b", "contains a character that ZooKeeper does not allow"),
         ] {
             assert_eq!(check(path).unwrap_err().to_string(), format!("invalid input: path {path:?} {reason}"));
         }
         check("/locks/config").unwrap();
+        check("/locks/\u{d7ff}\u{f900}\u{ffef}").unwrap();
     }
 
     #[test]

@@ -43,6 +43,7 @@ use crate::lease::Lease;
 
 mod line;
 mod security;
+mod servers;
 
 use self::line::{Line, Removal};
 use self::security::Digest;
@@ -245,6 +246,7 @@ impl ZooKeeperBuilder {
         if let Some(sasl) = &self.sasl {
             sasl.check()?;
         }
+        servers::check(servers)?;
         self.check_encryption(servers)?;
         let keeper = Keeper::get().map_err(|error| Error::Refused {
             operation: "start the thread for",

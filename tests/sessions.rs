@@ -40,6 +40,22 @@ async fn waiters_below_a_long_chroot_survive_a_reconnect_in_their_order() {
     becomes_empty(&zk, "/lock").await;
 }
 
+#[tokio::test]
+async fn what_is_no_connect_string_is_refused_before_anything_is_sent() {
+    let proxy = Proxy::start(shared_server().address());
+    let good = proxy.address();
+    for servers in ["::::", "", "zk1:2181 zk2:2181", "[::1:2181", &format!("{good},:::"), &format!("{good}/a\u{1f512}")]
+    {
+        let error = soon("the refusal", ZooKeeper::connect(servers)).await.unwrap_err();
+        assert!(
+            matches!(&error, Error::InvalidInput(problem) if problem.contains("servers")),
+            "{servers:?}: {error:?}"
+        );
+    }
+    assert_eq!(proxy.connections(), 0);
+    drop(connect(&format!("tcp://{good}/apps")).await);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_client_itself_refuses_does_not_renew_the_lease() {
     let zk = connect(&shared_server().address()).await;
