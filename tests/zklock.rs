@@ -10,6 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,9 @@ use zk_rwlock::{Dialect, RwLock, ZooKeeper};
 /// Sessions of those that a test cuts off.
 const SHORT: Duration = Duration::from_secs(2);
 
+/// Signals that end who waits, and that a command gets, too.
+const PASSED_ON: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
+
 // ---------------------------------------------------------------------------------------------------------------
 // Running it
 
@@ -45,9 +49,24 @@ fn zklock_on<S: AsRef<str>>(server: &str, arguments: &[S]) -> Command {
 }
 
 fn prepare(command: &mut Command, server: &str) {
+    unignore_signals();
     command.env("ZK_HOSTS", server).env("SHELL", "/bin/sh");
     command.env_remove("ZK_AUTH").env_remove("ZK_SASL").env_remove("NO_COLOR");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+}
+
+/// What this process ignores its children would, too: under nohup(1), or behind a script's `&`. What it handles they do not,
+/// so it handles them, and does nothing.
+fn unignore_signals() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let status = fs::read_to_string("/proc/self/status").expect("this is Linux");
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("it is a line of the status");
+        let ignored = u64::from_str_radix(ignored.trim(), 16).expect("it is a set of bits");
+        for signal in PASSED_ON.iter().filter(|signal| ignored & (1 << (signal.as_raw() - 1)) != 0) {
+            signal_hook::flag::register(signal.as_raw(), Arc::default()).expect("it may be handled");
+        }
+    });
 }
 
 /// How a run ended.
@@ -340,9 +359,7 @@ async fn the_command_is_told_of_its_lock_and_gets_our_input() {
 #[tokio::test]
 async fn signals_reach_the_whole_group_of_the_command() {
     let path = "/zklock/signals";
-    for signal in
-        [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2, Signal::WINCH, Signal::CONT]
-    {
+    for signal in PASSED_ON.into_iter().chain([Signal::WINCH, Signal::CONT]) {
         // The shell acts on a trap only when its `sleep` has gone: it is in the group, too, or ends by itself.
         let number = signal.as_raw();
         let script = format!("trap 'echo got {number}; exit 33' {number}; echo ready; while :; do sleep 0.05; done");
@@ -351,7 +368,7 @@ async fn signals_reach_the_whole_group_of_the_command() {
         let run = running.ends().await;
         assert_eq!((run.code, run.stdout), (Some(33), format!("got {number}\n")), "{}", run.stderr);
     }
-    for signal in [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2] {
+    for signal in PASSED_ON {
         // Whoever says that it is ready is about to be `sleep` itself: a child that dash has forked and that is not yet what
         // it will be does not heed Ctrl-C.
         let script = "sh -c 'echo ready; exec sleep 100'; sleep 100";
@@ -361,16 +378,44 @@ async fn signals_reach_the_whole_group_of_the_command() {
     }
 }
 
-#[tokio::test]
-async fn a_signal_that_was_ignored_stays_so() {
+/// `zklock` as nohup(1), or a script's `&`, starts it: these signals are ignored.
+fn ignoring(arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     prepare(&mut command, &shared_server().address());
-    let script = "trap '' HUP; exec \"$0\" /zklock/nohup -c 'echo ready; read line; exit 9'";
-    command.args(["-c", script, env!("CARGO_BIN_EXE_zklock")]).stdin(Stdio::piped());
-    let mut running = Running::start(command).ready().await;
-    running.signal(Signal::HUP);
+    command.args(["-c", "trap '' HUP INT QUIT TERM USR1 USR2 PIPE; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_zklock")]);
+    command.args(arguments);
+    command
+}
+
+#[tokio::test]
+async fn a_signal_that_was_ignored_is_ignored_by_zklock_and_by_its_command() {
+    let path = "/zklock/nohup";
+    let (_zk, lock) = server_lock(path).await;
+    let held = lock.write().await.unwrap();
+    let script = "for signal in HUP INT QUIT TERM USR1 USR2; do kill -$signal $$; done; echo ready; read line; exit 9";
+    let mut command = ignoring(&[path, "-c", script]);
+    command.stdin(Stdio::piped());
+    let running = Running::start(command);
+    line_becomes(&lock, "W+ W-").await;
+    PASSED_ON.iter().for_each(|signal| running.signal(*signal));
+    held.release().await.unwrap();
+    let mut running = running.ready().await;
+    PASSED_ON.iter().for_each(|signal| running.signal(*signal));
     running.child.stdin.take().unwrap().write_all(b"go on\n").await.unwrap();
     assert_eq!(running.ends().await.code, Some(9));
+
+    let run = ended(ignoring(&[path, "-c", "kill -PIPE $$; exit 9"])).await;
+    assert_eq!(run.code, Some(128 + Signal::PIPE.as_raw()), "the help names this one as the exception");
+}
+
+#[tokio::test]
+async fn the_tests_of_signals_pass_where_those_are_ignored() {
+    let tests = ["each_way_to_end_has_its_exit_code", "a_signal_while_waiting_leaves_the_queue_at_once"];
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP INT QUIT TERM USR1 USR2; exec \"$0\" \"$@\" --exact"]);
+    command.arg(std::env::current_exe().unwrap()).args(tests).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let run = ended(command).await;
+    assert!(run.code == Some(0) && run.stdout.contains("2 passed"), "{run:#?}");
 }
 
 #[tokio::test]
@@ -412,7 +457,7 @@ async fn a_signal_while_waiting_leaves_the_queue_at_once() {
     let path = "/zklock/impatient";
     let (_zk, lock) = server_lock(path).await;
     let held = lock.write().await.unwrap();
-    for signal in [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2] {
+    for signal in PASSED_ON {
         let waiting = Running::start(zklock(&["--session-timeout", "60", path, "echo", "ran"]));
         line_becomes(&lock, "W+ W-").await;
         waiting.signal(signal);

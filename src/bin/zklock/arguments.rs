@@ -58,6 +58,12 @@ Environment:
   ZKLOCK_TOKEN: a number that is higher than that of every earlier holder
   who excluded it. Have whatever the command writes to refuse lower ones.
 
+Signals:
+  HUP, INT, QUIT, TERM, USR1 and USR2 end zklock while it waits; after
+  that, the command's process group gets them. What was ignored when
+  zklock started (by nohup; INT and QUIT by a script's &) stays ignored by
+  zklock and by the command, as with flock(1) and env(1); PIPE does not.
+
 When the lock is lost:
   The command's process group gets TERM, after --grace KILL, and zklock
   exits with 75. The grace is cut short so that KILL comes before
