@@ -529,6 +529,7 @@ impl Acquisition {
                         Err(failure) => return Err(failure),
                     }
                 }
+                Err(Failure::NotTried) if unknown < place::UNKNOWN_TRIES => unknown += 1,
                 Err(Failure::Unknown(_)) if unknown < place::UNKNOWN_TRIES => {
                     unknown += 1;
                     if place.recover().await? {

@@ -6,6 +6,7 @@
 //! newest request that a quorum answered.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,6 +30,7 @@ pub struct Lease {
     listings: Listings,
     holds: Holds,
     kin: Kin,
+    is_signal_refused: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -62,6 +64,7 @@ impl Lease {
             listings: Listings::default(),
             holds: Holds::default(),
             kin: Kin::default(),
+            is_signal_refused: AtomicBool::new(false),
         }
     }
 
@@ -179,6 +182,15 @@ impl Lease {
         &self.holds
     }
 
+    /// The ensemble does not let this session write to its own nodes before it deletes them.
+    pub(crate) fn signal_refused(&self) {
+        self.is_signal_refused.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_signal_refused(&self) -> bool {
+        self.is_signal_refused.load(Ordering::Relaxed)
+    }
+
     fn validity(&self) -> Option<(Duration, u64)> {
         let now = self.now();
         let mut state = self.state();
@@ -239,7 +251,7 @@ fn since_boot() -> Moment {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::AtomicU64;
 
     use super::*;
 

@@ -212,7 +212,8 @@ impl Place {
         // Looked at in any case: it is told if it has been lost.
         let loss = standing.tenure.loss(session.lease());
         let held_alone = standing.tenure.is_holding() && standing.contender.mode() == Mode::Write;
-        let signal = self.owner.dialect().hands_off() && held_alone && loss != Some(Loss::Interfered);
+        let may_signal = self.owner.dialect().hands_off() && !session.lease().is_signal_refused();
+        let signal = may_signal && held_alone && loss != Some(Loss::Interfered);
         let parting = match loss {
             Some(_) => Parting::Lost,
             None if held_alone => Parting::LetGo,
@@ -449,6 +450,7 @@ async fn remove(
             // A server that refuses the transaction may still allow a plain delete, which those who wait also see.
             Failure::NoAuth | Failure::Refused(_) if signal => {
                 signal = false;
+                session.lease().signal_refused();
                 session.delete(&path)
             }
             failure => return Err(failure),

@@ -238,6 +238,22 @@ async fn one_who_may_not_write_its_own_node_still_hands_off() {
 }
 
 #[tokio::test]
+async fn one_who_may_not_write_its_own_node_is_refused_the_signal_once() {
+    let proxy = Proxy::start(shared_server().address());
+    let acl = Acl::nobody().allow("world", "anyone", Permissions::READ | Permissions::CREATE | Permissions::DELETE);
+    let zk = options().acl(acl).connect(&proxy.address()).await.unwrap();
+    let lock = lock_at(&zk, "/unsignalled/lock");
+    lock.write().await.unwrap().release().await.unwrap();
+    proxy.reset();
+    for _ in 0..21 {
+        drop(soon("the lock", lock.write()).await.unwrap());
+    }
+    becomes_empty(&connect(&shared_server().address()).await, "/unsignalled/lock").await;
+    let requests = proxy.requests();
+    assert!(requests.len() <= 45, "{}: {requests:#?}", requests.len());
+}
+
+#[tokio::test]
 async fn a_directory_that_may_not_be_made_is_denied_and_one_that_exists_below_closed_nodes_serves() {
     let address = shared_server().address();
     let owner = directory_for_guests("owner", "/closed/above/lock", Permissions::READ).await;

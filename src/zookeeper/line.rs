@@ -22,6 +22,8 @@ pub(super) struct Line {
     /// Taken when the session is closed: the last clone gone closes it.
     client: Option<Arc<zk::Client>>,
     held_back: Option<HeldBack>,
+    /// Whether a create may go out with what was held back.
+    joins: bool,
 }
 
 /// A removal that nobody has sent yet, and who is to have its answer.
@@ -42,7 +44,7 @@ pub(super) struct Removal {
 
 impl Line {
     pub(super) fn new(client: zk::Client) -> Line {
-        Line { client: Some(Arc::new(client)), held_back: None }
+        Line { client: Some(Arc::new(client)), held_back: None, joins: true }
     }
 
     fn hold_back(&mut self, removal: Removal) -> oneshot::Receiver<Result<Vec<Outcome>, Failure>> {
@@ -86,22 +88,33 @@ impl HeldBack {
         InTransaction { created, zxid: set }
     }
 
-    /// Tells that it failed, with the create: why that one did.
-    ///
-    /// What was refused because of the other was not carried out. That is told as unknown: whoever hears it looks,
-    /// finds nothing, and asks again, which is rare and harmless.
-    fn failed_with_create(self, failure: Failure) -> Failure {
-        let because = |of: &str| Failure::Unknown(format!("{of} in the same transaction was refused"));
-        let (mine, creates) = match failure {
-            Failure::Operation { index, failure } if index >= self.removal.operations.len() => {
-                (because("a create"), *failure)
-            }
-            Failure::Operation { failure, .. } if !self.removal.is_transaction => (*failure, because("a delete")),
-            failure @ Failure::Operation { .. } => (failure, because("a removal")),
-            failure => (failure.clone(), failure),
+    fn failed(self, failure: Failure) {
+        let _nobody_waits = self.answer.send(Err(failure));
+    }
+}
+
+/// What becomes of the two when the transaction with both of them failed.
+#[derive(Debug, PartialEq, Eq)]
+struct Parted {
+    /// Why the removal failed; `None` if it was not its fault.
+    removal: Option<Failure>,
+    create: Failure,
+    /// Nobody may join what these servers refuse as a whole.
+    joins: bool,
+}
+
+impl Removal {
+    /// Why this failed, or why a create did that went out behind it in one transaction. If one of the two was refused,
+    /// the other was surely not carried out.
+    fn parted(&self, failure: Failure) -> Parted {
+        let (removal, create, joins) = match failure {
+            Failure::Unknown(_) | Failure::Over(_) => (Some(failure.clone()), failure, true),
+            Failure::Operation { index, failure } if index >= self.operations.len() => (None, *failure, true),
+            Failure::Operation { failure, .. } if !self.is_transaction => (Some(*failure), Failure::NotTried, true),
+            Failure::Operation { .. } => (Some(failure), Failure::NotTried, true),
+            _ => (None, Failure::NotTried, false),
         };
-        let _nobody_waits = self.answer.send(Err(mine));
-        creates
+        Parted { removal, create, joins }
     }
 }
 
@@ -259,7 +272,11 @@ impl ZooKeeperSession {
 
     /// Sends what was held back: the future of its being answered.
     fn held_back_sent(&self, line: &mut Line) -> Option<impl Future<Output = ()> + Send + use<>> {
-        let HeldBack { removal, answer } = line.held_back.take()?;
+        let held_back = line.held_back.take()?;
+        Some(self.removed(line, held_back))
+    }
+
+    fn removed(&self, line: &Line, HeldBack { removal, answer }: HeldBack) -> impl Future<Output = ()> + Send + use<> {
         let acl = self.acl.clone();
         let sent = self.send(line, |client| {
             self.counted(async move {
@@ -271,16 +288,25 @@ impl ZooKeeperSession {
                 Ok(vec![Outcome::Deleted])
             })
         });
-        Some(async move {
+        async move {
             let _nobody_waits = answer.send(sent.answer().await);
-        })
+        }
+    }
+
+    /// Sends a removal that was not carried out, because what it went out with was refused.
+    fn remove_alone(&self, held_back: HeldBack, joins: bool) {
+        let mut line = self.line();
+        line.joins &= joins;
+        let removed = self.removed(&line, held_back);
+        self.keeper.handle().spawn(removed);
     }
 
     /// Sends the create of a sequential node, and in the same transaction the removal that was held back, if there is
     /// one beside it.
     pub(super) fn create_with_removal(&self, path: &str, data: &[u8]) -> Option<Reply<Created>> {
         let mut line = self.line();
-        let held_back = line.held_back.take_if(|it| it.removal.is_beside(path))?;
+        let joins = line.joins;
+        let held_back = line.held_back.take_if(|it| joins && it.removal.is_beside(path))?;
         let mut operations = held_back.removal.operations.clone();
         let kind = Kind::EphemeralSequential;
         operations.push(Operation::Create { path: path.to_owned(), data: data.to_vec(), kind });
@@ -293,6 +319,7 @@ impl ZooKeeperSession {
         });
         drop(line);
         let (answer, answered) = oneshot::channel();
+        let this = Weak::clone(&self.this);
         self.keeper.handle().spawn(async move {
             let created = match sent.answer().await {
                 Ok((client, results)) => {
@@ -301,7 +328,16 @@ impl ZooKeeperSession {
                     tokio::task::yield_now().await;
                     created.looked_up(&client, &owner).await
                 }
-                Err(failure) => Err(held_back.failed_with_create(failure)),
+                Err(failure) => {
+                    let Parted { removal, create, joins } = held_back.removal.parted(failure);
+                    match (removal, this.upgrade()) {
+                        (None, Some(session)) => session.remove_alone(held_back, joins),
+                        (removal, _) => held_back.failed(removal.unwrap_or(Failure::Over(Ending::Closed))),
+                    }
+                    // So that what removes it in another way goes out before the next create.
+                    tokio::task::yield_now().await;
+                    Err(create)
+                }
             };
             let _nobody_waits = answer.send(created);
         });
@@ -380,28 +416,22 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_because_of_the_other_is_unknown_and_not_lost() {
-        let told = |removal: Removal, failure: Failure| {
-            let (answer, mut answered) = oneshot::channel();
-            let creates = HeldBack { removal, answer }.failed_with_create(failure);
-            (answered.try_recv().unwrap().unwrap_err(), creates)
+    fn what_was_refused_because_of_the_other_is_known_as_not_carried_out() {
+        let parted = |removal: &Removal, failure| {
+            let Parted { removal, create, joins } = removal.parted(failure);
+            (removal, create, joins)
         };
-        let is_unknown = |failure: &Failure| matches!(failure, Failure::Unknown(_));
+        let plain = Removal::delete("/a/b");
+        assert_eq!(parted(&plain, failure_of(0, Failure::NoNode)), (Some(Failure::NoNode), Failure::NotTried, true));
 
-        let (mine, creates) = told(Removal::delete("/a/b"), failure_of(0, Failure::NoNode));
-        assert_eq!(mine, Failure::NoNode);
-        assert!(is_unknown(&creates));
+        let hand_off = Removal::of(&[set("/a/b"), delete("/a/b")]).unwrap();
+        let unsignalled = failure_of(0, Failure::NoAuth);
+        assert_eq!(parted(&hand_off, unsignalled.clone()), (Some(unsignalled), Failure::NotTried, true));
+        assert_eq!(parted(&hand_off, failure_of(2, Failure::NoAuth)), (None, Failure::NoAuth, true));
+        assert_eq!(parted(&hand_off, Failure::Refused("all".to_owned())), (None, Failure::NotTried, false));
 
-        let hand_off = || Removal::of(&[set("/a/b"), delete("/a/b")]).unwrap();
-        let (mine, creates) = told(hand_off(), failure_of(1, Failure::NoAuth));
-        assert_eq!(mine, failure_of(1, Failure::NoAuth));
-        assert!(is_unknown(&creates));
-
-        let (mine, creates) = told(hand_off(), failure_of(2, Failure::NoAuth));
-        assert!(is_unknown(&mine));
-        assert_eq!(creates, Failure::NoAuth);
-
-        let gone = Failure::Unknown("cut".to_owned());
-        assert_eq!(told(hand_off(), gone.clone()), (gone.clone(), gone));
+        for both in [Failure::Unknown("cut".to_owned()), Failure::Over(Ending::Expired)] {
+            assert_eq!(parted(&hand_off, both.clone()), (Some(both.clone()), both, true));
+        }
     }
 }
