@@ -25,14 +25,15 @@ test: servers
 		'$(SERVER_LOG)' | sort
 
 # The long versions of what `make test` runs: more rounds, more waiters, more schedules, more contenders, more crashes,
-# and the swarm for ten minutes on one server and ten on three.
+# and the swarm for ten minutes on one server and ten on three. Each says how many descriptors it had open at most.
+COUNTED_TEST := cargo --config 'target."cfg(unix)".runner = ["$(CURDIR)/tests/descriptors.sh"]' test --release
 soak: zookeeper
 	export SCHEDULES=100000 MULTI_SCHEDULES=5000 LEASE_ROUNDS=40 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
 	export FREEZE_ROUNDS=10 CRASH_ROUNDS=25 ROLLS=5 FLAP_SECONDS=60 SWARM_SECONDS=600
-	cargo test --release --test proptests --test lease --test scale --test model --test ensemble --test outages \
+	$(COUNTED_TEST) --test proptests --test lease --test scale --test model --test ensemble --test outages \
 		--test multi -- --nocapture
 	for servers in 1 3; do
-		SWARM_SERVERS=$$servers cargo test --release --test swarm -- --nocapture
+		SWARM_SERVERS=$$servers $(COUNTED_TEST) --test swarm -- --nocapture
 	done
 
 # The lock among real Curator, kazoo and zookeeper-client on one path, each killed in turn: fleets that contend for so

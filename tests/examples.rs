@@ -1,6 +1,5 @@
 //! The examples do what they say, on the embedded ensemble and on a server; knows only their output and exit codes.
 
-use std::net::TcpListener;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use zk_rwlock::{RwLock, ZooKeeper};
 mod support;
 
 use support::example::example;
+use support::port::Port;
 use support::server::{Server, shared_server};
 
 /// All that are tried with a wrong command line, and on a server that is not there.
@@ -454,8 +454,8 @@ async fn help_is_no_error() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_told_in_one_line() {
-    // Nobody listens on a port that was free a moment ago.
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = Port::reserve();
+    let address = port.address();
     for example in all() {
         let began = Instant::now();
         let run = run(example, &["--zookeeper".to_owned(), address.to_string()]).await;

@@ -13,6 +13,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use support::port::Port;
 use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::{Op, Proxy};
@@ -658,9 +659,9 @@ async fn a_timeout_is_told_in_time_while_disconnected_and_names_whom_it_knows() 
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_unreachable_within_the_connect_timeout() {
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed = Port::reserve();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    for address in [closed, silent.local_addr().unwrap()] {
+    for address in [closed.address(), silent.local_addr().unwrap()] {
         let limit = Duration::from_millis(500);
         let started = Instant::now();
         let builder = ZooKeeper::builder().session_timeout(SOON).connect_timeout(limit);

@@ -303,7 +303,8 @@ mod tls {
     };
     use zk_rwlock::Tls;
 
-    use super::support::server::{Server, free_port};
+    use super::support::port::Port;
+    use super::support::server::Server;
     use super::*;
 
     /// For a refusal: the client tries again and again until this long after.
@@ -364,6 +365,7 @@ mod tls {
     struct Secured {
         server: Server,
         address: String,
+        _port: Port,
         authority: Authority,
         identity: Identity,
     }
@@ -373,7 +375,7 @@ mod tls {
         fn start(client_auth: &str) -> Secured {
             let authority = Authority::new();
             let identity = authority.issue("server", "127.0.0.1");
-            let port = free_port();
+            let port = Port::reserve();
             let server = Server::start_with_files(
                 &[
                     ("server.pem", &format!("{}{}", identity.key, identity.certificate)),
@@ -391,7 +393,7 @@ mod tls {
                 ],
                 &[],
             );
-            Secured { server, address: format!("127.0.0.1:{port}"), authority, identity }
+            Secured { server, address: port.address().to_string(), _port: port, authority, identity }
         }
 
         fn tls(&self) -> Tls {

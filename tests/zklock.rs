@@ -19,8 +19,9 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
 use support::page;
+use support::port::Port;
 use support::scene::*;
-use support::server::{Server, WITHOUT_DIGESTS, free_port, shared_server};
+use support::server::{Server, WITHOUT_DIGESTS, shared_server};
 use support::wire::Proxy;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
@@ -293,7 +294,7 @@ async fn a_sasl_user_is_known_by_the_servers() {
 async fn files_say_whom_to_trust_and_who_we_are() {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
-    let port = free_port();
+    let port = Port::reserve();
     // It trusts whoever has the same certificate as itself, and so do we.
     let _server = Server::start_with_files(
         &[("both.pem", &format!("{key}{certificate}")), ("certificate.pem", &certificate)],
@@ -317,7 +318,7 @@ async fn files_say_whom_to_trust_and_who_we_are() {
     let (certificate, key) = (file("certificate.pem"), file("key.pem"));
     let trust = ["--tls-ca", &certificate];
     let identity = ["--tls-cert", &certificate, "--tls-key", &key];
-    let address = format!("127.0.0.1:{port}");
+    let address = port.address().to_string();
     let command = ["/zklock/tls", "--", "sh", "-c", "exit 6"];
     let known = ended(zklock_on(&address, &[&trust[..], &identity, &command].concat())).await;
     assert_eq!(known.code, Some(6), "{known:#?}");

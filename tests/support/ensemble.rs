@@ -3,13 +3,14 @@
 //! It knows nothing of locks, nor of any client library.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::server::{Server, free_port};
+use super::port::Port;
+use super::server::Server;
 
 const SIZE: usize = 3;
 const LEADER_LISTENS_WITHIN: Duration = Duration::from_secs(3);
@@ -31,20 +32,22 @@ pub struct Ensemble {
     servers: Vec<Server>,
     /// `links[a][b]` carries what server `a` says to server `b` as its follower, and the answers.
     links: Vec<Vec<Link>>,
+    /// For followers, and for elections.
+    _ports: Vec<(Port, Port)>,
 }
 
 impl Ensemble {
     /// Starts three servers that give a follower without a leader up only after 5 s (a tick of 500 ms, a sync limit
     /// of 10): longer than a short session lives, as the defaults of ZooKeeper allow too.
     pub fn start() -> Self {
-        let ports: Vec<_> = (0..SIZE).map(|_| (free_port(), free_port())).collect();
-        let link = |(quorum, _): &(u16, u16)| Link::start(*quorum);
+        let ports: Vec<_> = (0..SIZE).map(|_| (Port::reserve(), Port::reserve())).collect();
+        let link = |(quorum, _): &(Port, Port)| Link::start(quorum.address());
         let links: Vec<Vec<_>> = (0..SIZE).map(|_| ports.iter().map(link).collect()).collect();
         let member = |me: usize| {
             let mut lines = vec!["tickTime=500".to_owned(), "initLimit=20".to_owned(), "syncLimit=10".to_owned()];
             for (other, (quorum, election)) in ports.iter().enumerate() {
                 // A server listens on its own port, and reaches the others through its links.
-                let quorum = if other == me { *quorum } else { links[me][other].port };
+                let quorum = if other == me { quorum } else { &links[me][other].port };
                 lines.push(format!("server.{}=127.0.0.1:{quorum}:{election}", other + 1));
             }
             let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
@@ -55,7 +58,7 @@ impl Ensemble {
             let starting: Vec<_> = (0..SIZE).map(|me| scope.spawn(move || member(me))).collect();
             starting.into_iter().map(|server| server.join().expect("a member starts")).collect()
         });
-        Self { servers, links }
+        Self { servers, links, _ports: ports }
     }
 
     pub fn server(&self, number: usize) -> &Server {
@@ -142,15 +145,15 @@ struct Silent {
 /// A forwarder to one port, which can fall silent. What it is given then is late, or lost with its connection.
 #[derive(Debug)]
 struct Link {
-    port: u16,
+    port: Port,
     silent: Arc<Silent>,
     open: Arc<Mutex<Vec<TcpStream>>>,
 }
 
 impl Link {
-    fn start(target: u16) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-        let port = listener.local_addr().expect("a bound listener has an address").port();
+    fn start(target: SocketAddr) -> Self {
+        let port = Port::reserve();
+        let listener = port.listen();
         let (silent, open) = (Arc::<Silent>::default(), Arc::new(Mutex::new(Vec::new())));
         let link = Self { port, silent: Arc::clone(&silent), open: Arc::clone(&open) };
         // Ends with the process: a listener cannot be interrupted, and does no harm.
@@ -172,12 +175,12 @@ impl Drop for Link {
     }
 }
 
-fn carry(near: TcpStream, target: u16, silent: &Arc<Silent>, open: &Mutex<Vec<TcpStream>>) {
+fn carry(near: TcpStream, target: SocketAddr, silent: &Arc<Silent>, open: &Mutex<Vec<TcpStream>>) {
     // A new leader listens a moment after its followers call. They would try a refused call again, but take one
     // that is accepted and then closed for the leader's death, and elect another.
     let patience = Instant::now() + LEADER_LISTENS_WITHIN;
     let far = loop {
-        match TcpStream::connect(("127.0.0.1", target)) {
+        match TcpStream::connect(target) {
             Ok(far) => break far,
             Err(_) if Instant::now() < patience => thread::sleep(Duration::from_millis(10)),
             Err(_) => return,

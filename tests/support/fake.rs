@@ -3,12 +3,13 @@
 //! It knows nothing of locks, nor of any client library.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use super::frames::{Fields, Op, framed};
+use super::port::Port;
 
 const SESSION: i64 = 0x1111;
 
@@ -68,13 +69,13 @@ pub enum Lie {
 /// The server; it serves until the process ends.
 #[derive(Debug)]
 pub struct Fake {
-    address: SocketAddr,
+    port: Port,
 }
 
 impl Fake {
     pub fn start(lie: Lie) -> Fake {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-        let address = listener.local_addr().expect("a bound listener has an address");
+        let port = Port::reserve();
+        let listener = port.listen();
         let tree = Arc::new(Mutex::new(Tree::default()));
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -83,11 +84,11 @@ impl Fake {
                 thread::spawn(move || Connection { stream, lie, tree }.serve());
             }
         });
-        Fake { address }
+        Fake { port }
     }
 
     pub fn address(&self) -> String {
-        self.address.to_string()
+        self.port.address().to_string()
     }
 }
 

@@ -11,6 +11,7 @@ pub mod history;
 pub mod named;
 pub mod page;
 pub mod polled;
+pub mod port;
 pub mod postgres;
 pub mod process;
 pub mod rules;

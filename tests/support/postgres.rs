@@ -1,4 +1,4 @@
-//! A real PostgreSQL server on a free loopback port.
+//! A real PostgreSQL server on a loopback port of its own.
 //!
 //! It knows nothing of migrations, nor of any client library: it starts and stops one server with a cluster of its own.
 
@@ -10,7 +10,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::server::{Home, Process, Verdict, free_port};
+use super::port::Port;
+use super::server::{Home, Process, Verdict};
 
 const STARTUP_LIMIT: Duration = Duration::from_secs(30);
 
@@ -26,7 +27,7 @@ pub fn shared_postgres() -> &'static Postgres {
 /// One server with a cluster of its own; dropping it stops it and removes its directory.
 #[derive(Debug)]
 pub struct Postgres {
-    port: u16,
+    port: Port,
     process: Mutex<Process>,
     _home: Home,
 }
@@ -45,8 +46,7 @@ impl Postgres {
         let made = initdb.arg(home.data()).current_dir(&home.path).output().expect("initdb can be run");
         assert!(made.status.success(), "initdb failed: {}", String::from_utf8_lossy(&made.stderr));
 
-        // Another process may take the port before PostgreSQL does; that is rare enough to fail.
-        let port = free_port();
+        let port = Port::reserve();
         let mut server = as_somebody(&programs.join("postgres"));
         server.arg("-D").arg(home.data()).args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
         // Tests crash processes and never the machine.
@@ -71,7 +71,7 @@ impl Postgres {
 
     /// Where clients connect, as `127.0.0.1:PORT`.
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        self.port.address().to_string()
     }
 }
 

@@ -1,11 +1,11 @@
-//! A real standalone ZooKeeper server on a free loopback port.
+//! A real standalone ZooKeeper server on a loopback port of its own.
 //!
 //! It knows nothing of locks, nor of any client library: it starts, stops and freezes one Java
 //! process, and asks it for numbers with ZooKeeper's four-letter words.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::port::Port;
 use super::snapshot;
 
 const STARTUP_LIMIT: Duration = Duration::from_secs(30);
@@ -22,7 +23,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const FOUR_LETTER_LIMIT: Duration = Duration::from_secs(5);
 /// A server that is still starting may take a question and never answer it.
 const STARTING_FOUR_LETTER_LIMIT: Duration = Duration::from_millis(300);
-const PORTS_TO_TRY: u32 = 3;
 
 /// Options for Java with which snapshots end with a checksum, and with nothing that would have to fit their content.
 pub const WITHOUT_DIGESTS: [&str; 2] =
@@ -64,7 +64,7 @@ pub fn shared_server() -> &'static Server {
 /// [`Server::restart`].
 #[derive(Debug)]
 pub struct Server {
-    port: u16,
+    port: Port,
     home: Home,
     java_opts: Vec<String>,
     process: Mutex<Process>,
@@ -114,24 +114,17 @@ impl Server {
 
     fn start_home(home: Home, extra_cfg_lines: &[&str], java_opts: &[&str]) -> Self {
         let java_opts: Vec<String> = java_opts.iter().map(ToString::to_string).collect();
-        let mut failure = String::new();
-        for _ in 0..PORTS_TO_TRY {
-            // Another process may take the port before Java does, hence the loop.
-            let port = free_port();
-            home.configure(port, extra_cfg_lines);
-            match Process::launch(&home, port, &java_opts) {
-                Ok(process) => {
-                    return Self { port, home, java_opts, process: Mutex::new(process) };
-                }
-                Err(reason) => failure = reason,
-            }
-        }
-        panic!("ZooKeeper did not start: {failure}\nits log:\n{}", home.log());
+        let port = Port::reserve();
+        home.configure(&port, extra_cfg_lines);
+        let process = Process::launch(&home, port.address(), &java_opts);
+        let process =
+            process.unwrap_or_else(|failure| panic!("ZooKeeper did not start: {failure}\nits log:\n{}", home.log()));
+        Self { port, home, java_opts, process: Mutex::new(process) }
     }
 
     /// Where clients connect, as `127.0.0.1:PORT`.
     pub fn address(&self) -> String {
-        socket_address(self.port).to_string()
+        self.port.address().to_string()
     }
 
     /// The pid of the Java process itself.
@@ -142,7 +135,7 @@ impl Server {
     /// The answer to a four-letter word such as `wchs`; each question counts as a packet in
     /// ZooKeeper's own counters.
     pub fn four_letter(&self, word: &str) -> String {
-        four_letter(self.port, word, FOUR_LETTER_LIMIT)
+        four_letter(self.port.address(), word, FOUR_LETTER_LIMIT)
             .unwrap_or_else(|error| panic!("ZooKeeper at {} did not answer {word}: {error}", self.address()))
     }
 
@@ -201,23 +194,14 @@ impl Server {
 
     /// Starts a killed server again, on the same port and data; returns once it serves.
     pub fn start_again(&self) {
-        let mut process = self.process();
-        let deadline = Instant::now() + STARTUP_LIMIT;
-        // A client's outgoing connection may sit on the port for a moment, hence the loop.
-        loop {
-            match Process::launch(&self.home, self.port, &self.java_opts) {
-                Ok(successor) => return *process = successor,
-                Err(failure) if Instant::now() >= deadline => {
-                    panic!("ZooKeeper did not come back: {failure}\nits log:\n{}", self.home.log());
-                }
-                Err(_) => {}
-            }
-        }
+        let successor = Process::launch(&self.home, self.port.address(), &self.java_opts);
+        *self.process() = successor
+            .unwrap_or_else(|failure| panic!("ZooKeeper did not come back: {failure}\nits log:\n{}", self.home.log()));
     }
 
     /// The answer to `srvr`, if it gives one: a dead or frozen server does not.
     pub(super) fn status(&self) -> Option<String> {
-        four_letter(self.port, "srvr", STARTING_FOUR_LETTER_LIMIT).ok()
+        four_letter(self.port.address(), "srvr", STARTING_FOUR_LETTER_LIMIT).ok()
     }
 
     /// Freezes the server (SIGSTOP): its sockets stay open and nothing answers.
@@ -272,11 +256,11 @@ pub(super) enum Verdict {
 impl Process {
     /// Starts Java and waits until it serves; on failure the reason is returned and the directory
     /// stays.
-    fn launch(home: &Home, port: u16, java_opts: &[String]) -> Result<Self, String> {
+    fn launch(home: &Home, address: SocketAddr, java_opts: &[String]) -> Result<Self, String> {
         let mut process = Self::spawn(home, java_opts);
-        match process.wait_until_serving(home, port) {
+        match process.wait_until_serving(home, address) {
             Ok(version) => {
-                report(process.pid, port, &version);
+                report(process.pid, address, &version);
                 Ok(process)
             }
             Err(reason) => {
@@ -333,28 +317,27 @@ impl Process {
     }
 
     /// Waits for a server that answers `srvr`, and returns its version.
-    fn wait_until_serving(&self, home: &Home, port: u16) -> Result<String, String> {
+    fn wait_until_serving(&self, home: &Home, address: SocketAddr) -> Result<String, String> {
         let deadline = Instant::now() + STARTUP_LIMIT;
         while Instant::now() < deadline {
             let death = self.death.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(POLL_INTERVAL);
             if death == Err(RecvTimeoutError::Disconnected) {
-                return Err(format!("it ended before it served port {port}"));
+                return Err(format!("it ended before it served {address}"));
             }
-            let Ok(status) = four_letter(port, "srvr", STARTING_FOUR_LETTER_LIMIT) else {
+            let Ok(status) = four_letter(address, "srvr", STARTING_FOUR_LETTER_LIMIT) else {
                 continue;
             };
             if !status.contains("Mode:") {
                 continue;
             }
-            // If two processes raced for the port, the answer may come from the winner while our
-            // server is about to fail, so ask whose directory it is.
-            if four_letter(port, "conf", STARTING_FOUR_LETTER_LIMIT)
+            // A stranger may have taken the port since it was found free, so ask whose directory it is.
+            if four_letter(address, "conf", STARTING_FOUR_LETTER_LIMIT)
                 .is_ok_and(|conf| conf.contains(&format!("dataDir={}", home.data().display())))
             {
                 return Ok(version(&status));
             }
         }
-        Err(format!("it did not serve port {port} within {STARTUP_LIMIT:?}"))
+        Err(format!("it did not serve {address} within {STARTUP_LIMIT:?}"))
     }
 
     fn kill(&mut self) {
@@ -402,7 +385,7 @@ impl Home {
         fs::write(self.path.join(name), text).expect("the server's directory is writable");
     }
 
-    fn configure(&self, port: u16, extra_lines: &[&str]) {
+    fn configure(&self, port: &Port, extra_lines: &[&str]) {
         let mut lines = vec![
             format!("clientPort={port}"),
             "clientPortAddress=127.0.0.1".to_owned(),
@@ -435,13 +418,13 @@ impl Drop for Home {
     }
 }
 
-fn report(pid: u32, port: u16, version: &str) {
+fn report(pid: u32, address: SocketAddr, version: &str) {
     let Some(list) = std::env::var_os("ZK_RWLOCK_SERVERS").map(PathBuf::from) else {
         return;
     };
     let binary = std::env::current_exe().expect("a process knows its executable");
     let binary = binary.file_name().unwrap_or_default().to_string_lossy();
-    let line = format!("{binary} {pid} {} {version}\n", socket_address(port));
+    let line = format!("{binary} {pid} {address} {version}\n");
     let mut file = OpenOptions::new()
         .create(true)
         .append(true)
@@ -476,23 +459,13 @@ fn classpath() -> String {
     jars.join(":")
 }
 
-/// A port of the loopback interface that nobody listens on now.
-pub fn free_port() -> u16 {
-    let listener = TcpListener::bind(socket_address(0)).expect("loopback has a free port");
-    listener.local_addr().expect("a bound listener has an address").port()
-}
-
-fn four_letter(port: u16, word: &str, limit: Duration) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&socket_address(port), limit)?;
+fn four_letter(address: SocketAddr, word: &str, limit: Duration) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, limit)?;
     stream.set_read_timeout(Some(limit))?;
     stream.write_all(word.as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
-}
-
-fn socket_address(port: u16) -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], port))
 }
 
 /// The `3.8.0` in `Zookeeper version: 3.8.0-0123abc, built on …`.

@@ -9,7 +9,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as blocking};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 
 use super::frames::{Direction, Fields, NOTIFICATION_XID, path, read_frame, refusal};
 pub use super::frames::{Hello, Op};
+use super::port::Port;
 pub use super::rules::{Close, Fault, Frames, Rule};
 use super::rules::{Deed, Rules, Seen};
 
@@ -34,18 +35,24 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy on a free loopback port, for the server at `server_address`.
+    /// Starts a proxy on a loopback port of its own, for the server at `server_address`.
     pub fn start(server_address: impl Into<String>) -> Self {
-        Self::start_with(server_address.into(), Tap::default())
+        Self::start_on(Port::reserve(), server_address)
+    }
+
+    /// Starts a proxy on this port. If the server is the proxy itself, every connection is closed at once.
+    pub fn start_on(port: Port, server_address: impl Into<String>) -> Self {
+        Self::start_with(port, server_address.into(), Tap::default())
     }
 
     /// Starts a proxy for traffic that it cannot read, because it is encrypted or may be. It passes on whatever comes
     /// and keeps a copy: see [`Proxy::overheard`]. Rules never strike, and the numbers count no requests.
     pub fn start_opaque(server_address: impl Into<String>) -> Self {
-        Self::start_with(server_address.into(), Tap { opaque: true, ..Tap::default() })
+        Self::start_with(Port::reserve(), server_address.into(), Tap { opaque: true, ..Tap::default() })
     }
 
-    fn start_with(server_address: String, tap: Tap) -> Self {
+    fn start_with(port: Port, server_address: String, tap: Tap) -> Self {
+        let address = port.address();
         let tap = Arc::new(tap);
         let (commands, orders) = mpsc::unbounded_channel();
         let (ready, started) = blocking::channel();
@@ -57,14 +64,13 @@ impl Proxy {
                     .build()
                     .expect("a runtime for the proxy");
                 runtime.block_on(async {
-                    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
-                    let address = listener.local_addr().expect("a bound listener has an address");
-                    ready.send(address).expect("start() waits for the address");
-                    Switchboard::new(listener, address, server_address, tap).run(orders).await;
+                    let listener = listen(&port).await;
+                    ready.send(()).expect("start() waits for it");
+                    Switchboard::new(listener, port, server_address, tap).run(orders).await;
                 });
             }
         });
-        let address = started.recv().expect("the proxy's thread started");
+        started.recv().expect("the proxy's thread started");
         Self { address, tap, commands: Some(commands), thread: Some(thread) }
     }
 
@@ -338,7 +344,7 @@ enum Command {
 /// The proxy's main loop: it accepts connections and obeys commands, one at a time.
 struct Switchboard {
     listener: Option<TcpListener>,
-    address: SocketAddr,
+    port: Port,
     server_address: String,
     tap: Arc<Tap>,
     holes: watch::Sender<Holes>,
@@ -347,10 +353,10 @@ struct Switchboard {
 }
 
 impl Switchboard {
-    fn new(listener: TcpListener, address: SocketAddr, server_address: String, tap: Arc<Tap>) -> Self {
+    fn new(listener: TcpListener, port: Port, server_address: String, tap: Arc<Tap>) -> Self {
         Self {
             listener: Some(listener),
-            address,
+            port,
             server_address,
             tap,
             holes: watch::Sender::default(),
@@ -399,7 +405,7 @@ impl Switchboard {
             Command::Heal => {
                 self.holes.send_replace(Holes::default());
                 if self.listener.is_none() {
-                    self.listener = Some(listen_again(self.address).await);
+                    self.listener = Some(listen(&self.port).await);
                 }
             }
         }
@@ -414,15 +420,8 @@ async fn accept(listener: Option<&TcpListener>) -> TcpStream {
     }
 }
 
-async fn listen_again(address: SocketAddr) -> TcpListener {
-    // Somebody's outgoing connection may sit on the port for a moment.
-    for _ in 0..500 {
-        if let Ok(listener) = TcpListener::bind(address).await {
-            return listener;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("the proxy's port {address} was taken by somebody else while it was closed");
+async fn listen(port: &Port) -> TcpListener {
+    TcpListener::bind(port.address()).await.expect("the port is ours")
 }
 
 /// What the writer of one direction is to do next, in order.
@@ -452,6 +451,10 @@ impl Connection {
                     let _ = client.set_zero_linger();
                 }
             }
+            return;
+        }
+        // Otherwise one connection would be followed by another, for ever.
+        if client.local_addr().is_ok_and(|ours| ours.to_string() == server_address) {
             return;
         }
         // A server that is down looks to the client like a connection that is closed at once.

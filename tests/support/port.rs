@@ -1,0 +1,74 @@
+//! A port of the loopback interface that is one owner's alone, also while nobody listens on it.
+//!
+//! A port that the system gives to whoever asks for any does not stay free: while its server is down it may become the
+//! port of another listener, or of an outgoing connection. So these come from outside the range that the system gives from.
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Below it are the ports of well-known servers.
+const LOWEST: u16 = 10_000;
+
+#[derive(Debug)]
+pub struct Port {
+    number: u16,
+    /// The claim: the UDP port of the same number, which no two can have, of this process or of others. However its owner
+    /// ends, the system takes it back.
+    _claim: UdpSocket,
+}
+
+impl Port {
+    /// A port on which nobody listens now, and which nobody else is given until this is dropped.
+    pub fn reserve() -> Port {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let range = outside(given_by_the_system());
+        let size = u32::from(range.end() - range.start()) + 1;
+        // Processes begin at different places, so that they seldom meet.
+        let begin = std::process::id().wrapping_mul(7919);
+        let candidates = (0..size).map(|_| begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % size);
+        let claimed = candidates.filter_map(|at| Port::claim(range.start() + u16::try_from(at).ok()?)).next();
+        claimed.expect("loopback has a free port")
+    }
+
+    /// This one, unless somebody has claimed it or listens on it.
+    pub fn claim(number: u16) -> Option<Port> {
+        let address = (Ipv4Addr::LOCALHOST, number);
+        let claim = UdpSocket::bind(address).ok()?;
+        TcpListener::bind(address).ok()?;
+        Some(Port { number, _claim: claim })
+    }
+
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
+    }
+
+    pub fn listen(&self) -> TcpListener {
+        TcpListener::bind(self.address()).expect("the port is ours")
+    }
+}
+
+impl fmt::Display for Port {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.number.fmt(out)
+    }
+}
+
+/// What the system gives to listeners that ask for any port, and to outgoing connections.
+pub fn given_by_the_system() -> RangeInclusive<u16> {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let mut ends = range.split_whitespace().filter_map(|end| end.parse().ok());
+    // Where the system does not tell, as other systems have it.
+    ends.next().unwrap_or(32_768)..=ends.next().unwrap_or(u16::MAX)
+}
+
+fn outside(given: RangeInclusive<u16>) -> RangeInclusive<u16> {
+    let parts = [LOWEST..=given.start().saturating_sub(1), given.end().saturating_add(1)..=u16::MAX];
+    // Where the system gives all of them there is nothing better.
+    parts.into_iter().find(|part| part.len() >= 1_000).unwrap_or(LOWEST..=u16::MAX)
+}
