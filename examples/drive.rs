@@ -4,25 +4,23 @@
 //! this one can be run beside them. It uses the public interface alone, on sessions that are all opened, and after 200
 //! acquisitions that are all done, before anything is measured. What the server did is what its `mntr` says.
 //!
-//! All contenders are in this one process, as those of the other drivers are. There they know of each other, which spares
-//! requests and lets them hand the lock on without waiting for the ensemble. With `--apart` they do not, and do what
-//! contenders on as many machines do.
+//! All contenders are in this one process, as those of the other drivers are. Those on one session know of each other, which
+//! spares requests; those on different sessions do not, as in different processes. So `--apart`, with a session for each
+//! contender, measures what as many processes do, and without it `--sessions 1` what the tasks of one service do.
 
 mod common;
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use async_trait::async_trait;
 use clap::{Parser, ValueEnum};
 use common::Result as Outcome;
 use common::meter::{self, Counted, Meter};
 use serde_json::{Map, Value, json};
 use tokio::sync::{Barrier, Semaphore};
 use tokio::task::JoinHandle;
-use zk_rwlock::coordinator::{Berth, Coordinator, Failure};
+use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::{Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
 const WARM_UP: usize = 200;
@@ -43,7 +41,7 @@ struct Args {
     /// How many acquisitions in all.
     #[arg(long, default_value_t = 2_000)]
     ops: usize,
-    /// How many sessions the contenders share; the gate has one more.
+    /// How many sessions the contenders share; the gate has one more. `--apart` decides it otherwise.
     #[arg(long, default_value_t = 1)]
     sessions: usize,
     /// Decides which operations of `mix` are writes.
@@ -52,31 +50,12 @@ struct Args {
     /// How guards are given back: awaited until the node is gone, or dropped.
     #[arg(long, value_enum, default_value_t = Release::Await)]
     release: Release,
-    /// Have each contender do as if it were alone in its process: none knows of another.
+    /// Give each contender a session of its own, so that none knows of another, as in processes of their own.
     #[arg(long)]
     apart: bool,
     /// Print one line of JSON, which is all there is.
     #[arg(long)]
     json: bool,
-}
-
-/// A coordinator that gives its ensemble no name, so that each handle of a lock is on its own, as in another process.
-#[derive(Clone, Debug)]
-struct Apart(ZooKeeper);
-
-#[async_trait]
-impl Coordinator for Apart {
-    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
-        self.0.berth(watched_bytes).await
-    }
-
-    async fn close(&self) {
-        self.0.close().await;
-    }
-
-    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        self.0.sleep(duration)
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -347,7 +326,10 @@ async fn await_queue(args: &Args, zk: &ZooKeeper, directory: &str) -> Outcome<()
 
 #[tokio::main]
 async fn main() -> Outcome<()> {
-    let args = Args::parse();
+    let mut args = Args::parse();
+    if args.apart {
+        args.sessions = args.n;
+    }
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
     let directory = format!("/peers/ours-{}-{since_epoch}", std::process::id());
     let census = Arc::new(Census::default());
@@ -356,9 +338,11 @@ async fn main() -> Outcome<()> {
         sessions.push(ZooKeeper::builder().session_timeout(SESSION_TIMEOUT).connect(&args.zk).await?);
     }
     let contender = |session: usize| -> Result<Contender, Error> {
-        let zk = &sessions[session];
-        let lock = if args.apart { RwLock::new(&Apart(zk.clone()), &directory) } else { RwLock::new(zk, &directory) }?;
-        Ok(Contender { lock, release: args.release, census: Arc::clone(&census) })
+        Ok(Contender {
+            lock: RwLock::new(&sessions[session], &directory)?,
+            release: args.release,
+            census: Arc::clone(&census),
+        })
     };
     let first = contender(0)?;
     for _ in 0..WARM_UP {

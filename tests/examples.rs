@@ -423,6 +423,11 @@ async fn the_driver_measures_who_waits_and_who_is_let_in_and_nothing_else() {
     // The release of the gate, and what idle sessions send; their own releases would be one each.
     let (line, requests) = drive("readers", 40).await;
     assert!(requests < 0.5, "{line}");
+
+    let arguments = ["--zk", &server.address(), "--workload", "contend", "--n", "3", "--ops", "60", "--apart"];
+    let run = run("drive", &arguments.map(str::to_owned)).await;
+    let line: Value = serde_json::from_str(&run.succeeded().stdout).expect("a line of JSON");
+    assert_eq!((&line["peer"], &line["sessions"]), (&"ours-apart".into(), &3.into()), "{line}");
 }
 
 #[tokio::test]

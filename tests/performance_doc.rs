@@ -77,6 +77,24 @@ fn every_result_is_in_a_table() {
     }
 }
 
+/// What contenders on one session know of each other must not be taken for what processes can do.
+#[test]
+fn processes_apart_lead_wherever_several_contend() {
+    let results = results();
+    let contended = |run: &&report::results::Run| ["contend", "mix", "drain", "readers"].contains(&&*run.workload);
+    for run in results.runs().filter(contended) {
+        let table = tables::table(&results, &tables::name_of(run)).expect("it has results");
+        let rows = table.lines().filter(|line| line.starts_with(&format!("| {} | zk-rwlock", run.case)));
+        let drivers: Vec<&str> = rows.map(|line| line.split(" | ").nth(1).unwrap_or_default()).collect();
+        assert_eq!(drivers, ["zk-rwlock", "zk-rwlock, one session"], "{}", run.case);
+    }
+    let median = |peer| results.median(plots::label(&results), "contend-8", peer, |run| run.number("ops_per_s"));
+    let apart = report::figures::number(median("ours-apart").expect("it was measured").value);
+    let summary = tables::table(&results, &format!("summary, {}", plots::label(&results))).expect("it has results");
+    let row = summary.lines().find(|line| line.starts_with("| contend-8 |")).expect("it was measured");
+    assert_eq!(row.split(" | ").nth(3), Some(&*format!("**{apart}**")));
+}
+
 /// As `make performance` writes them.
 #[test]
 fn all_tables_can_be_made_without_a_page() {

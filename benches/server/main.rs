@@ -1,9 +1,10 @@
 //! The lock against a real server, in alternation with the least that any lock could cost there: ratios, not verdicts.
 //!
-//! `make bench` runs it. It starts a server, and for each workload and round the driver (`examples/drive.rs`) and the
-//! floor ([`raw`]), each in a process of its own. Printed are the medians over the rounds, and how many times the
-//! floor's ours is; the same, and every run, are written as lines of JSON into `target/bench`. `--all` adds the sizes
-//! that `docs/performance.md` shows, and what has no floor.
+//! `make bench` runs it. It starts a server, and for each workload and round the floor ([`raw`]) and the driver
+//! (`examples/drive.rs`), each in a process of its own: with a session for each contender, as in as many processes, and
+//! with all of them on one session. Printed are the medians over the rounds, and how many times the floor's ours is; the
+//! same, and every run, are written as lines of JSON into `target/bench`. `--all` adds the sizes that
+//! `docs/performance.md` shows, and what has no floor.
 
 #[path = "../../examples/common/meter.rs"]
 mod meter;
@@ -23,29 +24,24 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 
 /// A name, what tells the driver and the floor what to do, and how much of the runs it takes.
 #[rustfmt::skip]
-const CASES: [(&str, &str, Set); 23] = [
+const CASES: [(&str, &str, Set); 18] = [
     ("write", "--workload write --ops 2000", Set::Core),
     ("write-drop", "--workload write --ops 2000", Set::Core),
     ("read", "--workload read --ops 2000", Set::Core),
-    ("contend-1", "--workload contend --n 1 --sessions 1 --ops 2000", Set::All),
-    ("contend-2", "--workload contend --n 2 --sessions 2 --ops 2000", Set::All),
-    ("contend-4", "--workload contend --n 4 --sessions 4 --ops 2000", Set::All),
-    ("contend-8", "--workload contend --n 8 --sessions 8 --ops 2000", Set::Core),
-    ("contend-16", "--workload contend --n 16 --sessions 16 --ops 2000", Set::All),
-    ("contend-32", "--workload contend --n 32 --sessions 16 --ops 2000", Set::All),
-    ("contend-64", "--workload contend --n 64 --sessions 16 --ops 2000", Set::Core),
-    ("mix-16", "--workload mix --n 16 --sessions 8 --ops 2000", Set::Core),
-    ("drain-10", "--workload drain --n 10 --sessions 10", Set::Core),
-    ("drain-100", "--workload drain --n 100 --sessions 20", Set::Core),
-    ("drain-1000", "--workload drain --n 1000 --sessions 20", Set::Core),
-    ("drain-5000", "--workload drain --n 5000 --sessions 20", Set::All),
-    ("drain-10000", "--workload drain --n 10000 --sessions 20", Set::All),
-    ("readers-100", "--workload readers --n 100 --sessions 20", Set::All),
-    ("readers-1000", "--workload readers --n 1000 --sessions 20", Set::Core),
-    ("readers-5000", "--workload readers --n 5000 --sessions 20", Set::All),
-    ("waiters-100", "--workload waiters --n 100 --sessions 1", Set::All),
-    ("waiters-1000", "--workload waiters --n 1000 --sessions 1", Set::All),
-    ("waiters-10000", "--workload waiters --n 10000 --sessions 1", Set::All),
+    ("contend-2", "--workload contend --n 2 --ops 2000", Set::All),
+    ("contend-4", "--workload contend --n 4 --ops 2000", Set::All),
+    ("contend-8", "--workload contend --n 8 --ops 2000", Set::Core),
+    ("contend-16", "--workload contend --n 16 --ops 2000", Set::All),
+    ("contend-64", "--workload contend --n 64 --ops 2000", Set::Core),
+    ("mix-16", "--workload mix --n 16 --ops 2000", Set::Core),
+    ("drain-10", "--workload drain --n 10", Set::Core),
+    ("drain-100", "--workload drain --n 100", Set::Core),
+    ("drain-1000", "--workload drain --n 1000", Set::Core),
+    ("readers-100", "--workload readers --n 100", Set::All),
+    ("readers-1000", "--workload readers --n 1000", Set::Core),
+    ("waiters-100", "--workload waiters --n 100", Set::All),
+    ("waiters-1000", "--workload waiters --n 1000", Set::All),
+    ("waiters-10000", "--workload waiters --n 10000", Set::All),
     ("shared-64", "--tasks 64 --duration 3s --json", Set::Shared),
 ];
 
@@ -128,13 +124,13 @@ fn compare(arguments: &Arguments) -> Result<()> {
     let server = Server::start_with(&["tickTime=2000", "minSessionTimeout=4000"], &JAVA);
     let label = format!("{} standalone", server.version());
     let (mut runs, mut medians) = (Vec::new(), Vec::new());
-    println!("{:<20}{:>12}{:>12}  {:<16}{:>8}{:>20}", "", "floor", "ours", "", "ratio", "requests an op");
+    println!("{:<26}{:>12}{:>12}  {:<16}{:>8}{:>20}", "", "floor", "ours", "", "ratio", "requests an op");
     for (case, options, set) in CASES {
         let usual = arguments.cases.is_empty() && (arguments.all || set == Set::Core);
         if !usual && !arguments.cases.iter().any(|wanted| wanted == case) {
             continue;
         }
-        let (mut floor, mut ours, mut apart) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut floor, mut ours, mut on_one) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..arguments.rounds {
             let server = server.address();
             let mut note = |of: &mut Vec<Value>, run: Value| {
@@ -152,14 +148,22 @@ fn compare(arguments: &Arguments) -> Result<()> {
                 continue;
             }
             let to = format!("--zk {server} {options}");
-            note(&mut floor, run(Command::new(&this).arg("raw"), &to)?);
-            let drop = if case == "write-drop" { "--release drop --json" } else { "--json" };
-            note(&mut ours, run(&mut Command::new(&driver), &format!("{to} {drop}"))?);
-            if has_contenders(options) {
-                note(&mut apart, run(&mut Command::new(&driver), &format!("{to} --apart --json"))?);
+            let contenders = contenders(options);
+            // What is measured of those who wait is what a process pays for each of them.
+            let sessions = if case.starts_with("waiters") { 1 } else { contenders };
+            note(&mut floor, run(Command::new(&this).arg("raw"), &format!("{to} --sessions {sessions}"))?);
+            let mut drive = |of: &mut Vec<Value>, how: &str| -> Result<()> {
+                note(of, run(&mut Command::new(&driver), &format!("{to} {how} --json"))?);
+                Ok(())
+            };
+            if sessions == contenders {
+                drive(&mut ours, if case == "write-drop" { "--release drop" } else { "--apart" })?;
+            }
+            if contenders > 1 {
+                drive(&mut on_one, "--sessions 1")?;
             }
         }
-        for (name, ours) in [(case.to_owned(), ours), (format!("{case}, apart"), apart)] {
+        for (name, ours) in [(case.to_owned(), ours), (format!("{case}, one session"), on_one)] {
             if !ours.is_empty() {
                 medians.push(compared(&name, unit(case), &floor, &ours)?);
             }
@@ -171,14 +175,16 @@ fn compare(arguments: &Arguments) -> Result<()> {
         let before = fs::read_to_string(out).unwrap_or_default();
         fs::write(out, before + &lines(&runs)).map_err(|error| format!("{}: {error}", out.display()))?;
     }
-    println!("ratio: ours in floors, by time; apart: as contenders in processes of their own");
+    println!("ratio: ours in floors, by time");
+    println!("a session for each contender, as in processes of their own; one session: as the tasks of one process");
     println!("written to {}", results.display());
     Ok(())
 }
 
-/// Whether several contend, so that it matters whether they know of each other.
-fn has_contenders(options: &str) -> bool {
-    options.contains("--n ") && !options.contains("--n 1 ")
+/// How many contend.
+fn contenders(options: &str) -> usize {
+    let n = options.split(' ').skip_while(|word| *word != "--n").nth(1);
+    n.and_then(|n| n.parse().ok()).unwrap_or(1)
 }
 
 /// Prints and returns how the medians of the runs compare.
@@ -190,7 +196,7 @@ fn compared(case: &str, unit: &str, floor: &[Value], ours: &[Value]) -> Result<V
     let requests = |runs: &[Value]| median(runs, |run| run["extra"]["requests_per_op"].as_f64());
     let (floor_requests, our_requests) = (requests(floor)?, requests(ours)?);
     println!(
-        "{case:<20}{floor_median:>12.1}{our_median:>12.1}  {unit:<16}{ratio:>7.2}x{floor_requests:>9.2} -> {our_requests:.2}"
+        "{case:<26}{floor_median:>12.1}{our_median:>12.1}  {unit:<16}{ratio:>7.2}x{floor_requests:>9.2} -> {our_requests:.2}"
     );
     Ok(json!({
         "case": case, "unit": unit, "rounds": ours.len(), "floor": floor_median, "ours": our_median,

@@ -46,8 +46,8 @@ pub(crate) fn memory(run: &Run) -> Option<f64> {
 /// The drivers in the order in which they are shown, with how they are called and drawn.
 const PEERS: [(&str, &str, &str, &str); 9] = [
     ("raw", "raw: no lock", "#7f8c8d", "2 4"),
-    ("ours", "zk-rwlock", "#1f618d", ""),
-    ("ours-apart", "zk-rwlock, processes apart", "#1f618d", "4 4"),
+    ("ours-apart", "zk-rwlock", "#1f618d", ""),
+    ("ours", "zk-rwlock, one session", "#1f618d", "4 4"),
     ("ours-drop", "zk-rwlock, guard dropped", "#5dade2", "8 6"),
     ("ours-shared", "zk-rwlock, reads shared", "#5dade2", "8 6"),
     ("zkclient", "zookeeper-client", "#1e8449", ""),
