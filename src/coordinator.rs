@@ -191,7 +191,20 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)>;
 
     /// Brings this session's reads up to date with the ensemble.
-    fn sync(&self, path: &str) -> Reply<()>;
+    ///
+    /// By default with a transaction that checks the node at `path` and changes nothing: one that fails is carried out as
+    /// well, as far as this goes. ZooKeeper's own `sync` may be answered by a leader that has been deposed and does not know
+    /// it yet ([ZOOKEEPER-1675](https://issues.apache.org/jira/browse/ZOOKEEPER-1675)); what a quorum commits may not.
+    fn sync(&self, path: &str) -> Reply<()> {
+        let checked = self.transact(&[Operation::Check { path: path.to_owned(), version: None }]);
+        Box::pin(async move {
+            match checked.await {
+                Ok(_) => Ok(()),
+                Err(Failure::Operation { failure, .. }) if !matches!(*failure, Failure::Refused(_)) => Ok(()),
+                Err(failure) => Err(failure),
+            }
+        })
+    }
 
     /// Commits all operations or none. The failure of one is [`Failure::Operation`].
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>>;

@@ -353,10 +353,7 @@ impl RwLock {
         let berth = self.shared.coordinator.berth(0).await.map_err(fault)?;
         let session = berth.session();
         // A server that lags would not show a member that others see already.
-        match place::settled(session, || session.sync(&self.shared.path)).await {
-            Ok(()) | Err(Failure::NoNode) => {}
-            Err(failure) => return Err(fault(failure)),
-        }
+        place::settled(session, || session.sync(&self.shared.path)).await.map_err(fault)?;
         let mut asked = None;
         let mut tries = 0;
         loop {

@@ -134,13 +134,7 @@ impl Place {
     /// Without the sync a lagging server could hide it, and a second one would queue behind it for ever.
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
         let session = self.session();
-        let children = settled(session, || {
-            let (synced, children) = (session.sync(&self.directory), session.children(&self.directory));
-            Box::pin(async move {
-                synced.await?;
-                children.await
-            })
-        });
+        let children = settled(session, || synced(session, &self.directory, |it, path| it.children(path)));
         let children = children.await.or_else(none_without_directory)?;
         for child in children.iter().filter(|child| self.owner.owns(child)) {
             let path = self.child(child);
@@ -230,7 +224,8 @@ impl Place {
         if is_settled {
             self.succession.left(&standing, parting);
         }
-        let is_old = standing.contender.sequence() >= name::RESTART_FROM && !self.owner.dialect().keeps_directories();
+        let is_old = !(0..name::RESTART_FROM).contains(&standing.contender.sequence());
+        let is_old = is_old && !self.owner.dialect().keeps_directories();
         let restart = is_old.then(|| Arc::clone(&self.directory));
         let removal = remove(Arc::clone(&session), path, reply, signal, restart);
         let pending = meter::Removal::begin();
@@ -499,45 +494,22 @@ async fn remove_when_created(
     }
 }
 
-#[derive(Clone, Copy)]
-enum Look {
-    AfterSync,
-    AfterWrite,
-}
-
-/// Removes every node of this owner, also one whose create took effect although its answer was lost.
-///
-/// Looks twice: after a sync, and again after a write of ours, which the lost request cannot follow any more.
+/// Removes every node of this owner, also one whose create took effect although its answer was lost: the lost request
+/// cannot follow the sync any more, which is a write of ours.
 async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: Owner) {
-    for look in [Look::AfterSync, Look::AfterWrite] {
-        let listing = settled_at_last(&session, || {
-            // Whatever the answer to the check is, it was a write.
-            let check = [Operation::Check { path: directory.to_string(), version: None }];
-            let up_to_date: Reply<()> = match look {
-                Look::AfterSync => session.sync(&directory),
-                Look::AfterWrite => nothing_of(session.transact(&check)),
-            };
-            let children = session.children(&directory);
-            Box::pin(async move {
-                match up_to_date.await {
-                    Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => Err(failure),
-                    _ => children.await,
-                }
-            })
-        });
-        let children = match listing.await.or_else(none_without_directory) {
-            Ok(children) => children,
-            Err(Failure::Over(_)) => return,
-            Err(failure) => {
-                tracing::error!(%directory, %owner, %failure, "a node that a lost answer may have left cannot be looked for");
-                return;
-            }
-        };
-        for child in children.iter().filter(|child| owner.owns(child)) {
-            let path = format!("{directory}/{child}");
-            let reply = session.delete(&path);
-            removed_in_background(Arc::clone(&session), path, reply).await;
+    let listing = settled_at_last(&session, || synced(&session, &directory, |it, path| it.children(path)));
+    let children = match listing.await.or_else(none_without_directory) {
+        Ok(children) => children,
+        Err(Failure::Over(_)) => return,
+        Err(failure) => {
+            tracing::error!(%directory, %owner, %failure, "a node that a lost answer may have left cannot be looked for");
+            return;
         }
+    };
+    for child in children.iter().filter(|child| owner.owns(child)) {
+        let path = format!("{directory}/{child}");
+        let reply = session.delete(&path);
+        removed_in_background(Arc::clone(&session), path, reply).await;
     }
 }
 
@@ -561,21 +533,23 @@ async fn settled_within<T>(most: u32, session: &Arc<dyn Session>, ask: impl Fn()
     }
 }
 
+/// What `read` finds after a sync; both requests are on their way when this returns.
+fn synced<T: 'static>(session: &Arc<dyn Session>, path: &str, read: fn(&dyn Session, &str) -> Reply<T>) -> Reply<T> {
+    let (synced, read) = (session.sync(path), read(&**session, path));
+    Box::pin(async move {
+        synced.await?;
+        read.await
+    })
+}
+
 /// What is in a node, `None` if it does not exist; after a sync if it may not be older than this call.
 pub(crate) async fn read(
     session: &Arc<dyn Session>,
     path: &str,
     is_synced: bool,
 ) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
-    let node = settled(session, || {
-        let (synced, node) = (is_synced.then(|| session.sync(path)), session.data(path));
-        Box::pin(async move {
-            if let Some(synced) = synced {
-                synced.await?;
-            }
-            node.await
-        })
-    });
+    let data = |session: &dyn Session, path: &str| session.data(path);
+    let node = settled(session, || if is_synced { synced(session, path, data) } else { session.data(path) });
     match node.await {
         Ok(node) => Ok(Some(node)),
         Err(Failure::NoNode) => Ok(None),

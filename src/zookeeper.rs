@@ -794,11 +794,6 @@ impl Session for ZooKeeperSession {
         })
     }
 
-    fn sync(&self, path: &str) -> Reply<()> {
-        let path = path.to_owned();
-        self.read(move |client| async move { client.sync(&path).await.map_err(failure) })
-    }
-
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
         if let Some(removal) = Removal::of(operations) {
             return self.remove(removal);

@@ -130,7 +130,7 @@ impl Case {
             }
             _ => {
                 self.proxy.apply(Rule::on(Frames::replies(Op::Create2)).close(0, Close::Rst));
-                self.lie(Frames::requests(Op::Sync), Frames::replies(Op::Sync), code, truth)
+                self.lie(Frames::requests(Op::Multi), Frames::replies(Op::Multi), code, truth)
             }
         };
         let acquisition = self.lock.write();

@@ -68,7 +68,7 @@ async fn a_read_is_one_request_more_than_the_lock_a_commit_one_and_a_look_at_the
     wire.reset();
     let mut changes = shared.changes();
     assert_eq!(**soon("the first", changes.next()).await.unwrap().unwrap(), 2);
-    assert_eq!(requests(&wire), (vec![Op::Sync, Op::GetData, Op::GetData], 0));
+    assert_eq!(requests(&wire), (vec![Op::Multi, Op::GetData, Op::GetData], 0));
     wire.reset();
     for _ in 0..10_000 {
         assert_eq!(**shared.latest().unwrap(), 2);
