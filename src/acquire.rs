@@ -34,6 +34,9 @@ const DIRECTORY_TRIES: usize = 64;
 /// How often a quorum may confirm our node without the lease becoming valid, before something must be wrong.
 const LEASE_TRIES: u32 = 100;
 
+/// How often one that finds the directory's numbers used up has it made anew, beside others who do the same.
+const RESTARTS: u32 = 8;
+
 /// How often an acquisition starts over because its session ended before it had a place.
 const SESSION_TRIES: usize = 3;
 
@@ -205,6 +208,11 @@ impl Wait<'_> {
     fn needs_no_look(&self) -> bool {
         self.patience == Patience::Wait && self.waiting.is_none() && self.on_wait.is_none()
     }
+}
+
+/// Whether nobody may have the lock by this number: several may get it, or a lower one later.
+fn is_used_up(contender: &Contender) -> bool {
+    !(0..name::REFUSED_FROM).contains(&contender.sequence())
 }
 
 /// That it is our turn, and how that is known.
@@ -390,7 +398,15 @@ impl Acquisition {
         waiting: Option<&Waiting>,
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Held>, Error> {
-        let (mut held, look) = Box::pin(self.queue_up()).await?;
+        let (mut held, mut look) = Box::pin(self.queue_up()).await?;
+        let mut tries = 0;
+        while is_used_up(held.contender()) {
+            tries += 1;
+            if tries > RESTARTS || !Box::pin(self.restarts(held)).await? {
+                return Err(Error::SequenceExhausted { path: self.shared.path.to_string() });
+            }
+            (held, look) = Box::pin(self.queue_up()).await?;
+        }
         self.trace.entered(held.standing());
         let mut wait = Wait { patience, waiting, on_wait, look, vanished: None, has_waited: false };
         let granted = match self.wait_for_turn(&held, &mut wait).await {
@@ -408,6 +424,26 @@ impl Acquisition {
                 _ => Err(error),
             },
             Err(error) => Err(error),
+        }
+    }
+
+    /// Leaves a directory whose numbers are used up: whether they may begin anew, because nobody is in it any more but
+    /// those who will find the same.
+    async fn restarts(&self, held: Box<Held>) -> Result<bool, Error> {
+        let (place, dialect) = (held.place(), self.shared.dialect);
+        match place.leave().await {
+            Ok(()) | Err(Failure::NoNode) => {}
+            Err(Failure::NoAuth) => return Err(Error::stays(held.tenure().path())),
+            Err(failure) => return Err(self.stop(failure)),
+        }
+        if dialect.keeps_directories() {
+            return Ok(false);
+        }
+        let is_passing = |name: &String| Contender::parse_as(name, dialect).is_some_and(|other| is_used_up(&other));
+        match place::settled(place.session(), || place.list()).await {
+            Ok(names) => Ok(names.iter().all(is_passing)),
+            Err(Failure::NoNode) => Ok(true),
+            Err(failure) => Err(self.stop(failure)),
         }
     }
 
@@ -546,9 +582,6 @@ impl Acquisition {
     /// What is alive here while it waits is kept for each of the thousands who may wait; so nothing else is done here.
     async fn wait_for_turn(&self, held: &Held, wait: &mut Wait<'_>) -> Result<Grant, Error> {
         let (session, tenure) = (held.place().session(), held.tenure());
-        if !(0..name::REFUSED_FROM).contains(&held.contender().sequence()) {
-            return Err(Error::SequenceExhausted { path: self.shared.path.to_string() });
-        }
         let hands_off = self.shared.dialect.hands_off();
         let may_skip = hands_off && wait.needs_no_look() && !self.may_deadlock(held);
         // Whoever has to know how the one before it went watches it.

@@ -79,9 +79,9 @@ pub enum Error {
         path: String,
     },
 
-    /// The directory's sequence numbers are nearly used up. Let everyone leave and delete the directory, or use
-    /// another path; from number 2^30 on, whoever leaves it empty does the former.
-    #[error("{path} has used up its sequence numbers: delete it once it is empty, or use another path")]
+    /// The directory's sequence numbers are nearly used up, and others are in it. Let everyone leave: the next to come
+    /// restarts them, if nothing else is in it. Or use another path.
+    #[error("{path} has used up its sequence numbers: let all leave, remove what else is in it, or use another path")]
     SequenceExhausted {
         /// The lock's directory.
         path: String,

@@ -11,6 +11,7 @@ use support::scene::{
     becomes_empty, children, connect, granted, line, line_becomes, lock_at, reader, session, soon, writer,
 };
 use support::server::{Server, WITHOUT_DIGESTS};
+use tokio::task::JoinSet;
 use zk_rwlock::coordinator::{Failure, Kind, Session};
 use zk_rwlock::{Contender, Error, Loss, MemberState, Mode, RwLock, ZooKeeper};
 
@@ -142,15 +143,39 @@ async fn where_several_get_the_last_number_nobody_is_granted() {
     let error = soon("a refusal", a.write()).await.expect_err("somebody's file keeps the directory");
     assert!(error.to_string().contains(DIRECTORY), "{error}");
     one.delete(&format!("{DIRECTORY}/foo")).await.expect("it is there");
-    // Whoever leaves last takes the empty directory away: the one refused just now, or the one refused next.
-    match soon("an answer", a.write()).await {
-        Ok(guard) => guard.release().await.expect("held"),
-        Err(error) => assert!(matches!(error, Error::SequenceExhausted { .. }), "{error:?}"),
-    }
-    becomes_empty(&zk, DIRECTORY).await;
     let fresh = soon("the numbers start again", b.write()).await.expect("free");
-    assert!(matches!(numbers(&zk).await[..], [(Mode::Write, 0 | 1)]));
+    assert_eq!(numbers(&zk).await, [(Mode::Write, 0)]);
     fresh.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_empty_directory_with_used_up_numbers_serves_the_first_who_comes() {
+    let server = server_at(REFUSED_FROM, false).await;
+    for (again, next) in [(false, REFUSED_FROM), (true, i32::MAX), (true, -1), (true, i32::MIN)] {
+        if again {
+            server.set_next_sequence(DIRECTORY, next);
+        }
+        let (zk, a, _other, b) = two(&server).await;
+        let first = soon("the numbers start again", a.write()).await.expect("it is empty");
+        assert_eq!(numbers(&zk).await, [(Mode::Write, 0)], "from {next}");
+        let second = reader(&b);
+        line_becomes(&a, "W+ R-").await;
+        first.release().await.expect("held");
+        granted(second).await.release().await.expect("held");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_who_come_at_once_to_used_up_numbers_are_served_one_after_another() {
+    let server = server_at(i32::MAX, false).await;
+    let (zk, a, _other, b) = two(&server).await;
+    let mut pairs = JoinSet::new();
+    for lock in [&a, &b].repeat(3) {
+        let lock = lock.clone();
+        pairs.spawn(async move { lock.write().await.expect("the numbers start again").release().await.expect("held") });
+    }
+    soon("everyone had the lock", pairs.join_all()).await;
+    becomes_empty(&zk, DIRECTORY).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
