@@ -2,8 +2,6 @@
 //!
 //! A failing case is written to `proptest-regressions` beside this file, and replayed first from then on.
 
-#[path = "../tests/support/named.rs"]
-mod named;
 mod names;
 mod queues;
 mod schedules;

@@ -16,9 +16,7 @@ use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 use tokio::time::Instant;
 use tokio_test::task::{self, Spawn};
 use zk_rwlock::coordinator::{Coordinator, Kind, Session};
-use zk_rwlock::{Error, Memory, ReadGuard, RwLock, RwLockBuilder, WriteGuard};
-
-use crate::named::Named;
+use zk_rwlock::{Error, HoldState, Loss, Memory, ReadGuard, RwLock, RwLockBuilder, WriteGuard};
 
 const LOCK: &str = "/locks/schedule";
 
@@ -89,6 +87,8 @@ struct World {
     /// How long a read may be joined, where reads are shared.
     max_age: Option<Duration>,
     clients: Vec<Memory>,
+    /// Which client each actor uses: actors of one client share a session, and know of each other.
+    client_of: [usize; ACTORS],
     locks: Vec<RwLock>,
     cut: Vec<bool>,
     lagging: Vec<bool>,
@@ -109,11 +109,11 @@ struct World {
 }
 
 impl World {
-    async fn new(max_age: Option<Duration>, ensemble: Option<String>) -> World {
+    async fn new(max_age: Option<Duration>, client_of: [usize; ACTORS]) -> World {
         let first = Memory::new();
         let clients: Vec<_> = (0..CLIENTS).map(|i| if i == 0 { first.clone() } else { first.connect() }).collect();
         let open = |client: &Memory| {
-            let lock = RwLock::builder(&Named { client: client.clone(), ensemble: ensemble.clone() }, LOCK);
+            let lock = RwLock::builder(client, LOCK);
             max_age.into_iter().fold(lock, RwLockBuilder::share_reads).build().expect("valid")
         };
         let locks = clients.iter().map(open).collect();
@@ -124,6 +124,7 @@ impl World {
         World {
             max_age,
             clients,
+            client_of,
             locks,
             cut,
             lagging,
@@ -165,13 +166,13 @@ impl World {
     fn needs_others(&self, step: Step) -> bool {
         match step.action {
             Action::Wait | Action::Cut | Action::Remove => true,
-            Action::Expire => self.cut[step.actor % CLIENTS],
+            Action::Expire => self.cut[self.client_of[step.actor]],
             _ => false,
         }
     }
 
     async fn take(&mut self, step: Step) {
-        let client = step.actor % CLIENTS;
+        let client = self.client_of[step.actor];
         let (memory, lock) = (&self.clients[client], &self.locks[client]);
         let actor = &mut self.actors[step.actor];
         if matches!(actor, Actor::Idle) {
@@ -321,7 +322,9 @@ impl World {
 
     fn check_exclusion(&mut self) {
         let (mut readers, mut writers) = (0, 0);
-        let mut seen = |held: bool, token| {
+        let mut seen = |state: HoldState, token| {
+            let held = !matches!(state, HoldState::Lost { .. });
+            assert_ne!(state, HoldState::Lost { why: Loss::Interfered }, "nobody wrote to a lock node");
             if !held {
                 self.lost.insert(token);
             }
@@ -331,9 +334,9 @@ impl World {
         for actor in &self.actors {
             match actor {
                 Actor::Reader(guards) => {
-                    readers += guards.iter().map(|guard| seen(guard.is_held(), guard.fencing_token())).sum::<usize>();
+                    readers += guards.iter().map(|guard| seen(guard.state(), guard.fencing_token())).sum::<usize>();
                 }
-                Actor::Writer(guard) => writers += seen(guard.is_held(), guard.fencing_token()),
+                Actor::Writer(guard) => writers += seen(guard.state(), guard.fencing_token()),
                 _ => {}
             }
         }
@@ -407,6 +410,7 @@ fn poll<G>(acquiring: &mut Acquiring<G>) -> Option<Result<G, Error>> {
 /// Only an ended session or a removed node may end an acquisition here, or what it said itself.
 fn ended(error: &Error) -> Actor {
     let expected = error.is_lost() || error.is_timeout() || error.is_would_block();
+    assert!(!matches!(error, Error::Evicted(Loss::Interfered)), "nobody wrote to a lock node");
     assert!(expected, "an acquisition failed: {error}");
     Actor::Idle
 }
@@ -442,12 +446,12 @@ fn step() -> impl Strategy<Value = Step> {
     (0..ACTORS, action(), prop::bool::weighted(0.8)).prop_map(|(actor, action, settle)| Step { actor, action, settle })
 }
 
-/// Reads of one client share nodes in half of the worlds. In half of them, all clients are of one process. In
-/// half of them, nobody comes to watch its own node for many steps, as on ZooKeeper at first.
+/// Reads of one client share nodes in half of the worlds. In half of them, holders do not come to watch their own nodes
+/// for many steps, as on ZooKeeper at first.
 #[derive(Clone, Debug)]
 struct Schedule {
     max_age: Option<Duration>,
-    are_together: bool,
+    client_of: [usize; ACTORS],
     are_blind: bool,
     steps: Vec<Step>,
 }
@@ -455,17 +459,16 @@ struct Schedule {
 fn schedule() -> impl Strategy<Value = Schedule> {
     // Over before, with or after the next [`Action::Wait`].
     let ages = prop::sample::select(vec![WHILE / 2, WHILE, 2 * WHILE, Duration::from_secs(1_000_000)]);
-    (prop::option::of(ages), any::<bool>(), any::<bool>(), prop::collection::vec(step(), 1..STEPS))
-        .prop_map(|(max_age, are_together, are_blind, steps)| Schedule { max_age, are_together, are_blind, steps })
+    let client_of = prop::array::uniform6(0..CLIENTS);
+    (prop::option::of(ages), client_of, any::<bool>(), prop::collection::vec(step(), 1..STEPS))
+        .prop_map(|(max_age, client_of, are_blind, steps)| Schedule { max_age, client_of, are_blind, steps })
 }
 
 fn run(schedule: Schedule) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     // Without a budget: tokio would otherwise answer "pending" after a while, to be fair to tasks that are not there.
     runtime.expect("a runtime").block_on(tokio::task::unconstrained(async move {
-        // All worlds' locks have one name, and die with them.
-        let ensemble = schedule.are_together.then(|| "together".to_owned());
-        let mut world = World::new(schedule.max_age, ensemble).await;
+        let mut world = World::new(schedule.max_age, schedule.client_of).await;
         let mut steps = schedule.steps.into_iter().peekable();
         while let Some(step) = steps.next() {
             if !schedule.are_blind || world.needs_others(step) {

@@ -10,7 +10,8 @@ use std::time::{Duration, SystemTime};
 
 use tracing::{Instrument, Span};
 
-use crate::coordinator::{Event, Failure, Operation, Session};
+use crate::books::{Ahead, Found};
+use crate::coordinator::{Event, Failure, Operation, Session, Watch};
 use crate::deadlock::{Asker, Deadlock, OwnHold};
 use crate::error::Error;
 use crate::guard::{Held, ReadGuard, WriteGuard};
@@ -18,13 +19,12 @@ use crate::listing::Names;
 use crate::lock::{RwLock, Shared, check_label};
 use crate::meter;
 use crate::name::{self, Contender, Mode, Owner};
-use crate::own_queue::Ground;
+use crate::local_queue::Ground;
 use crate::place::{self, Place};
 use crate::progress::{OnWait, Progress};
 use crate::queue::{self, Blockers, Note};
 use crate::shared_reads::Work;
-use crate::succession::{Ahead, Found, Whose};
-use crate::tenure::Loss;
+use crate::tenure::{self, Loss};
 use crate::trace::{self, Acquiring};
 use crate::turn::{self, Turn};
 
@@ -198,8 +198,8 @@ struct Wait<'a> {
     on_wait: Option<Box<OnWait>>,
     /// What was to be seen when it came, if it has asked.
     look: Option<Result<Names, Failure>>,
-    /// What the last writer that vanished would be called as a reader.
-    vanished: Option<String>,
+    /// The last writer that vanished, and may have held.
+    vanished: Option<Contender>,
     has_waited: bool,
 }
 
@@ -218,29 +218,26 @@ fn is_used_up(contender: &Contender) -> bool {
 /// That it is our turn, and how that is known.
 struct Grant {
     ground: Ground,
-    /// As it is told to those who look from outside.
+    /// The kind of the grant, for traces and metrics.
     kind: &'static str,
-    /// Our own session has seen it.
-    is_seen: bool,
 }
 
-impl Grant {
-    fn seen(ground: Ground, kind: &'static str) -> Grant {
-        Grant { ground, kind, is_seen: true }
-    }
-
-    /// This process knows it, though the servers may not have heard of it.
-    fn unseen(ground: Ground, kind: &'static str) -> Grant {
-        Grant { ground, kind, is_seen: false }
-    }
-}
-
-/// What became of the one ahead.
+/// What became of the predecessor.
 enum Departure {
     /// This happened to its node.
     Seen(Event),
     /// It let us in, or its node had gone before it could be watched, or it is time to look whether it has.
     Unseen,
+}
+
+/// What a waiter watches beside its own node.
+enum Vigil {
+    /// The predecessor's node.
+    Predecessor(Watch),
+    /// Nothing: the book of the session tells of the predecessor.
+    Book,
+    /// The predecessor's node had gone already.
+    Gone,
 }
 
 impl Acquisition {
@@ -524,7 +521,8 @@ impl Acquisition {
         let mut tries = 0;
         let (place, look) = loop {
             let berth = shared.coordinator.berth(watched).await.map_err(|failure| self.stop(failure))?;
-            let place = Place::new(berth, Arc::clone(&shared.path), owner.clone(), Arc::clone(&shared.succession));
+            let place = Place::new(berth, Arc::clone(&shared.path), owner.clone());
+            *shared.book.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(place.book()));
             tries += 1;
             match self.take_place(&place, &data).await {
                 Ok(look) => break (place, look),
@@ -548,7 +546,7 @@ impl Acquisition {
     async fn take_place(&self, place: &Place, data: &[u8]) -> Result<Option<Result<Names, Failure>>, Failure> {
         let (mut missing, mut unknown) = (0, 0_u32);
         loop {
-            let entered = if self.shared.succession.expects_others() {
+            let entered = if place.book().expects_others() {
                 place.enter_and_list(self.mode, data).await.map(Some)
             } else {
                 place.enter(self.mode, data).await.map(|()| None)
@@ -581,33 +579,26 @@ impl Acquisition {
     ///
     /// What is alive here while it waits is kept for each of the thousands who may wait; so nothing else is done here.
     async fn wait_for_turn(&self, held: &Held, wait: &mut Wait<'_>) -> Result<Grant, Error> {
-        let (session, tenure) = (held.place().session(), held.tenure());
+        let session = held.place().session();
         let hands_off = self.shared.dialect.hands_off();
         let may_skip = hands_off && wait.needs_no_look() && !self.may_deadlock(held);
-        // Whoever has to know how the one before it went watches it.
-        let mut waits_alone = may_skip && self.shared.lock_delay.is_zero();
         // Whom it waits for, or has waited for last.
         let mut ahead: Option<Ahead> = None;
         loop {
             ahead = match self.known(held, wait.has_waited, ahead.as_ref()) {
                 Found::Granted(ground) => {
-                    return Ok(Grant::unseen(ground, if wait.has_waited { "pass" } else { "next" }));
+                    return Ok(Grant { ground, kind: if wait.has_waited { "pass" } else { "next" } });
                 }
                 Found::Behind(ahead) if may_skip && wait.look.is_none() => Some(ahead),
                 _ => Box::pin(self.look_from(held, wait)).await?,
             };
-            let Some(nearest) = &ahead else {
-                return Ok(Grant::seen(Ground::Sure, if wait.has_waited { "look" } else { "at once" }));
+            let Some(nearest) = &mut ahead else {
+                return Ok(Grant { ground: Ground::Sure, kind: if wait.has_waited { "look" } else { "at once" } });
             };
             wait.has_waited = true;
-            self.shared.succession.waits(held.standing(), nearest);
-            // Most who wait for their own are let in before a watch would be worth its cost.
-            if waits_alone && matches!(nearest.whose, Whose::Own) {
-                waits_alone = false;
-                tenure.called_alone(session).await.map_err(|loss| self.evicted(loss))?;
-                ahead = None;
-                continue;
-            }
+            held.place().book().waits(held.standing(), nearest);
+            // How the predecessor goes is only to be seen by its node, and that is also what `on_wait` reports.
+            nearest.is_local &= may_skip && self.shared.lock_delay.is_zero();
             let departure = match &mut wait.on_wait {
                 None => self.departure(held, nearest).await?,
                 Some(on_wait) => Box::pin(self.departure_watched(held, nearest, on_wait)).await?,
@@ -616,13 +607,17 @@ impl Acquisition {
                 // Only a writer that held says so when it goes; then nothing before us is left. Elsewhere anybody may have
                 // written, for any reason.
                 Departure::Seen(Event::Changed) if nearest.mode == Mode::Write && hands_off => {
-                    return Ok(Grant::seen(Ground::HandOff(Arc::clone(&nearest.path)), "hand-off"));
+                    if wait.vanished.is_some() {
+                        self.delay(held).await?;
+                    }
+                    let signal = session.lease().roll().hand_off(&nearest.path);
+                    return Ok(Grant { ground: Ground::HandOff(signal), kind: "hand-off" });
                 }
                 Departure::Seen(_) | Departure::Unseen => {}
             }
             if nearest.mode == Mode::Write {
                 let name = nearest.path.rsplit('/').next().unwrap_or_default();
-                wait.vanished = Contender::parse_as(name, self.shared.dialect).map(|writer| writer.downgraded());
+                wait.vanished = Contender::parse_as(name, self.shared.dialect);
             }
         }
     }
@@ -642,7 +637,10 @@ impl Acquisition {
             meter::entered(self.mode, names.len().saturating_sub(1));
         }
         // A writer that became a reader is still there, and lets go as readers do.
-        wait.vanished.take_if(|reader| names.contains(reader));
+        wait.vanished.take_if(|writer| {
+            let reader = writer.downgraded();
+            names.iter().any(|name| *name == reader || name == writer.name())
+        });
         let (turn, stranger) = turn::turn_among_strangers(me, &names);
         if let Some(stranger) = stranger.filter(|_| turn != Turn::Evicted) {
             return Err(self.shared.doubt(stranger));
@@ -657,6 +655,9 @@ impl Acquisition {
             Turn::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
             Turn::Behind(nearest) => nearest,
         };
+        // A writer that vanished while a contender before it is still there has only waited. It may have held if both are
+        // of one session, because the earlier one lets the later one in before its own node is gone.
+        wait.vanished.take_if(|writer| writer.host() != nearest.host());
         if wait.patience == Patience::GiveUp {
             let blockers = queue::blockers(session, &self.shared.path, &names, me).await;
             return Err(Error::WouldBlock { blockers });
@@ -674,24 +675,25 @@ impl Acquisition {
             *waiting = Some(Waits { session: Arc::clone(session), me: me.clone(), seen, looks });
         }
         let path = place.child(nearest.name());
-        Ok(Some(match self.shared.succession.find(held.standing()) {
+        Ok(Some(match place.book().find(held.standing()) {
             Found::Behind(ahead) if *ahead.path == *path => ahead,
-            _ => Ahead { path: path.into(), mode: nearest.mode(), whose: Whose::Stranger },
+            _ => Ahead { path: path.into(), mode: nearest.mode(), is_local: false },
         }))
     }
 
     /// Where we stand, as far as that is known without a look, and `watched`, whose node has told something, does not make
     /// a look necessary.
     fn known(&self, held: &Held, has_waited: bool, watched: Option<&Ahead>) -> Found {
-        // A second node of ours may be before us.
-        if held.place().is_unsure() {
+        let place = held.place();
+        // A second node of ours may be before us. And who is cut off cannot hear that its own node was removed.
+        if place.is_unsure() || !place.session().lease().is_connected() {
             return Found::Nothing;
         }
-        match self.shared.succession.find(held.standing()) {
-            // Where others may come who go by another rule, whoever has waited looks for them.
+        match place.book().find(held.standing()) {
+            // Where contenders of other libraries may come, which go by another rule, a waiter looks for them.
             Found::Granted(_) if has_waited && !self.shared.dialect.hands_off() => Found::Nothing,
-            // That it has gone is not known yet, or it was removed by somebody else.
-            Found::Behind(ahead) if watched.is_some_and(|watched| watched.path == ahead.path) => Found::Nothing,
+            // The book does not know yet that it has gone.
+            Found::Behind(ahead) if watched.is_some_and(|it| !it.is_local && it.path == ahead.path) => Found::Nothing,
             found => found,
         }
     }
@@ -708,17 +710,64 @@ impl Acquisition {
         }
     }
 
-    /// Waits until the one ahead has let us in, or something happened to its node.
+    /// Watches our own node, and that of the predecessor. Both requests are on their way before either is answered.
+    ///
+    /// Events come in the order of the changes. Our own watch is armed first, so if our node is removed before the
+    /// predecessor lets us in, we hear of that first.
+    async fn keep_vigil(&self, held: &Held, ahead: &Ahead) -> Result<Vigil, Error> {
+        let (session, tenure) = (held.place().session(), held.tenure());
+        let mut needs_watch = !ahead.is_local;
+        let mut tries = 0;
+        loop {
+            let own = tenure.ask_to_watch(session);
+            let watch = needs_watch.then(|| session.watch(&ahead.path));
+            let own = match own {
+                Some(asked) => tenure.watched(asked).await,
+                None => Ok(()),
+            };
+            if let Some(loss) = held.loss() {
+                return Err(self.evicted(loss));
+            }
+            let failure = match (own, watch) {
+                (Err(failure @ (Failure::Unknown(_) | Failure::Over(_))), _) => failure,
+                // It does not hear of its own node, and so perhaps not of the predecessor's either.
+                (Err(failure), None) => {
+                    tenure::cannot_watch(tenure, &failure);
+                    needs_watch = true;
+                    continue;
+                }
+                (Ok(()), None) => return Ok(Vigil::Book),
+                (own, Some(watch)) => {
+                    if let Err(failure) = own {
+                        tenure::cannot_watch(tenure, &failure);
+                    }
+                    match watch.await {
+                        Ok(watch) => return Ok(Vigil::Predecessor(watch)),
+                        Err(Failure::NoNode) => return Ok(Vigil::Gone),
+                        Err(failure) => failure,
+                    }
+                }
+            };
+            match failure {
+                Failure::Unknown(_) if tries < place::UNKNOWN_TRIES => {
+                    place::before_next_try(session, &mut tries).await.map_err(|failure| self.stop(failure))?;
+                }
+                failure => return Err(self.stop(failure)),
+            }
+        }
+    }
+
+    /// Waits until the predecessor has let us in, or something happened to its node.
     async fn departure(&self, held: &Held, ahead: &Ahead) -> Result<Departure, Error> {
         let (session, tenure) = (held.place().session(), held.tenure());
-        let mut watch = match place::settled(session, || session.watch(&ahead.path)).await {
-            Ok(watch) => watch,
-            Err(Failure::NoNode) => return Ok(Departure::Unseen),
-            Err(failure) => return Err(self.stop(failure)),
+        let mut watch = match Box::pin(self.keep_vigil(held, ahead)).await? {
+            Vigil::Predecessor(watch) => watch,
+            Vigil::Gone => return Ok(Departure::Unseen),
+            Vigil::Book => {
+                tenure.called(session).await.map_err(|loss| self.evicted(loss))?;
+                return Ok(Departure::Unseen);
+            }
         };
-        if let Whose::Neighbour(neighbour) = &ahead.whose {
-            self.shared.succession.saw(held.standing(), neighbour);
-        }
         loop {
             tokio::select! {
                 biased;
@@ -753,9 +802,6 @@ impl Acquisition {
     /// What we know may be old, if we were cut off: only under a valid lease is it certain that the session, and so
     /// our node, still exists. Without one a quorum is asked first.
     async fn grant(&self, held: &Held, grant: Grant) -> Result<(), Error> {
-        if !grant.is_seen {
-            held.set_lags(held.place().may_lag());
-        }
         match self.granted(held, &grant) {
             Some(answer) => answer,
             None => Box::pin(self.grant_once_confirmed(held, &grant)).await,
@@ -769,9 +815,10 @@ impl Acquisition {
             return Some(Err(Error::Evicted(loss)));
         }
         tenure.hold(session.lease().stretch()?);
-        self.shared.succession.granted(held.standing(), &grant.ground);
-        if let Ground::HandOff(path) = &grant.ground {
-            session.lease().roll().confirm_gone(path, tenure);
+        held.place().book().granted(held.standing(), &grant.ground);
+        let roll = session.lease().roll();
+        if let Ground::HandOff(signal) = &grant.ground {
+            roll.confirm_gone(signal, tenure);
         }
         let kind = grant.kind;
         meter::granted(self.mode, kind);

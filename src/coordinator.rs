@@ -53,23 +53,10 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
 
     /// A timer that runs even if the caller's runtime has none.
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
-
-    /// What this process calls the ensemble, if locks of one directory whose coordinators give the same name may tell
-    /// each other of their contenders, which spares requests.
-    ///
-    /// Nothing rests on it: whether two sessions are of one ensemble is seen by their nodes. By default it has no name,
-    /// and only clones of one handle tell each other.
-    fn ensemble(&self) -> Option<String> {
-        None
-    }
 }
 
 #[async_trait]
 impl<C: Coordinator + ?Sized> Coordinator for Arc<C> {
-    fn ensemble(&self) -> Option<String> {
-        (**self).ensemble()
-    }
-
     async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
         (**self).berth(watched_bytes).await
     }

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::coordinator::{Event, Failure};
@@ -29,8 +28,6 @@ pub(crate) struct Held {
     shared: Arc<Shared>,
     data: Vec<u8>,
     holding: Holding,
-    /// The session's server may not have seen yet what earlier holders wrote.
-    lags: AtomicBool,
 }
 
 impl Held {
@@ -39,23 +36,13 @@ impl Held {
     /// Boxed, because it goes through several futures, which would each keep room for all of it.
     pub(crate) fn new(place: Place, shared: Arc<Shared>, data: Vec<u8>) -> Option<Box<Held>> {
         place.standing().map(|standing| {
-            let (holding, lags) = (Holding::default(), AtomicBool::new(false));
-            Box::new(Held { place, standing, shared, data, holding, lags })
+            Box::new(Held { place, standing, shared, data, holding: Holding::default() })
         })
     }
 
     /// It was granted, and for as long as it is held this is, too.
     pub(crate) fn granted(&mut self, holding: Holding) {
         self.holding = holding;
-    }
-
-    /// It was granted by what this process knows, before the session's server may have heard of it.
-    pub(crate) fn set_lags(&self, lags: bool) {
-        self.lags.store(lags, Ordering::Relaxed);
-    }
-
-    pub(crate) fn lags(&self) -> bool {
-        self.lags.load(Ordering::Relaxed)
     }
 
     pub(crate) fn place(&self) -> &Place {
@@ -158,11 +145,8 @@ impl Held {
         if let Some(loss) = self.loss() {
             return Err(Error::Lost(loss));
         }
-        match place::read(self.place.session(), path, self.lags()).await {
-            Ok(node) => {
-                self.set_lags(false);
-                Ok(node.map(|(data, stat)| NodeData { data, version: stat.version }))
-            }
+        match place::read(self.place.session(), path, false).await {
+            Ok(node) => Ok(node.map(|(data, stat)| NodeData { data, version: stat.version })),
             Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "read", path)),
         }

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::books::Books;
 use crate::coordinator::Ending;
 use crate::deadlock::Holds;
-use crate::kin::Kin;
 use crate::listing::Listings;
 use crate::tenure::Roll;
 
@@ -29,7 +29,7 @@ pub struct Lease {
     roll: Roll,
     listings: Listings,
     holds: Holds,
-    kin: Kin,
+    books: Books,
     is_signal_refused: AtomicBool,
 }
 
@@ -63,7 +63,7 @@ impl Lease {
             roll: Roll::default(),
             listings: Listings::default(),
             holds: Holds::default(),
-            kin: Kin::default(),
+            books: Books::default(),
             is_signal_refused: AtomicBool::new(false),
         }
     }
@@ -106,6 +106,9 @@ impl Lease {
         let was = std::mem::replace(&mut self.state().connected, connected);
         if was != connected {
             self.roll.link_changed(self, connected);
+        }
+        if was && !connected {
+            self.books.disconnected();
         }
         self.roll.tell_all();
     }
@@ -174,8 +177,8 @@ impl Lease {
         &self.listings
     }
 
-    pub(crate) fn kin(&self) -> &Kin {
-        &self.kin
+    pub(crate) fn books(&self) -> &Books {
+        &self.books
     }
 
     pub(crate) fn holds(&self) -> &Holds {

@@ -104,14 +104,15 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;
+mod books;
 mod deadlock;
 mod dialect;
 mod error;
 mod guard;
 mod keeper;
-mod kin;
 mod lease;
 mod listing;
+mod local_queue;
 mod lock;
 mod memory;
 mod meter;
@@ -120,14 +121,12 @@ pub mod metrics;
 mod multi;
 mod multi_guard;
 mod name;
-mod own_queue;
 mod path;
 mod place;
 mod progress;
 mod queue;
 mod shared;
 mod shared_reads;
-mod succession;
 mod survey;
 mod tenure;
 mod trace;

@@ -1,10 +1,11 @@
 //! The lock, and its options; knows neither how it is acquired nor any concrete backend.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::acquire::{AcquireRead, AcquireWrite};
+use crate::books::Book;
 use crate::coordinator::{Coordinator, Failure};
 use crate::deadlock::Deadlock;
 use crate::dialect::Dialect;
@@ -15,7 +16,6 @@ use crate::path;
 use crate::place;
 use crate::queue::{self, Member, Queue};
 use crate::shared_reads::SharedReads;
-use crate::succession::Succession;
 use crate::turn;
 
 /// One read/write lock, shared by everyone who opens the same path of the same ensemble.
@@ -64,7 +64,8 @@ pub(crate) struct Shared {
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) deadlock: Deadlock,
     pub(crate) reads: SharedReads,
-    pub(crate) succession: Arc<Succession>,
+    /// What the newest session that was used knows of the queue; kept between acquisitions.
+    pub(crate) book: Mutex<Option<Arc<Book>>>,
 }
 
 impl Shared {
@@ -564,7 +565,7 @@ impl RwLockBuilder {
         let path: Arc<str> = self.path.into();
         Ok(RwLock {
             shared: Arc::new(Shared {
-                succession: Succession::of(self.coordinator.ensemble(), &path, self.dialect),
+                book: Mutex::default(),
                 coordinator: self.coordinator,
                 path,
                 host: self.host.unwrap_or_else(name::machine),

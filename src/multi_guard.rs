@@ -308,14 +308,11 @@ impl MultiGuard {
         path::check(path)?;
         match (self.taken.loss(), self.taken.locks.last()) {
             (None, Some(last)) => {
-                // Each is read through the session of the last one.
-                last.set_lags(self.taken.locks.iter().any(|held| held.lags()));
-                let read = last.data(path).await.map_err(|error| match error {
+                // Its node was created last, so its session shows what was written before any of the locks was granted.
+                last.data(path).await.map_err(|error| match error {
                     lost @ Error::Lost(_) => lost.of_one(last.directory()),
                     error => error,
-                });
-                self.taken.locks.iter().for_each(|held| held.set_lags(last.lags()));
-                read
+                })
             }
             (Some(loss), _) => Err(loss.into()),
             (None, None) => Ok(None),
@@ -371,7 +368,7 @@ impl MultiGuard {
 impl fmt::Debug for MultiGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MultiGuard")
-            .field("nodes", &self.nodes().collect::<Vec<_>>())
+            .field("nodes", &self.taken.locks.iter().map(|held| held.tenure().path()).collect::<Vec<_>>())
             .field("is_held", &self.is_held())
             .finish()
     }

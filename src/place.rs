@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
+use crate::books::Book;
 use crate::coordinator::{Berth, Chore, Created, Failure, Kind, Operation, Outcome, Reply, Session, Stat};
 use crate::listing::{self, Names};
 use crate::meter;
 use crate::name::{self, Contender, Mode, Owner};
-use crate::own_queue::{Key, Parting};
+use crate::local_queue::{Key, Parting};
 use crate::path;
-use crate::succession::Succession;
 use crate::tenure::{Loss, Tenure};
 
 /// How often an answer may be lost before that is the answer: a broken server must not be asked for ever.
@@ -27,15 +27,15 @@ pub(crate) struct Place {
     berth: Berth,
     directory: Arc<str>,
     owner: Owner,
-    succession: Arc<Succession>,
+    book: Arc<Book>,
     node: Mutex<Node>,
 }
 
 #[derive(Debug)]
 struct Node {
     step: Step,
-    /// How far those of this process were when the node was asked for.
-    steps: u64,
+    /// On which connection the node was asked for.
+    connection: u64,
     /// A create's answer was lost, so there may be a node that nobody saw.
     unsure: bool,
 }
@@ -68,14 +68,15 @@ enum Step {
 }
 
 impl Place {
-    pub(crate) fn new(berth: Berth, directory: Arc<str>, owner: Owner, succession: Arc<Succession>) -> Place {
-        Place {
-            berth,
-            directory,
-            owner,
-            succession,
-            node: Mutex::new(Node { step: Step::Absent, steps: 0, unsure: false }),
-        }
+    pub(crate) fn new(berth: Berth, directory: Arc<str>, owner: Owner) -> Place {
+        let book = berth.session().lease().books().of(&directory, owner.dialect());
+        let node = Mutex::new(Node { step: Step::Absent, connection: 0, unsure: false });
+        Place { berth, directory, owner, book, node }
+    }
+
+    /// What its session knows of the queue.
+    pub(crate) fn book(&self) -> &Arc<Book> {
+        &self.book
     }
 
     pub(crate) fn session(&self) -> &Arc<dyn Session> {
@@ -103,10 +104,10 @@ impl Place {
 
     fn ask_for_node(&self, mode: Mode, data: &[u8]) {
         let prefix = self.child(&self.owner.prefix(mode));
-        let steps = self.succession.steps();
+        let connection = self.book.connection();
         let reply = self.session().create(&prefix, data, Kind::EphemeralSequential);
         let mut node = self.node();
-        (node.step, node.steps) = (Step::Coming(reply), steps);
+        (node.step, node.connection) = (Step::Coming(reply), connection);
     }
 
     async fn entered(&self) -> Result<(), Failure> {
@@ -170,17 +171,6 @@ impl Place {
         }
     }
 
-    /// Something is written under the lock through this session, which need not be that of the node.
-    pub(crate) fn writes_through(&self, session: &Arc<dyn Session>) {
-        self.succession.is_used_on(&Arc::downgrade(session.lease()));
-    }
-
-    /// Whether the session may not show yet what those wrote who have let us in.
-    pub(crate) fn may_lag(&self) -> bool {
-        let steps = self.node().steps;
-        self.succession.may_be_ahead_of_its_session(steps)
-    }
-
     /// Whether there may be a node of ours that nobody saw.
     pub(crate) fn is_unsure(&self) -> bool {
         self.node().unsure
@@ -217,24 +207,23 @@ impl Place {
         session.lease().roll().strike(standing.number);
         session.lease().holds().end(standing.czxid);
         let reply = if signal { hand_off(&session, &path) } else { session.delete(&path) };
-        // Whoever is let in by this process may write before the ensemble has heard of it; what was sent under this hold
-        // must not come after that. What it reads on this session must come after the removal, and so be no older than
-        // what was written under this hold, by whichever session.
+        // The next local holder may write before our removal commits. It must not overtake a transaction of ours that is
+        // still unanswered. What it reads on this session comes after our removal, so it sees what we wrote.
         let is_settled = !standing.tenure.may_yet_write();
         if is_settled {
-            self.succession.left(&standing, parting);
+            self.book.left(&standing, parting);
         }
         let is_old = !(0..name::RESTART_FROM).contains(&standing.contender.sequence());
         let is_old = is_old && !self.owner.dialect().keeps_directories();
         let restart = is_old.then(|| Arc::clone(&self.directory));
         let removal = remove(Arc::clone(&session), path, reply, signal, restart);
         let pending = meter::Removal::begin();
-        let succession = Arc::clone(&self.succession);
+        let book = Arc::clone(&self.book);
         let work = async move {
             let answer = removal.await;
             drop(pending);
             if !is_settled {
-                succession.left(&standing, if answer.is_ok() { parting } else { Parting::Lost });
+                book.left(&standing, if answer.is_ok() { parting } else { Parting::Lost });
             }
             answer
         };
@@ -285,7 +274,7 @@ impl Place {
         node.unsure = false;
         node.step = Step::Standing(Arc::clone(&standing));
         drop(node);
-        self.succession.downgraded(&standing);
+        self.book.downgraded(&standing);
         Ok(())
     }
 
@@ -303,8 +292,11 @@ impl Place {
         let number = session.lease().roll().enter(&tenure);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
         let standing = Arc::new(Standing { contender, czxid: created.czxid, tenure, number, id });
-        self.node().step = Step::Standing(Arc::clone(&standing));
-        self.succession.entered(&standing);
+        let mut node = self.node();
+        node.step = Step::Standing(Arc::clone(&standing));
+        let connection = node.connection;
+        drop(node);
+        self.book.entered(&standing, connection);
         Ok(())
     }
 

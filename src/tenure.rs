@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 
 use crate::coordinator::{Ending, Event, Failure, Operation, Reply, Session, Watch};
 use crate::lease::Lease;
+use crate::local_queue::HandOff;
 use crate::meter;
 
 /// At most so many checks go into one heartbeat: its request must stay far below ZooKeeper's limit of 1 MiB.
@@ -22,10 +23,6 @@ const CHECKS_PER_HEARTBEAT: usize = 1_000;
 
 /// So many watches on nodes of our own are asked for before the first is answered.
 const ARMED_AT_ONCE: usize = 64;
-
-/// How often a node that waits is passed over before its owner watches it: 50 ms on ZooKeeper. A short queue is through
-/// by then, and nobody removes a node by hand so soon.
-const WAITING_PASSED: u32 = 10;
 
 /// Why a lock was lost. A lost guard never becomes valid again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -103,6 +100,12 @@ impl Changes {
     }
 }
 
+/// A watch on our own node that was asked for.
+pub(crate) struct Asked {
+    path: String,
+    watch: Reply<Watch>,
+}
+
 /// One node of ours: where it is, what for, and whether it was lost.
 #[derive(Debug)]
 pub(crate) struct Tenure {
@@ -120,14 +123,14 @@ struct State {
     phase: Phase,
     /// It was called to look where it stands, and has not heard that yet.
     is_called: bool,
-    /// It waits for that alone, and watches nothing.
-    is_blind: bool,
     loss: Option<Loss>,
     /// That a hold was lost has been told.
     is_told: bool,
     /// The watch on our own node, and what it wakes, which is this tenure itself: thousands of waiters need no task
     /// each for it. It keeps the tenure until it has told what it had to tell.
     own: Option<(Watch, Waker)>,
+    /// The watch on our own node was asked for, and has told nothing yet.
+    is_watched: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,10 +149,10 @@ impl Tenure {
             path,
             phase: Phase::Waiting,
             is_called: false,
-            is_blind: false,
             loss: None,
             is_told: false,
             own: None,
+            is_watched: false,
         });
         let (changed, unsettled, lease) = (Notify::new(), AtomicUsize::new(0), Arc::downgrade(lease));
         Arc::new_cyclic(|this| Tenure { state, changed, unsettled, lease, this: Weak::clone(this) })
@@ -163,24 +166,6 @@ impl Tenure {
     pub(crate) fn path_for_others(&self) -> String {
         self.write_begins();
         self.path()
-    }
-
-    /// What tells its session from others.
-    pub(crate) fn session(&self) -> &Weak<Lease> {
-        &self.lease
-    }
-
-    /// Whether the two are surely in one ensemble.
-    pub(crate) fn is_kin_of(&self, other: &Tenure) -> bool {
-        let leases = (self.lease.upgrade(), other.lease.upgrade());
-        matches!(leases, (Some(mine), Some(theirs)) if mine.kin().is_of(theirs.kin()))
-    }
-
-    /// The session of one of the two has seen the node of the other.
-    pub(crate) fn seen_with(&self, other: &Tenure) {
-        if let (Some(mine), Some(theirs)) = (self.lease.upgrade(), other.lease.upgrade()) {
-            mine.kin().seen_with(theirs.kin());
-        }
     }
 
     /// From now on this node's owner holds, as long as the lease stays valid without a gap.
@@ -221,6 +206,7 @@ impl Tenure {
         state.path = path;
         // The watch on the node that was replaced has nothing more to tell.
         state.own = None;
+        state.is_watched = false;
         if let Phase::Moving(stretch) = state.phase {
             state.phase = Phase::Holding(stretch);
         }
@@ -244,20 +230,6 @@ impl Tenure {
         self.until(session, || self.loss(session.lease()).map(Err).or_else(is_called)).await
     }
 
-    /// As [`Self::called`], while nothing is watched. When its own node is, it is time to watch the one ahead, too.
-    pub(crate) async fn called_alone(&self, session: &Arc<dyn Session>) -> Result<(), Loss> {
-        {
-            let mut state = self.state();
-            if state.own.is_some() {
-                return Ok(());
-            }
-            state.is_blind = true;
-        }
-        let called = self.called(session).await;
-        self.state().is_blind = false;
-        called
-    }
-
     fn has_left(&self) -> bool {
         self.state().phase == Phase::Left
     }
@@ -265,16 +237,31 @@ impl Tenure {
     /// The node was lost; the first reason stays.
     pub(crate) fn lose(&self, loss: Loss) {
         let mut state = self.state();
+        let is_first = state.loss.is_none();
         state.loss.get_or_insert(loss);
         let news = state.news();
         drop(state);
         tell(news);
         self.changed.notify_waiters();
+        if is_first {
+            self.tell_book(loss);
+        }
+    }
+
+    /// The contenders of this session behind a node that was lost look for themselves. When the session is over, they are
+    /// lost as well.
+    fn tell_book(&self, loss: Loss) {
+        if matches!(loss, Loss::Removed | Loss::Interfered)
+            && let Some(lease) = self.lease.upgrade()
+        {
+            lease.books().lost(self);
+        }
     }
 
     /// Looks at everything that can be known without asking the ensemble: the reason of the loss, if it is lost.
     pub(crate) fn loss(&self, lease: &Lease) -> Option<Loss> {
         let mut state = self.state();
+        let was_lost = state.loss.is_some();
         // Before the watch: who was stopped for too long finds its node removed, by the server and for that reason.
         if state.loss.is_none() {
             state.loss = match state.phase {
@@ -289,6 +276,9 @@ impl Tenure {
         drop(state);
         tell(news);
         self.told(told);
+        if let Some(loss) = loss.filter(|_| !was_lost) {
+            self.tell_book(loss);
+        }
         loss
     }
 
@@ -363,16 +353,44 @@ impl Tenure {
         }
     }
 
+    /// Asks for a watch on our own node, unless that is done. The request is on its way when this returns.
+    pub(crate) fn ask_to_watch(&self, session: &Arc<dyn Session>) -> Option<Asked> {
+        let mut state = self.state();
+        if state.is_watched || matches!(state.phase, Phase::Left | Phase::Moving(_)) {
+            return None;
+        }
+        state.is_watched = true;
+        let path = state.path.clone();
+        drop(state);
+        Some(Asked { watch: session.watch(&path), path })
+    }
+
+    /// Keeps the watch on our own node. A node that is not there any more is lost.
+    pub(crate) async fn watched(self: &Arc<Self>, asked: Asked) -> Result<(), Failure> {
+        let Asked { path, watch } = asked;
+        match watch.await {
+            Ok(watch) => {
+                self.arm(&path, watch);
+                Ok(())
+            }
+            Err(Failure::NoNode) => {
+                self.gone_from(&path);
+                Ok(())
+            }
+            Err(failure) => {
+                let mut state = self.state();
+                state.is_watched &= state.path != path;
+                Err(failure)
+            }
+        }
+    }
+
     fn arm(self: &Arc<Self>, path: &str, watch: Watch) {
         let mut state = self.state();
         if state.path == path {
             state.own = Some((watch, Waker::from(Arc::clone(self))));
         }
-        let is_blind = state.is_blind;
         drop(state);
-        if is_blind {
-            self.call();
-        }
         self.look();
     }
 
@@ -429,6 +447,7 @@ impl State {
             return None;
         };
         self.own = None;
+        self.is_watched = false;
         if event == Event::Deleted && matches!(self.phase, Phase::Waiting | Phase::Holding(_)) {
             self.loss.get_or_insert(Loss::Removed);
         }
@@ -442,7 +461,7 @@ pub(crate) struct Roll {
     members: Mutex<Members>,
     /// Someone joined an empty roll.
     occupied: Notify,
-    /// Someone joined who is not watched yet, or must confirm a hand-off.
+    /// Somebody has a node that is not watched yet, or must confirm a hand-off.
     unwatched: Notify,
 }
 
@@ -452,9 +471,9 @@ struct Members {
     all: HashMap<u64, Arc<Tenure>>,
     unwatched: Vec<Unwatched>,
     /// Nodes that must be gone, because those who waited for them were granted by a hand-off.
-    handed_off: HashMap<String, HandedOff>,
+    handed_off: HashMap<Arc<str>, HandedOff>,
     /// The last of them that was gone indeed.
-    gone: String,
+    gone: Option<Arc<HandOff>>,
     over: bool,
 }
 
@@ -462,13 +481,12 @@ struct Members {
 #[derive(Debug)]
 struct Unwatched {
     tenure: Arc<Tenure>,
-    /// How often it has been passed over, waiting, and whether it held the last time.
-    passed: u32,
-    held: bool,
+    was_passed_over: bool,
 }
 
 #[derive(Debug)]
 struct HandedOff {
+    signal: Arc<HandOff>,
     granted: Vec<Arc<Tenure>>,
     is_asked: bool,
 }
@@ -496,7 +514,7 @@ impl Roll {
     /// Has the node watched, soon.
     pub(crate) fn watch(&self, tenure: &Arc<Tenure>) {
         let mut members = self.members();
-        members.unwatched.push(Unwatched { tenure: Arc::clone(tenure), passed: 0, held: false });
+        members.unwatched.push(Unwatched { tenure: Arc::clone(tenure), was_passed_over: false });
         let first = members.unwatched.len() == 1;
         drop(members);
         if first {
@@ -506,60 +524,67 @@ impl Roll {
 
     /// The nodes to watch now, out of those that are looked at once in each `grace`, and whether there are others.
     ///
-    /// Nodes that are held are passed over once, those that wait more often: most are gone again by then.
+    /// Each is passed over once: many are gone again by then.
     fn to_watch(&self, grace: Duration) -> (Vec<Arc<Tenure>>, bool) {
         let mut members = self.members();
         let mut due = Vec::new();
         members.unwatched.retain_mut(|it| {
-            let (holds, held) = (it.tenure.is_holding(), it.held);
-            (it.passed, it.held) = (it.passed + 1, holds);
-            let is_due = grace.is_zero() || (holds && held) || it.passed >= WAITING_PASSED || it.tenure.has_left();
-            if is_due && !it.tenure.has_left() {
+            let has_left = it.tenure.has_left();
+            let is_due = grace.is_zero() || it.was_passed_over;
+            it.was_passed_over = true;
+            if is_due && !has_left {
                 due.push(Arc::clone(&it.tenure));
             }
-            !is_due
+            !is_due && !has_left
         });
-        // Those that hold come first.
-        due.sort_by_key(|tenure| !tenure.is_holding());
         (due, !members.unwatched.is_empty())
     }
 
-    /// Has it confirmed, soon, that the node at `path` is gone, whose hand-off `tenure` was granted by.
-    pub(crate) fn confirm_gone(&self, path: &str, tenure: &Arc<Tenure>) {
-        let mut members = self.members();
-        if members.gone == path {
+    /// The signal that the holder whose node is at `path` has sent. Thousands of readers may be let in by one.
+    pub(crate) fn hand_off(&self, path: &Arc<str>) -> Arc<HandOff> {
+        let members = self.members();
+        let known = members.handed_off.get(path).map(|handed| &handed.signal);
+        let known = known.or(members.gone.as_ref().filter(|gone| gone.path == *path));
+        known.cloned().unwrap_or_else(|| Arc::new(HandOff::new(Arc::clone(path))))
+    }
+
+    /// Has it confirmed, soon, that the node is gone whose hand-off `tenure` was granted by.
+    pub(crate) fn confirm_gone(&self, signal: &Arc<HandOff>, tenure: &Arc<Tenure>) {
+        if signal.is_confirmed() {
             return;
         }
-        // Thousands of readers may be let in by one.
-        match members.handed_off.get_mut(path) {
-            Some(handed) => handed.granted.push(Arc::clone(tenure)),
-            None => {
-                let handed = HandedOff { granted: vec![Arc::clone(tenure)], is_asked: false };
-                members.handed_off.insert(path.to_owned(), handed);
-            }
+        let mut members = self.members();
+        if members.gone.as_ref().is_some_and(|gone| gone.path == signal.path) {
+            return signal.confirm();
         }
+        let handed = members.handed_off.entry(Arc::clone(&signal.path)).or_insert_with(|| {
+            let signal = Arc::clone(signal);
+            HandedOff { signal, granted: Vec::new(), is_asked: false }
+        });
+        handed.granted.push(Arc::clone(tenure));
         drop(members);
         self.unwatched.notify_one();
     }
 
     /// The paths of nodes to look at, of which somebody still holds by their hand-off.
-    fn to_look_at(&self) -> Vec<String> {
+    fn to_look_at(&self) -> Vec<Arc<str>> {
         let mut members = self.members();
         members.handed_off.retain(|_, handed| handed.is_asked || handed.granted.iter().any(|it| it.is_holding()));
         let unasked = members.handed_off.iter_mut().filter(|(_, handed)| !handed.is_asked);
         let asked = unasked.map(|(path, handed)| {
             handed.is_asked = true;
-            path.clone()
+            Arc::clone(path)
         });
         asked.collect()
     }
 
     /// Ends a look at a node that was handed off; returns those who were granted by that.
-    fn looked_at(&self, path: String, is_gone: bool) -> Vec<Arc<Tenure>> {
+    fn looked_at(&self, path: &Arc<str>, is_gone: bool) -> Vec<Arc<Tenure>> {
         let mut members = self.members();
-        let granted = members.handed_off.remove(&path).map(|handed| handed.granted).unwrap_or_default();
+        let Some(HandedOff { signal, granted, .. }) = members.handed_off.remove(path) else { return Vec::new() };
         if is_gone {
-            members.gone = path;
+            signal.confirm();
+            members.gone = Some(signal);
         }
         granted
     }
@@ -633,8 +658,8 @@ impl Roll {
 
 /// Looks after the nodes of a session until it is over: a backend spawns this once a session, on its own thread.
 ///
-/// Each node is watched by its owner: from one to two `grace` after it was granted, or ten after it was entered
-/// (short-lived ones are gone by then and cost nothing). While there are nodes the lease is renewed every quarter of
+/// Each node is watched by its owner, at the latest from one to two `grace` after it was entered: a short hold is over by
+/// then and costs nothing. A waiter watches its node from the first moment. While there are nodes the lease is renewed every quarter of
 /// the session timeout.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(lease) = session.upgrade().map(|session| Arc::clone(session.lease())) else {
@@ -670,51 +695,52 @@ async fn watch_nodes(session: &Weak<dyn Session>, lease: &Lease, grace: Duration
 
 /// Arms the watches of nodes on their owners' behalf: of thousands, a few at a time.
 async fn watch_own(session: Arc<dyn Session>, unwatched: Vec<Arc<Tenure>>) {
-    let ask = |tenure: &Arc<Tenure>| {
-        let path = tenure.path();
-        tenure.is_standing_at(&path).then(|| (session.watch(&path), Arc::clone(tenure), path))
-    };
     for some in unwatched.chunks(ARMED_AT_ONCE) {
-        let asked: Vec<_> = some.iter().filter_map(ask).collect();
-        arm_own(&session, asked).await;
-    }
-}
-
-async fn arm_own(session: &Arc<dyn Session>, asked: Vec<(Reply<Watch>, Arc<Tenure>, String)>) {
-    for (reply, tenure, path) in asked {
-        match reply.await {
-            Ok(watch) => tenure.arm(&path, watch),
-            Err(Failure::NoNode) => tenure.gone_from(&path),
-            Err(Failure::Unknown(_)) => {
-                if session.connected().await.is_ok() {
-                    session.lease().roll().watch(&tenure);
+        let asked: Vec<_> = some.iter().map(|tenure| (tenure, tenure.ask_to_watch(&session))).collect();
+        for (tenure, asked) in asked {
+            let Some(asked) = asked else { continue };
+            match tenure.watched(asked).await {
+                Ok(()) | Err(Failure::Over(_)) => {}
+                Err(Failure::Unknown(_)) => {
+                    if session.connected().await.is_ok() {
+                        session.lease().roll().watch(tenure);
+                    }
                 }
-            }
-            Err(Failure::Over(_)) => {}
-            Err(failure) => {
-                tracing::warn!(path, %failure, "cannot watch a lock node of our own");
-                tenure.call();
+                Err(failure) => cannot_watch(tenure, &failure),
             }
         }
     }
 }
 
-/// A hand-off is the one write to a lock node, in the transaction that deletes it: if the node is still there,
-/// somebody else wrote to it, and those who took that for a hand-off do not hold.
-async fn expect_gone(session: Weak<dyn Session>, path: String) {
+pub(crate) fn cannot_watch(tenure: &Tenure, failure: &Failure) {
+    tracing::warn!(path = tenure.path(), %failure, "cannot watch a lock node of our own");
+}
+
+/// A hand-off is the one write to a lock node, in the transaction that deletes it: if the node is still there, somebody
+/// else wrote to it, and the contenders that took that for a hand-off do not hold.
+///
+/// A server that lags may show a node that is gone. So a node that is seen is no proof: a quorum is asked as well.
+async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     loop {
         let Some(live) = session.upgrade() else {
             return;
         };
-        let answer = live.data(&path).await;
+        let mut answer = live.data(&path).await.map(drop);
+        if answer.is_ok() {
+            let check = [Operation::Check { path: path.to_string(), version: None }];
+            answer = live.transact(&check).await.map(drop).map_err(|failure| match failure {
+                Failure::Operation { failure, .. } => *failure,
+                failure => failure,
+            });
+        }
         if matches!(answer, Err(Failure::Unknown(_))) && live.connected().await.is_ok() {
             continue;
         }
         let is_gone = answer == Err(Failure::NoNode);
         let is_there = answer.is_ok();
-        let granted = live.lease().roll().looked_at(path.clone(), is_gone);
+        let granted = live.lease().roll().looked_at(&path, is_gone);
         if is_there {
-            tracing::error!(path, "a stranger wrote to a lock node, which was taken for a hand-off");
+            tracing::error!(path = &*path, "a stranger wrote to a lock node, which was taken for a hand-off");
             for tenure in granted {
                 tenure.lose(Loss::Interfered);
             }

@@ -1,5 +1,7 @@
 //! Writes that happen only while a lock, or each of several, is held; knows nothing of how it was acquired.
 
+use std::sync::Arc;
+
 use crate::coordinator::{Failure, Kind, Operation, Outcome};
 use crate::error::Error;
 use crate::guard::Held;
@@ -126,16 +128,14 @@ impl<'guard> Transaction<'guard> {
         let mut operations: Vec<_> = locks.iter().map(standing).collect();
         let checks = operations.len();
         operations.extend(wanted);
-        // If nobody hears the answer, it stays unsettled, and whoever is next waits for the ensemble to say that this
-        // node is gone.
+        // A transaction stays unsettled if nobody hears its answer, or if it goes through another session than the lock's,
+        // which has no common order with it. The next local contender then waits until the ensemble has removed our node.
         let session = speaker.place().session();
-        locks.iter().for_each(|lock| {
-            lock.tenure().write_begins();
-            lock.place().writes_through(session);
-        });
+        locks.iter().for_each(|lock| lock.tenure().write_begins());
         let answer = session.transact(&operations).await;
         if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
-            locks.iter().for_each(|lock| lock.tenure().write_settled());
+            let of_this_session = locks.iter().filter(|lock| Arc::ptr_eq(lock.place().session(), session));
+            of_this_session.for_each(|lock| lock.tenure().write_settled());
         }
         match answer {
             Ok(mut outcomes) => {

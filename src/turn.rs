@@ -161,9 +161,9 @@ pub(crate) fn line(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)>
 /// was made anew in the meantime. To come up to our number, that one has seen as many creates, each of them a
 /// transaction later than the other (and one that made it): fewer have passed.
 pub(crate) fn is_next(me: Place, czxid: i64, other: Place, its_czxid: i64) -> bool {
-    let creates_since_anew = me.sequence + 1;
+    let creates_since_anew = me.sequence.saturating_add(1);
     other.sequence >= 0
-        && me.sequence == other.sequence + 1
+        && other.sequence.checked_add(1) == Some(me.sequence)
         // The upper half counts leaders, each of whom begins the lower half anew.
         && czxid >> 32 == its_czxid >> 32
         && czxid > its_czxid

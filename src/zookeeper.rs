@@ -333,10 +333,6 @@ fn host_of(server: &str) -> &str {
 
 #[async_trait]
 impl Coordinator for ZooKeeper {
-    fn ensemble(&self) -> Option<String> {
-        Some(self.ensemble.servers.clone())
-    }
-
     async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
         loop {
             if self.ensemble.closed.load(Ordering::Acquire) {

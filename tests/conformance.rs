@@ -13,8 +13,6 @@ macro_rules! conformance {
     (contract: [$($contract:ident),* $(,)?], lock: [$($lock:ident),* $(,)?] $(,)?) => {
         conformance!(@ memory: OnMemory; contract: [$($contract),*], lock: [$($lock),*]);
         conformance!(@ zookeeper: OnZooKeeper; contract: [$($contract),*], lock: [$($lock),*]);
-        conformance!(@ memory_together: Together<OnMemory>; lock: [$($lock),*]);
-        conformance!(@ zookeeper_together: Together<OnZooKeeper>; lock: [$($lock),*]);
     };
     (@ $backend:ident: $harness:ty; $($module:ident: [$($name:ident),*]),*) => {
         mod $backend {

@@ -1332,7 +1332,7 @@ fn each_step_sends_the_requests_that_it_needs_and_no_others() {
     let mut next = writing(&b);
     let mut last = reading(&b);
     costs(&zk, 4, "the watch on the holder's node as well", || assert_pending!(next.poll()));
-    costs(&zk, 4, "the watch on the waiter's node as well", || assert_pending!(last.poll()));
+    costs(&zk, 3, "no watch on the waiter's node: it is of the same session", || assert_pending!(last.poll()));
     costs(&zk, 0, "nothing has happened", || assert_pending!(next.poll()));
     costs(&zk, 1, "one transaction", || now(held.release()).expect("held"));
     assert!(!last.is_woken(), "one is woken, and not the herd");
@@ -1349,7 +1349,7 @@ fn each_step_sends_the_requests_that_it_needs_and_no_others() {
     costs(&zk, 0, "refused", || now(a.read().timeout(Duration::ZERO).into_future()).expect_err("zero"));
     costs(&zk, 0, "refused", || now(a.read().label("a\nb").into_future()).expect_err("a control character"));
     let mut waiter = writing(&a);
-    costs(&zk, 4, "the watch on the nearest reader's node as well", || assert_pending!(waiter.poll()));
+    costs(&zk, 3, "no watch on the reader's node: it is of the same session", || assert_pending!(waiter.poll()));
     costs(&zk, 1, "the delete", || drop(waiter));
     for guard in [held, shared, third] {
         costs(&zk, 1, "the delete", || drop(guard));

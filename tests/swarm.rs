@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 
 use support::ensemble::Ensemble;
 use support::history::{Guard, History, Holding, Store, lost_updates, refused_by_fence, wrong_fences};
-use support::named::Named;
 use support::scene::{CALM, Seeded, becomes_empty, connect, eventually, lock_at, session};
 use support::server::Server;
 use support::wire::{Op, Proxy};
@@ -452,10 +451,7 @@ async fn build(site: Site, dice: &mut Seeded) -> World {
         let builder = ZooKeeper::builder().session_timeout(session_timeout).connect_timeout(CALM);
         let zk = builder.connect(&through.join(",")).await.expect("nothing fails yet");
         let name = format!("client-{number}");
-        // Every other one is as in a process of its own.
-        let ensemble = (number % 2 == 0).then(|| "the same process".to_owned());
-        let client = Named { client: zk.clone(), ensemble };
-        let locks = PATHS.map(|path| RwLock::builder(&client, path).host(&name).build().expect("valid"));
+        let locks = PATHS.map(|path| RwLock::builder(&zk, path).host(&name).build().expect("valid"));
         clients.push(Client { name, proxies, zk, locks, attempts: AtomicU64::new(0) });
     }
     World {
@@ -477,7 +473,8 @@ async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) -> Jo
     let mut waiters = JoinSet::new();
     let mut tasks = JoinSet::new();
     let mut own_dice = || Seeded(dice.below(u64::MAX));
-    for number in 0..CLIENTS as usize {
+    // Two tasks of every other client contend on one session, and know of each other.
+    for number in (0..CLIENTS as usize).chain((0..CLIENTS as usize).step_by(2)) {
         let (world, dice) = (Arc::clone(world), own_dice());
         tasks.spawn(async move { use_locks(&world, &world.clients[number], dice, end).await });
     }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind};
 use zk_rwlock::{Dialect, Memory, ZooKeeper};
 
-use crate::support::named::Named;
 use crate::support::scene::{SOON, eventually};
 use crate::support::server::{Server, shared_server};
 use crate::support::wire::Proxy;
@@ -59,41 +58,6 @@ impl<H: Harness + Sync> Harness for Speaking<H> {
 
     fn dialect(&self) -> Dialect {
         self.0
-    }
-}
-
-/// A backend whose clients are told that they reach one ensemble, as clients of one process are that were opened with one
-/// text. Otherwise each is as in a process of its own.
-pub(crate) struct Together<H> {
-    each: H,
-    ensemble: String,
-}
-
-impl<H: Harness + Sync> Harness for Together<H> {
-    type C = Named<H::C>;
-
-    async fn start() -> Self {
-        Together { each: H::start().await, ensemble: fresh() }
-    }
-
-    async fn client(&self) -> Named<H::C> {
-        Named { client: self.each.client().await, ensemble: Some(self.ensemble.clone()) }
-    }
-
-    fn directory(&self) -> String {
-        self.each.directory()
-    }
-
-    async fn expire(&self, client: &Named<H::C>) {
-        self.each.expire(&client.client).await;
-    }
-
-    async fn cut(&self, client: &Named<H::C>) {
-        self.each.cut(&client.client).await;
-    }
-
-    async fn heal(&self, client: &Named<H::C>) {
-        self.each.heal(&client.client).await;
     }
 }
 

@@ -8,7 +8,6 @@ pub mod example;
 pub mod fake;
 pub mod frames;
 pub mod history;
-pub mod named;
 pub mod page;
 pub mod polled;
 pub mod port;

@@ -1,15 +1,17 @@
-//! The queue of one lock, as far as this process knows it by its own contenders; knows no I/O.
+//! The queue of one lock, as far as one session knows it by its own contenders; knows no I/O.
 //!
-//! A contender that comes right after another of the same process knows by that one where it stands, without a look at
-//! the queue: who uses a lock alone is always the next after itself, and tasks that contend for it are often the next
-//! after each other. And whoever lets go of the lock can say so to those who wait for it here, long before the ensemble
-//! has answered.
+//! The requests of one session take effect in one order. So if two contenders of a session have consecutive numbers, the
+//! second learns its turn from the first, without a listing: a task that uses a lock alone always comes next after itself,
+//! and tasks that contend for a lock often come next after each other. And a holder that lets go can tell the next
+//! contender of its session, long before the ensemble has answered.
 //!
-//! What is known of those who are not of this process is only what a look or a hand-off said, and that nobody comes
-//! between two consecutive numbers.
+//! Of contenders of other sessions this queue knows only what a listing or a hand-off said, and that nobody comes between
+//! two consecutive numbers.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::name::{Mode, Place};
 use crate::turn;
@@ -22,9 +24,40 @@ const REMEMBERED: usize = 64;
 pub(crate) enum Ground {
     /// On what nobody can have forged.
     Sure,
-    /// That the node at this path was handed off, and is gone.
-    HandOff(Arc<str>),
+    /// On the signal of a holder, which others can forge until its node is known to be gone.
+    HandOff(Arc<HandOff>),
 }
+
+/// A signal that a holder has let go.
+#[derive(Debug)]
+pub(crate) struct HandOff {
+    /// Where the holder's node was.
+    pub(crate) path: Arc<str>,
+    is_gone: AtomicBool,
+}
+
+impl HandOff {
+    pub(crate) fn new(path: Arc<str>) -> HandOff {
+        HandOff { path, is_gone: AtomicBool::new(false) }
+    }
+
+    /// The node is gone, so the signal was true.
+    pub(crate) fn confirm(&self) {
+        self.is_gone.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
+    }
+}
+
+impl PartialEq for HandOff {
+    fn eq(&self, other: &HandOff) -> bool {
+        self.path == other.path
+    }
+}
+
+impl Eq for HandOff {}
 
 /// How a contender leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,13 +77,13 @@ pub(crate) enum Way {
     Unknown,
     /// Nothing excludes it.
     Clear(Ground),
-    /// The nearest one that excludes it is the one of this number, of this process.
+    /// The nearest contender that excludes it has this number, and is of this session.
     Behind(i64),
-    /// The nearest one that excludes it is a writer whose node is at this path.
-    BehindStranger(Arc<str>),
+    /// The nearest contender that excludes it is a writer of another session, whose node is at this path.
+    BehindRemote(Arc<str>),
 }
 
-/// What is right before a contender, those left out that have left.
+/// What is right before a contender, leaving out contenders that have left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Before {
     Unknown,
@@ -58,25 +91,25 @@ enum Before {
     NoWriter(Ground),
     /// Nobody, at any distance.
     Nobody(Ground),
-    /// The one of this number, of this process.
+    /// The contender of this number, of this session.
     Next(i64),
 }
 
-/// One contender of this process.
+/// One contender of this session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
-    /// Its number in the queue, which others have in other ensembles.
+    /// Its number in the queue, which is given again after the directory is made anew.
     pub(crate) number: i64,
-    /// What nobody else in the process has.
+    /// What no other contender of this process has.
     pub(crate) id: u64,
 }
 
-/// Who waits and is to look again where it stands: nothing excludes it now, or that is not known any more.
+/// The waiters that are to look again where they stand: nothing excludes them now, or that is not known any more.
 pub(crate) type Told<T> = Vec<T>;
 
-/// This process's contenders for one lock.
+/// One session's contenders for one lock.
 #[derive(Clone, Debug)]
-pub(crate) struct OwnQueue<T> {
+pub(crate) struct LocalQueue<T> {
     members: BTreeMap<i64, Member<T>>,
     /// How many of them have left.
     left: usize,
@@ -90,31 +123,23 @@ struct Member<T> {
     who: T,
     before: Before,
     way: Way,
-    /// It is remembered for the one that comes right after it.
+    /// It is remembered for the contender that comes right after it.
     has_left: bool,
 }
 
-impl<T> Default for OwnQueue<T> {
-    fn default() -> OwnQueue<T> {
-        OwnQueue { members: BTreeMap::new(), left: 0 }
+impl<T> Default for LocalQueue<T> {
+    fn default() -> LocalQueue<T> {
+        LocalQueue { members: BTreeMap::new(), left: 0 }
     }
 }
 
-impl<T: Clone> OwnQueue<T> {
-    /// Transaction `czxid` created the node of `who`. `is_kin` says whether two are surely of one ensemble, so that
-    /// their numbers are of one sequence.
-    pub(crate) fn enter(
-        &mut self,
-        id: u64,
-        place: Place,
-        czxid: i64,
-        who: &T,
-        is_kin: impl Fn(&T, &T) -> bool,
-    ) -> Told<T> {
+impl<T: Clone> LocalQueue<T> {
+    /// Transaction `czxid` created the node of `who`.
+    pub(crate) fn enter(&mut self, id: u64, place: Place, czxid: i64, who: &T) -> Told<T> {
         let mut told = Vec::new();
         let number = place.sequence;
-        // Who has this number, or is known to have nobody there between itself and another, is of another ensemble, or
-        // from before the directory was made anew.
+        // A member with this number, or a neighbour that leaves no room for it, is from before the directory was made
+        // anew.
         self.part(number, Parting::Lost, &mut told);
         self.forget(number);
         if let Some((upper, member)) = self.members.range_mut(number..).next()
@@ -124,8 +149,8 @@ impl<T: Clone> OwnQueue<T> {
             let upper = *upper;
             self.renew(upper, &mut told);
         }
-        // They left before the numbers began anew; otherwise the higher number is the later one.
-        let above = self.members.range(number + 1..).rev().take_while(|(_, it)| it.czxid < czxid);
+        // Members with higher numbers and older nodes left before the numbers began anew.
+        let above = self.members.range(above(number)).rev().take_while(|(_, it)| it.czxid < czxid);
         let before: Vec<i64> = above.filter(|(_, it)| it.has_left).map(|(number, _)| *number).collect();
         before.into_iter().for_each(|number| self.forget(number));
         let member = Member {
@@ -138,19 +163,12 @@ impl<T: Clone> OwnQueue<T> {
             has_left: false,
         };
         self.members.insert(number, member);
-        self.join(number, &is_kin, &mut told);
-        // The answer to a later one's create may have been quicker.
-        if self.members.get(&(number + 1)).is_some_and(|upper| upper.before == Before::Unknown && !upper.has_left) {
-            self.join(number + 1, &is_kin, &mut told);
-        }
-        told
-    }
-
-    /// It was seen that this one and the one right before it are of one ensemble.
-    pub(crate) fn found_kin(&mut self, key: Key, is_kin: impl Fn(&T, &T) -> bool) -> Told<T> {
-        let mut told = Vec::new();
-        if self.is_here(key) {
-            self.join(key.number, &is_kin, &mut told);
+        self.join(number, &mut told);
+        // The answer to a later create may have come first.
+        if let Some(upper) = number.checked_add(1)
+            && self.members.get(&upper).is_some_and(|upper| upper.before == Before::Unknown && !upper.has_left)
+        {
+            self.join(upper, &mut told);
         }
         told
     }
@@ -161,20 +179,22 @@ impl<T: Clone> OwnQueue<T> {
         member.map_or(Way::Unknown, |member| member.way.clone())
     }
 
-    /// The one of this number, if it stands in the queue.
+    /// The contender of this number, if it stands in the queue.
     pub(crate) fn member(&self, number: i64) -> Option<&T> {
         self.members.get(&number).filter(|it| !it.has_left).map(|it| &it.who)
     }
 
-    /// The one right before it, if that excludes it and both are of one ensemble, which is not sure.
-    pub(crate) fn neighbour(&self, key: Key) -> Option<(&T, Mode)> {
-        let me = self.members.get(&key.number).filter(|it| it.id == key.id)?;
-        let other = self.members.get(&(key.number - 1)).filter(|it| !it.has_left)?;
-        let is_it = other.mode.excludes(me.mode) && self.is_next(key.number);
-        is_it.then_some((&other.who, other.mode))
+    /// All contenders that stand in the queue.
+    pub(crate) fn members(&self) -> impl Iterator<Item = &T> {
+        self.members.values().filter(|it| !it.has_left).map(|it| &it.who)
     }
 
-    /// Whether this one came right after another of the process.
+    /// Whether nothing is known.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Whether this contender came right after another of the session.
     pub(crate) fn was_next(&self, number: i64) -> bool {
         self.members.get(&number).is_some_and(|it| it.before != Before::Unknown)
     }
@@ -189,7 +209,7 @@ impl<T: Clone> OwnQueue<T> {
         let (mode, way) = (member.mode, Way::Clear(ground.clone()));
         let before = match (mode, &member.before) {
             (Mode::Write, _) => Before::Nobody(ground.clone()),
-            // Whoever is right before it and excludes it has lost its node, and has not found out.
+            // The contender right before it excludes it, so it has lost its node and has not found out.
             (Mode::Read, Before::Next(lower)) if self.excludes(*lower, mode) => Before::NoWriter(ground.clone()),
             (Mode::Read, before) => before.clone(),
         };
@@ -203,11 +223,11 @@ impl<T: Clone> OwnQueue<T> {
         told
     }
 
-    /// It waits for a node that nobody of this process is known to have.
+    /// It waits for a node of another session.
     pub(crate) fn waits_for(&mut self, key: Key, path: &Arc<str>) {
         let Some(member) = self.members.get_mut(&key.number).filter(|it| it.id == key.id) else { return };
-        if member.mode == Mode::Read && matches!(member.way, Way::Unknown | Way::BehindStranger(_)) {
-            member.way = Way::BehindStranger(Arc::clone(path));
+        if member.mode == Mode::Read && matches!(member.way, Way::Unknown | Way::BehindRemote(_)) {
+            member.way = Way::BehindRemote(Arc::clone(path));
         }
     }
 
@@ -236,6 +256,12 @@ impl<T: Clone> OwnQueue<T> {
         told
     }
 
+    /// Nothing that was known holds any more; everyone who waits is to look.
+    pub(crate) fn forget_all(&mut self) -> Told<T> {
+        self.left = 0;
+        std::mem::take(&mut self.members).into_values().filter(|it| !it.has_left).map(|it| it.who).collect()
+    }
+
     fn is_here(&self, key: Key) -> bool {
         self.members.get(&key.number).is_some_and(|it| it.id == key.id && !it.has_left)
     }
@@ -250,16 +276,19 @@ impl<T: Clone> OwnQueue<T> {
         }
     }
 
-    /// Finds out what is right before this one, if it is not known.
-    fn join(&mut self, number: i64, is_kin: &impl Fn(&T, &T) -> bool, told: &mut Told<T>) {
-        let (Some(me), Some(lower)) = (self.members.get(&number), self.members.get(&(number - 1))) else { return };
-        if me.before != Before::Unknown || !self.is_next(number) || !is_kin(&me.who, &lower.who) {
+    /// Finds out what is right before this contender, if it is not known.
+    fn join(&mut self, number: i64, told: &mut Told<T>) {
+        let Some(below) = number.checked_sub(1) else { return };
+        let (Some(me), Some(lower)) = (self.members.get(&number), self.members.get(&below)) else { return };
+        let place = |member: &Member<T>, sequence| Place { mode: member.mode, sequence };
+        let is_next = turn::is_next(place(me, number), me.czxid, place(lower, below), lower.czxid);
+        if me.before != Before::Unknown || !is_next {
             return;
         }
-        let before = if lower.has_left { lower.before.clone() } else { Before::Next(number - 1) };
+        let before = if lower.has_left { lower.before.clone() } else { Before::Next(below) };
         if lower.has_left {
             // Nobody else can come right after it.
-            self.forget(number - 1);
+            self.forget(below);
         }
         if let Some(me) = self.members.get_mut(&number) {
             me.before = before;
@@ -288,9 +317,9 @@ impl<T: Clone> OwnQueue<T> {
         }
     }
 
-    /// The one that is known to come right after this one.
+    /// The contender that is known to come right after this one.
     fn right_after(&self, number: i64) -> Option<i64> {
-        let (upper, member) = self.members.range(number + 1..).next()?;
+        let (upper, member) = self.members.range(above(number)).next()?;
         (member.before == Before::Next(number)).then_some(*upper)
     }
 
@@ -300,12 +329,12 @@ impl<T: Clone> OwnQueue<T> {
         }
     }
 
-    /// Finds out where this one stands, now that something has changed before it; and those who stand where it stands.
+    /// Finds out where this contender stands, now that something has changed before it; and all that stand where it stands.
     fn renew(&mut self, mut number: i64, told: &mut Told<T>) {
         loop {
             let Some(member) = self.members.get(&number) else { return };
             let way = self.way_after(&member.before, member.mode);
-            // Who was granted stays so.
+            // A grant stays a grant.
             if way == member.way || matches!(member.way, Way::Clear(_)) {
                 return;
             }
@@ -322,15 +351,6 @@ impl<T: Clone> OwnQueue<T> {
         }
     }
 
-    /// Whether nobody can have come between this one and the one of the number before it.
-    fn is_next(&self, number: i64) -> bool {
-        let (Some(me), Some(lower)) = (self.members.get(&number), self.members.get(&(number - 1))) else {
-            return false;
-        };
-        let place = |member: &Member<T>, sequence| Place { mode: member.mode, sequence };
-        turn::is_next(place(me, number), me.czxid, place(lower, number - 1), lower.czxid)
-    }
-
     fn way_after(&self, before: &Before, mode: Mode) -> Way {
         match before {
             Before::Nobody(ground) => Way::Clear(ground.clone()),
@@ -345,6 +365,11 @@ impl<T: Clone> OwnQueue<T> {
     }
 }
 
+/// All numbers above this one.
+fn above(number: i64) -> (Bound<i64>, Bound<i64>) {
+    (Bound::Excluded(number), Bound::Unbounded)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -357,21 +382,12 @@ mod tests {
         own: Option<usize>,
     }
 
-    /// A lock's directory in one ensemble.
-    #[derive(Clone, Debug, Default)]
-    struct Directory {
-        czxid: i64,
-        next: i64,
-        nodes: Vec<Node>,
-    }
-
     /// One of our contenders.
     #[derive(Clone, Copy, Debug)]
     struct Own {
-        ensemble: usize,
-        session: usize,
         place: Place,
         czxid: i64,
+        connection: usize,
         is_entered: bool,
         is_granted: bool,
         has_left: bool,
@@ -379,13 +395,16 @@ mod tests {
         knows_its_loss: bool,
     }
 
-    /// Two ensembles whose locks go by one name, others' contenders, and what this process does and knows.
+    /// The lock's directory, contenders of other sessions, and what this session does and knows.
     #[derive(Default)]
     struct World {
-        ensembles: [Directory; 2],
+        czxid: i64,
+        next: i64,
+        nodes: Vec<Node>,
         own: Vec<Own>,
-        queue: OwnQueue<usize>,
-        has_met: [bool; 2],
+        queue: LocalQueue<usize>,
+        /// How often the connection was lost, and on which connection each of ours was created.
+        connection: usize,
         seed: u64,
         /// Nobody else comes, and nothing goes wrong.
         is_calm: bool,
@@ -418,42 +437,33 @@ mod tests {
         }
 
         fn is_there(&self, own: usize) -> bool {
-            self.ensembles[self.own[own].ensemble].nodes.iter().any(|node| node.own == Some(own))
+            self.nodes.iter().any(|node| node.own == Some(own))
         }
 
         /// The nearest one before it that excludes it; whoever has left does not, though its node may still be there.
         fn in_the_way(&self, own: usize, by_a_look: bool) -> Option<&Node> {
             let me = &self.own[own];
-            let nodes = self.ensembles[me.ensemble].nodes.iter();
-            nodes
+            self.nodes
+                .iter()
                 .filter(|node| node.place.sequence < me.place.sequence && node.place.mode.excludes(me.place.mode))
                 .filter(|node| by_a_look || node.own.is_none_or(|other| !self.own[other].has_left))
                 .max_by_key(|node| node.place.sequence)
         }
 
-        fn create(&mut self, ensemble: usize, mode: Mode, own: Option<usize>) -> (Place, i64) {
-            let directory = &mut self.ensembles[ensemble];
-            let place = Place { mode, sequence: directory.next };
-            directory.nodes.push(Node { place, own });
-            directory.next += 1;
-            directory.czxid += 1;
-            (place, directory.czxid)
+        fn create(&mut self, mode: Mode, own: Option<usize>) -> (Place, i64) {
+            let place = Place { mode, sequence: self.next };
+            self.nodes.push(Node { place, own });
+            self.next += 1;
+            self.czxid += 1;
+            (place, self.czxid)
         }
 
-        fn change(
-            &mut self,
-            change: impl FnOnce(&mut OwnQueue<usize>, &dyn Fn(&usize, &usize) -> bool) -> Told<usize>,
-        ) {
-            let (own, has_met) = (&self.own, self.has_met);
-            let are_kin = |a: &usize, b: &usize| {
-                let (a, b) = (&own[*a], &own[*b]);
-                a.ensemble == b.ensemble && (a.session == b.session || has_met[a.ensemble])
-            };
-            let told = change(&mut self.queue, &are_kin);
+        fn change(&mut self, change: impl FnOnce(&mut LocalQueue<usize>) -> Told<usize>) {
+            let told = change(&mut self.queue);
             for who in told {
                 let way = self.queue.way(self.key(who));
                 self.history.push(format!("{who} is told, and stands {way:?}"));
-                assert!(!self.own[who].has_left, "whoever has left hears nothing: {:#?}", self.history);
+                assert!(!self.own[who].has_left, "a contender that has left hears nothing: {:#?}", self.history);
                 if let Way::Clear(_) = way {
                     self.let_in += 1;
                     self.check_clear(who);
@@ -462,7 +472,7 @@ mod tests {
         }
 
         fn check_clear(&self, own: usize) {
-            // Who has no node will find out, and whatever it is told is for nothing.
+            // A contender without a node will find out, and what it is told is for nothing.
             if self.is_there(own) {
                 let other = self.in_the_way(own, false);
                 assert!(other.is_none(), "{own} is let in past {other:?}: {:#?}", self.history);
@@ -479,15 +489,14 @@ mod tests {
                     Way::Clear(_) => self.check_clear(i),
                     Way::Behind(number) => {
                         let other = *self.queue.member(number).expect("who is waited for is in the queue");
-                        // Otherwise it sees so when it looks for its node.
+                        // Otherwise its owner finds out, and the book tells.
                         if self.is_there(other) {
                             let nearest = self.in_the_way(i, false).and_then(|node| node.own);
                             assert_eq!(nearest, Some(other), "{i} waits for the wrong one: {:#?}", self.history);
                         }
                     }
-                    Way::BehindStranger(path) => {
-                        let nodes = &self.ensembles[me.ensemble].nodes;
-                        if nodes.iter().any(|node| node.place.sequence.to_string() == *path) {
+                    Way::BehindRemote(path) => {
+                        if self.nodes.iter().any(|node| node.place.sequence.to_string() == *path) {
                             let nearest = self.in_the_way(i, false).map(|node| node.place.sequence.to_string());
                             assert_eq!(nearest.as_deref(), Some(&*path), "{i} waits wrongly: {:#?}", self.history);
                         }
@@ -499,21 +508,19 @@ mod tests {
         fn grant(&mut self, own: usize, ground: &Ground) {
             self.own[own].is_granted = true;
             let key = self.key(own);
-            self.change(|queue, _| queue.granted(key, ground));
+            self.change(|queue| queue.granted(key, ground));
         }
 
         fn step(&mut self) {
             let standing = |own: &Own| own.is_entered && !own.has_left;
-            let ensemble = usize::from(!self.is_calm && self.below(8) == 0);
-            match self.below(if self.is_calm { 12 } else { 14 }) {
+            match self.below(if self.is_calm { 12 } else { 15 }) {
                 0..4 => {
-                    let (own, mode, session) = (self.own.len(), self.mode(), self.below(2));
-                    let (place, czxid) = self.create(ensemble, mode, Some(own));
+                    let (own, mode) = (self.own.len(), self.mode());
+                    let (place, czxid) = self.create(mode, Some(own));
                     let it = Own {
-                        ensemble,
-                        session,
                         place,
                         czxid,
+                        connection: self.connection,
                         is_entered: false,
                         is_granted: false,
                         has_left: false,
@@ -534,10 +541,10 @@ mod tests {
                 5 if self.is_calm => {}
                 5 => {
                     let mode = self.mode();
-                    let (place, _) = self.create(ensemble, mode, None);
-                    self.history.push(format!("a stranger comes to {ensemble}: {place:?}"));
+                    let (place, _) = self.create(mode, None);
+                    self.history.push(format!("a contender of another session comes: {place:?}"));
                 }
-                6 => self.stranger_leaves(ensemble),
+                6 => self.other_leaves(),
                 7 | 8 => {
                     if let Some(own) = self.any_own(standing) {
                         self.look(own);
@@ -551,8 +558,8 @@ mod tests {
                 // The deletion of a node takes effect.
                 11 => {
                     let left: Vec<usize> = (0..self.own.len()).filter(|i| self.own[*i].has_left).collect();
-                    self.ensembles[ensemble].nodes.retain(|node| node.own.is_none_or(|own| !left.contains(&own)));
-                    self.ensembles[ensemble].czxid += 1;
+                    self.nodes.retain(|node| node.own.is_none_or(|own| !left.contains(&own)));
+                    self.czxid += 1;
                 }
                 12 => {
                     let may = |own: &Own| standing(own) && own.is_granted && own.place.mode == Mode::Write;
@@ -560,16 +567,20 @@ mod tests {
                         self.downgrade(own);
                     }
                 }
-                _ => self.mishap(ensemble),
+                13 if self.below(4) == 0 => self.crash(),
+                _ => self.mishap(),
             }
             self.check();
         }
 
         fn enter(&mut self, own: usize) {
-            self.history.push(format!("{own} has entered"));
             self.own[own].is_entered = true;
-            let (Own { place, czxid, .. }, key) = (self.own[own], self.key(own));
-            self.change(|queue, are_kin| queue.enter(key.id, place, czxid, &own, are_kin));
+            let (Own { place, czxid, connection, .. }, key) = (self.own[own], self.key(own));
+            if connection != self.connection {
+                return;
+            }
+            self.history.push(format!("{own} has entered"));
+            self.change(|queue| queue.enter(key.id, place, czxid, &own));
             self.known_on_entry += u64::from(self.queue.way(key) != Way::Unknown);
         }
 
@@ -578,7 +589,7 @@ mod tests {
                 self.own[own].knows_its_loss = true;
                 return;
             }
-            let (ensemble, key) = (self.own[own].ensemble, self.key(own));
+            let key = self.key(own);
             match self.in_the_way(own, true).cloned() {
                 None => {
                     self.history.push(format!("{own} looks, and is granted"));
@@ -586,14 +597,10 @@ mod tests {
                 }
                 Some(Node { own: None, place: other }) => {
                     let path = other.sequence.to_string().into();
-                    self.history.push(format!("{own} looks, and waits for stranger {path}"));
+                    self.history.push(format!("{own} looks, and waits for {path} of another session"));
                     self.queue.waits_for(key, &path);
                 }
-                Some(Node { own: Some(other), .. }) => {
-                    self.history.push(format!("{own} sees {other}"));
-                    self.has_met[ensemble] = true;
-                    self.change(|queue, are_kin| queue.found_kin(key, are_kin));
-                }
+                Some(Node { own: Some(other), .. }) => self.history.push(format!("{own} sees {other}")),
             }
         }
 
@@ -605,74 +612,81 @@ mod tests {
                 (_, true, Mode::Write) => Parting::LetGo,
                 _ => Parting::Plain,
             };
-            let (ensemble, key) = (it.ensemble, self.key(own));
+            let key = self.key(own);
             self.history.push(format!("{own} leaves: {parting:?}"));
             if self.below(2) == 0 {
-                self.ensembles[ensemble].nodes.retain(|node| node.own != Some(own));
-                self.ensembles[ensemble].czxid += 1;
+                self.nodes.retain(|node| node.own != Some(own));
+                self.czxid += 1;
             }
-            self.change(|queue, _| queue.left(key, parting));
+            self.change(|queue| queue.left(key, parting));
         }
 
         fn downgrade(&mut self, own: usize) {
             self.history.push(format!("{own} holds to read from now on"));
-            let (ensemble, key) = (self.own[own].ensemble, self.key(own));
+            let key = self.key(own);
             self.own[own].place.mode = Mode::Read;
-            let directory = &mut self.ensembles[ensemble];
-            directory.nodes.iter_mut().filter(|node| node.own == Some(own)).for_each(|it| it.place.mode = Mode::Read);
+            self.nodes.iter_mut().filter(|node| node.own == Some(own)).for_each(|it| it.place.mode = Mode::Read);
             // Its new node takes a number, too.
-            directory.next += 1;
-            directory.czxid += 1;
-            self.change(|queue, _| queue.downgraded(key, &own));
+            self.next += 1;
+            self.czxid += 1;
+            self.change(|queue| queue.downgraded(key, &own));
         }
 
-        /// If it held, it hands off to those of us who wait for it.
-        fn stranger_leaves(&mut self, ensemble: usize) {
-            let nodes = &self.ensembles[ensemble].nodes;
-            let strangers: Vec<Place> = nodes.iter().filter(|node| node.own.is_none()).map(|node| node.place).collect();
-            if strangers.is_empty() {
+        /// A contender of another session leaves. If it held, it hands off to those of us who wait for it.
+        fn other_leaves(&mut self) {
+            let others: Vec<Place> =
+                self.nodes.iter().filter(|node| node.own.is_none()).map(|node| node.place).collect();
+            if others.is_empty() {
                 return;
             }
-            let it = strangers[self.below(strangers.len())];
-            let nodes = &self.ensembles[ensemble].nodes;
-            let held = it.mode == Mode::Write && nodes.iter().all(|node| node.place.sequence >= it.sequence);
+            let it = others[self.below(others.len())];
+            let held = it.mode == Mode::Write && self.nodes.iter().all(|node| node.place.sequence >= it.sequence);
             let waiting = |i: &usize| {
                 let me = &self.own[*i];
                 let nearest = || self.in_the_way(*i, true).map(|node| node.place);
-                me.ensemble == ensemble && me.is_entered && !me.has_left && self.is_there(*i) && nearest() == Some(it)
+                me.is_entered && !me.has_left && self.is_there(*i) && nearest() == Some(it)
             };
             let waiting: Vec<usize> = (0..self.own.len()).filter(waiting).collect();
-            self.history.push(format!("stranger {it:?} leaves {ensemble}, having held: {held}"));
-            self.ensembles[ensemble].nodes.retain(|node| node.place.sequence != it.sequence);
-            self.ensembles[ensemble].czxid += 1;
+            self.history.push(format!("{it:?} of another session leaves, having held: {held}"));
+            self.nodes.retain(|node| node.place.sequence != it.sequence);
+            self.czxid += 1;
             if held {
-                let ground = Ground::HandOff(it.sequence.to_string().into());
+                let ground = Ground::HandOff(Arc::new(HandOff::new(it.sequence.to_string().into())));
                 waiting.into_iter().for_each(|own| self.grant(own, &ground));
             }
         }
 
-        fn mishap(&mut self, ensemble: usize) {
+        /// The server crashes, and has lost its last moments: the newest node, and that its number was given.
+        fn crash(&mut self) {
+            self.history.push("the server crashes".to_owned());
+            self.connection += 1;
+            if let Some(newest) = self.nodes.iter().map(|node| node.place.sequence).max() {
+                self.nodes.retain(|node| node.place.sequence != newest);
+                (self.next, self.czxid) = (newest, self.czxid - 1);
+            }
+            self.change(LocalQueue::forget_all);
+        }
+
+        fn mishap(&mut self) {
             match self.below(4) {
                 // Somebody removes a node of ours.
                 0 => {
                     let standing = self.any_own(|own| !own.has_left);
                     if let Some(own) = standing {
                         self.history.push(format!("the node of {own} is removed"));
-                        let directory = &mut self.ensembles[self.own[own].ensemble];
-                        directory.nodes.retain(|node| node.own != Some(own));
-                        directory.czxid += 1;
+                        self.nodes.retain(|node| node.own != Some(own));
+                        self.czxid += 1;
                     }
                 }
                 // The ensemble is busy with something else.
-                1 => self.ensembles[ensemble].czxid += 3,
+                1 => self.czxid += 3,
                 // Another leader.
-                2 => self.ensembles[ensemble].czxid = ((self.ensembles[ensemble].czxid >> 32) + 1) << 32,
+                2 => self.czxid = ((self.czxid >> 32) + 1) << 32,
                 _ => {
-                    self.history.push(format!("the directory is made anew in {ensemble}"));
-                    let directory = &mut self.ensembles[ensemble];
-                    directory.nodes.clear();
-                    directory.next = 0;
-                    directory.czxid += 2;
+                    self.history.push("the directory is made anew".to_owned());
+                    self.nodes.clear();
+                    self.next = 0;
+                    self.czxid += 2;
                 }
             }
         }
@@ -697,11 +711,11 @@ mod tests {
     /// Contenders of one process alone, behind a writer that holds: their modes, and in which order all leave.
     fn alone(modes: &[Mode], leaving: &[i64]) {
         let mode = |number: i64| modes[usize::try_from(number).unwrap()];
-        let mut queue = OwnQueue::default();
+        let mut queue = LocalQueue::default();
         let mut there: Vec<i64> = (0..).take(modes.len()).collect();
         for number in &there {
             let place = Place { mode: mode(*number), sequence: *number };
-            assert!(queue.enter(key(*number).id, place, number + 7, number, |_, _| true).is_empty());
+            assert!(queue.enter(key(*number).id, place, number + 7, number).is_empty());
         }
         // The first one looks, and nobody else ever has to.
         let mut told = queue.granted(key(0), &Ground::Sure);
@@ -747,10 +761,10 @@ mod tests {
 
     #[test]
     fn whoever_uses_a_lock_alone_is_always_known_to_be_granted_and_nothing_piles_up() {
-        let mut queue = OwnQueue::default();
+        let mut queue = LocalQueue::default();
         for number in 0..1_000 {
             let mode = if number % 3 == 0 { Mode::Write } else { Mode::Read };
-            queue.enter(key(number).id, Place { mode, sequence: number }, number * 2 + 7, &(), |(), ()| true);
+            queue.enter(key(number).id, Place { mode, sequence: number }, number * 2 + 7, &());
             let way = queue.way(key(number));
             // A writer cannot know by a reader before it that no other reader is there, but by all of them that it can.
             assert_eq!(way == Way::Clear(Ground::Sure), number > 0, "{number}");
@@ -763,10 +777,10 @@ mod tests {
 
     #[test]
     fn of_those_whose_next_one_never_came_only_the_newest_are_remembered() {
-        let mut queue = OwnQueue::default();
+        let mut queue = LocalQueue::default();
         for number in (0..1_000).map(|i| i * 2) {
             let place = Place { mode: Mode::Write, sequence: number };
-            queue.enter(key(number).id, place, number, &(), |(), ()| true);
+            queue.enter(key(number).id, place, number, &());
             queue.left(key(number), Parting::Plain);
             assert!(queue.members.len() <= REMEMBERED && queue.left == queue.members.len());
         }
@@ -775,9 +789,9 @@ mod tests {
 
     #[test]
     fn after_the_numbers_began_anew_those_of_before_crowd_out_nobody() {
-        let mut queue = OwnQueue::default();
+        let mut queue = LocalQueue::default();
         let mut use_once = |number: i64, czxid: i64| {
-            queue.enter(key(number).id, Place { mode: Mode::Write, sequence: number }, czxid, &(), |(), ()| true);
+            queue.enter(key(number).id, Place { mode: Mode::Write, sequence: number }, czxid, &());
             let is_known = queue.way(key(number)) == Way::Clear(Ground::Sure);
             queue.granted(key(number), &Ground::Sure);
             queue.left(key(number), Parting::LetGo);
@@ -786,5 +800,33 @@ mod tests {
         (0..200).for_each(|i| assert!(!use_once(1_000 + i * 2, i * 2)));
         assert!(!use_once(0, 1_000));
         (1..200).for_each(|number| assert!(use_once(number, 1_000 + number), "{number}"));
+    }
+
+    #[test]
+    fn nothing_known_before_the_connection_was_lost_is_known_after_it() {
+        let mut queue = LocalQueue::default();
+        let place = |sequence| Place { mode: Mode::Write, sequence };
+        for number in 0..3 {
+            queue.enter(key(number).id, place(number), 10 + number, &number);
+        }
+        queue.granted(key(0), &Ground::Sure);
+        assert_eq!(queue.way(key(1)), Way::Behind(0));
+        assert_eq!(queue.forget_all(), [0, 1, 2], "all are to look");
+        assert!(queue.left(key(0), Parting::LetGo).is_empty());
+        assert_eq!(queue.way(key(1)), Way::Unknown);
+        queue.enter(key(3).id, place(3), 13, &3);
+        assert_eq!(queue.way(key(3)), Way::Unknown);
+    }
+
+    #[test]
+    fn numbers_at_the_ends_of_their_range_are_next_to_nobody() {
+        let mut queue = LocalQueue::default();
+        for (number, czxid) in [(i64::MAX, 5), (i64::MIN, 6), (i64::MAX - 1, 7), (i64::MIN + 1, 8)] {
+            queue.enter(key(number).id, Place { mode: Mode::Write, sequence: number }, czxid, &number);
+            queue.granted(key(number), &Ground::Sure);
+        }
+        for number in [i64::MAX, i64::MIN] {
+            assert!(queue.left(key(number), Parting::LetGo).is_empty());
+        }
     }
 }
