@@ -16,10 +16,10 @@ use crate::deadlock::{Asker, Deadlock, OwnHold};
 use crate::error::Error;
 use crate::guard::{Held, ReadGuard, WriteGuard};
 use crate::listing::Names;
+use crate::local_queue::Ground;
 use crate::lock::{RwLock, Shared, check_label};
 use crate::meter;
 use crate::name::{self, Contender, Mode, Owner};
-use crate::local_queue::Ground;
 use crate::place::{self, Place};
 use crate::progress::{OnWait, Progress};
 use crate::queue::{self, Blockers, Note};
@@ -721,6 +721,11 @@ impl Acquisition {
         loop {
             let own = tenure.ask_to_watch(session);
             let watch = needs_watch.then(|| session.watch(&ahead.path));
+            // Answered last, so waiting for it first wakes the task once, and not twice.
+            let watch = match watch {
+                Some(watch) => Some(watch.await),
+                None => None,
+            };
             let own = match own {
                 Some(asked) => tenure.watched(asked).await,
                 None => Ok(()),
@@ -741,7 +746,7 @@ impl Acquisition {
                     if let Err(failure) = own {
                         tenure::cannot_watch(tenure, &failure);
                     }
-                    match watch.await {
+                    match watch {
                         Ok(watch) => return Ok(Vigil::Predecessor(watch)),
                         Err(Failure::NoNode) => return Ok(Vigil::Gone),
                         Err(failure) => failure,

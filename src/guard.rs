@@ -35,9 +35,7 @@ impl Held {
     ///
     /// Boxed, because it goes through several futures, which would each keep room for all of it.
     pub(crate) fn new(place: Place, shared: Arc<Shared>, data: Vec<u8>) -> Option<Box<Held>> {
-        place.standing().map(|standing| {
-            Box::new(Held { place, standing, shared, data, holding: Holding::default() })
-        })
+        place.standing().map(|standing| Box::new(Held { place, standing, shared, data, holding: Holding::default() }))
     }
 
     /// It was granted, and for as long as it is held this is, too.

@@ -85,7 +85,7 @@
 //! |---|---|---|
 //! | span `acquire`: from asking until granted, refused or dropped | debug | `path`, `mode`, `label`, and as they become known `sequence`, `token`, `waited` |
 //! | span `hold`: until its release begins or it is dropped; follows from `acquire`, in the span that the caller was in. A downgrade ends that of the writer, and one of a reader follows from it | debug | `path`, `mode`, `sequence`, `token`, `label`, `held` |
-//! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: `next` (proven by the numbers, without a look), `at once` (by the first look), `look` (by a later one), `hand-off` (by the one before), `pass` (by one of the same process) |
+//! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: `next` (proven by the numbers, without a look), `at once` (by the first look), `look` (by a later one), `hand-off` (by the one before), `pass` (by one of the same session) |
 //! | not granted | debug | `path`, `mode`, `error` |
 //! | a create whose answer was lost has been found again | info | `path`, `node` |
 //! | the connection is lost while a lock is held; it is back in time | warn; info | `node`, `left` |

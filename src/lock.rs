@@ -324,8 +324,9 @@ impl RwLock {
     /// if nobody in the queue has it, and then nothing is changed.
     ///
     /// For people who have seen in the [`queue`](RwLock::queue) that somebody hangs. A holder is told at once, by
-    /// [`Loss::Removed`](crate::Loss::Removed), but perhaps after the next one was let in; a waiter gets [`Error::Evicted`].
-    /// One who has waited for less than 50 ms may still be let in, and is told then, as a holder is.
+    /// [`Loss::Removed`](crate::Loss::Removed), but perhaps after the next one was let in. A waiter gets [`Error::Evicted`], and is
+    /// never granted, with one exception: a contender of its own session may let it in while the news is on its way to
+    /// that session. Then it is told as a holder is. While a session is cut off, it lets in nobody.
     ///
     /// Nobody else is ever hit: a token is given once, and a node's name is too, because the random id of one
     /// acquisition is in it. So it is enough to look at the token, and then to delete by name.

@@ -4,8 +4,8 @@
 //! |---|---|---|---|---|
 //! | `zk_rwlock_acquire_wait_seconds` | histogram | seconds | `mode` | from asking until granted, of all but reads that `joined`; not of those that failed or gave up |
 //! | `zk_rwlock_hold_seconds` | histogram | seconds | `mode` | from the grant until the guard was dropped or its release began; a downgrade ends the hold of one mode and begins that of the other |
-//! | `zk_rwlock_queue_length` | histogram | nodes | `mode` | others in the directory when one that entered looked first; who comes right after another of its process does not look, and is not counted |
-//! | `zk_rwlock_grants_total` | counter | | `mode`, `kind` | nodes that were granted: `next` by their numbers, `at once` by the first look, `look` by a later one, `hand-off` by the one before, `pass` by one of the same process; and `joined`: [shared](crate::RwLockBuilder::share_reads) reads that found a node held. Those that waited for one node together are not counted besides it |
+//! | `zk_rwlock_queue_length` | histogram | nodes | `mode` | others in the directory when one that entered looked first; a contender that comes right after another of its session does not look, and is not counted |
+//! | `zk_rwlock_grants_total` | counter | | `mode`, `kind` | nodes that were granted: `next` by their numbers, `at once` by the first look, `look` by a later one, `hand-off` by the one before, `pass` by one of the same session; and `joined`: [shared](crate::RwLockBuilder::share_reads) reads that found a node held. Those that waited for one node together are not counted besides it |
 //! | `zk_rwlock_would_block_total` | counter | | `mode` | `try_*` that found the lock taken; of several locks, for the one that the error names |
 //! | `zk_rwlock_timeouts_total` | counter | | `mode` | acquisitions whose time was over first; of several locks, for the one that the error names |
 //! | `zk_rwlock_losses_total` | counter | | `cause` | held nodes that were lost: `session-over`, `lease-ran-out`, `removed`, `interfered` |

@@ -9,9 +9,9 @@ use std::task::{Context, Poll};
 use crate::books::Book;
 use crate::coordinator::{Berth, Chore, Created, Failure, Kind, Operation, Outcome, Reply, Session, Stat};
 use crate::listing::{self, Names};
+use crate::local_queue::{Key, Parting};
 use crate::meter;
 use crate::name::{self, Contender, Mode, Owner};
-use crate::local_queue::{Key, Parting};
 use crate::path;
 use crate::tenure::{Loss, Tenure};
 

@@ -166,8 +166,8 @@ fn two_locks_used_in_turn_cost_no_more_after_a_hand_off_than_before() {
         ours.iter().for_each(|lock| drop(now(lock.write()).expect("free")));
         zk.requests() - before
     };
-    // The directories are made, too.
-    for _ in 0..3 {
+    // Only later numbers show that nobody is between them when another lock is used as well.
+    for _ in 0..10 {
         cost_of_both();
     }
     let alone = cost_of_both();
@@ -178,9 +178,9 @@ fn two_locks_used_in_turn_cost_no_more_after_a_hand_off_than_before() {
     let granted = waiting.each_mut().map(|it| assert_ready_ok!(it.poll()));
     drop(granted);
     drop(waiting);
-    for _ in 0..3 {
-        assert_eq!(cost_of_both(), alone);
-    }
+    // The last contender came behind another session's, so the next one lists.
+    cost_of_both();
+    assert_eq!([cost_of_both(), cost_of_both()], [alone; 2]);
 }
 
 #[test]
