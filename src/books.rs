@@ -14,7 +14,9 @@ use crate::tenure::Tenure;
 
 /// The books of one session, by directory and dialect. A book lives as long as somebody uses it.
 #[derive(Debug, Default)]
-pub(crate) struct Books(Mutex<HashMap<(Arc<str>, Dialect), Weak<Book>>>);
+pub(crate) struct Books(Mutex<ByLock>);
+
+type ByLock = HashMap<(Arc<str>, Dialect), Weak<Book>>;
 
 /// What one session knows of one lock's queue.
 #[derive(Debug, Default)]
@@ -90,7 +92,7 @@ impl Books {
         self.books().values().filter_map(Weak::upgrade).collect()
     }
 
-    fn books(&self) -> MutexGuard<'_, HashMap<(Arc<str>, Dialect), Weak<Book>>> {
+    fn books(&self) -> MutexGuard<'_, ByLock> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
