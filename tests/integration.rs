@@ -630,8 +630,8 @@ async fn a_timeout_is_told_in_time_while_disconnected_and_names_whom_it_knows() 
     // One is cut off while it waits, the other before it has begun.
     let started = Instant::now();
     let waiter = tokio::spawn(cut_off.write().timeout(limit).into_future());
-    // It has seen who is in its way when it watches them.
-    eventually("its watch", || async { proxy.count(Op::GetData) == 1 }).await;
+    // It has seen who is in its way when it watches them and its own node.
+    eventually("its watches", || async { proxy.count(Op::GetData) == 2 }).await;
     proxy.black_hole();
     let newcomer = tokio::spawn(cut_off.read().timeout(limit).into_future());
     let outcomes = (refused(waiter).await, refused(newcomer).await);
