@@ -11,7 +11,8 @@ use std::time::{Duration, SystemTime};
 use tracing::{Instrument, Span};
 
 use crate::books::{Ahead, Found};
-use crate::coordinator::{Event, Failure, Operation, Session, Watch};
+use crate::call::{self, Call, SESSION_TRIES};
+use crate::coordinator::{Ending, Event, Failure, Operation, Session, Watch};
 use crate::deadlock::{Asker, Deadlock, OwnHold};
 use crate::error::Error;
 use crate::guard::{Held, ReadGuard, WriteGuard};
@@ -36,9 +37,6 @@ const LEASE_TRIES: u32 = 100;
 
 /// How often one that finds the directory's numbers used up has it made anew, beside others who do the same.
 const RESTARTS: u32 = 8;
-
-/// How often an acquisition starts over because its session ended before it had a place.
-const SESSION_TRIES: usize = 3;
 
 /// A timed-out acquisition looks up who is in its way so long before its time is over, at most.
 const LOOK_UP_AHEAD: Duration = Duration::from_millis(200);
@@ -136,22 +134,24 @@ acquire!(AcquireRead, ReadGuard, Read, read, "read");
 acquire!(AcquireWrite, WriteGuard, Write, write, "write");
 
 impl AcquireRead {
-    pub(crate) async fn attempt(mut self) -> Result<ReadGuard, Error> {
-        let shared = Arc::clone(&self.0.shared);
-        if let Some(held) = shared.reads.join() {
-            meter::granted(Mode::Read, "joined");
-            return Ok(ReadGuard::on(held));
-        }
-        self.0.is_for_all = shared.reads.are_shared();
-        let held = Arc::from(self.0.attempt().await?);
-        shared.reads.offer(&held);
-        Ok(ReadGuard::on(held))
+    pub(crate) fn attempt(mut self) -> Call<ReadGuard> {
+        Call::new(|timeout| async move {
+            let shared = Arc::clone(&self.0.shared);
+            if let Some(held) = shared.reads.join() {
+                meter::granted(Mode::Read, "joined");
+                return Ok(ReadGuard::on(held));
+            }
+            self.0.is_for_all = shared.reads.are_shared();
+            let held = Arc::from(self.0.attempt(timeout).await?);
+            shared.reads.offer(&held);
+            Ok(ReadGuard::on(held))
+        })
     }
 }
 
 impl AcquireWrite {
-    pub(crate) async fn attempt(self) -> Result<WriteGuard, Error> {
-        self.0.attempt().await.map(WriteGuard::new)
+    pub(crate) fn attempt(self) -> Call<WriteGuard> {
+        Call::new(|timeout| async move { self.0.attempt(timeout).await.map(WriteGuard::new) })
     }
 }
 
@@ -355,37 +355,37 @@ impl Acquisition {
     }
 
     /// Acquires without waiting, and without writing when the lock is taken.
-    async fn attempt(mut self) -> Result<Box<Held>, Error> {
+    async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<Held>, Error> {
         let span = self.begin();
         let attempt = async {
-            let answer = match self.look().await {
-                Ok(()) => self.enter(Patience::GiveUp, None, None).await,
-                Err(error) => Err(error),
-            };
-            self.told(answer)
+            let limit = self.look().await?;
+            self.take_now(limit).await
         };
-        attempt.instrument(span).await
+        let told = async { self.told(call::in_time(&self.shared.coordinator, timeout, attempt).await) };
+        told.instrument(span).await
     }
 
-    /// Fails if a newcomer would have to wait. Writes nothing.
-    async fn look(&self) -> Result<(), Error> {
+    /// Fails if a newcomer would have to wait. Writes nothing. Returns the session timeout.
+    async fn look(&self) -> Result<Duration, Error> {
         check_label(self.label.as_deref())?;
         let path = &self.shared.path;
-        let fault = |failure| Error::from_failure(failure, "list", path);
-        let berth = self.shared.coordinator.berth(0).await.map_err(fault)?;
-        let session = berth.session();
-        let listing = place::settled(session, || session.children(path)).await;
-        let children = match listing {
-            Err(Failure::NoNode) => Vec::new(),
-            answer => answer.map_err(fault)?,
-        };
-        self.shared.check_for_strangers(&children)?;
+        let seen = call::on_a_session(&self.shared.coordinator, |session| async move {
+            let names = call::names(&session, path, false).await?;
+            Ok((session, names))
+        });
+        let (session, names) = seen.await.map_err(|failure| Error::from_failure(failure, "list", path))?;
+        self.shared.check_for_strangers(&names)?;
         let newcomer = (self.shared.dialect, self.mode);
-        let blockers = queue::blockers_of_newcomer(session, path, &children, newcomer).await;
+        let blockers = queue::blockers_of_newcomer(&session, path, &names, newcomer).await;
         if blockers.ahead > 0 {
             return Err(Error::WouldBlock { blockers });
         }
-        Ok(())
+        Ok(session.timeout())
+    }
+
+    /// Takes the lock after a look, without waiting for anybody, and no longer than `limit` for the servers.
+    async fn take_now(&self, limit: Duration) -> Result<Box<Held>, Error> {
+        call::bounded(&self.shared.coordinator, limit, self.enter(Patience::GiveUp, None, None)).await
     }
 
     /// Queues up and waits, telling `waiting`, if anybody asks, who is in the way.
@@ -528,12 +528,7 @@ impl Acquisition {
                 Ok(look) => break (place, look),
                 // The session ended unnoticed while it was idle: nothing of ours was in it, so a fresh one will do.
                 Err(Failure::Over(_)) if tries < SESSION_TRIES => {
-                    // Its requests fail a moment before it counts as over, and until then it is given out again.
-                    let session = place.session();
-                    tokio::select! {
-                        _ = session.over() => {}
-                        () = session.sleep(session.timeout() / 20) => {}
-                    }
+                    call::is_known_to_be_over(place.session()).await;
                 }
                 Err(failure) => return Err(self.stop(failure)),
             }
@@ -881,6 +876,7 @@ impl Acquisition {
         match failure {
             // The directory went while we stood in it, and our node with it.
             Failure::NoNode => Error::Evicted(Loss::Removed),
+            Failure::Over(ending @ (Ending::Expired | Ending::Replaced)) => Error::Evicted(Loss::SessionOver(ending)),
             failure => Error::from_failure(failure, "enter", &self.shared.path),
         }
     }
@@ -1003,8 +999,8 @@ impl RwLock {
         acquisition.acquire().instrument(span).await
     }
 
-    /// Fails if the lock is taken. Writes nothing.
-    pub(crate) async fn look(&self, mode: Mode) -> Result<(), Error> {
+    /// Fails if the lock is taken. Writes nothing. Returns the session timeout.
+    pub(crate) async fn look(&self, mode: Mode) -> Result<Duration, Error> {
         Acquisition::new(&self.shared, mode).look().await
     }
 
@@ -1014,11 +1010,11 @@ impl RwLock {
         error
     }
 
-    /// Takes the lock after a [look](Self::look), without waiting.
-    pub(crate) async fn take_now(&self, mode: Mode) -> Result<Box<Held>, Error> {
+    /// Takes the lock after a [look](Self::look), without waiting for anybody, and no longer than `limit` for the servers.
+    pub(crate) async fn take_now(&self, mode: Mode, limit: Duration) -> Result<Box<Held>, Error> {
         let mut acquisition = Acquisition::new(&self.shared, mode);
         let span = acquisition.begin();
-        let take = async { acquisition.told(acquisition.enter(Patience::GiveUp, None, None).await) };
+        let take = async { acquisition.told(acquisition.take_now(limit).await) };
         take.instrument(span).await
     }
 }

@@ -18,8 +18,13 @@ pub enum Error {
     #[error("invalid input: {0}")]
     InvalidInput(String),
 
-    /// The time given was over first, and the place in the queue was given up. Try again, or look at who is in the way.
-    #[error("not granted within {}: {blockers}", humantime::format_duration(*.waited))]
+    /// The time given was over first. The place in the queue, if there was one, was given up. Try again, or look at who
+    /// is in the way.
+    #[error(
+        "not {} within {}: {blockers}",
+        if .blockers.ahead > 0 { "granted" } else { "done" },
+        humantime::format_duration(*.waited)
+    )]
     Timeout {
         /// The time given.
         waited: Duration,
@@ -52,7 +57,8 @@ pub enum Error {
     #[error("lost the place in the queue: {0}")]
     Evicted(Loss),
 
-    /// No server answered in time. Look at the network and at the ensemble; nothing is held or queued.
+    /// No server answered in time. Look at the network and at the ensemble; nothing is held or queued. Whether an
+    /// [eviction](crate::RwLock::evict) that was sent has been done, is not known then.
     #[error("ZooKeeper cannot be reached: {0}")]
     Unreachable(String),
 
@@ -225,7 +231,7 @@ impl Error {
             Failure::ParentIsEphemeral => Error::EphemeralParent { path },
             Failure::Unreachable(reason) => Error::Unreachable(reason),
             Failure::Over(ending @ (Ending::Closed | Ending::AuthFailed)) => Error::Closed(ending),
-            Failure::Over(ending) => Error::Evicted(Loss::SessionOver(ending)),
+            Failure::Over(ending) => Error::Unreachable(ending.to_string()),
             Failure::Unknown(reason) => Error::OutcomeUnknown { operation, reason },
             Failure::Operation { failure, .. } => Error::from_failure(*failure, operation, &path),
             other => Error::Refused { operation, path, reason: other.to_string() },

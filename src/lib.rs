@@ -105,6 +105,7 @@
 
 mod acquire;
 mod books;
+mod call;
 mod deadlock;
 mod dialect;
 mod error;
@@ -137,6 +138,7 @@ mod zookeeper;
 pub mod coordinator;
 
 pub use crate::acquire::{AcquireRead, AcquireWrite};
+pub use crate::call::Call;
 pub use crate::coordinator::{Ending, Failure, Outcome};
 pub use crate::deadlock::Deadlock;
 pub use crate::dialect::Dialect;

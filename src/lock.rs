@@ -1,11 +1,13 @@
 //! The lock, and its options; knows neither how it is acquired nor any concrete backend.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::acquire::{AcquireRead, AcquireWrite};
 use crate::books::Book;
+use crate::call::{self, Call};
 use crate::coordinator::{Coordinator, Failure};
 use crate::deadlock::Deadlock;
 use crate::dialect::Dialect;
@@ -13,7 +15,6 @@ use crate::error::Error;
 use crate::guard::{ReadGuard, WriteGuard};
 use crate::name;
 use crate::path;
-use crate::place;
 use crate::queue::{self, Member, Queue};
 use crate::shared_reads::SharedReads;
 use crate::turn;
@@ -78,6 +79,41 @@ impl Shared {
         let speaks = self.dialect.stranger(stranger).unwrap_or(self.dialect);
         let (path, node) = (self.path.to_string(), stranger.to_owned());
         Error::ForeignContender { path, node, speaks, dialect: self.dialect }
+    }
+
+    /// The queue, no older than this call if it is `synced`.
+    async fn queue(&self, is_synced: bool) -> Result<Queue, Error> {
+        let (path, dialect) = (&self.path, self.dialect);
+        let seen = call::on_a_session(&self.coordinator, |session| async move {
+            let names = call::names(&session, path, is_synced).await?;
+            let queue = queue::of(&session, path, dialect, &names).await?;
+            Ok((names, queue))
+        });
+        let (names, queue) = seen.await.map_err(|failure| Error::from_failure(failure, "read the queue of", path))?;
+        self.check_for_strangers(&names)?;
+        Ok(queue)
+    }
+
+    async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
+        // A server that lags would not show a member that others see already.
+        let members = self.queue(true).await?.members;
+        let Some(member) = members.into_iter().find(|member| member.token == Some(token)) else {
+            return Ok(None);
+        };
+        let fault = |failure| Error::from_failure(failure, "remove a node of", &self.path);
+        let berth = self.coordinator.berth(0).await.map_err(fault)?;
+        let (session, path) = (berth.session(), format!("{}/{}", self.path, member.node));
+        let tries = AtomicU32::new(0);
+        let removal = call::answered(session, || {
+            tries.fetch_add(1, Ordering::Relaxed);
+            session.delete(&path)
+        });
+        match removal.await {
+            Ok(()) => Ok(Some(member)),
+            // It left by itself just now, or by an earlier try.
+            Err(Failure::NoNode) => Ok((tries.into_inner() > 1).then_some(member)),
+            Err(failure) => Err(fault(failure)),
+        }
     }
 }
 
@@ -177,8 +213,8 @@ impl RwLock {
     /// writes nothing to the ensemble.
     ///
     /// The answer may be as old as the server's view of the queue. Whoever is beaten to a lock that looked free has
-    /// written one node, and removed it. While the connection is lost, waits for it to come back, at most until the
-    /// session is over and no fresh one can be opened.
+    /// written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout,
+    /// and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// As for [`RwLock::read`].
@@ -198,16 +234,16 @@ impl RwLock {
     /// let reader = lock.try_read().await?;
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub async fn try_read(&self) -> Result<ReadGuard, Error> {
-        self.read().attempt().await
+    pub fn try_read(&self) -> Call<ReadGuard> {
+        self.read().attempt()
     }
 
     /// Acquires the lock to write if nobody holds it or waits for it; does not wait, and when the lock is taken
     /// writes nothing to the ensemble.
     ///
     /// The answer may be as old as the server's view of the queue. Whoever is beaten to a lock that looked free has
-    /// written one node, and removed it. While the connection is lost, waits for it to come back, at most until the
-    /// session is over and no fresh one can be opened.
+    /// written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout,
+    /// and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// As for [`RwLock::read`].
@@ -228,8 +264,8 @@ impl RwLock {
     /// }
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub async fn try_write(&self) -> Result<WriteGuard, Error> {
-        self.write().attempt().await
+    pub fn try_write(&self) -> Call<WriteGuard> {
+        self.write().attempt()
     }
 
     /// Blocks the thread until the lock is acquired to read: [`RwLock::read`] for code that is not async.
@@ -275,12 +311,14 @@ impl RwLock {
     ///
     /// Costs one listing and one read for each member. The snapshot may be as old as the server's view: whoever has let go
     /// seems to hold until the ensemble has removed its node, and the next one to wait.
+    /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Only reads.
     ///
     /// # Errors
-    /// [`Error::ForeignContender`] where another [dialect](Dialect) is spoken, too; otherwise see [`Error`].
+    /// [`Error::ForeignContender`] where another [dialect](Dialect) is spoken, too; [`Error::Unreachable`] when no server
+    /// answers in time, or session after session ends; otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -294,30 +332,9 @@ impl RwLock {
     /// println!("{queue}");
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub async fn queue(&self) -> Result<Queue, Error> {
-        let fault = |failure| Error::from_failure(failure, "read the queue of", &self.shared.path);
-        let berth = self.shared.coordinator.berth(0).await.map_err(fault)?;
-        let session = berth.session();
-        let mut tries = 0;
-        loop {
-            let names = match session.children(&self.shared.path).await {
-                Err(Failure::NoNode) => Ok(Vec::new()),
-                answer => answer,
-            };
-            let queue = match names {
-                Ok(names) => {
-                    self.shared.check_for_strangers(&names)?;
-                    queue::of(session, &self.shared.path, self.shared.dialect, &names).await
-                }
-                Err(failure) => Err(failure),
-            };
-            match queue {
-                Err(Failure::Unknown(_)) if tries < place::UNKNOWN_TRIES => {
-                    place::before_next_try(session, &mut tries).await.map_err(fault)?;
-                }
-                answer => return answer.map_err(fault),
-            }
-        }
+    pub fn queue(&self) -> Call<Queue> {
+        let shared = Arc::clone(&self.shared);
+        Call::new(|timeout| async move { call::in_time(&shared.coordinator, timeout, shared.queue(false)).await })
     }
 
     /// Removes the one member of the queue whose [token](crate::Member::token) this is, and says who that was; `None`
@@ -335,7 +352,8 @@ impl RwLock {
     /// Dropping the future may leave the member removed or not.
     ///
     /// # Errors
-    /// [`Error::PermissionDenied`] for those who may not; otherwise see [`Error`].
+    /// [`Error::PermissionDenied`] for those who may not; otherwise see [`Error`]. After [`Error::Unreachable`] and
+    /// [`Error::Timeout`] the member may be removed or not, as after dropping the future.
     ///
     /// # Examples
     ///
@@ -350,33 +368,9 @@ impl RwLock {
     /// assert!(lock.evict(token).await?.is_none());
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
-        let fault = |failure| Error::from_failure(failure, "remove a node of", &self.shared.path);
-        let berth = self.shared.coordinator.berth(0).await.map_err(fault)?;
-        let session = berth.session();
-        // A server that lags would not show a member that others see already.
-        place::settled(session, || session.sync(&self.shared.path)).await.map_err(fault)?;
-        let mut asked = None;
-        let mut tries = 0;
-        loop {
-            let queue = self.queue().await?;
-            let Some(member) = queue.members.into_iter().find(|member| member.token == Some(token)) else {
-                // What was asked for and is not there any more was done.
-                return Ok(asked);
-            };
-            let path = format!("{}/{}", self.shared.path, member.node);
-            let answer = session.delete(&path).await;
-            match answer {
-                Ok(()) => return Ok(Some(member)),
-                // It left by itself just now, or by an earlier try.
-                Err(Failure::NoNode) => return Ok(asked),
-                Err(Failure::Unknown(_)) if tries < place::UNKNOWN_TRIES => {
-                    asked = Some(member);
-                    place::before_next_try(session, &mut tries).await.map_err(fault)?;
-                }
-                Err(failure) => return Err(fault(failure)),
-            }
-        }
+    pub fn evict(&self, token: i64) -> Call<Option<Member>> {
+        let shared = Arc::clone(&self.shared);
+        Call::new(move |timeout| async move { call::in_time(&shared.coordinator, timeout, shared.evict(token)).await })
     }
 }
 
@@ -537,6 +531,10 @@ impl RwLockBuilder {
     pub fn share_reads(mut self, max_age: Duration) -> Self {
         self.max_age = Some(max_age);
         self
+    }
+
+    pub(crate) fn coordinator(&self) -> Arc<dyn Coordinator> {
+        Arc::clone(&self.coordinator)
     }
 
     /// The same, for the lock in another directory.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::call::{self, Call};
 use crate::coordinator::Coordinator;
 use crate::deadlock::Deadlock;
 use crate::dialect::Dialect;
@@ -54,6 +55,7 @@ use crate::progress::{OnWaits, Progress};
 pub struct MultiLock {
     /// In the order in which they are taken.
     locks: Arc<[(RwLock, Mode)]>,
+    coordinator: Arc<dyn Coordinator>,
 }
 
 impl MultiLock {
@@ -150,14 +152,20 @@ impl MultiLock {
     /// assert!(both.try_lock().await.is_ok());
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub async fn try_lock(&self) -> Result<MultiGuard, Error> {
+    pub fn try_lock(&self) -> Call<MultiGuard> {
+        let this = self.clone();
+        Call::new(move |timeout| async move { call::in_time(&this.coordinator, timeout, this.attempt()).await })
+    }
+
+    async fn attempt(&self) -> Result<MultiGuard, Error> {
         let looks = self.locks.iter().map(|(lock, mode)| lock.look(*mode)).collect();
+        let mut limit = Duration::MAX;
         for ((lock, mode), look) in self.locks.iter().zip(all_of(looks).await) {
-            look.map_err(|error| lock.refused(*mode, error).of_one(lock.path()))?;
+            limit = look.map_err(|error| lock.refused(*mode, error).of_one(lock.path()))?;
         }
         let mut taken = Taken::default();
         for (lock, mode) in &*self.locks {
-            taken.add(lock, lock.take_now(*mode)).await?;
+            taken.add(lock, lock.take_now(*mode, limit)).await?;
         }
         taken.complete()
     }
@@ -306,8 +314,9 @@ impl MultiLockBuilder {
             let path = &twice[0].0;
             return Err(Error::invalid(format!("path {path:?} comes twice; a lock can be held in one mode only")));
         }
+        let coordinator = self.options.coordinator();
         let open = |(path, mode)| Ok((self.options.at(path).build()?, mode));
-        Ok(MultiLock { locks: named.into_iter().map(open).collect::<Result<_, Error>>()? })
+        Ok(MultiLock { locks: named.into_iter().map(open).collect::<Result<_, Error>>()?, coordinator })
     }
 }
 

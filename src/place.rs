@@ -506,7 +506,10 @@ async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: Ow
 }
 
 /// Asks, and asks again after each reconnect until the outcome is known.
-pub(crate) async fn settled<T>(session: &Arc<dyn Session>, ask: impl Fn() -> Reply<T>) -> Result<T, Failure> {
+pub(crate) async fn settled<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Failure>>,
+{
     settled_within(UNKNOWN_TRIES, session, ask).await
 }
 
@@ -515,7 +518,10 @@ async fn settled_at_last<T>(session: &Arc<dyn Session>, ask: impl Fn() -> Reply<
     settled_within(u32::MAX, session, ask).await
 }
 
-async fn settled_within<T>(most: u32, session: &Arc<dyn Session>, ask: impl Fn() -> Reply<T>) -> Result<T, Failure> {
+async fn settled_within<T, F>(most: u32, session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Failure>>,
+{
     let mut tries = 0;
     loop {
         match ask().await {
@@ -526,7 +532,11 @@ async fn settled_within<T>(most: u32, session: &Arc<dyn Session>, ask: impl Fn()
 }
 
 /// What `read` finds after a sync; both requests are on their way when this returns.
-fn synced<T: 'static>(session: &Arc<dyn Session>, path: &str, read: fn(&dyn Session, &str) -> Reply<T>) -> Reply<T> {
+pub(crate) fn synced<T: 'static>(
+    session: &Arc<dyn Session>,
+    path: &str,
+    read: fn(&dyn Session, &str) -> Reply<T>,
+) -> Reply<T> {
     let (synced, read) = (session.sync(path), read(&**session, path));
     Box::pin(async move {
         synced.await?;
@@ -581,6 +591,6 @@ pub(crate) async fn make_directory(
     Ok(())
 }
 
-fn none_without_directory(failure: Failure) -> Result<Vec<String>, Failure> {
+pub(crate) fn none_without_directory(failure: Failure) -> Result<Vec<String>, Failure> {
     if failure == Failure::NoNode { Ok(Vec::new()) } else { Err(failure) }
 }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::call;
 use crate::coordinator::{Failure, Session, Stat};
 use crate::dialect::Dialect;
 use crate::name::{self, Contender, Mode};
@@ -219,7 +220,7 @@ pub(crate) async fn of(
     let line = turn::line(dialect, children);
     let mut members = Vec::with_capacity(line.len());
     for some in line.chunks(READS_IN_FLIGHT) {
-        members.extend(read(session, directory, some).await?);
+        members.extend(call::answered(session, || read(session, directory, some)).await?);
     }
     Ok(Queue { path: directory.to_owned(), dialect, members })
 }
@@ -250,10 +251,10 @@ async fn read_first(
     directory: &str,
     (ahead, first): (usize, Vec<(Contender, Turn)>),
 ) -> Blockers {
-    let members = match read(session, directory, &first).await {
-        Ok(members) => members,
+    let members = match call::unless(session.sleep(session.timeout()), read(session, directory, &first)).await {
+        Some(Ok(members)) => members,
         // Their names alone still tell the mode and the host.
-        Err(_) => unread(&first),
+        _ => unread(&first),
     };
     Blockers { ahead, first: members }
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::call::{self, Call};
 use crate::coordinator::{Coordinator, Failure, Session};
 use crate::dialect::Dialect;
 use crate::error::Error;
 use crate::path;
-use crate::place;
 use crate::queue::{self, Queue};
 
 /// How many directories are listed at once.
@@ -27,6 +27,8 @@ impl Survey {
     ///
     /// Costs a listing for each node that is not a contender itself, and a read for each contender. Each queue is seen
     /// in its own [dialect](Dialect); a directory in which several are spoken has a queue for each.
+    /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout for each step, and as a whole with
+    /// [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Only reads.
@@ -45,40 +47,37 @@ impl Survey {
     /// assert_eq!(survey.queues.iter().map(|queue| &queue.path[..]).collect::<Vec<_>>(), ["/locks/a", "/locks/deep/b"]);
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub async fn below<C: Coordinator>(coordinator: &C, prefix: &str) -> Result<Survey, Error> {
-        path::check(prefix)?;
-        let fault = |failure| Error::from_failure(failure, "list the locks below", prefix);
-        let berth = coordinator.berth(0).await.map_err(fault)?;
-        let mut survey = Survey { queues: Vec::new(), unreadable: Vec::new() };
-        survey.walk(berth.session(), prefix).await.map_err(fault)?;
-        survey.queues.sort_by(|one, other| one.path.cmp(&other.path));
-        survey.unreadable.sort();
-        Ok(survey)
+    pub fn below<C: Coordinator + Clone>(coordinator: &C, prefix: &str) -> Call<Survey> {
+        let coordinator: Arc<dyn Coordinator> = Arc::new(coordinator.clone());
+        let prefix = prefix.to_owned();
+        Call::new(move |timeout| async move {
+            path::check(&prefix)?;
+            let walk = call::on_a_session(&coordinator, |session| Survey::walk(session, &prefix));
+            let walk =
+                async { walk.await.map_err(|failure| Error::from_failure(failure, "list the locks below", &prefix)) };
+            call::in_time(&coordinator, timeout, walk).await
+        })
     }
 
-    async fn walk(&mut self, session: &Arc<dyn Session>, prefix: &str) -> Result<(), Failure> {
+    async fn walk(session: Arc<dyn Session>, prefix: &str) -> Result<Survey, Failure> {
+        let mut survey = Survey { queues: Vec::new(), unreadable: Vec::new() };
         let mut level = vec![prefix.to_owned()];
         while !level.is_empty() {
             let mut below = Vec::new();
             for some in level.chunks(LISTINGS_IN_FLIGHT) {
-                // All are sent before the first is awaited.
-                let replies: Vec<_> = some.iter().map(|node| session.children(node)).collect();
-                for (node, reply) in some.iter().zip(replies) {
-                    let children = match reply.await {
-                        Err(Failure::Unknown(_)) => place::settled(session, || session.children(node)).await,
-                        answer => answer,
-                    };
+                let listings = call::answered(&session, || list(&session, some)).await?;
+                for (node, children) in some.iter().zip(listings) {
                     match children {
-                        Ok(children) => self.look(session, node, children, &mut below).await?,
-                        Err(Failure::NoNode) => {}
-                        Err(Failure::NoAuth) => self.unreadable.push(node.clone()),
-                        Err(failure) => return Err(failure),
+                        Some(children) => survey.look(&session, node, children, &mut below).await?,
+                        None => survey.unreadable.push(node.clone()),
                     }
                 }
             }
             level = below;
         }
-        Ok(())
+        survey.queues.sort_by(|one, other| one.path.cmp(&other.path));
+        survey.unreadable.sort();
+        Ok(survey)
     }
 
     async fn look(
@@ -107,18 +106,24 @@ impl Survey {
         dialect: Dialect,
         contenders: &[String],
     ) -> Result<(), Failure> {
-        let mut tries = 0;
-        loop {
-            match queue::of(session, node, dialect, contenders).await {
-                Err(Failure::Unknown(_)) if tries < place::UNKNOWN_TRIES => {
-                    place::before_next_try(session, &mut tries).await?;
-                }
-                answer => {
-                    // Those who have all left meanwhile leave nothing to see.
-                    self.queues.extend(Some(answer?).filter(|queue| !queue.members.is_empty()));
-                    return Ok(());
-                }
-            }
-        }
+        let queue = queue::of(session, node, dialect, contenders).await?;
+        // Those who have all left meanwhile leave nothing to see.
+        self.queues.extend(Some(queue).filter(|queue| !queue.members.is_empty()));
+        Ok(())
     }
+}
+
+/// The children of each of these nodes, all asked for at once; `None` if we may not list them.
+async fn list(session: &Arc<dyn Session>, nodes: &[String]) -> Result<Vec<Option<Vec<String>>>, Failure> {
+    let replies: Vec<_> = nodes.iter().map(|node| session.children(node)).collect();
+    let mut listings = Vec::with_capacity(nodes.len());
+    for reply in replies {
+        listings.push(match reply.await {
+            Ok(children) => Some(children),
+            Err(Failure::NoNode) => Some(Vec::new()),
+            Err(Failure::NoAuth) => None,
+            Err(failure) => return Err(failure),
+        });
+    }
+    Ok(listings)
 }

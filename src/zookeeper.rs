@@ -519,7 +519,9 @@ async fn new_session(
     let default_acl = || if options.is_authenticated() { Acl::creator() } else { Acl::anyone() };
     let acl = options.acl.clone().unwrap_or_else(default_acl);
     let session = ZooKeeperSession::new(client, &keeper, options.session_timeout, acl);
-    session.make_root().await?;
+    let late =
+        || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
+    tokio::time::timeout(bound, session.make_root()).await.map_err(|_| late())??;
     Ok(session)
 }
 

@@ -28,7 +28,7 @@ fn every_fault_of_the_table_has_a_test_that_exists() {
 }
 
 #[test]
-fn the_catalogue_counts_to_sixty_two_and_names_a_test_for_each() {
+fn the_catalogue_is_numbered_and_names_a_test_for_each_fault() {
     let table = include_str!("FAULTS.md");
     let rows: Vec<&str> =
         table.lines().filter(|line| line.starts_with("| ") && line.matches('|').count() == 7).collect();
@@ -37,5 +37,5 @@ fn the_catalogue_counts_to_sixty_two_and_names_a_test_for_each() {
         assert!(row.starts_with(&format!("| {number} ")), "{row}");
         assert!(!named(row).is_empty(), "{row}");
     }
-    assert_eq!(rows.count(), 62);
+    assert!(rows.count() >= 62);
 }

@@ -564,6 +564,36 @@ async fn a_command_that_heeds_term_has_its_grace_and_the_loss_wins_over_its_code
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_answers_only_pings_holds_up_no_command() {
+    let proxy = Proxy::start(shared_server().address());
+    proxy.answer_only_pings();
+    let path = "/zklock/pings";
+    let commands: &[&[&str]] = &[
+        &["ls", path],
+        &["ls", "--tree", path],
+        &["check", path],
+        &["break", "--yes", path, "1"],
+        &["-n", path, "true"],
+    ];
+    let running: Vec<_> = commands
+        .iter()
+        .map(|command| {
+            let command = if command[0] == "-n" {
+                [&["--session-timeout", "2s"], *command].concat()
+            } else {
+                [&command[..1], &["--session-timeout", "2s"], &command[1..]].concat()
+            };
+            (command.join(" "), tokio::spawn(ended(zklock_on(&proxy.address(), &command))))
+        })
+        .collect();
+    for (command, run) in running {
+        let run = run.await.unwrap();
+        assert_eq!(run.code, Some(69), "{command}: {run:#?}");
+        assert!(run.stderr.contains("no answer within 2s"), "{command}: {run:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_blip_loses_nothing() {
     let proxy = Proxy::start(shared_server().address());
     let options = ["--session-timeout", "60s", "/zklock/blip", "-c", "echo ready; read line; exit 8"];

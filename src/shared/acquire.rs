@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::guard::{SharedReadGuard, SharedWriteGuard};
 use super::{Inner, Shared};
 use crate::acquire::{AcquireRead, AcquireWrite};
+use crate::call::{self, Call};
 use crate::error::Error;
 use crate::progress::Progress;
 use crate::queue::Blockers;
@@ -115,10 +116,15 @@ impl<T: Send + Sync + 'static> Shared<T> {
     ///
     /// # Errors
     /// [`Error::WouldBlock`], which says who is in the way; otherwise as for [`Shared::read`].
-    pub async fn try_read(&self) -> Result<SharedReadGuard<T>, Error> {
-        let guard = self.inner.lock.try_read().await?;
-        let stored = self.inner.read(guard.held()).await?;
-        Ok(SharedReadGuard::new(stored, guard))
+    pub fn try_read(&self) -> Call<SharedReadGuard<T>> {
+        let inner = Arc::clone(&self.inner);
+        Call::new(|timeout| async move {
+            let rest = Rest::new(inner, timeout);
+            let late = rest.late();
+            let guard = rest.inner.lock.try_read().within(timeout).await?;
+            let (coordinator, limit) = (Arc::clone(&rest.inner.coordinator), guard.held().place().session().timeout());
+            in_time(late, call::bounded(&coordinator, limit, rest.finish_read(guard))).await
+        })
     }
 
     /// Acquires the lock to write if nobody holds it or waits for it, and reads the value:
@@ -129,10 +135,15 @@ impl<T: Send + Sync + 'static> Shared<T> {
     ///
     /// # Errors
     /// [`Error::WouldBlock`], which says who is in the way; otherwise as for [`Shared::read`].
-    pub async fn try_write(&self) -> Result<SharedWriteGuard<T>, Error> {
-        let guard = self.inner.lock.try_write().await?;
-        let loaded = self.inner.load(guard.held()).await?;
-        Ok(SharedWriteGuard::new(loaded, self.inner.label(), Arc::clone(&self.inner), guard))
+    pub fn try_write(&self) -> Call<SharedWriteGuard<T>> {
+        let inner = Arc::clone(&self.inner);
+        Call::new(|timeout| async move {
+            let rest = Rest::new(inner, timeout);
+            let late = rest.late();
+            let guard = rest.inner.lock.try_write().within(timeout).await?;
+            let (coordinator, limit) = (Arc::clone(&rest.inner.coordinator), guard.held().place().session().timeout());
+            in_time(late, call::bounded(&coordinator, limit, rest.finish_write(guard))).await
+        })
     }
 }
 
@@ -265,6 +276,10 @@ async fn in_time<G>(late: Late, finished: impl Future<Output = Result<G, Error>>
 }
 
 impl<T: Send + Sync + 'static> Rest<T> {
+    fn new(inner: Arc<Inner<T>>, timeout: Option<Duration>) -> Rest<T> {
+        Rest { inner, options: Options { timeout, label: None }, instead: None }
+    }
+
     fn late(&self) -> Late {
         self.options.timeout.map(|timeout| (timeout, self.inner.coordinator.sleep(timeout)))
     }

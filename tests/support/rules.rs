@@ -39,13 +39,14 @@ impl Fault {
 pub struct Frames {
     direction: Direction,
     op: Option<Op>,
+    except: &'static [Op],
     path: Option<String>,
     error: Option<i32>,
 }
 
 impl Frames {
     fn all(direction: Direction) -> Self {
-        Self { direction, op: None, path: None, error: None }
+        Self { direction, op: None, except: &[], path: None, error: None }
     }
 
     /// What clients ask of this kind.
@@ -73,6 +74,11 @@ impl Frames {
         Self::all(Direction::ToServer)
     }
 
+    /// All but these.
+    pub fn but(self, except: &'static [Op]) -> Self {
+        Self { except, ..self }
+    }
+
     /// Only those whose path, or whose list of parts as in [`Proxy::requests`], contains this. A reply has the path
     /// of its request.
     pub fn about(self, part_of_path: &str) -> Self {
@@ -87,6 +93,7 @@ impl Frames {
     fn contain(&self, frame: &Seen<'_>) -> bool {
         self.direction == frame.direction
             && self.op.is_none_or(|op| op == frame.op)
+            && !self.except.contains(&frame.op)
             && self.path.as_ref().is_none_or(|part| frame.path.contains(part.as_str()))
             && self.error.is_none_or(|code| frame.error == Some(code))
     }

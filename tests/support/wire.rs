@@ -186,6 +186,11 @@ impl Proxy {
         self.tap.rules().add(rule)
     }
 
+    /// Loses all that clients ask but pings, so that their sessions live on.
+    pub fn answer_only_pings(&self) -> Fault {
+        self.apply(Rule::on(Frames::from_clients().but(&[Op::Handshake, Op::Ping])).and_all_later().lose())
+    }
+
     /// Forgets every rule. Frames that are held back stay so.
     pub fn forget_rules(&self) {
         self.tap.rules().clear();

@@ -60,7 +60,7 @@ async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
     };
     let berth = zk.berth(0).await.map_err(fault)?;
     let session = berth.session();
-    let names = match session.children(path).await {
+    let names = match connect::answered(session, session.children(path)).await {
         Err(Failure::NoNode) => Vec::new(),
         answer => answer.map_err(fault)?,
     };
@@ -69,7 +69,7 @@ async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
         // All are sent before the first is awaited.
         let replies: Vec<_> = some.iter().map(|name| session.data(&format!("{path}/{name}"))).collect();
         for (name, reply) in some.iter().zip(replies) {
-            match reply.await {
+            match connect::answered(session, reply).await {
                 Ok((_, stat)) => nodes.push((name.clone(), Some(stat))),
                 Err(Failure::NoNode) => {}
                 Err(Failure::NoAuth) => nodes.push((name.clone(), None)),

@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
+use zk_rwlock::coordinator::{Failure, Reply, Session};
 use zk_rwlock::{Error, RwLock, Sasl, Tls, ZooKeeper};
 
 use crate::arguments::Connection;
@@ -26,6 +28,14 @@ pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> 
 /// The lock at `path`, to look at.
 pub(crate) fn lock(zk: &ZooKeeper, path: &str, connection: &Connection) -> Result<RwLock, Error> {
     RwLock::builder(zk, path).dialect(connection.dialect).build()
+}
+
+/// The answer, unless the server does not give one for a session timeout.
+pub(crate) async fn answered<T>(session: &Arc<dyn Session>, reply: Reply<T>) -> Result<T, Failure> {
+    let limit = session.timeout();
+    tokio::time::timeout(limit, reply).await.unwrap_or_else(|_| {
+        Err(Failure::Unreachable(format!("no answer within {}", humantime::format_duration(limit))))
+    })
 }
 
 /// An empty variable of the environment is as good as none.

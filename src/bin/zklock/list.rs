@@ -34,6 +34,7 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
 /// is free, and go away.
 async fn has_other_nodes(zk: &ZooKeeper, queue: &Queue) -> bool {
     let Ok(berth) = zk.berth(0).await else { return false };
-    let names = berth.session().children(&queue.path).await.unwrap_or_default();
+    let session = berth.session();
+    let names = connect::answered(session, session.children(&queue.path)).await.unwrap_or_default();
     names.iter().any(|name| Contender::parse_as(name, queue.dialect).is_none())
 }

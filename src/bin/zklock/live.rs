@@ -119,7 +119,7 @@ async fn in_lines(lock: &RwLock, watch: &Watch) -> Result<u8, Exit> {
 fn answer(looked: Result<Queue, Error>) -> Result<Option<Queue>, Exit> {
     match looked {
         Ok(queue) => Ok(Some(queue)),
-        Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. } | Error::Evicted(_)) => Ok(None),
+        Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

@@ -1,0 +1,190 @@
+//! A call that asks the ensemble something and waits for nobody: how long it may take; knows no concrete backend.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::coordinator::{Coordinator, Failure, Reply, Session};
+use crate::error::Error;
+use crate::place;
+use crate::queue::Blockers;
+
+/// How often something starts over because its session ended before anything of ours was in it.
+pub(crate) const SESSION_TRIES: usize = 3;
+
+/// A call that waits for no other contender, and has not been sent: a future of its answer. Await it, or bound it first.
+///
+/// Made by the `try_` methods, [`RwLock::queue`](crate::RwLock::queue), [`RwLock::evict`](crate::RwLock::evict) and
+/// [`Survey::below`](crate::Survey::below). Nothing is sent before the first poll.
+///
+/// # How long it takes
+/// A step of the call that has no answer for one session timeout ends the call with [`Error::Unreachable`]: also where
+/// the server still answers pings, so that the session lives on. A step is one request, or a batch of them (up to 256
+/// reads, or all that a `try_` method sends to enter one lock). While the connection is lost, the call first waits for
+/// it to come back; or for the end of the session, and then for a fresh one within its
+/// [connect timeout](crate::ZooKeeperBuilder::connect_timeout). With [`timeout`](Self::timeout) the call ends in time in
+/// any case.
+///
+/// # Cancel safety
+/// Dropping it leaves no node and no watch behind, as soon as the server can be reached.
+///
+/// # Examples
+///
+/// ```
+/// # use std::time::Duration;
+/// # use zk_rwlock::{Error, Memory, RwLock};
+/// # tokio_test::block_on(async {
+/// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+/// let guard = lock.try_write().timeout(Duration::from_secs(1)).await?;
+/// let queue = lock.queue().timeout(Duration::from_secs(1)).await?;
+/// assert_eq!(queue.holders().count(), 1);
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+#[must_use = "nothing is sent before this is awaited"]
+pub struct Call<T> {
+    timeout: Option<Duration>,
+    begin: Option<Box<Begin<T>>>,
+    answer: Option<Answer<T>>,
+}
+
+/// Makes the future of the answer, which is to come within the time given.
+type Begin<T> = dyn FnOnce(Option<Duration>) -> Answer<T> + Send;
+
+type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
+
+impl<T: Send + 'static> Call<T> {
+    pub(crate) fn new<F>(begin: impl FnOnce(Option<Duration>) -> F + Send + 'static) -> Call<T>
+    where
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        Call { timeout: None, begin: Some(Box::new(|timeout| Box::pin(begin(timeout)))), answer: None }
+    }
+
+    /// Gives up when there is no answer within `timeout`, with [`Error::Timeout`], which is told in time, also while
+    /// disconnected. Zero is refused, and then nothing is sent.
+    pub fn timeout(self, timeout: Duration) -> Self {
+        self.within(Some(timeout))
+    }
+
+    pub(crate) fn within(mut self, timeout: Option<Duration>) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Blocks the thread until the answer is there. Needs no runtime.
+    ///
+    /// # Errors
+    /// As when awaited.
+    pub fn blocking(self) -> Result<T, Error> {
+        pollster::block_on(self)
+    }
+}
+
+impl<T> Future for Call<T> {
+    type Output = Result<T, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(begin) = self.begin.take() {
+            if self.timeout == Some(Duration::ZERO) {
+                return Poll::Ready(Err(Error::invalid("a timeout of zero")));
+            }
+            self.answer = Some(begin(self.timeout));
+        }
+        match &mut self.answer {
+            Some(answer) => answer.as_mut().poll(context),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<T> fmt::Debug for Call<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call").field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+/// What `work` gives within the time that the caller gave.
+pub(crate) async fn in_time<T>(
+    coordinator: &Arc<dyn Coordinator>,
+    timeout: Option<Duration>,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let Some(waited) = timeout else {
+        return work.await;
+    };
+    let late = Err(Error::Timeout { waited, blockers: Blockers::default() });
+    unless(coordinator.sleep(waited), work).await.unwrap_or(late)
+}
+
+/// What `work` gives within `limit`, the session timeout.
+pub(crate) async fn bounded<T>(
+    coordinator: &Arc<dyn Coordinator>,
+    limit: Duration,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    unless(coordinator.sleep(limit), work).await.unwrap_or_else(|| Err(Error::Unreachable(no_answer(limit))))
+}
+
+/// As [`place::settled`], and fails if nothing is answered for a session timeout.
+pub(crate) async fn answered<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Failure>>,
+{
+    let limit = session.timeout();
+    let answer = unless(session.sleep(limit), place::settled(session, ask)).await;
+    answer.unwrap_or_else(|| Err(Failure::Unreachable(no_answer(limit))))
+}
+
+/// The names of a node's children, none if it does not exist; after a sync if they may not be older than this call.
+pub(crate) async fn names(
+    session: &Arc<dyn Session>,
+    directory: &str,
+    is_synced: bool,
+) -> Result<Vec<String>, Failure> {
+    let children: fn(&dyn Session, &str) -> Reply<Vec<String>> = |session, path| session.children(path);
+    let listing = answered(session, || match is_synced {
+        true => place::synced(session, directory, children),
+        false => session.children(directory),
+    });
+    listing.await.or_else(place::none_without_directory)
+}
+
+/// What is answered on a session, or on a fresh one if the session turns out to be over: nothing of ours was in it.
+pub(crate) async fn on_a_session<T, F>(
+    coordinator: &impl Coordinator,
+    ask: impl Fn(Arc<dyn Session>) -> F,
+) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Failure>>,
+{
+    let mut tries = 0;
+    loop {
+        let berth = coordinator.berth(0).await?;
+        tries += 1;
+        match ask(Arc::clone(berth.session())).await {
+            Err(Failure::Over(_)) if tries < SESSION_TRIES => is_known_to_be_over(berth.session()).await,
+            answer => return answer,
+        }
+    }
+}
+
+/// The requests of a session fail a moment before it counts as over, and until then it is given out again.
+pub(crate) async fn is_known_to_be_over(session: &Arc<dyn Session>) {
+    unless(session.sleep(session.timeout() / 20), session.over()).await;
+}
+
+/// What `work` gives, if it does before `end` comes.
+pub(crate) async fn unless<T>(end: impl Future<Output = ()>, work: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        done = work => Some(done),
+        () = end => None,
+    }
+}
+
+fn no_answer(limit: Duration) -> String {
+    format!("no answer within {}, the session timeout", humantime::format_duration(limit))
+}
