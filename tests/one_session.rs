@@ -236,7 +236,10 @@ impl Tapped {
         let (zk, operator) = (connect(&proxy.address()).await, connect(&server.address()).await);
         let directory = format!("/one/{}", proxy.address().replace([':', '.'], "-"));
         let (lock, observer) = (lock_at(&zk, &directory), lock_at(&operator, &directory));
-        lock.write().await.unwrap().release().await.unwrap();
+        // The higher the number, the more may be written elsewhere before consecutive numbers prove nothing.
+        for _ in 0..50 {
+            lock.write().await.unwrap().release().await.unwrap();
+        }
         Tapped { proxy, zk, lock, observer, operator }
     }
 
