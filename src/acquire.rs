@@ -418,6 +418,7 @@ impl Acquisition {
             // Who may not do all that it takes may not be allowed to leave either, and must be told.
             Err(error @ Error::PermissionDenied { .. }) => match held.place().leave().await {
                 Err(Failure::NoAuth) => Err(Error::stays(held.tenure().path())),
+                Ok(()) if held.place().unmake_directory().await => Err(Error::shut_out(&self.shared.path)),
                 _ => Err(error),
             },
             Err(error) => Err(error),
@@ -530,6 +531,7 @@ impl Acquisition {
                 Err(Failure::Over(_)) if tries < SESSION_TRIES => {
                     call::is_known_to_be_over(place.session()).await;
                 }
+                Err(Failure::NoAuth) if place.unmake_directory().await => return Err(Error::shut_out(&shared.path)),
                 Err(failure) => return Err(self.stop(failure)),
             }
         };
@@ -552,7 +554,7 @@ impl Acquisition {
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
                     let has_to_stay = self.shared.dialect.keeps_directories();
-                    match place::make_directory(place.session(), &self.shared.path, has_to_stay).await {
+                    match place.make_directory(has_to_stay).await {
                         // One above it may be a container, too, where Curator made it.
                         Ok(()) | Err(Failure::NoNode) => {}
                         Err(failure) => return Err(failure),

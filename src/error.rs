@@ -68,6 +68,9 @@ pub enum Error {
 
     /// The ensemble does not allow it. `delete` and `create` are permissions of the *parent* node.
     ///
+    /// When the operation is [`ENTER_OWN_DIRECTORY`](Error::ENTER_OWN_DIRECTORY), mend the [`Acl`](crate::Acl) that this
+    /// client gives to what it makes.
+    ///
     /// No node of ours is left behind, but for one case: when the operation is [`DELETE_OWN_NODE`](Error::DELETE_OWN_NODE)
     /// the node at `path` stays, in everyone's way, until its session ends: see [`ZooKeeper::close`](crate::ZooKeeper::close).
     #[error("permission denied: {operation} {path}")]
@@ -164,6 +167,10 @@ impl Error {
     /// The operation of a [`PermissionDenied`](Error::PermissionDenied) that leaves a node behind.
     pub const DELETE_OWN_NODE: &str = "delete our own node (it stays until its session ends)";
 
+    /// The operation of a [`PermissionDenied`](Error::PermissionDenied) by the caller's own [`Acl`](crate::Acl): nobody else
+    /// finds the directory, because it is removed again.
+    pub const ENTER_OWN_DIRECTORY: &str = "enter the directory that it made (the ACL of this client shuts the client out: allow its own user to read, create and delete)";
+
     /// Whether a `try_` method found the lock taken.
     pub fn is_would_block(&self) -> bool {
         matches!(self.cause(), Error::WouldBlock { .. })
@@ -217,6 +224,11 @@ impl Error {
     /// A node that we made and may not remove.
     pub(crate) fn stays(path: String) -> Error {
         Error::PermissionDenied { operation: Error::DELETE_OWN_NODE, path }
+    }
+
+    /// A directory that we made, and may not use by the ACL that we gave it.
+    pub(crate) fn shut_out(path: &str) -> Error {
+        Error::PermissionDenied { operation: Error::ENTER_OWN_DIRECTORY, path: path.to_owned() }
     }
 
     pub(crate) fn invalid(problem: impl Into<String>) -> Error {

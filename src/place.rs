@@ -38,6 +38,8 @@ struct Node {
     connection: u64,
     /// A create's answer was lost, so there may be a node that nobody saw.
     unsure: bool,
+    /// The directories that we made to get here, the outermost first.
+    made: Vec<String>,
 }
 
 /// A node of ours that is in the directory.
@@ -70,7 +72,7 @@ enum Step {
 impl Place {
     pub(crate) fn new(berth: Berth, directory: Arc<str>, owner: Owner) -> Place {
         let book = berth.session().lease().books().of(&directory, owner.dialect());
-        let node = Mutex::new(Node { step: Step::Absent, connection: 0, unsure: false });
+        let node = Mutex::new(Node { step: Step::Absent, connection: 0, unsure: false, made: Vec::new() });
         Place { berth, directory, owner, book, node }
     }
 
@@ -128,6 +130,37 @@ impl Place {
                 Err(failure)
             }
         }
+    }
+
+    /// Makes the lock directory, below ordinary nodes: a container, which the server reaps when it has been empty for a
+    /// while, unless it has to stay.
+    pub(crate) async fn make_directory(&self, has_to_stay: bool) -> Result<(), Failure> {
+        let session = self.session();
+        let mut denied = false;
+        for step in path::steps(&self.directory) {
+            let kind = if step == &*self.directory && !has_to_stay { Kind::Container } else { Kind::Persistent };
+            match settled(session, || session.create(step, &[], kind)).await {
+                Ok(_) => self.node().made.push(step.to_owned()),
+                Err(Failure::NodeExists) => {}
+                // We may not create up there, but what is needed may be there already.
+                Err(Failure::NoAuth) if step != &*self.directory => denied = true,
+                // It was not.
+                Err(Failure::NoNode) if denied => return Err(Failure::NoAuth),
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the directories that we made and, by their ACL, cannot use, or others would fail on them: whether there
+    /// was one. Nobody else can have put anything into one that is removed, since only an empty one is.
+    pub(crate) async fn unmake_directory(&self) -> bool {
+        let (session, made) = (self.session(), std::mem::take(&mut self.node().made));
+        let mut is_removed = false;
+        for step in made.iter().rev() {
+            is_removed |= settled(session, || session.delete(step)).await.is_ok();
+        }
+        is_removed
     }
 
     /// After a lost answer: looks for a node that nobody saw, and takes it for ours if it is there.
@@ -565,28 +598,6 @@ pub(crate) async fn before_next_try(session: &Arc<dyn Session>, tries: &mut u32)
     *tries = tries.saturating_add(1);
     if *tries > 3 {
         session.sleep(session.timeout() / 50 * (*tries - 3).min(12)).await;
-    }
-    Ok(())
-}
-
-/// Makes the lock directory, below ordinary nodes: a container, which the server reaps when it has been empty for a
-/// while, unless it has to stay.
-pub(crate) async fn make_directory(
-    session: &Arc<dyn Session>,
-    directory: &str,
-    has_to_stay: bool,
-) -> Result<(), Failure> {
-    let mut denied = false;
-    for step in path::steps(directory) {
-        let kind = if step == directory && !has_to_stay { Kind::Container } else { Kind::Persistent };
-        match settled(session, || session.create(step, &[], kind)).await {
-            Ok(_) | Err(Failure::NodeExists) => {}
-            // We may not create up there, but what is needed may be there already.
-            Err(Failure::NoAuth) if step != directory => denied = true,
-            // It was not.
-            Err(Failure::NoNode) if denied => return Err(Failure::NoAuth),
-            Err(failure) => return Err(failure),
-        }
     }
     Ok(())
 }

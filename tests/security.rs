@@ -254,6 +254,33 @@ async fn one_who_may_not_write_its_own_node_is_refused_the_signal_once() {
 }
 
 #[tokio::test]
+async fn what_a_wrong_acl_shuts_its_own_maker_out_of_is_left_to_nobody() {
+    let address = shared_server().address();
+    let operator = connect(&address).await;
+    session(&operator).await.create("/shut-out", b"", Kind::Persistent).await.unwrap();
+    let of_another = Acl::nobody().allow("digest", "other:7PYcjGmQ3sYfJDGSTrMnvTrrwKQ=", Permissions::ALL);
+    let unreadable = Acl::nobody().allow("world", "anyone", Permissions::CREATE | Permissions::DELETE);
+    for acl in [of_another, unreadable] {
+        let zk = options().acl(acl).digest("me", "secret").connect(&address).await.unwrap();
+        for path in ["/shut-out-lock", "/shut-out/lock", "/shut-out/a/b/lock"] {
+            let lock = lock_at(&zk, path);
+            for error in [
+                soon("the refusal", lock.write()).await.unwrap_err(),
+                soon("the refusal", lock.read()).await.unwrap_err(),
+                soon("the refusal", lock.try_write()).await.unwrap_err(),
+            ] {
+                let Error::PermissionDenied { operation, path: told } = &error else { panic!("{error:?}") };
+                assert_eq!((*operation, &**told), (Error::ENTER_OWN_DIRECTORY, path), "{error}");
+            }
+            assert_eq!(children(&operator, "/shut-out").await, [""; 0]);
+        }
+    }
+    for path in ["/shut-out-lock", "/shut-out/lock", "/shut-out/a/b/lock"] {
+        drop(soon("the lock", lock_at(&operator, path).write()).await.expect("nothing is in the way"));
+    }
+}
+
+#[tokio::test]
 async fn a_directory_that_may_not_be_made_is_denied_and_one_that_exists_below_closed_nodes_serves() {
     let address = shared_server().address();
     let owner = directory_for_guests("owner", "/closed/above/lock", Permissions::READ).await;
