@@ -4,10 +4,13 @@ use std::collections::hash_map::RandomState;
 use std::future::{Future, IntoFuture, poll_fn};
 use std::hash::BuildHasher;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
+use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
 use crate::books::{Ahead, Found};
@@ -170,8 +173,40 @@ struct Acquisition {
     is_for_all: bool,
 }
 
-/// Where an acquisition waits, for the error that its timeout gives.
-pub(crate) type Waiting = Mutex<Option<Waits>>;
+/// Where an acquisition waits, for the error that its timeout gives, and for the warning that it takes long.
+pub(crate) struct Waiting {
+    began: Instant,
+    waits: Mutex<Option<Waits>>,
+    /// One warning is enough: the acquisition's own, or that of the session's background.
+    is_warned_of: AtomicBool,
+    /// Ends the background's part, when this is dropped.
+    background: OnceLock<oneshot::Sender<()>>,
+}
+
+impl Waiting {
+    fn begin() -> Waiting {
+        Waiting {
+            began: Instant::now(),
+            waits: Mutex::default(),
+            is_warned_of: AtomicBool::new(false),
+            background: OnceLock::new(),
+        }
+    }
+
+    fn waits(&self) -> MutexGuard<'_, Option<Waits>> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the warning is left to whoever asks.
+    fn takes_warning_on(&self) -> bool {
+        !self.is_warned_of.swap(true, Ordering::Relaxed)
+    }
+
+    /// Who was in the way when it last looked.
+    fn seen_in_the_way(&self) -> Blockers {
+        self.waits().as_ref().map(|waits| waits.seen.blockers.clone()).unwrap_or_default()
+    }
+}
 
 #[derive(Clone)]
 pub(crate) struct Waits {
@@ -194,7 +229,7 @@ enum Patience {
 struct Wait<'a> {
     patience: Patience,
     /// Is told who is in the way.
-    waiting: Option<&'a Waiting>,
+    waiting: Option<&'a Arc<Waiting>>,
     on_wait: Option<Box<OnWait>>,
     /// What was to be seen when it came, if it has asked.
     look: Option<Result<Names, Failure>>,
@@ -289,7 +324,7 @@ impl Acquisition {
     }
 
     async fn enter_watched(&self, timeout: Option<Duration>, on_wait: Option<Box<OnWait>>) -> Result<Box<Held>, Error> {
-        let waiting = Waiting::default();
+        let waiting = Arc::new(Waiting::begin());
         let granted = self.warned(&waiting, self.enter(Patience::Wait, Some(&waiting), on_wait));
         match timeout {
             None => granted.await,
@@ -303,22 +338,72 @@ impl Acquisition {
             return granted.await;
         };
         let mut granted = std::pin::pin!(granted);
-        let sleep = |duration| self.shared.coordinator.sleep(duration);
-        tokio::select! {
-            biased;
-            answer = &mut granted => return answer,
-            () = sleep(limit) => {}
+        if let Some(answer) = call::unless(self.shared.coordinator.sleep(limit), &mut granted).await {
+            return answer;
         }
-        let blockers = tokio::select! {
-            biased;
-            answer = &mut granted => return answer,
-            found = self.in_the_way(waiting) => found,
-            // Cut off, there is nobody to ask.
-            () = sleep(LOOK_UP_AHEAD) => self.seen_in_the_way(waiting),
-        };
+        // With a place in the queue, the background warns.
+        if waiting.takes_warning_on() {
+            self.warn(limit, &Blockers::default());
+        }
+        granted.await
+    }
+
+    fn warn(&self, limit: Duration, blockers: &Blockers) {
         let (path, label) = (&*self.shared.path, self.label.as_deref());
         tracing::warn!(path, mode = %self.mode, label, waited = ?limit, %blockers, "it takes long to acquire a lock");
-        granted.await
+    }
+
+    /// Has the session's background warn if it takes long. An acquisition that is not polled could not do that, and is in
+    /// everybody's way once its turn has come.
+    fn warn_in_background(&self, held: &Held, waiting: &Arc<Waiting>) {
+        let Some(limit) = self.shared.warn_waiting.filter(|_| waiting.takes_warning_on()) else {
+            return;
+        };
+        let (end, ended) = oneshot::channel();
+        let _first = waiting.background.set(end);
+        let mut acquisition = Acquisition::new(&self.shared, self.mode);
+        acquisition.label = self.label.clone();
+        let (session, tenure, me) =
+            (Arc::clone(held.place().session()), Arc::clone(held.tenure()), held.contender().clone());
+        let (left, waiting) = (limit.saturating_sub(waiting.began.elapsed()), Arc::downgrade(waiting));
+        let work = async move {
+            let mut ended = std::pin::pin!(async { drop(ended.await) });
+            if call::unless(&mut ended, session.sleep(left)).await.is_none() || tenure.is_holding() {
+                return;
+            }
+            let Some(found) = call::unless(&mut ended, acquisition.turn_and_blockers(&session, &me)).await else {
+                return;
+            };
+            let is_its_turn = matches!(found, Some((Turn::Granted, _)));
+            // Cut off, what was seen before is the best to tell.
+            let seen = || waiting.upgrade().map(|waiting| waiting.seen_in_the_way()).unwrap_or_default();
+            let blockers = found.map_or_else(seen, |(_, blockers)| blockers);
+            let grace = acquisition.shared.lock_delay + LOOK_UP_AHEAD;
+            if is_its_turn && call::unless(&mut ended, session.sleep(grace)).await.is_some() && !tenure.is_holding() {
+                let (path, node, label) = (&*acquisition.shared.path, me.name(), acquisition.label.as_deref());
+                tracing::warn!(
+                    path,
+                    mode = %acquisition.mode,
+                    label,
+                    node,
+                    waited = ?limit,
+                    "the turn of an acquisition has come, and its future is not polled: all behind it wait"
+                );
+            } else {
+                acquisition.warn(limit, &blockers);
+            }
+        };
+        held.place().session().spawn(Box::pin(work.instrument(self.trace.span())));
+    }
+
+    /// Whether it is our turn, and who is in the way; `None` if that cannot be read soon.
+    async fn turn_and_blockers(&self, session: &Arc<dyn Session>, me: &Contender) -> Option<(Turn, Blockers)> {
+        let look = async {
+            let names = session.children(&self.shared.path).await.ok()?;
+            let blockers = queue::blockers(session, &self.shared.path, &names, me).await;
+            Some((turn::turn(me, &names), blockers))
+        };
+        call::unless(session.sleep(LOOK_UP_AHEAD), look).await.flatten()
     }
 
     /// What is granted in time, or who was in the way of the one that `waiting` tells of.
@@ -338,7 +423,7 @@ impl Acquisition {
         }
         let mut in_time = sleep(look_up);
         // Cut off, there is nobody to ask; what was seen before is then the best to tell.
-        let mut blockers = self.seen_in_the_way(waiting);
+        let mut blockers = waiting.seen_in_the_way();
         let mut looking = std::pin::pin!(self.in_the_way(waiting));
         let mut looked = false;
         loop {
@@ -392,7 +477,7 @@ impl Acquisition {
     async fn enter(
         &self,
         patience: Patience,
-        waiting: Option<&Waiting>,
+        waiting: Option<&Arc<Waiting>>,
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Held>, Error> {
         let (mut held, mut look) = Box::pin(self.queue_up()).await?;
@@ -405,6 +490,9 @@ impl Acquisition {
             (held, look) = Box::pin(self.queue_up()).await?;
         }
         self.trace.entered(held.standing());
+        if let Some(waiting) = waiting {
+            self.warn_in_background(&held, waiting);
+        }
         let mut wait = Wait { patience, waiting, on_wait, look, vanished: None, has_waited: false };
         let granted = match self.wait_for_turn(&held, &mut wait).await {
             Ok(grant) => self.grant(&held, grant).await,
@@ -667,7 +755,7 @@ impl Acquisition {
         }
         if let Some(waiting) = wait.waiting {
             let seen = Progress::by_name(&names, me);
-            let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut waiting = waiting.waits();
             let looks = waiting.as_ref().map_or(1, |waits| waits.looks + 1);
             *waiting = Some(Waits { session: Arc::clone(session), me: me.clone(), seen, looks });
         }
@@ -851,7 +939,7 @@ impl Acquisition {
 
     /// Who is in the way of one that waits, as far as that can be read now.
     async fn in_the_way(&self, waiting: &Waiting) -> Blockers {
-        let waits = waiting.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let waits = waiting.waits().clone();
         let Some(Waits { session, me, seen, .. }) = waits else {
             return Blockers::default();
         };
@@ -859,12 +947,6 @@ impl Acquisition {
             Ok(children) => queue::blockers(&session, &self.shared.path, &children, &me).await,
             Err(_) => seen.blockers,
         }
-    }
-
-    /// Who was in the way of one that waits when it last looked.
-    fn seen_in_the_way(&self, waiting: &Waiting) -> Blockers {
-        let waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.as_ref().map(|waits| waits.seen.blockers.clone()).unwrap_or_default()
     }
 
     fn evicted(&self, loss: Loss) -> Error {
@@ -963,7 +1045,7 @@ impl Acquisition {
 
     /// The acquisition of all who wait for it. Their timeouts are their own, but know by it who is in the way.
     fn for_all(&self) -> (Work, Arc<Waiting>) {
-        let waiting = Arc::new(Waiting::default());
+        let waiting = Arc::new(Waiting::begin());
         let mut all = Acquisition::new(&self.shared, Mode::Read);
         all.is_for_all = true;
         let span = all.begin();
@@ -977,7 +1059,7 @@ impl Acquisition {
 /// Where it waits, once it has looked more than so often. Whoever takes a shared acquisition on has been woken by that,
 /// and so have all who wait for it.
 async fn looked_since(waiting: &Waiting, looks: usize) -> Waits {
-    poll_fn(|_| match &*waiting.lock().unwrap_or_else(PoisonError::into_inner) {
+    poll_fn(|_| match &*waiting.waits() {
         Some(waits) if waits.looks > looks => Poll::Ready(waits.clone()),
         _ => Poll::Pending,
     })

@@ -90,7 +90,7 @@
 //! | a create whose answer was lost has been found again | info | `path`, `node` |
 //! | the connection is lost while a lock is held; it is back in time | warn; info | `node`, `left` |
 //! | a held lock was lost: told whether anybody looks or not | warn | `node`, `cause` |
-//! | it takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) or [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `label`; `mode`, `waited` and `blockers`, or `node`, `token` and `held` |
+//! | it takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) or [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `label`; `mode`, `waited` and `blockers`, or `node` if nobody polls the one whose turn it is; or `node`, `token` and `held` |
 //! | a task seems to [wait for itself](Deadlock) | warn | `path`, `mode`, `label`, `holder` |
 //!
 //! With the feature `metrics` it counts and measures: the table is in the module `metrics`.

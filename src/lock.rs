@@ -31,6 +31,10 @@ use crate::turn;
 /// [`ReadGuard::share`] for that. There is no upgrade from read to write, because two upgrading readers would
 /// wait for each other: release, acquire the write lock, and look again.
 ///
+/// An acquisition that was polled once has its place in the queue, and when its turn comes all others wait for it, also if
+/// nobody polls it any more: poll it to its end, or drop it. [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) tells
+/// of one that is forgotten.
+///
 /// # Examples
 ///
 /// ```
@@ -452,8 +456,9 @@ impl RwLockBuilder {
     /// Logs a warning, once, for an acquisition that has waited this long: with who is in the way. Default: never, because
     /// what is long is the user's to say, and because each waiter then has a timer, and keeps some names.
     ///
-    /// It comes when the acquisition is next polled: not from a runtime that is blocked. Reads that wait for one
-    /// [shared](Self::share_reads) node are warned of together.
+    /// Once the acquisition has a place in the queue, the warning comes from the session's own background, also if the
+    /// future is not polled, as in a runtime that is blocked. If its turn has come by then, and the future is still not
+    /// polled, the warning says that. Reads that wait for one [shared](Self::share_reads) node are warned of together.
     pub fn warn_after_waiting(mut self, limit: Duration) -> Self {
         self.warn_waiting = Some(limit);
         self

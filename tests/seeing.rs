@@ -400,6 +400,77 @@ async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
     drop(assert_ready_ok!(waiting.poll()));
 }
 
+/// Polled once, it has its place in the queue; then nobody polls it any more.
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_of_one_that_is_not_polled_is_warned_of_once() {
+    let zk = Memory::new();
+    let second = Duration::from_secs(1);
+    let lock = RwLock::builder(&zk, DIRECTORY).on_deadlock(Deadlock::Ignore).warn_after_waiting(second);
+    let lock = lock.build().expect("valid");
+    let held = now(lock.write().label("backup")).expect("free");
+    let (log, _guard) = Log::start();
+    let mut forgotten = task::spawn(lock.write().label("report").into_future());
+    assert_pending!(forgotten.poll());
+    for _ in 0..3 {
+        tokio::time::advance(second).await;
+        tokio::task::yield_now().await;
+    }
+    let lines = log.lines();
+    let begin =
+        "WARN message=it takes long to acquire a lock path=.. mode=WRITE label=\"report\" waited=1s blockers=held by";
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with(begin) && lines[0].contains("\"backup\""), "{lines:?}");
+    drop(held);
+    drop(assert_ready_ok!(forgotten.poll()));
+    tokio::time::advance(second * 9).await;
+    assert!(!log.lines().iter().any(|line| line.starts_with("WARN")), "once is enough");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_whose_turn_has_come_and_that_nobody_polls_is_warned_of_as_such() {
+    let zk = Memory::new();
+    let second = Duration::from_secs(1);
+    let lock = RwLock::builder(&zk, DIRECTORY).on_deadlock(Deadlock::Ignore).warn_after_waiting(second);
+    let lock = lock.build().expect("valid");
+    let held = now(lock.write()).expect("free");
+    let (log, _guard) = Log::start();
+    let mut forgotten = task::spawn(lock.write().label("report").into_future());
+    assert_pending!(forgotten.poll());
+    drop(held);
+    for _ in 0..3 {
+        tokio::time::advance(second).await;
+        tokio::task::yield_now().await;
+    }
+    let warnings = || log.lines().into_iter().filter(|line| line.starts_with("WARN")).collect::<Vec<_>>();
+    let warning = "WARN message=the turn of an acquisition has come, and its future is not polled: all behind it wait \
+                   path=.. mode=WRITE label=\"report\" node=.. waited=1s";
+    assert_eq!(warnings(), [warning]);
+    drop(forgotten);
+    assert_eq!(log.open_spans(), 0, "nothing is left in the background");
+}
+
+/// Cut off, there is no place in the queue yet, and no session to warn from.
+#[tokio::test(start_paused = true)]
+async fn one_that_has_no_place_yet_warns_itself() {
+    let zk = Memory::new();
+    let limit = Duration::from_millis(100);
+    let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(limit).build().expect("valid");
+    let (log, _guard) = Log::start();
+    drop(now(lock.write()).expect("free"));
+    zk.cut();
+    let mut waiting = task::spawn(lock.write().into_future());
+    assert_pending!(waiting.poll());
+    for _ in 0..3 {
+        tokio::time::advance(limit).await;
+        assert_pending!(waiting.poll());
+    }
+    zk.heal();
+    drop(assert_ready_ok!(waiting.poll()));
+    let warnings = log.lines().into_iter().filter(|line| line.starts_with("WARN")).collect::<Vec<_>>();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("nobody is known to be in the way"), "{warnings:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn reads_that_wait_for_one_node_are_warned_of_once_and_look_once() {
     let zk = Memory::new();
