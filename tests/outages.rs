@@ -13,7 +13,7 @@ use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use zk_rwlock::coordinator::Operation;
-use zk_rwlock::{Contender, Loss, Mode, ReadGuard, RwLock, WriteGuard};
+use zk_rwlock::{Contender, HoldState, Loss, Mode, ReadGuard, RwLock, WriteGuard};
 
 const SHORT: Duration = Duration::from_secs(2);
 
@@ -282,4 +282,36 @@ async fn on_a_server_that_lost_everything_a_lock_that_was_used_alone_looks_who_i
     // By these numbers alone it could be the next.
     assert_eq!(sequence(guard.path()).unwrap().sequence(), number + 1);
     assert!((1..=number + 2).contains(&(guard.fencing_token() - token)), "{} after {token}", guard.fencing_token());
+}
+
+/// Nobody there knows of the holder, who has not heard of that yet: only a fence keeps the two apart, and its tokens
+/// have begun anew.
+#[tokio::test]
+async fn a_server_that_comes_back_empty_grants_beside_a_holder_that_is_still_suspect() {
+    const PATH: &str = "/outages/empty";
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    // Longer than a server needs to start, and short enough to wait for.
+    let zk = connect_with(&proxy.address(), Duration::from_secs(15)).await;
+    let lock = lock_at(&zk, PATH);
+    for _ in 0..8 {
+        lock.write().await.unwrap().release().await.unwrap();
+    }
+    let old = lock.write().await.unwrap();
+    proxy.cut();
+    server.start_over();
+    let other = connect(&server.address()).await;
+    let new = soon("the grant", lock_at(&other, PATH).write()).await.unwrap();
+    assert!(matches!(old.state(), HoldState::Suspect { .. }) && old.is_held() && new.is_held());
+    assert!(new.fencing_token() < old.fencing_token(), "a fence refuses the new holder");
+    // A server refuses the connection of one that has seen more than it has itself, so only the clock tells.
+    proxy.heal();
+    assert_eq!(soon("the loss", old.lost()).await, Loss::LeaseRanOut);
+    assert!(new.is_held());
+
+    let highest = old.fencing_token() + 1_000_000;
+    server.go_on_after(highest);
+    let third = connect(&server.address()).await;
+    let fenced = soon("the grant", lock_at(&third, "/outages/raised").write()).await.unwrap();
+    assert!(fenced.fencing_token() > highest, "a fence that has seen {highest} lets it pass");
 }

@@ -187,6 +187,15 @@ impl Server {
         self.start_again();
     }
 
+    /// Has the server go on with numbers of transactions after `zxid`, as the guide tells operators to.
+    pub fn go_on_after(&self, zxid: i64) {
+        // A server that starts writes a snapshot.
+        self.restart();
+        self.kill();
+        snapshot::call_newest_after(&self.home.data(), zxid);
+        self.start_again();
+    }
+
     /// Kills the server as a crash would (SIGKILL).
     pub fn kill(&self) {
         self.process().kill();

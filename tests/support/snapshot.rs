@@ -27,6 +27,19 @@ pub fn set_next_sequence(data: &Path, directory: &str, next: i32) {
     fs::write(&file, bytes).expect("the snapshot can be written");
 }
 
+/// Names the newest snapshot below `data` after this number, and removes all else there: the server must be down.
+pub fn call_newest_after(data: &Path, zxid: i64) {
+    let directory = data.join("version-2");
+    let newest = newest(&directory);
+    for entry in fs::read_dir(&directory).expect("the server has data") {
+        let path = entry.expect("readable").path();
+        if path != newest {
+            fs::remove_file(path).expect("writable");
+        }
+    }
+    fs::rename(newest, directory.join(format!("snapshot.{zxid:x}"))).expect("writable");
+}
+
 /// Where the four bytes of the directory's counter are.
 fn counter_of(bytes: &[u8], directory: &str) -> usize {
     let length = |at: usize| i32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
