@@ -188,9 +188,9 @@ impl Scene {
         Scene { zk, lock, operator, _operator: other }
     }
 
-    /// As another process would have it.
-    fn another_handle(&self, dialect: Dialect) -> RwLock {
-        RwLock::builder(&self.zk, PATH).dialect(dialect).build().unwrap()
+    /// As another process would have it, on a session of its own.
+    fn another_process(&self, dialect: Dialect) -> RwLock {
+        RwLock::builder(&self.zk.connect(), PATH).dialect(dialect).build().unwrap()
     }
 
     async fn make(&self, name: &str, data: &[u8]) {
@@ -258,8 +258,8 @@ async fn a_contender_of_another_dialect_is_refused_by_name_and_nothing_is_left()
 async fn who_waits_is_told_of_a_contender_of_another_dialect_when_it_looks_again() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
-        // Handles of their own, as in two processes: among clones of one, none needs to look again.
-        let first = s.another_handle(dialect).read().await.unwrap();
+        // Two processes: contenders of one session need not look again.
+        let first = s.another_process(dialect).read().await.unwrap();
         let second = writer(&s.lock);
         line_becomes(&s.lock, "R+ W-").await;
         let other = if dialect == Dialect::Kazoo { Dialect::Curator } else { Dialect::Kazoo };
