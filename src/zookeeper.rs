@@ -12,6 +12,7 @@
 //! - After `Expired` a client is dead for good: the next berth is on a fresh one.
 //! - Its session id may change silently on a reconnect (ClickHouse Keeper does that): who owns our nodes is looked
 //!   up after each one, and until then no answer renews the lease ([`confirm_identity`]).
+//! - It repeats nothing, but we do, after a lost connection: not what a server closes connections over ([`abilities`]).
 //! - Servers of one connect string may differ in encryption, and one whose name TLS cannot verify makes it panic: both
 //!   are refused before it is asked ([`ZooKeeperBuilder::check_encryption`]). Why a handshake failed only its log tells.
 //! - It sends each request as it comes: a removal that the next create may join is held back on our side ([`line`]).
@@ -41,10 +42,12 @@ use crate::error::Error;
 use crate::keeper::Keeper;
 use crate::lease::Lease;
 
+mod abilities;
 mod line;
 mod security;
 mod servers;
 
+use self::abilities::Abilities;
 use self::line::{Line, Removal};
 use self::security::Digest;
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
@@ -100,6 +103,8 @@ struct Ensemble {
     options: ZooKeeperBuilder,
     keeper: Arc<Keeper>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
+    /// Kept for the next session, too.
+    abilities: Arc<Abilities>,
     /// The attempt to open a session that is under way, so that a crowd opens one and not one each.
     opening: Mutex<Option<Opening>>,
     closed: AtomicBool,
@@ -258,6 +263,7 @@ impl ZooKeeperBuilder {
             options: self,
             keeper,
             sessions: Mutex::new(Vec::new()),
+            abilities: Arc::default(),
             opening: Mutex::new(None),
             closed: AtomicBool::new(false),
         };
@@ -464,8 +470,9 @@ impl Ensemble {
     /// Dropping the future gives it up.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
         let (servers, options, keeper) = (self.servers.clone(), self.options.clone(), Arc::clone(&self.keeper));
+        let abilities = Arc::clone(&self.abilities);
         let mut task = JoinSet::new();
-        task.spawn_on(new_session(servers, options, keeper), self.keeper.handle());
+        task.spawn_on(new_session(servers, options, keeper, abilities), self.keeper.handle());
         async move {
             match task.join_next().await {
                 Some(Ok(answer)) => answer,
@@ -494,6 +501,7 @@ async fn new_session(
     servers: String,
     options: ZooKeeperBuilder,
     keeper: Arc<Keeper>,
+    abilities: Arc<Abilities>,
 ) -> Result<Arc<ZooKeeperSession>, Failure> {
     let (connector, encrypted) = (options.connector(), options.is_encrypted());
     let named = to_connect_to(&servers, options.session_timeout);
@@ -518,7 +526,7 @@ async fn new_session(
     }
     let default_acl = || if options.is_authenticated() { Acl::creator() } else { Acl::anyone() };
     let acl = options.acl.clone().unwrap_or_else(default_acl);
-    let session = ZooKeeperSession::new(client, &keeper, options.session_timeout, acl);
+    let session = ZooKeeperSession::new(client, &keeper, options.session_timeout, acl, abilities);
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
     tokio::time::timeout(bound, session.make_root()).await.map_err(|_| late())??;
@@ -530,6 +538,7 @@ struct ZooKeeperSession {
     id: i64,
     timeout: Duration,
     acl: Acl,
+    abilities: Arc<Abilities>,
     line: Mutex<Line>,
     lease: Arc<Lease>,
     link: watch::Sender<Link>,
@@ -552,8 +561,6 @@ struct Identity {
     /// The newest connection on which the server has shown it.
     shown_on: AtomicU64,
     is_asked: AtomicBool,
-    /// The servers are too old to be asked, and older than any that is known to change sessions.
-    cannot_be_asked: AtomicBool,
 }
 
 impl Identity {
@@ -566,14 +573,14 @@ impl Identity {
     }
 
     fn is_known(&self) -> bool {
-        self.shown_on.load(Ordering::Acquire) == self.connection() || self.cannot_be_asked.load(Ordering::Acquire)
+        self.shown_on.load(Ordering::Acquire) == self.connection()
     }
 }
 
 /// Whose a node must be that this session creates.
 struct Owner {
     session: i64,
-    lease: Arc<Lease>,
+    this: Weak<ZooKeeperSession>,
     identity: Arc<Identity>,
     /// The connection on which it is asked for.
     connection: u64,
@@ -583,7 +590,9 @@ impl Owner {
     /// Some servers answer a reconnect with another session, and the client does not say so: its node would show it.
     fn created(&self, path: String, czxid: i64, ephemeral_owner: i64) -> Result<Created, Failure> {
         if ephemeral_owner != 0 && ephemeral_owner != self.session {
-            self.lease.end(Ending::Replaced);
+            if let Some(session) = self.this.upgrade() {
+                session.ended(Ending::Replaced);
+            }
             return Err(Failure::Over(Ending::Replaced));
         }
         if ephemeral_owner == self.session {
@@ -613,7 +622,13 @@ struct Finished {
 }
 
 impl ZooKeeperSession {
-    fn new(client: zk::Client, keeper: &Arc<Keeper>, requested: Duration, acl: Acl) -> Arc<ZooKeeperSession> {
+    fn new(
+        client: zk::Client,
+        keeper: &Arc<Keeper>,
+        requested: Duration,
+        acl: Acl,
+        abilities: Arc<Abilities>,
+    ) -> Arc<ZooKeeperSession> {
         // A server may raise the timeout, and another one lower it again on a reconnect: the shorter one counts.
         let timeout = client.session_timeout().min(requested);
         if timeout < requested {
@@ -630,6 +645,7 @@ impl ZooKeeperSession {
             id: client.session_id().0,
             timeout,
             acl,
+            abilities,
             line: Mutex::new(Line::new(client)),
             lease,
             link,
@@ -675,6 +691,46 @@ impl ZooKeeperSession {
                 confirm_identity(this).await;
                 identity.is_asked.store(false, Ordering::Release);
             }));
+        }
+    }
+
+    /// Whether the server lists this node among those of the session that it takes us for.
+    async fn lists_as_its_own(&self, path: &str) -> Result<bool, Failure> {
+        let (node, connection, abilities) = (path.to_owned(), self.identity.connection(), Arc::clone(&self.abilities));
+        let owned = self.read(move |client| async move {
+            let owned = client.list_ephemerals(&node).await;
+            abilities.ephemerals.heard(&owned);
+            match owned {
+                Err(_) if abilities.ephemerals.is_lacking() => Err(Failure::Unknown("not understood".to_owned())),
+                owned => owned.map_err(failure),
+            }
+        });
+        if owned.await?.iter().any(|owned| owned == path) {
+            self.identity.is_shown_on(connection);
+            return Ok(true);
+        }
+        if matches!(self.data(path).await, Ok((_, stat)) if stat.ephemeral_owner == self.id) {
+            self.ended(Ending::Replaced);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Makes a node beside this one, whose owner shows whom the server takes us for, and removes it again.
+    async fn owns_what_it_makes(&self, path: &str) -> Result<bool, Failure> {
+        let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
+        let own = format!("{directory}/session-{:x}", self.id);
+        let made = self.create(&own, &[], Kind::Ephemeral).await;
+        // An answer that was lost may have left it behind, and it says nothing of this connection.
+        if !matches!(made, Ok(_) | Err(Failure::NodeExists)) {
+            return made.map(|_| true);
+        }
+        loop {
+            match self.delete(&own).await {
+                Ok(()) | Err(Failure::NoNode) => return Ok(made.is_ok()),
+                Err(Failure::Unknown(_)) if self.connected().await.is_ok() => self.sleep(self.timeout / 20).await,
+                Err(failure) => return Err(failure),
+            }
         }
     }
 
@@ -747,10 +803,22 @@ impl Session for ZooKeeperSession {
         {
             return reply;
         }
+        let kind = match kind {
+            Kind::Container if self.abilities.containers.is_lacking() => Kind::Persistent,
+            kind => kind,
+        };
         let (path, data, acl, owner) = (path.to_owned(), data.to_vec(), self.acl.clone(), self.owner());
+        let abilities = Arc::clone(&self.abilities);
         self.write(move |client| async move {
             let options = mode(kind).with_acls(zk::Acls::new(&acl.entries));
-            let (stat, sequence) = client.create(&path, &data, &options).await.map_err(failure)?;
+            let created = client.create(&path, &data, &options).await;
+            if kind == Kind::Container {
+                abilities.containers.heard(&created);
+                if abilities.containers.is_lacking() {
+                    return Err(Failure::Unknown("the servers do not know container nodes".to_owned()));
+                }
+            }
+            let (stat, sequence) = created.map_err(failure)?;
             let path = if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path };
             owner.created(path, stat.czxid, stat.ephemeral_owner)
         })
@@ -875,21 +943,26 @@ async fn follow_state(
 /// After a reconnect: makes sure that the session the server took us for is the one that owns our nodes.
 async fn confirm_identity(session: Weak<ZooKeeperSession>) {
     loop {
-        let Some(session) = session.upgrade() else { return };
+        let Some(session) = session.upgrade().filter(|session| session.lease.over().is_none()) else { return };
         // With nothing kept there is nothing to lose; it is asked again when there is an answer to count.
         let Some((_, path)) = session.lease.roll().to_check().into_iter().next() else { return };
-        let (node, connection) = (path.clone(), session.identity.connection());
-        let owned = session.read(move |client| async move { client.list_ephemerals(&node).await.map_err(failure) });
-        match owned.await {
-            Ok(owned) if owned.contains(&path) => return session.identity.is_shown_on(connection),
-            Ok(_) => match session.data(&path).await {
-                Ok((_, stat)) if stat.ephemeral_owner == session.id => return session.ended(Ending::Replaced),
-                // It is gone, which its watch will tell; ask about another one.
-                _ => session.sleep(session.timeout / 20).await,
-            },
-            // Before 3.6 there is no such request, and the server closes the connection over it.
-            Err(Failure::Refused(_)) => return session.identity.cannot_be_asked.store(true, Ordering::Release),
+        let lists = !session.abilities.ephemerals.is_lacking();
+        let shown = match lists {
+            true => session.lists_as_its_own(&path).await,
+            false => session.owns_what_it_makes(&path).await,
+        };
+        match shown {
+            Ok(true) if session.identity.is_known() => return,
+            // The connection has been lost since, or the session has been replaced.
+            Ok(true) => {}
+            // There is another way to ask.
+            Err(Failure::Unknown(_)) if lists && session.abilities.ephemerals.is_lacking() => {
+                let _over = session.connected().await;
+            }
+            // The node is gone, which its watch will tell; ask about another one.
+            Ok(false) | Err(Failure::NoNode) => session.sleep(session.timeout / 20).await,
             Err(Failure::Unknown(_)) if session.connected().await.is_ok() => session.sleep(session.timeout / 20).await,
+            // It is asked again with the next answer.
             Err(_) => return,
         }
     }

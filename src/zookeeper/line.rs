@@ -183,7 +183,7 @@ impl ZooKeeperSession {
 
     pub(super) fn owner(&self) -> Owner {
         let identity = Arc::clone(&self.identity);
-        Owner { session: self.id, lease: Arc::clone(&self.lease), connection: identity.connection(), identity }
+        Owner { session: self.id, this: Weak::clone(&self.this), connection: identity.connection(), identity }
     }
 
     /// Sends now, and tells the lease when a quorum has answered.

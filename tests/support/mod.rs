@@ -8,6 +8,7 @@ pub mod example;
 pub mod fake;
 pub mod frames;
 pub mod history;
+pub mod keeper;
 pub mod page;
 pub mod polled;
 pub mod port;

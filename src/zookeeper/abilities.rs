@@ -1,0 +1,60 @@
+//! What the servers understand, as far as they have shown it; knows no sessions.
+//!
+//! ClickHouse Keeper and ZooKeeper before 3.6 close the connection over a request that they do not know, and so would over
+//! each repetition of it.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use zookeeper_client as zk;
+
+const UNKNOWN: u8 = 0;
+const SHOWN: u8 = 1;
+const LACKING: u8 = 2;
+
+/// The requests that not every server knows.
+#[derive(Debug, Default)]
+pub(super) struct Abilities {
+    pub(super) containers: Ability,
+    /// To list the ephemeral nodes of one's session.
+    pub(super) ephemerals: Ability,
+}
+
+/// Whether the servers know one kind of request.
+#[derive(Debug, Default)]
+pub(super) struct Ability(AtomicU8);
+
+impl Ability {
+    pub(super) fn is_lacking(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == LACKING
+    }
+
+    /// An answer to such a request: the first one decides. A connection that is lost over it may have been lost by chance,
+    /// and then what serves instead is used without need.
+    pub(super) fn heard<T>(&self, answer: &Result<T, zk::Error>) {
+        let shows = match answer {
+            Err(zk::Error::Unimplemented | zk::Error::ConnectionLoss | zk::Error::Custom(_)) => LACKING,
+            Err(zk::Error::ClientClosed | zk::Error::SessionExpired | zk::Error::AuthFailed) => return,
+            _ => SHOWN,
+        };
+        let _decided = self.0.compare_exchange(UNKNOWN, shows, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_answer_shows_whether_a_request_is_understood() {
+        let lost = || Err::<(), _>(zk::Error::ConnectionLoss);
+        let (shown, lacking, refused) = (Ability::default(), Ability::default(), Ability::default());
+        shown.heard(&Err::<(), _>(zk::Error::NoAuth));
+        shown.heard(&lost());
+        lacking.heard(&Err::<(), _>(zk::Error::ClientClosed));
+        assert!(!lacking.is_lacking());
+        lacking.heard(&lost());
+        lacking.heard(&Ok(()));
+        refused.heard(&Err::<(), _>(zk::Error::Unimplemented));
+        assert!(!shown.is_lacking() && lacking.is_lacking() && refused.is_lacking());
+    }
+}

@@ -1,0 +1,32 @@
+//! A server that is not quite ZooKeeper: a real one, behind a proxy that has it behave so.
+//!
+//! It knows nothing of locks, nor of any client library.
+
+use super::wire::{Close, Frames, Hello, Op, Proxy, Rule};
+
+/// Asks for the ephemeral nodes of one's session. ZooKeeper has it since 3.6.
+pub const LIST_EPHEMERALS: Op = Op::Other(103);
+
+const UNIMPLEMENTED: i32 = -6;
+
+/// As ClickHouse Keeper: each handshake begins a new session, and the connection is closed over a request that it does not
+/// know.
+pub fn clickhouse_keeper(server: impl Into<String>) -> Proxy {
+    let proxy = Proxy::start(server);
+    let afresh = |hello: &mut Hello| {
+        hello.session = 0;
+        hello.password = vec![0; 16];
+    };
+    proxy.apply(Rule::on(Frames::requests(Op::Handshake)).and_all_later().falsify(afresh));
+    for unknown in [LIST_EPHEMERALS, Op::CreateContainer] {
+        proxy.apply(Rule::on(Frames::requests(unknown)).and_all_later().close(0, Close::Fin));
+    }
+    proxy
+}
+
+/// As ZooKeeper 3.5: nobody can list the ephemeral nodes of a session.
+pub fn zookeeper_3_5(server: impl Into<String>) -> Proxy {
+    let proxy = Proxy::start(server);
+    proxy.apply(Rule::on(Frames::requests(LIST_EPHEMERALS)).and_all_later().refuse(UNIMPLEMENTED));
+    proxy
+}
