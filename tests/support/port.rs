@@ -4,9 +4,11 @@
 //! port of another listener, or of an outgoing connection. So these come from outside the range that the system gives from.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// Below it are the ports of well-known servers.
 const LOWEST: u16 = 10_000;
@@ -48,8 +50,18 @@ impl Port {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
     }
 
+    /// A process that is being started has copies of all sockets for some milliseconds, also of the one by which the port was
+    /// tried. So a port that seems to be in use is tried again.
     pub fn listen(&self) -> TcpListener {
-        TcpListener::bind(self.address()).expect("the port is ours")
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            match TcpListener::bind(self.address()) {
+                Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                bound => return bound.expect("the port is ours"),
+            }
+        }
     }
 }
 
