@@ -28,9 +28,9 @@ test: servers
 # and the swarm for ten minutes on one server and ten on three. Each says how many descriptors it had open at most.
 COUNTED_TEST := cargo --config 'target."cfg(unix)".runner = ["$(CURDIR)/tests/descriptors.sh"]' test --release
 soak: zookeeper
-	export SCHEDULES=100000 MULTI_SCHEDULES=5000 LEASE_ROUNDS=40 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
+	export SCHEDULES=100000 MULTI_SCHEDULES=5000 LEASE_ROUNDS=40 SILENCE_ROUNDS=200 LEASE_HISTORIES=60000 BREAK_ROUNDS=20 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
 	export FREEZE_ROUNDS=10 CRASH_ROUNDS=25 ROLLS=5 FLAP_SECONDS=60 SWARM_SECONDS=600
-	$(COUNTED_TEST) --test proptests --test lease --test scale --test model --test ensemble --test outages \
+	$(COUNTED_TEST) --test proptests --test lease --test lease_model --test silence --test breaks --test scale --test model --test ensemble --test outages \
 		--test multi -- --nocapture
 	for servers in 1 3; do
 		SWARM_SERVERS=$$servers $(COUNTED_TEST) --test swarm -- --nocapture

@@ -494,7 +494,13 @@ impl Acquisition {
             self.warn_in_background(&held, waiting);
         }
         let mut wait = Wait { patience, waiting, on_wait, look, vanished: None, has_waited: false };
-        let granted = match self.wait_for_turn(&held, &mut wait).await {
+        let turn = tokio::select! {
+            biased;
+            turn = self.wait_for_turn(&held, &mut wait) => turn,
+            // Also while an answer is missing.
+            loss = held.lost() => Err(self.evicted(loss)),
+        };
+        let granted = match turn {
             Ok(grant) => self.grant(&held, grant).await,
             Err(error) => Err(error),
         };

@@ -291,11 +291,12 @@ macro_rules! guard {
             }
 
             /// For how long the ensemble surely keeps the session, and so keeps everyone else out, unless somebody
-            /// removes the lock's node: until one session timeout after the sending of the newest request that a
-            /// quorum answered. Zero once that is over.
+            /// removes the lock's node: until one session timeout after the sending of the newest request that their
+            /// leader has surely heard of. Zero once that is over.
             ///
-            /// A third of the session timeout is left when the lease runs out and [`lost`](Self::lost) says so: the
-            /// time to stop what cannot be dropped, such as another process.
+            /// [`ZooKeeperBuilder::stop_margin`](crate::ZooKeeperBuilder::stop_margin), a sixth of the session timeout, is
+            /// left when the lease runs out and [`lost`](Self::lost) says so: the time to stop what cannot be dropped,
+            /// such as another process.
             ///
             /// # Examples
             ///

@@ -65,11 +65,12 @@
 //!
 //! # How a holder knows in time
 //!
-//! ZooKeeper gives a session up one session timeout after the last packet it got, and tells its client only when that
+//! ZooKeeper gives a session up one session timeout after its leader last heard of it, and tells its client only when that
 //! comes back. Until then everything may look healthy: the connection, and even reads of one's own node, on a server
-//! that is cut off from its leader. So a lock counts as held only until two thirds of the session timeout after the
-//! *sending* of the newest request that a quorum answered. While anything is held or waited for, a check-only
-//! transaction renews that lease each quarter of the session timeout, on a thread of the library's own.
+//! that is cut off from its leader. So a lock counts as held only until five sixths of the session timeout after the
+//! *sending* of the newest request that the leader has surely heard of: one that was answered half a tick, and some slack,
+//! before another was sent that a quorum acknowledged. Each fifth of the session timeout a read makes such a request, and
+//! while anything is held or waited for, a check-only transaction has it count, on a thread of the library's own.
 //! [`is_held`](WriteGuard::is_held) compares the clock itself, so it is right also in the first call after the process
 //! was stopped.
 //!

@@ -31,7 +31,8 @@ pub enum Loss {
     /// The session is over, and its nodes with it.
     #[error("{0}")]
     SessionOver(#[from] Ending),
-    /// No quorum has confirmed the session for two thirds of its timeout: others may be granted the lock soon.
+    /// The servers may give the session up soon, and grant the lock to others: too long ago was what they surely have
+    /// heard of it.
     #[error("the lease on the session ran out before a quorum renewed it")]
     LeaseRanOut,
     /// Somebody deleted the lock's node.
@@ -121,6 +122,8 @@ pub(crate) struct Tenure {
 struct State {
     path: String,
     phase: Phase,
+    /// While it waits: since when the lease has been valid without a gap, if it has been at all.
+    valid_since: Option<u64>,
     /// It was called to look where it stands, and has not heard that yet.
     is_called: bool,
     loss: Option<Loss>,
@@ -148,6 +151,7 @@ impl Tenure {
         let state = Mutex::new(State {
             path,
             phase: Phase::Waiting,
+            valid_since: lease.stretch(),
             is_called: false,
             loss: None,
             is_told: false,
@@ -264,12 +268,16 @@ impl Tenure {
         let was_lost = state.loss.is_some();
         // Before the watch: who was stopped for too long finds its node removed, by the server and for that reason.
         if state.loss.is_none() {
-            state.loss = match state.phase {
-                Phase::Holding(stretch) | Phase::Moving(stretch) if !lease.covers(stretch) => {
-                    Some(lease.over().map_or(Loss::LeaseRanOut, Loss::SessionOver))
+            let since = match state.phase {
+                Phase::Holding(stretch) | Phase::Moving(stretch) => Some(stretch),
+                Phase::Waiting => {
+                    state.valid_since = state.valid_since.or_else(|| lease.stretch());
+                    state.valid_since
                 }
-                _ => lease.over().map(Loss::SessionOver),
+                Phase::Left => None,
             };
+            let ran_out = since.is_some_and(|stretch| !lease.covers(stretch)).then_some(Loss::LeaseRanOut);
+            state.loss = lease.over().map(Loss::SessionOver).or(ran_out);
         }
         let told = state.look();
         let (loss, news) = (state.loss, state.news());
@@ -459,8 +467,8 @@ impl State {
 #[derive(Debug, Default)]
 pub(crate) struct Roll {
     members: Mutex<Members>,
-    /// Someone joined an empty roll.
-    occupied: Notify,
+    /// The connection was lost or is back, or the session is over.
+    stirred: Notify,
     /// Somebody has a node that is not watched yet, or must confirm a hand-off.
     unwatched: Notify,
 }
@@ -498,11 +506,7 @@ impl Roll {
         let number = members.next;
         members.next += 1;
         members.all.insert(number, Arc::clone(tenure));
-        let first = members.all.len() == 1;
         drop(members);
-        if first {
-            self.occupied.notify_one();
-        }
         self.watch(tenure);
         number
     }
@@ -594,8 +598,13 @@ impl Roll {
         self.members().over = true;
         self.look_at_all(lease);
         self.tell_all();
-        self.occupied.notify_one();
+        self.stir();
         self.unwatched.notify_one();
+    }
+
+    /// Has the renewal of the lease look again.
+    pub(crate) fn stir(&self) {
+        self.stirred.notify_one();
     }
 
     /// Notices who has lost its node, and tells.
@@ -643,10 +652,6 @@ impl Roll {
         chosen
     }
 
-    fn is_empty(&self) -> bool {
-        self.members().all.is_empty()
-    }
-
     fn is_over(&self) -> bool {
         self.members().over
     }
@@ -659,8 +664,9 @@ impl Roll {
 /// Looks after the nodes of a session until it is over: a backend spawns this once a session, on its own thread.
 ///
 /// Each node is watched by its owner, at the latest from one to two `grace` after it was entered: a short hold is over by
-/// then and costs nothing. A waiter watches its node from the first moment. While there are nodes the lease is renewed every quarter of
-/// the session timeout.
+/// then and costs nothing. A waiter watches its node from the first moment. Each fifth of the session timeout a read
+/// touches the session, also while there are no nodes, so that the next acquisition need not wait for the lease; while
+/// there are, a transaction that only checks them follows, by which that counts.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(lease) = session.upgrade().map(|session| Arc::clone(session.lease())) else {
         return;
@@ -749,58 +755,77 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     }
 }
 
-async fn renew(session: &Weak<dyn Session>, lease: &Lease) {
-    if lease.is_steady() {
-        return;
-    }
+async fn renew(session: &Weak<dyn Session>, lease: &Arc<Lease>) {
+    // At first the handshake counts.
+    let mut due = lease.now() + lease.heartbeat_period();
+    let mut is_told = true;
     loop {
-        while lease.roll().is_empty() && !lease.roll().is_over() {
-            lease.roll().occupied.notified().await;
-        }
+        let stirred = lease.roll().stirred.notified();
         let Some(live) = session.upgrade().filter(|_| !lease.roll().is_over()) else {
             return;
         };
-        let wait = lease.until_heartbeat();
-        if wait.is_zero() {
-            let renewal = async { heartbeat(&live).await.is_ok() || live.connected().await.is_ok() };
-            if !and_tell_of_losses(&live, renewal).await {
-                return;
-            }
-            if lease.until_heartbeat().is_zero() {
-                // It did not help: the server is too busy, or does not say yet whose session this is.
-                live.sleep(live.timeout() / 20).await;
-            }
-        } else {
-            let pause = live.sleep(wait);
+        let left = lease.remaining();
+        // What was held is lost when the lease runs out, whether anybody looks or not.
+        if left.is_none() && !std::mem::replace(&mut is_told, true) {
+            lease.roll().look_at_all(lease);
+            lease.roll().tell_all();
+        }
+        is_told &= left.is_none();
+        let now = lease.now();
+        if lease.is_steady() {
             drop(live);
-            pause.await;
+            stirred.await;
+            continue;
+        } else if !lease.is_connected() {
+            // As soon as the connection is back.
+            due = now;
+        } else if due <= now {
+            due = now + lease.heartbeat_period();
+            live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(lease))));
+        }
+        let nap = if lease.is_connected() { due - now } else { live.timeout() };
+        let nap = nap.min(left.unwrap_or(nap));
+        let pause = live.sleep(nap);
+        drop(live);
+        let mut stirred = std::pin::pin!(stirred);
+        let is_over = tokio::select! {
+            () = &mut stirred => false,
+            () = pause => lease.now() < now + nap / 2,
+        };
+        // Timers that are over at once are those of a runtime that is gone.
+        if is_over {
+            stirred.await;
         }
     }
 }
 
-/// Does the work. If the lease runs out meanwhile, what was held is lost then, and that is told whether anybody looks or
-/// not.
-async fn and_tell_of_losses<T>(session: &Arc<dyn Session>, work: impl Future<Output = T>) -> T {
-    let (lease, mut work) = (session.lease(), std::pin::pin!(work));
-    while let Some(left) = lease.remaining() {
-        tokio::select! {
-            biased;
-            done = &mut work => return done,
-            () = session.sleep(left) => {}
+/// Touches the session, and has that count if anything is kept under it.
+async fn heartbeat(session: Weak<dyn Session>, lease: Arc<Lease>) {
+    let Some(live) = session.upgrade() else { return };
+    let soon = live.timeout() / 20;
+    let touched = lease.now();
+    if lease.since_touch() > soon {
+        let touch = live.data("/");
+        drop(live);
+        if let Err(Failure::Unknown(_) | Failure::Over(_)) = touch.await {
+            return;
         }
+    } else {
+        drop(live);
     }
-    lease.roll().look_at_all(lease);
-    work.await
+    let Some(pause) = session.upgrade().map(|session| session.sleep(lease.settling())) else { return };
+    pause.await;
+    // A session that is busy needs no check.
+    if let Some(live) = session.upgrade().filter(|_| !lease.counts_since(touched.saturating_sub(soon)))
+        && lease.is_connected()
+    {
+        check_own(&live).await;
+    }
 }
 
 /// A check-only transaction commits through the quorum, changes nothing, and fails when a node is gone.
-async fn heartbeat(session: &Arc<dyn Session>) -> Result<(), Failure> {
-    let nodes = session.lease().roll().to_check();
-    if nodes.is_empty() {
-        // All are coming or going, which renews the lease as well.
-        session.sleep(session.timeout() / 20).await;
-    }
-    for some in nodes.chunks(CHECKS_PER_HEARTBEAT) {
+async fn check_own(session: &Arc<dyn Session>) {
+    for some in session.lease().roll().to_check().chunks(CHECKS_PER_HEARTBEAT) {
         let check = |(_, path): &(_, String)| Operation::Check { path: path.clone(), version: None };
         let checks: Vec<_> = some.iter().map(check).collect();
         meter::heartbeat();
@@ -812,12 +837,11 @@ async fn heartbeat(session: &Arc<dyn Session>) -> Result<(), Failure> {
             }
             Err(Failure::Operation { failure, .. }) => {
                 tracing::warn!(%failure, "a heartbeat cannot check a lock node of our own");
-                session.sleep(session.timeout() / 4).await;
             }
-            answer => drop(answer?),
+            Err(_) => return,
+            Ok(_) => {}
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -834,7 +858,7 @@ mod tests {
             let hands = Arc::clone(&clock);
             let read = move || Duration::from_millis(hands.load(Ordering::SeqCst));
             let lease = Arc::new(Lease::with_clock(Duration::from_secs(6), Box::new(read)));
-            lease.acknowledged(lease.now());
+            lease.began(lease.now());
             let tenure = Tenure::new("/lock/node".to_owned(), &lease);
             tenure.hold(lease.stretch().unwrap());
             assert_eq!(tenure.loss(&lease), None);

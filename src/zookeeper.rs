@@ -16,7 +16,8 @@
 //! - Servers of one connect string may differ in encryption, and one whose name TLS cannot verify makes it panic: both
 //!   are refused before it is asked ([`ZooKeeperBuilder::check_encryption`]). Why a handshake failed only its log tells.
 //! - It sends each request as it comes: a removal that the next create may join is held back on our side ([`line`]).
-//! - Its pauses before it tries a single server again grow too fast for the lease ([`to_connect_to`]).
+//! - Its pauses before it tries a server again grow too fast for the lease ([`to_connect_to`]), and a silent connection is
+//!   given up too late ([`ZooKeeperBuilder::quick`]).
 //! - It says `Expired` only at 1.4 session timeouts: the [`Lease`] is what tells that a lock is lost.
 
 use std::fmt;
@@ -40,7 +41,7 @@ use crate::coordinator::{
 };
 use crate::error::Error;
 use crate::keeper::Keeper;
-use crate::lease::Lease;
+use crate::lease::{Lease, Moment, since_boot};
 
 mod abilities;
 mod line;
@@ -67,6 +68,9 @@ const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 
 /// A server that grants less, zero say, does not mean to keep the session; the client would make 8 ms of it.
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(20);
+
+/// Less would take every pause of a server's for a break.
+const QUICKEST: Duration = Duration::from_millis(500);
 
 /// How long dropping the last user of a session may wait for the server to have heard of it.
 const FAREWELL: Duration = Duration::from_millis(250);
@@ -119,6 +123,8 @@ type Opening = watch::Receiver<Option<Result<(), Failure>>>;
 pub struct ZooKeeperBuilder {
     session_timeout: Duration,
     connect_timeout: Option<Duration>,
+    tick_time: Option<Duration>,
+    stop_margin: Option<Duration>,
     digest: Option<Digest>,
     #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
     sasl: Option<Sasl>,
@@ -148,6 +154,8 @@ impl ZooKeeper {
         ZooKeeperBuilder {
             session_timeout: SESSION_TIMEOUT,
             connect_timeout: None,
+            tick_time: None,
+            stop_margin: None,
             digest: None,
             #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
             sasl: None,
@@ -172,7 +180,8 @@ impl ZooKeeper {
 impl ZooKeeperBuilder {
     /// How long the ensemble keeps a session it does not hear from. Default: 10 s.
     ///
-    /// A crashed holder's lock is free after this long, and a holder that is cut off stops after two thirds of it.
+    /// A crashed holder's lock is free after this long, and a holder that is cut off says lost
+    /// [before that](Self::stop_margin).
     /// The servers bound it (2 to 20 ticks, by default 4 to 40 s); give all of them the same bounds, or ask for no
     /// more than the least of their upper ones: that a server grants less on a reconnect than another one did at
     /// first, the client does not tell, and a holder that is cut off after that may be told too late.
@@ -184,6 +193,27 @@ impl ZooKeeperBuilder {
     /// How long to try to reach a server when a session is opened. Default: the session timeout.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
+        self
+    }
+
+    /// What the servers' configuration calls `tickTime`. Default: the smaller of 3 s, as servers have it unless set, and
+    /// half the session timeout.
+    ///
+    /// Servers do not tell it, and their leader hears of a session each half tick only. With a tick that is told, and
+    /// small beside the session timeout, a longer break of the connection loses nothing. It must not be less than what
+    /// the servers have: then a holder that is cut off may be told too late.
+    pub fn tick_time(mut self, tick: Duration) -> Self {
+        self.tick_time = Some(tick);
+        self
+    }
+
+    /// How long before the ensemble may give the lock to others a holder that is cut off says lost: for work to stop in,
+    /// and for clocks that differ. Default: a sixth of the session timeout, but at least 300 ms (and at most a quarter).
+    ///
+    /// Shorter in proportion where the servers grant a shorter timeout. With a longer one than by default heartbeats are
+    /// sent more often, up to 20 in a session timeout, so that it shortens the breaks that are ridden out by less.
+    pub fn stop_margin(mut self, margin: Duration) -> Self {
+        self.stop_margin = Some(margin);
         self
     }
 
@@ -241,6 +271,7 @@ impl ZooKeeperBuilder {
         if self.connect_timeout == Some(Duration::ZERO) {
             return Err(Error::invalid("a connect timeout of zero"));
         }
+        self.check_lease(self.session_timeout).map_err(Error::invalid)?;
         if self.acl.as_ref().is_some_and(|acl| acl.entries.is_empty()) {
             return Err(Error::invalid("an ACL that allows nobody anything"));
         }
@@ -273,6 +304,32 @@ impl ZooKeeperBuilder {
             failure => Error::from_failure(failure, "connect to", servers),
         })?;
         Ok(ZooKeeper { ensemble: Arc::new(ensemble) })
+    }
+
+    /// Whether a session of this timeout leaves time for a lease.
+    fn check_lease(&self, timeout: Duration) -> Result<(), String> {
+        match (self.tick_time, self.stop_margin) {
+            (Some(Duration::ZERO), _) => Err("a tick time of zero".to_owned()),
+            (_, Some(Duration::ZERO)) => Err("a stop margin of zero".to_owned()),
+            (_, Some(margin)) if margin >= self.session_timeout => {
+                Err(format!("a stop margin of {margin:?} leaves nothing of a session timeout of {timeout:?}"))
+            }
+            (Some(tick), _) if !self.lease(timeout).is_renewable() => {
+                Err(format!("a tick time of {tick:?} is too long for a session timeout of {timeout:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn lease(&self, timeout: Duration) -> Lease {
+        let mut lease = Lease::new(timeout);
+        if let Some(tick) = self.tick_time {
+            lease = lease.with_tick_time(tick);
+        }
+        match self.stop_margin {
+            Some(margin) => lease.with_stop_margin(margin.mul_f64(timeout.div_duration_f64(self.session_timeout))),
+            None => lease,
+        }
     }
 
     /// Whether the connect string says the same about encryption as the options: the client crate would follow a
@@ -309,8 +366,18 @@ impl ZooKeeperBuilder {
         return self.digest.is_some();
     }
 
-    fn connector(&self) -> zk::Connector {
+    /// How soon a silent connection is given up for a fresh one, and each attempt at one: the sooner, the sooner a break
+    /// is over when it is over, since the kernel sends what was lost again after longer and longer pauses.
+    fn quick(&self) -> Duration {
+        (self.session_timeout / 12).max(QUICKEST)
+    }
+
+    /// One that gives connections up so soon; by default as late as the client crate does, for servers that are slow.
+    fn connector(&self, gives_up_after: Option<Duration>) -> zk::Connector {
         let mut connector = zk::Client::connector().with_session_timeout(self.session_timeout);
+        if let Some(silence) = gives_up_after {
+            connector = connector.with_connection_timeout(silence);
+        }
         if let Some(digest) = &self.digest {
             connector = connector.with_auth("digest", &digest.identity());
         }
@@ -497,36 +564,50 @@ impl Ensemble {
     }
 }
 
+/// Opens a session, and tells when it was asked for at the earliest.
+///
+/// A server that takes longer to answer than a quick client waits is met with patience, for as long as the session lasts.
+async fn open(servers: &str, options: &ZooKeeperBuilder) -> Result<(zk::Client, Moment), zk::Error> {
+    let (named, quick, encrypted) =
+        (to_connect_to(servers, options.session_timeout), options.quick(), options.is_encrypted());
+    for patience in [Some(quick), None].into_iter().cycle() {
+        let (asked, limit) = (since_boot(), options.session_timeout / if patience.is_some() { 4 } else { 1 });
+        let connecting = connect(options.connector(patience), &named, encrypted);
+        let client = match tokio::time::timeout(limit, connecting).await {
+            // It gives up after a session timeout, whatever time it has.
+            Err(_) | Ok(Err(zk::Error::Timeout)) => continue,
+            Ok(answer) => answer?,
+        };
+        let checked = Instant::now();
+        // It was not slow, but away.
+        if patience.is_some() || client.check_stat("/").await.is_err() || checked.elapsed() > quick / 4 {
+            return Ok((client, asked));
+        }
+    }
+    Err(zk::Error::Timeout)
+}
+
 async fn new_session(
     servers: String,
     options: ZooKeeperBuilder,
     keeper: Arc<Keeper>,
     abilities: Arc<Abilities>,
 ) -> Result<Arc<ZooKeeperSession>, Failure> {
-    let (connector, encrypted) = (options.connector(), options.is_encrypted());
-    let named = to_connect_to(&servers, options.session_timeout);
-    let connecting = async {
-        loop {
-            match connect(connector.clone(), &named, encrypted).await {
-                // It gives up after a session timeout, whatever time it has.
-                Err(zk::Error::Timeout) => {}
-                answer => return answer,
-            }
-        }
-    };
+    let encrypted = options.is_encrypted();
+    let connecting = open(&servers, &options);
     let bound = options.connect_timeout.unwrap_or(options.session_timeout);
     let Ok(connected) = tokio::time::timeout(bound, connecting).await else {
         let waited = humantime::format_duration(bound);
         let hint = if encrypted { UNTRUSTED_HINT } else { "" };
         return Err(Failure::Unreachable(format!("no session with {servers} within {waited}{hint}")));
     };
-    let client = connected.map_err(|error| connect_failure(error, &servers, encrypted))?;
+    let (client, asked) = connected.map_err(|error| connect_failure(error, &servers, encrypted))?;
     if client.session_timeout() < SHORTEST_TIMEOUT {
         return Err(Failure::Unreachable(format!("{servers} grants sessions no time to live")));
     }
     let default_acl = || if options.is_authenticated() { Acl::creator() } else { Acl::anyone() };
     let acl = options.acl.clone().unwrap_or_else(default_acl);
-    let session = ZooKeeperSession::new(client, &keeper, options.session_timeout, acl, abilities);
+    let session = ZooKeeperSession::new(client, &keeper, &options, acl, asked, abilities)?;
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
     tokio::time::timeout(bound, session.make_root()).await.map_err(|_| late())??;
@@ -625,10 +706,12 @@ impl ZooKeeperSession {
     fn new(
         client: zk::Client,
         keeper: &Arc<Keeper>,
-        requested: Duration,
+        options: &ZooKeeperBuilder,
         acl: Acl,
+        asked: Moment,
         abilities: Arc<Abilities>,
-    ) -> Arc<ZooKeeperSession> {
+    ) -> Result<Arc<ZooKeeperSession>, Failure> {
+        let requested = options.session_timeout;
         // A server may raise the timeout, and another one lower it again on a reconnect: the shorter one counts.
         let timeout = client.session_timeout().min(requested);
         if timeout < requested {
@@ -636,7 +719,9 @@ impl ZooKeeperSession {
             // lower it again, and that the client does not tell.
             tracing::warn!(?timeout, ?requested, "less is granted than was asked for: no server must grant less still");
         }
-        let lease = Arc::new(Lease::new(timeout));
+        options.check_lease(timeout).map_err(|problem| Failure::Refused(format!("{problem}, which they grant")))?;
+        let lease = Arc::new(options.lease(timeout));
+        lease.began(asked);
         let finished = Arc::new(Finished::default());
         let (link, _) = watch::channel(Link::Up);
         let states = client.state_watcher();
@@ -666,7 +751,7 @@ impl ZooKeeperSession {
         });
         let shared: Arc<dyn Session> = session.clone();
         keeper.handle().spawn(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
-        session
+        Ok(session)
     }
 
     /// A berth, if there is room.
@@ -919,6 +1004,8 @@ async fn follow_state(
         let was = *link.borrow();
         if let Some(session) = session.upgrade().filter(|_| was != now && !matches!(now, Link::Over(_))) {
             session.identity.connection.fetch_add(1, Ordering::AcqRel);
+            // Answers are taken on this thread too, and those of the next connection come later than the news of it: of
+            // none of them has the lease been told when it is told that the connection before is lost.
             session.lease.connected(now == Link::Up);
             if now == Link::Up {
                 session.ask_identity();
@@ -952,7 +1039,7 @@ async fn confirm_identity(session: Weak<ZooKeeperSession>) {
             false => session.owns_what_it_makes(&path).await,
         };
         match shown {
-            Ok(true) if session.identity.is_known() => return,
+            Ok(true) if session.identity.is_known() => return session.lease.resumed(),
             // The connection has been lost since, or the session has been replaced.
             Ok(true) => {}
             // There is another way to ask.
@@ -1077,24 +1164,21 @@ async fn connect(connector: zk::Connector, servers: &str, encrypted: bool) -> Re
     connector.connect(servers).await
 }
 
-/// The list of servers as the client is given it: a single one is named several times.
+/// The list of servers as the client is given it: each is named several times.
 ///
-/// The client doubles its pauses with each round through the list, so that it would come back to a single server only
-/// up to twice as long after a break began as the break lasted: too late for the lease, although the break was shorter
-/// than half of it. Within a round the pauses grow by 50 ms only. Of several servers each is named once: the client
-/// shuffles the list, and trying a frozen one twice in a row would cost more.
+/// The client doubles its pauses with each round through the list, so that it would come back only up to twice as long
+/// after a break began as the break lasted: too late for the lease. Within a round the pauses grow by 50 ms only, and in
+/// the first there are none. It shuffles the list, so a frozen one of several may come twice in a row, which costs
+/// [little](ZooKeeperBuilder::quick).
 fn to_connect_to(servers: &str, session_timeout: Duration) -> String {
-    if servers.contains(',') {
-        return servers.to_owned();
-    }
-    let scheme = servers.find("://").map_or(0, |colon| colon + "://".len());
+    let last = servers.rfind(',').map_or(0, |comma| comma + 1);
+    let scheme = servers[last..].find("://").map_or(last, |colon| last + colon + "://".len());
     let root = servers[scheme..].find('/').map_or(servers.len(), |slash| scheme + slash);
-    let (server, root) = servers.split_at(root);
-    // The second round begins after 100 ms for each name, at most 1 s: after a break of half the lease, and before the
-    // rest of it has run out.
-    let times = (session_timeout.as_millis() / 300).clamp(2, 12);
-    let named: Vec<&str> = (0..times).map(|_| server).collect();
-    named.join(",") + root
+    let (servers, root) = servers.split_at(root);
+    // The second round begins after 100 ms for each name, at most 1 s, and the third half a session timeout later.
+    let names = (session_timeout.as_millis() / 300).clamp(2, 24);
+    let times = (names as usize).div_ceil(servers.split(',').count());
+    vec![servers; times].join(",") + root
 }
 
 fn connect_failure(error: zk::Error, servers: &str, encrypted: bool) -> Failure {
@@ -1112,11 +1196,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_single_server_is_named_several_times() {
+    fn each_server_is_named_several_times() {
         let second = Duration::from_secs(1);
-        assert_eq!(to_connect_to("a:1,b:2/root", second), "a:1,b:2/root");
+        assert_eq!(to_connect_to("a:1,b:2/root", second), "a:1,b:2,a:1,b:2/root");
         assert_eq!(to_connect_to("a:1/root/of", second), "a:1,a:1,a:1/root/of");
         assert_eq!(to_connect_to("tcp://[::1]:2181", second), "tcp://[::1]:2181,tcp://[::1]:2181,tcp://[::1]:2181");
-        assert_eq!(to_connect_to("a", 60 * second).split(',').count(), 12);
+        assert_eq!(to_connect_to("tcp://a,tcp://b/c", second), "tcp://a,tcp://b,tcp://a,tcp://b/c");
+        assert_eq!(to_connect_to("a", 60 * second).split(',').count(), 24);
+        assert_eq!(to_connect_to("a,b,c,d,e", 60 * second).split(',').count(), 25);
     }
 }

@@ -127,15 +127,19 @@ fn every_fence_compares_with_at_most() {
 
 #[test]
 fn the_table_of_session_timeouts_is_what_the_lease_and_its_heartbeats_make_it() {
-    let rows: Vec<_> = rows(GUIDE).into_iter().filter(|row| row.len() == 5).collect();
+    let rows: Vec<_> = rows(GUIDE).into_iter().filter(|row| row.len() == 6).collect();
     assert_eq!(rows.len(), 4);
     for row in rows {
         let timeout: f64 = row[0].strip_suffix(" s").expect("seconds").parse().expect("a number");
         let seconds = |share: f64| format!("{:.1} s", timeout * share);
         assert_eq!(row[1], row[0]);
-        assert_eq!(row[2], seconds(2.0 / 3.0 - 1.0 / 4.0));
-        assert_eq!(row[3], seconds(2.0 / 3.0));
-        assert_eq!(row[4], format!("{:.0}", 3600.0 / (timeout / 4.0)));
+        assert_eq!(row[2], seconds(0.4));
+        // What the lease is when a break begins, less the time until the connection is tried again.
+        let (tick, again) = (f64::min(3.0, timeout / 2.0), f64::max(timeout / 12.0, 0.5));
+        let untold = 5.0 / 6.0 * timeout - timeout / 5.0 - tick / 2.0 - f64::max(tick / 8.0, 0.1) - again;
+        assert_eq!(row[3], format!("{:.1} s", untold.min(timeout * 0.4)));
+        assert_eq!(row[4], seconds(5.0 / 6.0));
+        assert_eq!(row[5], format!("{:.0}", 3600.0 / (timeout / 5.0)));
     }
 }
 

@@ -7,14 +7,14 @@
 mod support;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use support::ensemble::Ensemble;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
-use zk_rwlock::{Error, HoldState, Loss, RwLock, WriteGuard, ZooKeeper};
+use support::witness::Witness;
+use zk_rwlock::{Error, HoldState, Loss, RwLock, ZooKeeper};
 
 const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -29,42 +29,6 @@ async fn connect(address: &str) -> ZooKeeper {
 
 fn open(zk: &ZooKeeper, path: &str, host: &str) -> RwLock {
     RwLock::builder(zk, path).host(host).build().expect("the path and the host are valid")
-}
-
-/// Asks a guard without pause whether it holds, from a thread that no runtime can block.
-struct Witness {
-    stop: Arc<AtomicBool>,
-    thread: thread::JoinHandle<Instant>,
-}
-
-impl Witness {
-    fn of(guard: &Arc<WriteGuard>) -> Witness {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (guard, stopped) = (Arc::clone(guard), Arc::clone(&stop));
-        let thread = thread::spawn(move || {
-            let mut last_held = Instant::now();
-            let mut was_lost = false;
-            while !stopped.load(Ordering::Relaxed) {
-                // Taken before asking: the guard said so at this moment or later.
-                let asked = Instant::now();
-                let held = guard.is_held();
-                assert!(!(held && was_lost), "a lost guard became valid again");
-                if held {
-                    last_held = asked;
-                } else {
-                    was_lost = true;
-                }
-                thread::sleep(Duration::from_micros(200));
-            }
-            last_held
-        });
-        Witness { stop, thread }
-    }
-
-    fn last_held(self) -> Instant {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("the witness saw no contradiction")
-    }
 }
 
 /// Cuts a holder off by `cut` after `offset`, and checks that it says lost before the next holder is granted.

@@ -22,7 +22,7 @@ use support::scene::*;
 use support::server::shared_server;
 use support::wire::{Frames, Op, Proxy, Rule};
 
-/// Of the processes: they say lost after two thirds of it, and are followed after all of it.
+/// Of the processes: they say lost after five sixths of it, and are followed after all of it.
 const SESSION_TIMEOUT: &str = "2";
 
 /// What the processes end with.

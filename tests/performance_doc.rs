@@ -126,8 +126,8 @@ fn the_figures_of_the_section_on_scale_are_made_or_stand_in_the_code() {
     let mut by_hand = report::written_by_hand(section);
     let source = |file: &str| text(&format!("../../src/{file}"));
     for (cited, is_so) in [
-        ("T/4", source("lease.rs").contains("self.timeout / 4") && scale::HEARTBEAT_SHARE == 0.25),
-        ("`4 · S / T`", scale::HEARTBEAT_SHARE == 0.25),
+        ("T/5", source("lease.rs").contains("self.timeout / 5") && scale::HEARTBEAT_SHARE == 0.2),
+        ("`5 · S / T`", scale::HEARTBEAT_SHARE == 0.2),
         ("96 KiB", source("zookeeper.rs").contains("const WATCHED_BYTES_MAX: usize = 96 * 1024;")),
         ("1,000 nodes", source("tenure.rs").contains("const CHECKS_PER_HEARTBEAT: usize = 1_000;")),
         ("10 s", source("zookeeper.rs").contains("const SESSION_TIMEOUT: Duration = Duration::from_secs(10);")),

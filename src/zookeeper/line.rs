@@ -192,11 +192,30 @@ impl ZooKeeperSession {
         T: Send + 'static,
         F: Future<Output = Result<T, Failure>> + Send + 'static,
     {
-        self.read(|client| self.counted(send(client)))
+        self.ask(|client| self.counted(send(client)))
+    }
+
+    /// Sends now, and tells the lease when it is answered.
+    pub(super) fn read<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+    {
+        let lease = Arc::clone(&self.lease);
+        self.ask(|client| {
+            let (sent, answer) = (lease.now(), send(client));
+            async move {
+                let answer = answer.await;
+                if is_from_server(&answer) {
+                    lease.answered(sent);
+                }
+                answer
+            }
+        })
     }
 
     /// Sends now, right behind what was held back.
-    pub(super) fn read<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
+    fn ask<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, Failure>> + Send + 'static,
@@ -239,6 +258,7 @@ impl ZooKeeperSession {
             let answer = answer.await;
             if is_from_quorum(&answer) {
                 if identity.is_known() {
+                    lease.resumed();
                     lease.acknowledged(sent);
                 } else if let Some(session) = this.upgrade() {
                     session.ask_identity();
@@ -352,6 +372,11 @@ where
     E: std::fmt::Display + Send + 'static,
 {
     Box::pin(async move { answered.await.unwrap_or_else(|gone| Err(Failure::Unknown(gone.to_string()))) })
+}
+
+/// Whether a server has surely answered.
+fn is_from_server<T>(answer: &Result<T, Failure>) -> bool {
+    matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth))
 }
 
 /// Only what passed through the quorum proves that the session was alive.

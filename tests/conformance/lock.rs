@@ -900,7 +900,7 @@ pub async fn a_waiter_whose_session_ends_is_evicted<H: Harness>(h: &H) {
     line_becomes(&s.a, "W+ W-").await;
     h.expire(&s.theirs).await;
     let error = refused(write).await;
-    assert!(matches!(error, Error::Evicted(Loss::SessionOver(_))) && error.is_lost(), "{error:?}");
+    assert!(matches!(error, Error::Evicted(Loss::SessionOver(_) | Loss::LeaseRanOut)) && error.is_lost(), "{error:?}");
     line_becomes(&s.a, "W+").await;
     held.release().await.expect("held");
     soon("a fresh session", s.b.write()).await.expect("free").release().await.expect("held");

@@ -125,6 +125,11 @@ impl Ensemble {
         }
     }
 
+    /// Whether each of them leads or follows.
+    pub fn is_whole(&self) -> bool {
+        self.leads_or_follows() == SIZE
+    }
+
     fn leads_or_follows(&self) -> usize {
         let serves = |server: &&Server| server.status().is_some_and(|status| status.contains("Mode:"));
         self.servers.iter().filter(serves).count()

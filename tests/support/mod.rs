@@ -20,3 +20,4 @@ pub mod server;
 pub mod slow;
 pub mod snapshot;
 pub mod wire;
+pub mod witness;

@@ -12,8 +12,8 @@ pub(crate) const WATCHED_BYTES_MAX: f64 = 96.0 * 1024.0;
 /// What ZooKeeper's `jute.maxbuffer` is unless set.
 const LISTING_BYTES_MAX: f64 = 1_048_575.0;
 
-/// A heartbeat is due after this share of the session timeout: `until_heartbeat` in `src/lease.rs`.
-pub(crate) const HEARTBEAT_SHARE: f64 = 0.25;
+/// A heartbeat is due after this share of the session timeout: `heartbeat_period` in `src/lease.rs`.
+pub(crate) const HEARTBEAT_SHARE: f64 = 0.2;
 
 /// How long the random id is that follows a host: `random_id` in `src/lock.rs`.
 pub(crate) const ID_BYTES: usize = 8;

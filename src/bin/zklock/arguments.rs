@@ -52,6 +52,7 @@ Environment:
   ZK_HOSTS      the servers, as for --zk
   ZK_AUTH       user:password, as for --auth, but seen by fewer people
   ZK_SASL       the same, as for --sasl
+  ZK_TICK_TIME  the servers' tickTime, as for --tick-time
   NO_COLOR      no colours
 
   The command gets ZKLOCK_PATH, ZKLOCK_MODE (READ or WRITE) and
@@ -61,14 +62,17 @@ Environment:
 Signals:
   HUP, INT, QUIT, TERM, USR1 and USR2 end zklock while it waits; after
   that, the command's process group gets them. What was ignored when
-  zklock started (by nohup; INT and QUIT by a script's &) stays ignored by
-  zklock and by the command, as with flock(1) and env(1); PIPE does not.
+  zklock started (by nohup; INT and QUIT by a script's &) stays ignored
+  by zklock and by the command, as with flock(1) and env(1); PIPE does
+  not.
 
 When the lock is lost:
   The command's process group gets TERM, after --grace KILL, and zklock
   exits with 75. The grace is cut short so that KILL comes before
-  ZooKeeper lets anybody else in. The session timeout says how long that
-  may take: a network that is gone for two thirds of it costs the lock.
+  ZooKeeper lets anybody else in: TERM when a third of the session
+  timeout is left until then. A network that is gone for 0.4 of the
+  session timeout does not cost the lock, if --tick-time is told and at
+  most a fifth of it; docs/guide.md tells what is left otherwise.
   After `zklock break` the next one may start at once, while the command
   still has its grace.
 
@@ -76,9 +80,10 @@ What zklock cannot do for you:
   - Killed with -9 it cannot stop the command, which runs on; the lock is
     free one session timeout later.
   - Stopped (SIGSTOP, Ctrl-Z) for longer than the session timeout it
-    loses the lock like anybody who does not answer. Ctrl-Z stops the
-    command too, and it is killed rather than continued if the lock is
-    gone.
+    loses the lock like anybody who does not answer. By SIGSTOP it leaves
+    the command running until it wakes, beside the next holder. Ctrl-Z
+    stops the command too, and it is killed rather than continued if the
+    lock is gone.
   - What the command leaves in the background runs on without the lock.
   - Processes that leave the command's process group (setsid) get none of
     these signals.";
@@ -179,6 +184,11 @@ pub(crate) struct Connection {
     /// How long ZooKeeper keeps the lock of one it does not hear from. The servers bound it.
     #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) session_timeout: Duration,
+
+    /// The tickTime of the servers' configuration, if not 3s or half the session timeout: with a small one told, a longer
+    /// break of the network is ridden out. It must not be less than theirs.
+    #[arg(long, global = true, value_name = "TIME", env = "ZK_TICK_TIME", value_parser = duration)]
+    pub(crate) tick_time: Option<Duration>,
 
     /// Authenticate with ZooKeeper's digest scheme; what is made is then this user's alone. Others can see it in the
     /// list of processes: better set ZK_AUTH.

@@ -12,7 +12,15 @@ use crate::exit::Exit;
 
 /// Connects, and waits until there is a session.
 pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> {
-    let mut builder = ZooKeeper::builder().session_timeout(connection.session_timeout);
+    // A third of it is left for the command to stop in when the lock is lost.
+    let timeout = connection.session_timeout;
+    let mut builder = ZooKeeper::builder().session_timeout(timeout);
+    if !timeout.is_zero() {
+        builder = builder.stop_margin(timeout / 3);
+    }
+    if let Some(tick) = connection.tick_time {
+        builder = builder.tick_time(tick);
+    }
     if let Some((user, password)) = credentials("--auth", &connection.auth)? {
         builder = builder.digest(user, password);
     }

@@ -1,0 +1,369 @@
+//! The lease against a model of what moves a session's end: a client, followers that note whom they hear from, and a
+//! leader that pings them; in virtual time, with stalls, pauses and a cut at random.
+//!
+//! The client's side is the real [`Lease`]. `LEASE_HISTORIES` sets how many histories are played; `make soak` sets it high.
+//!
+//! The model is harder than ZooKeeper: a leader there rounds a session's end up to its next tick.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use zk_rwlock::coordinator::Lease;
+
+/// In microseconds.
+type Time = u64;
+
+const MS: Time = 1_000;
+
+/// By how much a rule outlives its session at most, in how many of the histories.
+#[derive(Debug, Default)]
+struct Score {
+    broken: u64,
+    worst: Time,
+}
+
+impl Score {
+    fn compare(&mut self, lease_end: Time, session_end: Time) {
+        if let Some(beyond @ 1..) = lease_end.checked_sub(session_end) {
+            self.broken += 1;
+            self.worst = self.worst.max(beyond);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Scores {
+    ours: Score,
+    /// The sending of the newest acknowledged operation, and two thirds of the timeout.
+    sending: Score,
+    /// As ours, counted from the sending of the newest acknowledged operation.
+    hasty: Score,
+    /// How often the lease was kept until the history's end began.
+    kept: u64,
+}
+
+/// What a client sends, and a follower answers.
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    sent: Time,
+    asks_quorum: bool,
+    is_handshake: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// The client wakes up, perhaps to send a heartbeat.
+    Heartbeat,
+    /// The second half of a heartbeat.
+    Check,
+    ReachesFollower(usize, Request),
+    /// Forwarded: an operation, or a handshake that is to be confirmed.
+    ReachesLeader(usize, Request),
+    Committed(usize, Request),
+    ReachesClient(usize, Request),
+    LeaderPings,
+    Ping(usize),
+    /// With whether the session was heard of.
+    Pong(usize, bool),
+    Cut,
+    Breaks,
+    Mends,
+}
+
+struct Seeded(u64);
+
+impl Seeded {
+    fn next(&mut self) -> u64 {
+        // SplitMix64.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, limit: Time) -> Time {
+        self.next() % limit.max(1)
+    }
+
+    fn one_in(&mut self, count: u64) -> bool {
+        self.below(count) == 0
+    }
+}
+
+struct World {
+    random: Seeded,
+    timeout: Time,
+    tick: Time,
+    now: Time,
+    clock: Arc<AtomicU64>,
+    lease: Lease,
+    events: BinaryHeap<Reverse<(Time, u64)>>,
+    /// What the numbers in `events` stand for.
+    what: Vec<Event>,
+    /// When the last thing sent arrives, on each directed link: things stay in order.
+    arrives: [Time; 8],
+    /// Of each follower: heard from the session since its last answer to a ping.
+    noted: [bool; 2],
+    /// Which one is the client's, and the one that it had before is no more.
+    follower: usize,
+    connected: bool,
+    cut: Option<usize>,
+    /// Until when the client's process, or its link, stands still.
+    client_sleeps_until: Time,
+    link_stalls_until: Time,
+    /// At the leader.
+    session_end: Time,
+    newest_acknowledged: Option<Time>,
+}
+
+/// Links: client to follower, back, leader to follower, back; for each of the two followers.
+const TO_FOLLOWER: usize = 0;
+const TO_CLIENT: usize = 2;
+const DOWN: usize = 4;
+const UP: usize = 6;
+
+impl World {
+    fn new(seed: u64, timeout: Time, tick: Time) -> World {
+        let clock = Arc::new(AtomicU64::new(0));
+        let hands = Arc::clone(&clock);
+        let read = move || Duration::from_micros(hands.load(Ordering::SeqCst) + 1);
+        let lease = Lease::with_clock(Duration::from_micros(timeout), Box::new(read));
+        let lease = lease.with_tick_time(Duration::from_micros(tick));
+        lease.began(Duration::from_micros(1));
+        World {
+            random: Seeded(seed),
+            timeout,
+            tick,
+            now: 0,
+            clock,
+            lease,
+            events: BinaryHeap::new(),
+            what: Vec::new(),
+            arrives: [0; 8],
+            noted: [false; 2],
+            follower: 0,
+            connected: true,
+            cut: None,
+            client_sleeps_until: 0,
+            link_stalls_until: 0,
+            session_end: timeout,
+            newest_acknowledged: None,
+        }
+    }
+
+    fn at(&mut self, time: Time, event: Event) {
+        self.events.push(Reverse((time, self.what.len() as u64)));
+        self.what.push(event);
+    }
+
+    /// Sends something over a link, where it stays behind what was sent before.
+    fn send(&mut self, link: usize, event: Event) {
+        let between_servers = link >= DOWN;
+        // A ping may be late by less than the slack that the lease allows for; a client by as much as it likes.
+        let mut delay = 100 + self.random.below(5 * MS);
+        if between_servers && self.random.one_in(10) {
+            delay += self.random.below((self.tick / 8).max(100 * MS) / 2 - 5 * MS);
+        }
+        let mut arrival = (self.now + delay).max(self.arrives[link] + 1);
+        if !between_servers {
+            arrival = arrival.max(self.link_stalls_until + self.random.below(MS));
+        }
+        self.arrives[link] = arrival;
+        self.at(arrival, event);
+    }
+
+    /// Whether nothing passes between this follower and the leader.
+    fn is_cut(&self, follower: usize) -> bool {
+        self.cut == Some(follower)
+    }
+
+    fn ask(&mut self, asks_quorum: bool) {
+        let request = Request { sent: self.now, asks_quorum, is_handshake: false };
+        self.send(TO_FOLLOWER + self.follower, Event::ReachesFollower(self.follower, request));
+    }
+
+    fn settling(&self) -> Time {
+        self.tick / 2 + (self.tick / 8).max(100 * MS)
+    }
+
+    /// Plays until the session has ended at the leader; returns when the rules say that it had at the latest.
+    fn play(&mut self, scores: &mut Scores) {
+        let calm = self.timeout * 2 + self.random.below(self.timeout);
+        self.at(0, Event::LeaderPings);
+        let first = self.random.below(self.timeout / 5);
+        self.at(first, Event::Heartbeat);
+        // A client that stands still for a part of its timeout, and something that happens soon after it woke, are what
+        // tells the rules apart.
+        let stands_still = self.random.below(self.timeout);
+        let wakes = calm + stands_still;
+        let mut stall = None;
+        match self.random.below(4) {
+            0 => {}
+            1 => {
+                self.at(calm, Event::Breaks);
+                self.at(wakes, Event::Mends);
+            }
+            _ => stall = Some(calm),
+        }
+        let is_link = self.random.one_in(2);
+        let after = if self.random.one_in(2) { self.tick } else { self.timeout };
+        let cut = wakes + self.random.below(after);
+        self.at(cut, Event::Cut);
+        let end = cut + 4 * self.timeout;
+        let mut lost = None;
+        while let Some(Reverse((time, number))) = self.events.pop() {
+            if stall.take_if(|from| time >= *from).is_some() {
+                let stalls = if is_link { &mut self.link_stalls_until } else { &mut self.client_sleeps_until };
+                *stalls = wakes;
+            }
+            self.now = time;
+            self.clock.store(time, Ordering::SeqCst);
+            if self.lease.remaining().is_none() {
+                lost.get_or_insert(time);
+            }
+            if self.now >= self.session_end || self.now > end {
+                break;
+            }
+            self.step(self.what[number as usize]);
+        }
+        if lost.is_none_or(|lost| lost > cut) {
+            scores.kept += 1;
+        }
+        let ours = self.lease.remaining().map_or(0, |left| self.now + left.as_micros() as Time);
+        scores.ours.compare(ours, self.session_end);
+        if let Some(newest) = self.newest_acknowledged {
+            scores.sending.compare(newest + self.timeout * 2 / 3, self.session_end);
+            let margin = (self.timeout / 6).max(300 * MS);
+            scores.hasty.compare(newest + self.timeout - margin, self.session_end);
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        let is_clients = matches!(event, Event::Heartbeat | Event::Check | Event::ReachesClient(..));
+        if is_clients && self.now < self.client_sleeps_until {
+            return self.at(self.client_sleeps_until + 1, event);
+        }
+        match event {
+            Event::Heartbeat => {
+                if self.connected {
+                    self.ask(false);
+                    self.at(self.now + self.settling() + 20 * MS, Event::Check);
+                }
+                let jitter = self.random.below(10 * MS);
+                self.at(self.now + self.timeout / 5 + jitter, Event::Heartbeat);
+            }
+            Event::Check => {
+                if self.connected {
+                    self.ask(true);
+                }
+            }
+            Event::ReachesFollower(follower, request) => {
+                self.noted[follower] |= !request.is_handshake;
+                if request.asks_quorum || request.is_handshake {
+                    if !self.is_cut(follower) {
+                        self.send(UP + follower, Event::ReachesLeader(follower, request));
+                    }
+                } else {
+                    self.send(TO_CLIENT + follower, Event::ReachesClient(follower, request));
+                }
+            }
+            Event::ReachesLeader(follower, _) | Event::Committed(follower, _) | Event::Ping(follower)
+                if self.is_cut(follower) => {}
+            Event::ReachesLeader(follower, request) => {
+                if request.is_handshake {
+                    self.session_end = self.session_end.max(self.now + self.timeout);
+                }
+                // The other one has acknowledged it.
+                self.send(DOWN + follower, Event::Committed(follower, request));
+            }
+            Event::Committed(follower, request) => {
+                self.send(TO_CLIENT + follower, Event::ReachesClient(follower, request));
+            }
+            Event::ReachesClient(follower, request) => self.hear(follower, request),
+            Event::LeaderPings => {
+                for follower in 0..2 {
+                    if !self.is_cut(follower) {
+                        self.send(DOWN + follower, Event::Ping(follower));
+                    }
+                }
+                self.at(self.now + self.tick / 2, Event::LeaderPings);
+            }
+            Event::Ping(follower) => {
+                let noted = std::mem::take(&mut self.noted[follower]);
+                self.send(UP + follower, Event::Pong(follower, noted));
+            }
+            Event::Pong(follower, noted) => {
+                if noted && !self.is_cut(follower) {
+                    self.session_end = self.session_end.max(self.now + self.timeout);
+                }
+            }
+            Event::Cut => self.cut = Some(self.follower),
+            Event::Breaks => {
+                self.connected = false;
+                self.lease.connected(false);
+            }
+            // To the other one, which knows nothing of what the first has noted.
+            Event::Mends => {
+                self.follower = 1 - self.follower;
+                let handshake = Request { sent: self.now, asks_quorum: false, is_handshake: true };
+                self.send(TO_FOLLOWER + self.follower, Event::ReachesFollower(self.follower, handshake));
+            }
+        }
+    }
+
+    fn hear(&mut self, follower: usize, request: Request) {
+        if follower != self.follower || (!self.connected && !request.is_handshake) {
+            return;
+        }
+        let sent = Duration::from_micros(request.sent + 1);
+        if request.is_handshake {
+            self.connected = true;
+            self.lease.connected(true);
+            self.lease.resumed();
+            self.ask(false);
+            self.at(self.now + self.settling() + 20 * MS, Event::Check);
+        } else if request.asks_quorum {
+            self.lease.acknowledged(sent);
+            self.newest_acknowledged = self.newest_acknowledged.max(Some(request.sent));
+        } else {
+            self.lease.answered(sent);
+        }
+    }
+}
+
+fn histories() -> u64 {
+    std::env::var("LEASE_HISTORIES").ok().and_then(|count| count.parse().ok()).unwrap_or(5_000)
+}
+
+#[test]
+fn no_history_has_a_lease_that_outlives_its_session_at_the_leader() {
+    for (timeout, tick) in [(4_000 * MS, 500 * MS), (4_000 * MS, 2_000 * MS), (10_000 * MS, 2_000 * MS)] {
+        let mut scores = Scores::default();
+        for seed in 0..histories() {
+            World::new(seed, timeout, tick).play(&mut scores);
+        }
+        let percent = |count: u64| count as f64 * 100.0 / histories() as f64;
+        let share = |worst: Time| worst as f64 / timeout as f64;
+        println!(
+            "T = {} s, tick = {} ms: {} histories, the lease kept in {:.0} of 100; it outlives the session in {}; by the \
+             sending and 2/3 T in {:.1} of 100, by up to {:.2} T; without waiting for a ping in {:.1}, by up to {:.2} T",
+            timeout / MS / 1_000,
+            tick / MS,
+            histories(),
+            percent(scores.kept),
+            scores.ours.broken,
+            percent(scores.sending.broken),
+            share(scores.sending.worst),
+            percent(scores.hasty.broken),
+            share(scores.hasty.worst),
+        );
+        assert_eq!(scores.ours.broken, 0, "by up to {:.3} T", share(scores.ours.worst));
+        // The model finds out rules that do not hold.
+        assert!(scores.sending.broken > 0 && scores.hasty.broken > 0);
+        assert!(percent(scores.kept) > 30.0, "it proves nothing of leases that are never valid");
+    }
+}

@@ -1,0 +1,45 @@
+//! Somebody who asks a guard all the time whether it holds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use zk_rwlock::WriteGuard;
+
+/// Asks a guard without pause whether it holds, from a thread that no runtime can block.
+#[derive(Debug)]
+pub struct Witness {
+    stop: Arc<AtomicBool>,
+    thread: thread::JoinHandle<Instant>,
+}
+
+impl Witness {
+    pub fn of(guard: &Arc<WriteGuard>) -> Witness {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (guard, stopped) = (Arc::clone(guard), Arc::clone(&stop));
+        let thread = thread::spawn(move || {
+            let mut last_held = Instant::now();
+            let mut was_lost = false;
+            while !stopped.load(Ordering::Relaxed) {
+                // Taken before asking: the guard said so at this moment or later.
+                let asked = Instant::now();
+                let held = guard.is_held();
+                assert!(!(held && was_lost), "a lost guard became valid again");
+                if held {
+                    last_held = asked;
+                } else {
+                    was_lost = true;
+                }
+                thread::sleep(Duration::from_micros(200));
+            }
+            last_held
+        });
+        Witness { stop, thread }
+    }
+
+    pub fn last_held(self) -> Instant {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the witness saw no contradiction")
+    }
+}
