@@ -234,7 +234,7 @@ struct Wait<'a> {
     /// What was to be seen when it came, if it has asked.
     look: Option<Result<Names, Failure>>,
     /// The last writer that vanished, and may have held.
-    vanished: Option<Contender>,
+    vanished: Option<Vanished>,
     has_waited: bool,
 }
 
@@ -250,6 +250,12 @@ fn is_used_up(contender: &Contender) -> bool {
     !(0..name::REFUSED_FROM).contains(&contender.sequence())
 }
 
+struct Vanished {
+    writer: Contender,
+    /// Its session, if that is known.
+    owner: Option<i64>,
+}
+
 /// That it is our turn, and how that is known.
 struct Grant {
     ground: Ground,
@@ -259,9 +265,9 @@ struct Grant {
 
 /// What became of the predecessor.
 enum Departure {
-    /// This happened to its node.
-    Seen(Event),
-    /// It let us in, or its node had gone before it could be watched, or it is time to look whether it has.
+    /// This happened to its node, which this session owned.
+    Seen(Event, Option<i64>),
+    /// It let us in, or its node had gone before it could be watched.
     Unseen,
 }
 
@@ -694,21 +700,29 @@ impl Acquisition {
                 None => self.departure(held, nearest).await?,
                 Some(on_wait) => Box::pin(self.departure_watched(held, nearest, on_wait)).await?,
             };
+            let owner = match departure {
+                Departure::Seen(_, owner) => owner,
+                Departure::Unseen => None,
+            };
+            // A writer that vanished while its predecessor was still there has only waited. It may have held if both are of
+            // one session, because the earlier one lets the later one in before its own node is gone.
+            wait.vanished.take_if(|it| owner.is_some() && it.owner.is_some() && it.owner != owner);
             match departure {
                 // Only a writer that held says so when it goes; then nothing before us is left. Elsewhere anybody may have
                 // written, for any reason.
-                Departure::Seen(Event::Changed) if nearest.mode == Mode::Write && hands_off => {
+                Departure::Seen(Event::Changed, _) if nearest.mode == Mode::Write && hands_off => {
                     if wait.vanished.is_some() {
                         self.delay(held).await?;
                     }
                     let signal = session.lease().roll().hand_off(&nearest.path);
                     return Ok(Grant { ground: Ground::HandOff(signal), kind: "hand-off" });
                 }
-                Departure::Seen(_) | Departure::Unseen => {}
+                Departure::Seen(..) | Departure::Unseen => {}
             }
             if nearest.mode == Mode::Write {
                 let name = nearest.path.rsplit('/').next().unwrap_or_default();
-                wait.vanished = Contender::parse_as(name, self.shared.dialect);
+                let writer = Contender::parse_as(name, self.shared.dialect);
+                wait.vanished = writer.map(|writer| Vanished { writer, owner });
             }
         }
     }
@@ -728,7 +742,7 @@ impl Acquisition {
             meter::entered(self.mode, names.len().saturating_sub(1));
         }
         // A writer that became a reader is still there, and lets go as readers do.
-        wait.vanished.take_if(|writer| {
+        wait.vanished.take_if(|Vanished { writer, .. }| {
             let reader = writer.downgraded();
             names.iter().any(|name| *name == reader || name == writer.name())
         });
@@ -746,9 +760,6 @@ impl Acquisition {
             Turn::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
             Turn::Behind(nearest) => nearest,
         };
-        // A writer that vanished while a contender before it is still there has only waited. It may have held if both are
-        // of one session, because the earlier one lets the later one in before its own node is gone.
-        wait.vanished.take_if(|writer| writer.host() != nearest.host());
         if wait.patience == Patience::GiveUp {
             let blockers = queue::blockers(session, &self.shared.path, &names, me).await;
             return Err(Error::WouldBlock { blockers });
@@ -776,8 +787,8 @@ impl Acquisition {
     /// a look necessary.
     fn known(&self, held: &Held, has_waited: bool, watched: Option<&Ahead>) -> Found {
         let place = held.place();
-        // A second node of ours may be before us. And who is cut off cannot hear that its own node was removed.
-        if place.is_unsure() || !place.session().lease().is_connected() {
+        // A listing shows whether there is a second node of ours, which has to go.
+        if place.is_unsure() {
             return Found::Nothing;
         }
         match place.book().find(held.standing()) {
@@ -821,9 +832,6 @@ impl Acquisition {
                 Some(asked) => tenure.watched(asked).await,
                 None => Ok(()),
             };
-            if let Some(loss) = held.loss() {
-                return Err(self.evicted(loss));
-            }
             let failure = match (own, watch) {
                 (Err(failure @ (Failure::Unknown(_) | Failure::Over(_))), _) => failure,
                 // It does not hear of its own node, and so perhaps not of the predecessor's either.
@@ -864,6 +872,7 @@ impl Acquisition {
                 return Ok(Departure::Unseen);
             }
         };
+        let owner = watch.owner();
         loop {
             tokio::select! {
                 biased;
@@ -877,7 +886,7 @@ impl Acquisition {
                         return Ok(Departure::Unseen);
                     }
                 }
-                event = &mut watch => return Ok(Departure::Seen(event)),
+                event = &mut watch => return Ok(Departure::Seen(event, owner)),
             }
         }
     }
@@ -898,7 +907,10 @@ impl Acquisition {
     /// What we know may be old, if we were cut off: only under a valid lease is it certain that the session, and so
     /// our node, still exists. Without one a quorum is asked first.
     async fn grant(&self, held: &Held, grant: Grant) -> Result<(), Error> {
-        match self.granted(held, &grant) {
+        // A waiter that does not watch its own node, because a stranger's write has used the watch up, might have been evicted.
+        let is_deaf = matches!(grant.kind, "pass" | "hand-off") && !held.tenure().is_armed();
+        let granted = if is_deaf { None } else { self.granted(held, &grant) };
+        match granted {
             Some(answer) => answer,
             None => Box::pin(self.grant_once_confirmed(held, &grant)).await,
         }

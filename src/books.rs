@@ -178,3 +178,38 @@ impl Book {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::lease::Lease;
+    use crate::local_queue::Key;
+    use crate::name::Contender;
+
+    fn standing(sequence: i64) -> Arc<Standing> {
+        let name = format!("h~i-WRITE-{sequence:010}");
+        let tenure = Tenure::new(format!("/a/{name}"), &Arc::new(Lease::new(Duration::from_secs(6))));
+        let contender = Contender::parse(&name).unwrap();
+        Arc::new(Standing::new(contender, 10 + sequence, tenure, 0, sequence.unsigned_abs()))
+    }
+
+    #[test]
+    fn a_node_that_was_asked_for_before_the_connection_was_lost_is_not_entered() {
+        let books = Books::default();
+        let book = books.of(&Arc::from("/a"), Dialect::Native);
+        let (first, late, after) = (standing(1), standing(2), standing(3));
+        book.entered(&first, book.connection());
+        book.granted(&first, &Ground::Sure);
+        let before = book.connection();
+        books.disconnected();
+        book.entered(&late, before);
+        book.granted(&late, &Ground::Sure);
+        book.entered(&after, book.connection());
+        book.left(&late, Parting::LetGo);
+        assert_eq!(late.key(), Key { number: 2, id: 2 });
+        assert!(matches!(book.find(&late), Found::Nothing));
+        assert!(matches!(book.find(&after), Found::Nothing), "what comes right after it learns nothing from it");
+    }
+}

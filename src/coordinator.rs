@@ -306,12 +306,25 @@ pub enum Event {
 }
 
 /// An armed one-shot watch: a future of its event. Dropping it removes the watch.
-pub struct Watch(Pin<Box<dyn Future<Output = Event> + Send>>);
+pub struct Watch {
+    event: Pin<Box<dyn Future<Output = Event> + Send>>,
+    owner: Option<i64>,
+}
 
 impl Watch {
     /// Wraps the future that completes with the event.
     pub fn new(event: impl Future<Output = Event> + Send + 'static) -> Watch {
-        Watch(Box::pin(event))
+        Watch { event: Box::pin(event), owner: None }
+    }
+
+    /// The session that owns the node on which the watch was armed, if the backend tells it.
+    pub fn with_owner(mut self, ephemeral_owner: i64) -> Watch {
+        self.owner = Some(ephemeral_owner);
+        self
+    }
+
+    pub(crate) fn owner(&self) -> Option<i64> {
+        self.owner
     }
 }
 
@@ -319,7 +332,7 @@ impl Future for Watch {
     type Output = Event;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Event> {
-        self.0.as_mut().poll(context)
+        self.event.as_mut().poll(context)
     }
 }
 

@@ -399,7 +399,7 @@ macro_rules! guard {
             /// The path of the lock's node.
             ///
             /// Anybody's ZooKeeper transaction that checks that this node exists is done only while the lock is held. So that
-            /// this stays true of who has been told, the next contender of this process then waits for the removal.
+            /// this stays true of who has been told, the next contender of this session then waits for the removal.
             pub fn path(&self) -> String {
                 self.held.tenure().path_for_others()
             }

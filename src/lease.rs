@@ -238,11 +238,11 @@ impl Lease {
         }
         drop(state);
         self.roll.stir();
-        if was != connected {
-            self.roll.link_changed(self, connected);
-        }
         if was && !connected {
             self.books.disconnected();
+        }
+        if was != connected {
+            self.roll.link_changed(self, connected);
         }
         self.roll.tell_all();
     }

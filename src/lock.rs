@@ -441,7 +441,8 @@ impl RwLockBuilder {
     /// before it takes the lock; a writer that released is followed at once. Default: zero.
     ///
     /// For work that cannot check a [fencing token](WriteGuard::fencing_token): it gives requests of the vanished
-    /// holder that are still under way time to arrive. A waiting writer that gives up looks like one that vanished.
+    /// holder that are still under way time to arrive. A waiting writer that gives up looks like one that vanished if it
+    /// is of the same session as the contender before it, which may have let it in.
     /// Those who arrive after it has vanished do not know of it, and readers that vanish are not told from those that
     /// release. A writer that downgraded, and was gone before whoever waited had looked again, looks like one that
     /// vanished; so does one that released in the moment in which whoever comes enters and does not watch yet. Give

@@ -837,10 +837,8 @@ impl Session for MemorySession {
     fn watch(&self, path: &str) -> Reply<Watch> {
         let (id, path, ensemble) = (self.id, path.to_owned(), Arc::downgrade(&self.ensemble));
         self.request(false, move |world, _| {
-            if !world.tree_of(id).contains_key(&path) {
-                return Err(Failure::NoNode);
-            }
-            Ok(world.arm(id, path, ensemble))
+            let owner = world.tree_of(id).get(&path).ok_or(Failure::NoNode)?.owner;
+            Ok(world.arm(id, path, ensemble).with_owner(owner))
         })
     }
 

@@ -55,6 +55,10 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
+    pub(crate) fn new(contender: Contender, czxid: i64, tenure: Arc<Tenure>, number: u64, id: u64) -> Standing {
+        Standing { contender, czxid, tenure, number, id }
+    }
+
     pub(crate) fn key(&self) -> Key {
         Key { number: self.contender.sequence(), id: self.id }
     }
@@ -302,7 +306,7 @@ impl Place {
         let (czxid, tenure) = (standing.czxid, Arc::clone(&standing.tenure));
         let (number, id) = (standing.number, standing.id);
         session.lease().roll().watch(&standing.tenure);
-        let standing = Arc::new(Standing { contender, czxid, tenure, number, id });
+        let standing = Arc::new(Standing::new(contender, czxid, tenure, number, id));
         let mut node = self.node();
         node.unsure = false;
         node.step = Step::Standing(Arc::clone(&standing));
@@ -324,7 +328,7 @@ impl Place {
         let tenure = Tenure::new(self.child(name), session.lease());
         let number = session.lease().roll().enter(&tenure);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        let standing = Arc::new(Standing { contender, czxid: created.czxid, tenure, number, id });
+        let standing = Arc::new(Standing::new(contender, created.czxid, tenure, number, id));
         let mut node = self.node();
         node.step = Step::Standing(Arc::clone(&standing));
         let connection = node.connection;

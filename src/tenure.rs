@@ -361,6 +361,11 @@ impl Tenure {
         }
     }
 
+    /// Whether the watch on our own node will tell what happens to it.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.state().own.is_some()
+    }
+
     /// Asks for a watch on our own node, unless that is done. The request is on its way when this returns.
     pub(crate) fn ask_to_watch(&self, session: &Arc<dyn Session>) -> Option<Asked> {
         let mut state = self.state();

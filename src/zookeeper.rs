@@ -932,8 +932,8 @@ impl Session for ZooKeeperSession {
     fn watch(&self, path: &str) -> Reply<Watch> {
         let path = path.to_owned();
         self.read(move |client| async move {
-            let (_, _, watcher) = client.get_and_watch_data(&path).await.map_err(failure)?;
-            Ok(Watch::new(Watched { watcher: watcher.changed() }))
+            let (_, stat, watcher) = client.get_and_watch_data(&path).await.map_err(failure)?;
+            Ok(Watch::new(Watched { watcher: watcher.changed() }).with_owner(stat.ephemeral_owner))
         })
     }
 

@@ -15,7 +15,7 @@ use support::server::{Server, shared_server};
 use support::wire::{Op, Proxy};
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
-use zk_rwlock::coordinator::{Berth, Coordinator, Failure};
+use zk_rwlock::coordinator::{Berth, Coordinator, Failure, Operation};
 use zk_rwlock::{AcquireWrite, Error, Loss, Memory, Mode, MultiLock, RwLock, ZooKeeper};
 
 /// What ZooKeeper says to a client without permission.
@@ -113,6 +113,35 @@ async fn a_lock_delay_waits_after_a_local_writer_that_vanished() {
         tokio::time::advance(delay + Duration::from_millis(2)).await;
         drop(assert_ready_ok!(second.poll()));
     }
+}
+
+/// The signal of the holder says that it has let go, and a waiter between them has never held.
+#[test]
+fn no_lock_delay_after_a_release_because_a_waiter_of_another_session_gave_up() {
+    let zk = Memory::new();
+    let [here, between, there] = [(); 3].map(|()| zk.connect());
+    let lock = |zk| RwLock::builder(zk, DIRECTORY).lock_delay(Duration::from_secs(5)).build().expect("valid");
+    for first_reads in [true, false] {
+        let mut first_write = (!first_reads).then(|| now(lock(&here).write()).expect("free"));
+        let mut first_read = first_reads.then(|| now(lock(&here).read()).expect("free"));
+        let mut gives_up = writing(&lock(&between));
+        assert_pending!(gives_up.poll());
+        let mut last = writing(&lock(&there));
+        assert_pending!(last.poll());
+        drop(gives_up);
+        assert_pending!(last.poll());
+        drop((first_write.take(), first_read.take()));
+        drop(assert_ready_ok!(last.poll()));
+    }
+}
+
+#[test]
+fn a_downgraded_guard_hears_at_once_that_its_node_was_removed() {
+    let zk = Memory::new();
+    let guard = now(RwLock::new(&zk, DIRECTORY).expect("valid").write()).expect("free");
+    let guard = now(guard.downgrade()).expect("held");
+    zk.remove(&newest(&zk));
+    assert!(!guard.is_held());
 }
 
 /// A standalone server that lost its last moments in a crash gives their numbers again.
@@ -447,7 +476,8 @@ async fn a_lock_delay_is_not_skipped_by_the_late_signal_of_a_predecessor() {
     let delay = Duration::from_secs(2);
     let patient = RwLock::builder(&t.operator, t.lock.path()).lock_delay(delay).build().unwrap();
     let first = t.lock.write().await.unwrap();
-    let heir = writer(&t.lock);
+    let another_handle = RwLock::builder(&t.zk, t.lock.path()).host("heir").build().unwrap();
+    let heir = writer(&another_handle);
     line_becomes(&t.observer, "W+ W-").await;
     let last = writer(&patient);
     line_becomes(&t.observer, "W+ W- W-").await;
@@ -478,6 +508,42 @@ async fn a_waiter_whose_node_is_removed_at_once_is_never_granted() {
         held.release().await.unwrap();
         assert!(matches!(refused(waiter).await, Error::Evicted(Loss::Removed)));
     }
+}
+
+/// A write to the waiter's node uses its watch up.
+#[tokio::test]
+async fn an_evicted_waiter_whose_watch_was_used_up_is_never_granted() {
+    let t = Tapped::new(shared_server()).await;
+    let operator = session(&t.operator).await;
+    let waits_here = lock_at(&connect(&shared_server().address()).await, t.lock.path());
+    for _ in 0..20 {
+        let held = t.observer.write().await.unwrap();
+        let waiter = writer(&waits_here);
+        line_becomes(&t.observer, "W+ W-").await;
+        let next = writer(&t.observer);
+        line_becomes(&t.observer, "W+ W- W-").await;
+        let evicted = format!("{}/{}", t.lock.path(), t.observer.queue().await.unwrap().members[1].node);
+        let write = Operation::Set { path: evicted.clone(), data: b"x".to_vec(), version: None };
+        operator.transact(&[write, Operation::Delete { path: evicted, version: None }]).await.unwrap();
+        held.release().await.unwrap();
+        assert!(matches!(refused(waiter).await, Error::Evicted(Loss::Removed)));
+        granted(next).await.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_asks_for_its_own_watch_before_that_on_its_predecessor() {
+    let t = Tapped::new(shared_server()).await;
+    let held = t.observer.write().await.unwrap();
+    t.proxy.reset();
+    let waiter = writer(&t.lock);
+    eventually("it watches both", || async { t.proxy.count(Op::GetData) == 2 }).await;
+    let watched: Vec<String> =
+        t.proxy.requests().into_iter().filter(|(op, _)| *op == Op::GetData).map(|(_, path)| path).collect();
+    let number = |path: &str| path.rsplit('-').next().unwrap().parse::<u64>().unwrap();
+    assert_eq!(number(&watched[0]), number(&watched[1]) + 1, "{watched:?}");
+    held.release().await.unwrap();
+    granted(waiter).await.release().await.unwrap();
 }
 
 /// Its own session may let it in while the news is on its way.
