@@ -137,7 +137,9 @@ impl fmt::Debug for Reservation {
 ///    request with [`Failure::Over`], and never comes back.
 /// 10. **An unknown outcome is never guessed**: [`Failure::Unknown`] says that the request may or may not have been
 ///     carried out, every other failure that it was not.
-/// 11. **The lease** ([`Session::lease`]) is told of every answer that a quorum gave.
+/// 11. **The lease** ([`Session::lease`]) is told when the session [began](Lease::began), of every request that was
+///     [answered](Lease::answered), by a quorum ([`Lease::acknowledged`]) or not, of each
+///     [connection](Lease::connected), and when a handshake is known to have [resumed](Lease::resumed) the session.
 ///
 /// # Implementing it
 /// Spawn [`keep_alive`] once for each session.

@@ -657,6 +657,10 @@ impl Roll {
         chosen
     }
 
+    fn is_empty(&self) -> bool {
+        self.members().all.is_empty()
+    }
+
     fn is_over(&self) -> bool {
         self.members().over
     }
@@ -670,7 +674,7 @@ impl Roll {
 ///
 /// Each node is watched by its owner, at the latest from one to two `grace` after it was entered: a short hold is over by
 /// then and costs nothing. A waiter watches its node from the first moment. Each fifth of the session timeout a read
-/// touches the session, also while there are no nodes, so that the next acquisition need not wait for the lease; while
+/// touches the session, each quarter also while there are no nodes, so that the next acquisition need not wait for the lease; while
 /// there are, a transaction that only checks them follows, by which that counts.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(lease) = session.upgrade().map(|session| Arc::clone(session.lease())) else {
@@ -762,7 +766,8 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
 
 async fn renew(session: &Weak<dyn Session>, lease: &Arc<Lease>) {
     // At first the handshake counts.
-    let mut due = lease.now() + lease.heartbeat_period();
+    let Some(timeout) = session.upgrade().map(|session| session.timeout()) else { return };
+    let mut due = lease.now() + timeout / 4;
     let mut is_told = true;
     loop {
         let stirred = lease.roll().stirred.notified();
@@ -785,7 +790,8 @@ async fn renew(session: &Weak<dyn Session>, lease: &Arc<Lease>) {
             // As soon as the connection is back.
             due = now;
         } else if due <= now {
-            due = now + lease.heartbeat_period();
+            // While nothing is kept the client's own pings must have room in between: requests put them off.
+            due = now + if lease.roll().is_empty() { live.timeout() / 4 } else { lease.heartbeat_period() };
             live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(lease))));
         }
         let nap = if lease.is_connected() { due - now } else { live.timeout() };

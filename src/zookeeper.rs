@@ -69,7 +69,10 @@ const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
 /// A server that grants less, zero say, does not mean to keep the session; the client would make 8 ms of it.
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// Less would take every pause of a server's for a break.
+/// From this session timeout on a silent connection is given up sooner than the client crate would.
+const LONG: Duration = Duration::from_secs(3);
+
+/// As soon as that is possible without taking every pause of a server's for a break.
 const QUICKEST: Duration = Duration::from_millis(500);
 
 /// How long dropping the last user of a session may wait for the server to have heard of it.
@@ -368,8 +371,11 @@ impl ZooKeeperBuilder {
 
     /// How soon a silent connection is given up for a fresh one, and each attempt at one: the sooner, the sooner a break
     /// is over when it is over, since the kernel sends what was lost again after longer and longer pauses.
+    ///
+    /// A session of a moment has the client crate's own measure: less would take every pause of a server's for a break.
     fn quick(&self) -> Duration {
-        (self.session_timeout / 12).max(QUICKEST)
+        let timeout = self.session_timeout;
+        if timeout < LONG { timeout * 2 / 5 } else { (timeout / 12).max(QUICKEST) }
     }
 
     /// One that gives connections up so soon; by default as late as the client crate does, for servers that are slow.

@@ -252,3 +252,19 @@ async fn all_locks_and_handles_of_a_process_share_one_thread() {
     eventually("there is one thread", || async { threads() == 1 }).await;
     assert!(guards.iter().all(|guard| guard.is_held()));
 }
+
+/// Before anything is sent: nobody listens there.
+#[tokio::test]
+async fn a_lease_that_cannot_be_is_refused_with_what_was_wrong() {
+    let second = Duration::from_secs(1);
+    let builder = || ZooKeeper::builder().session_timeout(4 * second);
+    for (builder, problem) in [
+        (builder().tick_time(Duration::ZERO), "a tick time of zero"),
+        (builder().tick_time(6 * second), "a tick time of 6s is too long for a session timeout of 4s"),
+        (builder().stop_margin(Duration::ZERO), "a stop margin of zero"),
+        (builder().stop_margin(4 * second), "a stop margin of 4s leaves nothing of a session timeout of 4s"),
+    ] {
+        let error = builder.connect("127.0.0.1:1").await.expect_err("it cannot be");
+        assert!(matches!(&error, Error::InvalidInput { .. }) && error.to_string().contains(problem), "{error}");
+    }
+}

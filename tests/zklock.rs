@@ -204,6 +204,7 @@ async fn each_way_to_end_has_its_exit_code() {
         (&["--tls-cert", "/nowhere", free, "true"], 64),
         (&["--tls-ca", "/nowhere", free, "true"], 64),
         (&["--session-timeout", "0", free, "true"], 64),
+        (&["--tick-time", "0", free, "true"], 64),
         (&["ls"], 64),
         (&["break", free], 64),
         (&["break", free, "token"], 64),
