@@ -922,7 +922,7 @@ impl Acquisition {
         if let Some(loss) = held.loss() {
             return Some(Err(Error::Evicted(loss)));
         }
-        tenure.hold(session.lease().stretch()?);
+        tenure.hold(tenure.stretch(session.lease())?);
         held.place().book().granted(held.standing(), &grant.ground);
         let roll = session.lease().roll();
         if let Ground::HandOff(signal) = &grant.ground {

@@ -287,10 +287,22 @@ impl Lease {
     /// From the sending of a touch until it counts two answers and the settling time pass, and the next one must count
     /// before the lease ends.
     pub(crate) fn heartbeat_period(&self) -> Duration {
-        let lateness = self.state().lateness;
-        let spare = self.term().saturating_sub(self.settling).saturating_sub(lateness * 2);
         let usual = (self.timeout / 5).saturating_sub(self.margin.saturating_sub(default_margin(self.timeout)));
-        usual.min(spare / 2).max(self.timeout / 20)
+        usual.min(self.spare() / 2).max(self.timeout / 20)
+    }
+
+    /// How far apart touches may be, at most, so that each counts before the lease ends that the one before it made.
+    fn spare(&self) -> Duration {
+        let lateness = self.state().lateness;
+        self.term().saturating_sub(self.settling).saturating_sub(lateness * 2)
+    }
+
+    /// Whether the lease will be renewed in time for a node that was entered at this moment.
+    ///
+    /// If answers come very late, the touches of an idle session are too far apart. The lease then has a gap once, until
+    /// the touches count that were sent from that moment on.
+    pub(crate) fn lasts_from(&self, entered: Moment) -> bool {
+        self.is_steady() || self.spare() >= self.timeout / 4 || self.counts_since(entered)
     }
 
     /// Whether a touch can count before the lease ends that it makes.

@@ -14,7 +14,7 @@ use thiserror::Error;
 use tokio::sync::Notify;
 
 use crate::coordinator::{Ending, Event, Failure, Operation, Reply, Session, Watch};
-use crate::lease::Lease;
+use crate::lease::{Lease, Moment};
 use crate::local_queue::HandOff;
 use crate::meter;
 
@@ -115,6 +115,8 @@ pub(crate) struct Tenure {
     /// Transactions under this hold of which nobody has heard what became of them, and others' who may send some.
     unsettled: AtomicUsize,
     lease: Weak<Lease>,
+    /// When we knew of the node.
+    entered: Moment,
     this: Weak<Tenure>,
 }
 
@@ -151,19 +153,25 @@ impl Tenure {
         let state = Mutex::new(State {
             path,
             phase: Phase::Waiting,
-            valid_since: lease.stretch(),
+            valid_since: None,
             is_called: false,
             loss: None,
             is_told: false,
             own: None,
             is_watched: false,
         });
-        let (changed, unsettled, lease) = (Notify::new(), AtomicUsize::new(0), Arc::downgrade(lease));
-        Arc::new_cyclic(|this| Tenure { state, changed, unsettled, lease, this: Weak::clone(this) })
+        let (changed, unsettled, entered) = (Notify::new(), AtomicUsize::new(0), lease.now());
+        let lease = Arc::downgrade(lease);
+        Arc::new_cyclic(|this| Tenure { state, changed, unsettled, lease, entered, this: Weak::clone(this) })
     }
 
     pub(crate) fn path(&self) -> String {
         self.state().path.clone()
+    }
+
+    /// The stretch of the lease that the node can rely on, if there is one by now.
+    pub(crate) fn stretch(&self, lease: &Lease) -> Option<u64> {
+        lease.stretch().filter(|_| lease.lasts_from(self.entered))
     }
 
     /// Its path, to tell others: what they do while the node is there is settled once it is gone, and not before.
@@ -271,7 +279,7 @@ impl Tenure {
             let since = match state.phase {
                 Phase::Holding(stretch) | Phase::Moving(stretch) => Some(stretch),
                 Phase::Waiting => {
-                    state.valid_since = state.valid_since.or_else(|| lease.stretch());
+                    state.valid_since = state.valid_since.or_else(|| self.stretch(lease));
                     state.valid_since
                 }
                 Phase::Left => None,
@@ -472,7 +480,7 @@ impl State {
 #[derive(Debug, Default)]
 pub(crate) struct Roll {
     members: Mutex<Members>,
-    /// The connection was lost or is back, or the session is over.
+    /// The connection was lost or is back, the session is over, or somebody joined an empty roll.
     stirred: Notify,
     /// Somebody has a node that is not watched yet, or must confirm a hand-off.
     unwatched: Notify,
@@ -511,7 +519,11 @@ impl Roll {
         let number = members.next;
         members.next += 1;
         members.all.insert(number, Arc::clone(tenure));
+        let is_first = members.all.len() == 1;
         drop(members);
+        if is_first {
+            self.stir();
+        }
         self.watch(tenure);
         number
     }
@@ -782,6 +794,9 @@ async fn renew(session: &Weak<dyn Session>, lease: &Arc<Lease>) {
         }
         is_told &= left.is_none();
         let now = lease.now();
+        // While nothing is kept the client's own pings must have room in between: requests put them off.
+        let period = if lease.roll().is_empty() { live.timeout() / 4 } else { lease.heartbeat_period() };
+        due = due.min(now + period);
         if lease.is_steady() {
             drop(live);
             stirred.await;
@@ -790,8 +805,7 @@ async fn renew(session: &Weak<dyn Session>, lease: &Arc<Lease>) {
             // As soon as the connection is back.
             due = now;
         } else if due <= now {
-            // While nothing is kept the client's own pings must have room in between: requests put them off.
-            due = now + if lease.roll().is_empty() { live.timeout() / 4 } else { lease.heartbeat_period() };
+            due = now + period;
             live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(lease))));
         }
         let nap = if lease.is_connected() { due - now } else { live.timeout() };
