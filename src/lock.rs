@@ -448,6 +448,9 @@ impl RwLockBuilder {
     /// vanished; so does one that released in the moment in which whoever comes enters and does not watch yet. Give
     /// everyone who uses the lock the same delay.
     ///
+    /// A session whose own [ACL](crate::ZooKeeperBuilder::acl) does not let it write to its nodes cannot say that it
+    /// releases: each of its releases looks like a vanishing.
+    ///
     /// Refused in another [`dialect`](Self::dialect) than the native one, where nobody says that it released.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;

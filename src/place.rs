@@ -460,10 +460,10 @@ async fn remove(
 ) -> Result<(), Failure> {
     let mut tries = 0;
     loop {
-        let failure = match reply.await {
+        let (index, failure) = match reply.await {
             Ok(()) => break,
-            Err(Failure::Operation { failure, .. }) => *failure,
-            Err(failure) => failure,
+            Err(Failure::Operation { index, failure }) => (index, *failure),
+            Err(failure) => (0, failure),
         };
         reply = match failure {
             Failure::NoNode if tries > 0 => break,
@@ -471,8 +471,9 @@ async fn remove(
                 before_next_try(&session, &mut tries).await?;
                 if signal { hand_off(&session, &path) } else { session.delete(&path) }
             }
-            // A server that refuses the transaction may still allow a plain delete, which those who wait also see.
-            Failure::NoAuth | Failure::Refused(_) if signal => {
+            // A server that refuses the signal may still allow a plain delete, which waiters also see. A refused delete is about
+            // this directory alone.
+            Failure::NoAuth | Failure::Refused(_) if signal && index == 0 => {
                 signal = false;
                 session.lease().signal_refused();
                 session.delete(&path)

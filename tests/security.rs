@@ -7,7 +7,7 @@ use support::scene::{
     soon, writer,
 };
 use support::server::shared_server;
-use support::wire::Proxy;
+use support::wire::{Op, Proxy};
 use zk_rwlock::coordinator::{Failure, Kind, Operation};
 use zk_rwlock::{Acl, Error, HoldState, Loss, Permissions, ZooKeeper, ZooKeeperBuilder};
 
@@ -251,6 +251,24 @@ async fn one_who_may_not_write_its_own_node_is_refused_the_signal_once() {
     becomes_empty(&connect(&shared_server().address()).await, "/unsignalled/lock").await;
     let requests = proxy.requests();
     assert!(requests.len() <= 45, "{}: {requests:#?}", requests.len());
+}
+
+/// A delete that one directory refuses says nothing about the signals in others.
+#[tokio::test]
+async fn a_directory_without_delete_leaves_the_signals_of_others() {
+    let address = shared_server().address();
+    let keep = Acl::nobody().allow("world", "anyone", Permissions::READ | Permissions::CREATE | Permissions::WRITE);
+    let maker = options().acl(keep).connect(&address).await.unwrap();
+    session(&maker).await.create("/undeletable", b"", Kind::Persistent).await.unwrap();
+    let proxy = Proxy::start(&address);
+    let zk = connect(&proxy.address()).await;
+    let stays = lock_at(&zk, "/undeletable").write().await.unwrap().release().await.unwrap_err();
+    assert!(matches!(stays, Error::PermissionDenied { .. }), "{stays:?}");
+    let lock = lock_at(&zk, "/signalled");
+    let guard = lock.write().await.unwrap();
+    proxy.reset();
+    guard.release().await.unwrap();
+    assert_eq!((proxy.count(Op::Multi), proxy.count(Op::Delete)), (1, 0), "it signals, and deletes in one transaction");
 }
 
 #[tokio::test]

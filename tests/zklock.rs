@@ -1383,3 +1383,19 @@ async fn whoever_comes_from_flock_finds_its_exit_codes_and_output() {
     let listed = ended(typed(&concrete(&pairs.iter().find(|(theirs, _)| theirs == "lslocks").unwrap().1), &commands));
     assert_eq!(listed.await.stdout, "/zklock/flock: free\n");
 }
+
+/// Nothing listens at the address, so a command that tried to connect would try for ten seconds and end with 69.
+#[tokio::test]
+async fn a_path_that_no_lock_can_have_is_refused_before_anything_is_sent() {
+    let nowhere = "127.0.0.1:1";
+    for path in ["relative", "/a//b", "/a/../b", "/zookeeper", "/\u{1d11e}"] {
+        for command in
+            [vec![path, "true"], vec!["ls", path], vec!["watch", path], vec!["check", path], vec!["break", path, "1"]]
+        {
+            let output = zklock_on(nowhere, &command).output().await.unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(64), "{command:?}: {said}");
+            assert!(said.contains(path), "{command:?}: {said}");
+        }
+    }
+}

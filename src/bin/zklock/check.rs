@@ -7,7 +7,7 @@ use zk_rwlock::coordinator::{Coordinator, Failure, Stat};
 use zk_rwlock::{Contender, Dialect, Error, Mode, ZooKeeper};
 
 use crate::arguments::{Check, Connection};
-use crate::connect::{self, connect};
+use crate::connect::{self, connect_to};
 use crate::exit::{self, Exit};
 use crate::output::{self, tame};
 
@@ -32,7 +32,7 @@ struct Odd {
 type Node = (String, Option<Stat>);
 
 pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, Exit> {
-    let zk = connect(connection).await?;
+    let zk = connect_to(&check.path, connection).await?;
     let lock = connect::lock(&zk, &check.path, connection)?;
     let nodes = nodes(&zk, lock.path()).await?;
     let odd = oddities(&nodes, connection.dialect);

@@ -5,10 +5,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use zk_rwlock::coordinator::{Failure, Reply, Session};
-use zk_rwlock::{Error, RwLock, Sasl, Tls, ZooKeeper};
+use zk_rwlock::{Error, Memory, RwLock, Sasl, Tls, ZooKeeper};
 
 use crate::arguments::Connection;
 use crate::exit::Exit;
+
+/// Connects to look at `path`, and waits until there is a session. A path that no lock can have is refused at once.
+pub(crate) async fn connect_to(path: &str, connection: &Connection) -> Result<ZooKeeper, Exit> {
+    // All locks may be below the root.
+    if path != "/" {
+        RwLock::new(&Memory::new(), path)?;
+    }
+    connect(connection).await
+}
 
 /// Connects, and waits until there is a session.
 pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> {

@@ -7,13 +7,13 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use zk_rwlock::RwLock;
 
 use crate::arguments::{Break, Connection};
-use crate::connect::{self, connect};
+use crate::connect::{self, connect_to};
 use crate::exit::{self, Exit};
 use crate::output::{self, tame};
 use crate::table;
 
 pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, Exit> {
-    let zk = connect(connection).await?;
+    let zk = connect_to(&which.path, connection).await?;
     let lock = connect::lock(&zk, &which.path, connection)?;
     if !which.yes {
         let queue = lock.queue().await?;

@@ -4,12 +4,12 @@ use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::{Contender, Queue, Survey, ZooKeeper};
 
 use crate::arguments::{Connection, Ls};
-use crate::connect::{self, connect};
+use crate::connect::{self, connect_to};
 use crate::exit::Exit;
 use crate::{output, table};
 
 pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
-    let zk = connect(connection).await?;
+    let zk = connect_to(&ls.path, connection).await?;
     let text = if ls.tree {
         let survey = Survey::below(&zk, &ls.path).await?;
         match ls.json {

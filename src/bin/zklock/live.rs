@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use zk_rwlock::{Error, MemberState, Queue, RwLock};
 
 use crate::arguments::{Connection, Watch};
-use crate::connect::{self, connect};
+use crate::connect::{self, connect_to};
 use crate::exit::{self, Exit};
 use crate::output::{self, shorten};
 use crate::{table, terminal};
@@ -22,7 +22,7 @@ const SILENCE: Duration = Duration::from_secs(3);
 
 /// Shows the queue until interrupted.
 pub(crate) async fn watch(watch: &Watch, connection: &Connection) -> Result<u8, Exit> {
-    let zk = connect(connection).await?;
+    let zk = connect_to(&watch.path, connection).await?;
     let lock = connect::lock(&zk, &watch.path, connection)?;
     if output::is_screen(&io::stdout()) && !watch.json {
         on_a_screen(&lock, watch.interval).await

@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tokio::sync::watch;
-use zk_rwlock::{Changes, Dialect, Error, HoldState, Loss, Mode, Progress, ReadGuard, RwLock, WriteGuard, ZooKeeper};
+use zk_rwlock::coordinator::Coordinator;
+use zk_rwlock::{
+    Changes, Dialect, Error, HoldState, Loss, Memory, Mode, Progress, ReadGuard, RwLock, WriteGuard, ZooKeeper,
+};
 
 use crate::arguments::{Connection, Run};
 use crate::child::{Child, Event, Reaped};
@@ -28,6 +31,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> {
     let order = Order::read(run)?;
+    // What is wrong with the path or an option is said before anything is sent.
+    open(&Memory::new(), run, &order, connection.dialect)?;
     let mut signals = Signals::listen()?;
     let zk = tokio::select! {
         biased;
@@ -116,7 +121,7 @@ fn label(words: &[OsString]) -> String {
     shorten(&fit, LABEL_MADE)
 }
 
-fn open(zk: &ZooKeeper, run: &Run, order: &Order, dialect: Dialect) -> Result<RwLock, Exit> {
+fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Dialect) -> Result<RwLock, Exit> {
     let mut builder = RwLock::builder(zk, &order.path).dialect(dialect).label(&order.label);
     if let Some(host) = &run.host {
         builder = builder.host(host);
