@@ -256,7 +256,7 @@ impl<T: Clone> LocalQueue<T> {
         told
     }
 
-    /// Nothing that was known holds any more; everyone who waits is to look.
+    /// Nothing that was known holds any more. All waiters are to look again.
     pub(crate) fn forget_all(&mut self) -> Told<T> {
         self.left = 0;
         std::mem::take(&mut self.members).into_values().filter(|it| !it.has_left).map(|it| it.who).collect()

@@ -10,7 +10,7 @@
 //! | `zk_rwlock_timeouts_total` | counter | | `mode` | acquisitions whose time was over first; of several locks, for the one that the error names |
 //! | `zk_rwlock_losses_total` | counter | | `cause` | held nodes that were lost: `session-over`, `lease-ran-out`, `removed`, `interfered` |
 //! | `zk_rwlock_recoveries_total` | counter | | | creates whose answer was lost and whose node was found |
-//! | `zk_rwlock_heartbeats_total` | counter | | | check-only transactions that were sent to renew a lease |
+//! | `zk_rwlock_heartbeats_total` | counter | | | heartbeats that were sent to renew a lease under which something is kept: a read, and the check-only transaction by which it counts |
 //! | `zk_rwlock_removals_pending` | gauge | nodes | | nodes of ours whose removal is not confirmed yet |
 //!
 //! `mode` is `read` or `write`. Locks are not told apart, because there may be any number of them. Much is measured on

@@ -569,7 +569,7 @@ impl Roll {
         known.cloned().unwrap_or_else(|| Arc::new(HandOff::new(Arc::clone(path))))
     }
 
-    /// Has it confirmed, soon, that the node is gone whose hand-off `tenure` was granted by.
+    /// Asks for a look whether the node is gone by whose hand-off `tenure` was granted.
     pub(crate) fn confirm_gone(&self, signal: &Arc<HandOff>, tenure: &Arc<Tenure>) {
         if signal.is_confirmed() {
             return;
@@ -686,8 +686,8 @@ impl Roll {
 ///
 /// Each node is watched by its owner, at the latest from one to two `grace` after it was entered: a short hold is over by
 /// then and costs nothing. A waiter watches its node from the first moment. Each fifth of the session timeout a read
-/// touches the session, each quarter also while there are no nodes, so that the next acquisition need not wait for the lease; while
-/// there are, a transaction that only checks them follows, by which that counts.
+/// touches the session, each quarter also while there are no nodes, so that the next acquisition need not wait for the
+/// lease; while there are, a transaction that only checks them follows, by which that counts.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(lease) = session.upgrade().map(|session| Arc::clone(session.lease())) else {
         return;
@@ -827,6 +827,9 @@ async fn renew(session: &Weak<dyn Session>, lease: &Arc<Lease>) {
 /// Touches the session, and has that count if anything is kept under it.
 async fn heartbeat(session: Weak<dyn Session>, lease: Arc<Lease>) {
     let Some(live) = session.upgrade() else { return };
+    if !lease.roll().is_empty() {
+        meter::heartbeat();
+    }
     let soon = live.timeout() / 20;
     let touched = lease.now();
     if lease.since_touch() > soon {
@@ -853,7 +856,6 @@ async fn check_own(session: &Arc<dyn Session>) {
     for some in session.lease().roll().to_check().chunks(CHECKS_PER_HEARTBEAT) {
         let check = |(_, path): &(_, String)| Operation::Check { path: path.clone(), version: None };
         let checks: Vec<_> = some.iter().map(check).collect();
-        meter::heartbeat();
         match session.transact(&checks).await {
             Err(Failure::Operation { index, failure }) if *failure == Failure::NoNode => {
                 if let Some((tenure, path)) = some.get(index) {
