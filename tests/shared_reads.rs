@@ -455,7 +455,7 @@ async fn nobody_joins_a_node_whose_lease_has_run_out() {
     zk.cut();
     // Suspect, but nobody else can have it yet.
     let joined = read(&shared);
-    tokio::time::advance(Duration::from_secs(7)).await;
+    tokio::time::advance(Duration::from_secs(9)).await;
     // Nothing has looked at the lease since, and no timer has run.
     let mut next = reading(&shared);
     assert_pending!(next.poll());
