@@ -5,12 +5,13 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use support::port::Port;
 use support::scene::*;
 use support::server::shared_server;
 use tokio::task::JoinSet;
@@ -29,7 +30,7 @@ const KINDS: [Kind; 4] = [Kind::BlackHole, Kind::RequestsLost, Kind::AnswersLost
 /// A link to a server that loses what is sent while it is broken, and with it each connection that it was sent on: on a
 /// real network the kernel would send it again, but after longer and longer pauses. A new connection comes to nothing.
 struct Link {
-    port: u16,
+    port: Port,
     state: Arc<Mutex<State>>,
 }
 
@@ -41,8 +42,8 @@ struct State {
 
 impl Link {
     fn start(server: String) -> Link {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-        let port = listener.local_addr().expect("bound").port();
+        let port = Port::reserve();
+        let listener = port.listen();
         let state = Arc::<Mutex<State>>::default();
         let link = Link { port, state: Arc::clone(&state) };
         // Ends with the process, as do those of its connections.
@@ -107,7 +108,7 @@ async fn lost(timeout: Duration, tick: Option<Duration>, kind: Kind, share: f64,
             if let Some(tick) = tick {
                 builder = builder.tick_time(tick);
             }
-            let zk = builder.connect(&format!("127.0.0.1:{}", link.port)).await.expect("reachable");
+            let zk = builder.connect(&link.port.address().to_string()).await.expect("reachable");
             let path = format!("/breaks/{}", NEXT.fetch_add(1, Ordering::Relaxed));
             let guard = lock_at(&zk, &path).write().await.expect("free");
             // At any time between two heartbeats.

@@ -278,6 +278,14 @@ impl Tapped {
     }
 }
 
+/// A holder and a waiter stay in the queue: the answers show that time has passed in which the waiter might have been let
+/// in.
+async fn stays_as_it_is(observer: &RwLock) {
+    for _ in 0..20 {
+        line_becomes(observer, "W+ W-").await;
+    }
+}
+
 #[tokio::test]
 async fn a_writer_lets_in_the_next_of_its_session_before_the_server_answers() {
     let t = Tapped::new(shared_server()).await;
@@ -379,10 +387,7 @@ async fn an_unanswered_transaction_keeps_the_next_one_out_until_our_node_is_gone
     assert_pending!(task::spawn(held.transaction().set(&value, "2").commit()).poll());
     drop(held);
     on_its_way.arrives().await;
-    // The observer's answers show that time has passed in which it might have been let in.
-    for _ in 0..20 {
-        line_becomes(&t.observer, "W+ W-").await;
-    }
+    stays_as_it_is(&t.observer).await;
     assert!(!waiter.is_finished(), "the transaction before may still be carried out");
     on_its_way.release();
     let next = granted(waiter).await;
@@ -403,9 +408,7 @@ async fn a_node_that_others_were_told_of_is_gone_before_the_next_is_let_in() {
     let release = t.proxy.hold_request(Op::Multi);
     drop(held);
     release.arrives().await;
-    for _ in 0..20 {
-        line_becomes(&t.observer, "W+ W-").await;
-    }
+    stays_as_it_is(&t.observer).await;
     assert!(!waiter.is_finished());
     release.release();
     granted(waiter).await.release().await.unwrap();
@@ -444,9 +447,7 @@ async fn a_transaction_through_another_session_keeps_the_next_one_out() {
     let release = t.proxy.hold_request(Op::Multi);
     drop(guard);
     release.arrives().await;
-    for _ in 0..20 {
-        line_becomes(&t.observer, "W+ W-").await;
-    }
+    stays_as_it_is(&t.observer).await;
     assert!(!waiter.is_finished());
     release.release();
     let next = granted(waiter).await;
