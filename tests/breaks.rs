@@ -97,8 +97,18 @@ fn carry(mut from: TcpStream, mut to: TcpStream, survives: Kind, mut is_lost: bo
     let _ = to.shutdown(Shutdown::Both);
 }
 
+/// What a session is opened with.
+#[derive(Clone, Copy, Debug)]
+struct Options {
+    timeout: Duration,
+    tick: Option<Duration>,
+    /// What `zklock` keeps for its command to stop in.
+    margin: Option<Duration>,
+}
+
 /// How many of `rounds` breaks lose the lock.
-async fn lost(timeout: Duration, tick: Option<Duration>, kind: Kind, share: f64, rounds: u32) -> usize {
+async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
+    let Options { timeout, tick, margin } = options;
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let mut tasks = JoinSet::new();
     for round in 0..rounds {
@@ -107,6 +117,9 @@ async fn lost(timeout: Duration, tick: Option<Duration>, kind: Kind, share: f64,
             let mut builder = ZooKeeper::builder().session_timeout(timeout).connect_timeout(SOON);
             if let Some(tick) = tick {
                 builder = builder.tick_time(tick);
+            }
+            if let Some(margin) = margin {
+                builder = builder.stop_margin(margin);
             }
             let zk = builder.connect(&link.port.address().to_string()).await.expect("reachable");
             let path = format!("/breaks/{}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -136,25 +149,36 @@ async fn a_break_of_two_fifths_of_the_session_timeout_loses_nothing() {
     let rounds: Option<u32> = std::env::var("BREAK_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
     let shares = [0.30, 0.35, 0.40, 0.45, 0.50];
     let seconds = Duration::from_secs_f64;
-    let mut timeouts = vec![(seconds(10.0), Some(seconds(2.0)))];
+    let of = |timeout, tick: Option<f64>, margin: Option<f64>| Options {
+        timeout: seconds(timeout),
+        tick: tick.map(seconds),
+        margin: margin.map(seconds),
+    };
+    let mut sessions = vec![of(10.0, Some(2.0), None)];
     if rounds.is_some() {
-        timeouts.extend([(seconds(4.0), Some(seconds(0.5))), (seconds(4.0), None), (seconds(10.0), None)]);
+        sessions.extend([
+            of(10.0, Some(2.0), Some(2.5)),
+            of(4.0, Some(0.5), None),
+            of(4.0, Some(0.5), Some(1.0)),
+            of(4.0, None, None),
+            of(10.0, None, None),
+        ]);
     }
     // So many kinds at once, and so many lengths.
     let (at_once, shares) = if rounds.is_some() { (1, &shares[..]) } else { (KINDS.len(), &shares[2..3]) };
     let rounds = rounds.unwrap_or(3);
     let mut failures = Vec::new();
-    for (timeout, tick) in timeouts {
+    for options in sessions {
         for kinds in KINDS.chunks(at_once) {
             let mut tasks = JoinSet::new();
             for (kind, share) in kinds.iter().flat_map(|kind| shares.iter().map(|share| (*kind, *share))) {
-                tasks.spawn(async move { (kind, share, lost(timeout, tick, kind, share, rounds).await) });
+                tasks.spawn(async move { (kind, share, lost(options, kind, share, rounds).await) });
             }
             let mut counts = tasks.join_all().await;
             counts.sort_by(|one, other| one.1.total_cmp(&other.1));
             for (kind, share, lost) in counts {
-                println!("T = {timeout:?}, tick {tick:?}, {kind:?} of {share:.2} T: {lost} of {rounds} lost");
-                let may_lose = if tick.is_none() || share > 0.46 {
+                println!("{options:?}, {kind:?} of {share:.2} T: {lost} of {rounds} lost");
+                let may_lose = if options.tick.is_none() || share > 0.46 {
                     usize::MAX
                 } else if share > 0.41 {
                     4
@@ -162,7 +186,7 @@ async fn a_break_of_two_fifths_of_the_session_timeout_loses_nothing() {
                     0
                 };
                 if lost > may_lose {
-                    failures.push(format!("T = {timeout:?}, {kind:?} of {share} T: {lost} lost"));
+                    failures.push(format!("{options:?}, {kind:?} of {share} T: {lost} lost"));
                 }
             }
         }

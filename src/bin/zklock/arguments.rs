@@ -69,7 +69,7 @@ Signals:
 When the lock is lost:
   The command's process group gets TERM, after --grace KILL, and zklock
   exits with 75. The grace is cut short so that KILL comes before
-  ZooKeeper lets anybody else in: TERM when a third of the session
+  ZooKeeper lets anybody else in: TERM when a quarter of the session
   timeout is left until then. A network that is gone for 0.4 of the
   session timeout does not cost the lock, if --tick-time is told and at
   most a fifth of it; docs/guide.md tells what is left otherwise.

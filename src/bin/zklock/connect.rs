@@ -21,11 +21,12 @@ pub(crate) async fn connect_to(path: &str, connection: &Connection) -> Result<Zo
 
 /// Connects, and waits until there is a session.
 pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> {
-    // A third of it is left for the command to stop in when the lock is lost.
+    // A quarter of it is left for the command to stop in when the lock is lost. With more, breaks of 0.4 of it that the
+    // README promises to ride out would ask for several heartbeats a second.
     let timeout = connection.session_timeout;
     let mut builder = ZooKeeper::builder().session_timeout(timeout);
     if !timeout.is_zero() {
-        builder = builder.stop_margin(timeout / 3);
+        builder = builder.stop_margin(timeout / 4);
     }
     if let Some(tick) = connection.tick_time {
         builder = builder.tick_time(tick);

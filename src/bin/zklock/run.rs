@@ -309,7 +309,7 @@ fn cannot_run(program: &OsStr, error: &io::Error) -> Exit {
 
 /// Ends the command: TERM, the grace, KILL. Says how it ended.
 ///
-/// ZooKeeper keeps everybody else out for one session timeout after it last heard of us. The lease ran out when a third of
+/// ZooKeeper keeps everybody else out for one session timeout after it last heard of us. The lease ran out when a quarter of
 /// that was left; KILL is sent while a sixth of what was left then is still to come. A lock that others may have by now
 /// leaves no grace, and one whose node somebody removed on purpose has the usual one.
 async fn stop(guard: &Guard, run: &Run, child: &mut Child) -> &'static str {
