@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::coordinator::{Coordinator, Failure, Reply, Session};
-use crate::error::Error;
-use crate::place;
-use crate::queue::Blockers;
+use crate::error::error::Error;
+use crate::session::contract::{Coordinator, Failure, Reply, Session};
+use crate::snapshot::read::Blockers;
+use crate::ticket::ticket;
 
 /// How often something starts over because its session ended before anything of ours was in it.
 pub(crate) const SESSION_TRIES: usize = 3;
@@ -134,7 +134,7 @@ where
     F: Future<Output = Result<T, Failure>>,
 {
     let limit = session.timeout();
-    let answer = unless(session.sleep(limit), place::settled(session, ask)).await;
+    let answer = unless(session.sleep(limit), ticket::settled(session, ask)).await;
     answer.unwrap_or_else(|| Err(Failure::Unreachable(no_answer(limit))))
 }
 
@@ -146,10 +146,10 @@ pub(crate) async fn names(
 ) -> Result<Vec<String>, Failure> {
     let children: fn(&dyn Session, &str) -> Reply<Vec<String>> = |session, path| session.children(path);
     let listing = answered(session, || match is_synced {
-        true => place::synced(session, directory, children),
+        true => ticket::synced(session, directory, children),
         false => session.children(directory),
     });
-    listing.await.or_else(place::none_without_directory)
+    listing.await.or_else(ticket::none_without_directory)
 }
 
 /// What is answered on a session, or on a fresh one if the session turns out to be over: nothing of ours was in it.

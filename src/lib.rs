@@ -103,70 +103,60 @@
 //! decision, [`Contender`] is a name that was read, and [`Turn`] the answer.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// The first file of a folder has its name.
+#![allow(clippy::module_inception)]
 
-mod acquire;
-mod books;
+mod acquisition;
 mod call;
-mod deadlock;
-mod dialect;
 mod error;
-mod guard;
-mod keeper;
-mod lease;
-mod listing;
-mod local_queue;
+mod hold;
 mod lock;
 mod memory;
-mod meter;
-#[cfg(feature = "metrics")]
-pub mod metrics;
 mod multi;
-mod multi_guard;
-mod name;
-mod path;
-mod place;
-mod progress;
 mod queue;
-mod shared;
-mod shared_reads;
-mod survey;
-mod tenure;
-mod trace;
-mod transaction;
-mod turn;
+mod session;
+mod snapshot;
+mod telemetry;
+mod ticket;
+mod validation;
+mod value;
 mod zookeeper;
 
-pub mod coordinator;
-
-pub use crate::acquire::{AcquireRead, AcquireWrite};
+pub use crate::acquisition::request::{AcquireRead, AcquireWrite};
 pub use crate::call::Call;
-pub use crate::coordinator::{Ending, Failure, Outcome};
-pub use crate::deadlock::Deadlock;
-pub use crate::dialect::Dialect;
-pub use crate::error::Error;
-pub use crate::guard::{NodeData, ReadGuard, WriteGuard};
-pub use crate::lock::{RwLock, RwLockBuilder};
-pub use crate::memory::Memory;
-pub use crate::multi::{AcquireMulti, MultiLock, MultiLockBuilder};
-pub use crate::multi_guard::{MultiChanges, MultiGuard, MultiLoss};
-pub use crate::name::{Contender, Mode};
-pub use crate::progress::Progress;
-pub use crate::queue::{Blockers, Member, MemberState, Queue};
+pub use crate::error::error::Error;
+pub use crate::error::value::ValueError;
+pub use crate::hold::guard::{NodeData, ReadGuard, WriteGuard};
+pub use crate::hold::transaction::Transaction;
+pub use crate::lock::rw_lock::{RwLock, RwLockBuilder};
+pub use crate::memory::client::Memory;
+pub use crate::multi::guard::{MultiChanges, MultiGuard, MultiLoss};
+pub use crate::multi::lock::{AcquireMulti, MultiLock, MultiLockBuilder};
+pub use crate::queue::contender::{Contender, Mode};
+pub use crate::queue::dialect::Dialect;
+pub use crate::queue::turn::{Turn, turn};
+pub use crate::session::contract as coordinator;
+pub use crate::session::contract::{Ending, Failure, Outcome};
+pub use crate::session::node::{Changes, HoldState, Loss};
+pub use crate::snapshot::progress::Progress;
+pub use crate::snapshot::read::{Blockers, Member, MemberState, Queue};
+pub use crate::snapshot::survey::Survey;
+#[cfg(feature = "metrics")]
+pub use crate::telemetry::metrics;
+pub use crate::ticket::deadlock::Deadlock;
+pub use crate::value::acquire::{AcquireSharedRead, AcquireSharedWrite};
+pub use crate::value::cache::{CopyState, ValueChanges};
+pub use crate::value::envelope::Written;
 #[cfg(feature = "json")]
-pub use crate::shared::Json;
-pub use crate::shared::{
-    AcquireSharedRead, AcquireSharedWrite, CopyState, Format, FormatError, Raw, Shared, SharedBuilder, SharedReadGuard,
-    SharedWriteGuard, Stored, ValueChanges, ValueError, Written,
-};
-pub use crate::survey::Survey;
-pub use crate::tenure::{Changes, HoldState, Loss};
-pub use crate::transaction::Transaction;
-pub use crate::turn::{Turn, turn};
+pub use crate::value::format::Json;
+pub use crate::value::format::{Format, FormatError, Raw};
+pub use crate::value::guard::{SharedReadGuard, SharedWriteGuard};
+pub use crate::value::shared::{Shared, SharedBuilder, Stored};
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
-pub use crate::zookeeper::Sasl;
+pub use crate::zookeeper::client::Sasl;
 #[cfg(feature = "tls")]
-pub use crate::zookeeper::Tls;
-pub use crate::zookeeper::{Acl, Permissions, ZooKeeper, ZooKeeperBuilder};
+pub use crate::zookeeper::client::Tls;
+pub use crate::zookeeper::client::{Acl, Permissions, ZooKeeper, ZooKeeperBuilder};
 
 /// How to use one lock well, task by task.
 ///

@@ -13,24 +13,24 @@ const LACKING: u8 = 2;
 
 /// The requests that not every server knows.
 #[derive(Debug, Default)]
-pub(super) struct Abilities {
-    pub(super) containers: Ability,
+pub(crate) struct Abilities {
+    pub(crate) containers: Ability,
     /// To list the ephemeral nodes of one's session.
-    pub(super) ephemerals: Ability,
+    pub(crate) ephemerals: Ability,
 }
 
 /// Whether the servers know one kind of request.
 #[derive(Debug, Default)]
-pub(super) struct Ability(AtomicU8);
+pub(crate) struct Ability(AtomicU8);
 
 impl Ability {
-    pub(super) fn is_lacking(&self) -> bool {
+    pub(crate) fn is_lacking(&self) -> bool {
         self.0.load(Ordering::Relaxed) == LACKING
     }
 
     /// An answer to such a request: the first one decides. A connection that is lost over it may have been lost by chance,
     /// and then what serves instead is used without need.
-    pub(super) fn heard<T>(&self, answer: &Result<T, zk::Error>) {
+    pub(crate) fn heard<T>(&self, answer: &Result<T, zk::Error>) {
         let shows = match answer {
             Err(zk::Error::Unimplemented | zk::Error::ConnectionLoss | zk::Error::Custom(_)) => LACKING,
             Err(zk::Error::ClientClosed | zk::Error::SessionExpired | zk::Error::AuthFailed) => return,

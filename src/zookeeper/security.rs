@@ -4,7 +4,7 @@ use std::fmt;
 
 use zookeeper_client as zk;
 
-use crate::error::Error;
+use crate::error::error::Error;
 
 /// Who may do what with a node.
 ///
@@ -26,7 +26,7 @@ use crate::error::Error;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acl {
-    pub(super) entries: Vec<zk::Acl>,
+    pub(crate) entries: Vec<zk::Acl>,
 }
 
 impl Acl {
@@ -83,17 +83,17 @@ impl std::ops::BitOr for Permissions {
 
 /// A user of ZooKeeper's `digest` scheme.
 #[derive(Clone)]
-pub(super) struct Digest {
+pub(crate) struct Digest {
     user: String,
     password: String,
 }
 
 impl Digest {
-    pub(super) fn new(user: &str, password: &str) -> Digest {
+    pub(crate) fn new(user: &str, password: &str) -> Digest {
         Digest { user: user.to_owned(), password: password.to_owned() }
     }
 
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         // The server takes what follows the first colon for the password.
         if self.user.is_empty() || self.user.contains(':') {
             return Err(Error::invalid(format!(
@@ -104,7 +104,7 @@ impl Digest {
         Ok(())
     }
 
-    pub(super) fn identity(&self) -> Vec<u8> {
+    pub(crate) fn identity(&self) -> Vec<u8> {
         format!("{}:{}", self.user, self.password).into_bytes()
     }
 }
@@ -157,7 +157,7 @@ impl Sasl {
         Sasl(Mechanism::Gssapi { service: service.to_owned(), host: host.map(str::to_owned) })
     }
 
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         match &self.0 {
             #[cfg(feature = "sasl-digest-md5")]
             Mechanism::DigestMd5 { user, .. } => {
@@ -182,7 +182,7 @@ impl Sasl {
         Ok(())
     }
 
-    pub(super) fn options(&self) -> zk::SaslOptions {
+    pub(crate) fn options(&self) -> zk::SaslOptions {
         match &self.0 {
             #[cfg(feature = "sasl-digest-md5")]
             Mechanism::DigestMd5 { user, password } => {
@@ -220,7 +220,7 @@ impl fmt::Debug for Sasl {
 pub use self::tls::Tls;
 
 #[cfg(feature = "tls")]
-pub(super) use self::tls::check_host;
+pub(crate) use self::tls::check_host;
 
 #[cfg(feature = "tls")]
 mod tls {
@@ -235,7 +235,7 @@ mod tls {
     use rustls::sign::CertifiedKey;
     use zookeeper_client as zk;
 
-    use crate::error::Error;
+    use crate::error::error::Error;
 
     /// Whom to trust on an encrypted connection, and who we are there, for
     /// [`ZooKeeperBuilder::tls`](super::super::ZooKeeperBuilder::tls).
@@ -312,7 +312,7 @@ mod tls {
             Ok(())
         }
 
-        pub(in super::super) fn options(&self) -> zk::TlsOptions {
+        pub(crate) fn options(&self) -> zk::TlsOptions {
             zk::TlsOptions::new().with_certs(self.certs.clone())
         }
     }
@@ -324,7 +324,7 @@ mod tls {
     }
 
     /// Whether a certificate can carry such a name: the client crate panics over one that cannot be.
-    pub(in super::super) fn check_host(host: &str) -> Result<(), Error> {
+    pub(crate) fn check_host(host: &str) -> Result<(), Error> {
         match ServerName::try_from(host) {
             Ok(_) => Ok(()),
             Err(_) => Err(Error::invalid(format!("servers: {host:?} is no host name or address that TLS can verify"))),

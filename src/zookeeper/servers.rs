@@ -2,14 +2,14 @@
 
 use std::net::Ipv6Addr;
 
-use crate::error::Error;
-use crate::path;
+use crate::error::error::Error;
+use crate::validation;
 
 const SCHEMES: [&str; 2] = ["tcp://", "tcp+tls://"];
 
 /// Refuses what is no connect string. The client crate would take `::::` for a host, and look for it until its time is
 /// over.
-pub(super) fn check(servers: &str) -> Result<(), Error> {
+pub(crate) fn check(servers: &str) -> Result<(), Error> {
     let (list, root) = split(servers);
     let told = |what: &str, problem: &str| Error::invalid(format!("servers {servers:?}: {what:?} {problem}"));
     for server in list.split(',') {
@@ -17,7 +17,7 @@ pub(super) fn check(servers: &str) -> Result<(), Error> {
             return Err(told(server, problem));
         }
     }
-    path::malformed(root).map_or(Ok(()), |problem| Err(told(root, problem)))
+    validation::malformed(root).map_or(Ok(()), |problem| Err(told(root, problem)))
 }
 
 /// The servers, and the path at the end, which is `/` if there is none.

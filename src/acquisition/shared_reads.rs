@@ -1,0 +1,183 @@
+//! One READ node for many reads of a process; knows neither how a node is acquired nor what a queue is.
+//!
+//! Nothing here keeps a node: it goes with the last guard on it, and an [`Entry`] with the last of those who wait for it.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::acquisition::request::Waiting;
+use crate::error::error::Error;
+use crate::hold::guard::Held;
+use crate::session::lease::Moment;
+
+/// An acquisition that nobody has to finish alone.
+pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Held>, Error>> + Send>>;
+
+type Outcome = Result<Arc<Held>, Error>;
+
+/// What the reads of one lock share; nothing if the age is zero.
+pub(crate) struct SharedReads {
+    max_age: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    granted: Option<Granted>,
+    /// The acquisition under way, if anyone waits for one.
+    entry: Weak<Entry>,
+}
+
+/// A node that reads may join.
+struct Granted {
+    held: Weak<Held>,
+    /// On the clock of the node's session: nobody joins from then on.
+    until: Moment,
+}
+
+impl SharedReads {
+    pub(crate) fn new(max_age: Duration) -> SharedReads {
+        SharedReads { max_age, state: Mutex::default() }
+    }
+
+    pub(crate) fn are_shared(&self) -> bool {
+        !self.max_age.is_zero()
+    }
+
+    /// One more hold on the node, if there is one that is surely held and still young.
+    pub(crate) fn join(&self) -> Option<Arc<Held>> {
+        let (held, until) = self.state().granted.as_ref().map(|granted| (granted.held.upgrade(), granted.until))?;
+        match held {
+            Some(held) if held.now() < until && held.loss().is_none() => Some(held),
+            unfit => {
+                self.forget(unfit);
+                None
+            }
+        }
+    }
+
+    /// As [`SharedReads::join`], or else the acquisition that is under way, which is `start`ed if there is none.
+    pub(crate) fn join_or_enter(&self, start: impl FnOnce() -> (Work, Arc<Waiting>)) -> Result<Arc<Held>, Arc<Entry>> {
+        loop {
+            if let Some(held) = self.join() {
+                return Ok(held);
+            }
+            let mut state = self.state();
+            if state.granted.is_some() {
+                continue; // somebody was granted one meanwhile
+            }
+            return Err(state.entry.upgrade().unwrap_or_else(|| {
+                let (work, waiting) = start();
+                let entry = Arc::new(Entry::new(work, waiting));
+                state.entry = Arc::downgrade(&entry);
+                entry
+            }));
+        }
+    }
+
+    /// From now on reads may join this one, which was granted just now.
+    pub(crate) fn offer(&self, held: &Arc<Held>) {
+        if !self.are_shared() {
+            return;
+        }
+        let until = held.now().saturating_add(self.max_age);
+        self.state().granted = Some(Granted { held: Arc::downgrade(held), until });
+    }
+
+    /// Waits until the acquisition that all wait for has ended.
+    ///
+    /// # Cancel safety
+    /// The acquisition goes on for as long as anybody waits for it.
+    pub(crate) async fn granted(&self, entry: &Entry) -> Outcome {
+        loop {
+            // Registered before looking, so that a change in between is not missed.
+            let mut changed = std::pin::pin!(entry.changed.0.notified());
+            changed.as_mut().enable();
+            if let Some(outcome) = self.advance(entry) {
+                let held = outcome?;
+                // It was granted when somebody looked first, and that may be a while ago.
+                return held.loss().map_or(Ok(held), |loss| Err(Error::Evicted(loss)));
+            }
+            changed.await;
+        }
+    }
+
+    /// Takes the acquisition on as far as it gets. Whoever waits for it does that, so that no one who is not polled, or
+    /// gives up, holds up the others.
+    fn advance(&self, entry: &Entry) -> Option<Outcome> {
+        let mut progress = entry.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let work = match &mut *progress {
+            Progress::Done(outcome) => return Some(outcome.clone()),
+            Progress::UnderWay(work) => work,
+        };
+        let Poll::Ready(answer) = work.as_mut().poll(&mut Context::from_waker(&entry.waker)) else {
+            return None;
+        };
+        let outcome = answer.map(Arc::from);
+        // Those who wait were all woken to see this; nobody is to join them.
+        self.state().entry = Weak::new();
+        if let Ok(held) = &outcome {
+            self.offer(held);
+        }
+        *progress = Progress::Done(outcome.clone());
+        Some(outcome)
+    }
+
+    fn forget(&self, unfit: Option<Arc<Held>>) {
+        let mut state = self.state();
+        let now = state.granted.as_ref().and_then(|granted| granted.held.upgrade());
+        if now.as_ref().map(Arc::as_ptr) == unfit.as_ref().map(Arc::as_ptr) {
+            state.granted = None;
+        }
+        // Before the holds: dropping the last one sends requests.
+        drop(state);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for SharedReads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedReads").field("max_age", &self.max_age).finish_non_exhaustive()
+    }
+}
+
+/// An acquisition on behalf of all who wait for it. It is given up, or what it was granted is, when the last of them
+/// drops this.
+pub(crate) struct Entry {
+    progress: Mutex<Progress>,
+    changed: Arc<Changed>,
+    /// Wakes all who wait.
+    waker: Waker,
+    /// Where it waits, for the timeouts of those who wait for it.
+    pub(crate) waiting: Arc<Waiting>,
+}
+
+enum Progress {
+    UnderWay(Work),
+    Done(Outcome),
+}
+
+struct Changed(Notify);
+
+impl Wake for Changed {
+    fn wake(self: Arc<Self>) {
+        self.0.notify_waiters();
+    }
+}
+
+impl Entry {
+    fn new(work: Work, waiting: Arc<Waiting>) -> Entry {
+        let changed = Arc::new(Changed(Notify::new()));
+        let waker = Waker::from(Arc::clone(&changed));
+        Entry { progress: Mutex::new(Progress::UnderWay(work)), changed, waker, waiting }
+    }
+}

@@ -1,0 +1,252 @@
+//! What went wrong, told apart by what the caller can do about it.
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::error::value::ValueError;
+use crate::queue::dialect::Dialect;
+use crate::session::contract::{Ending, Failure};
+use crate::session::node::Loss;
+use crate::snapshot::read::Blockers;
+
+/// Why a lock operation did not succeed.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The call itself was wrong, and nothing was sent. Mend the program or its configuration.
+    #[error("invalid input: {0}")]
+    InvalidInput(String),
+
+    /// The time given was over first. The place in the queue, if there was one, was given up. Try again, or look at who
+    /// is in the way.
+    #[error(
+        "not {} within {}: {blockers}",
+        if .blockers.ahead > 0 { "granted" } else { "done" },
+        humantime::format_duration(*.waited)
+    )]
+    Timeout {
+        /// The time given.
+        waited: Duration,
+        /// Who was in the way.
+        blockers: Blockers,
+    },
+
+    /// A `try_` method found the lock taken, or was beaten to it. Go on with other work.
+    #[error("would block: {blockers}")]
+    WouldBlock {
+        /// Who is in the way.
+        blockers: Blockers,
+    },
+
+    /// The lock waits for one that the same process holds, and [`on_deadlock`](crate::RwLockBuilder::on_deadlock) says to
+    /// refuse that. Release it first; to read twice, [`share`](crate::ReadGuard::share) the guard.
+    #[error("would wait for ever: it waits for {holder}, which {} holds", if *.same_task { "the same task" } else { "the same process" })]
+    WouldDeadlock {
+        /// The node of the hold.
+        holder: String,
+        /// Whether the same task was granted it.
+        same_task: bool,
+    },
+
+    /// The lock was held and is not any more. Stop the work it guarded; somebody else may hold it already.
+    #[error("the lock was lost: {0}")]
+    Lost(Loss),
+
+    /// The place in the queue was lost before the lock was granted. Acquire again if you still want it.
+    #[error("lost the place in the queue: {0}")]
+    Evicted(Loss),
+
+    /// No server answered in time. Look at the network and at the ensemble; nothing is held or queued. Whether an
+    /// [eviction](crate::RwLock::evict) that was sent has been done, is not known then.
+    #[error("ZooKeeper cannot be reached: {0}")]
+    Unreachable(String),
+
+    /// This coordinator was closed and will never connect again, or its credentials were refused: mend those.
+    #[error("{0}, and no new one can be opened")]
+    Closed(Ending),
+
+    /// The ensemble does not allow it. `delete` and `create` are permissions of the *parent* node.
+    ///
+    /// When the operation is [`ENTER_OWN_DIRECTORY`](Error::ENTER_OWN_DIRECTORY), mend the [`Acl`](crate::Acl) that this
+    /// client gives to what it makes.
+    ///
+    /// No node of ours is left behind, but for one case: when the operation is [`DELETE_OWN_NODE`](Error::DELETE_OWN_NODE)
+    /// the node at `path` stays, in everyone's way, until its session ends: see [`ZooKeeper::close`](crate::ZooKeeper::close).
+    #[error("permission denied: {operation} {path}")]
+    PermissionDenied {
+        /// What was tried.
+        operation: &'static str,
+        /// On which node.
+        path: String,
+    },
+
+    /// The lock's directory, or one above it, is an ephemeral node, which can have no children. Choose another path.
+    #[error("{path} cannot be made a lock directory: it or a node above it is ephemeral")]
+    EphemeralParent {
+        /// The lock's directory.
+        path: String,
+    },
+
+    /// The directory's sequence numbers are nearly used up, and others are in it. Let everyone leave: the next to come
+    /// restarts them, if nothing else is in it. Or use another path.
+    #[error("{path} has used up its sequence numbers: let all leave, remove what else is in it, or use another path")]
+    SequenceExhausted {
+        /// The lock's directory.
+        path: String,
+    },
+
+    /// In the lock's directory is somebody who may go by another rule than this lock, so nobody can say whose turn it
+    /// is. Open the lock in the other [dialect](Dialect), or use another path.
+    #[error("{path} is also used by others: {node} is {}; nothing is granted beside it", .dialect.describe(*.speaks))]
+    ForeignContender {
+        /// The lock's directory.
+        path: String,
+        /// The name of the node.
+        node: String,
+        /// The dialect that it is a contender in; that of the lock, if it has its mark and no number behind that.
+        speaks: Dialect,
+        /// The dialect of the lock.
+        dialect: Dialect,
+    },
+
+    /// One lock of a [`MultiLock`](crate::MultiLock) failed, and none of them is held.
+    ///
+    /// From a [`MultiGuard`](crate::MultiGuard) it says which lock was lost first.
+    #[error("{path}: {error}")]
+    OneOfMany {
+        /// That lock's directory.
+        path: String,
+        /// What went wrong with it.
+        error: Box<Error>,
+    },
+
+    /// A guarded transaction was refused, and nothing was changed. The lock is still held.
+    #[error("operation {index} on {path} failed, and nothing was changed: {reason}")]
+    TransactionRefused {
+        /// Which operation, counted from 0 in the order in which they were added.
+        index: usize,
+        /// Its node.
+        path: String,
+        /// Why.
+        reason: Failure,
+    },
+
+    /// The lock is as it should be, but the [value](crate::Shared) behind it cannot be read or written. The value in the
+    /// ensemble is as it was.
+    #[error("{path}: {error}")]
+    Value {
+        /// The value's node.
+        path: String,
+        /// What is wrong with it.
+        error: ValueError,
+    },
+
+    /// The connection broke before the answer came: it may or may not have been done. Read to find out.
+    #[error("{operation}: the outcome is unknown, because the connection broke: {reason}")]
+    OutcomeUnknown {
+        /// What was tried.
+        operation: &'static str,
+        /// What is known.
+        reason: String,
+    },
+
+    /// The server refused, for a reason that only people can act on.
+    #[error("{operation} {path}: {reason}")]
+    Refused {
+        /// What was tried.
+        operation: &'static str,
+        /// On which node.
+        path: String,
+        /// What the server said.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// The operation of a [`PermissionDenied`](Error::PermissionDenied) that leaves a node behind.
+    pub const DELETE_OWN_NODE: &str = "delete our own node (it stays until its session ends)";
+
+    /// The operation of a [`PermissionDenied`](Error::PermissionDenied) by the caller's own [`Acl`](crate::Acl): nobody else
+    /// finds the directory, because it is removed again.
+    pub const ENTER_OWN_DIRECTORY: &str = "enter the directory that it made (the ACL of this client shuts the client out: allow its own user to read, create and delete)";
+
+    /// Whether a `try_` method found the lock taken.
+    pub fn is_would_block(&self) -> bool {
+        matches!(self.cause(), Error::WouldBlock { .. })
+    }
+
+    /// Whether the time given was over first.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self.cause(), Error::Timeout { .. })
+    }
+
+    /// Whether a lock that was held, or a place in the queue, was lost.
+    pub fn is_lost(&self) -> bool {
+        matches!(self.cause(), Error::Lost(_) | Error::Evicted(_))
+    }
+
+    /// What is wrong with the [value](crate::Shared) behind the lock, if that is what went wrong.
+    pub fn value_error(&self) -> Option<&ValueError> {
+        match self {
+            Error::Value { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+
+    /// What went wrong with one lock, whether it was acquired alone or together with others.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Loss};
+    /// let error = Error::Lost(Loss::Removed);
+    /// assert!(matches!(error.cause(), Error::Lost(Loss::Removed)));
+    /// let error = Error::OneOfMany { path: "/locks/a".to_owned(), error: Box::new(error) };
+    /// assert!(matches!(error.cause(), Error::Lost(Loss::Removed)));
+    /// ```
+    pub fn cause(&self) -> &Error {
+        match self {
+            Error::OneOfMany { error, .. } => error.cause(),
+            error => error,
+        }
+    }
+
+    /// This, of the lock at `path` among others.
+    pub(crate) fn of_one(self, path: &str) -> Error {
+        match self {
+            // It names its path already.
+            Error::InvalidInput(_) | Error::OneOfMany { .. } => self,
+            error => Error::OneOfMany { path: path.to_owned(), error: Box::new(error) },
+        }
+    }
+
+    /// A node that we made and may not remove.
+    pub(crate) fn stays(path: String) -> Error {
+        Error::PermissionDenied { operation: Error::DELETE_OWN_NODE, path }
+    }
+
+    /// A directory that we made, and may not use by the ACL that we gave it.
+    pub(crate) fn shut_out(path: &str) -> Error {
+        Error::PermissionDenied { operation: Error::ENTER_OWN_DIRECTORY, path: path.to_owned() }
+    }
+
+    pub(crate) fn invalid(problem: impl Into<String>) -> Error {
+        Error::InvalidInput(problem.into())
+    }
+
+    /// What a failed request means for a caller who does not hold the lock.
+    pub(crate) fn from_failure(failure: Failure, operation: &'static str, path: &str) -> Error {
+        let path = path.to_owned();
+        match failure {
+            Failure::NoAuth => Error::PermissionDenied { operation, path },
+            Failure::ParentIsEphemeral => Error::EphemeralParent { path },
+            Failure::Unreachable(reason) => Error::Unreachable(reason),
+            Failure::Over(ending @ (Ending::Closed | Ending::AuthFailed)) => Error::Closed(ending),
+            Failure::Over(ending) => Error::Unreachable(ending.to_string()),
+            Failure::Unknown(reason) => Error::OutcomeUnknown { operation, reason },
+            Failure::Operation { failure, .. } => Error::from_failure(*failure, operation, &path),
+            other => Error::Refused { operation, path, reason: other.to_string() },
+        }
+    }
+}

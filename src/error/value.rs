@@ -1,0 +1,92 @@
+//! What can be wrong with a value, told apart by what the caller can do about it; knows neither locks nor nodes.
+
+use thiserror::Error;
+
+use crate::value::envelope::Written;
+
+/// Why the value behind a lock cannot be read or written. What is kept in the ensemble stays as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ValueError {
+    /// There is none: it was never written, or its node was deleted. Write one, with
+    /// [`replacing`](crate::AcquireSharedWrite::replacing), or give the handle an
+    /// [`initial`](crate::SharedBuilder::initial) one.
+    #[error("no value has been written yet: write one with `replacing`, or give the handle an `initial` one")]
+    Unset,
+
+    /// The node holds something that no [`Shared`](crate::Shared) wrote. Look at it; then delete it, or
+    /// [replace](crate::AcquireSharedWrite::replacing) it.
+    #[error("its bytes are not a value of ours: {problem}; look at them, then delete the node, or replace them")]
+    Foreign {
+        /// How that shows.
+        problem: String,
+    },
+
+    /// It was written in another format. Open it with the same format everywhere.
+    #[error("it is written as {found:?}, and read as {expected:?}, last by {written}")]
+    OtherFormat {
+        /// The name of the format it was written in.
+        found: String,
+        /// The name of ours.
+        expected: String,
+        /// Who wrote it.
+        written: Box<Written>,
+    },
+
+    /// It was written by a program that knows a newer schema. Update this one.
+    #[error("it has schema {}, and this program knows none after {known}: last written by {written}", written.schema)]
+    NewerSchema {
+        /// The newest schema that this program knows.
+        known: u32,
+        /// Who wrote it.
+        written: Box<Written>,
+    },
+
+    /// It was written with an older schema, and cannot be brought to ours: mend the
+    /// [migration](crate::SharedBuilder::migrate).
+    #[error("it has schema {}, which cannot be brought to {known}: {problem}; last written by {written}", written.schema)]
+    OlderSchema {
+        /// Our schema.
+        known: u32,
+        /// Why it cannot.
+        problem: String,
+        /// Who wrote it.
+        written: Box<Written>,
+    },
+
+    /// Its format, and its schema, are ours, but it does not fit our type. Mend the type, or raise the
+    /// [schema](crate::SharedBuilder::schema).
+    #[error("it does not fit the type: {problem}; last written by {written}")]
+    WrongType {
+        /// What the format said.
+        problem: String,
+        /// Who wrote it.
+        written: Box<Written>,
+    },
+
+    /// The new value cannot be written in this format, or could not be read again. Nothing was sent.
+    #[error("the new value cannot be written down so that it can be read again: {problem}")]
+    Unwritable {
+        /// What the format said.
+        problem: String,
+    },
+
+    /// The new value is too large. Nothing was changed.
+    #[error("the new value takes {bytes} bytes{}", too_large(*.limit))]
+    TooLarge {
+        /// How many it takes, with what is kept beside it.
+        bytes: usize,
+        /// How many are allowed by [`size_limit`](crate::SharedBuilder::size_limit): then nothing was sent. `None` if it
+        /// was the servers who closed the connection, again and again, when it was sent, and on no other request: their
+        /// `jute.maxbuffer` is smaller.
+        limit: Option<usize>,
+    },
+}
+
+fn too_large(limit: Option<usize>) -> String {
+    match limit {
+        Some(limit) => format!(", and at most {limit} are allowed"),
+        None => ", and the servers closed the connection each time it was sent: their jute.maxbuffer must be smaller"
+            .to_owned(),
+    }
+}

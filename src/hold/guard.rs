@@ -1,0 +1,550 @@
+//! What it means to hold the lock: release, loss, token, downgrade, guarded writes; knows no ordering rules.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::error::Error;
+use crate::hold::trace::Holding;
+use crate::hold::transaction::Transaction;
+use crate::lock::rw_lock::Shared;
+use crate::queue::contender::Contender;
+use crate::queue::turn;
+use crate::session::contract::{Event, Failure};
+use crate::session::lease::Moment;
+use crate::session::node::{Changes, HoldState, Loss, Tenure};
+use crate::ticket::ticket::{self, Place, Standing};
+use crate::validation;
+
+/// A holder who asks to be told of others looks no more often than that.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+
+/// A place in the queue with what belongs to it. It is given up when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    place: Place,
+    standing: Arc<Standing>,
+    shared: Arc<Shared>,
+    data: Vec<u8>,
+    holding: Holding,
+}
+
+impl Held {
+    /// `None` if the place has no node yet.
+    ///
+    /// Boxed, because it goes through several futures, which would each keep room for all of it.
+    pub(crate) fn new(place: Place, shared: Arc<Shared>, data: Vec<u8>) -> Option<Box<Held>> {
+        place.standing().map(|standing| Box::new(Held { place, standing, shared, data, holding: Holding::default() }))
+    }
+
+    /// It was granted, and for as long as it is held this is, too.
+    pub(crate) fn granted(&mut self, holding: Holding) {
+        self.holding = holding;
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub(crate) fn standing(&self) -> &Arc<Standing> {
+        &self.standing
+    }
+
+    pub(crate) fn contender(&self) -> &Contender {
+        &self.standing.contender
+    }
+
+    pub(crate) fn tenure(&self) -> &Arc<Tenure> {
+        &self.standing.tenure
+    }
+
+    /// Now, on the clock of its session.
+    pub(crate) fn now(&self) -> Moment {
+        self.place.session().lease().now()
+    }
+
+    /// Why it was lost, if it was.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        self.tenure().loss(self.place.session().lease())
+    }
+
+    /// Waits until it is lost.
+    pub(crate) async fn lost(&self) -> Loss {
+        self.tenure().lost(self.place.session()).await
+    }
+
+    /// The lock's directory.
+    pub(crate) fn directory(&self) -> &str {
+        &self.shared.path
+    }
+
+    /// How sure it is that it is held.
+    pub(crate) fn state(&self) -> HoldState {
+        self.tenure().hold_state(self.place.session().lease())
+    }
+
+    /// For how long its session is surely kept.
+    pub(crate) fn session_left(&self) -> Duration {
+        self.place.session().lease().session_left()
+    }
+
+    pub(crate) fn changes(&self) -> Changes {
+        Changes::new(Arc::clone(self.tenure()), Arc::clone(self.place.session()))
+    }
+
+    /// Waits until somebody waits whom it keeps out: the first of them.
+    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
+        tokio::select! {
+            biased;
+            loss = self.lost() => Err(Error::Lost(loss)),
+            first = self.somebody_kept_out() => first,
+        }
+    }
+
+    async fn somebody_kept_out(&self) -> Result<Contender, Error> {
+        let (session, directory) = (self.place.session(), &self.shared.path);
+        let mut last_change: Option<Moment> = None;
+        loop {
+            let seen = ticket::settled(session, || session.watch_children(directory)).await;
+            let (names, change) = seen.map_err(|failure| self.lost_by(failure, "watch"))?;
+            if let Some(first) = turn::first_kept_out(self.contender(), &names) {
+                return Ok(first);
+            }
+            // A long listing must not be kept for long.
+            drop(names);
+            if change.await == Event::Over {
+                // What that means for the lock is told by its loss.
+                return std::future::pending().await;
+            }
+            // Readers may come and go by the thousand.
+            let since = last_change.map(|last| self.now().saturating_sub(last));
+            if let Some(rest) = since.and_then(|since| LOOK_PAUSE.checked_sub(since)) {
+                session.sleep(rest).await;
+            }
+            last_change = Some(self.now());
+        }
+    }
+
+    fn transaction(&self) -> Transaction<'_> {
+        Transaction::under(self)
+    }
+
+    async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
+        tokio::select! {
+            biased;
+            loss = self.lost() => Err(Error::Lost(loss)),
+            output = work => Ok(output),
+        }
+    }
+
+    pub(crate) async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
+        validation::check(path)?;
+        if let Some(loss) = self.loss() {
+            return Err(Error::Lost(loss));
+        }
+        match ticket::read(self.place.session(), path, false).await {
+            Ok(node) => Ok(node.map(|(data, stat)| NodeData { data, version: stat.version })),
+            Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
+            Err(failure) => Err(Error::from_failure(failure, "read", path)),
+        }
+    }
+
+    pub(crate) async fn release(mut self) -> Result<(), Error> {
+        let loss = self.loss();
+        // However long it takes the ensemble to hear of it.
+        self.holding = Holding::default();
+        // Deleted even when lost: the session may still be alive, and the node in everyone's way.
+        let answer = self.place.leave().await;
+        match (loss, answer) {
+            (Some(loss), _) => Err(Error::Lost(loss)),
+            (None, Ok(())) => Ok(()),
+            (None, Err(Failure::NoAuth)) => Err(Error::stays(self.tenure().path())),
+            (None, Err(failure)) => Err(self.lost_by(failure, "release")),
+        }
+    }
+
+    async fn downgrade(&mut self) -> Result<(), Error> {
+        if let Some(loss) = self.loss() {
+            return Err(Error::Lost(loss));
+        }
+        self.place.downgrade(&self.data).await.map_err(|failure| self.lost_by(failure, "downgrade"))?;
+        if let Some(standing) = self.place.standing() {
+            self.standing = standing;
+        }
+        self.holding.goes_on_as(&self.shared.path, &self.standing);
+        Ok(())
+    }
+
+    /// What a failed request about our own node means for its holder.
+    fn lost_by(&self, failure: Failure, operation: &'static str) -> Error {
+        match failure {
+            Failure::NoNode => Error::Lost(Loss::Removed),
+            Failure::Over(ending) => Error::Lost(Loss::SessionOver(ending)),
+            Failure::Operation { failure, .. } => self.lost_by(*failure, operation),
+            failure => Error::from_failure(failure, operation, &self.shared.path),
+        }
+    }
+}
+
+/// What a node holds. Read by [`ReadGuard::data`] and [`WriteGuard::data`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeData {
+    /// Its data.
+    pub data: Vec<u8>,
+    /// How often the data was set: to give to [`Transaction::set_version`].
+    pub version: i32,
+}
+
+/// The lock, held to read: shared with other readers. Made by [`RwLock::read`](crate::RwLock::read).
+///
+/// Dropping it gives the lock back in the background: from anywhere, also outside a runtime and in a panic. A program
+/// that ends right after that should [`release`](Self::release), or drop its lock and coordinator handles too:
+/// dropping the last of them waits a moment for the server, while a process that exits takes the request with it.
+#[must_use = "if unused, the lock is given back at once"]
+pub struct ReadGuard {
+    held: Arc<Held>,
+}
+
+/// The lock, held to write: alone. Made by [`RwLock::write`](crate::RwLock::write).
+///
+/// Dropping it gives the lock back in the background: from anywhere, also outside a runtime and in a panic. A program
+/// that ends right after that should [`release`](Self::release), or drop its lock and coordinator handles too:
+/// dropping the last of them waits a moment for the server, while a process that exits takes the request with it.
+#[must_use = "if unused, the lock is given back at once"]
+pub struct WriteGuard {
+    held: Box<Held>,
+}
+
+macro_rules! guard {
+    ($guard:ident, $acquire:literal) => {
+        impl $guard {
+            pub(crate) fn held(&self) -> &Held {
+                &self.held
+            }
+
+            /// Whether the lock is still held: the last moment of `true` lies before anyone else's grant.
+            ///
+            /// One case is beyond that: when somebody deletes the lock's node by hand, its holder and the next
+            /// contender are told at the same time.
+            ///
+            /// Reads the clock itself and asks nobody, so that it is right also in the first call after the process
+            /// was stopped, or its runtime blocked. Once `false`, it stays so.
+            pub fn is_held(&self) -> bool {
+                self.held.loss().is_none()
+            }
+
+            /// How sure it is that the lock is held: like [`is_held`](Self::is_held), and says also when the
+            /// connection is lost but the lock is not yet.
+            pub fn state(&self) -> HoldState {
+                self.held.state()
+            }
+
+            /// The changes of [`state`](Self::state), as they come.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use zk_rwlock::{Error, HoldState, Loss, Memory, RwLock};
+            /// # tokio_test::block_on(async {
+            /// # let zk = Memory::new();
+            /// # let lock = RwLock::new(&zk, "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
+            /// let mut changes = guard.changes();
+            /// assert_eq!(changes.next().await, Some(HoldState::Held));
+            /// zk.cut();
+            /// assert!(matches!(changes.next().await, Some(HoldState::Suspect { .. })));
+            /// zk.expire();
+            /// zk.heal();
+            /// assert!(matches!(changes.next().await, Some(HoldState::Lost { why: Loss::SessionOver(_) })));
+            /// assert_eq!(changes.next().await, None);
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub fn changes(&self) -> Changes {
+                self.held.changes()
+            }
+
+            /// Waits until the lock is lost, and says why: at the latest when the session's lease runs out, which is
+            /// before the ensemble can give the lock to anybody else. Pending for as long as it is held.
+            ///
+            /// # Cancel safety
+            /// Nothing is lost by dropping the future.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use zk_rwlock::{Error, Memory, RwLock};
+            /// # async fn process_batch() {}
+            /// # tokio_test::block_on(async {
+            /// # let zk = Memory::new();
+            /// # let lock = RwLock::new(&zk, "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
+            /// tokio::select! {
+            ///     () = process_batch() => guard.release().await?,
+            ///     why = guard.lost() => eprintln!("stopped, because {why}"),
+            /// }
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub async fn lost(&self) -> Loss {
+                self.held.lost().await
+            }
+
+            /// For how long the ensemble surely keeps the session, and so keeps everyone else out, unless somebody
+            /// removes the lock's node: until one session timeout after the sending of the newest request that their
+            /// leader has surely heard of. Zero once that is over.
+            ///
+            /// [`ZooKeeperBuilder::stop_margin`](crate::ZooKeeperBuilder::stop_margin), a sixth of the session timeout, is
+            /// left when the lease runs out and [`lost`](Self::lost) says so: the time to stop what cannot be dropped,
+            /// such as another process.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            /// # use zk_rwlock::{Error, Memory, RwLock};
+            /// # tokio_test::block_on(async {
+            /// # let zk = Memory::new();
+            /// # let lock = RwLock::new(&zk, "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
+            /// assert!(guard.session_left() > Duration::ZERO);
+            /// zk.expire();
+            /// assert_eq!(guard.session_left(), Duration::ZERO);
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub fn session_left(&self) -> Duration {
+                self.held.session_left()
+            }
+
+            /// Waits until somebody queues up whom this guard keeps out, and says who is the first of them: any writer, and
+            /// for a [`WriteGuard`] any reader, too. Ready at once if somebody waits already.
+            ///
+            /// With this a long piece of work can make way at a good moment; nobody is made to. A waiting writer may
+            /// have to wait for other readers still, when this one has left.
+            ///
+            /// Costs nothing unless it is called, and then a listing with a watch on the lock's directory: one for a
+            /// writer, and one more when somebody came. For a reader that is one more whenever another one comes or goes,
+            /// at most 50 a second; so let one of many ask. Dropping the future ends the watch.
+            ///
+            /// # Cancel safety
+            /// Nothing is lost by dropping the future.
+            ///
+            /// # Errors
+            /// [`Error::Lost`] once the lock is lost; [`Error::PermissionDenied`] if the directory may not be read.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use zk_rwlock::{Error, Memory, RwLock};
+            /// # async fn next_step() {}
+            /// # tokio_test::block_on(async {
+            /// # let zk = Memory::new();
+            /// # let lock = RwLock::new(&zk, "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
+            /// # let other = lock.clone();
+            /// # let late = tokio::spawn(async move { other.write().await });
+            /// let mut contended = std::pin::pin!(guard.contended());
+            /// let first = loop {
+            ///     tokio::select! {
+            ///         biased;
+            ///         first = &mut contended => break first?,
+            ///         () = next_step() => {}
+            ///     }
+            /// #   tokio::task::yield_now().await;
+            /// };
+            /// println!("making way for {first}");
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub async fn contended(&self) -> Result<Contender, Error> {
+                self.held.contended().await
+            }
+
+            /// Runs `work` while the lock is held, and drops it as soon as the lock is lost.
+            ///
+            /// Dropping takes effect at the work's next await point; what it has sent to other systems goes on
+            /// there, hence the [fencing token](Self::fencing_token).
+            ///
+            /// # Cancel safety
+            /// Dropping the future drops `work`.
+            ///
+            /// # Errors
+            /// [`Error::Lost`], also when the work was done but the lock had been lost by then.
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use zk_rwlock::{Error, Memory, RwLock};
+            /// # tokio_test::block_on(async {
+            /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
+            /// let answer = guard.run(async { 42 }).await?;
+            /// # assert_eq!(answer, 42);
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
+                self.held.run(work).await
+            }
+
+            /// A number that is higher than that of every earlier holder who excluded this one.
+            ///
+            /// Send it along with every write to another system, and have that system refuse a number lower than
+            /// the highest it has seen: a holder that was stopped, or whose packets were late, does no harm then.
+            /// It is the ensemble-wide number of the transaction that made the lock's node (`czxid`): it rises also
+            /// across a lock directory that was deleted and made anew, and is kept by
+            /// [`downgrade`](WriteGuard::downgrade) and [`share`](ReadGuard::share).
+            pub fn fencing_token(&self) -> i64 {
+                self.held.standing.czxid
+            }
+
+            /// The path of the lock's node.
+            ///
+            /// Anybody's ZooKeeper transaction that checks that this node exists is done only while the lock is held. So that
+            /// this stays true of who has been told, the next contender of this session then waits for the removal.
+            pub fn path(&self) -> String {
+                self.held.tenure().path_for_others()
+            }
+
+            /// Reads any node; `None` if it does not exist.
+            ///
+            /// Reads on the lock's own session, and so sees everything that earlier holders who excluded this one
+            /// wrote to ZooKeeper before they let go. A read on another connection might not.
+            ///
+            /// # Cancel safety
+            /// Only reads.
+            ///
+            /// # Errors
+            /// [`Error::Lost`] if the lock is gone; [`Error::PermissionDenied`], [`Error::InvalidInput`].
+            ///
+            /// # Examples
+            ///
+            /// ```
+            /// # use zk_rwlock::{Error, Memory, RwLock};
+            /// # tokio_test::block_on(async {
+            /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
+            /// match guard.data("/config").await? {
+            ///     Some(config) => println!("version {}: {} bytes", config.version, config.data.len()),
+            ///     None => println!("not configured yet"),
+            /// }
+            /// # Ok::<(), Error>(()) }).unwrap();
+            /// ```
+            pub async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
+                self.held.data(path).await
+            }
+
+            /// Starts a transaction that is committed only if the lock is still held then. See [`Transaction`].
+            pub fn transaction(&self) -> Transaction<'_> {
+                self.held.transaction()
+            }
+        }
+
+        impl fmt::Debug for $guard {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let mut debug = f.debug_struct(stringify!($guard));
+                debug.field("path", &self.held.tenure().path()).field("fencing_token", &self.fencing_token());
+                debug.field("is_held", &self.is_held()).finish()
+            }
+        }
+    };
+}
+
+guard!(ReadGuard, "read");
+guard!(WriteGuard, "write");
+
+impl ReadGuard {
+    pub(crate) fn new(held: Box<Held>) -> ReadGuard {
+        ReadGuard::on(Arc::from(held))
+    }
+
+    /// One more guard on a place that is held.
+    pub(crate) fn on(held: Arc<Held>) -> ReadGuard {
+        ReadGuard { held }
+    }
+
+    /// One more guard on the same node, without queueing: how a re-entrant read is written.
+    ///
+    /// The node leaves with the last of its guards, and all of them are lost together.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let guard = lock.read().await?;
+    /// let inner = guard.share();
+    /// drop(guard);
+    /// assert!(inner.is_held());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn share(&self) -> ReadGuard {
+        ReadGuard { held: Arc::clone(&self.held) }
+    }
+
+    /// Gives the lock back, and returns when its node is surely gone. Of several guards on one node, by
+    /// [`share`](ReadGuard::share) or [`share_reads`](crate::RwLockBuilder::share_reads), the last one does; the others
+    /// return at once.
+    ///
+    /// # Cancel safety
+    /// Dropping the future after its first poll lets the release go on in the background; before it, drops the guard.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the lock had been lost before; [`Error::PermissionDenied`] if the node may not be deleted:
+    /// it then stays, and the lock is taken, until its session ends.
+    pub async fn release(self) -> Result<(), Error> {
+        if let Some(loss) = self.held.loss() {
+            return Err(Error::Lost(loss));
+        }
+        match Arc::into_inner(self.held) {
+            Some(held) => held.release().await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl WriteGuard {
+    pub(crate) fn new(held: Box<Held>) -> WriteGuard {
+        WriteGuard { held }
+    }
+
+    /// Gives the lock back, and returns when its node is surely gone.
+    ///
+    /// # Cancel safety
+    /// Dropping the future after its first poll lets the release go on in the background; before it, drops the guard.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the lock had been lost before; [`Error::PermissionDenied`] if the node may not be deleted:
+    /// it then stays, and the lock is taken, until its session ends.
+    pub async fn release(self) -> Result<(), Error> {
+        self.held.release().await
+    }
+
+    /// Turns the write lock into a read lock, in place and in one transaction: nobody writes in between, readers
+    /// queued behind are let in, and writers behind wait on.
+    ///
+    /// The fencing token stays the same.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the lock back.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the lock is gone. After any error the lock has been given back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let writer = lock.write().await?;
+    /// let token = writer.fencing_token();
+    /// let reader = writer.downgrade().await?;
+    /// assert_eq!(reader.fencing_token(), token);
+    /// assert!(lock.try_read().await.is_ok() && lock.try_write().await.is_err());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub async fn downgrade(mut self) -> Result<ReadGuard, Error> {
+        self.held.downgrade().await?;
+        Ok(ReadGuard::new(self.held))
+    }
+}

@@ -1,0 +1,5 @@
+//! Holding: the guard, its transactions, how it is lost.
+
+pub(crate) mod guard;
+pub(crate) mod trace;
+pub(crate) mod transaction;

@@ -1,0 +1,140 @@
+//! What `tracing` is told of acquisitions and holds; decides nothing, and costs next to nothing if nobody listens.
+
+use std::fmt;
+
+use tokio::time::Instant;
+use tracing::field::{Empty, debug};
+use tracing::{Instrument, Span};
+
+use crate::acquisition::request::Granting;
+use crate::error::error::Error;
+use crate::queue::contender::Mode;
+use crate::telemetry::meter::{self, Began};
+use crate::ticket::ticket::Standing;
+
+/// What is seen of an acquisition. Its span, if anybody listens, is a pointer, because thousands may wait.
+#[derive(Debug, Default)]
+pub(crate) struct Acquiring {
+    spans: Option<Box<Spans>>,
+    began: Began,
+}
+
+#[derive(Debug)]
+struct Spans {
+    acquire: Span,
+    /// What the caller was in: the hold is no part of the acquisition.
+    caller: Span,
+    began: Instant,
+}
+
+impl Acquiring {
+    pub(crate) fn begin(path: &str, mode: Mode, label: Option<&str>) -> Acquiring {
+        let acquire =
+            tracing::debug_span!("acquire", path, %mode, label, sequence = Empty, token = Empty, waited = Empty);
+        let spans = (!acquire.is_disabled()).then(|| Spans { acquire, caller: Span::current(), began: Instant::now() });
+        Acquiring { spans: spans.map(Box::new), began: Began::now() }
+    }
+
+    /// It is for others, who measure themselves how long they wait, and began inside `first`, who is one of them.
+    pub(crate) fn for_others(mut self, first: &Acquiring) -> Acquiring {
+        if let (Some(spans), Some(first)) = (&mut self.spans, &first.spans) {
+            spans.caller = first.caller.clone();
+        }
+        Acquiring { began: Began::default(), ..self }
+    }
+
+    /// Has the work happen inside the span.
+    pub(crate) fn around<G: 'static>(span: Span, work: Granting<G>) -> Granting<G> {
+        if span.is_disabled() { work } else { Box::pin(work.instrument(span)) }
+    }
+
+    pub(crate) fn span(&self) -> Span {
+        self.spans.as_ref().map_or_else(Span::none, |spans| spans.acquire.clone())
+    }
+
+    /// There is a node, which may have to wait.
+    pub(crate) fn entered(&self, standing: &Standing) {
+        self.record("sequence", standing.contender.sequence());
+    }
+
+    /// The lock was granted: its hold begins.
+    pub(crate) fn granted(&self, path: &str, label: Option<&str>, standing: &Standing) -> Holding {
+        self.record("token", standing.czxid);
+        self.waited(standing.contender.mode());
+        let begin = |spans: &Spans| Hold::begin(path, standing, label, &spans.caller, &spans.acquire);
+        let seen = self.spans.as_deref().map(begin).map(Box::new);
+        Holding { seen, _metered: meter::Hold::begin(standing.contender.mode()) }
+    }
+
+    /// The lock was granted together with others: whose hold it is, is told of one of them.
+    pub(crate) fn shares(&self, standing: &Standing) {
+        self.record("sequence", standing.contender.sequence());
+        self.record("token", standing.czxid);
+    }
+
+    pub(crate) fn waited(&self, mode: Mode) {
+        meter::waited(mode, self.began);
+    }
+
+    fn record(&self, field: &str, number: i64) {
+        if let Some(spans) = &self.spans {
+            spans.acquire.record(field, number);
+        }
+    }
+}
+
+impl Drop for Spans {
+    fn drop(&mut self) {
+        self.acquire.record("waited", debug(self.began.elapsed()));
+    }
+}
+
+/// Tells and counts that an acquisition failed.
+pub(crate) fn not_granted(path: &str, mode: Mode, error: &Error) {
+    meter::not_granted(mode, error);
+    tracing::debug!(path, %mode, %error, "not granted");
+}
+
+/// What is seen of a hold, until it ends.
+#[derive(Default)]
+pub(crate) struct Holding {
+    seen: Option<Box<Hold>>,
+    _metered: meter::Hold,
+}
+
+struct Hold {
+    span: Span,
+    began: Instant,
+    caller: Span,
+    label: Option<String>,
+}
+
+impl Holding {
+    /// The hold of one mode ends here, and that of another begins.
+    pub(crate) fn goes_on_as(&mut self, path: &str, standing: &Standing) {
+        let goes_on = |hold: &Hold| Hold::begin(path, standing, hold.label.as_deref(), &hold.caller, &hold.span);
+        self.seen = self.seen.as_deref().map(goes_on).map(Box::new);
+        self._metered = meter::Hold::begin(standing.contender.mode());
+    }
+}
+
+impl Hold {
+    fn begin(path: &str, standing: &Standing, label: Option<&str>, caller: &Span, after: &Span) -> Hold {
+        let (mode, sequence, token) = (standing.contender.mode(), standing.contender.sequence(), standing.czxid);
+        let span = tracing::debug_span!(parent: caller, "hold", path, %mode, sequence, token, label, held = Empty);
+        span.follows_from(after);
+        Hold { span, began: Instant::now(), caller: caller.clone(), label: label.map(str::to_owned) }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.span.record("held", debug(self.began.elapsed()));
+    }
+}
+
+impl fmt::Debug for Holding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Holding")
+    }
+}

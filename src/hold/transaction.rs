@@ -1,0 +1,198 @@
+//! Writes that happen only while a lock, or each of several, is held; knows nothing of how it was acquired.
+
+use std::sync::Arc;
+
+use crate::error::error::Error;
+use crate::hold::guard::Held;
+use crate::session::contract::{Failure, Kind, Operation, Outcome};
+use crate::session::node::Loss;
+use crate::validation;
+
+/// Operations on any nodes, to be committed in one ZooKeeper transaction with a check that the lock is still held.
+///
+/// Made by [`ReadGuard::transaction`](crate::ReadGuard::transaction) and
+/// [`WriteGuard::transaction`](crate::WriteGuard::transaction), and by
+/// [`MultiGuard::transaction`](crate::MultiGuard::transaction), which checks each of its locks. Nothing is sent before
+/// [`commit`](Transaction::commit), and then all operations take effect or none does. This is the one guard that
+/// needs no clock: the ensemble itself compares the lock's node and your operations in one order with every other
+/// contender's.
+///
+/// # Examples
+///
+/// ```
+/// # use zk_rwlock::{Memory, RwLock, Error};
+/// # tokio_test::block_on(async {
+/// let zk = Memory::new();
+/// let lock = RwLock::new(&zk, "/locks/config")?;
+/// let guard = lock.write().await?;
+/// guard.transaction().create("/config", "v1").commit().await?;
+/// guard.transaction().check("/config", 0).set("/config", "v2").commit().await?;
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+#[derive(Debug)]
+#[must_use = "nothing is sent before `commit`"]
+pub struct Transaction<'guard> {
+    locks: Locks<'guard>,
+    operations: Vec<Operation>,
+}
+
+/// Those that have to be held.
+#[derive(Debug)]
+enum Locks<'guard> {
+    One(&'guard Held),
+    /// Not empty; the last was granted last.
+    Many(&'guard [Held]),
+}
+
+impl<'guard> Transaction<'guard> {
+    pub(crate) fn under(lock: &'guard Held) -> Self {
+        Transaction { locks: Locks::One(lock), operations: Vec::new() }
+    }
+
+    /// Under each of these locks, of which there is at least one.
+    pub(crate) fn under_all(locks: &'guard [Held]) -> Self {
+        Transaction { locks: Locks::Many(locks), operations: Vec::new() }
+    }
+
+    /// Sets a node's data.
+    pub fn set(self, path: &str, data: impl Into<Vec<u8>>) -> Self {
+        self.with(Operation::Set { path: path.to_owned(), data: data.into(), version: None })
+    }
+
+    /// Sets a node's data, if the node has this version.
+    pub fn set_version(self, path: &str, data: impl Into<Vec<u8>>, version: i32) -> Self {
+        self.with(Operation::Set { path: path.to_owned(), data: data.into(), version: Some(version) })
+    }
+
+    /// Creates a persistent node, whose parent must exist.
+    pub fn create(self, path: &str, data: impl Into<Vec<u8>>) -> Self {
+        self.with(Operation::Create { path: path.to_owned(), data: data.into(), kind: Kind::Persistent })
+    }
+
+    /// Creates a node that goes with this process's session.
+    pub fn create_ephemeral(self, path: &str, data: impl Into<Vec<u8>>) -> Self {
+        self.with(Operation::Create { path: path.to_owned(), data: data.into(), kind: Kind::Ephemeral })
+    }
+
+    /// Deletes a node, which must have no children.
+    pub fn delete(self, path: &str) -> Self {
+        self.with(Operation::Delete { path: path.to_owned(), version: None })
+    }
+
+    /// Deletes a node, if it has this version.
+    pub fn delete_version(self, path: &str, version: i32) -> Self {
+        self.with(Operation::Delete { path: path.to_owned(), version: Some(version) })
+    }
+
+    /// Fails the transaction unless the node has this version.
+    pub fn check(self, path: &str, version: i32) -> Self {
+        self.with(Operation::Check { path: path.to_owned(), version: Some(version) })
+    }
+
+    /// Fails the transaction unless the node exists.
+    pub fn check_exists(self, path: &str) -> Self {
+        self.with(Operation::Check { path: path.to_owned(), version: None })
+    }
+
+    fn with(mut self, operation: Operation) -> Self {
+        self.operations.push(operation);
+        self
+    }
+
+    /// Commits all operations if the lock is still held, and says what each did, in the order they were added.
+    ///
+    /// Without operations it asks the ensemble whether the lock is still held, and changes nothing.
+    ///
+    /// # Cancel safety
+    /// The transaction is sent at the first poll; dropping the future after that does not take it back.
+    ///
+    /// # Errors
+    /// - [`Error::Lost`]: the lock is gone, and nothing was changed.
+    /// - [`Error::TransactionRefused`]: an operation could not be done, and nothing was changed.
+    /// - [`Error::OutcomeUnknown`]: the connection broke; everything was done, or nothing.
+    /// - [`Error::InvalidInput`]: a path is not one, or lies inside the lock's own directory, where a write would
+    ///   pass for a hand-off; nothing was sent.
+    pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
+        let Transaction { locks, operations: wanted } = self;
+        for operation in &wanted {
+            locks.iter().try_for_each(|lock| check(operation.path(), lock.directory()))?;
+        }
+        if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.loss()?))) {
+            return Err(locks.lost(lock, loss));
+        }
+        // Checks see what all sessions own, so one session can speak for locks that are kept on several.
+        let Some(speaker) = locks.iter().last() else {
+            return Err(Error::invalid("a transaction under no lock"));
+        };
+        let standing = |lock: &Held| Operation::Check { path: lock.tenure().path(), version: None };
+        let mut operations: Vec<_> = locks.iter().map(standing).collect();
+        let checks = operations.len();
+        operations.extend(wanted);
+        // A transaction stays unsettled if nobody hears its answer, or if it goes through another session than the lock's,
+        // which has no common order with it. The next local contender then waits until the ensemble has removed our node.
+        let session = speaker.place().session();
+        locks.iter().for_each(|lock| lock.tenure().write_begins());
+        let answer = session.transact(&operations).await;
+        if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
+            let of_this_session = locks.iter().filter(|lock| Arc::ptr_eq(lock.place().session(), session));
+            of_this_session.for_each(|lock| lock.tenure().write_settled());
+        }
+        match answer {
+            Ok(mut outcomes) => {
+                outcomes.drain(..checks.min(outcomes.len()));
+                Ok(outcomes)
+            }
+            Err(Failure::Operation { index, failure }) => match locks.iter().nth(index) {
+                Some(lock) if *failure == Failure::NoNode => {
+                    lock.tenure().lose(Loss::Removed);
+                    Err(locks.lost(lock, lock.loss().unwrap_or(Loss::Removed)))
+                }
+                _ => {
+                    let path = operations.get(index).map(|operation| operation.path().to_owned()).unwrap_or_default();
+                    Err(Error::TransactionRefused { index: index.saturating_sub(checks), path, reason: *failure })
+                }
+            },
+            Err(Failure::Over(ending)) => Err(locks.lost(speaker, Loss::SessionOver(ending))),
+            Err(failure) => Err(Error::from_failure(failure, "transaction under", speaker.directory())),
+        }
+    }
+}
+
+impl<'guard> Locks<'guard> {
+    fn iter(&self) -> impl Iterator<Item = &'guard Held> {
+        let (one, many) = match *self {
+            Locks::One(lock) => (Some(lock), &[][..]),
+            Locks::Many(locks) => (None, locks),
+        };
+        one.into_iter().chain(many)
+    }
+
+    fn lost(&self, lock: &Held, loss: Loss) -> Error {
+        match self {
+            Locks::One(_) => Error::Lost(loss),
+            Locks::Many(_) => Error::Lost(loss).of_one(lock.directory()),
+        }
+    }
+}
+
+impl Operation {
+    /// The node it is about.
+    pub fn path(&self) -> &str {
+        match self {
+            Operation::Create { path, .. }
+            | Operation::Set { path, .. }
+            | Operation::Delete { path, .. }
+            | Operation::Check { path, .. } => path,
+        }
+    }
+}
+
+fn check(path: &str, directory: &str) -> Result<(), Error> {
+    validation::check(path)?;
+    if validation::is_inside(path, directory) {
+        return Err(Error::invalid(format!(
+            "path {path:?} lies inside the lock's own directory, where a write would pass for a hand-off"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,3 @@
+//! The read/write lock and its options.
+
+pub(crate) mod rw_lock;

@@ -1,0 +1,3 @@
+//! The embedded backend: an ensemble in this process.
+
+pub(crate) mod client;

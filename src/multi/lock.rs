@@ -1,0 +1,384 @@
+//! Several locks at once: all or none; knows no queue and no backend.
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::call::{self, Call};
+use crate::error::error::Error;
+use crate::lock::rw_lock::{RwLock, RwLockBuilder, check_label};
+use crate::multi::guard::{MultiGuard, Taken, all_of};
+use crate::queue::contender::Mode;
+use crate::queue::dialect::Dialect;
+use crate::session::contract::Coordinator;
+use crate::snapshot::progress::{OnWaits, Progress};
+use crate::ticket::deadlock::Deadlock;
+use crate::validation;
+
+/// Several read/write locks that are taken together: all or none.
+///
+/// Each path is an [`RwLock`] as any other, and whoever takes one of them alone queues with those who take several.
+/// Like [`RwLock`], a handle is cheap to clone and holds nothing by itself.
+///
+/// # Order
+/// The locks are taken one after the other, in the order of their paths, whatever the order in which they were named:
+/// so those who take the same locks never wait for each other in a circle. The first ones are held while the next are
+/// waited for. If one cannot be had, or one is lost meanwhile, those that were taken are given back, the last one first.
+///
+/// That order protects only those who keep it: a task that holds a lock, or a [`MultiGuard`], must not wait for a lock
+/// whose path comes earlier, nor for one that it holds already. See also [fairness](RwLock#fairness).
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use zk_rwlock::{Error, Memory, MultiLock};
+/// # tokio_test::block_on(async {
+/// let zk = Memory::new(); // or: ZooKeeper::connect("127.0.0.1:2181").await?
+/// let transfer = MultiLock::builder(&zk)
+///     .write("/locks/accounts/7")
+///     .write("/locks/accounts/3")
+///     .read("/locks/rates")
+///     .label("transfer")
+///     .build()?;
+///
+/// let guard = transfer.lock().timeout(Duration::from_secs(30)).await?;
+/// guard.transaction().create("/transfer", "7 to 3").commit().await?; // only if all three are held
+/// guard.release().await?;
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct MultiLock {
+    /// In the order in which they are taken.
+    locks: Arc<[(RwLock, Mode)]>,
+    coordinator: Arc<dyn Coordinator>,
+}
+
+impl MultiLock {
+    /// Opens the locks that are kept in these directories, each to be taken in its mode. Nothing is sent.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if there are none, if a path comes twice, or if [`RwLock::new`] would refuse one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use zk_rwlock::{Memory, Mode, MultiLock};
+    /// let locks = MultiLock::new(&Memory::new(), [("/locks/b", Mode::Write), ("/locks/a", Mode::Read)]).unwrap();
+    /// assert_eq!(locks.paths().collect::<Vec<_>>(), ["/locks/a", "/locks/b"]);
+    /// ```
+    pub fn new<C, P>(coordinator: &C, locks: impl IntoIterator<Item = (P, Mode)>) -> Result<MultiLock, Error>
+    where
+        C: Coordinator + Clone,
+        P: Into<String>,
+    {
+        let mut builder = MultiLock::builder(coordinator);
+        builder.locks.extend(locks.into_iter().map(|(path, mode)| (path.into(), mode)));
+        builder.build()
+    }
+
+    /// As [`MultiLock::new`], with options.
+    pub fn builder<C: Coordinator + Clone>(coordinator: &C) -> MultiLockBuilder {
+        MultiLockBuilder { options: RwLock::builder(coordinator, "/"), locks: Vec::new() }
+    }
+
+    /// The locks' directories, in the order in which they are taken.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.locks.iter().map(|(lock, _)| lock.path())
+    }
+
+    /// Acquires all the locks.
+    ///
+    /// Await the returned builder, with or without options. Waits for one lock after the other, in their
+    /// [order](MultiLock#order).
+    ///
+    /// # Cancel safety
+    /// Dropping the future at any point gives back what was taken, and the place in the queue of the next one: no node
+    /// and no watch is left behind, as soon as the server can be reached.
+    ///
+    /// # Errors
+    /// [`Error::OneOfMany`] says which lock failed, and how; [`Error::Timeout`] only if a
+    /// [`timeout`](AcquireMulti::timeout) was given. [`Error::Evicted`] may be about a lock that had been taken already.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// let held = RwLock::new(&zk, "/locks/b")?.write().label("migrate v42").await?;
+    /// let both = MultiLock::new(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Write)])?;
+    /// let late = both.lock().timeout(Duration::from_millis(10)).await.unwrap_err();
+    /// assert!(late.is_timeout() && late.to_string().starts_with("/locks/b: not granted within 10ms"), "{late}");
+    /// assert!(late.to_string().contains("migrate v42"));
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn lock(&self) -> AcquireMulti {
+        AcquireMulti { locks: self.clone(), timeout: None, label: None, on_wait: None }
+    }
+
+    /// Acquires all the locks if none of them is taken; does not wait, and when one is taken writes nothing to the
+    /// ensemble.
+    ///
+    /// Looks at all of them at once, and then enters one after the other. Whoever is beaten to one after that look
+    /// gives back those it had taken. See [`RwLock::try_write`] for the rest.
+    ///
+    /// # Cancel safety
+    /// As for [`MultiLock::lock`].
+    ///
+    /// # Errors
+    /// [`Error::OneOfMany`] with the first lock that is taken and [`Error::WouldBlock`], which says who is in the way;
+    /// otherwise as for [`MultiLock::lock`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// # let both = MultiLock::new(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)])?;
+    /// let reader = RwLock::new(&zk, "/locks/a")?.read().await?;
+    /// match both.try_lock().await {
+    ///     Ok(guard) => { /* work on both */ }
+    ///     Err(error) if error.is_would_block() => { /* "/locks/a: would block: held by ..." */ }
+    ///     Err(error) => return Err(error),
+    /// }
+    /// reader.release().await?;
+    /// assert!(both.try_lock().await.is_ok());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn try_lock(&self) -> Call<MultiGuard> {
+        let this = self.clone();
+        Call::new(move |timeout| async move { call::in_time(&this.coordinator, timeout, this.attempt()).await })
+    }
+
+    async fn attempt(&self) -> Result<MultiGuard, Error> {
+        let looks = self.locks.iter().map(|(lock, mode)| lock.look(*mode)).collect();
+        let mut limit = Duration::MAX;
+        for ((lock, mode), look) in self.locks.iter().zip(all_of(looks).await) {
+            limit = look.map_err(|error| lock.refused(*mode, error).of_one(lock.path()))?;
+        }
+        let mut taken = Taken::default();
+        for (lock, mode) in &*self.locks {
+            taken.add(lock, lock.take_now(*mode, limit)).await?;
+        }
+        taken.complete()
+    }
+
+    /// Blocks the thread until all the locks are acquired: [`MultiLock::lock`] for code that is not async.
+    ///
+    /// Needs no runtime. With options: [`AcquireMulti::blocking`].
+    ///
+    /// # Errors
+    /// As for [`MultiLock::lock`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock};
+    /// let both = MultiLock::new(&Memory::new(), [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)])?;
+    /// let guard = both.blocking_lock()?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn blocking_lock(&self) -> Result<MultiGuard, Error> {
+        self.lock().blocking()
+    }
+
+    async fn acquire(
+        &self,
+        timeout: Option<Duration>,
+        label: Option<String>,
+        on_wait: Option<OnWaits>,
+    ) -> Result<MultiGuard, Error> {
+        check_label(label.as_deref())?;
+        if timeout == Some(Duration::ZERO) {
+            return Err(Error::invalid("a timeout of zero; to not wait at all, use try_lock"));
+        }
+        let begun = Instant::now();
+        let mut taken = Taken::default();
+        for (lock, mode) in &*self.locks {
+            let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+            let granted = async {
+                match left {
+                    Some(Duration::ZERO) => {
+                        let late = Error::Timeout { waited: Duration::ZERO, blockers: Default::default() };
+                        Err(lock.refused(*mode, late))
+                    }
+                    left => {
+                        let on_wait = on_wait.as_ref().map(|on_wait| on_wait.of(lock.path()));
+                        lock.take(*mode, left, label.clone(), on_wait).await
+                    }
+                }
+            };
+            // What was waited for is the whole, whichever of the locks the time ran out at.
+            let granted = async {
+                match (granted.await, timeout) {
+                    (Err(Error::Timeout { blockers, .. }), Some(waited)) => Err(Error::Timeout { waited, blockers }),
+                    (answer, _) => answer,
+                }
+            };
+            taken.add(lock, granted).await?;
+        }
+        taken.complete()
+    }
+}
+
+impl fmt::Debug for MultiLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.locks.iter().map(|(lock, mode)| (lock.path(), mode))).finish()
+    }
+}
+
+/// The locks of a [`MultiLock`], and their options. Made by [`MultiLock::builder`].
+#[derive(Debug)]
+#[must_use = "nothing is opened before `build`"]
+pub struct MultiLockBuilder {
+    /// Those of each lock, but for its path.
+    options: RwLockBuilder,
+    locks: Vec<(String, Mode)>,
+}
+
+impl MultiLockBuilder {
+    /// Adds the lock in directory `path`, to be taken shared with other readers.
+    pub fn read(mut self, path: impl Into<String>) -> Self {
+        self.locks.push((path.into(), Mode::Read));
+        self
+    }
+
+    /// Adds the lock in directory `path`, to be taken alone.
+    pub fn write(mut self, path: impl Into<String>) -> Self {
+        self.locks.push((path.into(), Mode::Write));
+        self
+    }
+
+    /// As [`RwLockBuilder::host`], for all the locks.
+    pub fn host(mut self, host: impl Into<String>) -> Self {
+        self.options = self.options.host(host);
+        self
+    }
+
+    /// As [`RwLockBuilder::label`], for all the locks.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.options = self.options.label(label);
+        self
+    }
+
+    /// As [`RwLockBuilder::dialect`], for all the locks.
+    pub fn dialect(mut self, dialect: Dialect) -> Self {
+        self.options = self.options.dialect(dialect);
+        self
+    }
+
+    /// As [`RwLockBuilder::lock_delay`], for each of the locks.
+    pub fn lock_delay(mut self, delay: Duration) -> Self {
+        self.options = self.options.lock_delay(delay);
+        self
+    }
+
+    /// As [`RwLockBuilder::warn_after_waiting`], for each of the locks.
+    pub fn warn_after_waiting(mut self, limit: Duration) -> Self {
+        self.options = self.options.warn_after_waiting(limit);
+        self
+    }
+
+    /// As [`RwLockBuilder::warn_after_holding`], for each of the locks. The first is held while the last is waited for.
+    pub fn warn_after_holding(mut self, limit: Duration) -> Self {
+        self.options = self.options.warn_after_holding(limit);
+        self
+    }
+
+    /// As [`RwLockBuilder::on_deadlock`], for each of the locks.
+    pub fn on_deadlock(mut self, deadlock: Deadlock) -> Self {
+        self.options = self.options.on_deadlock(deadlock);
+        self
+    }
+
+    /// Opens the locks. Nothing is sent.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if there are no locks, if one comes twice, or if an option was wrong.
+    pub fn build(self) -> Result<MultiLock, Error> {
+        let mut named = self.locks;
+        if named.is_empty() {
+            return Err(Error::invalid("no path; a MultiLock needs at least one"));
+        }
+        // A node has one valid path only: what is written in another way is refused, and not taken for another node.
+        named.iter().try_for_each(|(path, _)| validation::check_directory(path))?;
+        named.sort_by(|(one, _), (other, _)| one.cmp(other));
+        if let Some(twice) = named.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            let path = &twice[0].0;
+            return Err(Error::invalid(format!("path {path:?} comes twice; a lock can be held in one mode only")));
+        }
+        let coordinator = self.options.coordinator();
+        let open = |(path, mode)| Ok((self.options.at(path).build()?, mode));
+        Ok(MultiLock { locks: named.into_iter().map(open).collect::<Result<_, Error>>()?, coordinator })
+    }
+}
+
+/// An acquisition of several locks that has not started: await it, or set options first. Made by [`MultiLock::lock`].
+#[derive(Debug)]
+#[must_use = "nothing is acquired before this is awaited"]
+pub struct AcquireMulti {
+    locks: MultiLock,
+    timeout: Option<Duration>,
+    label: Option<String>,
+    on_wait: Option<OnWaits>,
+}
+
+impl AcquireMulti {
+    /// Gives up, and gives back what was taken, when not all the locks were granted within `timeout`, counted for all
+    /// of them together.
+    ///
+    /// The error is told in time, also while disconnected. Zero is refused: that is what
+    /// [`try_lock`](MultiLock::try_lock) is for.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// What this acquisition is for, in words for people: the queues of all the locks show it. At most 256 bytes,
+    /// without control characters.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// Calls `tell` with the directory of the lock that is waited for, and how far that has come: see
+    /// [`AcquireWrite::on_wait`](crate::AcquireWrite::on_wait).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock};
+    /// # tokio_test::block_on(async {
+    /// # let both = MultiLock::new(&Memory::new(), [("/locks/a", Mode::Write), ("/locks/b", Mode::Write)])?;
+    /// let guard = both.lock().on_wait(|path, progress| eprintln!("waiting for {path} at {progress}")).await?;
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn on_wait(mut self, tell: impl FnMut(&str, &Progress) + Send + 'static) -> Self {
+        self.on_wait = Some(OnWaits::new(tell));
+        self
+    }
+
+    /// Blocks the thread until all the locks are granted. Needs no runtime.
+    ///
+    /// # Errors
+    /// As when awaited.
+    pub fn blocking(self) -> Result<MultiGuard, Error> {
+        pollster::block_on(self.into_future())
+    }
+}
+
+impl IntoFuture for AcquireMulti {
+    type Output = Result<MultiGuard, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.locks.acquire(self.timeout, self.label, self.on_wait).await })
+    }
+}

@@ -1,0 +1,4 @@
+//! Several locks at once.
+
+pub(crate) mod guard;
+pub(crate) mod lock;

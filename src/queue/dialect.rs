@@ -1,0 +1,460 @@
+//! Which library's names a lock directory is written in, and what that library honours; knows nothing of queues, time
+//! or I/O.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::error::Error;
+use crate::queue::contender::{self, Mode, Place};
+
+/// Whose names a lock's nodes have: this library's, or those of one that was on the path before.
+///
+/// A directory has one dialect, and everyone in it speaks that one. In a foreign dialect this lock is one more
+/// contender to the unmodified library, and reads that library's nodes as its own: readers and writers of both keep
+/// each other out and are granted the lock in one order, that of their nodes' numbers. Set by
+/// [`RwLockBuilder::dialect`](crate::RwLockBuilder::dialect).
+///
+/// # Who can share which path
+///
+/// | dialect | reader, writer | shared with |
+/// |---|---|---|
+/// | [`Native`](Dialect::Native) | `<host>~<id>-READ-<seq>`, `…-WRITE-<seq>` | this library |
+/// | [`Curator`](Dialect::Curator) | `_c_<uuid>-__READ__<seq>`, `…-__WRIT__<seq>` | Curator 5's `InterProcessReadWriteLock` |
+/// | [`CuratorMutex`](Dialect::CuratorMutex) | `_c_<uuid>-READ-lock-<seq>`, `_c_<uuid>-lock-<seq>` | Curator 5's `InterProcessMutex`, and `Client::lock` of the crate zookeeper-client with `LockPrefix::new_curator(path, "lock-")`: they are writers |
+/// | [`Kazoo`](Dialect::Kazoo) | `<uuid>__rlock__<seq>`, `<uuid>__lock__<seq>` | kazoo 2's `ReadLock` and `WriteLock` |
+///
+/// Curator and kazoo, as they come, do not see each other: each looks for its own names alone. Nor does Curator's mutex
+/// see Curator's read/write lock. The [guide](crate::guide#mixed-fleets) has the few lines of Python that make kazoo a
+/// contender among Curator's, so that all three share one path.
+///
+/// # Doubt
+/// A node that is a contender in another dialect, or has the mark of this one and no number behind it, is one whose
+/// rule and ours may differ. Whoever looks at the queue while it is there is granted nothing and waits for nothing:
+/// acquisitions fail with [`Error::ForeignContender`](crate::Error::ForeignContender), which names the node and the
+/// dialect that it is of, and leave no node behind. So do [`queue`](crate::RwLock::queue) and
+/// [`evict`](crate::RwLock::evict). Other children are passed over in every dialect.
+///
+/// Who holds already goes on, and is not told. Nor does everybody look: a writer in the native dialect hands over to
+/// the one who waits behind it, and [shared reads](crate::RwLockBuilder::share_reads) join a hold that is there. The
+/// next to queue up looks, and fails.
+///
+/// What cannot be told by a name cannot be refused. kazoo's plain `Lock` is named like its `WriteLock` but does not
+/// wait for readers, and `Client::lock` with a filter of its own waits for what the filter lets through: where there
+/// are readers, give `Lock` `extra_lock_patterns=["__rlock__"]`. A holder of another library is told late, or not at
+/// all, that it has lost its session or its node. It is the [token](crate::WriteGuard::fencing_token) that protects
+/// against those, and theirs is the `czxid` of their node, in the same order as ours.
+///
+/// # What else differs from the native dialect
+/// - **Hand-off**: whoever may write to a node, as Curator's `Revoker` does, could forge the signal that tells the next
+///   writer to go ahead. So a writer's release is a plain delete, news of a node's data only make one look again, and a
+///   hand-off costs a listing. A request to revoke is not obeyed: ask [`contended`](crate::WriteGuard::contended).
+/// - **Lock delay**: a release looks like a crash, so [`lock_delay`](crate::RwLockBuilder::lock_delay) is refused.
+/// - **Downgrade** works in place: readers and writers of each library read the new node as what it is. A thread that
+///   reads under its own write lock, as Curator allows, has two nodes of one number: readers wait for the one, writers for
+///   both.
+/// - **Host and label** are in the node's data, where the names have no room. [`Member::host`](crate::Member::host) is
+///   what the data says, and may be empty; the identifier that kazoo writes is shown as the label. kazoo's
+///   `contenders()` shows our note as identifier.
+/// - **Identity**: a uuid takes the place of host and id, and finds the node whose create was not answered.
+/// - **[`evict`](crate::RwLock::evict)** removes anybody's node. Only ours hears of it: a waiter of Curator or kazoo
+///   queues up again at the end, a holder goes on. So stop that process first.
+/// - **The directory**: kazoo makes persistent ones and never looks again whether they are there. So in its dialect
+///   ours is persistent, too. One that is there already stays what it is: a container goes when it is empty, and then
+///   kazoo's lock objects fail, and `Client::lock` without `with_ancestor_options`. To restart the numbers, an empty
+///   directory of any kind is deleted from number 1073741824 on, but not in kazoo's dialect. Nobody may enter when they
+///   are used up, in any dialect; the other libraries go on, and past 2147483647 no longer exclude each other.
+/// - **Access**: all of them read the node that they wait for, and so do we. Whoever is kept from that by an
+///   [`acl`](crate::ZooKeeperBuilder::acl) fails when it would have to wait.
+/// - **What the numbers prove** without a look holds for every dialect, because whatever anybody creates takes a
+///   number.
+/// - [`MultiLock`](crate::MultiLock), [`share_reads`](crate::RwLockBuilder::share_reads), guarded transactions, tokens
+///   and the knowledge of a loss are as in the native dialect.
+///
+/// # Examples
+///
+/// ```
+/// use zk_rwlock::{Dialect, Error, Memory, RwLock};
+/// # tokio_test::block_on(async {
+/// let zk = Memory::new(); // or: ZooKeeper::connect("127.0.0.1:2181").await?
+/// let lock = RwLock::builder(&zk, "/locks/config").dialect(Dialect::Curator).build()?;
+/// let guard = lock.write().await?; // InterProcessReadWriteLock(client, "/locks/config") waits now
+/// assert!(guard.path().contains("-__WRIT__"));
+///
+/// // Whoever takes the path for a native lock is told.
+/// let error = RwLock::new(&zk, "/locks/config")?.read().await.unwrap_err();
+/// assert!(matches!(error, Error::ForeignContender { speaks: Dialect::Curator, .. }));
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Dialect {
+    /// This library's own, with the quickest hand-off, and with host and id in the names.
+    ///
+    /// `Client::lock` of the crate zookeeper-client can be a writer here, too, with a name of that form:
+    /// `LockPrefix::new_custom(format!("{path}/{host}~{id}-WRITE-"), "-")`.
+    #[default]
+    Native,
+    /// That of Apache Curator's `InterProcessReadWriteLock`.
+    ///
+    /// It sorts all children by the text behind `__READ__` or `__WRIT__`, whatever stands before that: so does whoever
+    /// else makes such names. A writer waits until it is first; a reader, while a `__WRIT__` is before it.
+    Curator,
+    /// That of Apache Curator's `InterProcessMutex`, whose contenders are writers, with readers of our own beside them.
+    ///
+    /// It sorts all children by the text behind the last `lock-`, and waits until it is first: our readers have that
+    /// in their names, too, and so are waited for. zookeeper-client's lock does the same with the last ten digits.
+    CuratorMutex,
+    /// That of kazoo's `ReadLock` and `WriteLock`.
+    ///
+    /// They take every child that ends with `__lock__` or `__rlock__` and ten digits, whatever stands before that, and
+    /// compare the digits.
+    Kazoo,
+}
+
+const CURATOR_READ: &str = "__READ__";
+const CURATOR_WRITE: &str = "__WRIT__";
+const MUTEX: &str = "lock-";
+/// Ends as [`MUTEX`] does, so that a mutex waits for it.
+const MUTEX_READ: &str = "READ-lock-";
+const KAZOO_READ: &str = "__rlock__";
+const KAZOO_WRITE: &str = "__lock__";
+
+/// What Curator's protection and ours put before the names, with a uuid behind it.
+const PROTECTED: &str = "_c_";
+
+impl Dialect {
+    /// All there are.
+    pub const ALL: [Dialect; 4] = [Dialect::Native, Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo];
+
+    /// What stands between the owner and the number.
+    pub(crate) fn marker(self, mode: Mode) -> &'static str {
+        match (self, mode) {
+            (Dialect::Native, Mode::Read) => "-READ-",
+            (Dialect::Native, Mode::Write) => "-WRITE-",
+            (Dialect::Curator, Mode::Read) => CURATOR_READ,
+            (Dialect::Curator, Mode::Write) => CURATOR_WRITE,
+            (Dialect::CuratorMutex, Mode::Read) => MUTEX_READ,
+            (Dialect::CuratorMutex, Mode::Write) => MUTEX,
+            (Dialect::Kazoo, Mode::Read) => KAZOO_READ,
+            (Dialect::Kazoo, Mode::Write) => KAZOO_WRITE,
+        }
+    }
+
+    /// The beginning of the names of one acquisition, which is nobody else's.
+    pub(crate) fn new_owner(self, host: &str, mut random: impl FnMut() -> u64) -> String {
+        if self == Dialect::Native {
+            return format!("{host}~{}", letters_and_digits(random()));
+        }
+        let (high, low) = (random(), random());
+        // Version 4, variant 1: Curator reads what it finds there as a uuid.
+        let (high, low) = ((high & !0xf000) | 0x4000, (low & (u64::MAX >> 2)) | (1 << 63));
+        if self == Dialect::Kazoo {
+            return format!("{high:016x}{low:016x}");
+        }
+        let groups = (high >> 32, (high >> 16) & 0xffff, high & 0xffff, low >> 48, low & 0xffff_ffff_ffff);
+        format!("{PROTECTED}{:08x}-{:04x}-{:04x}-{:04x}-{:012x}-", groups.0, groups.1, groups.2, groups.3, groups.4)
+    }
+
+    /// Whether whoever held tells those who wait by writing to its node. Only where nobody else writes to nodes.
+    pub(crate) fn hands_off(self) -> bool {
+        self == Dialect::Native
+    }
+
+    /// Whether its directories must stay when they are empty.
+    pub(crate) fn keeps_directories(self) -> bool {
+        self == Dialect::Kazoo
+    }
+
+    /// Splits the name of one of its contenders into the owner and the place; `None` for any other name.
+    pub(crate) fn split(self, name: &str) -> Option<(&str, Place)> {
+        if self == Dialect::Native {
+            return contender::split(name);
+        }
+        let (owner, mode, sequence) = numbers(name).into_iter().flatten().find_map(|(before, sequence)| {
+            let (owner, mode) = self.split_mode(before)?;
+            Some((owner, mode, sequence))
+        })?;
+        // As Curator's readers look for it: anywhere.
+        let mode = if self == Dialect::Curator && name.contains(CURATOR_WRITE) { Mode::Write } else { mode };
+        Some((owner, Place { mode, sequence }))
+    }
+
+    fn split_mode(self, before: &str) -> Option<(&str, Mode)> {
+        let strip = |mode| before.strip_suffix(self.marker(mode)).map(|owner| (owner, mode));
+        match self {
+            // Only ours are readers: whatever else a mutex would wait for is one.
+            Dialect::CuratorMutex => {
+                strip(Mode::Read).filter(|(owner, _)| is_protection(owner)).or_else(|| strip(Mode::Write))
+            }
+            _ => strip(Mode::Read).or_else(|| strip(Mode::Write)),
+        }
+    }
+
+    /// Its contender's place.
+    pub(crate) fn place(self, name: &str) -> Option<Place> {
+        self.split(name).map(|(_, place)| place)
+    }
+
+    /// The dialect that a node's name is of, if it is that of a contender in any.
+    ///
+    /// ```
+    /// use zk_rwlock::Dialect;
+    /// assert_eq!(Dialect::of("5cf2ad842a9c4f12a1ab0f4d8ce1a4a9__rlock__0000000007"), Some(Dialect::Kazoo));
+    /// assert_eq!(Dialect::of("config"), None);
+    /// ```
+    pub fn of(name: &str) -> Option<Dialect> {
+        Dialect::ALL.into_iter().find(|dialect| dialect.has_mark(name) && dialect.split(name).is_some())
+    }
+
+    /// The dialect of a child that nothing is granted beside, in a directory of this one: a contender's in another
+    /// dialect, or this one itself if the child has its mark and no number behind it.
+    ///
+    /// `None` for this dialect's own contenders, and for what is passed over.
+    ///
+    /// ```
+    /// use zk_rwlock::Dialect;
+    /// let kazoos = "5cf2ad842a9c4f12a1ab0f4d8ce1a4a9__rlock__0000000007";
+    /// assert_eq!(Dialect::Native.stranger(kazoos), Some(Dialect::Kazoo));
+    /// assert_eq!(Dialect::Kazoo.stranger(kazoos), None);
+    /// assert_eq!(Dialect::Native.stranger("config"), None);
+    /// ```
+    pub fn stranger(self, name: &str) -> Option<Dialect> {
+        // Whatever queues up has a number.
+        if !name.as_bytes().last_chunk::<9>().is_some_and(|digits| digits.iter().all(u8::is_ascii_digit))
+            || self.split(name).is_some()
+        {
+            return None;
+        }
+        let by_mark = || Dialect::ALL.into_iter().find(|it| *it != Dialect::Native && it.has_mark(name));
+        Dialect::of(name).or_else(by_mark)
+    }
+
+    /// Whether a name has what the dialect's contenders have in theirs. A mutex's mark is a common word, so it has to
+    /// stand by itself: whoever speaks that dialect needs none of this.
+    fn has_mark(self, name: &str) -> bool {
+        let stands_alone = |at: usize| !name[..at].ends_with(|before: char| before.is_alphanumeric());
+        match self {
+            Dialect::Native => contender::split(name).is_some(),
+            Dialect::Curator => name.contains(CURATOR_READ) || name.contains(CURATOR_WRITE),
+            Dialect::CuratorMutex => name.match_indices(MUTEX).any(|(at, _)| stands_alone(at)),
+            Dialect::Kazoo => name.contains(KAZOO_READ) || name.contains(KAZOO_WRITE),
+        }
+    }
+
+    /// What an error says of a stranger that speaks `other`, or this dialect badly.
+    pub(crate) fn describe(self, other: Dialect) -> String {
+        let whose = match other {
+            Dialect::Native => "of zk-rwlock's own",
+            Dialect::Curator => "of Curator's read/write lock",
+            Dialect::CuratorMutex => "of Curator's mutex or zookeeper-client's lock",
+            Dialect::Kazoo => "of kazoo's locks",
+        };
+        if other == self {
+            return format!("named like a contender {whose}, but not as this lock can read it");
+        }
+        format!("a contender {whose}, whom a lock that is opened with Dialect::{other:?} would queue with")
+    }
+
+    /// Whether two nodes of one number may be one holder's: a thread of Curator that holds to write may read, too, and
+    /// makes a node of the number that it has.
+    pub(crate) fn is_one_holder(self, one: Place, other: Place) -> bool {
+        self == Dialect::Curator && one.mode != other.mode && (0..contender::REFUSED_FROM).contains(&one.sequence)
+    }
+
+    /// The id in an owner: all that is not the same for everyone.
+    pub(crate) fn id(owner: &str) -> &str {
+        if is_protection(owner) { &owner[PROTECTED.len()..owner.len() - 1] } else { owner }
+    }
+}
+
+impl fmt::Display for Dialect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Dialect::Native => "native",
+            Dialect::Curator => "curator",
+            Dialect::CuratorMutex => "curator-mutex",
+            Dialect::Kazoo => "kazoo",
+        })
+    }
+}
+
+/// Reads what it is displayed as: `native`, `curator`, `curator-mutex` or `kazoo`.
+impl FromStr for Dialect {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Dialect, Error> {
+        let found = Dialect::ALL.into_iter().find(|dialect| dialect.to_string() == text);
+        found.ok_or_else(|| {
+            let known = Dialect::ALL.map(|dialect| dialect.to_string()).join(", ");
+            Error::invalid(format!("dialect {text:?} is none of {known}"))
+        })
+    }
+}
+
+/// Eight letters and digits.
+fn letters_and_digits(mut number: u64) -> String {
+    let mut digit = || {
+        let digit = b"0123456789abcdefghijklmnopqrstuvwxyz"[(number % 36) as usize];
+        number /= 36;
+        char::from(digit)
+    };
+    std::array::from_fn::<char, 8, _>(|_| digit()).iter().collect()
+}
+
+/// `_c_<uuid>-`, and nothing more.
+fn is_protection(owner: &str) -> bool {
+    let uuid = owner.strip_prefix(PROTECTED).and_then(|rest| rest.strip_suffix('-'));
+    uuid.is_some_and(|uuid| uuid.len() == 36 && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-'))
+}
+
+/// The two ways to read a number at the end of a name: as ten digits, and as what a counter that has wrapped is printed
+/// like, with a sign.
+fn numbers(name: &str) -> [Option<(&str, i64)>; 2] {
+    let digits = name.len() - name.bytes().rev().take_while(u8::is_ascii_digit).count();
+    let (before, digits) = name.split_at(digits);
+    let positive = (digits.len() == 10).then(|| digits.parse().ok().map(|number| (before, number))).flatten();
+    let negative = before.strip_suffix('-').filter(|_| (9..=10).contains(&digits.len()));
+    let negative = negative.and_then(|before| Some((before, -digits.parse::<i64>().ok()?)));
+    [positive, negative]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::queue::contender::Owner;
+
+    const UUID: &str = "5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9";
+
+    /// As `split` reads them: the mode's first letter, and the number.
+    fn read(dialect: Dialect, name: &str) -> Option<(char, i64)> {
+        let place = dialect.place(name)?;
+        Some((if place.mode == Mode::Read { 'R' } else { 'W' }, place.sequence))
+    }
+
+    #[test]
+    fn each_dialect_reads_its_own_names_and_no_others() {
+        let hex = UUID.replace('-', "");
+        for (dialect, reader, writer) in [
+            (Dialect::Native, "web-1~k3v9x2ma-READ-".to_owned(), "web-1~k3v9x2ma-WRITE-".to_owned()),
+            (Dialect::Curator, format!("_c_{UUID}-__READ__"), format!("_c_{UUID}-__WRIT__")),
+            (Dialect::CuratorMutex, format!("_c_{UUID}-READ-lock-"), format!("_c_{UUID}-lock-")),
+            (Dialect::Kazoo, format!("{hex}__rlock__"), format!("{hex}__lock__")),
+        ] {
+            for (digits, number) in [("0000000007", 7), ("2147483647", 2147483647), ("-2147483648", -2147483648)] {
+                let (reader, writer) = (format!("{reader}{digits}"), format!("{writer}{digits}"));
+                for other in Dialect::ALL {
+                    let is_own = other == dialect;
+                    assert_eq!(read(other, &reader), is_own.then_some(('R', number)), "{reader} as {other}");
+                    assert_eq!(read(other, &writer), is_own.then_some(('W', number)), "{writer} as {other}");
+                    assert_eq!(other.stranger(&reader), (!is_own).then_some(dialect), "{reader} among {other}");
+                    assert_eq!(other.stranger(&writer), (!is_own).then_some(dialect), "{writer} among {other}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let mut number = 0_u64;
+        for dialect in Dialect::ALL {
+            let owner = dialect.new_owner("web-1", || {
+                number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                number
+            });
+            let owner = Owner::new(dialect, owner);
+            for mode in [Mode::Read, Mode::Write] {
+                let name = owner.name(mode, 42);
+                assert_eq!(dialect.place(&name), Some(Place { mode, sequence: 42 }), "{name}");
+                assert!(name.starts_with(&owner.prefix(mode)) && owner.owns(&name), "{name}");
+                assert_eq!(Dialect::of(&name), Some(dialect), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_uuids_of_owners_are_of_version_four() {
+        let uuids = [(Dialect::Curator, "_c_", "-"), (Dialect::CuratorMutex, "_c_", "-"), (Dialect::Kazoo, "", "")];
+        for (dialect, before, after) in uuids {
+            for bits in [0, u64::MAX] {
+                let owner = dialect.new_owner("web-1", || bits);
+                let uuid = owner.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).expect("around it");
+                let digits = uuid.replace('-', "");
+                assert_eq!(digits.len(), 32);
+                assert_eq!(&digits[12..13], "4", "{uuid}");
+                assert!(matches!(&digits[16..17], "8" | "b"), "{uuid}");
+                assert_eq!(Dialect::id(&owner), uuid);
+            }
+        }
+    }
+
+    #[test]
+    fn what_stands_before_the_mark_is_anybodys() {
+        assert_eq!(read(Dialect::Curator, "3f2a__WRIT__0000000005"), Some(('W', 5)));
+        assert_eq!(read(Dialect::Curator, "__READ__0000000005"), Some(('R', 5)));
+        assert_eq!(read(Dialect::CuratorMutex, "lock-0000000005"), Some(('W', 5)));
+        assert_eq!(
+            read(Dialect::CuratorMutex, "block-0000000005"),
+            Some(('W', 5)),
+            "as Curator and zookeeper-client do"
+        );
+        assert_eq!(read(Dialect::Kazoo, "__lock__0000000005"), Some(('W', 5)));
+    }
+
+    #[test]
+    fn only_a_reader_of_ours_is_no_writer_to_a_mutex() {
+        for name in ["READ-lock-0000000005", "x-READ-lock-0000000005", "_c_x-READ-lock-0000000005"] {
+            assert_eq!(read(Dialect::CuratorMutex, name), Some(('W', 5)), "{name}");
+        }
+    }
+
+    #[test]
+    fn curators_readers_take_for_a_writer_whatever_has_its_mark() {
+        assert_eq!(read(Dialect::Curator, "__WRIT__0000000001__READ__0000000005"), Some(('W', 5)));
+        assert_eq!(read(Dialect::Curator, "__READ__0000000001__WRIT__0000000005"), Some(('W', 5)));
+    }
+
+    #[test]
+    fn a_mark_without_its_number_is_in_doubt_in_every_dialect() {
+        for (name, dialect) in [
+            ("a__WRIT__-x-0000000005", Dialect::Curator),
+            ("a__READ__00000000005", Dialect::Curator),
+            ("a__lock__00000000005", Dialect::Kazoo),
+            ("x-lock-1f-0000000005", Dialect::CuratorMutex),
+        ] {
+            for among in Dialect::ALL {
+                assert_eq!(among.stranger(name), Some(dialect), "{name} among {among}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_nobody_queues_up_with_is_passed_over() {
+        for name in ["", "foo", "leases", "__lock__", "config-0000000005", "0000000005", "x-READ-abc", "a-WRITE-12"] {
+            for among in Dialect::ALL {
+                assert_eq!((among.stranger(name), Dialect::of(name)), (None, None), "{name} among {among}");
+            }
+        }
+        for among in [Dialect::Native, Dialect::Curator, Dialect::Kazoo] {
+            assert_eq!(among.stranger("block-0000000005"), None, "a common word, among {among}");
+        }
+    }
+
+    #[test]
+    fn a_dialect_is_read_as_it_is_displayed() {
+        for dialect in Dialect::ALL {
+            assert_eq!(dialect.to_string().parse::<Dialect>().unwrap(), dialect);
+        }
+        let error = "zookeeper".parse::<Dialect>().unwrap_err().to_string();
+        assert!(error.ends_with("is none of native, curator, curator-mutex, kazoo"), "{error}");
+    }
+
+    #[test]
+    fn a_name_may_be_anything() {
+        for name in ["é__lock__0000000001", "ü0000000001", "_c_é-lock-0000000001", "\u{200b}", "-", "--0000000001"] {
+            for dialect in Dialect::ALL {
+                let _whatever = (dialect.split(name), dialect.stranger(name));
+            }
+        }
+        assert_eq!(read(Dialect::Kazoo, "é__lock__0000000001"), Some(('W', 1)));
+    }
+}

@@ -1,0 +1,6 @@
+//! Whose turn it is: names, numbers and rules; pure, without I/O and without a clock.
+
+pub(crate) mod contender;
+pub(crate) mod dialect;
+pub(crate) mod local;
+pub(crate) mod turn;

@@ -1,0 +1,299 @@
+//! Whose turn it is: a function of names alone.
+
+use crate::queue::contender::{self, Contender, Mode, Place};
+use crate::queue::dialect::Dialect;
+
+/// Where a contender stands in its queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Nothing before it excludes it: the lock is its own.
+    Granted,
+    /// It waits; the next thing to do is to watch this contender, the nearest one before it that excludes it.
+    Behind(Contender),
+    /// It has no place: its node is not in the queue, or its number is negative or not its alone.
+    /// The next thing to do is to give up.
+    Evicted,
+}
+
+/// Decides the turn of `me` from the names of the lock directory's children.
+///
+/// Reads the names once, in any order, and passes over those that are not contenders. A number that several contenders
+/// share, or that is negative, is never granted: at the end of the sequence ZooKeeper hands out such numbers, and "the
+/// lowest wins" would then be two. Which names are contenders is for the [dialect](Dialect) of `me` to say; that nobody
+/// of another dialect is there is for the lock to see to.
+///
+/// ```
+/// use zk_rwlock::{Contender, Turn, turn};
+/// let queue = ["b~2-READ-0000000001", "a~1-WRITE-0000000000", "c~3-WRITE-0000000002"];
+/// let of = |name| turn(&Contender::parse(name).unwrap(), queue);
+/// assert_eq!(of("a~1-WRITE-0000000000"), Turn::Granted);
+/// assert_eq!(of("b~2-READ-0000000001"), Turn::Behind(Contender::parse("a~1-WRITE-0000000000").unwrap()));
+/// assert_eq!(of("c~3-WRITE-0000000002"), Turn::Behind(Contender::parse("b~2-READ-0000000001").unwrap()));
+/// ```
+pub fn turn<I>(me: &Contender, queue: I) -> Turn
+where
+    I: IntoIterator<Item: AsRef<str>>,
+{
+    decide(me, queue, |_| {}, |_| false)
+}
+
+/// As [`turn`], and the node of one who may go by another rule, if there is one: then nobody can say whose turn it is.
+pub(crate) fn turn_among_strangers<'q>(me: &Contender, queue: &'q [String]) -> (Turn, Option<&'q str>) {
+    let mut stranger: Option<&str> = None;
+    let look = |name: &'q String| {
+        if me.dialect().stranger(name).is_some() && stranger.is_none_or(|first| &name[..] < first) {
+            stranger = Some(name);
+        }
+    };
+    let turn = decide(me, queue, look, |_| false);
+    (turn, stranger)
+}
+
+/// As [`turn`], as it is shown to people: two nodes of one number may be one holder's.
+pub(crate) fn as_seen(me: &Contender, queue: &[String]) -> Turn {
+    decide(me, queue, |_| {}, |other| me.dialect().is_one_holder(other, me.place()))
+}
+
+/// What is no contender is given to `pass_over`; `may_share` says who may have the number of `me`.
+fn decide<I>(me: &Contender, queue: I, mut pass_over: impl FnMut(I::Item), may_share: impl Fn(Place) -> bool) -> Turn
+where
+    I: IntoIterator<Item: AsRef<str>>,
+{
+    let (mine, dialect) = (me.place(), me.dialect());
+    let mut present = false;
+    let mut alone = true;
+    let mut nearest: Option<(i64, I::Item)> = None;
+    for child in queue {
+        let name = child.as_ref();
+        // When ten thousand contenders come at once, each reads ten thousand names: most are passed over at a glance.
+        if dialect == Dialect::Native
+            && let Some(sequence) = contender::sequence_if_plain(name)
+            && (sequence > mine.sequence || nearest.as_ref().is_some_and(|(nearest, _)| *nearest > sequence))
+        {
+            continue;
+        }
+        let Some(other) = dialect.place(name) else {
+            pass_over(child);
+            continue;
+        };
+        if name == me.name() {
+            present = true;
+        } else if other.sequence == mine.sequence {
+            alone &= may_share(other);
+        } else if blocks(other, mine)
+            && nearest.as_ref().is_none_or(|(sequence, nearest)| (*sequence, nearest.as_ref()) < (other.sequence, name))
+        {
+            nearest = Some((other.sequence, child));
+        }
+    }
+    if !present || !alone || mine.sequence < 0 {
+        return Turn::Evicted;
+    }
+    match nearest.and_then(|(_, name)| Contender::parse_as(name.as_ref(), dialect)) {
+        Some(contender) => Turn::Behind(contender),
+        None => Turn::Granted,
+    }
+}
+
+/// The first of the names, as texts are sorted, that is of a contender by another rule.
+pub(crate) fn stranger(dialect: Dialect, queue: &[String]) -> Option<&str> {
+    queue.iter().map(String::as_str).filter(|name| dialect.stranger(name).is_some()).min()
+}
+
+/// Those that a newcomer of this mode would have to wait for, first come first.
+pub(crate) fn ahead_of_newcomer(dialect: Dialect, mode: Mode, queue: &[String]) -> Vec<&str> {
+    in_order(dialect, queue, |other| other.mode.excludes(mode))
+}
+
+/// Those that `me` waits for, first come first.
+pub(crate) fn ahead_of<'q>(me: &Contender, queue: &'q [String]) -> Vec<&'q str> {
+    in_order(me.dialect(), queue, |other| blocks(other, me.place()))
+}
+
+/// The place of `me`, counted from 1, whether it waits for those before it or not; and how many there are in all.
+pub(crate) fn place_of(me: &Contender, queue: &[String]) -> (usize, usize) {
+    let places = queue.iter().filter_map(|child| me.dialect().place(child));
+    places.fold((1, 0), |(mine, all), other| (mine + usize::from(other.sequence < me.sequence()), all + 1))
+}
+
+/// The first of those who wait and whom `me`, which holds, keeps out.
+pub(crate) fn first_kept_out(me: &Contender, queue: &[String]) -> Option<Contender> {
+    let later = |other: &Place| other.sequence > me.sequence() && other.mode.excludes(me.mode());
+    // A second node of ours, from a create whose answer was lost, is nobody who waits.
+    let later = in_order(me.dialect(), queue, |other| later(&other));
+    later.into_iter().filter_map(|name| Contender::parse_as(name, me.dialect())).find(|it| !it.has_owner_of(me))
+}
+
+/// The whole queue in the order of arrival, each with its turn: [`as_seen`] for everyone, in one pass.
+pub(crate) fn line(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)> {
+    let ordered = in_order(dialect, queue, |_| true).into_iter();
+    let ordered: Vec<Contender> = ordered.filter_map(|name| Contender::parse_as(name, dialect)).collect();
+    let shares = |a: Option<&Contender>, b: &Contender| a.is_some_and(|a| a.sequence() == b.sequence());
+    let (mut last, mut last_write): (Option<usize>, Option<usize>) = (None, None);
+    let mut turns = Vec::with_capacity(ordered.len());
+    let mut start = 0;
+    while start < ordered.len() {
+        // Contenders of one number neither see each other as earlier nor have a turn.
+        let tied = ordered[start..].iter().take_while(|c| shares(Some(&ordered[start]), c)).count();
+        let group = &ordered[start..start + tied];
+        for contender in group {
+            let nearest = if contender.mode() == Mode::Write { last } else { last_write };
+            let mut others = group.iter().filter(|it| it.name() != contender.name());
+            let is_doubtful = others.any(|it| !dialect.is_one_holder(it.place(), contender.place()));
+            turns.push(if is_doubtful || contender.sequence() < 0 {
+                Turn::Evicted
+            } else {
+                nearest.map_or(Turn::Granted, |i| Turn::Behind(ordered[i].clone()))
+            });
+        }
+        for (i, contender) in ordered.iter().enumerate().skip(start).take(tied) {
+            last = Some(i);
+            last_write = if contender.mode() == Mode::Write { Some(i) } else { last_write };
+        }
+        start += tied;
+    }
+    ordered.into_iter().zip(turns).collect()
+}
+
+/// Whether `me`, created by transaction `czxid`, came right after another: into the same directory, and nobody between.
+///
+/// Every create in a directory takes a number, so consecutive numbers have nothing between them, unless the directory
+/// was made anew in the meantime. To come up to our number, that one has seen as many creates, each of them a
+/// transaction later than the other (and one that made it): fewer have passed.
+pub(crate) fn is_next(me: Place, czxid: i64, other: Place, its_czxid: i64) -> bool {
+    let creates_since_anew = me.sequence.saturating_add(1);
+    other.sequence >= 0
+        && other.sequence.checked_add(1) == Some(me.sequence)
+        // The upper half counts leaders, each of whom begins the lower half anew.
+        && czxid >> 32 == its_czxid >> 32
+        && czxid > its_czxid
+        && czxid - its_czxid <= creates_since_anew
+}
+
+fn blocks(other: Place, mine: Place) -> bool {
+    other.sequence < mine.sequence && other.mode.excludes(mine.mode)
+}
+
+fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Place) -> bool) -> Vec<&str> {
+    let mut chosen: Vec<(i64, &str)> = queue
+        .iter()
+        .filter_map(|child| {
+            dialect.place(child).filter(|place| wanted(*place)).map(|place| (place.sequence, child.as_str()))
+        })
+        .collect();
+    chosen.sort_unstable();
+    chosen.into_iter().map(|(_, child)| child).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `R` and `W` make a queue numbered from 0, shown to `turn` last name first.
+    fn queue(modes: &str) -> Vec<String> {
+        let name_of = |(i, mode)| format!("h~{i}-{}-{i:010}", if mode == 'R' { "READ" } else { "WRITE" });
+        let mut names: Vec<String> = modes.chars().enumerate().map(name_of).collect();
+        names.reverse();
+        names
+    }
+
+    /// What each sees: `!` granted, a digit for whom it is behind, `x` evicted.
+    fn seen(queue: &[String]) -> String {
+        let mut members: Vec<_> = queue.iter().filter_map(|n| Contender::parse(n)).collect();
+        members.sort_by_key(|c| (c.sequence(), c.name().to_owned()));
+        members.iter().map(|me| symbol(&turn(me, queue))).collect()
+    }
+
+    fn symbol(turn: &Turn) -> String {
+        match turn {
+            Turn::Granted => "!".to_owned(),
+            Turn::Behind(other) => other.sequence().to_string(),
+            Turn::Evicted => "x".to_owned(),
+        }
+    }
+
+    #[test]
+    fn turns_of_small_queues() {
+        for (modes, turns) in [
+            ("", ""),
+            ("R", "!"),
+            ("W", "!"),
+            ("RR", "!!"),
+            ("RW", "!0"),
+            ("WR", "!0"),
+            ("WW", "!0"),
+            ("RRW", "!!1"),
+            ("WRRWR", "!0023"),
+            ("RWRRW", "!0113"),
+        ] {
+            assert_eq!(seen(&queue(modes)), turns, "queue {modes}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_not_in_the_queue_is_evicted() {
+        let me = Contender::parse("h~9-READ-0000000009").unwrap();
+        assert_eq!(turn(&me, queue("RR")), Turn::Evicted);
+    }
+
+    #[test]
+    fn a_shared_or_negative_number_is_never_granted() {
+        let stuck = ["a~1-WRITE-2147483647", "b~2-WRITE-2147483647", "c~3-READ-2147483647"].map(str::to_owned);
+        assert_eq!(seen(&stuck), "xxx");
+        let wrapped = ["a~1-READ--000000005", "b~2-WRITE--2147483648"].map(str::to_owned);
+        assert_eq!(seen(&wrapped), "xx");
+    }
+
+    #[test]
+    fn whoever_comes_after_a_tie_waits_for_it() {
+        let queue = ["a~1-WRITE-0000000005", "b~2-WRITE-0000000005", "c~3-READ-0000000006"].map(str::to_owned);
+        assert_eq!(seen(&queue), "xx5");
+    }
+
+    #[test]
+    fn the_line_is_everyones_turn() {
+        let tied = ["a~1-WRITE-0000000005", "b~2-READ-0000000005", "c~3-READ-0000000006", "d~4-WRITE--000000001"];
+        for queue in [queue("WRRWRWWR"), queue("RRRW"), tied.map(str::to_owned).to_vec()] {
+            for (me, its_turn) in line(Dialect::Native, &queue) {
+                assert_eq!(its_turn, turn(&me, &queue), "{me} in {queue:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn those_ahead_come_first_come_first() {
+        let queue = queue("RWRW");
+        assert_eq!(
+            ahead_of_newcomer(Dialect::Native, Mode::Read, &queue),
+            ["h~1-WRITE-0000000001", "h~3-WRITE-0000000003"]
+        );
+        assert_eq!(ahead_of_newcomer(Dialect::Native, Mode::Write, &queue).len(), 4);
+        let me = Contender::parse("h~2-READ-0000000002").unwrap();
+        assert_eq!(ahead_of(&me, &queue), ["h~1-WRITE-0000000001"]);
+        assert_eq!(place_of(&me, &queue), (3, 4));
+    }
+
+    #[test]
+    fn a_holder_keeps_out_whoever_came_later_and_cannot_hold_beside_it() {
+        let queue = queue("RRWRW");
+        let first = |name| first_kept_out(&Contender::parse(name).unwrap(), &queue).map(|it| it.sequence());
+        assert_eq!(first("h~0-READ-0000000000"), Some(2));
+        assert_eq!(first("h~2-WRITE-0000000002"), Some(3));
+        assert_eq!(first("h~3-READ-0000000003"), Some(4));
+        assert_eq!(first("h~4-WRITE-0000000004"), None);
+        let own = ["h~0-WRITE-0000000000", "h~0-WRITE-0000000001"].map(str::to_owned);
+        assert_eq!(first_kept_out(&Contender::parse(&own[0]).unwrap(), &own), None);
+    }
+
+    #[test]
+    fn nobody_is_next_across_a_change_of_leader_or_after_many_transactions() {
+        let other = Place { mode: Mode::Write, sequence: 7 };
+        let me = Place { mode: Mode::Write, sequence: 8 };
+        let is_next = |me, czxid| is_next(me, czxid, other, (3 << 32) + 50);
+        assert!(is_next(me, (3 << 32) + 59));
+        assert!(!is_next(me, (3 << 32) + 60), "the directory may have been made anew");
+        assert!(!is_next(me, (3 << 32) + 49));
+        assert!(!is_next(me, (4 << 32) + 2));
+        assert!(!is_next(Place { sequence: 9, ..me }, (3 << 32) + 59));
+    }
+}

@@ -1,0 +1,215 @@
+//! What one session knows of the queues that its contenders stand in; knows no I/O.
+//!
+//! Contenders of different sessions know nothing of each other here, also in one process: the requests of two sessions
+//! have no common order.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::queue::contender::Mode;
+use crate::queue::dialect::Dialect;
+use crate::queue::local::{Ground, LocalQueue, Parting, Told, Way};
+use crate::session::node::Tenure;
+use crate::ticket::ticket::Standing;
+
+/// The books of one session, by directory and dialect. A book lives as long as somebody uses it.
+#[derive(Debug, Default)]
+pub(crate) struct Books(Mutex<ByLock>);
+
+type ByLock = HashMap<(Arc<str>, Dialect), Weak<Book>>;
+
+/// What one session knows of one lock's queue.
+#[derive(Debug, Default)]
+pub(crate) struct Book(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    queue: LocalQueue<Arc<Standing>>,
+    /// The newest contender came right after another of the session, so the next one may well do so, too. A lost connection
+    /// does not change that.
+    was_next: bool,
+    /// Counts how often the connection was lost.
+    connection: u64,
+}
+
+/// The nearest contender before another that excludes it.
+#[derive(Clone, Debug)]
+pub(crate) struct Ahead {
+    /// Where its node is, or was.
+    pub(crate) path: Arc<str>,
+    pub(crate) mode: Mode,
+    /// It is of the same session, and the book tells when it has left or lost its node.
+    pub(crate) is_local: bool,
+}
+
+/// Where a contender stands, as far as that is known without a look at the queue.
+#[derive(Debug)]
+pub(crate) enum Found {
+    Nothing,
+    /// Nothing excludes it.
+    Granted(Ground),
+    Behind(Ahead),
+}
+
+impl Books {
+    /// The session's book on this lock.
+    pub(crate) fn of(&self, directory: &Arc<str>, dialect: Dialect) -> Arc<Book> {
+        let mut books = self.books();
+        if let Some(known) = books.get(&(Arc::clone(directory), dialect)).and_then(Weak::upgrade) {
+            return known;
+        }
+        // Whenever the map is about to grow, so that it costs little and the map stays as small as what is used.
+        if books.len() == books.capacity() {
+            books.retain(|_, book| book.strong_count() > 0);
+        }
+        let book = Arc::new(Book::default());
+        books.insert((Arc::clone(directory), dialect), Arc::downgrade(&book));
+        book
+    }
+
+    /// The connection was lost. What was known does not cross that: a server that lost its last moments in a crash gives
+    /// their numbers again.
+    pub(crate) fn disconnected(&self) {
+        for book in self.all() {
+            book.change(|state| {
+                state.connection += 1;
+                state.queue.forget_all()
+            });
+        }
+    }
+
+    /// The node was lost. Its owner may keep the guard for long; the contenders behind it look now.
+    pub(crate) fn lost(&self, tenure: &Tenure) {
+        for book in self.all() {
+            book.change(|state| {
+                let lost = state.queue.members().find(|it| std::ptr::eq(&*it.tenure, tenure)).map(|it| it.key());
+                lost.map(|key| state.queue.left(key, Parting::Lost)).unwrap_or_default()
+            });
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<Book>> {
+        self.books().values().filter_map(Weak::upgrade).collect()
+    }
+
+    fn books(&self) -> MutexGuard<'_, ByLock> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Book {
+    /// Whether a look at the queue, which costs a request, will likely be needed.
+    pub(crate) fn expects_others(&self) -> bool {
+        let state = self.state();
+        state.queue.is_empty() || !state.was_next
+    }
+
+    /// How often the connection was lost: to be given to [`Book::entered`].
+    pub(crate) fn connection(&self) -> u64 {
+        self.state().connection
+    }
+
+    /// The node of `me` was created, having been asked for on this connection.
+    pub(crate) fn entered(&self, me: &Arc<Standing>, connection: u64) {
+        self.change(|state| {
+            if state.connection != connection {
+                return Told::new();
+            }
+            let is_first = state.queue.is_empty();
+            let told = state.queue.enter(me.key().id, me.contender.place(), me.czxid, me);
+            if !is_first {
+                state.was_next = state.queue.was_next(me.contender.sequence());
+            }
+            told
+        });
+    }
+
+    /// Where `me` stands.
+    pub(crate) fn find(&self, me: &Standing) -> Found {
+        let state = self.state();
+        match state.queue.way(me.key()) {
+            Way::Clear(ground) => Found::Granted(ground),
+            Way::Behind(number) => match state.queue.member(number) {
+                Some(other) => {
+                    let path = other.tenure.path();
+                    // A writer may have become a reader just now.
+                    let is_it = path.ends_with(other.contender.name());
+                    let ahead = Ahead { path: path.into(), mode: other.contender.mode(), is_local: true };
+                    if is_it { Found::Behind(ahead) } else { Found::Nothing }
+                }
+                None => Found::Nothing,
+            },
+            Way::BehindRemote(path) => Found::Behind(Ahead { path, mode: Mode::Write, is_local: false }),
+            Way::Unknown => Found::Nothing,
+        }
+    }
+
+    /// `me` was granted.
+    pub(crate) fn granted(&self, me: &Standing, ground: &Ground) {
+        self.change(|state| state.queue.granted(me.key(), ground));
+    }
+
+    /// `me` waits for this contender.
+    pub(crate) fn waits(&self, me: &Standing, ahead: &Ahead) {
+        if !ahead.is_local {
+            self.state().queue.waits_for(me.key(), &ahead.path);
+        }
+    }
+
+    /// `me`, which held the write lock, holds the read lock now.
+    pub(crate) fn downgraded(&self, me: &Arc<Standing>) {
+        self.change(|state| state.queue.downgraded(me.key(), me));
+    }
+
+    /// `me` does not hold, and will not.
+    pub(crate) fn left(&self, me: &Standing, parting: Parting) {
+        self.change(|state| state.queue.left(me.key(), parting));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State) -> Told<Arc<Standing>>) {
+        let told = change(&mut self.state());
+        // Not while it is locked: a contender that is called may come back at once.
+        for who in told {
+            who.tenure.call();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::queue::contender::Contender;
+    use crate::queue::local::Key;
+    use crate::session::lease::Lease;
+
+    fn standing(sequence: i64) -> Arc<Standing> {
+        let name = format!("h~i-WRITE-{sequence:010}");
+        let tenure = Tenure::new(format!("/a/{name}"), &Arc::new(Lease::new(Duration::from_secs(6))));
+        let contender = Contender::parse(&name).unwrap();
+        Arc::new(Standing::new(contender, 10 + sequence, tenure, 0, sequence.unsigned_abs()))
+    }
+
+    #[test]
+    fn a_node_that_was_asked_for_before_the_connection_was_lost_is_not_entered() {
+        let books = Books::default();
+        let book = books.of(&Arc::from("/a"), Dialect::Native);
+        let (first, late, after) = (standing(1), standing(2), standing(3));
+        book.entered(&first, book.connection());
+        book.granted(&first, &Ground::Sure);
+        let before = book.connection();
+        books.disconnected();
+        book.entered(&late, before);
+        book.granted(&late, &Ground::Sure);
+        book.entered(&after, book.connection());
+        book.left(&late, Parting::LetGo);
+        assert_eq!(late.key(), Key { number: 2, id: 2 });
+        assert!(matches!(book.find(&late), Found::Nothing));
+        assert!(matches!(book.find(&after), Found::Nothing), "what comes right after it learns nothing from it");
+    }
+}

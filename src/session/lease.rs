@@ -1,0 +1,640 @@
+//! Until when a session is surely alive; knows no locks.
+//!
+//! The ensemble may give a session up one session timeout T after its leader last heard of it, and nobody tells the
+//! client in time: not the connection's state, not a read of one's own node (both stay green on a server that is cut off
+//! from its leader).
+//!
+//! A follower notes whose requests it gets, and tells the leader when it answers the leader's ping, every half tick; by
+//! that alone, by a handshake that creates or resumes the session, the leader hears of it, and not by the requests that a
+//! follower forwards. So:
+//! - A *touch* is the sending of a request that was answered.
+//! - It *counts* once a quorum acknowledges an operation that was sent a [settling time](Lease::with_tick_time) after the
+//!   touch's answer came, on the same connection: in between the follower has answered a ping, and what it sends the leader
+//!   keeps its order. The sending of a handshake counts when that is answered.
+//! - The lease ends one T after the newest touch that counts, less a margin for clocks and for whoever must stop.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::session::books::Books;
+use crate::session::contract::Ending;
+use crate::session::listing::Listings;
+use crate::session::node::Roll;
+use crate::ticket::deadlock::Holds;
+
+/// A moment on a session's clock.
+pub type Moment = Duration;
+
+type Clock = Box<dyn Fn() -> Moment + Send + Sync>;
+
+/// What a tick is at most taken for, unless it is told: ZooKeeper's own default.
+const LONGEST_TICK: Duration = Duration::from_secs(3);
+
+/// For what delays a ping between two servers.
+const LEAST_SLACK: Duration = Duration::from_millis(100);
+
+const LEAST_MARGIN: Duration = Duration::from_millis(300);
+
+/// So many touches that do not count yet are told apart in the time of one session timeout.
+const TOUCHES: u32 = 64;
+
+/// The library's own knowledge of how long its session lives, and what is kept under it.
+pub struct Lease {
+    timeout: Duration,
+    settling: Duration,
+    margin: Duration,
+    clock: Clock,
+    state: Mutex<State>,
+    roll: Roll,
+    listings: Listings,
+    holds: Holds,
+    books: Books,
+    is_signal_refused: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` while every moment counts.
+    end: Option<Moment>,
+    /// The newest touch that counts; unlike `end`, kept when the lease runs out.
+    counted: Moment,
+    /// Touches of this connection that do not count yet, the oldest first.
+    touches: VecDeque<Touch>,
+    /// Since when requests are sent on this connection.
+    connected_since: Moment,
+    /// The newest request that was answered on this connection, or, while there is none, on the one before it.
+    answered: Moment,
+    /// How long the last answer took.
+    lateness: Duration,
+    /// Counts how often the lease ran out, so that what was held before stays lost after a renewal.
+    epoch: u64,
+    over: Option<Ending>,
+    connected: bool,
+    /// A handshake that is to resume the session was sent at this moment or later.
+    handshake: Option<Moment>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Touch {
+    sent: Moment,
+    answered: Moment,
+}
+
+impl Lease {
+    /// A lease for a session with this timeout, on a clock that also runs while the machine is suspended.
+    ///
+    /// It has run out until [`Lease::began`].
+    pub fn new(timeout: Duration) -> Lease {
+        Lease::with_clock(timeout, Box::new(since_boot))
+    }
+
+    /// A lease on a clock of the backend's own.
+    pub fn with_clock(timeout: Duration, clock: Box<dyn Fn() -> Moment + Send + Sync>) -> Lease {
+        let state = State {
+            end: Some(Duration::ZERO),
+            counted: Duration::ZERO,
+            touches: VecDeque::new(),
+            connected_since: Duration::ZERO,
+            answered: Duration::ZERO,
+            lateness: Duration::ZERO,
+            epoch: 0,
+            over: None,
+            connected: true,
+            handshake: None,
+        };
+        let lease = Lease {
+            timeout,
+            settling: Duration::ZERO,
+            margin: default_margin(timeout),
+            clock,
+            state: Mutex::new(state),
+            roll: Roll::default(),
+            listings: Listings::default(),
+            holds: Holds::default(),
+            books: Books::default(),
+            is_signal_refused: AtomicBool::new(false),
+        };
+        lease.with_tick_time(LONGEST_TICK.min(timeout / 2))
+    }
+
+    /// What the servers call `tickTime`; by default the smaller of 3 s and half the session timeout.
+    ///
+    /// A touch counts by an operation that was sent half a tick, and a slack of an eighth (at least 100 ms), after its
+    /// answer.
+    pub fn with_tick_time(mut self, tick: Duration) -> Lease {
+        self.settling = tick / 2 + (tick / 8).max(LEAST_SLACK);
+        self
+    }
+
+    /// How long before the ensemble may give the session up the lease ends; by default a sixth of the session timeout, but
+    /// at least 300 ms (and at most a quarter of it).
+    pub fn with_stop_margin(mut self, margin: Duration) -> Lease {
+        self.margin = margin;
+        self
+    }
+
+    /// Now, on this lease's clock: take it just before a request is sent.
+    pub fn now(&self) -> Moment {
+        (self.clock)()
+    }
+
+    /// The ensemble created the session, and was asked to at this moment or later.
+    pub fn began(&self, asked: Moment) {
+        self.state().answered = asked;
+        self.counts(asked);
+    }
+
+    /// A request was answered that was sent at `sent`.
+    pub fn answered(&self, sent: Moment) {
+        let now = self.now();
+        let step = self.timeout / TOUCHES;
+        let mut state = self.state();
+        if sent < state.connected_since {
+            return;
+        }
+        state.answered = state.answered.max(sent);
+        state.lateness = now.saturating_sub(sent);
+        // Of many in a short time the newest is enough.
+        let last_but_one = state.touches.len().checked_sub(2).and_then(|at| state.touches.get(at));
+        if last_but_one.is_some_and(|touch| now < touch.answered + step) {
+            state.touches.pop_back();
+        }
+        state.touches.push_back(Touch { sent, answered: now });
+        // What is older than a session timeout keeps nothing alive.
+        while state.touches.front().is_some_and(|touch| touch.sent + self.timeout <= now) {
+            state.touches.pop_front();
+        }
+    }
+
+    /// As [`Lease::answered`], for an operation that a quorum has acknowledged.
+    pub fn acknowledged(&self, sent: Moment) {
+        let mut newest = None;
+        let mut state = self.state();
+        if sent >= state.connected_since {
+            while let Some(touch) = state.touches.front().filter(|touch| touch.answered + self.settling <= sent) {
+                newest = newest.max(Some(touch.sent));
+                state.touches.pop_front();
+            }
+        }
+        drop(state);
+        if let Some(touch) = newest {
+            self.counts(touch);
+        }
+        self.answered(sent);
+    }
+
+    /// The connection that is up now is known to be this session's: the handshake that resumed it counts.
+    ///
+    /// When that was sent is not told. It was not before any request was sent that the connection before it answered.
+    pub fn resumed(&self) {
+        let handshake = self.state().handshake.take();
+        if let Some(sent) = handshake {
+            self.counts(sent);
+        }
+    }
+
+    fn counts(&self, touch: Moment) {
+        let now = self.now();
+        let mut state = self.state();
+        let lapsed = state.lapse(now);
+        if let Some(end) = &mut state.end {
+            *end = (*end).max(touch + self.term());
+        }
+        state.counted = state.counted.max(touch);
+        drop(state);
+        if lapsed {
+            self.roll.look_at_all(self);
+            self.roll.tell_all();
+        }
+    }
+
+    /// Counts every moment as acknowledged from now on, or no longer: for backends that need no heartbeat.
+    pub fn steady(&self, steady: bool) {
+        let now = self.now();
+        let mut state = self.state();
+        state.lapse(now);
+        state.end = if steady { None } else { Some(now + self.term()) };
+        state.counted = now;
+        drop(state);
+        self.roll.stir();
+        self.roll.tell_all();
+    }
+
+    /// The connection was lost or is back. This changes nothing about the lease itself: it only makes it
+    /// [suspect](crate::HoldState::Suspect).
+    ///
+    /// That it is lost must be told before any answer that comes on the next one.
+    pub fn connected(&self, connected: bool) {
+        let now = self.now();
+        let mut state = self.state();
+        let was = std::mem::replace(&mut state.connected, connected);
+        if was && !connected {
+            state.touches.clear();
+            state.connected_since = now;
+            state.handshake = Some(state.answered);
+        }
+        drop(state);
+        self.roll.stir();
+        if was && !connected {
+            self.books.disconnected();
+        }
+        if was != connected {
+            self.roll.link_changed(self, connected);
+        }
+        self.roll.tell_all();
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        self.state().connected
+    }
+
+    /// The session is over; the first reason stays.
+    pub fn end(&self, why: Ending) {
+        self.state().over.get_or_insert(why);
+        self.roll.session_is_over(self);
+    }
+
+    /// Why the session is over, if it is.
+    pub fn over(&self) -> Option<Ending> {
+        self.state().over
+    }
+
+    /// How long the session is surely still alive; `None` when that is not known any more.
+    pub fn remaining(&self) -> Option<Duration> {
+        self.validity().map(|(left, _)| left)
+    }
+
+    /// For how long the ensemble surely keeps the session: until one session timeout after the newest touch that counts.
+    /// Zero once that is over, or the session is.
+    ///
+    /// Longer than [`remaining`](Lease::remaining): what is between the two is there to stop work in.
+    pub fn session_left(&self) -> Duration {
+        let now = self.now();
+        let state = self.state();
+        match (state.over, state.end) {
+            (Some(_), _) => Duration::ZERO,
+            (None, None) => Duration::MAX,
+            (None, Some(_)) => (state.counted + self.timeout).saturating_sub(now),
+        }
+    }
+
+    /// How often a heartbeat is due: each fifth of the session timeout. More often if answers come late, and if the lease
+    /// ends early by intention, because as much of it as before is to be left when a break begins.
+    ///
+    /// From the sending of a touch until it counts two answers and the settling time pass, and the next one must count
+    /// before the lease ends.
+    pub(crate) fn heartbeat_period(&self) -> Duration {
+        let usual = (self.timeout / 5).saturating_sub(self.margin.saturating_sub(default_margin(self.timeout)));
+        usual.min(self.spare() / 2).max(self.timeout / 20)
+    }
+
+    /// How far apart touches may be, at most, so that each counts before the lease ends that the one before it made.
+    fn spare(&self) -> Duration {
+        let lateness = self.state().lateness;
+        self.term().saturating_sub(self.settling).saturating_sub(lateness * 2)
+    }
+
+    /// Whether the lease will be renewed in time for a node that was entered at this moment.
+    ///
+    /// If answers come very late, the touches of an idle session are too far apart. The lease then has a gap once, until
+    /// the touches count that were sent from that moment on.
+    pub(crate) fn lasts_from(&self, entered: Moment) -> bool {
+        self.is_steady() || self.spare() >= self.timeout / 4 || self.counts_since(entered)
+    }
+
+    /// Whether a touch can count before the lease ends that it makes.
+    pub(crate) fn is_renewable(&self) -> bool {
+        self.settling < self.term()
+    }
+
+    /// How long after the answer to a touch the operation is to be sent by which it counts.
+    pub(crate) fn settling(&self) -> Duration {
+        self.settling
+    }
+
+    /// How long ago the newest request was sent that was answered on this connection.
+    pub(crate) fn since_touch(&self) -> Duration {
+        self.now().saturating_sub(self.state().touches.back().map_or(Duration::ZERO, |touch| touch.sent))
+    }
+
+    /// Whether a touch counts that was sent at this moment or later.
+    pub(crate) fn counts_since(&self, moment: Moment) -> bool {
+        self.state().counted >= moment
+    }
+
+    /// Whether the backend vouches for every moment, so that no heartbeat is needed.
+    pub(crate) fn is_steady(&self) -> bool {
+        self.state().end.is_none()
+    }
+
+    /// The current uninterrupted stretch of validity, if the lease is valid now.
+    pub(crate) fn stretch(&self) -> Option<u64> {
+        self.validity().map(|(_, stretch)| stretch)
+    }
+
+    /// Whether the lease is valid and has been ever since that stretch began.
+    pub(crate) fn covers(&self, stretch: u64) -> bool {
+        self.stretch() == Some(stretch)
+    }
+
+    pub(crate) fn roll(&self) -> &Roll {
+        &self.roll
+    }
+
+    pub(crate) fn listings(&self) -> &Listings {
+        &self.listings
+    }
+
+    pub(crate) fn books(&self) -> &Books {
+        &self.books
+    }
+
+    pub(crate) fn holds(&self) -> &Holds {
+        &self.holds
+    }
+
+    /// The ensemble does not let this session write to its own nodes before it deletes them.
+    pub(crate) fn signal_refused(&self) {
+        self.is_signal_refused.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_signal_refused(&self) -> bool {
+        self.is_signal_refused.load(Ordering::Relaxed)
+    }
+
+    fn validity(&self) -> Option<(Duration, u64)> {
+        let now = self.now();
+        let mut state = self.state();
+        state.lapse(now);
+        let left = match (state.over, state.end) {
+            (Some(_), _) => None,
+            (None, None) => Some(Duration::MAX),
+            (None, Some(end)) => end.checked_sub(now).filter(|left| !left.is_zero()),
+        };
+        left.map(|left| (left, state.epoch))
+    }
+
+    fn term(&self) -> Duration {
+        self.timeout.saturating_sub(self.margin)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn default_margin(timeout: Duration) -> Duration {
+    (timeout / 6).max(LEAST_MARGIN).min(timeout / 4)
+}
+
+impl State {
+    /// A lease that has run out stays so for everything that was held under it, even if a late answer renews it.
+    ///
+    /// Says whether it has run out just now.
+    fn lapse(&mut self, now: Moment) -> bool {
+        let lapsed = self.end.is_some_and(|end| !end.is_zero() && end <= now);
+        if lapsed {
+            self.epoch += 1;
+            self.end = Some(Duration::ZERO);
+        }
+        lapsed
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("timeout", &self.timeout).field("remaining", &self.remaining()).finish()
+    }
+}
+
+/// `Instant` stands still while the machine is suspended, on Linux; the ensemble's clock does not.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn since_boot() -> Moment {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn since_boot() -> Moment {
+    use std::sync::OnceLock;
+    use std::time::Instant;
+    static START: OnceLock<Instant> = OnceLock::new();
+    // Never zero, which stands for a lease that ran out.
+    START.get_or_init(Instant::now).elapsed() + Duration::from_nanos(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    const fn ms(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    /// What is left of the session when a lease of 6 s ends.
+    const MARGIN: Duration = ms(1_000);
+
+    /// Half a tick of 2 s, and an eighth.
+    const SETTLING: Duration = ms(1_250);
+
+    struct Stage {
+        lease: Lease,
+        hands: Arc<AtomicU64>,
+    }
+
+    impl Stage {
+        /// A session of 6 s that began just now, with a clock in milliseconds.
+        fn set() -> Stage {
+            let stage = Stage::before_the_session();
+            stage.lease.began(stage.lease.now());
+            stage
+        }
+
+        fn before_the_session() -> Stage {
+            let hands = Arc::new(AtomicU64::new(100_000));
+            let read = Arc::clone(&hands);
+            let read = move || ms(read.load(Ordering::SeqCst));
+            Stage { lease: Lease::with_clock(ms(6_000), Box::new(read)).with_tick_time(ms(2_000)), hands }
+        }
+
+        fn passes(&self, time: Duration) {
+            self.hands.fetch_add(u64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
+        }
+
+        /// A read that is answered at once, and when it was sent.
+        fn touch(&self) -> Moment {
+            self.lease.answered(self.lease.now());
+            self.lease.now()
+        }
+
+        /// A write that is acknowledged at once.
+        fn write(&self) {
+            self.lease.acknowledged(self.lease.now());
+        }
+
+        /// What the newest touch that counts is now.
+        fn counts(&self, touch: Moment) -> bool {
+            self.lease.remaining() == (touch + ms(6_000) - MARGIN).checked_sub(self.lease.now())
+        }
+    }
+
+    #[test]
+    fn it_has_run_out_until_the_session_began_and_that_counts_at_once() {
+        let stage = Stage::before_the_session();
+        assert_eq!(stage.lease.remaining(), None);
+        stage.write();
+        assert_eq!(stage.lease.remaining(), None);
+        stage.lease.began(stage.lease.now() - ms(500));
+        assert_eq!(stage.lease.remaining(), Some(ms(4_500)));
+        assert_eq!(stage.lease.session_left(), ms(5_500));
+    }
+
+    #[test]
+    fn a_touch_counts_by_an_operation_sent_a_settling_time_after_its_answer() {
+        let stage = Stage::set();
+        let began = stage.lease.now();
+        let sent = stage.lease.now();
+        stage.passes(ms(400));
+        stage.lease.answered(sent);
+        stage.passes(SETTLING - ms(1));
+        let early = stage.lease.now();
+        stage.passes(ms(1));
+        let in_time = stage.lease.now();
+        stage.lease.acknowledged(early);
+        assert!(stage.counts(began));
+        stage.lease.acknowledged(in_time);
+        assert!(stage.counts(sent));
+        // By itself an operation says no more of its session's end than a read.
+        stage.passes(ms(300));
+        stage.write();
+        assert!(stage.counts(sent));
+    }
+
+    #[test]
+    fn an_operation_is_a_touch_that_counts_by_a_later_one() {
+        let stage = Stage::set();
+        stage.passes(ms(1_000));
+        let first = stage.lease.now();
+        stage.write();
+        stage.passes(SETTLING);
+        stage.write();
+        assert!(stage.counts(first));
+    }
+
+    #[test]
+    fn of_many_touches_the_newest_that_is_old_enough_counts() {
+        let stage = Stage::set();
+        let mut touches = Vec::new();
+        for _ in 0..40_000 {
+            stage.passes(ms(1));
+            touches.push(stage.touch());
+        }
+        let old_enough = stage.lease.now() - SETTLING;
+        stage.write();
+        let newest = stage.lease.now() + stage.lease.remaining().unwrap() + MARGIN - ms(6_000);
+        assert!(newest <= old_enough && newest + ms(6_000) / TOUCHES >= old_enough, "{newest:?} of {old_enough:?}");
+        assert!(stage.lease.state().touches.len() <= TOUCHES as usize + 2);
+        // After them all a single one is enough.
+        let last = *touches.last().unwrap();
+        stage.passes(SETTLING);
+        stage.write();
+        assert!(stage.counts(last));
+    }
+
+    #[test]
+    fn what_was_sent_on_another_connection_makes_nothing_count() {
+        let stage = Stage::set();
+        let began = stage.lease.now();
+        stage.passes(ms(1));
+        stage.lease.answered(stage.lease.now());
+        stage.passes(SETTLING);
+        let sent = stage.lease.now();
+        stage.passes(ms(1));
+        stage.lease.connected(false);
+        stage.lease.connected(true);
+        // It waited for the connection, or its answer is told late.
+        stage.lease.acknowledged(sent);
+        stage.lease.answered(sent);
+        stage.passes(SETTLING);
+        stage.write();
+        assert!(stage.counts(began));
+    }
+
+    #[test]
+    fn a_handshake_counts_from_the_last_request_that_was_answered_before_it() {
+        let stage = Stage::set();
+        stage.passes(ms(1_000));
+        let last = stage.touch();
+        stage.passes(ms(500));
+        stage.lease.connected(false);
+        stage.passes(ms(500));
+        stage.lease.connected(true);
+        stage.touch();
+        assert!(!stage.counts(last), "not before it is known whose session it resumed");
+        stage.lease.resumed();
+        assert!(stage.counts(last));
+        // Once.
+        let newer = stage.touch();
+        stage.lease.resumed();
+        assert!(!stage.counts(newer));
+    }
+
+    #[test]
+    fn what_was_held_when_it_ran_out_stays_lost_after_a_renewal() {
+        let stage = Stage::set();
+        let stretch = stage.lease.stretch().unwrap();
+        assert!(stage.lease.covers(stretch));
+        stage.passes(ms(4_000));
+        stage.touch();
+        stage.passes(SETTLING);
+        stage.write();
+        assert!(stage.lease.remaining().is_some());
+        assert!(!stage.lease.covers(stretch));
+    }
+
+    #[test]
+    fn renewals_in_time_are_one_stretch() {
+        let stage = Stage::set();
+        let stretch = stage.lease.stretch().unwrap();
+        for _ in 0..5 {
+            stage.passes(ms(2_400));
+            stage.touch();
+            stage.passes(SETTLING);
+            stage.write();
+        }
+        assert!(stage.lease.covers(stretch));
+    }
+
+    #[test]
+    fn nothing_remains_of_an_ended_session() {
+        let stage = Stage::set();
+        stage.lease.end(Ending::Expired);
+        stage.lease.end(Ending::Closed);
+        stage.lease.began(stage.lease.now());
+        assert_eq!((stage.lease.remaining(), stage.lease.over()), (None, Some(Ending::Expired)));
+    }
+
+    #[test]
+    fn of_a_short_session_something_remains() {
+        for timeout in [ms(400), ms(1_000), ms(2_000), ms(4_000), ms(60_000)] {
+            let lease = Lease::new(timeout);
+            assert!(lease.is_renewable() && lease.heartbeat_period() + lease.settling < lease.term(), "{timeout:?}");
+        }
+    }
+
+    #[test]
+    fn heartbeats_are_sent_more_often_where_answers_come_late() {
+        let stage = Stage::set();
+        assert_eq!(stage.lease.heartbeat_period(), ms(1_200));
+        let sent = stage.lease.now();
+        stage.passes(ms(1_500));
+        stage.lease.answered(sent);
+        assert_eq!(stage.lease.heartbeat_period(), ms(375));
+    }
+}

@@ -1,0 +1,5 @@
+//! The queue as people see it.
+
+pub(crate) mod progress;
+pub(crate) mod read;
+pub(crate) mod survey;

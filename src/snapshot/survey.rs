@@ -1,0 +1,129 @@
+//! The queues of many locks at once; knows no concrete backend.
+
+use std::sync::Arc;
+
+use crate::call::{self, Call};
+use crate::error::error::Error;
+use crate::queue::dialect::Dialect;
+use crate::session::contract::{Coordinator, Failure, Session};
+use crate::snapshot::read::{self, Queue};
+use crate::validation;
+
+/// How many directories are listed at once.
+const LISTINGS_IN_FLIGHT: usize = 256;
+
+/// The queues of all locks below a prefix that somebody holds or waits for.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Survey {
+    /// The queues, in the order of their paths. Those of different locks are not of the same moment.
+    pub queues: Vec<Queue>,
+    /// The nodes whose children could not be listed, because we may not: locks may be below them.
+    pub unreadable: Vec<String>,
+}
+
+impl Survey {
+    /// Looks at every node at and below `prefix`, and reads the queues of those that have contenders.
+    ///
+    /// Costs a listing for each node that is not a contender itself, and a read for each contender. Each queue is seen
+    /// in its own [dialect](Dialect); a directory in which several are spoken has a queue for each.
+    /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout for each step, and as a whole with
+    /// [`timeout`](Call::timeout).
+    ///
+    /// # Cancel safety
+    /// Only reads.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if `prefix` is not an absolute path; otherwise see [`Error`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock, Survey};
+    /// # tokio_test::block_on(async {
+    /// let zk = Memory::new();
+    /// let (one, two) = (RwLock::new(&zk, "/locks/a")?.write().await?, RwLock::new(&zk, "/locks/deep/b")?.read().await?);
+    /// let survey = Survey::below(&zk, "/locks").await?;
+    /// assert_eq!(survey.queues.iter().map(|queue| &queue.path[..]).collect::<Vec<_>>(), ["/locks/a", "/locks/deep/b"]);
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn below<C: Coordinator + Clone>(coordinator: &C, prefix: &str) -> Call<Survey> {
+        let coordinator: Arc<dyn Coordinator> = Arc::new(coordinator.clone());
+        let prefix = prefix.to_owned();
+        Call::new(move |timeout| async move {
+            validation::check(&prefix)?;
+            let walk = call::on_a_session(&coordinator, |session| Survey::walk(session, &prefix));
+            let walk =
+                async { walk.await.map_err(|failure| Error::from_failure(failure, "list the locks below", &prefix)) };
+            call::in_time(&coordinator, timeout, walk).await
+        })
+    }
+
+    async fn walk(session: Arc<dyn Session>, prefix: &str) -> Result<Survey, Failure> {
+        let mut survey = Survey { queues: Vec::new(), unreadable: Vec::new() };
+        let mut level = vec![prefix.to_owned()];
+        while !level.is_empty() {
+            let mut below = Vec::new();
+            for some in level.chunks(LISTINGS_IN_FLIGHT) {
+                let listings = call::answered(&session, || list(&session, some)).await?;
+                for (node, children) in some.iter().zip(listings) {
+                    match children {
+                        Some(children) => survey.look(&session, node, children, &mut below).await?,
+                        None => survey.unreadable.push(node.clone()),
+                    }
+                }
+            }
+            level = below;
+        }
+        survey.queues.sort_by(|one, other| one.path.cmp(&other.path));
+        survey.unreadable.sort();
+        Ok(survey)
+    }
+
+    async fn look(
+        &mut self,
+        session: &Arc<dyn Session>,
+        node: &str,
+        children: Vec<String>,
+        below: &mut Vec<String>,
+    ) -> Result<(), Failure> {
+        let (contenders, others): (Vec<_>, Vec<_>) = children.into_iter().partition(|name| Dialect::of(name).is_some());
+        let parent = if node == "/" { "" } else { node };
+        // The servers' own tree holds no locks.
+        below.extend(others.iter().map(|name| format!("{parent}/{name}")).filter(|path| path != "/zookeeper"));
+        for dialect in Dialect::ALL {
+            if contenders.iter().any(|name| Dialect::of(name) == Some(dialect)) {
+                self.look_at_queue(session, node, dialect, &contenders).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn look_at_queue(
+        &mut self,
+        session: &Arc<dyn Session>,
+        node: &str,
+        dialect: Dialect,
+        contenders: &[String],
+    ) -> Result<(), Failure> {
+        let queue = read::of(session, node, dialect, contenders).await?;
+        // Those who have all left meanwhile leave nothing to see.
+        self.queues.extend(Some(queue).filter(|queue| !queue.members.is_empty()));
+        Ok(())
+    }
+}
+
+/// The children of each of these nodes, all asked for at once; `None` if we may not list them.
+async fn list(session: &Arc<dyn Session>, nodes: &[String]) -> Result<Vec<Option<Vec<String>>>, Failure> {
+    let replies: Vec<_> = nodes.iter().map(|node| session.children(node)).collect();
+    let mut listings = Vec::with_capacity(nodes.len());
+    for reply in replies {
+        listings.push(match reply.await {
+            Ok(children) => Some(children),
+            Err(Failure::NoNode) => Some(Vec::new()),
+            Err(Failure::NoAuth) => None,
+            Err(failure) => return Err(failure),
+        });
+    }
+    Ok(listings)
+}

@@ -1,0 +1,125 @@
+//! What is counted and measured, with the feature `metrics`; decides nothing. Without the feature nothing is here.
+
+use crate::error::error::Error;
+use crate::queue::contender::Mode;
+use crate::session::node::Loss;
+
+#[cfg(feature = "metrics")]
+use {crate::telemetry::metrics as names, ::metrics, tokio::time::Instant};
+
+/// When an acquisition began.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Began(#[cfg(feature = "metrics")] Option<Instant>);
+
+impl Began {
+    pub(crate) fn now() -> Began {
+        Began(
+            #[cfg(feature = "metrics")]
+            Some(Instant::now()),
+        )
+    }
+}
+
+/// A hold, measured when it ends.
+#[derive(Debug, Default)]
+pub(crate) struct Hold(#[cfg(feature = "metrics")] Option<(Mode, Instant)>);
+
+impl Hold {
+    #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
+    pub(crate) fn begin(mode: Mode) -> Hold {
+        Hold(
+            #[cfg(feature = "metrics")]
+            Some((mode, Instant::now())),
+        )
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some((mode, began)) = self.0 {
+            metrics::histogram!(names::HOLD_SECONDS, "mode" => label(mode)).record(began.elapsed());
+        }
+    }
+}
+
+/// A node that is to be removed, for as long as it is not.
+#[derive(Debug)]
+pub(crate) struct Removal(());
+
+impl Removal {
+    pub(crate) fn begin() -> Removal {
+        #[cfg(feature = "metrics")]
+        metrics::gauge!(names::REMOVALS_PENDING).increment(1.0);
+        Removal(())
+    }
+}
+
+impl Drop for Removal {
+    fn drop(&mut self) {
+        #[cfg(feature = "metrics")]
+        metrics::gauge!(names::REMOVALS_PENDING).decrement(1.0);
+    }
+}
+
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
+pub(crate) fn waited(mode: Mode, began: Began) {
+    #[cfg(feature = "metrics")]
+    if let Began(Some(began)) = began {
+        metrics::histogram!(names::ACQUIRE_WAIT_SECONDS, "mode" => label(mode)).record(began.elapsed());
+    }
+}
+
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
+pub(crate) fn granted(mode: Mode, kind: &'static str) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!(names::GRANTS, "mode" => label(mode), "kind" => kind).increment(1);
+}
+
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
+pub(crate) fn entered(mode: Mode, others: usize) {
+    #[cfg(feature = "metrics")]
+    metrics::histogram!(names::QUEUE_LENGTH, "mode" => label(mode)).record(others as f64);
+}
+
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
+pub(crate) fn not_granted(mode: Mode, error: &Error) {
+    #[cfg(feature = "metrics")]
+    match error {
+        Error::WouldBlock { .. } => metrics::counter!(names::WOULD_BLOCK, "mode" => label(mode)).increment(1),
+        Error::Timeout { .. } => metrics::counter!(names::TIMEOUTS, "mode" => label(mode)).increment(1),
+        _ => {}
+    }
+}
+
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
+pub(crate) fn lost(cause: Loss) {
+    #[cfg(feature = "metrics")]
+    {
+        let cause = match cause {
+            Loss::SessionOver(_) => "session-over",
+            Loss::LeaseRanOut => "lease-ran-out",
+            Loss::Removed => "removed",
+            Loss::Interfered => "interfered",
+        };
+        metrics::counter!(names::LOSSES, "cause" => cause).increment(1);
+    }
+}
+
+pub(crate) fn recovered() {
+    #[cfg(feature = "metrics")]
+    metrics::counter!(names::RECOVERIES).increment(1);
+}
+
+pub(crate) fn heartbeat() {
+    #[cfg(feature = "metrics")]
+    metrics::counter!(names::HEARTBEATS).increment(1);
+}
+
+#[cfg(feature = "metrics")]
+fn label(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Read => "read",
+        Mode::Write => "write",
+    }
+}

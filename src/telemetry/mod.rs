@@ -1,0 +1,5 @@
+//! What is counted and measured; decides nothing.
+
+pub(crate) mod meter;
+#[cfg(feature = "metrics")]
+pub mod metrics;

@@ -1,0 +1,4 @@
+//! One place in a queue: taken, found again, given back.
+
+pub(crate) mod deadlock;
+pub(crate) mod ticket;

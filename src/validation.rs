@@ -1,0 +1,102 @@
+//! Which paths ZooKeeper can address; knows nothing of what is kept there.
+
+use crate::error::error::Error;
+
+/// In bytes.
+const LONGEST: usize = 1024;
+
+/// Refuses what ZooKeeper could not address, before anything is sent.
+pub(crate) fn check(path: &str) -> Result<(), Error> {
+    problem(path).map_or(Ok(()), |problem| Err(Error::invalid(format!("path {path:?} {problem}"))))
+}
+
+/// As [`check`], for a directory that is to have children of our making.
+pub(crate) fn check_directory(path: &str) -> Result<(), Error> {
+    check(path)?;
+    if path == "/" || path == "/zookeeper" || path.starts_with("/zookeeper/") {
+        return Err(Error::invalid(format!("path {path:?} cannot be a lock directory")));
+    }
+    Ok(())
+}
+
+/// Whether `path` is `directory` or lies in it.
+pub(crate) fn is_inside(path: &str, directory: &str) -> bool {
+    path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// Each directory on the way to `path`, outermost first, with `path` itself.
+pub(crate) fn steps(path: &str) -> impl Iterator<Item = &str> {
+    path.match_indices('/').skip(1).map(|(at, _)| &path[..at]).chain(Some(path))
+}
+
+fn problem(path: &str) -> Option<&'static str> {
+    if path.len() > LONGEST { Some("is longer than 1024 bytes") } else { malformed(path) }
+}
+
+/// What is wrong with a path, however long it may be.
+pub(crate) fn malformed(path: &str) -> Option<&'static str> {
+    let Some(relative) = path.strip_prefix('/') else {
+        return Some("must start with '/'");
+    };
+    if relative.is_empty() {
+        return None;
+    }
+    if relative.ends_with('/') {
+        return Some("must not end with '/'");
+    }
+    // The servers see what lies beyond U+FFFF as surrogates, which they refuse.
+    if path.chars().any(|c| c.is_control() || ('\u{e000}'..='\u{f8ff}').contains(&c) || c >= '\u{fff0}') {
+        return Some("contains a character that ZooKeeper does not allow");
+    }
+    relative.split('/').find_map(|part| match part {
+        "" => Some("has an empty component"),
+        "." | ".." => Some("has a relative component"),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_zookeeper_cannot_address_is_refused_with_the_reason() {
+        for (path, reason) in [
+            ("", "must start with '/'"),
+            ("locks", "must start with '/'"),
+            ("/locks/", "must not end with '/'"),
+            ("/a//b", "has an empty component"),
+            ("/a/./b", "has a relative component"),
+            ("/a/..", "has a relative component"),
+            ("/a\0b", "contains a character that ZooKeeper does not allow"),
+            ("/a\u{9f}b", "contains a character that ZooKeeper does not allow"),
+            ("/a\u{f8ff}b", "contains a character that ZooKeeper does not allow"),
+            ("/a\u{fff0}b", "contains a character that ZooKeeper does not allow"),
+            ("/a\u{1f512}b", "contains a character that ZooKeeper does not allow"),
+        ] {
+            assert_eq!(check(path).unwrap_err().to_string(), format!("invalid input: path {path:?} {reason}"));
+        }
+        check("/locks/config").unwrap();
+        check("/locks/\u{d7ff}\u{f900}\u{ffef}").unwrap();
+    }
+
+    #[test]
+    fn the_root_and_the_servers_own_tree_are_no_lock_directories() {
+        for path in ["/", "/zookeeper", "/zookeeper/quota"] {
+            assert!(check_directory(path).is_err());
+        }
+        check_directory("/zookeepers").unwrap();
+    }
+
+    #[test]
+    fn steps_lead_to_the_path() {
+        assert_eq!(steps("/a/b/c").collect::<Vec<_>>(), ["/a", "/a/b", "/a/b/c"]);
+        assert_eq!(steps("/a").collect::<Vec<_>>(), ["/a"]);
+    }
+
+    #[test]
+    fn a_neighbour_with_the_same_beginning_is_not_inside() {
+        assert!(is_inside("/a/b/c", "/a/b"));
+        assert!(!is_inside("/a/bc", "/a/b") && !is_inside("/a/b", "/a/b"));
+    }
+}

@@ -1,0 +1,157 @@
+//! How bytes get into a value's node under a lock, and what became of them if nobody said; knows no types.
+
+use std::sync::Arc;
+
+use crate::error::error::Error;
+use crate::error::value::ValueError;
+use crate::hold::guard::Held;
+use crate::hold::transaction::Transaction;
+use crate::session::contract::{Coordinator, Failure, Outcome, Session, Stat};
+use crate::session::node::Loss;
+use crate::ticket::ticket;
+use crate::value::envelope::{Envelope, Mark};
+
+/// So often is the answer lost, while smaller requests pass, before the size must be why.
+const TRIES: u32 = 4;
+
+/// What is in a node before a commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Base {
+    /// `None` if there is no node.
+    pub(crate) version: Option<i32>,
+    /// `None` if what is there is not ours.
+    pub(crate) mark: Option<Mark>,
+}
+
+impl Base {
+    pub(crate) fn of(node: Option<(&[u8], i32)>) -> Base {
+        let envelope = node.and_then(|(bytes, _)| Envelope::open(bytes).ok());
+        Base { version: node.map(|(_, version)| version), mark: envelope.map(|(envelope, _)| envelope.written.mark()) }
+    }
+}
+
+/// What became of a commit whose answer was lost.
+enum Fate {
+    Done(i32),
+    /// Not done, and it cannot come about any more.
+    Undone,
+    Unknown,
+}
+
+/// One commit.
+pub(crate) struct Commit<'a> {
+    pub(crate) held: &'a Held,
+    pub(crate) coordinator: &'a Arc<dyn Coordinator>,
+    pub(crate) path: &'a str,
+    pub(crate) bytes: &'a [u8],
+    pub(crate) mark: Mark,
+    pub(crate) base: Base,
+}
+
+impl Commit<'_> {
+    /// Puts the bytes there if the lock is held and the node is as it was, and says which version that made.
+    pub(crate) async fn put(self) -> Result<i32, Error> {
+        let mut tries = 0;
+        loop {
+            let answer = self.transaction().commit().await;
+            let in_doubt = tries > 0 || matches!(answer, Err(Error::OutcomeUnknown { .. }));
+            let error = match answer {
+                Ok(outcomes) => return Ok(version_of(&outcomes)),
+                Err(error) if !in_doubt => return Err(error),
+                Err(error) => error,
+            };
+            tries += 1;
+            match (self.fate().await, error) {
+                (Fate::Done(version), _) => return Ok(version),
+                (Fate::Unknown, Error::OutcomeUnknown { operation, reason }) => {
+                    return Err(Error::OutcomeUnknown { operation, reason });
+                }
+                (Fate::Unknown, error) => {
+                    return Err(Error::OutcomeUnknown { operation: "commit a value", reason: error.to_string() });
+                }
+                (Fate::Undone, Error::OutcomeUnknown { .. }) => {
+                    if let Some(loss) = self.held.loss() {
+                        return Err(Error::Lost(loss));
+                    }
+                }
+                (Fate::Undone, error) => return Err(error),
+            }
+            if tries == TRIES {
+                let error = ValueError::TooLarge { bytes: self.bytes.len(), limit: None };
+                return Err(Error::Value { path: self.path.to_owned(), error });
+            }
+        }
+    }
+
+    fn transaction(&self) -> Transaction<'_> {
+        let transaction = Transaction::under(self.held);
+        match self.base.version {
+            None => transaction.create(self.path, self.bytes),
+            Some(version) => transaction.set_version(self.path, self.bytes, version),
+        }
+    }
+
+    /// Finds out what became of it. On the same session the next request after a reconnect comes after all that were sent
+    /// before, or those will never be carried out: servers refuse what a session sent to another one before.
+    async fn fate(&self) -> Fate {
+        let session = self.held.place().session();
+        let connected = session.connected().await;
+        let seen = match connected {
+            Ok(()) => look(session, self.path).await,
+            Err(ending) => Err(Failure::Over(ending)),
+        };
+        match seen {
+            Err(Failure::Over(_)) => self.fate_after_the_session().await,
+            Err(_) => Fate::Unknown,
+            Ok(node) => self.read(node),
+        }
+    }
+
+    /// The session is over, for us at least. Once our node is gone the transaction is refused, however late it comes.
+    async fn fate_after_the_session(&self) -> Fate {
+        let Ok(berth) = self.coordinator.berth(0).await else {
+            return Fate::Unknown;
+        };
+        let (session, node) = (berth.session(), self.held.tenure().path());
+        match ticket::settled(session, || session.delete(&node)).await {
+            Ok(()) | Err(Failure::NoNode) => {}
+            Err(_) => return Fate::Unknown,
+        }
+        self.held.tenure().lose(Loss::Removed);
+        look(session, self.path).await.map_or(Fate::Unknown, |node| self.read(node))
+    }
+
+    /// What the node says of it.
+    fn read(&self, node: Option<(Vec<u8>, Stat)>) -> Fate {
+        let Some((bytes, stat)) = node else {
+            // It was there: somebody deleted it, before or after.
+            return if self.base.version.is_none() { Fate::Undone } else { Fate::Unknown };
+        };
+        let envelope = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope);
+        let (mark, after) = (envelope.as_ref().map(|it| it.written.mark()), envelope.as_ref().and_then(|it| it.after));
+        if mark == Some(self.mark) || after == Some(self.mark) {
+            return Fate::Done(stat.version);
+        }
+        // How often it was written since; the node's making counts.
+        let since = stat.version.wrapping_sub(self.base.version.unwrap_or(-1));
+        match since {
+            // As it was, or somebody else has come first: then the version that ours asks for is gone.
+            0 | 1 => Fate::Undone,
+            // The one before the last was somebody else's, and it was the first.
+            2 if after.is_some() => Fate::Undone,
+            _ => Fate::Unknown,
+        }
+    }
+}
+
+fn version_of(outcomes: &[Outcome]) -> i32 {
+    match outcomes.first() {
+        Some(Outcome::Set { version }) => *version,
+        _ => 0,
+    }
+}
+
+/// What is in the node, as far as anybody can know.
+pub(crate) async fn look(session: &Arc<dyn Session>, path: &str) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
+    ticket::read(session, path, true).await
+}

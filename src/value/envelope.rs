@@ -1,0 +1,190 @@
+//! What is kept beside a value, in the same node; knows neither types nor formats.
+//!
+//! Lines of text, an empty line, and then the value's own bytes to the end:
+//!
+//! ```text
+//! zk-rwlock value 1
+//! format=json
+//! schema=3
+//! host=web-1
+//! label=rotate keys
+//! token=4294967301
+//! commit=1
+//! after=4294967290/2
+//! at=2026-11-21T09:30:00.125Z
+//!
+//! {"endpoint":"db-1"}
+//! ```
+//!
+//! The first line tells ours from foreign bytes. Fields that are not known are passed over, so that later versions can
+//! add some; what they could not pass over gets a new number in the first line.
+
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+const MAGIC: &str = "zk-rwlock value ";
+
+const VERSION: &str = "1";
+
+/// Who wrote a value last, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Written {
+    /// The host it says it ran on.
+    pub host: String,
+    /// The label of the acquisition that it was written under.
+    pub label: Option<String>,
+    /// The fencing token of that.
+    pub token: i64,
+    /// Which commit under that token it was, counted from 1.
+    pub commit: u32,
+    /// When, on that host's clock.
+    pub at: SystemTime,
+    /// The schema it was written with: see [`SharedBuilder::schema`](crate::SharedBuilder::schema).
+    pub schema: u32,
+}
+
+impl Written {
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { token: self.token, commit: self.commit }
+    }
+}
+
+impl fmt::Display for Written {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.host)?;
+        if let Some(label) = &self.label {
+            write!(f, " {label:?}")?;
+        }
+        write!(f, " with token {} at {}", self.token, humantime::format_rfc3339_seconds(self.at.max(UNIX_EPOCH)))
+    }
+}
+
+/// Which commit of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) token: i64,
+    pub(crate) commit: u32,
+}
+
+impl Mark {
+    fn parse(text: &str) -> Option<Mark> {
+        let (token, commit) = text.split_once('/')?;
+        Some(Mark { token: token.parse().ok()?, commit: commit.parse().ok()? })
+    }
+}
+
+/// All that is kept beside a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Envelope {
+    pub(crate) format: String,
+    pub(crate) written: Written,
+    /// The commit that this one replaced: with it, who comes back late can still tell what became of its own.
+    pub(crate) after: Option<Mark>,
+}
+
+impl Envelope {
+    /// The bytes of a node.
+    pub(crate) fn seal(&self, payload: &[u8]) -> Vec<u8> {
+        let Written { host, label, token, commit, at, schema } = &self.written;
+        let mut head = format!("{MAGIC}{VERSION}\nformat={}\nschema={schema}\nhost={host}\n", self.format);
+        if let Some(label) = label {
+            head.push_str(&format!("label={label}\n"));
+        }
+        head.push_str(&format!("token={token}\ncommit={commit}\n"));
+        if let Some(Mark { token, commit }) = self.after {
+            head.push_str(&format!("after={token}/{commit}\n"));
+        }
+        head.push_str(&format!("at={}\n\n", humantime::format_rfc3339_millis((*at).max(UNIX_EPOCH))));
+        let mut bytes = head.into_bytes();
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+
+    /// What is in a node, and the value's own bytes; or how it shows that it is not ours.
+    pub(crate) fn open(bytes: &[u8]) -> Result<(Envelope, &[u8]), String> {
+        let foreign = || format!("they begin with {:?}", String::from_utf8_lossy(&bytes[..bytes.len().min(24)]));
+        if !bytes.starts_with(MAGIC.as_bytes()) {
+            return Err(foreign());
+        }
+        let end = bytes.windows(2).position(|pair| pair == b"\n\n").ok_or("the head has no end")?;
+        let head = std::str::from_utf8(&bytes[..end]).map_err(|_| "the head is no text")?;
+        let mut lines = head.lines();
+        let version = lines.next().and_then(|first| first.strip_prefix(MAGIC)).unwrap_or_default();
+        if version != VERSION {
+            return Err(format!("they are laid out in version {version:?}, and this library knows {VERSION}"));
+        }
+        let fields: Vec<(&str, &str)> = lines.filter_map(|line| line.split_once('=')).collect();
+        let field = |name: &str| fields.iter().find(|(field, _)| *field == name).map(|(_, text)| *text);
+        let needed = |name: &'static str| field(name).ok_or_else(|| format!("the head has no {name}"));
+        let number = |name: &'static str| needed(name)?.parse().map_err(|_| format!("{name} is no number"));
+        let at = humantime::parse_rfc3339(needed("at")?).map_err(|_| "at is no time")?;
+        let written = Written {
+            host: needed("host")?.to_owned(),
+            label: field("label").map(str::to_owned),
+            token: needed("token")?.parse().map_err(|_| "token is no number")?,
+            commit: number("commit")?,
+            at,
+            schema: number("schema")?,
+        };
+        let after = field("after").and_then(Mark::parse);
+        Ok((Envelope { format: needed("format")?.to_owned(), written, after }, &bytes[end + 2..]))
+    }
+}
+
+/// The time now, as exactly as it is kept.
+pub(crate) fn now() -> SystemTime {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    UNIX_EPOCH + Duration::from_millis(u64::try_from(since.as_millis()).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn envelope() -> Envelope {
+        let at = UNIX_EPOCH + Duration::from_millis(1_795_253_400_125);
+        let label = Some("rotate = keys".to_owned());
+        let written = Written { host: "web-1".to_owned(), label, token: 4_294_967_301, commit: 1, at, schema: 3 };
+        Envelope { format: "json".to_owned(), written, after: Some(Mark { token: 4_294_967_290, commit: 2 }) }
+    }
+
+    #[test]
+    fn a_node_is_text_for_people_and_the_value_as_it_is() {
+        let bytes = envelope().seal(b"{\"endpoint\":\"db-1\"}");
+        let text = "zk-rwlock value 1\nformat=json\nschema=3\nhost=web-1\nlabel=rotate = keys\ntoken=4294967301\ncommit=1\n\
+                    after=4294967290/2\nat=2026-11-21T09:30:00.125Z\n\n{\"endpoint\":\"db-1\"}";
+        assert_eq!(String::from_utf8(bytes).unwrap(), text);
+    }
+
+    #[test]
+    fn any_bytes_can_be_the_value() {
+        for payload in [&b""[..], b"\n\n", b"\n\nzk-rwlock value 1\n", &[0, 255, 10, 10, 0]] {
+            let bytes = envelope().seal(payload);
+            assert_eq!(Envelope::open(&bytes), Ok((envelope(), payload)));
+        }
+    }
+
+    #[test]
+    fn what_is_not_ours_is_told_with_the_reason() {
+        for (bytes, reason) in [
+            (&b"{\"json\": true}"[..], "they begin with \"{\\\"json\\\": true}\""),
+            (b"\xff\xfe", "they begin with \"\u{fffd}\u{fffd}\""),
+            (b"zk-rwlock value 1\nformat=json\n", "the head has no end"),
+            (b"zk-rwlock value 1\n\xff\n\n", "the head is no text"),
+            (b"zk-rwlock value 2\n\n", "they are laid out in version \"2\", and this library knows 1"),
+            (b"zk-rwlock value 1\n\n", "the head has no at"),
+            (b"zk-rwlock value 1\nat=now\n\n", "at is no time"),
+            (b"zk-rwlock value 1\nat=2026-11-21T09:30:00Z\nhost=a\ntoken=x\n\n", "token is no number"),
+            (b"zk-rwlock value 1\nat=2026-11-21T09:30:00Z\nhost=a\ntoken=1\ncommit=-1\n\n", "commit is no number"),
+        ] {
+            assert_eq!(Envelope::open(bytes), Err(reason.to_owned()));
+        }
+    }
+
+    #[test]
+    fn fields_of_later_versions_are_passed_over() {
+        let text = String::from_utf8(envelope().seal(b"1")).unwrap().replace("host=", "colour=blue\nnonsense\nhost=");
+        assert_eq!(Envelope::open(text.as_bytes()), Ok((envelope(), &b"1"[..])));
+    }
+}

@@ -1,0 +1,123 @@
+//! How a value becomes bytes, and bytes a value; knows neither locks nor nodes.
+
+use std::error::Error;
+
+#[cfg(feature = "json")]
+use crate::value::finite::Finite;
+
+/// What a [`Format`] says went wrong.
+pub type FormatError = Box<dyn Error + Send + Sync>;
+
+/// How values of type `T` are written down. [`Json`](crate::Json) unless you choose another: see
+/// [`Shared::with_format`](crate::Shared::with_format).
+///
+/// What [`encode`](Format::encode) made, [`decode`](Format::decode) must read: a commit tries that before anything is
+/// sent, so that a value which could not be read again never replaces one that can.
+///
+/// # Examples
+///
+/// ```
+/// use zk_rwlock::{Error, Format, FormatError, Memory, Shared};
+///
+/// /// Numbers, big-endian.
+/// struct BigEndian;
+///
+/// impl Format<u64> for BigEndian {
+///     fn name(&self) -> &str {
+///         "u64-be"
+///     }
+///
+///     fn encode(&self, value: &u64) -> Result<Vec<u8>, FormatError> {
+///         Ok(value.to_be_bytes().to_vec())
+///     }
+///
+///     fn decode(&self, bytes: &[u8]) -> Result<u64, FormatError> {
+///         Ok(u64::from_be_bytes(bytes.try_into()?))
+///     }
+/// }
+/// # tokio_test::block_on(async {
+/// let counter = Shared::with_format(&Memory::new(), "/counter", BigEndian).initial(|| 41).build()?;
+/// *counter.write().await? += 0; // dropped without a commit: nothing is written
+/// let mut value = counter.write().await?;
+/// *value += 1;
+/// value.commit().await?;
+/// drop(value);
+/// assert_eq!(*counter.read().await?, 42);
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+pub trait Format<T>: Send + Sync + 'static {
+    /// What it is called. Kept beside the value, and compared before anything is decoded: at most 64 letters, digits, `.`,
+    /// `_`, `+` and `-`.
+    fn name(&self) -> &str;
+
+    /// The bytes of a value.
+    ///
+    /// # Errors
+    /// If the value has none in this format: then nothing is sent.
+    fn encode(&self, value: &T) -> Result<Vec<u8>, FormatError>;
+
+    /// The value of these bytes.
+    ///
+    /// # Errors
+    /// If they are not those of a `T`.
+    fn decode(&self, bytes: &[u8]) -> Result<T, FormatError>;
+}
+
+/// JSON, by serde: what people can read with `zkCli` too. Numbers come back as they went, floating ones to the last bit;
+/// infinities and NaN, which JSON has not, are [refused](crate::ValueError::Unwritable). What it cannot tell apart
+/// (`Some(None)` and `None`) comes back as JSON has it.
+#[cfg(feature = "json")]
+#[cfg_attr(docsrs, doc(cfg(feature = "json")))]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Json;
+
+#[cfg(feature = "json")]
+impl<T: serde::Serialize + serde::de::DeserializeOwned> Format<T> for Json {
+    fn name(&self) -> &str {
+        "json"
+    }
+
+    fn encode(&self, value: &T) -> Result<Vec<u8>, FormatError> {
+        let bytes = serde_json::to_vec(value)?;
+        if bytes.windows(4).any(|four| four == b"null") {
+            value.serialize(Finite)?;
+        }
+        Ok(bytes)
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<T, FormatError> {
+        Ok(serde_json::from_slice(bytes)?)
+    }
+}
+
+/// The bytes as they are: for `Vec<u8>`, `Box<[u8]>`, and `String`, which has to be UTF-8.
+///
+/// # Examples
+///
+/// ```
+/// # use zk_rwlock::{Error, Memory, Raw, Shared};
+/// # tokio_test::block_on(async {
+/// let blob: Shared<Vec<u8>> = Shared::with_format(&Memory::new(), "/blob", Raw).build()?;
+/// blob.write().replacing(vec![0, 255]).await?.commit().await?;
+/// assert_eq!(*blob.read().await?, [0, 255]);
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Raw;
+
+impl<T> Format<T> for Raw
+where
+    T: AsRef<[u8]> + TryFrom<Vec<u8>, Error: Error + Send + Sync + 'static>,
+{
+    fn name(&self) -> &str {
+        "raw"
+    }
+
+    fn encode(&self, value: &T) -> Result<Vec<u8>, FormatError> {
+        Ok(value.as_ref().to_vec())
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<T, FormatError> {
+        Ok(T::try_from(bytes.to_vec())?)
+    }
+}

@@ -1,0 +1,207 @@
+//! The value while its lock is held; knows neither how it is laid out in the node nor what became of a lost answer.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use crate::error::error::Error;
+use crate::hold::guard::{ReadGuard, WriteGuard};
+use crate::session::node::Loss;
+use crate::value::commit::Base;
+use crate::value::envelope::Written;
+use crate::value::shared::{Inner, Loaded, Stored};
+
+/// A [`Shared`](crate::Shared) value, held to read: it stays as it is for as long as this is held. Derefs to the value.
+///
+/// It was read once, when the lock was granted. Dropping the guard gives the lock back.
+#[must_use = "if unused, the lock is given back at once"]
+pub struct SharedReadGuard<T> {
+    stored: Stored<T>,
+    guard: ReadGuard,
+}
+
+/// A [`Shared`](crate::Shared) value, held to write: alone. Derefs to the value, of which this is a copy: what is changed
+/// is written by [`commit`](Self::commit), and discarded if the guard is dropped without.
+///
+/// Dropping the guard gives the lock back.
+#[must_use = "if unused, the lock is given back at once"]
+pub struct SharedWriteGuard<T> {
+    value: T,
+    written: Option<Written>,
+    base: Base,
+    commits: u32,
+    /// A commit was dropped, or its outcome could not be found out.
+    in_doubt: bool,
+    label: Option<String>,
+    inner: Arc<Inner<T>>,
+    guard: WriteGuard,
+}
+
+macro_rules! shared_guard {
+    ($guard:ident, $lock:ident) => {
+        impl<T> $guard<T> {
+            /// The lock's own guard: for its state, its transactions on other nodes, and all else it can do.
+            pub fn lock(&self) -> &$lock {
+                &self.guard
+            }
+
+            #[doc = concat!("Whether the lock is still held: see [`", stringify!($lock), "::is_held`].")]
+            pub fn is_held(&self) -> bool {
+                self.guard.is_held()
+            }
+
+            #[doc = concat!("Waits until the lock is lost: see [`", stringify!($lock), "::lost`].")]
+            ///
+            /// # Cancel safety
+            /// Nothing is lost by dropping the future.
+            pub async fn lost(&self) -> Loss {
+                self.guard.lost().await
+            }
+
+            #[doc = concat!("The token of this grant: see [`", stringify!($lock), "::fencing_token`].")]
+            pub fn fencing_token(&self) -> i64 {
+                self.guard.fencing_token()
+            }
+
+            #[doc = concat!("Gives the lock back: see [`", stringify!($lock), "::release`].")]
+            ///
+            /// # Cancel safety
+            /// Dropping the future after its first poll lets the release go on in the background.
+            ///
+            /// # Errors
+            /// [`Error::Lost`] if the lock had been lost before; [`Error::PermissionDenied`] if its node may not be
+            /// deleted.
+            pub async fn release(self) -> Result<(), Error> {
+                self.guard.release().await
+            }
+        }
+
+        impl<T: fmt::Debug> fmt::Debug for $guard<T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($guard)).field("value", &**self).field("lock", &self.guard).finish()
+            }
+        }
+    };
+}
+
+shared_guard!(SharedReadGuard, ReadGuard);
+shared_guard!(SharedWriteGuard, WriteGuard);
+
+impl<T> SharedReadGuard<T> {
+    pub(crate) fn new(stored: Stored<T>, guard: ReadGuard) -> Self {
+        SharedReadGuard { stored, guard }
+    }
+
+    /// Who wrote the value, and when.
+    pub fn written(&self) -> &Written {
+        self.stored.written()
+    }
+
+    /// The value alone, without the lock: it is given back in the background.
+    pub fn into_inner(self) -> T {
+        self.stored.into_inner()
+    }
+}
+
+impl<T> Deref for SharedReadGuard<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.stored
+    }
+}
+
+impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
+    pub(crate) fn new(loaded: Loaded<T>, label: Option<String>, inner: Arc<Inner<T>>, guard: WriteGuard) -> Self {
+        let Loaded { value, written, base } = loaded;
+        SharedWriteGuard { value, written, base, commits: 0, in_doubt: false, label, inner, guard }
+    }
+
+    /// Writes the value as it is now, in one transaction with a check that the lock is held, and that nobody has
+    /// written the value since: all of it, or nothing. Returns what is kept beside it. It may be called several times.
+    ///
+    /// If the connection breaks before the answer comes, it finds out what became of it, and tries again if it was not
+    /// done: an error says surely that the old value is there, but for [`Error::OutcomeUnknown`]. That takes as long as the
+    /// connection is away, at most until the session is over and a further one has, or has not, been opened.
+    ///
+    /// # Cancel safety
+    /// The transaction is sent at the first poll; dropping the future after that does not take it back. The value is the
+    /// old one or the new one; a further commit finds out which.
+    ///
+    /// # Errors
+    /// - [`Error::Lost`]: the lock is gone, and the old value is there, or a later holder's.
+    /// - [`Error::Value`]: the value [cannot be written down](crate::ValueError::Unwritable), or is
+    ///   [too large](crate::ValueError::TooLarge). The old value is there.
+    /// - [`Error::TransactionRefused`]: somebody wrote or deleted the node who does not hold the lock. What they wrote is
+    ///   there; release, and acquire again. With [`NoAuth`](crate::coordinator::Failure::NoAuth), the ACL of the node, or of
+    ///   the one above it where none is yet, does not let us write.
+    /// - [`Error::OutcomeUnknown`]: no server could be reached any more, or others have written several times since:
+    ///   the old value is there, or the new one was.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "json")]
+    /// # tokio_test::block_on(async {
+    /// # use zk_rwlock::{Error, Memory, Shared};
+    /// # let zk = Memory::new();
+    /// let names: Shared<Vec<String>> = Shared::builder(&zk, "/names").initial(Vec::new).build()?;
+    /// let mut value = names.write().label("add ann").await?;
+    /// value.push("ann".to_owned());
+    /// let written = value.commit().await?;
+    /// assert_eq!((written.label.as_deref(), written.token), (Some("add ann"), value.fencing_token()));
+    /// value.push("bob".to_owned());
+    /// drop(value); // without bob
+    /// assert_eq!(*names.read().await?, ["ann"]);
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub async fn commit(&mut self) -> Result<Written, Error> {
+        if self.in_doubt {
+            self.base = self.inner.base(self.guard.held(), self.base).await?;
+        }
+        let (bytes, written) =
+            self.inner.seal(&self.value, self.guard.held(), &self.label, self.commits + 1, self.base)?;
+        self.commits = written.commit;
+        self.in_doubt = true;
+        let answer = self.inner.put(self.guard.held(), &bytes, &written, self.base).await;
+        self.in_doubt = matches!(answer, Err(Error::OutcomeUnknown { .. }));
+        let version = answer?;
+        self.base = Base { version: Some(version), mark: Some(written.mark()) };
+        self.inner.committed(&bytes, version);
+        self.written = Some(written.clone());
+        Ok(written)
+    }
+
+    /// Who wrote the value before its last commit, or by that; `None` if nobody has yet.
+    pub fn written(&self) -> Option<&Written> {
+        self.written.as_ref()
+    }
+
+    /// Turns the write lock into a read lock, without a gap: see [`WriteGuard::downgrade`]. What was not committed is
+    /// discarded: the value is read again.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the lock back.
+    ///
+    /// # Errors
+    /// As [`WriteGuard::downgrade`], and as [`Shared::read`](crate::Shared::read) for the value.
+    pub async fn downgrade(self) -> Result<SharedReadGuard<T>, Error> {
+        let guard = self.guard.downgrade().await?;
+        let stored = self.inner.read(guard.held()).await?;
+        Ok(SharedReadGuard::new(stored, guard))
+    }
+}
+
+impl<T> Deref for SharedWriteGuard<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for SharedWriteGuard<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}

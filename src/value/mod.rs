@@ -1,0 +1,11 @@
+//! A value behind the lock.
+
+pub(crate) mod acquire;
+pub(crate) mod cache;
+pub(crate) mod commit;
+pub(crate) mod envelope;
+#[cfg(feature = "json")]
+pub(crate) mod finite;
+pub(crate) mod format;
+pub(crate) mod guard;
+pub(crate) mod shared;

@@ -1,0 +1,462 @@
+//! How one session's requests go out, and in which order; knows neither modes nor turns.
+//!
+//! A removal is held back until the keeper's thread comes round to it, some microseconds later, or until the next
+//! request, whichever is first. If that one creates a node beside it, as when a task drops a lock and asks for it again,
+//! both go out as one transaction: one round trip and one commit for the two.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+
+use pin_project_lite::pin_project;
+use tokio::sync::oneshot;
+use zookeeper_client as zk;
+
+use crate::session::contract::{Created, Ending, Failure, Kind, Operation, Outcome, Reply};
+use crate::zookeeper::client::{Owner, ZooKeeperSession, commit, failure, outcome};
+
+/// Locked while a request is sent, so that what was held back goes out before it.
+pub(crate) struct Line {
+    /// Taken when the session is closed: the last clone gone closes it.
+    client: Option<Arc<zk::Client>>,
+    held_back: Option<HeldBack>,
+    /// Whether a create may go out with what was held back.
+    joins: bool,
+}
+
+/// A removal that nobody has sent yet, and who is to have its answer.
+struct HeldBack {
+    removal: Removal,
+    answer: Answer,
+}
+
+type Answer = oneshot::Sender<Result<Vec<Outcome>, Failure>>;
+
+/// What deletes one node, and does nothing to others.
+pub(crate) struct Removal {
+    path: String,
+    operations: Vec<Operation>,
+    /// Asked for as a transaction, whose failure names the operation; otherwise as a plain delete.
+    is_transaction: bool,
+}
+
+impl Line {
+    pub(crate) fn new(client: zk::Client) -> Line {
+        Line { client: Some(Arc::new(client)), held_back: None, joins: true }
+    }
+
+    fn hold_back(&mut self, removal: Removal) -> oneshot::Receiver<Result<Vec<Outcome>, Failure>> {
+        let (answer, answered) = oneshot::channel();
+        self.held_back = Some(HeldBack { removal, answer });
+        answered
+    }
+}
+
+impl Removal {
+    pub(crate) fn delete(path: &str) -> Removal {
+        let operations = vec![Operation::Delete { path: path.to_owned(), version: None }];
+        Removal { path: path.to_owned(), operations, is_transaction: false }
+    }
+
+    /// The transaction as a removal, if it is one.
+    pub(crate) fn of(operations: &[Operation]) -> Option<Removal> {
+        let Some(Operation::Delete { path, .. }) = operations.last() else { return None };
+        let is_of_it = |operation: &Operation| match operation {
+            Operation::Set { path: other, .. } | Operation::Delete { path: other, .. } => other == path,
+            _ => false,
+        };
+        let is_one = operations.iter().all(is_of_it);
+        is_one.then(|| Removal { path: path.clone(), operations: operations.to_vec(), is_transaction: true })
+    }
+
+    fn is_beside(&self, path: &str) -> bool {
+        parent(&self.path) == parent(path)
+    }
+}
+
+impl HeldBack {
+    /// Tells that it went well, with the create that is the last of `results`: what these tell of that one.
+    fn done_with_create(self, mut results: Vec<zk::MultiWriteResult>) -> InTransaction {
+        let created = results.pop();
+        let set = results.iter().find_map(|result| match result {
+            zk::MultiWriteResult::SetData { stat } => Some(stat.mzxid),
+            _ => None,
+        });
+        let _nobody_waits = self.answer.send(Ok(results.into_iter().map(outcome).collect()));
+        InTransaction { created, zxid: set }
+    }
+
+    fn failed(self, failure: Failure) {
+        let _nobody_waits = self.answer.send(Err(failure));
+    }
+}
+
+/// What becomes of the two when the transaction with both of them failed.
+#[derive(Debug, PartialEq, Eq)]
+struct Parted {
+    /// Why the removal failed; `None` if it was not its fault.
+    removal: Option<Failure>,
+    create: Failure,
+    /// Nobody may join what these servers refuse as a whole.
+    joins: bool,
+}
+
+impl Removal {
+    /// Why this failed, or why a create did that went out behind it in one transaction. If one of the two was refused,
+    /// the other was surely not carried out.
+    fn parted(&self, failure: Failure) -> Parted {
+        let (removal, create, joins) = match failure {
+            Failure::Unknown(_) | Failure::Over(_) => (Some(failure.clone()), failure, true),
+            Failure::Operation { index, failure } if index >= self.operations.len() => (None, *failure, true),
+            Failure::Operation { failure, .. } if !self.is_transaction => (Some(*failure), Failure::NotTried, true),
+            Failure::Operation { .. } => (Some(failure), Failure::NotTried, true),
+            _ => (None, Failure::NotTried, false),
+        };
+        Parted { removal, create, joins }
+    }
+}
+
+/// A node that was created in a transaction.
+struct InTransaction {
+    created: Option<zk::MultiWriteResult>,
+    /// The number of the transaction, if it shows.
+    zxid: Option<i64>,
+}
+
+impl InTransaction {
+    /// Servers before 3.7.2, 3.8.2 and 3.9.0 tell its path alone (ZOOKEEPER-4026). Its number is the transaction's, and
+    /// its owner is this session, unless that may have been replaced: then the node is looked at.
+    async fn looked_up(self, client: &zk::Client, owner: &Owner) -> Result<Created, Failure> {
+        let Some(zk::MultiWriteResult::Create { path, mut stat }) = self.created else {
+            return Err(Failure::Unknown("the answer to a transaction is short of its last part".to_owned()));
+        };
+        if stat.is_invalid() {
+            if let Some(zxid) = self.zxid.filter(|_| owner.is_known()) {
+                return owner.created(path, zxid, owner.session);
+            }
+            // Gone again or not seen: whoever asked will look for it.
+            let unseen = |error: zk::Error| Failure::Unknown(error.to_string());
+            stat = client.get_data(&path).await.map_err(unseen)?.1;
+        }
+        owner.created(path, stat.czxid, stat.ephemeral_owner)
+    }
+}
+
+/// A request, polled once: the client sends it in its first poll.
+enum Sent<T> {
+    Answered(Result<T, Failure>),
+    UnderWay(Reply<T>),
+}
+
+impl<T> Sent<T> {
+    async fn answer(self) -> Result<T, Failure> {
+        match self {
+            Sent::Answered(answer) => answer,
+            Sent::UnderWay(reply) => reply.await,
+        }
+    }
+}
+
+impl ZooKeeperSession {
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn client(&self) -> Result<Arc<zk::Client>, Failure> {
+        self.line().client.clone().ok_or_else(|| self.no_client())
+    }
+
+    fn no_client(&self) -> Failure {
+        Failure::Over(self.lease.over().unwrap_or(Ending::Closed))
+    }
+
+    /// Lets go of the client, which closes the session once the requests under way are answered.
+    pub(crate) fn close(&self) {
+        let mut line = self.line();
+        self.send_held_back(&mut line);
+        let client = line.client.take();
+        drop(line);
+        drop(client);
+    }
+
+    pub(crate) fn owner(&self) -> Owner {
+        let identity = Arc::clone(&self.identity);
+        Owner { session: self.id, this: Weak::clone(&self.this), connection: identity.connection(), identity }
+    }
+
+    /// Sends now, and tells the lease when a quorum has answered.
+    pub(crate) fn write<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+    {
+        self.ask(|client| self.counted(send(client)))
+    }
+
+    /// Sends now, and tells the lease when it is answered.
+    pub(crate) fn read<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+    {
+        let lease = Arc::clone(&self.lease);
+        self.ask(|client| {
+            let (sent, answer) = (lease.now(), send(client));
+            async move {
+                let answer = answer.await;
+                if is_from_server(&answer) {
+                    lease.answered(sent);
+                }
+                answer
+            }
+        })
+    }
+
+    /// Sends now, right behind what was held back.
+    fn ask<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+    {
+        let mut line = self.line();
+        self.send_held_back(&mut line);
+        let sent = self.send(&line, send);
+        drop(line);
+        match sent {
+            Sent::Answered(answer) => Box::pin(std::future::ready(answer)),
+            // It holds the client, which keeps the session open: waited for here, because the caller may never poll it.
+            Sent::UnderWay(reply) => told(self.keeper.handle().spawn(reply)),
+        }
+    }
+
+    fn send<T, F>(&self, line: &Line, send: impl FnOnce(Arc<zk::Client>) -> F) -> Sent<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+    {
+        let Some(client) = &line.client else {
+            return Sent::Answered(Err(self.no_client()));
+        };
+        let mut reply: Reply<T> = Box::pin(Survived { request: send(Arc::clone(client)) });
+        match reply.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answer) => Sent::Answered(answer),
+            Poll::Pending => Sent::UnderWay(reply),
+        }
+    }
+
+    /// The same answer, of which the lease is told if it came from a quorum.
+    fn counted<T, F>(&self, answer: F) -> impl Future<Output = Result<T, Failure>> + Send + use<T, F>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+    {
+        let (lease, this, identity) = (Arc::clone(&self.lease), Weak::clone(&self.this), Arc::clone(&self.identity));
+        let sent = lease.now();
+        async move {
+            let answer = answer.await;
+            if is_from_quorum(&answer) {
+                if identity.is_known() {
+                    lease.resumed();
+                    lease.acknowledged(sent);
+                } else if let Some(session) = this.upgrade() {
+                    session.ask_identity();
+                }
+            }
+            answer
+        }
+    }
+
+    /// Sends a removal as soon as the keeper's thread comes round to it, or with or before the next request.
+    pub(crate) fn remove(&self, removal: Removal) -> Reply<Vec<Outcome>> {
+        let mut line = self.line();
+        self.send_held_back(&mut line);
+        let answered = line.hold_back(removal);
+        drop(line);
+        let session = self.this.upgrade();
+        self.keeper.handle().spawn(async move {
+            let answering = session.and_then(|session| session.held_back_sent(&mut session.line()));
+            if let Some(answering) = answering {
+                answering.await;
+            }
+        });
+        told(answered)
+    }
+
+    fn send_held_back(&self, line: &mut Line) {
+        if let Some(answering) = self.held_back_sent(line) {
+            self.keeper.handle().spawn(answering);
+        }
+    }
+
+    /// Sends what was held back: the future of its being answered.
+    fn held_back_sent(&self, line: &mut Line) -> Option<impl Future<Output = ()> + Send + use<>> {
+        let held_back = line.held_back.take()?;
+        Some(self.removed(line, held_back))
+    }
+
+    fn removed(&self, line: &Line, HeldBack { removal, answer }: HeldBack) -> impl Future<Output = ()> + Send + use<> {
+        let acl = self.acl.clone();
+        let sent = self.send(line, |client| {
+            self.counted(async move {
+                if removal.is_transaction {
+                    let results = commit(&client, &removal.operations, &acl).await?;
+                    return Ok(results.into_iter().map(outcome).collect());
+                }
+                client.delete(&removal.path, None).await.map_err(failure)?;
+                Ok(vec![Outcome::Deleted])
+            })
+        });
+        async move {
+            let _nobody_waits = answer.send(sent.answer().await);
+        }
+    }
+
+    /// Sends a removal that was not carried out, because what it went out with was refused.
+    fn remove_alone(&self, held_back: HeldBack, joins: bool) {
+        let mut line = self.line();
+        line.joins &= joins;
+        let removed = self.removed(&line, held_back);
+        self.keeper.handle().spawn(removed);
+    }
+
+    /// Sends the create of a sequential node, and in the same transaction the removal that was held back, if there is
+    /// one beside it.
+    pub(crate) fn create_with_removal(&self, path: &str, data: &[u8]) -> Option<Reply<Created>> {
+        let mut line = self.line();
+        let joins = line.joins;
+        let held_back = line.held_back.take_if(|it| joins && it.removal.is_beside(path))?;
+        let mut operations = held_back.removal.operations.clone();
+        let kind = Kind::EphemeralSequential;
+        operations.push(Operation::Create { path: path.to_owned(), data: data.to_vec(), kind });
+        let (owner, acl) = (self.owner(), self.acl.clone());
+        let sent = self.send(&line, |client| {
+            self.counted(async move {
+                let results = commit(&client, &operations, &acl).await?;
+                Ok((client, results))
+            })
+        });
+        drop(line);
+        let (answer, answered) = oneshot::channel();
+        let this = Weak::clone(&self.this);
+        self.keeper.handle().spawn(async move {
+            let created = match sent.answer().await {
+                Ok((client, results)) => {
+                    let created = held_back.done_with_create(results);
+                    // Whoever waits for the removal hears of it first, as if it had been sent first.
+                    tokio::task::yield_now().await;
+                    created.looked_up(&client, &owner).await
+                }
+                Err(failure) => {
+                    let Parted { removal, create, joins } = held_back.removal.parted(failure);
+                    match (removal, this.upgrade()) {
+                        (None, Some(session)) => session.remove_alone(held_back, joins),
+                        (removal, _) => held_back.failed(removal.unwrap_or(Failure::Over(Ending::Closed))),
+                    }
+                    // So that what removes it in another way goes out before the next create.
+                    tokio::task::yield_now().await;
+                    Err(create)
+                }
+            };
+            let _nobody_waits = answer.send(created);
+        });
+        Some(told(answered))
+    }
+}
+
+/// What a task of the keeper's thread tells, if it comes to its end.
+fn told<T, E>(answered: impl Future<Output = Result<Result<T, Failure>, E>> + Send + 'static) -> Reply<T>
+where
+    T: Send + 'static,
+    E: std::fmt::Display + Send + 'static,
+{
+    Box::pin(async move { answered.await.unwrap_or_else(|gone| Err(Failure::Unknown(gone.to_string()))) })
+}
+
+/// Whether a server has surely answered.
+fn is_from_server<T>(answer: &Result<T, Failure>) -> bool {
+    matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth))
+}
+
+/// Only what passed through the quorum proves that the session was alive.
+fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
+    match answer {
+        Ok(_) => true,
+        // A transaction that fails is itself committed, as an error; but what the client refuses was never sent.
+        Err(Failure::Operation { failure, .. }) => !matches!(**failure, Failure::Refused(_)),
+        Err(_) => false,
+    }
+}
+
+pin_project! {
+    /// A request of the client, which panics over some answers that are too short. Whatever was asked for may be done.
+    pub(crate) struct Survived<F> {
+        #[pin]
+        request: F,
+    }
+}
+
+impl<T, F: Future<Output = Result<T, Failure>>> Future for Survived<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let request = self.project().request;
+        catch_unwind(AssertUnwindSafe(|| request.poll(context)))
+            .unwrap_or_else(|_| Poll::Ready(Err(Failure::Unknown("the answer makes no sense".to_owned()))))
+    }
+}
+
+fn parent(path: &str) -> Option<&str> {
+    path.rsplit_once('/').map(|(parent, _)| parent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(path: &str) -> Operation {
+        Operation::Set { path: path.to_owned(), data: Vec::new(), version: None }
+    }
+
+    fn delete(path: &str) -> Operation {
+        Operation::Delete { path: path.to_owned(), version: None }
+    }
+
+    fn failure_of(index: usize, failure: Failure) -> Failure {
+        Failure::Operation { index, failure: Box::new(failure) }
+    }
+
+    #[test]
+    fn a_transaction_is_a_removal_when_it_touches_nothing_but_the_node_that_it_deletes() {
+        assert!(
+            Removal::of(&[set("/a/b"), delete("/a/b")]).is_some_and(|it| it.is_beside("/a/c") && !it.is_beside("/b/c"))
+        );
+        assert!(Removal::of(&[delete("/a/b")]).is_some_and(|it| it.is_transaction));
+        assert!(Removal::of(&[set("/a/c"), delete("/a/b")]).is_none());
+        assert!(Removal::of(&[delete("/a/b"), set("/a/b")]).is_none());
+        let check = Operation::Check { path: "/a/b".to_owned(), version: None };
+        assert!(Removal::of(&[check, delete("/a/b")]).is_none());
+        assert!(Removal::of(&[]).is_none());
+    }
+
+    #[test]
+    fn what_was_refused_because_of_the_other_is_known_as_not_carried_out() {
+        let parted = |removal: &Removal, failure| {
+            let Parted { removal, create, joins } = removal.parted(failure);
+            (removal, create, joins)
+        };
+        let plain = Removal::delete("/a/b");
+        assert_eq!(parted(&plain, failure_of(0, Failure::NoNode)), (Some(Failure::NoNode), Failure::NotTried, true));
+
+        let hand_off = Removal::of(&[set("/a/b"), delete("/a/b")]).unwrap();
+        let unsignalled = failure_of(0, Failure::NoAuth);
+        assert_eq!(parted(&hand_off, unsignalled.clone()), (Some(unsignalled), Failure::NotTried, true));
+        assert_eq!(parted(&hand_off, failure_of(2, Failure::NoAuth)), (None, Failure::NoAuth, true));
+        assert_eq!(parted(&hand_off, Failure::Refused("all".to_owned())), (None, Failure::NotTried, false));
+
+        for both in [Failure::Unknown("cut".to_owned()), Failure::Over(Ending::Expired)] {
+            assert_eq!(parted(&hand_off, both.clone()), (Some(both.clone()), both, true));
+        }
+    }
+}
