@@ -151,9 +151,9 @@ fn every_error_and_every_loss_has_a_row_that_says_what_to_do() {
         let names = names.filter(|name| name.starts_with(|first: char| first.is_ascii_uppercase()));
         names.map(|name| format!("`{of}::{}`", name.split([' ', '(', ',']).next().expect("a name"))).collect()
     };
-    let mut expected = variants(include_str!("../src/error.rs"), "Error");
-    expected.extend(variants(include_str!("../src/tenure.rs"), "Loss"));
-    expected.extend(variants(include_str!("../src/shared/value_error.rs"), "ValueError"));
+    let mut expected = variants(include_str!("../src/error/error.rs"), "Error");
+    expected.extend(variants(include_str!("../src/session/node.rs"), "Loss"));
+    expected.extend(variants(include_str!("../src/error/value.rs"), "ValueError"));
     let told: BTreeSet<String> = rows(GUIDE)
         .iter()
         .filter(|row| row.len() == 3 && row[2].len() > 5 && row[0].contains("::"))

@@ -153,7 +153,7 @@ async fn a_waiter_takes_the_watched_bytes_that_the_page_says() {
     let guard = lock.write().await.expect("free");
     let twice = 2.0 * guard.path().len() as f64;
     assert_eq!(twice, scale::watched_bytes("/locks/config".len(), "web-1".len()), "{}", guard.path());
-    assert!(text("../../src/zookeeper.rs").contains("96 * 1024") && scale::WATCHED_BYTES_MAX == 98_304.0);
+    assert!(text("../../src/zookeeper/client.rs").contains("96 * 1024") && scale::WATCHED_BYTES_MAX == 98_304.0);
 }
 
 /// A result with errors must not get into a median.
