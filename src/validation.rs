@@ -1,6 +1,10 @@
-//! Which paths ZooKeeper can address; knows nothing of what is kept there.
+//! What is refused before anything is sent; knows nothing of what the ensemble keeps.
+
+use std::str::FromStr;
 
 use crate::error::error::Error;
+use crate::queue::dialect::Dialect;
+use crate::queue::native;
 
 /// In bytes.
 const LONGEST: usize = 1024;
@@ -22,11 +26,6 @@ pub(crate) fn check_directory(path: &str) -> Result<(), Error> {
 /// Whether `path` is `directory` or lies in it.
 pub(crate) fn is_inside(path: &str, directory: &str) -> bool {
     path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
-}
-
-/// Each directory on the way to `path`, outermost first, with `path` itself.
-pub(crate) fn steps(path: &str) -> impl Iterator<Item = &str> {
-    path.match_indices('/').skip(1).map(|(at, _)| &path[..at]).chain(Some(path))
 }
 
 fn problem(path: &str) -> Option<&'static str> {
@@ -53,6 +52,24 @@ pub(crate) fn malformed(path: &str) -> Option<&'static str> {
         "." | ".." => Some("has a relative component"),
         _ => None,
     })
+}
+
+/// Refuses a host that could not be read back from a name.
+pub(crate) fn check_host(host: &str) -> Result<(), Error> {
+    native::host_problem(host).map_or(Ok(()), |problem| Err(Error::invalid(format!("host {host:?} {problem}"))))
+}
+
+/// Reads what it is displayed as: `native`, `curator`, `curator-mutex` or `kazoo`.
+impl FromStr for Dialect {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Dialect, Error> {
+        let found = Dialect::ALL.into_iter().find(|dialect| dialect.to_string() == text);
+        found.ok_or_else(|| {
+            let known = Dialect::ALL.map(|dialect| dialect.to_string()).join(", ");
+            Error::invalid(format!("dialect {text:?} is none of {known}"))
+        })
+    }
 }
 
 #[cfg(test)]
@@ -86,12 +103,6 @@ mod tests {
             assert!(check_directory(path).is_err());
         }
         check_directory("/zookeepers").unwrap();
-    }
-
-    #[test]
-    fn steps_lead_to_the_path() {
-        assert_eq!(steps("/a/b/c").collect::<Vec<_>>(), ["/a", "/a/b", "/a/b/c"]);
-        assert_eq!(steps("/a").collect::<Vec<_>>(), ["/a"]);
     }
 
     #[test]

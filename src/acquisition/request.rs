@@ -19,8 +19,9 @@ use crate::error::error::Error;
 use crate::hold::guard::{Held, ReadGuard, WriteGuard};
 use crate::hold::trace::{self, Acquiring};
 use crate::lock::rw_lock::{RwLock, Shared, check_label};
-use crate::queue::contender::{self, Contender, Mode, Owner};
+use crate::queue::contender::{Contender, Owner};
 use crate::queue::local::Ground;
+use crate::queue::mode::{self, Mode};
 use crate::queue::turn::{self, Turn};
 use crate::session::books::{Ahead, Found};
 use crate::session::contract::{Ending, Event, Failure, Operation, Session, Watch};
@@ -247,7 +248,7 @@ impl Wait<'_> {
 
 /// Whether nobody may have the lock by this number: several may get it, or a lower one later.
 fn is_used_up(contender: &Contender) -> bool {
-    !(0..contender::REFUSED_FROM).contains(&contender.sequence())
+    !(0..mode::REFUSED_FROM).contains(&contender.sequence())
 }
 
 struct Vanished {

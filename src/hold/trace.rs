@@ -8,7 +8,7 @@ use tracing::{Instrument, Span};
 
 use crate::acquisition::request::Granting;
 use crate::error::error::Error;
-use crate::queue::contender::Mode;
+use crate::queue::mode::Mode;
 use crate::telemetry::meter::{self, Began};
 use crate::ticket::ticket::Standing;
 

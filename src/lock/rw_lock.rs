@@ -10,8 +10,8 @@ use crate::acquisition::shared_reads::SharedReads;
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::hold::guard::{ReadGuard, WriteGuard};
-use crate::queue::contender;
 use crate::queue::dialect::Dialect;
+use crate::queue::native;
 use crate::queue::turn;
 use crate::session::books::Book;
 use crate::session::contract::{Coordinator, Failure};
@@ -558,7 +558,7 @@ impl RwLockBuilder {
     pub fn build(self) -> Result<RwLock, Error> {
         validation::check_directory(&self.path)?;
         if let Some(host) = &self.host {
-            contender::check_host(host)?;
+            validation::check_host(host)?;
         }
         check_label(self.label.as_deref())?;
         if self.max_age == Some(Duration::ZERO) {
@@ -576,7 +576,7 @@ impl RwLockBuilder {
                 book: Mutex::default(),
                 coordinator: self.coordinator,
                 path,
-                host: self.host.unwrap_or_else(contender::machine),
+                host: self.host.unwrap_or_else(native::machine),
                 label: self.label,
                 dialect: self.dialect,
                 lock_delay: self.lock_delay,

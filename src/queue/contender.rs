@@ -1,61 +1,9 @@
-//! The names of contenders; knows nothing of queues, time or I/O.
-//!
-//! ```text
-//! /locks/config/web-1~k3v9x2ma-READ-0000000007
-//!               host  id       mode sequence
-//! ```
-//!
-//! Names are read from the right, because a host may itself contain `-WRITE-`.
+//! The names of contenders, in any dialect; knows nothing of queues, time or I/O.
 
 use std::fmt;
 
-use crate::error::error::Error;
 use crate::queue::dialect::Dialect;
-
-/// From this sequence number on, whoever leaves the directory empty deletes it, which restarts the numbers.
-pub(crate) const RESTART_FROM: i64 = 1 << 30;
-
-/// From this sequence number on, nobody may enter: the counter of ZooKeeper 3.6 and later sticks at
-/// 2147483647 and gives that number to several contenders, and 3.5 wraps to a negative one (ZOOKEEPER-4372).
-pub(crate) const REFUSED_FROM: i64 = (1 << 31) - (1 << 20);
-
-/// What a contender asks for, and whom that shuts out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mode {
-    /// Shared with other readers.
-    Read,
-    /// Alone.
-    Write,
-}
-
-impl Mode {
-    /// Whether contenders of these two modes may not hold the lock together.
-    ///
-    /// ```
-    /// use zk_rwlock::Mode;
-    /// assert!(!Mode::Read.excludes(Mode::Read));
-    /// assert!(Mode::Read.excludes(Mode::Write) && Mode::Write.excludes(Mode::Write));
-    /// ```
-    pub fn excludes(self, other: Mode) -> bool {
-        self == Mode::Write || other == Mode::Write
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Mode::Read => "READ",
-            Mode::Write => "WRITE",
-        })
-    }
-}
-
-/// A contender's mode and sequence number: all that decides its turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) mode: Mode,
-    pub(crate) sequence: i64,
-}
+use crate::queue::mode::{Mode, Place};
 
 /// One acquisition in the queue, as its node's name tells it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -165,15 +113,6 @@ impl fmt::Display for Contender {
     }
 }
 
-/// The sequence number, if this is a native contender with an ordinary one: quick, because it looks at nothing else.
-pub(crate) fn sequence_if_plain(name: &str) -> Option<i64> {
-    let (before, digits) = name.as_bytes().split_last_chunk::<10>()?;
-    if !(before.ends_with(b"E-") || before.ends_with(b"D-")) {
-        return None;
-    }
-    digits.iter().try_fold(0, |number, digit| digit.is_ascii_digit().then(|| number * 10 + i64::from(digit - b'0')))
-}
-
 /// What the names of one acquisition begin with, and nobody else's do.
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
@@ -220,61 +159,6 @@ fn name(owner: &str, marker: &str, sequence: i64) -> String {
     format!("{owner}{marker}{sequence:010}")
 }
 
-/// Refuses a host that could not be read back from a name.
-pub(crate) fn check_host(host: &str) -> Result<(), Error> {
-    host_problem(host).map_or(Ok(()), |problem| Err(Error::invalid(format!("host {host:?} {problem}"))))
-}
-
-fn host_problem(host: &str) -> Option<&'static str> {
-    if host.is_empty() {
-        Some("is empty")
-    } else if host.len() > 64 {
-        Some("is longer than 64 bytes")
-    } else if !host.bytes().all(is_host_byte) {
-        Some("may only contain letters, digits, '.', '_' and '-'")
-    } else {
-        None
-    }
-}
-
-/// The machine's name, made fit to be a host.
-pub(crate) fn machine() -> String {
-    let name = rustix::system::uname();
-    let fit: String = name.nodename().to_string_lossy().bytes().take(64).map(fit_host_byte).collect();
-    if fit.is_empty() { "localhost".to_owned() } else { fit }
-}
-
-fn fit_host_byte(byte: u8) -> char {
-    if is_host_byte(byte) { char::from(byte) } else { '_' }
-}
-
-fn is_host_byte(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
-}
-
-/// Splits a native name into `host` or `host~id`, and its place.
-pub(crate) fn split(name: &str) -> Option<(&str, Place)> {
-    let (before, digits) = name.rsplit_once('-')?;
-    let sign = usize::from(before.ends_with('-'));
-    let before = &before[..before.len() - sign];
-    let sequence = parse_sequence(&name[name.len() - digits.len() - sign..])?;
-    let (owner, mode) = match before.strip_suffix("-WRITE") {
-        Some(owner) => (owner, Mode::Write),
-        None => (before.strip_suffix("-READ")?, Mode::Read),
-    };
-    let (host, id) = owner.split_once('~').unwrap_or((owner, "0"));
-    let well_formed = host_problem(host).is_none() && !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric());
-    well_formed.then_some((owner, Place { mode, sequence }))
-}
-
-/// Accepts exactly what the server prints (`%010d`), so that one number has one spelling.
-fn parse_sequence(digits: &str) -> Option<i64> {
-    let sequence: i64 = digits.parse().ok()?;
-    let printed_by_server = digits.len() >= 10 && !digits.starts_with('+');
-    let padded = digits.len() == 10 || !digits.trim_start_matches('-').starts_with('0');
-    (printed_by_server && padded).then_some(sequence)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,25 +195,5 @@ mod tests {
         for name in ["h-read-0000000001", "h-READ-0000000001 ", "é-READ-0000000001", "h-WRITE-99999999999999999999"] {
             foreign(name);
         }
-    }
-
-    #[test]
-    fn a_glance_sees_no_other_number_than_a_look() {
-        for digits in ["0000000007", "2147483647", "9999999999", "-000000005", "-2147483648", "12147483647"] {
-            for mode in ["READ", "WRITE"] {
-                let name = format!("h-READ-0000000001~i-{mode}-{digits}");
-                let looked = split(&name).map(|(_, place)| place.sequence);
-                let glanced = sequence_if_plain(&name);
-                assert!(glanced.is_none() || glanced == looked, "{name}: {glanced:?}, {looked:?}");
-                assert_eq!(glanced.is_some(), digits.len() == 10 && !digits.starts_with('-'), "{name}");
-            }
-        }
-        assert_eq!(sequence_if_plain("short"), None);
-        assert_eq!(sequence_if_plain("h-READ-000000000x"), None);
-    }
-
-    #[test]
-    fn the_machine_name_is_a_fit_host() {
-        check_host(&machine()).unwrap();
     }
 }

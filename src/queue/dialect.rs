@@ -2,10 +2,9 @@
 //! or I/O.
 
 use std::fmt;
-use std::str::FromStr;
 
-use crate::error::error::Error;
-use crate::queue::contender::{self, Mode, Place};
+use crate::queue::mode::{self, Mode, Place};
+use crate::queue::native;
 
 /// Whose names a lock's nodes have: this library's, or those of one that was on the path before.
 ///
@@ -168,7 +167,7 @@ impl Dialect {
     /// Splits the name of one of its contenders into the owner and the place; `None` for any other name.
     pub(crate) fn split(self, name: &str) -> Option<(&str, Place)> {
         if self == Dialect::Native {
-            return contender::split(name);
+            return native::split(name);
         }
         let (owner, mode, sequence) = numbers(name).into_iter().flatten().find_map(|(before, sequence)| {
             let (owner, mode) = self.split_mode(before)?;
@@ -234,7 +233,7 @@ impl Dialect {
     fn has_mark(self, name: &str) -> bool {
         let stands_alone = |at: usize| !name[..at].ends_with(|before: char| before.is_alphanumeric());
         match self {
-            Dialect::Native => contender::split(name).is_some(),
+            Dialect::Native => native::split(name).is_some(),
             Dialect::Curator => name.contains(CURATOR_READ) || name.contains(CURATOR_WRITE),
             Dialect::CuratorMutex => name.match_indices(MUTEX).any(|(at, _)| stands_alone(at)),
             Dialect::Kazoo => name.contains(KAZOO_READ) || name.contains(KAZOO_WRITE),
@@ -258,7 +257,7 @@ impl Dialect {
     /// Whether two nodes of one number may be one holder's: a thread of Curator that holds to write may read, too, and
     /// makes a node of the number that it has.
     pub(crate) fn is_one_holder(self, one: Place, other: Place) -> bool {
-        self == Dialect::Curator && one.mode != other.mode && (0..contender::REFUSED_FROM).contains(&one.sequence)
+        self == Dialect::Curator && one.mode != other.mode && (0..mode::REFUSED_FROM).contains(&one.sequence)
     }
 
     /// The id in an owner: all that is not the same for everyone.
@@ -274,19 +273,6 @@ impl fmt::Display for Dialect {
             Dialect::Curator => "curator",
             Dialect::CuratorMutex => "curator-mutex",
             Dialect::Kazoo => "kazoo",
-        })
-    }
-}
-
-/// Reads what it is displayed as: `native`, `curator`, `curator-mutex` or `kazoo`.
-impl FromStr for Dialect {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Dialect, Error> {
-        let found = Dialect::ALL.into_iter().find(|dialect| dialect.to_string() == text);
-        found.ok_or_else(|| {
-            let known = Dialect::ALL.map(|dialect| dialect.to_string()).join(", ");
-            Error::invalid(format!("dialect {text:?} is none of {known}"))
         })
     }
 }

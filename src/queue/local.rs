@@ -13,7 +13,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::queue::contender::{Mode, Place};
+use crate::queue::mode::{Mode, Place};
 use crate::queue::turn;
 
 /// So many are remembered that have left and whose next one has not come: it may be somebody else's, and never will.

@@ -3,4 +3,6 @@
 pub(crate) mod contender;
 pub(crate) mod dialect;
 pub(crate) mod local;
+pub(crate) mod mode;
+pub(crate) mod native;
 pub(crate) mod turn;

@@ -1,7 +1,9 @@
 //! Whose turn it is: a function of names alone.
 
-use crate::queue::contender::{self, Contender, Mode, Place};
+use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
+use crate::queue::mode::{Mode, Place};
+use crate::queue::native;
 
 /// Where a contender stands in its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +69,7 @@ where
         let name = child.as_ref();
         // When ten thousand contenders come at once, each reads ten thousand names: most are passed over at a glance.
         if dialect == Dialect::Native
-            && let Some(sequence) = contender::sequence_if_plain(name)
+            && let Some(sequence) = native::sequence_if_plain(name)
             && (sequence > mine.sequence || nearest.as_ref().is_some_and(|(nearest, _)| *nearest > sequence))
         {
             continue;

@@ -6,9 +6,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::queue::contender::Mode;
 use crate::queue::dialect::Dialect;
 use crate::queue::local::{Ground, LocalQueue, Parting, Told, Way};
+use crate::queue::mode::Mode;
 use crate::session::node::Tenure;
 use crate::ticket::ticket::Standing;
 

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::call;
-use crate::queue::contender::{self, Contender, Mode};
+use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
+use crate::queue::mode::Mode;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::{Failure, Session, Stat};
+use crate::validation;
 
 /// At most so many of those in the way are looked up for an error: it must be told in time.
 const BLOCKERS_NAMED: usize = 8;
@@ -194,7 +196,7 @@ fn read_note(data: &[u8]) -> Written {
 
 /// Anybody may have written it.
 fn is_host(host: &str) -> bool {
-    contender::check_host(host).is_ok()
+    validation::check_host(host).is_ok()
 }
 
 /// The host and the label that another library's data may be taken for: Curator writes its address, and kazoo the

@@ -1,7 +1,7 @@
 //! What is counted and measured, with the feature `metrics`; decides nothing. Without the feature nothing is here.
 
 use crate::error::error::Error;
-use crate::queue::contender::Mode;
+use crate::queue::mode::Mode;
 use crate::session::node::Loss;
 
 #[cfg(feature = "metrics")]

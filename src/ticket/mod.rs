@@ -1,4 +1,5 @@
 //! One place in a queue: taken, found again, given back.
 
 pub(crate) mod deadlock;
+pub(crate) mod directory;
 pub(crate) mod ticket;

@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
-use crate::queue::contender::{self, Contender, Mode, Owner};
+use crate::queue::contender::{Contender, Owner};
 use crate::queue::local::{Key, Parting};
+use crate::queue::mode::{self, Mode};
 use crate::session::books::Book;
 use crate::session::contract::{Berth, Chore, Created, Failure, Kind, Operation, Outcome, Reply, Session, Stat};
 use crate::session::listing::{self, Names};
 use crate::session::node::{Loss, Tenure};
 use crate::telemetry::meter;
-use crate::validation;
+use crate::ticket::directory;
 
 /// How often an answer may be lost before that is the answer: a broken server must not be asked for ever.
 pub(crate) const UNKNOWN_TRIES: u32 = 64;
@@ -141,7 +142,7 @@ impl Place {
     pub(crate) async fn make_directory(&self, has_to_stay: bool) -> Result<(), Failure> {
         let session = self.session();
         let mut denied = false;
-        for step in validation::steps(&self.directory) {
+        for step in directory::steps(&self.directory) {
             let kind = if step == &*self.directory && !has_to_stay { Kind::Container } else { Kind::Persistent };
             match settled(session, || session.create(step, &[], kind)).await {
                 Ok(_) => self.node().made.push(step.to_owned()),
@@ -250,7 +251,7 @@ impl Place {
         if is_settled {
             self.book.left(&standing, parting);
         }
-        let is_old = !(0..contender::RESTART_FROM).contains(&standing.contender.sequence());
+        let is_old = !(0..mode::RESTART_FROM).contains(&standing.contender.sequence());
         let is_old = is_old && !self.owner.dialect().keeps_directories();
         let restart = is_old.then(|| Arc::clone(&self.directory));
         let removal = remove(Arc::clone(&session), path, reply, signal, restart);

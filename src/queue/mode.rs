@@ -1,0 +1,48 @@
+//! A contender's mode and its sequence number, which decide its turn; knows no names.
+
+use std::fmt;
+
+/// From this sequence number on, whoever leaves the directory empty deletes it, which restarts the numbers.
+pub(crate) const RESTART_FROM: i64 = 1 << 30;
+
+/// From this sequence number on, nobody may enter: the counter of ZooKeeper 3.6 and later sticks at
+/// 2147483647 and gives that number to several contenders, and 3.5 wraps to a negative one (ZOOKEEPER-4372).
+pub(crate) const REFUSED_FROM: i64 = (1 << 31) - (1 << 20);
+
+/// What a contender asks for, and whom that shuts out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Shared with other readers.
+    Read,
+    /// Alone.
+    Write,
+}
+
+impl Mode {
+    /// Whether contenders of these two modes may not hold the lock together.
+    ///
+    /// ```
+    /// use zk_rwlock::Mode;
+    /// assert!(!Mode::Read.excludes(Mode::Read));
+    /// assert!(Mode::Read.excludes(Mode::Write) && Mode::Write.excludes(Mode::Write));
+    /// ```
+    pub fn excludes(self, other: Mode) -> bool {
+        self == Mode::Write || other == Mode::Write
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Mode::Read => "READ",
+            Mode::Write => "WRITE",
+        })
+    }
+}
+
+/// A contender's mode and sequence number: all that decides its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) mode: Mode,
+    pub(crate) sequence: i64,
+}
