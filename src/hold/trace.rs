@@ -91,7 +91,11 @@ impl Drop for Spans {
 
 /// Tells and counts that an acquisition failed.
 pub(crate) fn not_granted(path: &str, mode: Mode, error: &Error) {
-    meter::not_granted(mode, error);
+    match error {
+        Error::WouldBlock { .. } => meter::would_block(mode),
+        Error::Timeout { .. } => meter::timed_out(mode),
+        _ => {}
+    }
     tracing::debug!(path, %mode, %error, "not granted");
 }
 

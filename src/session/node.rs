@@ -46,6 +46,18 @@ pub enum Loss {
     Interfered,
 }
 
+impl Loss {
+    /// Its name in the metrics.
+    fn label(self) -> &'static str {
+        match self {
+            Loss::SessionOver(_) => "session-over",
+            Loss::LeaseRanOut => "lease-ran-out",
+            Loss::Removed => "removed",
+            Loss::Interfered => "interfered",
+        }
+    }
+}
+
 /// How sure it is that a lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -442,7 +454,7 @@ impl Wake for Tenure {
 /// What is told of a lost hold: its node, and why. Only once nothing is locked, because subscribers are not ours.
 fn tell(news: Option<(String, Loss)>) {
     if let Some((node, cause)) = news {
-        meter::lost(cause);
+        meter::lost(cause.label());
         tracing::warn!(node, %cause, "a lock was lost while it was held");
     }
 }

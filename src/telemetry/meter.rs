@@ -1,8 +1,7 @@
-//! What is counted and measured, with the feature `metrics`; decides nothing. Without the feature nothing is here.
+//! What is counted and measured, with the feature `metrics`; knows modes and labels, and decides nothing. Without the
+//! feature nothing is here.
 
-use crate::error::error::Error;
 use crate::queue::mode::Mode;
-use crate::session::node::Loss;
 
 #[cfg(feature = "metrics")]
 use {crate::telemetry::metrics as names, ::metrics, tokio::time::Instant};
@@ -83,27 +82,21 @@ pub(crate) fn entered(mode: Mode, others: usize) {
 }
 
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
-pub(crate) fn not_granted(mode: Mode, error: &Error) {
+pub(crate) fn would_block(mode: Mode) {
     #[cfg(feature = "metrics")]
-    match error {
-        Error::WouldBlock { .. } => metrics::counter!(names::WOULD_BLOCK, "mode" => label(mode)).increment(1),
-        Error::Timeout { .. } => metrics::counter!(names::TIMEOUTS, "mode" => label(mode)).increment(1),
-        _ => {}
-    }
+    metrics::counter!(names::WOULD_BLOCK, "mode" => label(mode)).increment(1);
 }
 
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
-pub(crate) fn lost(cause: Loss) {
+pub(crate) fn timed_out(mode: Mode) {
     #[cfg(feature = "metrics")]
-    {
-        let cause = match cause {
-            Loss::SessionOver(_) => "session-over",
-            Loss::LeaseRanOut => "lease-ran-out",
-            Loss::Removed => "removed",
-            Loss::Interfered => "interfered",
-        };
-        metrics::counter!(names::LOSSES, "cause" => cause).increment(1);
-    }
+    metrics::counter!(names::TIMEOUTS, "mode" => label(mode)).increment(1);
+}
+
+#[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
+pub(crate) fn lost(cause: &'static str) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!(names::LOSSES, "cause" => cause).increment(1);
 }
 
 pub(crate) fn recovered() {
