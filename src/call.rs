@@ -8,7 +8,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::error::error::Error;
-use crate::session::contract::{Coordinator, Failure, Reply, Session};
+use crate::session::contract::{Coordinator, Session};
+use crate::session::request::{Failure, Reply};
 use crate::snapshot::read::Blockers;
 use crate::ticket::ticket;
 

@@ -136,9 +136,8 @@ pub use crate::queue::contender::Contender;
 pub use crate::queue::dialect::Dialect;
 pub use crate::queue::mode::Mode;
 pub use crate::queue::turn::{Turn, turn};
-pub use crate::session::contract as coordinator;
-pub use crate::session::contract::{Ending, Failure, Outcome};
 pub use crate::session::node::{Changes, HoldState, Loss};
+pub use crate::session::request::{Ending, Failure, Outcome};
 pub use crate::snapshot::progress::Progress;
 pub use crate::snapshot::read::{Blockers, Member, MemberState, Queue};
 pub use crate::snapshot::survey::Survey;
@@ -158,6 +157,20 @@ pub use crate::zookeeper::client::Sasl;
 #[cfg(feature = "tls")]
 pub use crate::zookeeper::client::Tls;
 pub use crate::zookeeper::client::{Acl, Permissions, ZooKeeper, ZooKeeperBuilder};
+
+/// The contract between the lock and what keeps its nodes: for those who write a backend.
+///
+/// A backend is a [`Coordinator`](coordinator::Coordinator), which hands out [`Session`](coordinator::Session)s. Two come
+/// with this crate: [`Memory`] and [`ZooKeeper`]. The law they keep is written on
+/// [`Session`](coordinator::Session#contract); `tests/conformance.rs` proves each clause of it by name, against both.
+pub mod coordinator {
+    pub use crate::session::contract::{Berth, Coordinator, Reservation, Session};
+    pub use crate::session::lease::{Lease, Moment};
+    pub use crate::session::node::keep_alive;
+    pub use crate::session::request::{
+        Chore, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Watch,
+    };
+}
 
 /// How to use one lock well, task by task.
 ///

@@ -6,8 +6,8 @@ use thiserror::Error;
 
 use crate::error::value::ValueError;
 use crate::queue::dialect::Dialect;
-use crate::session::contract::{Ending, Failure};
 use crate::session::node::Loss;
+use crate::session::request::{Ending, Failure};
 use crate::snapshot::read::Blockers;
 
 /// Why a lock operation did not succeed.

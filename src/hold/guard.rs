@@ -11,9 +11,9 @@ use crate::hold::transaction::Transaction;
 use crate::lock::rw_lock::Shared;
 use crate::queue::contender::Contender;
 use crate::queue::turn;
-use crate::session::contract::{Event, Failure};
 use crate::session::lease::Moment;
 use crate::session::node::{Changes, HoldState, Loss, Tenure};
+use crate::session::request::{Event, Failure};
 use crate::ticket::ticket::{self, Place, Standing};
 use crate::validation;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::hold::guard::Held;
-use crate::session::contract::{Failure, Kind, Operation, Outcome};
 use crate::session::node::Loss;
+use crate::session::request::{Failure, Kind, Operation, Outcome};
 use crate::validation;
 
 /// Operations on any nodes, to be committed in one ZooKeeper transaction with a check that the lock is still held.

@@ -17,11 +17,10 @@ use async_trait::async_trait;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-use crate::session::contract::{
-    Berth, Chore, Coordinator, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Session, Stat, Watch,
-    keep_alive,
-};
+use crate::session::contract::{Berth, Coordinator, Session};
 use crate::session::lease::Lease;
+use crate::session::node::keep_alive;
+use crate::session::request::{Chore, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Watch};
 use crate::session::thread::Keeper;
 
 /// The timeout of every session of an embedded ensemble.

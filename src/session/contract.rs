@@ -1,30 +1,19 @@
-//! The contract between the lock and whatever keeps its nodes; knows neither locks nor ZooKeeper.
-//!
-//! A backend is a [`Coordinator`], which hands out [`Session`]s. Two come with this crate:
-//! [`Memory`](crate::Memory) and [`ZooKeeper`](crate::ZooKeeper). The law they keep is written on [`Session`];
-//! `tests/conformance.rs` proves each clause of it by name, against both.
+//! The contract between the lock and what keeps its nodes; knows neither locks nor ZooKeeper.
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use thiserror::Error;
 
-pub use crate::session::lease::Lease;
-pub use crate::session::lease::Moment;
-pub use crate::session::node::keep_alive;
-
-/// The answer to a request that is already on its way.
-///
-/// Dropping it does not take the request back.
-pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
-
-/// Work that outlives its caller: it removes what a dropped future or guard left behind.
-pub type Chore = Pin<Box<dyn Future<Output = ()> + Send>>;
+use crate::session::lease::Lease;
+// Moved: import these from `request`.
+#[allow(unused_imports)]
+pub(crate) use crate::session::request::{
+    Chore, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Watch,
+};
 
 /// An ensemble, as one process reaches it: the maker of sessions.
 ///
@@ -142,7 +131,7 @@ impl fmt::Debug for Reservation {
 ///     [connection](Lease::connected), and when a handshake is known to have [resumed](Lease::resumed) the session.
 ///
 /// # Implementing it
-/// Spawn [`keep_alive`] once for each session.
+/// Spawn [`keep_alive`](crate::coordinator::keep_alive) once for each session.
 #[async_trait]
 pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// The ensemble's number for this session, as `ephemeral_owner` shows it.
@@ -203,209 +192,4 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
 
     /// A timer that runs even if the caller's runtime has none.
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
-}
-
-/// What kind of node to create.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Stays until deleted.
-    Persistent,
-    /// Stays until deleted, or until the ensemble reaps it some time after its last child has gone.
-    Container,
-    /// Goes with its session.
-    Ephemeral,
-    /// Goes with its session; the ensemble appends a rising number to its name.
-    EphemeralSequential,
-}
-
-/// A node that was created.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Created {
-    /// Its whole path, with the sequence number if it has one.
-    pub path: String,
-    /// The ensemble-wide number of the transaction that created it.
-    pub czxid: i64,
-    /// The session that owns it, 0 if it is not ephemeral.
-    pub ephemeral_owner: i64,
-}
-
-/// What the ensemble knows of a node besides its data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stat {
-    /// The ensemble-wide number of the transaction that created it.
-    pub czxid: i64,
-    /// How often its data was set.
-    pub version: i32,
-    /// When it was created, on the ensemble's clock.
-    pub ctime: SystemTime,
-    /// The session that owns it, 0 if it is not ephemeral.
-    pub ephemeral_owner: i64,
-}
-
-/// One operation of a transaction.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Operation {
-    /// Creates a node; not a sequential one.
-    Create {
-        /// Where.
-        path: String,
-        /// Its data.
-        data: Vec<u8>,
-        /// Its kind.
-        kind: Kind,
-    },
-    /// Sets a node's data.
-    Set {
-        /// Which node.
-        path: String,
-        /// The new data.
-        data: Vec<u8>,
-        /// Only if the node has this version.
-        version: Option<i32>,
-    },
-    /// Deletes a node.
-    Delete {
-        /// Which node.
-        path: String,
-        /// Only if the node has this version.
-        version: Option<i32>,
-    },
-    /// Changes nothing, but fails the transaction when the node is not there.
-    Check {
-        /// Which node.
-        path: String,
-        /// Only if the node has this version.
-        version: Option<i32>,
-    },
-}
-
-/// What one operation of a committed transaction did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Outcome {
-    /// The node was created.
-    Created,
-    /// The data was set, and this is the node's version now.
-    Set {
-        /// To give to the next conditional operation.
-        version: i32,
-    },
-    /// The node was deleted.
-    Deleted,
-    /// The node was there.
-    Checked,
-}
-
-/// What a watch saw.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The node's data was set; or, where its children are watched, one of them came or went.
-    Changed,
-    /// The node is gone.
-    Deleted,
-    /// The session is over; nothing more will be seen.
-    Over,
-}
-
-/// An armed one-shot watch: a future of its event. Dropping it removes the watch.
-pub struct Watch {
-    event: Pin<Box<dyn Future<Output = Event> + Send>>,
-    owner: Option<i64>,
-}
-
-impl Watch {
-    /// Wraps the future that completes with the event.
-    pub fn new(event: impl Future<Output = Event> + Send + 'static) -> Watch {
-        Watch { event: Box::pin(event), owner: None }
-    }
-
-    /// The session that owns the node on which the watch was armed, if the backend tells it.
-    pub fn with_owner(mut self, ephemeral_owner: i64) -> Watch {
-        self.owner = Some(ephemeral_owner);
-        self
-    }
-
-    pub(crate) fn owner(&self) -> Option<i64> {
-        self.owner
-    }
-}
-
-impl Future for Watch {
-    type Output = Event;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Event> {
-        self.event.as_mut().poll(context)
-    }
-}
-
-impl fmt::Debug for Watch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Watch")
-    }
-}
-
-/// Why a session is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum Ending {
-    /// The ensemble gave it up, or was not reached for longer than the session timeout.
-    #[error("the session expired")]
-    Expired,
-    /// This process closed it.
-    #[error("the session was closed")]
-    Closed,
-    /// The ensemble refused its credentials.
-    #[error("the session's credentials were refused")]
-    AuthFailed,
-    /// A reconnect was answered with a different session, so the nodes of this one are not ours any more.
-    #[error("the session was replaced by another one on a reconnect")]
-    Replaced,
-}
-
-/// Why a request did not succeed, told apart by what the caller may conclude.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum Failure {
-    /// Not carried out: there is no such node (for a create: no such parent).
-    #[error("no such node")]
-    NoNode,
-    /// Not carried out: the node exists already.
-    #[error("the node exists already")]
-    NodeExists,
-    /// Not carried out: the node has children.
-    #[error("the node has children")]
-    NotEmpty,
-    /// Not carried out: the node has another version.
-    #[error("the node has another version")]
-    BadVersion,
-    /// Not carried out: the session may not do that.
-    #[error("permission denied")]
-    NoAuth,
-    /// Not carried out: the parent is ephemeral and can have no children.
-    #[error("the parent is ephemeral")]
-    ParentIsEphemeral,
-    /// Not carried out, for a reason that only people can act on.
-    #[error("refused: {0}")]
-    Refused(String),
-    /// Not carried out, and not refused: a create that went out in one transaction with another request, which was. Ask
-    /// again.
-    #[error("refused with another request, in one transaction")]
-    NotTried,
-    /// Not carried out: no server could be reached.
-    #[error("no server could be reached: {0}")]
-    Unreachable(String),
-    /// The session is over, and its ephemeral nodes are gone or will be.
-    #[error("{0}")]
-    Over(Ending),
-    /// It may or may not have been carried out.
-    #[error("the outcome is unknown: {0}")]
-    Unknown(String),
-    /// The transaction was not carried out, because this operation of it failed.
-    #[error("operation {index}: {failure}")]
-    Operation {
-        /// Which, counted from 0.
-        index: usize,
-        /// Why.
-        failure: Box<Failure>,
-    },
 }

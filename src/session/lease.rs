@@ -20,9 +20,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::session::books::Books;
-use crate::session::contract::Ending;
 use crate::session::listing::Listings;
 use crate::session::node::Roll;
+use crate::session::request::Ending;
 use crate::ticket::deadlock::Holds;
 
 /// A moment on a session's clock.

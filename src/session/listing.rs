@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
-use crate::session::contract::{Failure, Reply, Session};
+use crate::session::contract::Session;
+use crate::session::request::{Failure, Reply};
 
 /// Few do not wait for each other: theirs are all under way at once.
 const UNDER_WAY_MAX: usize = 4;

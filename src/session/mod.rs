@@ -1,8 +1,9 @@
 //! One session: its requests, its lease, our nodes on it and how they are kept alive; knows no lock.
 
 pub(crate) mod books;
-pub mod contract;
+pub(crate) mod contract;
 pub(crate) mod lease;
 pub(crate) mod listing;
 pub(crate) mod node;
+pub(crate) mod request;
 pub(crate) mod thread;

@@ -14,8 +14,9 @@ use thiserror::Error;
 use tokio::sync::Notify;
 
 use crate::queue::local::HandOff;
-use crate::session::contract::{Ending, Event, Failure, Operation, Reply, Session, Watch};
+use crate::session::contract::Session;
 use crate::session::lease::{Lease, Moment};
+use crate::session::request::{Ending, Event, Failure, Operation, Reply, Watch};
 use crate::telemetry::meter;
 
 /// At most so many checks go into one heartbeat: its request must stay far below ZooKeeper's limit of 1 MiB.

@@ -10,7 +10,8 @@ use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::queue::turn::{self, Turn};
-use crate::session::contract::{Failure, Session, Stat};
+use crate::session::contract::Session;
+use crate::session::request::{Failure, Stat};
 use crate::validation;
 
 /// At most so many of those in the way are looked up for an error: it must be told in time.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::queue::dialect::Dialect;
-use crate::session::contract::{Coordinator, Failure, Session};
+use crate::session::contract::{Coordinator, Session};
+use crate::session::request::Failure;
 use crate::snapshot::read::{self, Queue};
 use crate::validation;
 

@@ -10,9 +10,10 @@ use crate::queue::contender::{Contender, Owner};
 use crate::queue::local::{Key, Parting};
 use crate::queue::mode::{self, Mode};
 use crate::session::books::Book;
-use crate::session::contract::{Berth, Chore, Created, Failure, Kind, Operation, Outcome, Reply, Session, Stat};
+use crate::session::contract::{Berth, Session};
 use crate::session::listing::{self, Names};
 use crate::session::node::{Loss, Tenure};
+use crate::session::request::{Chore, Created, Failure, Kind, Operation, Outcome, Reply, Stat};
 use crate::telemetry::meter;
 use crate::ticket::directory;
 

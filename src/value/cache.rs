@@ -15,8 +15,9 @@ use tokio::sync::{oneshot, watch};
 
 use crate::error::error::Error;
 use crate::error::value::ValueError;
-use crate::session::contract::{Berth, Coordinator, Event, Failure, Session, Stat};
+use crate::session::contract::{Berth, Coordinator, Session};
 use crate::session::lease::Lease;
+use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::thread::Keeper;
 use crate::ticket::ticket;
 use crate::value::shared::{Inner, Shared, Stored};
@@ -386,10 +387,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
 }
 
 /// What is in the node, and a watch that tells of the first change after it.
-async fn look_and_watch(
-    session: &Arc<dyn Session>,
-    path: &str,
-) -> Result<(Vec<u8>, Stat, crate::session::contract::Watch), Failure> {
+async fn look_and_watch(session: &Arc<dyn Session>, path: &str) -> Result<(Vec<u8>, Stat, Watch), Failure> {
     let looked = ticket::settled(session, || {
         // In this order: what changes between the two is in the data, and told besides.
         let (change, node) = (session.watch(path), session.data(path));

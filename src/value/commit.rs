@@ -6,8 +6,9 @@ use crate::error::error::Error;
 use crate::error::value::ValueError;
 use crate::hold::guard::Held;
 use crate::hold::transaction::Transaction;
-use crate::session::contract::{Coordinator, Failure, Outcome, Session, Stat};
+use crate::session::contract::{Coordinator, Session};
 use crate::session::node::Loss;
+use crate::session::request::{Failure, Outcome, Stat};
 use crate::ticket::ticket;
 use crate::value::envelope::{Envelope, Mark};
 

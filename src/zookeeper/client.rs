@@ -36,11 +36,10 @@ use tokio::task::JoinSet;
 use zookeeper_client as zk;
 
 use crate::error::error::Error;
-use crate::session::contract::{
-    Berth, Chore, Coordinator, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Reservation, Session,
-    Stat, Watch, keep_alive,
-};
+use crate::session::contract::{Berth, Coordinator, Reservation, Session};
 use crate::session::lease::{Lease, Moment, since_boot};
+use crate::session::node::keep_alive;
+use crate::session::request::{Chore, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Watch};
 use crate::session::thread::Keeper;
 
 use crate::zookeeper::abilities::Abilities;

@@ -14,7 +14,7 @@ use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 use zookeeper_client as zk;
 
-use crate::session::contract::{Created, Ending, Failure, Kind, Operation, Outcome, Reply};
+use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply};
 use crate::zookeeper::client::{Owner, ZooKeeperSession, commit, failure, outcome};
 
 /// Locked while a request is sent, so that what was held back goes out before it.
