@@ -1,0 +1,95 @@
+//! Runs the background work of an embedded ensemble; knows neither sessions nor nodes.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Wake, Waker};
+
+use crate::session::request::Chore;
+
+/// Runs chores on the thread that makes them ready: nothing happens in the background that a test did not cause.
+#[derive(Default)]
+pub(super) struct Executor {
+    chores: Mutex<Chores>,
+    running: AtomicBool,
+}
+
+#[derive(Default)]
+struct Chores {
+    next: u64,
+    pending: HashMap<u64, Chore>,
+    ready: VecDeque<u64>,
+}
+
+impl Executor {
+    pub(super) fn spawn(self: &Arc<Self>, chore: Chore) {
+        let number = {
+            let mut chores = self.chores();
+            chores.next += 1;
+            let number = chores.next;
+            chores.pending.insert(number, chore);
+            number
+        };
+        self.ready(number);
+    }
+
+    fn ready(self: &Arc<Self>, number: u64) {
+        self.chores().ready.push_back(number);
+        // A thread that runs chores already will come to it; a chore may make others ready while it runs.
+        while !self.chores().ready.is_empty() && !self.running.swap(true, Ordering::AcqRel) {
+            let _running = Running(&self.running);
+            self.run();
+        }
+    }
+
+    fn run(self: &Arc<Self>) {
+        loop {
+            let Some((number, mut chore)) = self.next() else {
+                return;
+            };
+            let waker = Waker::from(Arc::new(Ready { executor: Arc::downgrade(self), number }));
+            // Inside a task that has run for long, tokio would make the chore yield, here and now, for ever.
+            let polled =
+                std::pin::pin!(tokio::task::unconstrained(chore.as_mut())).poll(&mut Context::from_waker(&waker));
+            if polled.is_pending() {
+                self.chores().pending.insert(number, chore);
+            }
+        }
+    }
+
+    fn next(&self) -> Option<(u64, Chore)> {
+        let mut chores = self.chores();
+        loop {
+            let number = chores.ready.pop_front()?;
+            if let Some(chore) = chores.pending.remove(&number) {
+                return Some((number, chore));
+            }
+        }
+    }
+
+    fn chores(&self) -> MutexGuard<'_, Chores> {
+        self.chores.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Lets another thread run chores when this one is done, also after a panic.
+struct Running<'a>(&'a AtomicBool);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+struct Ready {
+    executor: Weak<Executor>,
+    number: u64,
+}
+
+impl Wake for Ready {
+    fn wake(self: Arc<Self>) {
+        if let Some(executor) = self.executor.upgrade() {
+            executor.ready(self.number);
+        }
+    }
+}

@@ -1,0 +1,462 @@
+//! The state that the clients of an embedded ensemble share: its sessions, their watches, and what each is shown; knows
+//! neither locks nor clients.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tokio::sync::{oneshot, watch};
+
+use crate::memory::executor::Executor;
+use crate::memory::tree::{Change, Node, Tree, children_of, commit, deletion, parent_of};
+use crate::session::lease::Lease;
+use crate::session::request::{Chore, Created, Ending, Event, Failure, Kind, Operation, Outcome, Watch};
+
+/// An ensemble, which all its clients share.
+#[derive(Default)]
+pub(super) struct Ensemble {
+    world: Mutex<World>,
+    executor: Arc<Executor>,
+    requests: AtomicU64,
+}
+
+/// A notification, to be given when the world is unlocked again: who is notified may ask the ensemble for something.
+pub(super) type Fired = Box<dyn FnOnce() + Send>;
+
+/// A request, carried out once the connection is there.
+type Job = Box<dyn FnOnce(&mut World, &mut Vec<Fired>) + Send>;
+
+#[derive(Default)]
+pub(super) struct World {
+    tree: Arc<Tree>,
+    zxid: i64,
+    last_session: i64,
+    last_watch: u64,
+    sessions: HashMap<i64, SessionState>,
+}
+
+struct SessionState {
+    lease: Arc<Lease>,
+    link: watch::Sender<Link>,
+    /// Why the ensemble has given the session up, although its client does not know yet.
+    given_up: Option<Ending>,
+    /// What a lagging server shows.
+    view: Option<Arc<Tree>>,
+    /// What a lagging server has not shown yet.
+    late: Vec<Change>,
+    /// The newest transaction that the client has seen before it was cut off.
+    seen: i64,
+    waiting: Vec<Job>,
+    faults: VecDeque<Fault>,
+    /// By the path of a node, or by its [key](crate::memory::tree::children_key) for a watch on the node's children.
+    watches: HashMap<String, Vec<Armed>>,
+}
+
+struct Armed {
+    number: u64,
+    tell: oneshot::Sender<Event>,
+}
+
+impl Armed {
+    fn fire(self, event: Event) {
+        let _nobody_waits_any_more = self.tell.send(event);
+    }
+}
+
+/// A session's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Link {
+    Up,
+    Down,
+    Over(Ending),
+}
+
+/// What the next write of a session loses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    Reply,
+    Request,
+}
+
+impl Ensemble {
+    pub(super) fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the world, and gives the notifications of it when the world is unlocked.
+    pub(super) fn change<T>(&self, act: impl FnOnce(&mut World, &mut Vec<Fired>) -> T) -> T {
+        let mut fired = Vec::new();
+        let result = act(&mut self.world(), &mut fired);
+        for tell in fired {
+            tell();
+        }
+        result
+    }
+
+    /// Carries a request of a session out now, or when its connection is mended.
+    pub(super) fn request<T: Send + 'static>(
+        &self,
+        session: i64,
+        lease: &Arc<Lease>,
+        is_write: bool,
+        act: impl FnOnce(&mut World, &mut Vec<Fired>) -> Result<T, Failure> + Send + 'static,
+    ) -> oneshot::Receiver<Result<T, Failure>> {
+        let (reply, answer) = oneshot::channel();
+        let lease = Arc::clone(lease);
+        let job: Job = Box::new(move |world, fired| {
+            let result = match world.sessions.get_mut(&session) {
+                Some(state) => {
+                    let fault = if is_write { state.faults.pop_front() } else { None };
+                    world.carry_out(session, is_write, fault, act, fired)
+                }
+                None => Err(Failure::Over(lease.over().unwrap_or(Ending::Expired))),
+            };
+            fired.push(Box::new(move || drop(reply.send(result))));
+        });
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.change(|world, fired| match world.sessions.get_mut(&session).filter(|state| !state.is_up()) {
+            Some(cut_off) => cut_off.waiting.push(job),
+            None => job(world, fired),
+        });
+        answer
+    }
+
+    /// How many requests were made, for all sessions together.
+    pub(super) fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Runs a chore on the threads that make it ready.
+    pub(super) fn spawn(&self, chore: Chore) {
+        self.executor.spawn(chore);
+    }
+}
+
+impl SessionState {
+    fn is_up(&self) -> bool {
+        *self.link.borrow() == Link::Up
+    }
+
+    /// Changes the link now, and notifies those who wait for it later.
+    fn link_changes(&self, link: Link) -> Fired {
+        let sender = self.link.clone();
+        // A request that comes before the notification finds the link as it is.
+        sender.send_if_modified(|current| {
+            if !matches!(current, Link::Over(_)) {
+                *current = link;
+            }
+            false
+        });
+        Box::new(move || {
+            sender.send_if_modified(|_| true);
+        })
+    }
+
+    fn happened(&mut self, path: &str, event: Event, fired: &mut Vec<Fired>) {
+        if self.view.is_some() {
+            self.late.push((path.to_owned(), event));
+        } else if self.is_up() {
+            self.fire(path, event, fired);
+        }
+    }
+
+    fn fire(&mut self, path: &str, event: Event, fired: &mut Vec<Fired>) {
+        for armed in self.watches.remove(path).into_iter().flatten() {
+            fired.push(Box::new(move || armed.fire(event)));
+        }
+    }
+}
+
+impl World {
+    /// Opens a session: its number, and its connection.
+    pub(super) fn open(&mut self, lease: &Arc<Lease>) -> (i64, watch::Receiver<Link>) {
+        let (link, links) = watch::channel(Link::Up);
+        let state = SessionState {
+            lease: Arc::clone(lease),
+            link,
+            given_up: None,
+            view: None,
+            late: Vec::new(),
+            seen: 0,
+            waiting: Vec::new(),
+            faults: VecDeque::new(),
+            watches: HashMap::new(),
+        };
+        self.last_session += 1;
+        self.sessions.insert(self.last_session, state);
+        (self.last_session, links)
+    }
+
+    /// What `act` answers, if no fault is in its way.
+    fn carry_out<T>(
+        &mut self,
+        session: i64,
+        is_write: bool,
+        fault: Option<Fault>,
+        act: impl FnOnce(&mut World, &mut Vec<Fired>) -> Result<T, Failure>,
+        fired: &mut Vec<Fired>,
+    ) -> Result<T, Failure> {
+        let result = match fault {
+            Some(Fault::Request) => Err(Failure::Unknown("the request was lost".to_owned())),
+            Some(Fault::Reply) => {
+                let _lost = act(self, fired);
+                Err(Failure::Unknown("the answer was lost".to_owned()))
+            }
+            None => act(self, fired),
+        };
+        if is_write {
+            self.refresh(session, fired);
+        }
+        result
+    }
+
+    /// The tree as a session's server shows it.
+    pub(super) fn shown_to(&self, session: i64) -> &Tree {
+        self.sessions.get(&session).and_then(|state| state.view.as_ref()).unwrap_or(&self.tree)
+    }
+
+    /// Brings a session's lagging server up to now; it goes on lagging from here.
+    pub(super) fn refresh(&mut self, session: i64, fired: &mut Vec<Fired>) {
+        let tree = Arc::clone(&self.tree);
+        let Some(state) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        if state.view.is_some() {
+            state.view = Some(tree);
+            for (path, event) in std::mem::take(&mut state.late) {
+                state.fire(&path, event, fired);
+            }
+        }
+    }
+
+    /// Arms a watch under its key.
+    pub(super) fn arm(&mut self, session: i64, key: String, ensemble: Weak<Ensemble>) -> Watch {
+        let (tell, told) = oneshot::channel();
+        self.last_watch += 1;
+        let number = self.last_watch;
+        if let Some(state) = self.sessions.get_mut(&session) {
+            state.watches.entry(key.clone()).or_default().push(Armed { number, tell });
+        }
+        let disarm = Disarm { ensemble, session, key, number };
+        Watch::new(async move {
+            let _disarm = disarm;
+            told.await.unwrap_or(Event::Over)
+        })
+    }
+
+    fn tell_all(&mut self, changes: &[Change], fired: &mut Vec<Fired>) {
+        for state in self.sessions.values_mut() {
+            for (path, event) in changes {
+                state.happened(path, *event, fired);
+            }
+        }
+    }
+
+    /// Creates one node.
+    pub(super) fn create(
+        &mut self,
+        session: i64,
+        path: String,
+        data: Vec<u8>,
+        kind: Kind,
+        fired: &mut Vec<Fired>,
+    ) -> Result<Created, Failure> {
+        let create = [Operation::Create { path, data, kind }];
+        let outcomes = self.apply(session, &create, fired).map_err(|(_, failure)| failure)?;
+        let path = outcomes.into_iter().map(|(_, path)| path).next().unwrap_or_default();
+        let node = self.tree.get(&path).ok_or(Failure::NoNode)?;
+        Ok(Created { czxid: node.czxid, ephemeral_owner: node.owner, path })
+    }
+
+    /// Applies all operations or none, as one transaction.
+    pub(super) fn apply(
+        &mut self,
+        session: i64,
+        operations: &[Operation],
+        fired: &mut Vec<Fired>,
+    ) -> Result<Vec<(Outcome, String)>, (usize, Failure)> {
+        let zxid = self.zxid + 1;
+        // Copied only while a lagging server still shows it as it was.
+        let committed = commit(Arc::make_mut(&mut self.tree), zxid, session, operations)?;
+        self.zxid = zxid;
+        self.tell_all(&committed.changes, fired);
+        Ok(committed.outcomes)
+    }
+
+    /// Deletes a node with all below it.
+    pub(super) fn remove(&mut self, path: &str, fired: &mut Vec<Fired>) {
+        let below = format!("{path}/");
+        let gone = self.tree.keys().filter(|node| *node == path || node.starts_with(&below)).cloned().collect();
+        self.delete_all(gone, fired);
+    }
+
+    fn delete_all(&mut self, paths: Vec<String>, fired: &mut Vec<Fired>) {
+        for path in paths.into_iter().rev() {
+            self.zxid += 1;
+            let tree = Arc::make_mut(&mut self.tree);
+            tree.remove(&path);
+            if let Some(parent) = tree.get_mut(parent_of(&path)) {
+                parent.pzxid = self.zxid;
+            }
+            self.tell_all(&deletion(path), fired);
+        }
+    }
+
+    /// Deletes the containers that had children and have none now.
+    pub(super) fn reap(&mut self, fired: &mut Vec<Fired>) {
+        let idle = |(path, node): (&String, &Node)| {
+            (node.kind == Kind::Container && node.next_sequence > 0 && children_of(&self.tree, path).is_empty())
+                .then(|| path.clone())
+        };
+        let idle = self.tree.iter().filter_map(idle).collect();
+        self.delete_all(idle, fired);
+    }
+
+    /// Gives a session up, and deletes its nodes. Its client learns of it now if it is connected.
+    pub(super) fn expire(&mut self, session: i64, why: Ending, fired: &mut Vec<Fired>) {
+        let Some(state) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        state.given_up.get_or_insert(why);
+        let told = state.is_up() || why == Ending::Closed;
+        let owned = self.tree.iter().filter(|(_, node)| node.owner == session).map(|(path, _)| path.clone());
+        let owned: Vec<_> = owned.collect();
+        if told {
+            self.end(session, why, fired);
+        }
+        self.delete_all(owned, fired);
+    }
+
+    /// Tells the client that its session is over.
+    fn end(&mut self, session: i64, why: Ending, fired: &mut Vec<Fired>) {
+        let Some(mut state) = self.sessions.remove(&session) else {
+            return;
+        };
+        let lease = Arc::clone(&state.lease);
+        let link = state.link_changes(Link::Over(why));
+        fired.push(Box::new(move || lease.end(why)));
+        fired.push(link);
+        for armed in state.watches.drain().flat_map(|(_, armed)| armed) {
+            fired.push(Box::new(move || armed.fire(Event::Over)));
+        }
+        // Without its session each of them answers that it is over.
+        for job in std::mem::take(&mut state.waiting) {
+            job(self, fired);
+        }
+    }
+
+    /// Cuts a session's connection.
+    pub(super) fn cut(&mut self, session: i64, fired: &mut Vec<Fired>) {
+        let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_up()) else {
+            return;
+        };
+        state.seen = self.zxid;
+        fired.push(state.link_changes(Link::Down));
+        let lease = Arc::clone(&state.lease);
+        fired.push(Box::new(move || {
+            lease.steady(false);
+            lease.connected(false);
+        }));
+    }
+
+    /// Mends a session's connection: its client learns what happened meanwhile.
+    pub(super) fn heal(&mut self, session: i64, fired: &mut Vec<Fired>) {
+        let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_up()) else {
+            return;
+        };
+        if let Some(why) = state.given_up {
+            return self.end(session, why, fired);
+        }
+        let lease = Arc::clone(&state.lease);
+        fired.push(Box::new(move || {
+            lease.steady(true);
+            lease.connected(true);
+        }));
+        let link = state.link_changes(Link::Up);
+        // The server compares what it has with what the client has seen, as it does for SetWatches.
+        let missed = state.watches.keys().filter_map(|key| {
+            let children_of = key.strip_suffix('/');
+            match self.tree.get(children_of.unwrap_or(key)) {
+                None if key != "/" => Some((key.clone(), Event::Deleted)),
+                None => Some((key.clone(), Event::Changed)),
+                Some(node) => {
+                    let changed = if children_of.is_some() { node.pzxid } else { node.mzxid };
+                    (changed > state.seen).then(|| (key.clone(), Event::Changed))
+                }
+            }
+        });
+        let missed: Vec<Change> = missed.collect();
+        for (path, event) in missed {
+            state.fire(&path, event, fired);
+        }
+        let waiting = std::mem::take(&mut state.waiting);
+        fired.push(link);
+        for job in waiting {
+            job(self, fired);
+        }
+    }
+    /// From now on a session's server is behind the others.
+    pub(super) fn lag(&mut self, session: i64) {
+        if let Some(state) = self.sessions.get_mut(&session) {
+            state.view = Some(Arc::clone(&self.tree));
+        }
+    }
+
+    /// A session's server is not behind the others any more.
+    pub(super) fn catch_up(&mut self, session: i64, fired: &mut Vec<Fired>) {
+        self.refresh(session, fired);
+        if let Some(state) = self.sessions.get_mut(&session) {
+            state.view = None;
+        }
+    }
+
+    /// Has the next write of a session meet a fault.
+    pub(super) fn add_fault(&mut self, session: i64, fault: Fault) {
+        if let Some(state) = self.sessions.get_mut(&session) {
+            state.faults.push_back(fault);
+        }
+    }
+
+    /// How many watches are armed, for all sessions together.
+    pub(super) fn watches(&self) -> usize {
+        self.sessions.values().map(|state| state.watches.values().map(Vec::len).sum::<usize>()).sum()
+    }
+
+    /// The names of a node's children, as the newest server shows them.
+    pub(super) fn children(&self, path: &str) -> Vec<String> {
+        children_of(&self.tree, path)
+    }
+
+    /// Sets the number of a directory's next sequential child.
+    pub(super) fn set_next_sequence(&mut self, directory: &str, next: i32) {
+        if let Some(node) = Arc::make_mut(&mut self.tree).get_mut(directory) {
+            node.next_sequence = next;
+        }
+    }
+}
+
+/// Removes a watch that nobody waits for any more.
+struct Disarm {
+    ensemble: Weak<Ensemble>,
+    session: i64,
+    key: String,
+    number: u64,
+}
+
+impl Drop for Disarm {
+    fn drop(&mut self) {
+        let Some(ensemble) = self.ensemble.upgrade() else {
+            return;
+        };
+        let mut world = ensemble.world();
+        let Some(state) = world.sessions.get_mut(&self.session) else {
+            return;
+        };
+        if let Some(armed) = state.watches.get_mut(&self.key) {
+            armed.retain(|armed| armed.number != self.number);
+            if armed.is_empty() {
+                state.watches.remove(&self.key);
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! One session of an embedded ensemble, as the contract asks for it; knows neither locks nor the client that opened it.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::memory::server::{Ensemble, Fired, Link, World};
+use crate::memory::tree::{Node, Tree, children_key, children_of};
+use crate::session::contract::Session;
+use crate::session::lease::Lease;
+use crate::session::request::{Chore, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Watch};
+use crate::session::thread::Keeper;
+
+/// The timeout of every session of an embedded ensemble.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// One session of an embedded ensemble.
+pub(super) struct MemorySession {
+    id: i64,
+    ensemble: Arc<Ensemble>,
+    lease: Arc<Lease>,
+    link: watch::Receiver<Link>,
+}
+
+impl MemorySession {
+    pub(super) fn open(ensemble: &Arc<Ensemble>) -> Arc<MemorySession> {
+        let opened = Instant::now();
+        // Never zero, which stands for a lease that ran out.
+        let clock = move || opened.elapsed() + Duration::from_nanos(1);
+        let lease = Arc::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock)));
+        lease.steady(true);
+        let (id, link) = ensemble.change(|world, _| world.open(&lease));
+        Arc::new(MemorySession { id, ensemble: Arc::clone(ensemble), lease, link })
+    }
+
+    fn request<T: Send + 'static>(
+        &self,
+        is_write: bool,
+        act: impl FnOnce(&mut World, &mut Vec<Fired>) -> Result<T, Failure> + Send + 'static,
+    ) -> Reply<T> {
+        let answer = self.ensemble.request(self.id, &self.lease, is_write, act);
+        Box::pin(async move {
+            answer.await.unwrap_or_else(|_| Err(Failure::Unknown("the ensemble was dropped".to_owned())))
+        })
+    }
+
+    fn read<T: Send + 'static>(
+        &self,
+        path: &str,
+        look: impl FnOnce(&Tree, &str) -> Result<T, Failure> + Send + 'static,
+    ) -> Reply<T> {
+        let (id, path) = (self.id, path.to_owned());
+        self.request(false, move |world, _| look(world.shown_to(id), &path))
+    }
+}
+
+#[async_trait]
+impl Session for MemorySession {
+    fn id(&self) -> i64 {
+        self.id
+    }
+
+    fn timeout(&self) -> Duration {
+        SESSION_TIMEOUT
+    }
+
+    fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
+    async fn connected(&self) -> Result<(), Ending> {
+        let link = self.link.clone().wait_for(|link| *link != Link::Down).await.map(|link| *link);
+        match link {
+            Ok(Link::Over(why)) => Err(why),
+            Ok(_) => Ok(()),
+            Err(_) => Err(self.lease.over().unwrap_or(Ending::Closed)),
+        }
+    }
+
+    async fn over(&self) -> Ending {
+        let link = self.link.clone().wait_for(|link| matches!(link, Link::Over(_))).await.map(|link| *link);
+        match link {
+            Ok(Link::Over(why)) => why,
+            _ => self.lease.over().unwrap_or(Ending::Closed),
+        }
+    }
+
+    fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
+        let (id, path, data) = (self.id, path.to_owned(), data.to_vec());
+        self.request(true, move |world, fired| world.create(id, path, data, kind, fired))
+    }
+
+    fn delete(&self, path: &str) -> Reply<()> {
+        let id = self.id;
+        let delete = [Operation::Delete { path: path.to_owned(), version: None }];
+        self.request(true, move |world, fired| {
+            world.apply(id, &delete, fired).map(drop).map_err(|(_, failure)| failure)
+        })
+    }
+
+    fn children(&self, path: &str) -> Reply<Vec<String>> {
+        self.read(path, |tree, path| {
+            let exists = path == "/" || tree.contains_key(path);
+            exists.then(|| children_of(tree, path)).ok_or(Failure::NoNode)
+        })
+    }
+
+    fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
+        self.read(path, |tree, path| {
+            let node = tree.get(path).ok_or(Failure::NoNode)?;
+            let Node { czxid, version, ctime, owner, .. } = *node;
+            Ok((node.data.clone(), Stat { czxid, version, ctime, ephemeral_owner: owner }))
+        })
+    }
+
+    fn watch(&self, path: &str) -> Reply<Watch> {
+        let (id, path, ensemble) = (self.id, path.to_owned(), Arc::downgrade(&self.ensemble));
+        self.request(false, move |world, _| {
+            let owner = world.shown_to(id).get(&path).ok_or(Failure::NoNode)?.owner;
+            Ok(world.arm(id, path, ensemble).with_owner(owner))
+        })
+    }
+
+    fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
+        let (id, path, ensemble) = (self.id, path.to_owned(), Arc::downgrade(&self.ensemble));
+        self.request(false, move |world, _| {
+            if path != "/" && !world.shown_to(id).contains_key(&path) {
+                return Err(Failure::NoNode);
+            }
+            let names = children_of(world.shown_to(id), &path);
+            Ok((names, world.arm(id, children_key(&path), ensemble)))
+        })
+    }
+
+    fn sync(&self, _path: &str) -> Reply<()> {
+        let id = self.id;
+        self.request(false, move |world, fired| {
+            world.refresh(id, fired);
+            Ok(())
+        })
+    }
+
+    fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
+        let (id, operations) = (self.id, operations.to_vec());
+        self.request(true, move |world, fired| match world.apply(id, &operations, fired) {
+            Ok(outcomes) => Ok(outcomes.into_iter().map(|(outcome, _)| outcome).collect()),
+            Err((index, failure)) => Err(Failure::Operation { index, failure: Box::new(failure) }),
+        })
+    }
+
+    fn spawn(&self, chore: Chore) {
+        self.ensemble.spawn(chore);
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        sleep(duration)
+    }
+}
+
+impl fmt::Debug for MemorySession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemorySession").field("id", &self.id).field("lease", &self.lease).finish_non_exhaustive()
+    }
+}
+
+impl Drop for MemorySession {
+    /// Closes the session, which nobody can use any more; its nodes go.
+    fn drop(&mut self) {
+        self.ensemble.change(|world, fired| world.expire(self.id, Ending::Closed, fired));
+    }
+}
+
+/// A timer on the clock of the caller's runtime, which a test may have paused, or else on that of our own thread.
+pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    if tokio::runtime::Handle::try_current().is_ok() {
+        // Tokio offers no other way to find out that a runtime has no timers.
+        if let Ok(sleep) = catch_unwind(AssertUnwindSafe(|| Box::pin(tokio::time::sleep(duration)))) {
+            return Box::pin(Sleep(sleep));
+        }
+    }
+    match Keeper::get() {
+        Ok(keeper) => keeper.sleep(duration),
+        Err(_) => {
+            std::thread::sleep(duration);
+            Box::pin(std::future::ready(()))
+        }
+    }
+}
+
+/// A timer that is over when its runtime is: tokio's own would panic, and a chore may outlive the runtime that it was
+/// started in.
+struct Sleep(Pin<Box<tokio::time::Sleep>>);
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))).unwrap_or(Poll::Ready(()))
+    }
+}

@@ -1,0 +1,181 @@
+//! The nodes of an embedded ensemble, and the transactions on them; knows neither connections nor watches.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use crate::session::request::{Event, Failure, Kind, Operation, Outcome};
+
+/// The nodes by their paths.
+pub(super) type Tree = BTreeMap<String, Node>;
+
+#[derive(Clone)]
+pub(super) struct Node {
+    pub(super) data: Vec<u8>,
+    pub(super) czxid: i64,
+    pub(super) mzxid: i64,
+    /// The last transaction in which a child came or went.
+    pub(super) pzxid: i64,
+    pub(super) version: i32,
+    pub(super) ctime: SystemTime,
+    pub(super) kind: Kind,
+    /// The session that it goes with, 0 if it is not ephemeral.
+    pub(super) owner: i64,
+    /// The number of the next sequential child.
+    pub(super) next_sequence: i32,
+}
+
+/// The key of a watch, and the event that the watch fires with.
+pub(super) type Change = (String, Event);
+
+/// What a transaction did.
+pub(super) struct Committed {
+    /// Of each operation, with the path of its node.
+    pub(super) outcomes: Vec<(Outcome, String)>,
+    /// In the order of a server.
+    pub(super) changes: Vec<Change>,
+}
+
+/// Applies all operations, or none: then the index of the one that failed is told.
+pub(super) fn commit(
+    tree: &mut Tree,
+    zxid: i64,
+    session: i64,
+    operations: &[Operation],
+) -> Result<Committed, (usize, Failure)> {
+    let mut transaction = Transaction { tree, zxid, session, changes: Vec::new(), undo: Vec::new() };
+    let mut outcomes = Vec::with_capacity(operations.len());
+    for (index, operation) in operations.iter().enumerate() {
+        match transaction.apply(operation) {
+            Ok(done) => outcomes.push(done),
+            Err(failure) => {
+                transaction.roll_back();
+                return Err((index, failure));
+            }
+        }
+    }
+    Ok(Committed { outcomes, changes: transaction.changes })
+}
+
+/// A transaction of which some operations are applied.
+struct Transaction<'a> {
+    tree: &'a mut Tree,
+    zxid: i64,
+    /// The owner of the ephemeral nodes that it creates.
+    session: i64,
+    changes: Vec<Change>,
+    /// The nodes as they were, by their paths.
+    undo: Vec<(String, Option<Node>)>,
+}
+
+impl Transaction<'_> {
+    fn apply(&mut self, operation: &Operation) -> Result<(Outcome, String), Failure> {
+        match operation {
+            Operation::Create { path, data, kind } => Ok((Outcome::Created, self.create(path, data, *kind)?)),
+            Operation::Set { path, data, version } => {
+                let version = self.set(path, data, *version)?;
+                Ok((Outcome::Set { version }, path.clone()))
+            }
+            Operation::Delete { path, version } => {
+                self.delete(path, *version)?;
+                Ok((Outcome::Deleted, path.clone()))
+            }
+            Operation::Check { path, version } => {
+                check_version(self.tree.get(path).ok_or(Failure::NoNode)?, *version)?;
+                Ok((Outcome::Checked, path.clone()))
+            }
+        }
+    }
+
+    /// Creates a node, and returns its path with the sequence number if it has one.
+    fn create(&mut self, path: &str, data: &[u8], kind: Kind) -> Result<String, Failure> {
+        let is_ephemeral = |kind: Kind| matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential);
+        let parent = parent_of(path);
+        let mut path = path.to_owned();
+        if !parent.is_empty() {
+            let node = self.tree.get(parent).ok_or(Failure::NoNode)?;
+            if is_ephemeral(node.kind) {
+                return Err(Failure::ParentIsEphemeral);
+            }
+            if kind == Kind::EphemeralSequential {
+                path = format!("{path}{:010}", node.next_sequence);
+            }
+        }
+        if self.tree.contains_key(&path) {
+            return Err(Failure::NodeExists);
+        }
+        if let Some(node) = self.tree.get_mut(parent) {
+            self.undo.push((parent.to_owned(), Some(node.clone())));
+            // Sticks at its end, as ZooKeeper's does from 3.6 on (ZOOKEEPER-4372).
+            node.next_sequence = node.next_sequence.saturating_add(1);
+            node.pzxid = self.zxid;
+        }
+        let owner = if is_ephemeral(kind) { self.session } else { 0 };
+        let (czxid, mzxid, pzxid) = (self.zxid, self.zxid, self.zxid);
+        let (data, ctime) = (data.to_vec(), SystemTime::now());
+        let node = Node { data, czxid, mzxid, pzxid, version: 0, ctime, kind, owner, next_sequence: 0 };
+        self.undo.push((path.clone(), self.tree.insert(path.clone(), node)));
+        self.changes.push((children_key(parent), Event::Changed));
+        Ok(path)
+    }
+
+    /// Sets a node's data, and returns its version.
+    fn set(&mut self, path: &str, data: &[u8], version: Option<i32>) -> Result<i32, Failure> {
+        let node = self.tree.get_mut(path).ok_or(Failure::NoNode)?;
+        check_version(node, version)?;
+        self.undo.push((path.to_owned(), Some(node.clone())));
+        node.data = data.to_vec();
+        node.version = node.version.wrapping_add(1);
+        node.mzxid = self.zxid;
+        self.changes.push((path.to_owned(), Event::Changed));
+        Ok(node.version)
+    }
+
+    fn delete(&mut self, path: &str, version: Option<i32>) -> Result<(), Failure> {
+        check_version(self.tree.get(path).ok_or(Failure::NoNode)?, version)?;
+        if !children_of(self.tree, path).is_empty() {
+            return Err(Failure::NotEmpty);
+        }
+        if let Some(parent) = self.tree.get_mut(parent_of(path)) {
+            self.undo.push((parent_of(path).to_owned(), Some(parent.clone())));
+            parent.pzxid = self.zxid;
+        }
+        self.undo.push((path.to_owned(), self.tree.remove(path)));
+        self.changes.extend(deletion(path.to_owned()));
+        Ok(())
+    }
+
+    fn roll_back(self) {
+        for (path, before) in self.undo.into_iter().rev() {
+            match before {
+                Some(node) => drop(self.tree.insert(path, node)),
+                None => drop(self.tree.remove(&path)),
+            }
+        }
+    }
+}
+
+fn check_version(node: &Node, expected: Option<i32>) -> Result<(), Failure> {
+    if expected.is_some_and(|version| version != node.version) { Err(Failure::BadVersion) } else { Ok(()) }
+}
+
+pub(super) fn parent_of(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(parent, _)| parent)
+}
+
+/// The key of a watch on a node's children. It ends with a slash, as no node's path does.
+pub(super) fn children_key(path: &str) -> String {
+    format!("{}/", path.trim_end_matches('/'))
+}
+
+/// The changes that a deletion makes, in the order of a server.
+pub(super) fn deletion(path: String) -> [Change; 3] {
+    let (parent, children) = (children_key(parent_of(&path)), children_key(&path));
+    [(path, Event::Deleted), (children, Event::Deleted), (parent, Event::Changed)]
+}
+
+/// The names of a node's children, in their order.
+pub(super) fn children_of(tree: &Tree, path: &str) -> Vec<String> {
+    let below = if path == "/" { path.to_owned() } else { format!("{path}/") };
+    let inside = tree.range(below.clone()..).map_while(|(node, _)| node.strip_prefix(&below));
+    inside.filter(|name| !name.contains('/')).map(str::to_owned).collect()
+}
