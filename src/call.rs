@@ -8,9 +8,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::error::error::Error;
+use crate::queue::member::Blockers;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::request::{Failure, Reply};
-use crate::snapshot::read::Blockers;
 use crate::ticket::ticket;
 
 /// How often something starts over because its session ended before anything of ours was in it.

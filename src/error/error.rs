@@ -6,9 +6,9 @@ use thiserror::Error;
 
 use crate::error::value::ValueError;
 use crate::queue::dialect::Dialect;
+use crate::queue::member::Blockers;
 use crate::session::node::Loss;
 use crate::session::request::{Ending, Failure};
-use crate::snapshot::read::Blockers;
 
 /// Why a lock operation did not succeed.
 #[derive(Clone, Debug, Error)]

@@ -1,8 +1,9 @@
 //! What can be wrong with a value, told apart by what the caller can do about it; knows neither locks nor nodes.
 
-use thiserror::Error;
+use std::fmt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::value::envelope::Written;
+use thiserror::Error;
 
 /// Why the value behind a lock cannot be read or written. What is kept in the ensemble stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -88,5 +89,33 @@ fn too_large(limit: Option<usize>) -> String {
         Some(limit) => format!(", and at most {limit} are allowed"),
         None => ", and the servers closed the connection each time it was sent: their jute.maxbuffer must be smaller"
             .to_owned(),
+    }
+}
+
+/// Who wrote a value last, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Written {
+    /// The host it says it ran on.
+    pub host: String,
+    /// The label of the acquisition that it was written under.
+    pub label: Option<String>,
+    /// The fencing token of that.
+    pub token: i64,
+    /// Which commit under that token it was, counted from 1.
+    pub commit: u32,
+    /// When, on that host's clock.
+    pub at: SystemTime,
+    /// The schema it was written with: see [`SharedBuilder::schema`](crate::SharedBuilder::schema).
+    pub schema: u32,
+}
+
+impl fmt::Display for Written {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.host)?;
+        if let Some(label) = &self.label {
+            write!(f, " {label:?}")?;
+        }
+        write!(f, " with token {} at {}", self.token, humantime::format_rfc3339_seconds(self.at.max(UNIX_EPOCH)))
     }
 }

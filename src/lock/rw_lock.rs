@@ -11,12 +11,13 @@ use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::hold::guard::{ReadGuard, WriteGuard};
 use crate::queue::dialect::Dialect;
+use crate::queue::member::{Member, Queue};
 use crate::queue::native;
 use crate::queue::turn;
 use crate::session::books::Book;
 use crate::session::contract::Coordinator;
 use crate::session::request::Failure;
-use crate::snapshot::read::{self, Member, Queue};
+use crate::snapshot::read;
 use crate::ticket::deadlock::Deadlock;
 use crate::validation;
 

@@ -3,6 +3,8 @@
 pub(crate) mod contender;
 pub(crate) mod dialect;
 pub(crate) mod local;
+pub(crate) mod member;
 pub(crate) mod mode;
 pub(crate) mod native;
+pub(crate) mod note;
 pub(crate) mod turn;

@@ -1,5 +1,6 @@
 //! The queue as people see it.
 
+pub(crate) mod display;
 pub(crate) mod progress;
 pub(crate) mod read;
 pub(crate) mod survey;

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
+use crate::queue::member::Blockers;
 use crate::queue::turn;
 use crate::session::contract::Session;
 use crate::session::listing;
-use crate::snapshot::read::{self, Blockers};
+use crate::snapshot::read;
 
 /// How far a waiter has come. Told by [`AcquireWrite::on_wait`](crate::AcquireWrite::on_wait).
 #[derive(Clone, Debug, Default)]

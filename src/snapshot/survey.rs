@@ -5,9 +5,10 @@ use std::sync::Arc;
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::queue::dialect::Dialect;
+use crate::queue::member::Queue;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::request::Failure;
-use crate::snapshot::read::{self, Queue};
+use crate::snapshot::read;
 use crate::validation;
 
 /// How many directories are listed at once.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use crate::acquisition::request::{AcquireRead, AcquireWrite};
 use crate::call::{self, Call};
 use crate::error::error::Error;
+use crate::queue::member::Blockers;
 use crate::snapshot::progress::Progress;
-use crate::snapshot::read::Blockers;
 use crate::value::guard::{SharedReadGuard, SharedWriteGuard};
 use crate::value::shared::{Inner, Shared};
 

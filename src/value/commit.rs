@@ -27,7 +27,10 @@ pub(crate) struct Base {
 impl Base {
     pub(crate) fn of(node: Option<(&[u8], i32)>) -> Base {
         let envelope = node.and_then(|(bytes, _)| Envelope::open(bytes).ok());
-        Base { version: node.map(|(_, version)| version), mark: envelope.map(|(envelope, _)| envelope.written.mark()) }
+        Base {
+            version: node.map(|(_, version)| version),
+            mark: envelope.map(|(envelope, _)| Mark::of(&envelope.written)),
+        }
     }
 }
 
@@ -129,7 +132,8 @@ impl Commit<'_> {
             return if self.base.version.is_none() { Fate::Undone } else { Fate::Unknown };
         };
         let envelope = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope);
-        let (mark, after) = (envelope.as_ref().map(|it| it.written.mark()), envelope.as_ref().and_then(|it| it.after));
+        let (mark, after) =
+            (envelope.as_ref().map(|it| Mark::of(&it.written)), envelope.as_ref().and_then(|it| it.after));
         if mark == Some(self.mark) || after == Some(self.mark) {
             return Fate::Done(stat.version);
         }

@@ -19,46 +19,13 @@
 //! The first line tells ours from foreign bytes. Fields that are not known are passed over, so that later versions can
 //! add some; what they could not pass over gets a new number in the first line.
 
-use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::error::value::Written;
 
 const MAGIC: &str = "zk-rwlock value ";
 
 const VERSION: &str = "1";
-
-/// Who wrote a value last, and when.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Written {
-    /// The host it says it ran on.
-    pub host: String,
-    /// The label of the acquisition that it was written under.
-    pub label: Option<String>,
-    /// The fencing token of that.
-    pub token: i64,
-    /// Which commit under that token it was, counted from 1.
-    pub commit: u32,
-    /// When, on that host's clock.
-    pub at: SystemTime,
-    /// The schema it was written with: see [`SharedBuilder::schema`](crate::SharedBuilder::schema).
-    pub schema: u32,
-}
-
-impl Written {
-    pub(crate) fn mark(&self) -> Mark {
-        Mark { token: self.token, commit: self.commit }
-    }
-}
-
-impl fmt::Display for Written {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.host)?;
-        if let Some(label) = &self.label {
-            write!(f, " {label:?}")?;
-        }
-        write!(f, " with token {} at {}", self.token, humantime::format_rfc3339_seconds(self.at.max(UNIX_EPOCH)))
-    }
-}
 
 /// Which commit of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +35,11 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
+    /// Of the commit that wrote this.
+    pub(crate) fn of(written: &Written) -> Mark {
+        Mark { token: written.token, commit: written.commit }
+    }
+
     fn parse(text: &str) -> Option<Mark> {
         let (token, commit) = text.split_once('/')?;
         Some(Mark { token: token.parse().ok()?, commit: commit.parse().ok()? })

@@ -5,10 +5,11 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crate::error::error::Error;
+use crate::error::value::Written;
 use crate::hold::guard::{ReadGuard, WriteGuard};
 use crate::session::node::Loss;
 use crate::value::commit::Base;
-use crate::value::envelope::Written;
+use crate::value::envelope::Mark;
 use crate::value::shared::{Inner, Loaded, Stored};
 
 /// A [`Shared`](crate::Shared) value, held to read: it stays as it is for as long as this is held. Derefs to the value.
@@ -166,7 +167,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         let answer = self.inner.put(self.guard.held(), &bytes, &written, self.base).await;
         self.in_doubt = matches!(answer, Err(Error::OutcomeUnknown { .. }));
         let version = answer?;
-        self.base = Base { version: Some(version), mark: Some(written.mark()) };
+        self.base = Base { version: Some(version), mark: Some(Mark::of(&written)) };
         self.inner.committed(&bytes, version);
         self.written = Some(written.clone());
         Ok(written)

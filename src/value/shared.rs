@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::{oneshot, watch};
 
 use crate::error::error::Error;
-use crate::error::value::ValueError;
+use crate::error::value::{ValueError, Written};
 use crate::hold::guard::Held;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::session::contract::Coordinator;
@@ -16,7 +16,7 @@ use crate::ticket::ticket;
 use crate::validation;
 use crate::value::cache::Copy;
 use crate::value::commit::{Base, Commit};
-use crate::value::envelope::{Envelope, Mark, Written};
+use crate::value::envelope::{Envelope, Mark};
 #[cfg(feature = "json")]
 use crate::value::format::Json;
 use crate::value::format::{Format, FormatError};

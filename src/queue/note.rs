@@ -1,0 +1,114 @@
+//! What a contender writes into its node, for people to read; knows no queue, and decides nothing.
+
+use std::net::IpAddr;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::queue::contender::Contender;
+use crate::queue::dialect::Dialect;
+use crate::queue::native;
+
+/// What a contender writes into its node, for people to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Note {
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+    pub(crate) label: Option<String>,
+    pub(crate) since: SystemTime,
+}
+
+impl Note {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let since = humantime::format_rfc3339_millis(self.since.max(UNIX_EPOCH));
+        let mut text = format!("host={}\npid={}\nsince={since}\n", self.host, self.pid);
+        if let Some(label) = &self.label {
+            text.push_str(&format!("label={label}\n"));
+        }
+        text.into_bytes()
+    }
+}
+
+/// What the data of a contender's node tell of its maker. Anybody may have written them.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Said {
+    /// Empty if it does not say.
+    pub(crate) host: String,
+    pub(crate) pid: Option<u32>,
+    pub(crate) label: Option<String>,
+}
+
+impl Said {
+    /// What is known of this contender, from its name and from the data of its node, as far as they could be read.
+    pub(crate) fn of(contender: &Contender, data: Option<&[u8]>) -> Said {
+        let noted = data.map(read).unwrap_or_default();
+        match (contender.dialect(), data) {
+            (Dialect::Native, _) | (_, None) => Said { host: contender.host().to_owned(), ..noted },
+            // Only this library notes a process.
+            _ if noted.pid.is_some() => {
+                Said { host: Some(noted.host).filter(|host| is_host(host)).unwrap_or_default(), ..noted }
+            }
+            (_, Some(data)) => read_foreign(data),
+        }
+    }
+}
+
+/// The note in a node's data, whatever else they hold.
+fn read(data: &[u8]) -> Said {
+    let text = String::from_utf8_lossy(data);
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    Said {
+        host: field("host").unwrap_or_default().to_owned(),
+        pid: field("pid").and_then(|pid| pid.parse().ok()),
+        label: field("label").map(str::to_owned),
+    }
+}
+
+/// The data of another library, as a host or a label: Curator writes its address, and kazoo the identifier that its
+/// user gave.
+fn read_foreign(data: &[u8]) -> Said {
+    let text = std::str::from_utf8(data).unwrap_or_default().trim();
+    if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
+        return Said::default();
+    }
+    match text.parse::<IpAddr>() {
+        Ok(_) => Said { host: text.to_owned(), ..Said::default() },
+        Err(_) => Said { label: Some(text.to_owned()), ..Said::default() },
+    }
+}
+
+fn is_host(host: &str) -> bool {
+    native::host_problem(host).is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_note_is_text_that_can_be_read_back() {
+        let since = UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
+        let note = Note { host: "web-1".to_owned(), pid: 42, label: Some("migrate = v42".to_owned()), since };
+        let text = String::from_utf8(note.encode()).unwrap();
+        assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\nlabel=migrate = v42\n");
+        let label = Some("migrate = v42".to_owned());
+        assert_eq!(read(text.as_bytes()), Said { host: "web-1".to_owned(), pid: Some(42), label });
+    }
+
+    #[test]
+    fn an_address_is_curators_host_and_other_words_are_kazoos_identifier() {
+        let said = |data| (read_foreign(data).host, read_foreign(data).label);
+        assert_eq!(said(b"10.1.2.3"), ("10.1.2.3".to_owned(), None));
+        assert_eq!(said(b"nightly report"), (String::new(), Some("nightly report".to_owned())));
+        for data in [&b""[..], b"\xff\xfe", b"two\nlines"] {
+            assert_eq!(read_foreign(data), Said::default());
+        }
+    }
+
+    #[test]
+    fn any_data_may_stand_where_a_note_should() {
+        for data in [&b""[..], b"\xff\xfe", b"pid=x\nlabel", b"=\n="] {
+            assert_eq!(read(data), Said::default());
+        }
+    }
+}
