@@ -39,8 +39,7 @@
 //!
 //! - [`RwLock`]: the lock, its fairness, and how to acquire it: [`read`](RwLock::read), [`write`](RwLock::write),
 //!   `try_*`, `blocking_*`. Options of the lock are on [`RwLockBuilder`], among them
-//!   [`share_reads`](RwLockBuilder::share_reads) for many tasks that read, those of one acquisition on [`AcquireRead`]
-//!   and [`AcquireWrite`].
+//!   [`share_reads`](RwLockBuilder::share_reads) for many tasks that read, those of one acquisition on [`Acquire`].
 //! - [`ReadGuard`], [`WriteGuard`]: what holding means: [`release`](WriteGuard::release) or drop,
 //!   [`is_held`](WriteGuard::is_held), [`lost`](WriteGuard::lost), [`run`](WriteGuard::run),
 //!   [`fencing_token`](WriteGuard::fencing_token), [`downgrade`](WriteGuard::downgrade),
@@ -57,7 +56,7 @@
 //!   [`NodeData`] is what a guard reads.
 //! - [`Queue`], [`Member`]: who holds and who waits, for people to see, from [`RwLock::queue`]. [`Blockers`]: those of
 //!   them who are in the way, as the errors of timeouts and of `try_*` name them. [`Progress`]: what a waiter
-//!   [hears](AcquireWrite::on_wait) of itself and of them. [`Survey`]: the queues of all locks below a prefix.
+//!   [hears](Acquire::on_wait) of itself and of them. [`Survey`]: the queues of all locks below a prefix.
 //! - [`ZooKeeper`]: the backend; [`ZooKeeperBuilder`] has its options, among them the session timeout and the [`Acl`]:
 //!   who may use a lock may also steal it. TLS and SASL are behind the features `tls` and `sasl-digest-md5`.
 //! - [`Memory`]: the same without a server, for tests: it can be cut off, made to lag, lose answers and sessions.
@@ -122,7 +121,7 @@ mod validation;
 mod value;
 mod zookeeper;
 
-pub use crate::acquisition::request::{AcquireRead, AcquireWrite};
+pub use crate::acquisition::builder::{Acquire, Guard};
 pub use crate::call::Call;
 pub use crate::error::error::Error;
 pub use crate::error::value::{ValueError, Written};
@@ -131,7 +130,7 @@ pub use crate::hold::transaction::Transaction;
 pub use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 pub use crate::memory::client::Memory;
 pub use crate::multi::guard::{MultiChanges, MultiGuard, MultiLoss};
-pub use crate::multi::lock::{AcquireMulti, MultiLock, MultiLockBuilder};
+pub use crate::multi::lock::{MultiLock, MultiLockBuilder};
 pub use crate::queue::contender::Contender;
 pub use crate::queue::dialect::Dialect;
 pub use crate::queue::member::{Blockers, Member, MemberState, Queue};
@@ -144,7 +143,6 @@ pub use crate::snapshot::survey::Survey;
 #[cfg(feature = "metrics")]
 pub use crate::telemetry::metrics;
 pub use crate::ticket::deadlock::Deadlock;
-pub use crate::value::acquire::{AcquireSharedRead, AcquireSharedWrite};
 pub use crate::value::cache::{CopyState, ValueChanges};
 #[cfg(feature = "json")]
 pub use crate::value::format::Json;

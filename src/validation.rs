@@ -72,6 +72,17 @@ impl FromStr for Dialect {
     }
 }
 
+pub(crate) fn check_label(label: Option<&str>) -> Result<(), Error> {
+    let Some(label) = label else { return Ok(()) };
+    if label.len() > 256 {
+        return Err(Error::invalid(format!("a label of {} bytes; at most 256 are kept", label.len())));
+    }
+    if label.chars().any(char::is_control) {
+        return Err(Error::invalid(format!("label {label:?} contains a control character")));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::acquisition::request::Waiting;
+use crate::acquisition::report::Waiting;
 use crate::error::error::Error;
 use crate::hold::guard::Held;
 use crate::session::lease::Moment;

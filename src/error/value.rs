@@ -10,13 +10,13 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum ValueError {
     /// There is none: it was never written, or its node was deleted. Write one, with
-    /// [`replacing`](crate::AcquireSharedWrite::replacing), or give the handle an
+    /// [`replacing`](crate::Acquire::replacing), or give the handle an
     /// [`initial`](crate::SharedBuilder::initial) one.
     #[error("no value has been written yet: write one with `replacing`, or give the handle an `initial` one")]
     Unset,
 
     /// The node holds something that no [`Shared`](crate::Shared) wrote. Look at it; then delete it, or
-    /// [replace](crate::AcquireSharedWrite::replacing) it.
+    /// [replace](crate::Acquire::replacing) it.
     #[error("its bytes are not a value of ours: {problem}; look at them, then delete the node, or replace them")]
     Foreign {
         /// How that shows.

@@ -8,9 +8,9 @@ use std::time::Duration;
 use crate::error::error::Error;
 use crate::hold::trace::Holding;
 use crate::hold::transaction::Transaction;
-use crate::lock::rw_lock::Shared;
 use crate::queue::contender::Contender;
 use crate::queue::turn;
+use crate::session::contract::Coordinator;
 use crate::session::lease::Moment;
 use crate::session::node::{Changes, HoldState, Loss, Tenure};
 use crate::session::request::{Event, Failure};
@@ -25,17 +25,26 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 pub(crate) struct Held {
     place: Place,
     standing: Arc<Standing>,
-    shared: Arc<Shared>,
+    directory: Arc<str>,
     data: Vec<u8>,
     holding: Holding,
+    /// Its last user closes the sessions, and that may be a hold.
+    _coordinator: Arc<dyn Coordinator>,
 }
 
 impl Held {
     /// `None` if the place has no node yet.
     ///
     /// Boxed, because it goes through several futures, which would each keep room for all of it.
-    pub(crate) fn new(place: Place, shared: Arc<Shared>, data: Vec<u8>) -> Option<Box<Held>> {
-        place.standing().map(|standing| Box::new(Held { place, standing, shared, data, holding: Holding::default() }))
+    pub(crate) fn new(
+        place: Place,
+        directory: &Arc<str>,
+        coordinator: &Arc<dyn Coordinator>,
+        data: Vec<u8>,
+    ) -> Option<Box<Held>> {
+        let (standing, holding) = (place.standing()?, Holding::default());
+        let (directory, _coordinator) = (Arc::clone(directory), Arc::clone(coordinator));
+        Some(Box::new(Held { place, standing, directory, data, holding, _coordinator }))
     }
 
     /// It was granted, and for as long as it is held this is, too.
@@ -76,7 +85,7 @@ impl Held {
 
     /// The lock's directory.
     pub(crate) fn directory(&self) -> &str {
-        &self.shared.path
+        &self.directory
     }
 
     /// How sure it is that it is held.
@@ -103,7 +112,7 @@ impl Held {
     }
 
     async fn somebody_kept_out(&self) -> Result<Contender, Error> {
-        let (session, directory) = (self.place.session(), &self.shared.path);
+        let (session, directory) = (self.place.session(), &self.directory);
         let mut last_change: Option<Moment> = None;
         loop {
             let seen = ticket::settled(session, || session.watch_children(directory)).await;
@@ -172,7 +181,7 @@ impl Held {
         if let Some(standing) = self.place.standing() {
             self.standing = standing;
         }
-        self.holding.goes_on_as(&self.shared.path, &self.standing);
+        self.holding.goes_on_as(&self.directory, &self.standing);
         Ok(())
     }
 
@@ -182,7 +191,7 @@ impl Held {
             Failure::NoNode => Error::Lost(Loss::Removed),
             Failure::Over(ending) => Error::Lost(Loss::SessionOver(ending)),
             Failure::Operation { failure, .. } => self.lost_by(*failure, operation),
-            failure => Error::from_failure(failure, operation, &self.shared.path),
+            failure => Error::from_failure(failure, operation, &self.directory),
         }
     }
 }

@@ -1,16 +1,19 @@
 //! What `tracing` is told of acquisitions and holds; decides nothing, and costs next to nothing if nobody listens.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 
 use tokio::time::Instant;
 use tracing::field::{Empty, debug};
 use tracing::{Instrument, Span};
 
-use crate::acquisition::request::Granting;
 use crate::error::error::Error;
 use crate::queue::mode::Mode;
 use crate::telemetry::meter::{self, Began};
 use crate::ticket::ticket::Standing;
+
+type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
 /// What is seen of an acquisition. Its span, if anybody listens, is a pointer, because thousands may wait.
 #[derive(Debug, Default)]
@@ -44,7 +47,7 @@ impl Acquiring {
     }
 
     /// Has the work happen inside the span.
-    pub(crate) fn around<G: 'static>(span: Span, work: Granting<G>) -> Granting<G> {
+    pub(crate) fn around<G: 'static>(span: Span, work: Work<G>) -> Work<G> {
         if span.is_disabled() { work } else { Box::pin(work.instrument(span)) }
     }
 

@@ -1,23 +1,20 @@
 //! The lock, and its options; knows neither how it is acquired nor any concrete backend.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::acquisition::request::{AcquireRead, AcquireWrite};
+use crate::acquisition::builder::Acquire;
+use crate::acquisition::flow;
+use crate::acquisition::handle::Handle;
+use crate::acquisition::join;
 use crate::acquisition::shared_reads::SharedReads;
-use crate::call::{self, Call};
+use crate::call::Call;
 use crate::error::error::Error;
 use crate::hold::guard::{ReadGuard, WriteGuard};
 use crate::queue::dialect::Dialect;
-use crate::queue::member::{Member, Queue};
 use crate::queue::native;
-use crate::queue::turn;
-use crate::session::books::Book;
 use crate::session::contract::Coordinator;
-use crate::session::request::Failure;
-use crate::snapshot::read;
 use crate::ticket::deadlock::Deadlock;
 use crate::validation;
 
@@ -55,72 +52,7 @@ use crate::validation;
 /// ```
 #[derive(Clone)]
 pub struct RwLock {
-    pub(crate) shared: Arc<Shared>,
-}
-
-/// What all clones of a handle have in common.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) coordinator: Arc<dyn Coordinator>,
-    pub(crate) path: Arc<str>,
-    pub(crate) host: String,
-    pub(crate) label: Option<String>,
-    pub(crate) dialect: Dialect,
-    pub(crate) lock_delay: Duration,
-    pub(crate) warn_waiting: Option<Duration>,
-    pub(crate) warn_holding: Option<Duration>,
-    pub(crate) deadlock: Deadlock,
-    pub(crate) reads: SharedReads,
-    /// What the newest session that was used knows of the queue; kept between acquisitions.
-    pub(crate) book: Mutex<Option<Arc<Book>>>,
-}
-
-impl Shared {
-    /// Fails if somebody is in the directory who may go by another rule.
-    pub(crate) fn check_for_strangers(&self, names: &[String]) -> Result<(), Error> {
-        turn::stranger(self.dialect, names).map_or(Ok(()), |node| Err(self.doubt(node)))
-    }
-
-    pub(crate) fn doubt(&self, stranger: &str) -> Error {
-        let speaks = self.dialect.stranger(stranger).unwrap_or(self.dialect);
-        let (path, node) = (self.path.to_string(), stranger.to_owned());
-        Error::ForeignContender { path, node, speaks, dialect: self.dialect }
-    }
-
-    /// The queue, no older than this call if it is `synced`.
-    async fn queue(&self, is_synced: bool) -> Result<Queue, Error> {
-        let (path, dialect) = (&self.path, self.dialect);
-        let seen = call::on_a_session(&self.coordinator, |session| async move {
-            let names = call::names(&session, path, is_synced).await?;
-            let queue = read::of(&session, path, dialect, &names).await?;
-            Ok((names, queue))
-        });
-        let (names, queue) = seen.await.map_err(|failure| Error::from_failure(failure, "read the queue of", path))?;
-        self.check_for_strangers(&names)?;
-        Ok(queue)
-    }
-
-    async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
-        // A server that lags would not show a member that others see already.
-        let members = self.queue(true).await?.members;
-        let Some(member) = members.into_iter().find(|member| member.token == Some(token)) else {
-            return Ok(None);
-        };
-        let fault = |failure| Error::from_failure(failure, "remove a node of", &self.path);
-        let berth = self.coordinator.berth(0).await.map_err(fault)?;
-        let (session, path) = (berth.session(), format!("{}/{}", self.path, member.node));
-        let tries = AtomicU32::new(0);
-        let removal = call::answered(session, || {
-            tries.fetch_add(1, Ordering::Relaxed);
-            session.delete(&path)
-        });
-        match removal.await {
-            Ok(()) => Ok(Some(member)),
-            // It left by itself just now, or by an earlier try.
-            Err(Failure::NoNode) => Ok((tries.into_inner() > 1).then_some(member)),
-            Err(failure) => Err(fault(failure)),
-        }
-    }
+    pub(crate) handle: Arc<Handle>,
 }
 
 impl RwLock {
@@ -129,7 +61,7 @@ impl RwLock {
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if `path` is not an absolute ZooKeeper path, or is the root or in `/zookeeper`.
-    pub fn new<C: Coordinator + Clone>(coordinator: &C, path: &str) -> Result<RwLock, Error> {
+    pub fn new<C: Coordinator + Clone>(coordinator: &C, path: impl AsRef<str>) -> Result<RwLock, Error> {
         RwLock::builder(coordinator, path).build()
     }
 
@@ -140,11 +72,11 @@ impl RwLock {
     /// let lock = RwLock::builder(&Memory::new(), "/locks/config").host("web-1").label("billing").build().unwrap();
     /// assert_eq!(lock.path(), "/locks/config");
     /// ```
-    pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: &str) -> RwLockBuilder {
+    pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: impl AsRef<str>) -> RwLockBuilder {
         let coordinator: Arc<dyn Coordinator> = Arc::new(coordinator.clone());
         RwLockBuilder {
             coordinator,
-            path: path.to_owned(),
+            path: path.as_ref().to_owned(),
             host: None,
             label: None,
             dialect: Dialect::default(),
@@ -158,7 +90,7 @@ impl RwLock {
 
     /// The lock's directory.
     pub fn path(&self) -> &str {
-        &self.shared.path
+        &self.handle.path
     }
 
     /// Acquires the lock to read: shared with other readers.
@@ -171,7 +103,7 @@ impl RwLock {
     /// watch, as soon as the server can be reached.
     ///
     /// # Errors
-    /// See [`Error`]; [`Error::Timeout`] only if a [`timeout`](AcquireRead::timeout) was given.
+    /// See [`Error`]; [`Error::Timeout`] only if a [`timeout`](Acquire::timeout) was given.
     ///
     /// # Examples
     ///
@@ -184,8 +116,8 @@ impl RwLock {
     /// assert!(guard.is_held());
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub fn read(&self) -> AcquireRead {
-        AcquireRead::new(&self.shared)
+    pub fn read(&self) -> Acquire<ReadGuard> {
+        Acquire::new(Arc::clone(&self.handle))
     }
 
     /// Acquires the lock to write: alone.
@@ -197,7 +129,7 @@ impl RwLock {
     /// As for [`RwLock::read`].
     ///
     /// # Errors
-    /// See [`Error`]; [`Error::Timeout`] only if a [`timeout`](AcquireWrite::timeout) was given.
+    /// See [`Error`]; [`Error::Timeout`] only if a [`timeout`](Acquire::timeout) was given.
     ///
     /// # Examples
     ///
@@ -211,8 +143,8 @@ impl RwLock {
     /// assert!(late.to_string().contains("migrate v42"), "{late}");
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub fn write(&self) -> AcquireWrite {
-        AcquireWrite::new(&self.shared)
+    pub fn write(&self) -> Acquire<WriteGuard> {
+        Acquire::new(Arc::clone(&self.handle))
     }
 
     /// Acquires the lock to read if no writer holds it or waits for it; does not wait, and when the lock is taken
@@ -241,7 +173,7 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn try_read(&self) -> Call<ReadGuard> {
-        self.read().attempt()
+        join::try_read(Arc::clone(&self.handle))
     }
 
     /// Acquires the lock to write if nobody holds it or waits for it; does not wait, and when the lock is taken
@@ -271,13 +203,13 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn try_write(&self) -> Call<WriteGuard> {
-        self.write().attempt()
+        flow::try_write(Arc::clone(&self.handle))
     }
 
     /// Blocks the thread until the lock is acquired to read: [`RwLock::read`] for code that is not async.
     ///
     /// Needs no runtime. Called from an async task it blocks that task's thread; the session lives on a thread of
-    /// its own and is not disturbed. With options: [`AcquireRead::blocking`].
+    /// its own and is not disturbed. With options: [`Acquire::blocking`].
     ///
     /// # Errors
     /// As for [`RwLock::read`].
@@ -296,7 +228,7 @@ impl RwLock {
 
     /// Blocks the thread until the lock is acquired to write: [`RwLock::write`] for code that is not async.
     ///
-    /// As for [`RwLock::blocking_read`]. With options: [`AcquireWrite::blocking`].
+    /// As for [`RwLock::blocking_read`]. With options: [`Acquire::blocking`].
     ///
     /// # Errors
     /// As for [`RwLock::write`].
@@ -312,79 +244,13 @@ impl RwLock {
     pub fn blocking_write(&self) -> Result<WriteGuard, Error> {
         self.write().blocking()
     }
-
-    /// Reads the queue: everyone in it in order, who holds, who waits, since when and behind whom.
-    ///
-    /// Costs one listing and one read for each member. The snapshot may be as old as the server's view: whoever has let go
-    /// seems to hold until the ensemble has removed its node, and the next one to wait.
-    /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).
-    ///
-    /// # Cancel safety
-    /// Only reads.
-    ///
-    /// # Errors
-    /// [`Error::ForeignContender`] where another [dialect](Dialect) is spoken, too; [`Error::Unreachable`] when no server
-    /// answers in time, or session after session ends; otherwise see [`Error`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use zk_rwlock::{Error, Memory, RwLock};
-    /// # tokio_test::block_on(async {
-    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
-    /// let guard = lock.write().label("rotate keys").await?;
-    /// let queue = lock.queue().await?;
-    /// assert_eq!(queue.holders().next().unwrap().label.as_deref(), Some("rotate keys"));
-    /// println!("{queue}");
-    /// # Ok::<(), Error>(()) }).unwrap();
-    /// ```
-    pub fn queue(&self) -> Call<Queue> {
-        let shared = Arc::clone(&self.shared);
-        Call::new(|timeout| async move { call::in_time(&shared.coordinator, timeout, shared.queue(false)).await })
-    }
-
-    /// Removes the one member of the queue whose [token](crate::Member::token) this is, and says who that was; `None`
-    /// if nobody in the queue has it, and then nothing is changed.
-    ///
-    /// For people who have seen in the [`queue`](RwLock::queue) that somebody hangs. A holder is told at once, by
-    /// [`Loss::Removed`](crate::Loss::Removed), but perhaps after the next one was let in. A waiter gets [`Error::Evicted`], and is
-    /// never granted, with one exception: a contender of its own session may let it in while the news is on its way to
-    /// that session. Then it is told as a holder is. While a session is cut off, it lets in nobody.
-    ///
-    /// Nobody else is ever hit: a token is given once, and a node's name is too, because the random id of one
-    /// acquisition is in it. So it is enough to look at the token, and then to delete by name.
-    ///
-    /// # Cancel safety
-    /// Dropping the future may leave the member removed or not.
-    ///
-    /// # Errors
-    /// [`Error::PermissionDenied`] for those who may not; otherwise see [`Error`]. After [`Error::Unreachable`] and
-    /// [`Error::Timeout`] the member may be removed or not, as after dropping the future.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use zk_rwlock::{Error, Memory, RwLock};
-    /// # tokio_test::block_on(async {
-    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
-    /// let hangs = lock.write().label("hangs").await?;
-    /// let token = lock.queue().await?.members[0].token.expect("anybody may read");
-    /// assert_eq!(lock.evict(token).await?.expect("still there").label.as_deref(), Some("hangs"));
-    /// assert!(!hangs.is_held());
-    /// assert!(lock.evict(token).await?.is_none());
-    /// # Ok::<(), Error>(()) }).unwrap();
-    /// ```
-    pub fn evict(&self, token: i64) -> Call<Option<Member>> {
-        let shared = Arc::clone(&self.shared);
-        Call::new(move |timeout| async move { call::in_time(&shared.coordinator, timeout, shared.evict(token)).await })
-    }
 }
 
 impl fmt::Debug for RwLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RwLock")
-            .field("path", &self.shared.path)
-            .field("host", &self.shared.host)
+            .field("path", &self.handle.path)
+            .field("host", &self.handle.host)
             .finish_non_exhaustive()
     }
 }
@@ -519,8 +385,8 @@ impl RwLockBuilder {
     /// - The guards on one node have one [token](ReadGuard::fencing_token) and are [lost](ReadGuard::lost) together. None
     ///   is handed out that is lost already: after a loss the next read enters afresh.
     /// - [`release`](ReadGuard::release) of the last guard waits until the node is surely gone, of others for nothing.
-    /// - [Timeouts](AcquireRead::timeout) and cancelling concern only the one read.
-    /// - A read with a [label](AcquireRead::label) other than the [lock's](Self::label) enters by itself, so that the
+    /// - [Timeouts](Acquire::timeout) and cancelling concern only the one read.
+    /// - A read with a [label](Acquire::label) other than the [lock's](Self::label) enters by itself, so that the
     ///   queue shows it.
     /// - [`try_read`](RwLock::try_read) joins what is granted, and what it is granted itself may be joined; it does not
     ///   wait for the entering of others.
@@ -562,7 +428,7 @@ impl RwLockBuilder {
         if let Some(host) = &self.host {
             validation::check_host(host)?;
         }
-        check_label(self.label.as_deref())?;
+        validation::check_label(self.label.as_deref())?;
         if self.max_age == Some(Duration::ZERO) {
             return Err(Error::invalid("a max_age of zero; to share no reads, leave share_reads out"));
         }
@@ -574,7 +440,7 @@ impl RwLockBuilder {
         }
         let path: Arc<str> = self.path.into();
         Ok(RwLock {
-            shared: Arc::new(Shared {
+            handle: Arc::new(Handle {
                 book: Mutex::default(),
                 coordinator: self.coordinator,
                 path,
@@ -589,15 +455,4 @@ impl RwLockBuilder {
             }),
         })
     }
-}
-
-pub(crate) fn check_label(label: Option<&str>) -> Result<(), Error> {
-    let Some(label) = label else { return Ok(()) };
-    if label.len() > 256 {
-        return Err(Error::invalid(format!("a label of {} bytes; at most 256 are kept", label.len())));
-    }
-    if label.chars().any(char::is_control) {
-        return Err(Error::invalid(format!("label {label:?} contains a control character")));
-    }
-    Ok(())
 }

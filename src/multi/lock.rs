@@ -1,21 +1,24 @@
 //! Several locks at once: all or none; knows no queue and no backend.
 
 use std::fmt;
-use std::future::{Future, IntoFuture};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tracing::Instrument;
 
+use crate::acquisition::builder::{Acquire, Granting, Guard};
+use crate::acquisition::options::{Limit, Options};
+use crate::acquisition::request::Acquisition;
 use crate::call::{self, Call};
 use crate::error::error::Error;
-use crate::lock::rw_lock::{RwLock, RwLockBuilder, check_label};
+use crate::hold::guard::Held;
+use crate::hold::trace;
+use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::multi::guard::{MultiGuard, Taken, all_of};
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::session::contract::Coordinator;
-use crate::snapshot::progress::{OnWaits, Progress};
 use crate::ticket::deadlock::Deadlock;
 use crate::validation;
 
@@ -102,7 +105,7 @@ impl MultiLock {
     ///
     /// # Errors
     /// [`Error::OneOfMany`] says which lock failed, and how; [`Error::Timeout`] only if a
-    /// [`timeout`](AcquireMulti::timeout) was given. [`Error::Evicted`] may be about a lock that had been taken already.
+    /// [`timeout`](Acquire::timeout) was given. [`Error::Evicted`] may be about a lock that had been taken already.
     ///
     /// # Examples
     ///
@@ -118,8 +121,8 @@ impl MultiLock {
     /// assert!(late.to_string().contains("migrate v42"));
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub fn lock(&self) -> AcquireMulti {
-        AcquireMulti { locks: self.clone(), timeout: None, label: None, on_wait: None }
+    pub fn lock(&self) -> Acquire<MultiGuard> {
+        Acquire::new(self.clone())
     }
 
     /// Acquires all the locks if none of them is taken; does not wait, and when one is taken writes nothing to the
@@ -158,21 +161,21 @@ impl MultiLock {
     }
 
     async fn attempt(&self) -> Result<MultiGuard, Error> {
-        let looks = self.locks.iter().map(|(lock, mode)| lock.look(*mode)).collect();
+        let looks = self.locks.iter().map(|(lock, mode)| look(lock, *mode)).collect();
         let mut limit = Duration::MAX;
         for ((lock, mode), look) in self.locks.iter().zip(all_of(looks).await) {
-            limit = look.map_err(|error| lock.refused(*mode, error).of_one(lock.path()))?;
+            limit = look.map_err(|error| refused(lock, *mode, error).of_one(lock.path()))?;
         }
         let mut taken = Taken::default();
         for (lock, mode) in &*self.locks {
-            taken.add(lock, lock.take_now(*mode, limit)).await?;
+            taken.add(lock, take_now(lock, *mode, limit)).await?;
         }
         taken.complete()
     }
 
     /// Blocks the thread until all the locks are acquired: [`MultiLock::lock`] for code that is not async.
     ///
-    /// Needs no runtime. With options: [`AcquireMulti::blocking`].
+    /// Needs no runtime. With options: [`Acquire::blocking`].
     ///
     /// # Errors
     /// As for [`MultiLock::lock`].
@@ -189,16 +192,8 @@ impl MultiLock {
         self.lock().blocking()
     }
 
-    async fn acquire(
-        &self,
-        timeout: Option<Duration>,
-        label: Option<String>,
-        on_wait: Option<OnWaits>,
-    ) -> Result<MultiGuard, Error> {
-        check_label(label.as_deref())?;
-        if timeout == Some(Duration::ZERO) {
-            return Err(Error::invalid("a timeout of zero; to not wait at all, use try_lock"));
-        }
+    async fn acquire(&self, options: Options) -> Result<MultiGuard, Error> {
+        let timeout = options.timeout()?;
         let begun = Instant::now();
         let mut taken = Taken::default();
         for (lock, mode) in &*self.locks {
@@ -207,11 +202,11 @@ impl MultiLock {
                 match left {
                     Some(Duration::ZERO) => {
                         let late = Error::Timeout { waited: Duration::ZERO, blockers: Default::default() };
-                        Err(lock.refused(*mode, late))
+                        Err(refused(lock, *mode, late))
                     }
                     left => {
-                        let on_wait = on_wait.as_ref().map(|on_wait| on_wait.of(lock.path()));
-                        lock.take(*mode, left, label.clone(), on_wait).await
+                        let limit = left.map(Limit::Timeout);
+                        take(lock, *mode, Options { limit, ..options.clone() }).await
                     }
                 }
             };
@@ -320,65 +315,36 @@ impl MultiLockBuilder {
     }
 }
 
-/// An acquisition of several locks that has not started: await it, or set options first. Made by [`MultiLock::lock`].
-#[derive(Debug)]
-#[must_use = "nothing is acquired before this is awaited"]
-pub struct AcquireMulti {
-    locks: MultiLock,
-    timeout: Option<Duration>,
-    label: Option<String>,
-    on_wait: Option<OnWaits>,
-}
+impl Guard for MultiGuard {
+    type Source = MultiLock;
 
-impl AcquireMulti {
-    /// Gives up, and gives back what was taken, when not all the locks were granted within `timeout`, counted for all
-    /// of them together.
-    ///
-    /// The error is told in time, also while disconnected. Zero is refused: that is what
-    /// [`try_lock`](MultiLock::try_lock) is for.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// What this acquisition is for, in words for people: the queues of all the locks show it. At most 256 bytes,
-    /// without control characters.
-    pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.label = Some(label.into());
-        self
-    }
-
-    /// Calls `tell` with the directory of the lock that is waited for, and how far that has come: see
-    /// [`AcquireWrite::on_wait`](crate::AcquireWrite::on_wait).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock};
-    /// # tokio_test::block_on(async {
-    /// # let both = MultiLock::new(&Memory::new(), [("/locks/a", Mode::Write), ("/locks/b", Mode::Write)])?;
-    /// let guard = both.lock().on_wait(|path, progress| eprintln!("waiting for {path} at {progress}")).await?;
-    /// # Ok::<(), Error>(()) }).unwrap();
-    /// ```
-    pub fn on_wait(mut self, tell: impl FnMut(&str, &Progress) + Send + 'static) -> Self {
-        self.on_wait = Some(OnWaits::new(tell));
-        self
-    }
-
-    /// Blocks the thread until all the locks are granted. Needs no runtime.
-    ///
-    /// # Errors
-    /// As when awaited.
-    pub fn blocking(self) -> Result<MultiGuard, Error> {
-        pollster::block_on(self.into_future())
+    fn acquire(locks: MultiLock, options: Options) -> Granting<MultiGuard> {
+        Box::pin(async move { locks.acquire(options).await })
     }
 }
 
-impl IntoFuture for AcquireMulti {
-    type Output = Result<MultiGuard, Error>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+/// Waits for one of the locks.
+async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Held>, Error> {
+    let mut acquisition = Acquisition::new(&lock.handle, mode, options);
+    let span = acquisition.begin();
+    acquisition.acquire().instrument(span).await
+}
 
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.locks.acquire(self.timeout, self.label, self.on_wait).await })
-    }
+/// Takes one of the locks after a look, without waiting for anybody, and no longer than `limit` for the servers.
+async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Held>, Error> {
+    let mut acquisition = Acquisition::new(&lock.handle, mode, Options::default());
+    let span = acquisition.begin();
+    let take = async { acquisition.reported(acquisition.take_now(limit).await) };
+    take.instrument(span).await
+}
+
+/// Fails if the lock is taken. Writes nothing. Returns the session timeout.
+async fn look(lock: &RwLock, mode: Mode) -> Result<Duration, Error> {
+    Acquisition::new(&lock.handle, mode, Options::default()).look().await
+}
+
+/// Reports why one of the locks was not granted, and so none was.
+fn refused(lock: &RwLock, mode: Mode, error: Error) -> Error {
+    trace::not_granted(lock.path(), mode, &error);
+    error
 }

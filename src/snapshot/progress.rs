@@ -12,10 +12,12 @@ use crate::session::contract::Session;
 use crate::session::listing;
 use crate::snapshot::read;
 
-/// How far a waiter has come. Told by [`AcquireWrite::on_wait`](crate::AcquireWrite::on_wait).
-#[derive(Clone, Debug, Default)]
+/// How far a waiter has come. Told by [`Acquire::on_wait`](crate::Acquire::on_wait).
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Progress {
+    /// The directory of the lock that it waits for.
+    pub path: Arc<str>,
     /// Its place in the queue: whoever came first has place 1. Holders count, and so do readers whom a reader need not
     /// wait for.
     pub place: usize,
@@ -27,9 +29,9 @@ pub struct Progress {
 
 impl Progress {
     /// As far as a listing tells, without asking anybody.
-    pub(crate) fn by_name(names: &[String], me: &Contender) -> Progress {
+    pub(crate) fn by_name(path: &Arc<str>, names: &[String], me: &Contender) -> Progress {
         let (place, length) = turn::place_of(me, names);
-        Progress { place, length, blockers: read::blockers_by_name(names, me) }
+        Progress { path: Arc::clone(path), place, length, blockers: read::blockers_by_name(names, me) }
     }
 
     fn is_as(&self, other: &Progress) -> bool {
@@ -47,31 +49,43 @@ impl fmt::Display for Progress {
 /// How long a waiter at least goes without looking for what changed, unless it is told how often to look.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 
-/// Whom to tell, and what was told last.
-pub(crate) struct OnWait {
-    /// In a mutex only so that the future which holds it can be sent between threads.
-    tell: Mutex<Tell>,
+/// What a caller wants to hear of its wait.
+#[derive(Clone)]
+pub(crate) struct Listener {
+    tell: Arc<Mutex<Tell>>,
+    /// How often to look on purpose, if the caller has said so.
     pub(crate) every: Option<Duration>,
-    told: Option<Progress>,
 }
 
-type Tell = Box<dyn FnMut(&Progress) + Send>;
+type Tell = dyn FnMut(&Progress) + Send;
+
+impl Listener {
+    pub(crate) fn boxed(tell: impl FnMut(&Progress) + Send + 'static, every: Option<Duration>) -> Box<Listener> {
+        Box::new(Listener { tell: Arc::new(Mutex::new(tell)), every })
+    }
+}
+
+/// A listener of one waiter, and what it has heard last.
+pub(crate) struct OnWait {
+    listener: Box<Listener>,
+    heard: Option<Progress>,
+}
 
 impl OnWait {
-    pub(crate) fn new(tell: impl FnMut(&Progress) + Send + 'static, every: Option<Duration>) -> Box<OnWait> {
-        Box::new(OnWait { tell: Mutex::new(Box::new(tell)), every, told: None })
+    pub(crate) fn new(listener: Box<Listener>) -> Box<OnWait> {
+        Box::new(OnWait { listener, heard: None })
     }
 
-    /// Tells what was seen, if it is news. Reads what those in the way have written into their nodes.
-    pub(crate) async fn tell(&mut self, session: &Arc<dyn Session>, directory: &str, dialect: Dialect, seen: Progress) {
-        if let Some(told) = self.told.as_mut().filter(|told| told.is_as(&seen)) {
-            told.length = seen.length;
+    /// Passes on what was seen, if it is news. Reads what those in the way have written into their nodes.
+    pub(crate) async fn tell(&mut self, session: &Arc<dyn Session>, dialect: Dialect, seen: Progress) {
+        if let Some(heard) = self.heard.as_mut().filter(|heard| heard.is_as(&seen)) {
+            heard.length = seen.length;
             return;
         }
-        let blockers = read::read_again(session, directory, dialect, &seen.blockers).await;
+        let blockers = read::read_again(session, &seen.path, dialect, &seen.blockers).await;
         let progress = Progress { blockers, ..seen };
-        self.tell.get_mut().unwrap_or_else(PoisonError::into_inner)(&progress);
-        self.told = Some(progress);
+        self.listener.tell.lock().unwrap_or_else(PoisonError::into_inner)(&progress);
+        self.heard = Some(progress);
     }
 
     /// Looks at the queue each time the interval has passed, and tells what is news.
@@ -80,49 +94,22 @@ impl OnWait {
             session.sleep(self.pause()).await;
             // Whoever waits in earnest finds out itself what goes wrong.
             if let Ok(names) = listing::list(session, directory).await {
-                self.tell(session, directory, me.dialect(), Progress::by_name(&names, me)).await;
+                self.tell(session, me.dialect(), Progress::by_name(directory, &names, me)).await;
             }
         }
     }
-}
 
-impl OnWait {
     /// Each look reads all the names, so it is left to those in front: a queue of n reads n names so often that all of it
     /// together reads a thousand times (1 + 1/2 + ... + 1/n) a second, which is less than ten thousand.
     fn pause(&self) -> Duration {
-        let size = self.told.as_ref().map_or(0, |told| told.place.saturating_mul(told.length));
+        let size = self.heard.as_ref().map_or(0, |heard| heard.place.saturating_mul(heard.length));
         let by_size = Duration::from_millis(u64::try_from(size).unwrap_or(u64::MAX));
-        self.every.unwrap_or(by_size.max(PAUSE_MIN))
+        self.listener.every.unwrap_or(by_size.max(PAUSE_MIN))
     }
 }
 
-/// Whom to tell of several locks, of which one is waited for at a time.
-#[derive(Clone)]
-pub(crate) struct OnWaits(Arc<Mutex<TellOfOne>>);
-
-type TellOfOne = dyn FnMut(&str, &Progress) + Send;
-
-impl OnWaits {
-    pub(crate) fn new(tell: impl FnMut(&str, &Progress) + Send + 'static) -> OnWaits {
-        OnWaits(Arc::new(Mutex::new(tell)))
-    }
-
-    /// The same, of the lock at `path`.
-    pub(crate) fn of(&self, path: &str) -> Box<OnWait> {
-        let (tell, path) = (Arc::clone(&self.0), path.to_owned());
-        let tell = move |progress: &Progress| tell.lock().unwrap_or_else(PoisonError::into_inner)(&path, progress);
-        OnWait::new(tell, None)
-    }
-}
-
-impl fmt::Debug for OnWaits {
+impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OnWaits")
-    }
-}
-
-impl fmt::Debug for OnWait {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OnWait").field("every", &self.every).finish_non_exhaustive()
+        f.debug_struct("Listener").field("every", &self.every).finish_non_exhaustive()
     }
 }

@@ -159,7 +159,7 @@ where
 {
     /// Opens the value that is kept at `path`, as JSON. Nothing is sent; what is missing is made by the first who needs it.
     ///
-    /// Until somebody has [written](AcquireSharedWrite::replacing) one there is no value, and to read it is
+    /// Until somebody has [written](crate::Acquire::replacing) one there is no value, and to read it is
     /// [`ValueError::Unset`]; [`SharedBuilder::initial`] sees to that.
     ///
     /// # Errors
@@ -365,7 +365,7 @@ impl<T> Inner<T> {
     }
 
     pub(crate) fn label(&self) -> Option<String> {
-        self.lock.shared.label.clone()
+        self.lock.handle.label.clone()
     }
 
     /// The node, or a directory above it, is watched.
@@ -434,7 +434,7 @@ impl<T: Send + Sync + 'static> Inner<T> {
         let unwritable = |problem: FormatError| self.fault(ValueError::Unwritable { problem: problem.to_string() });
         let payload = self.terms.format.encode(value).map_err(unwritable)?;
         let written = Written {
-            host: self.lock.shared.host.clone(),
+            host: self.lock.handle.host.clone(),
             label: label.clone(),
             token: held.standing().czxid,
             commit,

@@ -1,0 +1,176 @@
+//! How a lock is asked for: the builder that is awaited, for every kind of guard; knows no queue.
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::acquisition::handle::Handle;
+use crate::acquisition::options::{Limit, Options};
+use crate::acquisition::request::Acquisition;
+use crate::error::error::Error;
+use crate::hold::guard::{ReadGuard, WriteGuard};
+use crate::hold::trace::Acquiring;
+use crate::queue::mode::Mode;
+use crate::snapshot::progress::{Listener, Progress};
+
+/// An acquisition that has not started: await it, or set options first.
+///
+/// Made by [`RwLock::read`](crate::RwLock::read) and [`write`](crate::RwLock::write), by
+/// [`MultiLock::lock`](crate::MultiLock::lock), and by [`Shared::read`](crate::Shared::read) and
+/// [`write`](crate::Shared::write). `G` is the guard that it gives. Nothing is sent before the first poll.
+///
+/// # Examples
+///
+/// ```
+/// # use std::time::Duration;
+/// # use zk_rwlock::{Error, Memory, RwLock};
+/// # tokio_test::block_on(async {
+/// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+/// let guard = lock.write().timeout(Duration::from_secs(5)).label("rotate keys").await?;
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+#[must_use = "nothing is acquired before this is awaited"]
+pub struct Acquire<G: Guard> {
+    pub(crate) source: G::Source,
+    pub(crate) options: Options,
+}
+
+/// A guard that an [`Acquire`] gives. The guards of this library implement it, and no others can.
+pub trait Guard: Sized {
+    /// What it is acquired from.
+    #[doc(hidden)]
+    type Source;
+
+    #[doc(hidden)]
+    fn acquire(source: Self::Source, options: Options) -> Granting<Self>;
+}
+
+/// The future of an acquisition.
+pub(crate) type Granting<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
+
+impl<G: Guard> Acquire<G> {
+    pub(crate) fn new(source: G::Source) -> Acquire<G> {
+        Acquire { source, options: Options::default() }
+    }
+
+    /// Gives up, and leaves the queue, when the guard was not granted within `timeout`.
+    ///
+    /// The timeout begins with the first poll. It covers everything that the guard needs: each of several locks, and the
+    /// reading of a value. The error is there in time, also while disconnected. Zero is refused: the `try_` methods do
+    /// not wait. Of a timeout and a deadline the one that was set last counts.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.options.limit = Some(Limit::Timeout(timeout));
+        self
+    }
+
+    /// As [`timeout`](Self::timeout), with the moment when to give up. If that has passed at the first poll, nothing is
+    /// sent, and the error is [`Error::Timeout`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let deadline = Instant::now() + Duration::from_secs(5);
+    /// let guard = lock.write().deadline(deadline).await?;
+    /// assert!(lock.write().deadline(Instant::now()).await.unwrap_err().is_timeout());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn deadline(mut self, deadline: Instant) -> Self {
+        self.options.limit = Some(Limit::Deadline(deadline));
+        self
+    }
+
+    /// What this acquisition is for, in words for people. [`RwLock::queue`](crate::RwLock::queue) and the errors of waiters
+    /// show it, and a value that is committed keeps it. At most 256 bytes, without control characters.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.options.label = Some(label.into());
+        self
+    }
+
+    /// Calls `tell` with the place in the queue and who is in the way, if the lock is not granted at once, and again
+    /// whenever the acquisition finds that changed.
+    ///
+    /// The acquisition finds out when it looks at the queue anyway: at first, and when its predecessor has left and it has
+    /// to go on waiting. It also looks on purpose after each second, or after as many milliseconds as its place times the
+    /// length of the queue, if that is more. So all waiters that listen read fewer than 10,000 names a second together,
+    /// however many they are. To hear sooner or less often, use [`on_wait_every`](Self::on_wait_every). Each call of `tell`
+    /// costs also a read for each contender that it names (at most 8).
+    ///
+    /// `tell` holds up the acquisition for as long as it runs. If it panics, the place in the queue is given up. Of several
+    /// locks [`Progress::path`] says which one is waited for.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let guard = lock.write().on_wait(|progress| eprintln!("waiting at {progress}")).await?;
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn on_wait(mut self, tell: impl FnMut(&Progress) + Send + 'static) -> Self {
+        self.options.on_wait = Some(Listener::boxed(tell, None));
+        self
+    }
+
+    /// As [`on_wait`](Self::on_wait), and looks at the queue on purpose after each `interval`.
+    ///
+    /// Each look costs the server a listing, which is as long as the queue. Zero is refused.
+    pub fn on_wait_every(mut self, interval: Duration, tell: impl FnMut(&Progress) + Send + 'static) -> Self {
+        self.options.on_wait = Some(Listener::boxed(tell, Some(interval)));
+        self
+    }
+
+    /// Blocks the thread until the guard is granted. Needs no runtime.
+    ///
+    /// # Errors
+    /// As when awaited.
+    pub fn blocking(mut self) -> Result<G, Error> {
+        self.options.is_blocking = true;
+        pollster::block_on(self.into_future())
+    }
+}
+
+impl<G: Guard> IntoFuture for Acquire<G> {
+    type Output = Result<G, Error>;
+    type IntoFuture = Granting<G>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        G::acquire(self.source, self.options)
+    }
+}
+
+impl<G: Guard> fmt::Debug for Acquire<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Acquire").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Guard for WriteGuard {
+    type Source = Arc<Handle>;
+
+    fn acquire(handle: Arc<Handle>, options: Options) -> Granting<WriteGuard> {
+        let mut acquisition = Acquisition::new(&handle, Mode::Write, options);
+        let span = acquisition.begin();
+        Acquiring::around(span, Box::pin(async move { acquisition.acquire().await.map(WriteGuard::new) }))
+    }
+}
+
+impl Guard for ReadGuard {
+    type Source = Arc<Handle>;
+
+    fn acquire(handle: Arc<Handle>, options: Options) -> Granting<ReadGuard> {
+        let mut acquisition = Acquisition::new(&handle, Mode::Read, options);
+        let span = acquisition.begin();
+        if acquisition.may_join() {
+            Acquiring::around(span, Box::pin(acquisition.shared_read()))
+        } else {
+            Acquiring::around(span, Box::pin(async move { acquisition.acquire().await.map(ReadGuard::new) }))
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! How an acquisition gets its place in the queue; knows no turns.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::{Arc, PoisonError};
+use std::time::SystemTime;
+
+use crate::acquisition::request::Acquisition;
+use crate::call::{self, SESSION_TRIES};
+use crate::error::error::Error;
+use crate::hold::guard::Held;
+use crate::queue::contender::{Contender, Owner};
+use crate::queue::mode;
+use crate::session::listing::Names;
+use crate::session::request::Failure;
+use crate::queue::note::Note;
+use crate::ticket::ticket::{self, Place};
+
+/// How often a directory may vanish between its making and our entering before something must be wrong.
+pub(crate) const DIRECTORY_TRIES: usize = 64;
+
+/// Whether nobody may have the lock by this number: several may get it, or a lower one later.
+pub(crate) fn is_used_up(contender: &Contender) -> bool {
+    !(0..mode::REFUSED_FROM).contains(&contender.sequence())
+}
+
+impl Acquisition {
+    /// Takes a place at the end of the queue, with a look at the queue as it is then, unless none may be needed.
+    pub(crate) async fn queue_up(&self) -> Result<(Box<Held>, Option<Result<Names, Failure>>), Error> {
+        let handle = &self.handle;
+        let owner = Owner::new(handle.dialect, handle.dialect.new_owner(&handle.host, random));
+        let note = Note {
+            host: handle.host.clone(),
+            pid: std::process::id(),
+            label: self.options.label.clone(),
+            since: SystemTime::now(),
+        };
+        let data = note.encode();
+        // Each waiter watches two nodes: its own, and the one before it.
+        let watched = 2 * (handle.path.len() + owner.len() + "/READ-lock-0000000000".len());
+        let mut tries = 0;
+        let (place, look) = loop {
+            let berth = handle.coordinator.berth(watched).await.map_err(|failure| self.stop(failure))?;
+            let place = Place::new(berth, Arc::clone(&handle.path), owner.clone());
+            *handle.book.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(place.book()));
+            tries += 1;
+            match self.take_place(&place, &data).await {
+                Ok(look) => break (place, look),
+                // The session ended unnoticed while it was idle: nothing of ours was in it, so a fresh one will do.
+                Err(Failure::Over(_)) if tries < SESSION_TRIES => {
+                    call::is_known_to_be_over(place.session()).await;
+                }
+                Err(Failure::NoAuth) if place.unmake_directory().await => return Err(Error::shut_out(&handle.path)),
+                Err(failure) => return Err(self.stop(failure)),
+            }
+        };
+        let held =
+            Held::new(place, &handle.path, &handle.coordinator, data).ok_or_else(|| self.stop(Failure::NoNode))?;
+        Ok((held, look))
+    }
+
+    /// Puts a node into the directory, with a look at the children as they are then, unless none may be needed.
+    pub(crate) async fn take_place(
+        &self,
+        place: &Place,
+        data: &[u8],
+    ) -> Result<Option<Result<Names, Failure>>, Failure> {
+        let (mut missing, mut unknown) = (0, 0_u32);
+        loop {
+            let entered = if place.book().expects_others() {
+                place.enter_and_list(self.mode, data).await.map(Some)
+            } else {
+                place.enter(self.mode, data).await.map(|()| None)
+            };
+            match entered {
+                Ok(look) => return Ok(look),
+                // The directory can vanish again between its making and the next try: the server reaps it when empty.
+                Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
+                    missing += 1;
+                    let has_to_stay = self.handle.dialect.keeps_directories();
+                    match place.make_directory(has_to_stay).await {
+                        // One above it may be a container, too, where Curator made it.
+                        Ok(()) | Err(Failure::NoNode) => {}
+                        Err(failure) => return Err(failure),
+                    }
+                }
+                Err(Failure::NotTried) if unknown < ticket::UNKNOWN_TRIES => unknown += 1,
+                Err(Failure::Unknown(_)) if unknown < ticket::UNKNOWN_TRIES => {
+                    unknown += 1;
+                    if place.recover().await? {
+                        return Ok(None);
+                    }
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// Leaves a directory whose numbers are used up: whether they may begin anew, because nobody is in it any more but
+    /// those who will find the same.
+    pub(crate) async fn restarts(&self, held: Box<Held>) -> Result<bool, Error> {
+        let (place, dialect) = (held.place(), self.handle.dialect);
+        match place.leave().await {
+            Ok(()) | Err(Failure::NoNode) => {}
+            Err(Failure::NoAuth) => return Err(Error::stays(held.tenure().path())),
+            Err(failure) => return Err(self.stop(failure)),
+        }
+        if dialect.keeps_directories() {
+            return Ok(false);
+        }
+        let is_passing = |name: &String| Contender::parse_as(name, dialect).is_some_and(|other| is_used_up(&other));
+        match ticket::settled(place.session(), || place.list()).await {
+            Ok(names) => Ok(names.iter().all(is_passing)),
+            Err(Failure::NoNode) => Ok(true),
+            Err(failure) => Err(self.stop(failure)),
+        }
+    }
+}
+
+/// What no other acquisition has: it tells our node from everyone else's, also after the answer to its create was lost.
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}

@@ -1,0 +1,137 @@
+//! An acquisition from its first request until the lock is granted or given up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::Instrument;
+
+use crate::acquisition::enqueue::is_used_up;
+use crate::acquisition::handle::Handle;
+use crate::acquisition::options::Options;
+use crate::acquisition::report::Waiting;
+use crate::acquisition::request::Acquisition;
+use crate::acquisition::wait::{Patience, Wait};
+use crate::call::{self, Call};
+use crate::error::error::Error;
+use crate::hold::guard::{Held, WriteGuard};
+use crate::queue::mode::Mode;
+use crate::session::request::Failure;
+use crate::snapshot::progress::OnWait;
+use crate::snapshot::read;
+use crate::validation;
+
+/// How often an acquisition that finds the directory's numbers used up has the directory made anew, beside others that do
+/// the same.
+const RESTARTS: u32 = 8;
+
+impl Acquisition {
+    /// Queues up, and waits until the lock is granted.
+    pub(crate) async fn acquire(&mut self) -> Result<Box<Held>, Error> {
+        let answer = match self.options.timeout() {
+            Err(error) => Err(error),
+            Ok(None) if self.handle.warn_waiting.is_none() => {
+                let on_wait = self.options.on_wait.take().map(OnWait::new);
+                self.enter(Patience::Wait, None, on_wait).await
+            }
+            // Boxed, as all that few of thousands of waiters need: their futures are as large as the largest step.
+            Ok(timeout) => Box::pin(self.enter_watched(timeout)).await,
+        };
+        self.reported(answer)
+    }
+
+    async fn enter_watched(&mut self, timeout: Option<Duration>) -> Result<Box<Held>, Error> {
+        let waiting = Arc::new(Waiting::begin());
+        let on_wait = self.options.on_wait.take().map(OnWait::new);
+        let granted = self.warned(&waiting, self.enter(Patience::Wait, Some(&waiting), on_wait));
+        match timeout {
+            None => granted.await,
+            Some(timeout) => self.within(timeout, &waiting, granted).await,
+        }
+    }
+
+    /// Queues up and waits. `waiting`, if it is given, learns who is in the way.
+    pub(crate) async fn enter(
+        &self,
+        patience: Patience,
+        waiting: Option<&Arc<Waiting>>,
+        on_wait: Option<Box<OnWait>>,
+    ) -> Result<Box<Held>, Error> {
+        let (mut held, mut look) = Box::pin(self.queue_up()).await?;
+        let mut tries = 0;
+        while is_used_up(held.contender()) {
+            tries += 1;
+            if tries > RESTARTS || !Box::pin(self.restarts(held)).await? {
+                return Err(Error::SequenceExhausted { path: self.handle.path.to_string() });
+            }
+            (held, look) = Box::pin(self.queue_up()).await?;
+        }
+        self.trace.entered(held.standing());
+        if let Some(waiting) = waiting {
+            self.warn_in_background(&held, waiting);
+        }
+        let mut wait = Wait { patience, waiting, on_wait, look, vanished: None, has_waited: false };
+        let turn = tokio::select! {
+            biased;
+            turn = self.wait_for_turn(&held, &mut wait) => turn,
+            // Also while an answer is missing.
+            loss = held.lost() => Err(self.evicted(loss)),
+        };
+        let granted = match turn {
+            Ok(grant) => self.grant(&held, grant).await,
+            Err(error) => Err(error),
+        };
+        match granted {
+            Ok(()) => {
+                self.begin_hold(&mut held);
+                Ok(held)
+            }
+            // Who may not do all that it takes may not be allowed to leave either, and must be told.
+            Err(error @ Error::PermissionDenied { .. }) => match held.place().leave().await {
+                Err(Failure::NoAuth) => Err(Error::stays(held.tenure().path())),
+                Ok(()) if held.place().unmake_directory().await => Err(Error::shut_out(&self.handle.path)),
+                _ => Err(error),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Acquires without waiting, and without writing when the lock is taken.
+    pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<Held>, Error> {
+        let span = self.begin();
+        let attempt = async {
+            let limit = self.look().await?;
+            self.take_now(limit).await
+        };
+        let reported = async { self.reported(call::in_time(&self.handle.coordinator, timeout, attempt).await) };
+        reported.instrument(span).await
+    }
+
+    /// Fails if a newcomer would have to wait. Writes nothing. Returns the session timeout.
+    pub(crate) async fn look(&self) -> Result<Duration, Error> {
+        validation::check_label(self.label())?;
+        let path = &self.handle.path;
+        let seen = call::on_a_session(&self.handle.coordinator, |session| async move {
+            let names = call::names(&session, path, false).await?;
+            Ok((session, names))
+        });
+        let (session, names) = seen.await.map_err(|failure| Error::from_failure(failure, "list", path))?;
+        self.handle.check_for_strangers(&names)?;
+        let newcomer = (self.handle.dialect, self.mode);
+        let blockers = read::blockers_of_newcomer(&session, path, &names, newcomer).await;
+        if blockers.ahead > 0 {
+            return Err(Error::WouldBlock { blockers });
+        }
+        Ok(session.timeout())
+    }
+
+    /// Takes the lock after a look, without waiting for anybody, and no longer than `limit` for the servers.
+    pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<Held>, Error> {
+        call::bounded(&self.handle.coordinator, limit, self.enter(Patience::GiveUp, None, None)).await
+    }
+}
+
+/// Takes the write lock if nobody holds it or waits for it.
+pub(crate) fn try_write(handle: Arc<Handle>) -> Call<WriteGuard> {
+    let acquisition = Acquisition::new(&handle, Mode::Write, Options::default());
+    Call::new(|timeout| async move { acquisition.attempt(timeout).await.map(WriteGuard::new) })
+}

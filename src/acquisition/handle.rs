@@ -1,0 +1,42 @@
+//! What all clones of a lock's handle have in common: where the lock is kept, and its options; sends nothing.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::acquisition::shared_reads::SharedReads;
+use crate::error::error::Error;
+use crate::queue::dialect::Dialect;
+use crate::queue::turn;
+use crate::session::books::Book;
+use crate::session::contract::Coordinator;
+use crate::ticket::deadlock::Deadlock;
+
+/// What all clones of a handle have in common.
+#[derive(Debug)]
+pub struct Handle {
+    pub(crate) coordinator: Arc<dyn Coordinator>,
+    pub(crate) path: Arc<str>,
+    pub(crate) host: String,
+    pub(crate) label: Option<String>,
+    pub(crate) dialect: Dialect,
+    pub(crate) lock_delay: Duration,
+    pub(crate) warn_waiting: Option<Duration>,
+    pub(crate) warn_holding: Option<Duration>,
+    pub(crate) deadlock: Deadlock,
+    pub(crate) reads: SharedReads,
+    /// What the newest session that was used knows of the queue; kept between acquisitions.
+    pub(crate) book: Mutex<Option<Arc<Book>>>,
+}
+
+impl Handle {
+    /// Fails if somebody is in the directory who may go by another rule.
+    pub(crate) fn check_for_strangers(&self, names: &[String]) -> Result<(), Error> {
+        turn::stranger(self.dialect, names).map_or(Ok(()), |node| Err(self.doubt(node)))
+    }
+
+    pub(crate) fn doubt(&self, stranger: &str) -> Error {
+        let speaks = self.dialect.stranger(stranger).unwrap_or(self.dialect);
+        let (path, node) = (self.path.to_string(), stranger.to_owned());
+        Error::ForeignContender { path, node, speaks, dialect: self.dialect }
+    }
+}

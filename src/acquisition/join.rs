@@ -1,0 +1,113 @@
+//! How reads of one process share an acquisition and its node.
+
+use std::sync::Arc;
+
+use crate::acquisition::handle::Handle;
+use crate::acquisition::options::Options;
+use crate::acquisition::report::{Waiting, looked_since};
+use crate::acquisition::request::Acquisition;
+use crate::acquisition::shared_reads::Work;
+use crate::acquisition::wait::Patience;
+use crate::call::Call;
+use crate::error::error::Error;
+use crate::hold::guard::{Held, ReadGuard};
+use crate::hold::trace::Acquiring;
+use crate::queue::mode::Mode;
+use crate::snapshot::progress::OnWait;
+use crate::telemetry::meter;
+
+/// Takes the read lock if no writer holds it or waits for it, or joins a read that may be joined.
+pub(crate) fn try_read(handle: Arc<Handle>) -> Call<ReadGuard> {
+    Call::new(|timeout| async move {
+        if let Some(held) = handle.reads.join() {
+            meter::granted(Mode::Read, "joined");
+            return Ok(ReadGuard::on(held));
+        }
+        let mut acquisition = Acquisition::new(&handle, Mode::Read, Options::default());
+        acquisition.is_for_all = handle.reads.are_shared();
+        let held = Arc::from(acquisition.attempt(timeout).await?);
+        handle.reads.offer(&held);
+        Ok(ReadGuard::on(held))
+    })
+}
+
+impl Acquisition {
+    /// Whether it may join the read of another. A label of its own must be seen in the queue, and a wrong option must be
+    /// reported.
+    pub(crate) fn may_join(&self) -> bool {
+        self.handle.reads.are_shared() && self.options.label == self.handle.label && self.options.timeout().is_ok()
+    }
+
+    pub(crate) async fn shared_read(mut self) -> Result<ReadGuard, Error> {
+        // A task that does nothing but join must let others run, too.
+        tokio::task::consume_budget().await;
+        let held = match self.handle.reads.join() {
+            Some(held) => {
+                meter::granted(Mode::Read, "joined");
+                held
+            }
+            // Boxed, because a future that only joins is small.
+            None => {
+                let answer = Box::pin(self.enter_shared()).await;
+                self.reported(answer)?
+            }
+        };
+        self.trace.shares(held.standing());
+        Ok(ReadGuard::on(held))
+    }
+
+    /// Waits, together with all who do, for the one that enters.
+    pub(crate) async fn enter_shared(&mut self) -> Result<Arc<Held>, Error> {
+        let timeout = self.options.timeout()?;
+        let on_wait = self.options.on_wait.take().map(OnWait::new);
+        let reads = &self.handle.reads;
+        let entry = match reads.join_or_enter(|| self.for_all()) {
+            Ok(held) => {
+                meter::granted(Mode::Read, "joined");
+                return Ok(held);
+            }
+            Err(entry) => entry,
+        };
+        let granted = async {
+            let mut granted = std::pin::pin!(reads.granted(&entry));
+            if let Some(mut on_wait) = on_wait {
+                tokio::select! {
+                    biased;
+                    answer = &mut granted => return answer,
+                    () = self.tell_of(&entry.waiting, &mut on_wait) => {}
+                }
+            }
+            granted.await
+        };
+        let answer = match timeout {
+            None => granted.await,
+            Some(timeout) => self.within(timeout, &entry.waiting, granted).await,
+        };
+        answer.inspect(|_| self.trace.waited(Mode::Read))
+    }
+
+    /// Tells how far the acquisition that all wait for has come, whenever that changes.
+    pub(crate) async fn tell_of(&self, waiting: &Waiting, on_wait: &mut OnWait) {
+        let mut waits = looked_since(waiting, 0).await;
+        loop {
+            on_wait.tell(&waits.session, waits.me.dialect(), waits.seen.clone()).await;
+            waits = tokio::select! {
+                biased;
+                later = looked_since(waiting, waits.looks) => later,
+                () = on_wait.keep_looking(&waits.session, &self.handle.path, &waits.me) => return,
+            };
+        }
+    }
+
+    /// The acquisition of all who wait for it. Their timeouts are their own, but know by it who is in the way.
+    pub(crate) fn for_all(&self) -> (Work, Arc<Waiting>) {
+        let waiting = Arc::new(Waiting::begin());
+        let mut all = Acquisition::new(&self.handle, Mode::Read, Options::default());
+        all.is_for_all = true;
+        let span = all.begin();
+        all.trace = all.trace.for_others(&self.trace);
+        let its_own = Arc::clone(&waiting);
+        let work = async move { all.warned(&its_own, all.enter(Patience::Wait, Some(&its_own), None)).await };
+        (Acquiring::around(span, Box::pin(work)), waiting)
+    }
+}

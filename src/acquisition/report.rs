@@ -1,0 +1,156 @@
+//! Where an acquisition waits, and who is in its way, for errors and warnings; decides nothing.
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use crate::acquisition::options::Options;
+use crate::acquisition::request::Acquisition;
+use crate::call;
+use crate::hold::guard::Held;
+use crate::queue::contender::Contender;
+use crate::queue::turn::{self, Turn};
+use crate::session::contract::Session;
+use crate::snapshot::progress::Progress;
+use crate::snapshot::read::{self};
+use crate::queue::member::Blockers;
+
+/// A timed-out acquisition looks up who is in its way so long before its time is over, at most.
+pub(crate) const LOOK_UP_AHEAD: Duration = Duration::from_millis(200);
+
+/// Where an acquisition waits, for the error that its timeout gives, and for the warning that it takes long.
+pub(crate) struct Waiting {
+    began: Instant,
+    waits: Mutex<Option<Waits>>,
+    /// One warning is enough: the acquisition's own, or that of the session's background.
+    is_warned_of: AtomicBool,
+    /// Ends the background's part, when this is dropped.
+    background: OnceLock<oneshot::Sender<()>>,
+}
+
+impl Waiting {
+    pub(crate) fn begin() -> Waiting {
+        Waiting {
+            began: Instant::now(),
+            waits: Mutex::default(),
+            is_warned_of: AtomicBool::new(false),
+            background: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn waits(&self) -> MutexGuard<'_, Option<Waits>> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the warning is left to whoever asks.
+    pub(crate) fn takes_warning_on(&self) -> bool {
+        !self.is_warned_of.swap(true, Ordering::Relaxed)
+    }
+
+    /// Who was in the way when it last looked.
+    pub(crate) fn seen_in_the_way(&self) -> Blockers {
+        self.waits().as_ref().map(|waits| waits.seen.blockers.clone()).unwrap_or_default()
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Waits {
+    pub(crate) session: Arc<dyn Session>,
+    pub(crate) me: Contender,
+    /// Where it stood when it last looked.
+    pub(crate) seen: Progress,
+    /// How often it has looked.
+    pub(crate) looks: usize,
+}
+
+/// Where it waits, once it has looked more than so often. Whoever takes a shared acquisition on has been woken by that,
+/// and so have all who wait for it.
+pub(crate) async fn looked_since(waiting: &Waiting, looks: usize) -> Waits {
+    poll_fn(|_| match &*waiting.waits() {
+        Some(waits) if waits.looks > looks => Poll::Ready(waits.clone()),
+        _ => Poll::Pending,
+    })
+    .await
+}
+
+impl Acquisition {
+    pub(crate) fn warn(&self, limit: Duration, blockers: &Blockers) {
+        let (path, label) = (&*self.handle.path, self.label());
+        tracing::warn!(path, mode = %self.mode, label, waited = ?limit, %blockers, "it takes long to acquire a lock");
+    }
+
+    /// Has the session's background warn if it takes long. An acquisition that is not polled could not do that, and is in
+    /// everybody's way once its turn has come.
+    pub(crate) fn warn_in_background(&self, held: &Held, waiting: &Arc<Waiting>) {
+        let Some(limit) = self.handle.warn_waiting.filter(|_| waiting.takes_warning_on()) else {
+            return;
+        };
+        let (end, ended) = oneshot::channel();
+        let _first = waiting.background.set(end);
+        let options = Options { label: self.options.label.clone(), ..Options::default() };
+        let acquisition = Acquisition::new(&self.handle, self.mode, options);
+        let (session, tenure, me) =
+            (Arc::clone(held.place().session()), Arc::clone(held.tenure()), held.contender().clone());
+        let (left, waiting) = (limit.saturating_sub(waiting.began.elapsed()), Arc::downgrade(waiting));
+        let work = async move {
+            let mut ended = std::pin::pin!(async { drop(ended.await) });
+            if call::unless(&mut ended, session.sleep(left)).await.is_none() || tenure.is_holding() {
+                return;
+            }
+            let Some(found) = call::unless(&mut ended, acquisition.turn_and_blockers(&session, &me)).await else {
+                return;
+            };
+            let is_its_turn = matches!(found, Some((Turn::Granted, _)));
+            // Cut off, what was seen before is the best to tell.
+            let seen = || waiting.upgrade().map(|waiting| waiting.seen_in_the_way()).unwrap_or_default();
+            let blockers = found.map_or_else(seen, |(_, blockers)| blockers);
+            let grace = acquisition.handle.lock_delay + LOOK_UP_AHEAD;
+            if is_its_turn && call::unless(&mut ended, session.sleep(grace)).await.is_some() && !tenure.is_holding() {
+                let (path, node, label) = (&*acquisition.handle.path, me.name(), acquisition.label());
+                tracing::warn!(
+                    path,
+                    mode = %acquisition.mode,
+                    label,
+                    node,
+                    waited = ?limit,
+                    "the turn of an acquisition has come, and its future is not polled: all behind it wait"
+                );
+            } else {
+                acquisition.warn(limit, &blockers);
+            }
+        };
+        held.place().session().spawn(Box::pin(work.instrument(self.trace.span())));
+    }
+
+    /// Whether it is our turn, and who is in the way; `None` if that cannot be read soon.
+    pub(crate) async fn turn_and_blockers(
+        &self,
+        session: &Arc<dyn Session>,
+        me: &Contender,
+    ) -> Option<(Turn, Blockers)> {
+        let look = async {
+            let names = session.children(&self.handle.path).await.ok()?;
+            let blockers = read::blockers(session, &self.handle.path, &names, me).await;
+            Some((turn::turn(me, &names), blockers))
+        };
+        call::unless(session.sleep(LOOK_UP_AHEAD), look).await.flatten()
+    }
+
+    /// Who is in the way of one that waits, as far as that can be read now.
+    pub(crate) async fn in_the_way(&self, waiting: &Waiting) -> Blockers {
+        let waits = waiting.waits().clone();
+        let Some(Waits { session, me, seen, .. }) = waits else {
+            return Blockers::default();
+        };
+        match session.children(&self.handle.path).await {
+            Ok(children) => read::blockers(&session, &self.handle.path, &children, &me).await,
+            Err(_) => seen.blockers,
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What operators do with a lock: read its queue, and remove a member of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::acquisition::handle::Handle;
+use crate::call::{self, Call};
+use crate::error::error::Error;
+use crate::lock::rw_lock::RwLock;
+use crate::session::contract::Coordinator;
+use crate::session::request::Failure;
+use crate::snapshot::read::{self};
+use crate::queue::member::{Member, Queue};
+
+impl Handle {
+    /// The queue, no older than this call if it is `synced`.
+    async fn queue(&self, is_synced: bool) -> Result<Queue, Error> {
+        let (path, dialect) = (&self.path, self.dialect);
+        let seen = call::on_a_session(&self.coordinator, |session| async move {
+            let names = call::names(&session, path, is_synced).await?;
+            let queue = read::of(&session, path, dialect, &names).await?;
+            Ok((names, queue))
+        });
+        let (names, queue) = seen.await.map_err(|failure| Error::from_failure(failure, "read the queue of", path))?;
+        self.check_for_strangers(&names)?;
+        Ok(queue)
+    }
+
+    async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
+        // A server that lags would not show a member that others see already.
+        let members = self.queue(true).await?.members;
+        let Some(member) = members.into_iter().find(|member| member.token == Some(token)) else {
+            return Ok(None);
+        };
+        let fault = |failure| Error::from_failure(failure, "remove a node of", &self.path);
+        let berth = self.coordinator.berth(0).await.map_err(fault)?;
+        let (session, path) = (berth.session(), format!("{}/{}", self.path, member.node));
+        let tries = AtomicU32::new(0);
+        let removal = call::answered(session, || {
+            tries.fetch_add(1, Ordering::Relaxed);
+            session.delete(&path)
+        });
+        match removal.await {
+            Ok(()) => Ok(Some(member)),
+            // It left by itself just now, or by an earlier try.
+            Err(Failure::NoNode) => Ok((tries.into_inner() > 1).then_some(member)),
+            Err(failure) => Err(fault(failure)),
+        }
+    }
+}
+
+impl RwLock {
+    /// Reads the queue: everyone in it in order, who holds, who waits, since when and behind whom.
+    ///
+    /// Costs one listing and one read for each member. The snapshot may be as old as the server's view: whoever has let go
+    /// seems to hold until the ensemble has removed its node, and the next one to wait.
+    /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).
+    ///
+    /// # Cancel safety
+    /// Only reads.
+    ///
+    /// # Errors
+    /// [`Error::ForeignContender`] where another [dialect](Dialect) is spoken, too; [`Error::Unreachable`] when no server
+    /// answers in time, or session after session ends; otherwise see [`Error`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let guard = lock.write().label("rotate keys").await?;
+    /// let queue = lock.queue().await?;
+    /// assert_eq!(queue.holders().next().unwrap().label.as_deref(), Some("rotate keys"));
+    /// println!("{queue}");
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn queue(&self) -> Call<Queue> {
+        let handle = Arc::clone(&self.handle);
+        Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, handle.queue(false)).await })
+    }
+
+    /// Removes the one member of the queue whose [token](crate::Member::token) this is, and says who that was; `None`
+    /// if nobody in the queue has it, and then nothing is changed.
+    ///
+    /// For people who have seen in the [`queue`](RwLock::queue) that somebody hangs. A holder is told at once, by
+    /// [`Loss::Removed`](crate::Loss::Removed), but perhaps after the next one was let in. A waiter gets [`Error::Evicted`], and is
+    /// never granted, with one exception: a contender of its own session may let it in while the news is on its way to
+    /// that session. Then it is told as a holder is. While a session is cut off, it lets in nobody.
+    ///
+    /// Nobody else is ever hit: a token is given once, and a node's name is too, because the random id of one
+    /// acquisition is in it. So it is enough to look at the token, and then to delete by name.
+    ///
+    /// # Cancel safety
+    /// Dropping the future may leave the member removed or not.
+    ///
+    /// # Errors
+    /// [`Error::PermissionDenied`] for those who may not; otherwise see [`Error`]. After [`Error::Unreachable`] and
+    /// [`Error::Timeout`] the member may be removed or not, as after dropping the future.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let hangs = lock.write().label("hangs").await?;
+    /// let token = lock.queue().await?.members[0].token.expect("anybody may read");
+    /// assert_eq!(lock.evict(token).await?.expect("still there").label.as_deref(), Some("hangs"));
+    /// assert!(!hangs.is_held());
+    /// assert!(lock.evict(token).await?.is_none());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn evict(&self, token: i64) -> Call<Option<Member>> {
+        let handle = Arc::clone(&self.handle);
+        Call::new(move |timeout| async move { call::in_time(&handle.coordinator, timeout, handle.evict(token)).await })
+    }
+}
