@@ -273,8 +273,8 @@ fn whoever_waits_hears_for_which_lock_and_at_which_place() {
     let [a, b] = ["/a", "/b"].map(|path| write(&zk.connect(), path));
     let told = Arc::new(Mutex::new(Vec::new()));
     let hears = Arc::clone(&told);
-    let tell = move |path: &str, progress: &Progress| {
-        hears.lock().unwrap().push((path.to_owned(), progress.place, progress.blockers.ahead));
+    let tell = move |progress: &Progress| {
+        hears.lock().unwrap().push((progress.path.to_string(), progress.place, progress.blockers.ahead));
     };
     let mut acquiring = task::spawn(locks.lock().on_wait(tell).into_future());
     assert_pending!(acquiring.poll());

@@ -16,7 +16,7 @@ use support::wire::{Op, Proxy};
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Berth, Coordinator, Failure, Operation};
-use zk_rwlock::{AcquireWrite, Error, Loss, Memory, Mode, MultiLock, RwLock, ZooKeeper};
+use zk_rwlock::{Acquire, Error, Loss, Memory, Mode, MultiLock, RwLock, WriteGuard, ZooKeeper};
 
 /// What ZooKeeper says to a client without permission.
 const NO_AUTH: i32 = -102;
@@ -31,7 +31,7 @@ fn now<F: IntoFuture>(future: F) -> F::Output {
     }
 }
 
-fn writing(lock: &RwLock) -> Spawn<<AcquireWrite as IntoFuture>::IntoFuture> {
+fn writing(lock: &RwLock) -> Spawn<<Acquire<WriteGuard> as IntoFuture>::IntoFuture> {
     task::spawn(lock.write().into_future())
 }
 
