@@ -11,9 +11,9 @@ use crate::error::error::Error;
 use crate::hold::guard::Held;
 use crate::queue::contender::{Contender, Owner};
 use crate::queue::mode;
+use crate::queue::note::Note;
 use crate::session::listing::Names;
 use crate::session::request::Failure;
-use crate::queue::note::Note;
 use crate::ticket::ticket::{self, Place};
 
 /// How often a directory may vanish between its making and our entering before something must be wrong.

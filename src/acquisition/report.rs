@@ -15,11 +15,11 @@ use crate::acquisition::request::Acquisition;
 use crate::call;
 use crate::hold::guard::Held;
 use crate::queue::contender::Contender;
+use crate::queue::member::Blockers;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
 use crate::snapshot::progress::Progress;
 use crate::snapshot::read::{self};
-use crate::queue::member::Blockers;
 
 /// A timed-out acquisition looks up who is in its way so long before its time is over, at most.
 pub(crate) const LOOK_UP_AHEAD: Duration = Duration::from_millis(200);

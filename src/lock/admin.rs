@@ -7,10 +7,10 @@ use crate::acquisition::handle::Handle;
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;
+use crate::queue::member::{Member, Queue};
 use crate::session::contract::Coordinator;
 use crate::session::request::Failure;
 use crate::snapshot::read::{self};
-use crate::queue::member::{Member, Queue};
 
 impl Handle {
     /// The queue, no older than this call if it is `synced`.
