@@ -1,4 +1,5 @@
 # What a contributor runs and what CI runs are the same commands: `make lint`, `make test` and a short `make interop`.
+# The workspace is the library and, as packages of their own, its tests, property tests, benchmarks and two examples.
 
 SHELL := /bin/bash
 # One shell for a whole recipe, which stops at the first failure, also inside a pipe.
@@ -6,16 +7,18 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 DEBIAN_JAR := /usr/share/java/zookeeper.jar
+# Every package with every feature. What is built for one of these commands is built for all of them.
+WHOLE := --workspace --all-features
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test lint soak interop bench performance figures kerberos databases msrv deny package zookeeper servers
+.PHONY: test programs lint soak interop bench performance figures kerberos databases msrv deny package zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
 # proved nothing about ZooKeeper, so it fails however green the tests look.
-test: servers
+test: servers programs
 	mkdir -p '$(dir $(SERVER_LOG))'
 	rm -f '$(SERVER_LOG)'
-	ZK_RWLOCK_SERVERS='$(SERVER_LOG)' cargo test --all-features
+	ZK_RWLOCK_SERVERS='$(SERVER_LOG)' cargo test $(WHOLE)
 	if [[ ! -s '$(SERVER_LOG)' ]]; then
 		echo 'make test: FAILED: no test started a ZooKeeper server ($(SERVER_LOG) is empty)' >&2
 		exit 1
@@ -24,16 +27,23 @@ test: servers
 	awk '{ servers[$$NF]++ } END { for (v in servers) print "make test: started ZooKeeper " v ": " servers[v] " times" }' \
 		'$(SERVER_LOG)' | sort
 
+# What the tests run as a user would: `zklock` and the examples. The tests refuse one that is older than its sources.
+programs:
+	cargo build $(WHOLE) --bins --examples
+
 # The long versions of what `make test` runs: more rounds, more waiters, more schedules, more contenders, more crashes,
-# and the swarm for ten minutes on one server and ten on three. Each says how many descriptors it had open at most.
+# and the swarm for ten minutes on one server and ten on three. Each stage says how many descriptors it had open at most.
 COUNTED_TEST := cargo --config 'target."cfg(unix)".runner = ["$(CURDIR)/tests/descriptors.sh"]' test --release
 soak: zookeeper
 	export SCHEDULES=100000 MULTI_SCHEDULES=5000 LEASE_ROUNDS=40 SILENCE_ROUNDS=200 LEASE_HISTORIES=60000 BREAK_ROUNDS=20 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
 	export FREEZE_ROUNDS=10 CRASH_ROUNDS=25 ROLLS=5 FLAP_SECONDS=60 SWARM_SECONDS=600
-	$(COUNTED_TEST) --test proptests --test lease --test lease_model --test silence --test breaks --test scale --test model --test ensemble --test outages \
-		--test multi -- --nocapture
+	$(COUNTED_TEST) -p zk-rwlock-proptests -- --nocapture
+	$(COUNTED_TEST) -p zk-rwlock-tests --test models -- --nocapture
+	for stage in session::{lease,silence,breaks,ensemble,outages} crowd::scale lock::multi; do
+		$(COUNTED_TEST) -p zk-rwlock-tests --test "$${stage%%::*}" "$${stage#*::}::" -- --nocapture
+	done
 	for servers in 1 3; do
-		SWARM_SERVERS=$$servers $(COUNTED_TEST) --test swarm -- --nocapture
+		SWARM_SERVERS=$$servers $(COUNTED_TEST) -p zk-rwlock-tests --test crowd swarm:: -- --nocapture
 	done
 
 # The lock among real Curator, kazoo and zookeeper-client on one path, each killed in turn: fleets that contend for so
@@ -42,17 +52,17 @@ soak: zookeeper
 INTEROP_SECONDS ?= 180
 interop: zookeeper
 	tests/interop/setup.sh
-	INTEROP_SECONDS=$(INTEROP_SECONDS) cargo test --all-features --test interop -- --nocapture
+	INTEROP_SECONDS=$(INTEROP_SECONDS) cargo test $(WHOLE) --test interop -- --nocapture
 
 # The lock against a server, in alternation with the least that any lock on it could cost; medians of so many rounds.
-# `cargo bench` alone measures what needs no server.
+# `cargo bench -p zk-rwlock-benches` alone measures what needs no server.
 ROUNDS := 3
 # A thousand contenders with a session each need more than the thousand that a shell usually allows.
 MANY_DESCRIPTORS := ulimit -Sn hard
 bench: zookeeper
 	$(MANY_DESCRIPTORS)
 	cargo build --release --example drive --example shared_reads
-	cargo bench --bench server -- --rounds $(ROUNDS)
+	cargo bench -p zk-rwlock-benches --bench server -- --rounds $(ROUNDS)
 
 # All that docs/performance.md shows of us and of the floor, measured here; the tables and plots are in target/performance.
 performance: zookeeper
@@ -60,7 +70,7 @@ performance: zookeeper
 	cargo build --release --example drive --example shared_reads
 	rm -rf target/performance
 	mkdir -p target/performance
-	cargo bench --bench server -- --rounds $(ROUNDS) --all --out '$(CURDIR)/target/performance/results.jsonl'
+	cargo bench -p zk-rwlock-benches --bench server -- --rounds $(ROUNDS) --all --out '$(CURDIR)/target/performance/results.jsonl'
 	cargo run --release --example performance -- target/performance
 
 # The tables and plots of docs/performance.md, from the results that are committed with them.
@@ -84,16 +94,16 @@ msrv:
 # What the dependencies must keep to is in deny.toml: licences, known faults, sources. Needs `cargo install cargo-deny`, and
 # the network for the list of known faults.
 deny:
-	cargo deny check
+	cargo deny --workspace check
 
 # What would be published, built from nothing but itself. Needs a clean work tree.
 package:
 	cargo publish --dry-run
 
 lint:
-	cargo fmt --check
-	cargo clippy --all-targets --all-features -- -D warnings
-	cargo clippy --test interop --all-features -- -D warnings
+	cargo fmt --all --check
+	cargo clippy $(WHOLE) --all-targets -- -D warnings
+	cargo clippy $(WHOLE) --test interop -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --all-features
 
 # Has a command run by root.

@@ -5,5 +5,4 @@
 mod names;
 mod queues;
 mod schedules;
-#[cfg(feature = "json")]
 mod values;

@@ -511,7 +511,7 @@ fn every_schedule_keeps_the_lock_safe_and_comes_to_rest() {
     let first = first.unwrap_or_else(|| RandomState::new().hash_one(schedules));
     for seed in (0..schedules).map(|i| first.wrapping_add(i)) {
         if let Err(failure) = run_seed(seed) {
-            panic!("{failure}\nrun it again: SCHEDULE_SEED={seed} cargo test --test proptests every_schedule");
+            panic!("{failure}\nrun it again: SCHEDULE_SEED={seed} cargo test -p zk-rwlock-proptests every_schedule");
         }
     }
     println!("{schedules} schedules, from seed {first} on: nobody held beside a writer, and all came to rest");

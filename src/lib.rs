@@ -159,7 +159,7 @@ pub use crate::zookeeper::client::{Acl, Permissions, ZooKeeper, ZooKeeperBuilder
 ///
 /// A backend is a [`Coordinator`](coordinator::Coordinator), which hands out [`Session`](coordinator::Session)s. Two come
 /// with this crate: [`Memory`] and [`ZooKeeper`]. The law they keep is written on
-/// [`Session`](coordinator::Session#contract); `tests/conformance.rs` proves each clause of it by name, against both.
+/// [`Session`](coordinator::Session#contract); `tests/conformance` proves each clause of it by name, against both.
 pub mod coordinator {
     pub use crate::session::contract::{Berth, Coordinator, Reservation, Session};
     pub use crate::session::lease::{Lease, Moment};
@@ -174,10 +174,11 @@ pub mod coordinator {
 /// [promises]: crate#how-a-holder-knows-in-time
 /// [performance]: https://docs.rs/crate/zk-rwlock/latest/source/docs/performance.md
 /// [coming-from]: crate::coming_from
-/// [migrate]: https://docs.rs/crate/zk-rwlock/latest/source/examples/migrate/main.rs
+/// [migrate]: https://docs.rs/crate/zk-rwlock/latest/source/README.md
 ///
 // The first definition of a link counts; those of the page itself are for whoever reads it as a file.
-#[cfg(doc)]
+// Their Rust, and that of the README, is run by the tests: see `tests/support/lib.rs`.
+#[cfg(all(doc, not(doctest)))]
 #[doc = include_str!("../docs/protocol.svg")]
 ///
 #[doc = include_str!("../docs/guide.md")]
@@ -187,10 +188,6 @@ pub mod guide {}
 ///
 /// [mixed-fleets]: crate::guide#mixed-fleets
 ///
-#[cfg(doc)]
+#[cfg(all(doc, not(doctest)))]
 #[doc = include_str!("../docs/coming-from.md")]
 pub mod coming_from {}
-
-#[cfg(all(doctest, feature = "json"))]
-#[doc = include_str!("../README.md")]
-struct Readme;

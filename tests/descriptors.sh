@@ -9,7 +9,9 @@ while fds=(/proc/$!/fd/*) && [[ -e /proc/$!/fd ]]; do
 done
 wait $!
 code=$?
-# Without the hash that cargo puts behind a name.
+# Without the hash that cargo puts behind a name; with the file of a chapter, if it is told to run that one alone.
 program=${1##*/}
-echo "${program%-*}: at most $most descriptors" >&2
+stage=${program%-*}
+[[ ${2-} != *:: ]] || stage+=::${2%::}
+echo "$stage: at most $most descriptors" >&2
 exit $code

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs tests/kerberos.rs in a Kerberos realm of its own, which exists only on the loopback interface and only as long
+# Runs tests/session/kerberos.rs in a Kerberos realm of its own, which exists only on the loopback interface and only as long
 # as the tests run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -63,4 +63,4 @@ if [[ -z $kdc ]]; then
 fi
 
 export RUSTFLAGS="--cfg zk_rwlock_gssapi ${RUSTFLAGS:-}"
-cargo test --target-dir target/kerberos --test kerberos "$@"
+cargo test --target-dir target/kerberos -p zk-rwlock-tests --test session kerberos:: "$@"

@@ -1,7 +1,5 @@
 //! What is counted and measured, on the embedded ensemble, where all of it happens on the thread of the test.
 
-mod support;
-
 use std::future::IntoFuture;
 use std::time::Duration;
 

@@ -2,15 +2,13 @@
 //!
 //! Children are lines for `sh`. They say when they are ready, so that nothing here waits for a time.
 
-mod support;
-
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, LazyLock, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +18,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
 use support::page;
 use support::port::Port;
+use support::program::program;
 use support::scene::*;
 use support::server::{Server, WITHOUT_DIGESTS, shared_server};
 use support::wire::Proxy;
@@ -37,13 +36,18 @@ const PASSED_ON: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::
 // ---------------------------------------------------------------------------------------------------------------
 // Running it
 
+fn binary() -> &'static str {
+    static PATH: LazyLock<String> = LazyLock::new(|| program("zklock").display().to_string());
+    &PATH
+}
+
 /// `zklock` with these arguments, on the server that all tests share.
 fn zklock<S: AsRef<str>>(arguments: &[S]) -> Command {
     zklock_on(&shared_server().address(), arguments)
 }
 
 fn zklock_on<S: AsRef<str>>(server: &str, arguments: &[S]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_zklock"));
+    let mut command = Command::new(binary());
     prepare(&mut command, server);
     command.args(arguments.iter().map(AsRef::as_ref));
     command
@@ -384,7 +388,7 @@ async fn signals_reach_the_whole_group_of_the_command() {
 fn ignoring(arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     prepare(&mut command, &shared_server().address());
-    command.args(["-c", "trap '' HUP INT QUIT TERM USR1 USR2 PIPE; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_zklock")]);
+    command.args(["-c", "trap '' HUP INT QUIT TERM USR1 USR2 PIPE; exec \"$0\" \"$@\"", binary()]);
     command.args(arguments);
     command
 }
@@ -425,7 +429,7 @@ async fn an_exit_code_is_passed_on_also_where_sigchld_is_ignored() {
     let mut command = Command::new("bash");
     prepare(&mut command, &shared_server().address());
     let script = "trap '' CHLD; exec \"$0\" /zklock/sigchld -c 'exit 7'";
-    command.args(["-c", script, env!("CARGO_BIN_EXE_zklock")]);
+    command.args(["-c", script, binary()]);
     let run = ended(command).await;
     assert_eq!(run.code, Some(7), "{run:#?}");
 }
@@ -780,7 +784,7 @@ async fn watch_ends_when_nobody_reads_it_any_more() {
     let mut command = Command::new("bash");
     prepare(&mut command, &shared_server().address());
     let script = "\"$0\" watch --interval 0.01 /zklock/unread | head -n 1; echo ${PIPESTATUS[0]}";
-    command.args(["-c", script, env!("CARGO_BIN_EXE_zklock")]);
+    command.args(["-c", script, binary()]);
     let run = ended(command).await;
     assert_eq!(run.stdout, "/zklock/unread: free\n0\n", "{run:#?}");
 }
@@ -939,7 +943,7 @@ struct OnTerminal {
 
 impl OnTerminal {
     fn start(arguments: &[&str]) -> OnTerminal {
-        OnTerminal::start_program(env!("CARGO_BIN_EXE_zklock"), arguments)
+        OnTerminal::start_program(binary(), arguments)
     }
 
     fn start_program(program: &str, arguments: &[&str]) -> OnTerminal {
@@ -1058,14 +1062,14 @@ async fn ctrl_c_reaches_a_command_on_a_terminal_once() {
 async fn ctrl_c_ends_the_script_around_us_too() {
     let script =
         "trap 'echo script too; exit 9' INT; \"$0\" /zklock/tty/script -c 'echo ready; exec sleep 100'; echo on";
-    let mut terminal = OnTerminal::start_program("sh", &["-c", script, env!("CARGO_BIN_EXE_zklock")]);
+    let mut terminal = OnTerminal::start_program("sh", &["-c", script, binary()]);
     terminal.shows("ready");
     terminal.press("\x03");
     terminal.shows("script too");
     assert_eq!(terminal.ends().await, Some(9));
 
     let script = "for i in 1 2; do \"$0\" /zklock/tty/script -c 'echo ready; exec sleep 100'; echo code $?; done";
-    let mut terminal = OnTerminal::start_program("bash", &["-c", script, env!("CARGO_BIN_EXE_zklock")]);
+    let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary()]);
     terminal.shows("ready");
     terminal.press("\x03");
     assert_eq!(terminal.ends().await, None);
@@ -1073,7 +1077,7 @@ async fn ctrl_c_ends_the_script_around_us_too() {
 
     // As long as somebody catches it, it is told as an exit code.
     let script = "trap : INT; \"$0\" /zklock/tty/script -c 'echo ready; exec sleep 100'; echo code $?";
-    let mut terminal = OnTerminal::start_program("bash", &["-c", script, env!("CARGO_BIN_EXE_zklock")]);
+    let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary()]);
     terminal.shows("ready");
     terminal.press("\x03");
     terminal.shows("code 130");
@@ -1092,7 +1096,7 @@ async fn goes_on(mut terminal: OnTerminal) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_zklock_in_another_stops_and_goes_on_as_one() {
-    let zklock = env!("CARGO_BIN_EXE_zklock");
+    let zklock = binary();
     let mut terminal =
         OnTerminal::start(&["/zklock/tty/outer", "--", zklock, "/zklock/tty/inner", "-c", "echo ready; exec cat"]);
     terminal.shows("ready");
@@ -1178,7 +1182,7 @@ async fn colours_are_for_terminals_whose_users_want_them() {
     terminal.shows("\x1b[32m1      holds");
     assert_eq!(terminal.ends().await, Some(0));
     for environment in [&[("NO_COLOR", "1")], &[("TERM", "dumb")]] {
-        let zklock = env!("CARGO_BIN_EXE_zklock");
+        let zklock = binary();
         for task in ["ls", "watch"] {
             let mut terminal = OnTerminal::start_with(&shared_server().address(), environment, zklock, &[task, path]);
             terminal.shows("1      holds");
@@ -1189,12 +1193,7 @@ async fn colours_are_for_terminals_whose_users_want_them() {
         }
     }
     // It is not there in vain: what is empty does not count (<https://no-color.org>).
-    let mut terminal = OnTerminal::start_with(
-        &shared_server().address(),
-        &[("NO_COLOR", "")],
-        env!("CARGO_BIN_EXE_zklock"),
-        &["ls", path],
-    );
+    let mut terminal = OnTerminal::start_with(&shared_server().address(), &[("NO_COLOR", "")], binary(), &["ls", path]);
     terminal.shows("\x1b[32m1      holds");
 }
 
@@ -1233,7 +1232,7 @@ async fn watch_says_that_nobody_answers_and_goes_on_when_somebody_does() {
     let (_zk, lock) = server_lock(path).await;
     let proxy = Proxy::start(shared_server().address());
     let arguments = ["watch", "--interval", "20ms", "--session-timeout", "60", path];
-    let mut terminal = OnTerminal::start_with(&proxy.address(), &[], env!("CARGO_BIN_EXE_zklock"), &arguments);
+    let mut terminal = OnTerminal::start_with(&proxy.address(), &[], binary(), &arguments);
     let mut lines = Running::start(zklock_on(&proxy.address(), &arguments));
     let mut told = BufReader::new(lines.child.stderr.take().unwrap()).lines();
     for _ in 0..2 {
@@ -1259,7 +1258,7 @@ async fn settings_that_others_made_on_the_terminal_are_left_alone() {
         \"$0\" /zklock/tty/pipe -c 'echo up >up; read line <go; kill -9 $$' | cat & read line <up
         stty echo; echo >go; wait; echo end: $(stty -a | tr ' ;' '\\n\\n' | grep -x -e echo -e -echo)";
     let directory = files.path().display().to_string();
-    let mut terminal = OnTerminal::start_program("bash", &["-c", script, env!("CARGO_BIN_EXE_zklock"), &directory]);
+    let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary(), &directory]);
     terminal.shows("end: echo");
     assert_eq!(terminal.ends().await, Some(0));
 }
@@ -1270,7 +1269,7 @@ async fn settings_that_others_made_on_the_terminal_are_left_alone() {
 /// A directory of commands: ours, and one for each of these names that prints what it was given.
 fn commands(stand_ins: &[&str]) -> tempfile::TempDir {
     let directory = scratch();
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_zklock"), directory.path().join("zklock")).unwrap();
+    std::os::unix::fs::symlink(binary(), directory.path().join("zklock")).unwrap();
     for name in stand_ins {
         let file = directory.path().join(name);
         fs::write(&file, "#!/bin/sh\nprintf '%s' \"${0##*/}\"; printf ' [%s]' \"$@\"; echo\n").unwrap();
@@ -1334,7 +1333,7 @@ async fn the_guide_can_be_followed_word_for_word() {
     assert!(stale.code == Some(1) && stale.stderr.contains("nothing was removed") && held.is_held(), "{stale:#?}");
     let (line, _) = line.rsplit_once(' ').unwrap();
     let line = format!("{line} {}", held.fencing_token());
-    let zklock = env!("CARGO_BIN_EXE_zklock");
+    let zklock = binary();
     let mut terminal = OnTerminal::start_program("sh", &["-c", &line.replacen("zklock", "\"$0\"", 1), zklock]);
     terminal.shows("hangs");
     terminal.shows("[y/N] ");

@@ -9,8 +9,6 @@
 #[path = "../../examples/common/meter.rs"]
 mod meter;
 mod raw;
-#[path = "../../tests/support/mod.rs"]
-mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};

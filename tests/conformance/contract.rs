@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 use zk_rwlock::coordinator::{Coordinator, Event, Failure, Kind, Operation, Outcome, Reply, Session, Watch};
 use zk_rwlock::{Ending, RwLock};
 
-use super::harness::Harness;
-use crate::support::scene::{eventually, soon};
+use support::harness::Harness;
+use support::scene::{eventually, soon};
 
 /// Two sessions, and a directory of this check's own that exists.
 struct Stage<C> {

@@ -15,8 +15,8 @@ use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Outcome, Session};
 use zk_rwlock::{Contender, Deadlock, Ending, Error, HoldState, Loss, MemberState, Mode, RwLock, Survey, WriteGuard};
 
-use super::harness::Harness;
-use crate::support::scene::{SOON, eventually, granted, line, line_becomes, reader, refused, soon, writer};
+use support::harness::Harness;
+use support::scene::{SOON, eventually, granted, line, line_becomes, reader, refused, soon, writer};
 
 /// Two processes that use one lock, and an operator who works on bare nodes.
 struct Stage<C> {

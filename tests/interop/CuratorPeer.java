@@ -14,7 +14,7 @@ import org.apache.curator.framework.recipes.locks.Revoker;
 import org.apache.curator.retry.ExponentialBackoffRetry;
 
 /**
- * Curator's locks, unmodified, told what to do in lines: see {@code tests/interop.rs}.
+ * Curator's locks, unmodified, told what to do in lines: see {@code tests/interop/main.rs}.
  *
  * <p>Arguments: servers, the lock's path, the path of the value it protects, the file that all write their holds into,
  * a name, the session timeout in milliseconds, and "curator" or "curator-mutex".

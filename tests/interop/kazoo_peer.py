@@ -1,4 +1,4 @@
-"""kazoo's locks, told what to do in lines: see tests/interop.rs.
+"""kazoo's locks, told what to do in lines: see tests/interop/main.rs.
 
 Arguments: servers, the lock's path, the path of the value it protects, the file that all write their holds into, a
 name, the session timeout in milliseconds, and "kazoo" or "curator".

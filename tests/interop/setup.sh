@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Provides the libraries that tests/interop.rs contends with, in target/interop or in $INTEROP_HOME: the jars of Curator
+# Provides the libraries that tests/interop/main.rs contends with, in target/interop or in $INTEROP_HOME: the jars of Curator
 # and of ZooKeeper's Java client, kazoo in a Python environment, and the driver in Java. Does nothing where all is there.
 #
 #   INTEROP_SDIST   pyspark's source distribution, if it is here already (434 MB): the jars come from it

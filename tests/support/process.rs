@@ -1,7 +1,7 @@
 //! Processes that a test can kill: the test binary itself, run again as a child of its own.
 //!
-//! The binary has a test `the_life_of_a_child`, which does what [`role`] says, tells its parent in lines by [`say`], and
-//! does nothing in an ordinary run.
+//! A module that starts such processes has a test `the_life_of_a_child`, which does what [`role`] says, tells its parent in
+//! lines by [`say`], and does nothing in an ordinary run.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -22,15 +22,22 @@ pub fn say(words: &str) {
     out.write_all(format!("\n{SAYS}{words}\n").as_bytes()).and_then(|()| out.flush()).expect("the parent listens");
 }
 
+/// What the test harness calls the test of this name, in the module with this [`module_path!`].
+pub fn test_in(module: &str, name: &str) -> String {
+    // The harness leaves out the name of the crate.
+    module.split_once("::").map_or(name.to_owned(), |(_, module)| format!("{module}::{name}"))
+}
+
 pub struct Process {
     pub child: Child,
     lines: std::io::Lines<BufReader<ChildStdout>>,
 }
 
 impl Process {
-    pub fn start(role: &str) -> Process {
+    /// Runs `the_life_of_a_child` of the module with this [`module_path!`].
+    pub fn start(module: &str, role: &str) -> Process {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["the_life_of_a_child", "--exact", "--nocapture"])
+            .args([&test_in(module, "the_life_of_a_child"), "--exact", "--nocapture"])
             .env(ROLE, role)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -1,0 +1,175 @@
+//! What every backend keeps, and what the lock promises on each of them.
+
+mod contract;
+mod lock;
+
+macro_rules! conformance {
+    (contract: [$($contract:ident),* $(,)?], lock: [$($lock:ident),* $(,)?] $(,)?) => {
+        conformance!(@ memory: OnMemory; contract: [$($contract),*], lock: [$($lock),*]);
+        conformance!(@ zookeeper: OnZooKeeper; contract: [$($contract),*], lock: [$($lock),*]);
+    };
+    (@ $backend:ident: $harness:ty; $($module:ident: [$($name:ident),*]),*) => {
+        mod $backend {
+            $(mod $module {
+                use support::harness::*;
+                $(
+                    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                    async fn $name() {
+                        crate::$module::$name(&<$harness>::start().await).await;
+                    }
+                )*
+            })*
+        }
+    };
+}
+
+/// What concerns names, in the dialects of other libraries.
+macro_rules! dialects {
+    ($($module:ident: $dialect:ident),* $(,)?; $names:tt) => {
+        $(mod $module {
+            const DIALECT: zk_rwlock::Dialect = zk_rwlock::Dialect::$dialect;
+            dialects!(@ memory: OnMemory, $names);
+            dialects!(@ zookeeper: OnZooKeeper, $names);
+        })*
+    };
+    (@ $backend:ident: $harness:ident, [$($name:ident),* $(,)?]) => {
+        mod $backend {
+            use support::harness::{Harness, $harness, Speaking};
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    crate::lock::$name(&Speaking(super::DIALECT, $harness::start().await)).await;
+                }
+            )*
+        }
+    };
+}
+
+conformance! {
+    contract: [
+        a_request_is_sent_at_the_call_even_if_its_reply_is_dropped,
+        a_request_can_be_sent_from_a_plain_thread,
+        requests_take_effect_in_the_order_of_the_calls,
+        a_removal_and_the_create_beside_it_that_follows_keep_their_order,
+        a_removal_that_is_refused_does_not_hide_what_became_of_the_create_that_follows,
+        a_read_sent_after_a_write_sees_it,
+        a_nodes_stat_is_that_of_its_creation,
+        a_sync_shows_what_others_wrote,
+        sequence_numbers_rise_over_all_sessions_and_have_ten_digits,
+        creation_ids_rise_also_in_a_directory_made_anew,
+        a_transaction_takes_effect_as_a_whole,
+        a_transaction_that_fails_changes_nothing_and_says_where,
+        a_check_changes_nothing_and_fires_no_watch,
+        a_watch_tells_of_new_data,
+        a_watch_tells_of_the_deletion,
+        a_watch_tells_first_that_data_was_set_where_the_node_is_then_deleted_in_one_transaction,
+        a_watch_tells_of_the_deletion_where_another_node_is_created_in_its_place,
+        a_missing_node_cannot_be_watched,
+        several_watches_on_one_node_all_tell,
+        an_event_comes_before_the_answer_of_a_read_that_shows_it,
+        what_happened_while_disconnected_is_told_after_the_reconnect,
+        a_watch_on_children_shows_them_and_tells_when_one_comes_or_goes,
+        a_watch_on_children_tells_nothing_of_their_data_nor_of_theirs,
+        a_watch_on_children_tells_that_their_parent_is_gone_and_needs_one,
+        children_that_came_or_went_while_disconnected_are_told_after_the_reconnect,
+        ephemeral_nodes_go_with_their_session_and_others_stay,
+        a_session_that_is_over_answers_everything_with_that,
+        after_an_end_the_next_berth_is_on_a_fresh_session,
+        closing_ends_the_session_and_refuses_further_berths,
+        a_session_that_was_cut_off_is_connected_again_when_it_is_mended,
+        a_refusal_says_why,
+        a_container_holds_children_and_can_be_deleted_when_empty,
+        a_write_makes_the_lease_valid,
+        a_lease_runs_out_when_no_quorum_answers,
+        a_chore_runs_without_its_caller,
+        a_berth_on_either_client_serves_a_lock,
+    ],
+    lock: [
+        readers_hold_together,
+        a_writer_holds_alone,
+        a_reader_never_overtakes_a_queued_writer,
+        readers_between_two_writers_run_together,
+        writers_are_granted_in_the_order_of_their_arrival,
+        whoever_drops_a_lock_and_asks_for_it_again_is_the_last_in_line,
+        whoever_drops_a_lock_that_was_taken_away_gets_it_again,
+        two_writers_queued_behind_a_reader_hold_one_after_the_other,
+        trying_a_taken_lock_writes_nothing_and_names_the_holder,
+        try_read_succeeds_beside_readers_and_not_behind_a_waiting_writer,
+        a_timeout_says_who_is_in_the_way_and_leaves_no_node,
+        a_cancelled_waiter_leaves_no_node_and_wakes_nobody,
+        the_successor_of_a_cancelled_waiter_waits_for_the_one_before,
+        readers_behind_a_cancelled_writer_join_the_reader_that_holds,
+        downgrade_keeps_the_token_and_lets_in_the_readers_directly_behind,
+        a_shared_guard_keeps_the_node_until_the_last_one,
+        shared_guards_are_lost_together,
+        tasks_that_share_reads_share_a_node_its_transactions_and_its_loss,
+        a_writer_gets_in_before_the_reads_that_came_when_the_shared_node_was_too_old,
+        releasing_a_removed_node_says_lost,
+        downgrading_a_removed_node_says_lost_and_leaves_nothing,
+        a_removed_node_is_a_lost_lock_and_stops_the_work,
+        a_removed_waiter_is_evicted,
+        a_guard_dropped_outside_a_runtime_frees_the_lock,
+        a_guard_dropped_in_a_panic_frees_the_lock,
+        a_plain_thread_acquires_by_blocking,
+        a_transaction_commits_while_the_lock_is_held,
+        a_transaction_after_a_removal_changes_nothing,
+        a_transaction_refuses_paths_inside_the_locks_directory,
+        a_refused_transaction_says_which_operation_and_why,
+        missing_directories_are_made,
+        a_directory_deleted_between_uses_is_made_again,
+        an_ephemeral_node_is_no_lock_directory,
+        wrong_input_is_refused_before_anything_is_sent,
+        foreign_children_are_no_contenders,
+        a_node_of_another_program_takes_part_in_the_queue,
+        the_queue_tells_who_holds_and_who_waits_behind_whom,
+        fencing_tokens_rise_with_every_grant_that_excludes_the_last,
+        a_waiter_whose_session_ends_is_evicted,
+        a_guard_whose_session_ends_is_lost_and_the_handle_goes_on,
+        closing_loses_guards_fails_waiters_and_refuses_new_acquisitions,
+        a_cut_is_suspect_until_it_is_mended,
+        a_task_that_waits_for_itself_is_refused_if_so_chosen_and_leaves_no_node,
+        a_holder_that_asks_learns_of_the_first_whom_it_keeps_out,
+        a_lock_delay_holds_off_whoever_waited_for_a_vanished_writer,
+        a_lock_delay_does_not_hold_off_after_a_release,
+        a_lock_delay_does_not_hold_off_after_a_downgrade,
+        evicting_by_token_removes_that_member_and_nobody_else,
+        a_session_outlasts_the_lease_of_its_guards,
+        a_survey_finds_every_queue_below_a_prefix,
+    ]
+}
+
+dialects! {
+    curator: Curator, curator_mutex: CuratorMutex, kazoo: Kazoo;
+    [
+        readers_hold_together,
+        a_writer_holds_alone,
+        a_reader_never_overtakes_a_queued_writer,
+        readers_between_two_writers_run_together,
+        writers_are_granted_in_the_order_of_their_arrival,
+        two_writers_queued_behind_a_reader_hold_one_after_the_other,
+        trying_a_taken_lock_writes_nothing_and_names_the_holder,
+        try_read_succeeds_beside_readers_and_not_behind_a_waiting_writer,
+        a_timeout_says_who_is_in_the_way_and_leaves_no_node,
+        a_cancelled_waiter_leaves_no_node_and_wakes_nobody,
+        the_successor_of_a_cancelled_waiter_waits_for_the_one_before,
+        readers_behind_a_cancelled_writer_join_the_reader_that_holds,
+        downgrade_keeps_the_token_and_lets_in_the_readers_directly_behind,
+        a_shared_guard_keeps_the_node_until_the_last_one,
+        tasks_that_share_reads_share_a_node_its_transactions_and_its_loss,
+        a_writer_gets_in_before_the_reads_that_came_when_the_shared_node_was_too_old,
+        releasing_a_removed_node_says_lost,
+        downgrading_a_removed_node_says_lost_and_leaves_nothing,
+        a_removed_node_is_a_lost_lock_and_stops_the_work,
+        a_removed_waiter_is_evicted,
+        a_guard_dropped_outside_a_runtime_frees_the_lock,
+        a_transaction_commits_while_the_lock_is_held,
+        a_transaction_after_a_removal_changes_nothing,
+        a_directory_deleted_between_uses_is_made_again,
+        the_queue_tells_who_holds_and_who_waits_behind_whom,
+        fencing_tokens_rise_with_every_grant_that_excludes_the_last,
+        a_waiter_whose_session_ends_is_evicted,
+        a_guard_whose_session_ends_is_lost_and_the_handle_goes_on,
+        a_task_that_waits_for_itself_is_refused_if_so_chosen_and_leaves_no_node,
+        evicting_by_token_removes_that_member_and_nobody_else,
+    ]
+}

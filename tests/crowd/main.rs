@@ -1,0 +1,4 @@
+//! Thousands of waiters, and a swarm of clients while all around them fails: what keeps every core busy.
+
+mod scale;
+mod swarm;

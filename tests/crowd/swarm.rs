@@ -1,0 +1,624 @@
+//! A random swarm on real servers: clients do everything a lock can be used for while links, sessions, nodes and
+//! servers fail; then the faults stop, and everybody must get the lock.
+//!
+//! All decisions come from a seed, and a failure prints the line that runs with the same ones again. Time is real, so
+//! that repeats the mix and not each interleaving. `SWARM_SEED`, `SWARM_SECONDS` and `SWARM_SERVERS` (1 or 3) set what
+//! is run; `make soak` runs both for ten minutes.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use support::ensemble::Ensemble;
+use support::history::{Guard, History, Holding, Store, lost_updates, refused_by_fence, wrong_fences};
+use support::scene::{CALM, Seeded, becomes_empty, connect, eventually, lock_at, session};
+use support::server::Server;
+use support::wire::{Op, Proxy};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use zk_rwlock::coordinator::{Coordinator, Failure};
+use zk_rwlock::{Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
+
+const CLIENTS: u64 = 8;
+/// So many of them also wait without a timeout, all the time.
+const PATIENT_CLIENTS: usize = 4;
+/// How many faults may be under way at once, besides those of servers and operators.
+const LINK_STRANDS: u64 = 3;
+const PATHS: [&str; 2] = ["/swarm/a", "/swarm/b"];
+const COUNTERS: [&str; 2] = ["/count-a", "/count-b"];
+/// Once nothing fails any more: expired sessions take 4 s and a tick to go, and machines may be slow.
+const LIVENESS_LIMIT: Duration = Duration::from_secs(60);
+/// What a client may wait for while the network is down.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+fn setting(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")))
+}
+
+/// The servers under test.
+#[derive(Debug)]
+enum Site {
+    One(Server),
+    Three(Ensemble),
+}
+
+impl Site {
+    fn start(servers: u64) -> Self {
+        match servers {
+            1 => Self::One(Server::start()),
+            3 => Self::Three(Ensemble::start()),
+            other => panic!("SWARM_SERVERS={other}: it is 1 or 3"),
+        }
+    }
+
+    fn servers(&self) -> Vec<&Server> {
+        match self {
+            Self::One(server) => vec![server],
+            Self::Three(ensemble) => (0..3).map(|number| ensemble.server(number)).collect(),
+        }
+    }
+}
+
+struct Client {
+    name: String,
+    proxies: Vec<Proxy>,
+    zk: ZooKeeper,
+    locks: [RwLock; 2],
+    attempts: AtomicU64,
+}
+
+/// What all of them share.
+struct World {
+    site: Site,
+    history: History,
+    stores: [Store; 2],
+    clients: Vec<Client>,
+    operator: ZooKeeper,
+    /// Transactions under each lock that are known to be done, and those whose outcome is unknown.
+    committed: [AtomicU64; 2],
+    in_doubt: [AtomicU64; 2],
+    seen: Mutex<BTreeMap<String, u64>>,
+    longest_wait: Mutex<Duration>,
+    surprises: Mutex<Vec<String>>,
+}
+
+impl World {
+    fn saw(&self, what: impl Display) {
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner).entry(what.to_string()).or_default() += 1;
+    }
+
+    fn surprise(&self, what: String) {
+        self.surprises.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+    }
+
+    fn waited(&self, waited: Duration) {
+        let mut longest = self.longest_wait.lock().unwrap_or_else(PoisonError::into_inner);
+        *longest = longest.max(waited);
+    }
+
+    /// Counts an error; one that no fault of the swarm explains is a finding.
+    fn failed(&self, doing: &str, error: &Error) {
+        let kind = match error {
+            Error::Timeout { .. } => "timeout",
+            Error::WouldBlock { .. } => "would block",
+            Error::Lost(_) => "lost",
+            Error::Evicted(_) => "evicted",
+            Error::Unreachable(_) => "unreachable",
+            Error::OutcomeUnknown { .. } => "outcome unknown",
+            _ => {
+                self.surprise(format!("{doing}: {error}"));
+                "other"
+            }
+        };
+        self.saw(format_args!("{doing}: {kind}"));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// What clients do
+
+async fn use_locks(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
+    while Instant::now() < end {
+        let which = dice.below(2) as usize;
+        let lock = &client.locks[which];
+        let limit = Duration::from_millis(20 + dice.below(3_000));
+        client.attempts.fetch_add(1, Ordering::Relaxed);
+        let asked = Instant::now();
+        match dice.below(10) {
+            0..=3 => {
+                let acquisition = async { lock.read().timeout(limit).await };
+                if let Some(guard) = acquired(world, "read", acquisition, &mut dice).await {
+                    world.waited(asked.elapsed());
+                    use_reader(world, world.history.granted(guard, &client.name), which, &mut dice).await;
+                }
+            }
+            4..=7 => {
+                let acquisition = async { lock.write().timeout(limit).label("swarm").await };
+                if let Some(guard) = acquired(world, "write", acquisition, &mut dice).await {
+                    world.waited(asked.elapsed());
+                    use_writer(world, world.history.granted(guard, &client.name), which, &mut dice).await;
+                }
+            }
+            8 => {
+                if let Some(guard) = acquired(world, "try_read", lock.try_read(), &mut dice).await {
+                    use_reader(world, world.history.granted(guard, &client.name), which, &mut dice).await;
+                }
+            }
+            _ => {
+                if let Some(guard) = acquired(world, "try_write", lock.try_write(), &mut dice).await {
+                    use_writer(world, world.history.granted(guard, &client.name), which, &mut dice).await;
+                }
+            }
+        }
+        sleep(Duration::from_millis(dice.below(30))).await;
+    }
+}
+
+/// Waits without a timeout, whatever happens meanwhile: whoever waits when the faults stop must be granted then.
+async fn wait_patiently(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
+    while Instant::now() < end {
+        let which = dice.below(2) as usize;
+        let (lock, store) = (&client.locks[which], &world.stores[which]);
+        client.attempts.fetch_add(1, Ordering::Relaxed);
+        let asked = Instant::now();
+        let granted = if dice.below(2) == 0 {
+            let granted = lock.read().label("patient").await.map(|guard| world.history.granted(guard, &client.name));
+            if let Ok(holding) = &granted {
+                store.look(holding, tokio::task::yield_now()).await;
+            }
+            granted.map(drop)
+        } else {
+            let granted = lock.write().label("patient").await.map(|guard| world.history.granted(guard, &client.name));
+            if let Ok(holding) = &granted {
+                store.update(holding, tokio::task::yield_now()).await;
+                store.write_fenced(holding);
+            }
+            granted.map(drop)
+        };
+        match granted {
+            Ok(()) => {
+                world.saw("wait: granted");
+                world.waited(asked.elapsed());
+            }
+            Err(error) => world.failed("wait", &error),
+        }
+        sleep(Duration::from_millis(dice.below(200))).await;
+    }
+}
+
+/// Awaits an acquisition, or drops it at one of its suspensions.
+async fn acquired<G>(
+    world: &World,
+    doing: &str,
+    acquisition: impl Future<Output = Result<G, Error>>,
+    dice: &mut Seeded,
+) -> Option<G> {
+    let polls = if dice.below(5) == 0 { dice.below(6) } else { u64::MAX };
+    match cut_short(acquisition, polls).await {
+        Some(Ok(guard)) => {
+            world.saw(format_args!("{doing}: granted"));
+            return Some(guard);
+        }
+        Some(Err(error)) => world.failed(doing, &error),
+        None => world.saw(format_args!("{doing}: dropped")),
+    }
+    None
+}
+
+/// Drops the future at its suspension number `polls`, counted from 0, or after a while.
+async fn cut_short<F: Future>(future: F, polls: u64) -> Option<F::Output> {
+    let mut future = std::pin::pin!(future);
+    let mut left = polls;
+    let polled = poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending if left == 0 => Poll::Ready(None),
+        Poll::Pending => {
+            left -= 1;
+            Poll::Pending
+        }
+    });
+    timeout(2 * PATIENCE, polled).await.ok().flatten()
+}
+
+async fn use_writer(world: &World, holding: Holding<WriteGuard>, which: usize, dice: &mut Seeded) {
+    let store = &world.stores[which];
+    store.update(&holding, sleep(Duration::from_millis(dice.below(15)))).await;
+    store.write_fenced(&holding);
+    if dice.below(4) == 0 {
+        count_in_zookeeper(world, &holding, which).await;
+    }
+    if dice.below(10) == 0 {
+        hold_on(world, &holding, dice).await;
+    }
+    store.update(&holding, tokio::task::yield_now()).await;
+    // Sent even if the lock is lost by now: a packet that was under way.
+    store.write_fenced(&holding);
+    if dice.below(4) == 0 {
+        let downgrade = holding.changed(async |writer| writer.downgrade().await);
+        match timeout(PATIENCE, downgrade).await {
+            Ok(Ok(holding)) => {
+                world.saw("downgrade: done");
+                use_reader(world, holding, which, dice).await;
+            }
+            Ok(Err(error)) => world.failed("downgrade", &error),
+            Err(_) => world.saw("downgrade: dropped"),
+        }
+    } else {
+        let waits = dice.below(3) > 0;
+        leave(world, holding, waits, async |guard: WriteGuard| guard.release().await).await;
+    }
+}
+
+async fn use_reader(world: &World, holding: Holding<ReadGuard>, which: usize, dice: &mut Seeded) {
+    let store = &world.stores[which];
+    store.look(&holding, sleep(Duration::from_millis(dice.below(15)))).await;
+    let shared = (dice.below(4) == 0).then(|| holding.also(holding.share()));
+    if dice.below(10) == 0 {
+        hold_on(world, &holding, dice).await;
+    }
+    let waits = dice.below(3) > 0;
+    leave(world, holding, waits, async |guard: ReadGuard| guard.release().await).await;
+    if let Some(shared) = shared {
+        store.look(&shared, sleep(Duration::from_millis(dice.below(15)))).await;
+        leave(world, shared, waits, async |guard: ReadGuard| guard.release().await).await;
+    }
+}
+
+/// Keeps a lock for as long as faults take; some go on with their work although it is lost.
+async fn hold_on<G: Guard>(world: &World, holding: &Holding<G>, dice: &mut Seeded) {
+    let end = Instant::now() + Duration::from_millis(dice.below(4_000));
+    let heeds = dice.below(2) == 0;
+    while Instant::now() < end && (holding.is_held() || !heeds) {
+        sleep(Duration::from_millis(5)).await;
+    }
+    if !holding.is_held() {
+        world.saw("held: lost");
+    }
+}
+
+async fn leave<G: Guard>(
+    world: &World,
+    holding: Holding<G>,
+    waits: bool,
+    release: impl AsyncFnOnce(G) -> Result<(), Error>,
+) {
+    if !waits {
+        return drop(holding);
+    }
+    match timeout(PATIENCE, release(holding.leave())).await {
+        Ok(Ok(())) => world.saw("release: done"),
+        Ok(Err(error)) => world.failed("release", &error),
+        Err(_) => world.saw("release: dropped"),
+    }
+}
+
+/// A number in ZooKeeper that is only ever changed by transactions under the lock.
+async fn count_in_zookeeper(world: &World, holding: &Holding<WriteGuard>, which: usize) {
+    let Ok(Ok(Some(node))) = timeout(PATIENCE, holding.data(COUNTERS[which])).await else {
+        return world.saw("transaction: could not read");
+    };
+    let next = number(&node.data) + 1;
+    let commit = holding.transaction().set(COUNTERS[which], next.to_string()).commit();
+    match timeout(PATIENCE, commit).await {
+        Ok(Ok(_)) => {
+            world.saw("transaction: done");
+            world.committed[which].fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(Err(error @ Error::Lost(_))) => world.failed("transaction", &error),
+        Ok(Err(error)) => {
+            world.in_doubt[which].fetch_add(1, Ordering::Relaxed);
+            world.failed("transaction", &error);
+        }
+        Err(_) => {
+            world.in_doubt[which].fetch_add(1, Ordering::Relaxed);
+            world.saw("transaction: dropped");
+        }
+    }
+}
+
+fn number(data: &[u8]) -> u64 {
+    std::str::from_utf8(data).ok().and_then(|text| text.parse().ok()).expect("a number was written")
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// What fails
+
+async fn fail_links(world: &World, mut dice: Seeded, end: Instant) {
+    // Those whose loss leaves something in doubt come more often.
+    const OPS: [Op; 8] =
+        [Op::Create2, Op::Create2, Op::Create2, Op::Multi, Op::Multi, Op::Delete, Op::GetChildren, Op::GetData];
+    while Instant::now() < end {
+        let client = &world.clients[dice.below(CLIENTS) as usize];
+        let op = OPS[dice.below(OPS.len() as u64) as usize];
+        // Some are over before anything is lost, some cost the lease, some the session.
+        let lasts = Duration::from_millis([100, 500, 2_000, 6_000][dice.below(4) as usize]);
+        let lasts = lasts.mul_f64(0.2 + dice.below(100) as f64 / 100.0);
+        let kind = dice.below(12);
+        let mut held = Vec::new();
+        let name = match kind {
+            0 => "black hole",
+            1 => "requests late",
+            2 => "answers late",
+            3 => "cut",
+            4 => "reset",
+            5 => "disconnected",
+            6..=8 => "reply dropped",
+            9 => "request dropped",
+            10 => "reply held",
+            _ => "request held",
+        };
+        for proxy in &client.proxies {
+            match kind {
+                0 => proxy.black_hole(),
+                1 => proxy.black_hole_to_server(),
+                2 => proxy.black_hole_to_client(),
+                3 => proxy.cut(),
+                4 => proxy.rst(),
+                5 => proxy.disconnect(),
+                6..=8 => drop(proxy.drop_reply(op, 1)),
+                9 => drop(proxy.drop_request(op, 1)),
+                10 => held.push(proxy.hold_reply(op)),
+                _ => held.push(proxy.hold_request(op)),
+            }
+        }
+        world.saw(format_args!("fault: {name}"));
+        if kind <= 3 || kind >= 10 {
+            sleep_until(Instant::now() + lasts, end).await;
+        }
+        drop(held);
+        if kind <= 3 {
+            client.proxies.iter().for_each(Proxy::heal);
+        }
+        sleep_until(Instant::now() + Duration::from_millis(dice.below(300)), end).await;
+    }
+}
+
+/// An operator deletes nodes of holders and of those who wait.
+async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
+    while Instant::now() < end {
+        sleep_until(Instant::now() + Duration::from_millis(500 + dice.below(1_000)), end).await;
+        let Ok(berth) = world.operator.berth(0).await else { continue };
+        let path = PATHS[dice.below(2) as usize];
+        let Ok(children) = berth.session().children(path).await else { continue };
+        if children.is_empty() {
+            continue;
+        }
+        let node = format!("{path}/{}", children[dice.below(children.len() as u64) as usize]);
+        let asked = world.history.now();
+        // Anything but a clear refusal may have been done.
+        if !matches!(berth.session().delete(&node).await, Err(Failure::NoNode)) {
+            world.history.operator_deleted(&node, asked);
+            world.saw("fault: node deleted by an operator");
+        }
+    }
+}
+
+async fn fail_servers(world: Arc<World>, mut dice: Seeded, end: Instant) {
+    while Instant::now() < end {
+        sleep_until(Instant::now() + Duration::from_millis(3_000 + dice.below(6_000)), end).await;
+        if Instant::now() >= end {
+            return;
+        }
+        let (kind, which) = (dice.below(2), dice.below(3) as usize);
+        let frozen = Duration::from_millis(100 + dice.below(2_500));
+        let there = Arc::clone(&world);
+        let work = move || {
+            let servers = there.site.servers();
+            let server = servers[which % servers.len()];
+            if kind == 0 {
+                server.restart();
+                return "fault: server killed and restarted";
+            }
+            server.pause();
+            std::thread::sleep(frozen);
+            server.resume();
+            "fault: server frozen"
+        };
+        world.saw(tokio::task::spawn_blocking(work).await.expect("the servers can be handled"));
+    }
+}
+
+/// Sleeps until the earlier of both.
+async fn sleep_until(moment: Instant, end: Instant) {
+    tokio::time::sleep_until(moment.min(end).into()).await;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The run
+
+async fn build(site: Site, dice: &mut Seeded) -> World {
+    let addresses: Vec<_> = site.servers().iter().map(|server| server.address()).collect();
+    let operator = connect(&addresses.join(",")).await;
+    for path in PATHS {
+        lock_at(&operator, path).write().await.expect("free").release().await.expect("held");
+    }
+    let guard = lock_at(&operator, "/setup").write().await.expect("free");
+    let counters = guard.transaction().create(COUNTERS[0], "0").create(COUNTERS[1], "0");
+    counters.commit().await.expect("they do not exist yet");
+    guard.release().await.expect("held");
+    let mut clients = Vec::new();
+    for number in 0..CLIENTS {
+        let proxies: Vec<_> = addresses.iter().map(Proxy::start).collect();
+        let through: Vec<_> = proxies.iter().map(Proxy::address).collect();
+        let session_timeout = Duration::from_secs([1, 2, 4][dice.below(3) as usize]);
+        let builder = ZooKeeper::builder().session_timeout(session_timeout).connect_timeout(CALM);
+        let zk = builder.connect(&through.join(",")).await.expect("nothing fails yet");
+        let name = format!("client-{number}");
+        let locks = PATHS.map(|path| RwLock::builder(&zk, path).host(&name).build().expect("valid"));
+        clients.push(Client { name, proxies, zk, locks, attempts: AtomicU64::new(0) });
+    }
+    World {
+        site,
+        history: History::start(),
+        stores: Default::default(),
+        clients,
+        operator,
+        committed: Default::default(),
+        in_doubt: Default::default(),
+        seen: Mutex::default(),
+        longest_wait: Mutex::default(),
+        surprises: Mutex::default(),
+    }
+}
+
+/// Everything fails at random until `end`; returns those who still wait then.
+async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) -> JoinSet<()> {
+    let mut waiters = JoinSet::new();
+    let mut tasks = JoinSet::new();
+    let mut own_dice = || Seeded(dice.below(u64::MAX));
+    // Two tasks of every other client contend on one session, and know of each other.
+    for number in (0..CLIENTS as usize).chain((0..CLIENTS as usize).step_by(2)) {
+        let (world, dice) = (Arc::clone(world), own_dice());
+        tasks.spawn(async move { use_locks(&world, &world.clients[number], dice, end).await });
+    }
+    for number in 0..PATIENT_CLIENTS {
+        let (world, dice) = (Arc::clone(world), own_dice());
+        waiters.spawn(async move { wait_patiently(&world, &world.clients[number], dice, end).await });
+    }
+    for _ in 0..LINK_STRANDS {
+        let (world, dice) = (Arc::clone(world), own_dice());
+        tasks.spawn(async move { fail_links(&world, dice, end).await });
+    }
+    let (operators_world, dice) = (Arc::clone(world), own_dice());
+    tasks.spawn(async move { delete_nodes(&operators_world, dice, end).await });
+    tasks.spawn(fail_servers(Arc::clone(world), own_dice(), end));
+    while let Some(ended) = tasks.join_next().await {
+        ended.expect("nothing panics");
+    }
+    waiters
+}
+
+/// Nothing fails any more: everybody gets both locks, in both modes, and nothing is left afterwards.
+async fn liveness_phase(world: &Arc<World>, mut tasks: JoinSet<()>) -> Duration {
+    for proxy in world.clients.iter().flat_map(|client| &client.proxies) {
+        proxy.forget_rules();
+        proxy.heal();
+    }
+    let began = Instant::now();
+    for number in 0..CLIENTS as usize {
+        for which in 0..2 {
+            let world = Arc::clone(world);
+            tasks.spawn(async move {
+                let client = &world.clients[number];
+                // What was sent while faults lasted may still cost a session.
+                loop {
+                    client.attempts.fetch_add(2, Ordering::Relaxed);
+                    let gets = async {
+                        let guard = client.locks[which].write().await?;
+                        let holding = world.history.granted(guard, &client.name);
+                        world.stores[which].update(&holding, tokio::task::yield_now()).await;
+                        holding.leave().release().await?;
+                        let holding = world.history.granted(client.locks[which].read().await?, &client.name);
+                        holding.leave().release().await
+                    };
+                    match gets.await {
+                        Ok(()) => return,
+                        Err(error) => world.failed("once all is well", &error),
+                    }
+                }
+            });
+        }
+    }
+    let all = async {
+        while let Some(ended) = tasks.join_next().await {
+            ended.expect("nothing panics");
+        }
+    };
+    if timeout(LIVENESS_LIMIT, all).await.is_err() {
+        let mut stuck = String::new();
+        for path in PATHS {
+            stuck += &format!("{}\n", lock_at(&world.operator, path).queue().await.expect("the servers are well"));
+        }
+        world.surprise(format!("not everybody got the lock within {LIVENESS_LIMIT:?}:\n{stuck}"));
+    }
+    began.elapsed()
+}
+
+/// J5: nothing is left of the queues, nor of the watches.
+async fn nothing_is_left(world: &World) {
+    for path in PATHS {
+        becomes_empty(&world.operator, path).await;
+    }
+    let watches = async || world.site.servers().iter().map(|server| server.watches()).sum::<u64>() == 0;
+    eventually("no watch is left", watches).await;
+}
+
+/// Everything that was wrong, in words.
+async fn judge(world: &World) -> Vec<String> {
+    let mut faults = world.history.faults();
+    let deletions = world.history.deletions();
+    for (which, store) in world.stores.iter().enumerate() {
+        let accesses = store.accesses();
+        faults.extend(lost_updates(&accesses, &deletions));
+        faults.extend(wrong_fences(&accesses, &deletions));
+        let counter = session(&world.operator).await.data(COUNTERS[which]).await;
+        let counted = number(&counter.expect("the counter exists").0);
+        let (known, unknown) =
+            (world.committed[which].load(Ordering::Relaxed), world.in_doubt[which].load(Ordering::Relaxed));
+        if counted < known || counted > known + unknown {
+            faults.push(format!("{counted} transactions took effect, of {known} known and {unknown} in doubt"));
+        }
+    }
+    // J6: a create for each attempt, and one more only where a connection broke under one of up to four at a time, or
+    // the directory was gone.
+    for client in &world.clients {
+        let count = |op| client.proxies.iter().map(|proxy| proxy.count(op)).sum::<u64>();
+        let connections: u64 = client.proxies.iter().map(Proxy::connections).sum();
+        let (creates, attempts) = (count(Op::Create2), client.attempts.load(Ordering::Relaxed));
+        if creates > attempts + 4 * connections + 2 * count(Op::CreateContainer) {
+            faults.push(format!("{creates} creates for {attempts} attempts over {connections} connections"));
+        }
+    }
+    faults.extend(world.surprises.lock().unwrap_or_else(PoisonError::into_inner).clone());
+    faults
+}
+
+async fn swarm(seed: u64, seconds: u64, servers: u64) {
+    let replay = format!(
+        "SWARM_SEED={seed} SWARM_SECONDS={seconds} SWARM_SERVERS={servers} cargo test -p zk-rwlock-tests --test crowd swarm::"
+    );
+    println!("{replay}");
+    let mut dice = Seeded(seed);
+    let site = tokio::task::spawn_blocking(move || Site::start(servers)).await.expect("the servers start");
+    let world = Arc::new(build(site, &mut dice).await);
+    let waiters = safety_phase(&world, &mut dice, Instant::now() + Duration::from_secs(seconds)).await;
+    let took = liveness_phase(&world, waiters).await;
+    let faults = judge(&world).await;
+
+    let holds = world.history.holds();
+    println!("{} grants, of which {} ended by loss", holds.len(), holds.iter().filter(|hold| hold.lost).count());
+    for (what, times) in &*world.seen.lock().unwrap_or_else(PoisonError::into_inner) {
+        println!("{times:8} {what}");
+    }
+    let refused: usize = world.stores.iter().map(|store| refused_by_fence(&store.accesses())).sum();
+    println!("{refused} late writes kept out by the fence");
+    println!(
+        "longest wait for a grant {:?}; all were granted {took:?} after the faults",
+        *world.longest_wait.lock().unwrap_or_else(PoisonError::into_inner)
+    );
+    println!("unsafe windows: {}", support::history::overlaps(&holds).len());
+    if !faults.is_empty() {
+        panic!(
+            "{} faults, the first of them:\n{}\nreplay: {replay}",
+            faults.len(),
+            faults[..faults.len().min(10)].join("\n")
+        );
+    }
+    nothing_is_left(&world).await;
+    assert!(holds.len() as u64 > 2 * CLIENTS, "only {} grants prove little: {replay}", holds.len());
+    for client in &world.clients {
+        client.zk.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_random_swarm_never_has_two_holders_and_everybody_gets_the_lock_in_the_end() {
+    let fresh = || std::time::UNIX_EPOCH.elapsed().expect("the clock is right").as_nanos() as u64 % 1_000_000_000;
+    let seed = setting("SWARM_SEED").unwrap_or_else(fresh);
+    swarm(seed, setting("SWARM_SECONDS").unwrap_or(12), setting("SWARM_SERVERS").unwrap_or(1)).await;
+}

@@ -1,0 +1,465 @@
+//! The examples do what they say, on the embedded ensemble and on a server; knows only their output and exit codes.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::time::timeout;
+use zk_rwlock::{RwLock, ZooKeeper};
+
+use support::port::Port;
+use support::program::example;
+use support::server::{Server, shared_server};
+
+/// All that are tried with a wrong command line, and on a server that is not there.
+const ALL: [&str; 8] =
+    ["quickstart", "shared_config", "migrate", "batch_worker", "leader", "shared_reads", "herd", "metrics"];
+
+/// No example takes nearly as long, on any machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Where an example keeps its lock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum On {
+    Embedded,
+    Server,
+}
+
+#[derive(Debug)]
+struct Run {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl On {
+    /// The arguments that say so. On the server, each check works below a path of its own.
+    fn arguments(self, check: &str) -> Vec<String> {
+        match self {
+            On::Embedded => Vec::new(),
+            On::Server => vec!["--zookeeper".to_owned(), format!("{}/{check}", shared_server().address())],
+        }
+    }
+}
+
+impl Run {
+    #[track_caller]
+    fn succeeded(&self) -> &Run {
+        assert_eq!(self.code, Some(0), "{self:#?}");
+        assert_eq!(self.stderr, "", "{self:#?}");
+        self
+    }
+
+    #[track_caller]
+    fn says(&self, text: &str) -> &Run {
+        assert!(self.stdout.contains(text), "it does not say {text:?}: {self:#?}");
+        self
+    }
+
+    #[track_caller]
+    fn says_in_lines(&self, text: &str, lines: usize) -> &Run {
+        let found = self.stdout.lines().filter(|line| line.contains(text)).count();
+        assert_eq!(found, lines, "lines with {text:?} in {self:#?}");
+        self
+    }
+}
+
+async fn run(name: &str, arguments: &[String]) -> Run {
+    let output = timeout(LIMIT, example(name).args(arguments).output()).await;
+    let output = output.unwrap_or_else(|_| panic!("{name} {arguments:?} did not end")).expect("it can be run");
+    let text = |bytes| String::from_utf8(bytes).expect("it prints text");
+    Run { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+async fn quickstart(on: On) {
+    run("quickstart", &on.arguments("quickstart"))
+        .await
+        .succeeded()
+        .says("not granted within 300ms: held by READ web-1")
+        .says("admin waits at place 3 of 3: held by READ web-1")
+        .says_in_lines("WRITE admin", 2)
+        .says(", waits behind web-2~")
+        .says("this one ")
+        .says_in_lines(": free", 2);
+}
+
+async fn shared_config(on: On) {
+    run("shared_config", &on.arguments("shared_config"))
+        .await
+        .succeeded()
+        .says_in_lines("published version", 12)
+        .says_in_lines("published version 12 under fencing token", 1)
+        .says_in_lines("read the configuration 15 times, and always found a pair", 4)
+        .says("no change was lost");
+}
+
+/// Otherwise those that are made under it would prove nothing.
+async fn shared_config_without_the_lock(on: On) {
+    let mut arguments = on.arguments("shared_config_without_the_lock");
+    arguments.extend(["--without-lock", "--changes", "20"].map(str::to_owned));
+    let run = run("shared_config", &arguments).await;
+    assert_eq!(run.code, Some(1), "{run:#?}");
+    assert!(run.stderr.ends_with(" of 80 changes were lost\n"), "{run:#?}");
+}
+
+async fn migrate(on: On) {
+    run("migrate", &on.arguments("migrate"))
+        .await
+        .succeeded()
+        .says_in_lines("migrates, with fencing token", 1)
+        .says_in_lines("has migrated from version 0 to 3", 1)
+        .says_in_lines("the database is migrated, nothing to do", 2)
+        .says_in_lines("serves on version 3", 3)
+        .says("the database is at version 3");
+}
+
+async fn migrate_too_late(on: On) {
+    let mut arguments = on.arguments("migrate_too_late");
+    arguments.push("--show-fence".to_owned());
+    run("migrate", &arguments)
+        .await
+        .succeeded()
+        .says("its session ends, and with it the lock")
+        .says_in_lines("has migrated from version 0 to 3", 1)
+        .says("the late migration arrives, and is refused: the database has seen a newer holder");
+}
+
+async fn batch_worker(on: On) {
+    let run = run("batch_worker", &on.arguments("batch_worker")).await;
+    run.succeeded().says_in_lines("has done partition", 8).says("every partition was processed exactly once");
+    if on == On::Embedded {
+        run.says("worker 1 drops partition 1: the lock was lost: the session expired").says("has done partition 1\n");
+    }
+}
+
+async fn leader(on: On) {
+    let run = run("leader", &on.arguments("leader")).await;
+    run.succeeded().says_in_lines("steps down", 3).says("one after the other, and never two leaders at once");
+    if on == On::Embedded {
+        run.says_in_lines("leads no more: the lock was lost: the session expired", 1).says("terms: 4");
+    } else {
+        run.says("terms: 3");
+    }
+}
+
+async fn shared_reads(on: On) {
+    let mut arguments = on.arguments("shared_reads");
+    arguments.extend(["--duration", "500ms", "--tasks", "20"].map(str::to_owned));
+    run("shared_reads", &arguments)
+        .await
+        .succeeded()
+        .says_in_lines(" reads a second: ", 2)
+        .says(" writes, of which the longest waited ")
+        .says("the bound: ");
+    let mut as_json = arguments.clone();
+    as_json.push("--json".to_owned());
+    let run_as_json = run("shared_reads", &as_json).await;
+    let line: Value = serde_json::from_str(&run_as_json.succeeded().stdout).expect("a line of JSON");
+    assert_eq!((&line["workload"], &line["peer"], &line["n"]), (&"shared".into(), &"ours-shared".into(), &20.into()));
+    assert!(line["ops"].as_u64() > line["extra"]["nodes"].as_u64(), "{line}");
+    assert_eq!(line["extra"]["requests_per_op"].is_number(), on == On::Server, "{line}");
+    arguments.push("--without-sharing".to_owned());
+    let alone = run("shared_reads", &arguments).await;
+    alone.succeeded().says_in_lines(" reads a second: ", 2);
+    for line in alone.stdout.lines().filter_map(|line| line.split_once(" reads a second: ")) {
+        let words: Vec<_> = line.1.split(' ').collect();
+        let [reads, "reads", "on", nodes, "nodes"] = words[..] else { panic!("{words:?}") };
+        assert_eq!(reads, nodes, "each read has a node of its own");
+    }
+}
+
+macro_rules! on_both {
+    ($($check:ident)*) => {
+        mod embedded {
+            $(#[tokio::test]
+            async fn $check() {
+                super::$check(super::On::Embedded).await;
+            })*
+        }
+
+        mod server {
+            $(#[tokio::test]
+            async fn $check() {
+                super::$check(super::On::Server).await;
+            })*
+        }
+    };
+}
+
+on_both! {
+    quickstart
+    shared_config
+    shared_config_without_the_lock
+    migrate
+    migrate_too_late
+    batch_worker
+    leader
+    shared_reads
+}
+
+mod with_metrics {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::{On, run};
+
+    /// Reads Prometheus' text format as strictly as Prometheus does: the samples by their series.
+    #[track_caller]
+    fn parsed(text: &str) -> BTreeMap<String, f64> {
+        let (mut types, mut helps, mut samples) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
+        let mut last = (String::new(), -1.0);
+        assert!(text.ends_with('\n'));
+        for line in text.lines().filter(|line| !line.is_empty()) {
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                let name = help.split_once(' ').expect("a name and words").0;
+                assert!(helps.insert(name), "{name} is told twice");
+                continue;
+            }
+            if let Some(kind) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = kind.split_once(' ').expect("a name and a type");
+                assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
+                assert!(types.insert(name, kind).is_none(), "{name} has two types");
+                continue;
+            }
+            let (series, value) = line.rsplit_once(' ').expect("a series and a value");
+            let value: f64 = value.parse().expect("a number");
+            let (name, labels) = series.split_once('{').map_or((series, ""), |(name, labels)| (name, labels));
+            assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{line}");
+            let labels = labels.strip_suffix('}').unwrap_or(labels);
+            for label in labels.split(',').filter(|label| !label.is_empty()) {
+                let (_, text) = label.split_once('=').expect("a name and a value");
+                assert!(text.len() > 2 && text.starts_with('"') && text.ends_with('"'), "{line}");
+            }
+            let family = ["_bucket", "_sum", "_count"]
+                .iter()
+                .find_map(|end| name.strip_suffix(end).filter(|family| types.get(family) == Some(&"histogram")));
+            let family = family.unwrap_or(name);
+            assert!(types.contains_key(family) && helps.contains(family), "{line}: nobody says what it is");
+            assert!(types[family] != "counter" || family.ends_with("_total"), "{line}");
+            if let Some((of, _)) = series.split_once("le=\"").filter(|_| name.ends_with("_bucket")) {
+                assert!(last.0 != of || value >= last.1, "{line}: buckets count what is in those before, too");
+                last = (of.to_owned(), value);
+            }
+            assert!(samples.insert(series.to_owned(), value).is_none(), "{series} comes twice");
+        }
+        let names: BTreeSet<_> = types.keys().copied().collect();
+        assert_eq!(names, helps);
+        samples
+    }
+
+    async fn metrics(on: On) {
+        let run = run("metrics", &on.arguments("metrics")).await;
+        let samples = parsed(&run.succeeded().stdout);
+        let buckets = samples.keys().filter(|series| series.ends_with("le=\"+Inf\"}")).collect::<Vec<_>>();
+        let modes = |histogram: &str| buckets.iter().filter(|bucket| bucket.starts_with(histogram)).count();
+        assert_eq!((modes("zk_rwlock_acquire_wait_seconds"), modes("zk_rwlock_hold_seconds")), (2, 2), "{buckets:?}");
+        assert!(modes("zk_rwlock_queue_length") > 0, "the first one had to look: {buckets:?}");
+        for bucket in buckets {
+            let count = bucket.replace("_bucket{", "_count{").replace(",le=\"+Inf\"", "");
+            assert_eq!(samples[bucket], samples[&count], "{bucket}");
+        }
+        run.succeeded()
+            .says("# TYPE zk_rwlock_acquire_wait_seconds histogram")
+            .says("zk_rwlock_acquire_wait_seconds_bucket{mode=\"read\",le=\"+Inf\"} 3\n")
+            .says("zk_rwlock_hold_seconds_count{mode=\"write\"} 1\n")
+            .says("zk_rwlock_would_block_total{mode=\"read\"} 1\n")
+            .says("zk_rwlock_timeouts_total{mode=\"write\"} 1\n")
+            .says("zk_rwlock_removals_pending ");
+    }
+
+    on_both! {
+        metrics
+    }
+}
+
+#[tokio::test]
+async fn two_processes_share_a_batch() {
+    let mut arguments = On::Server.arguments("two_processes_share_a_batch");
+    arguments.extend(["--batch", "shared", "--workers", "1"].map(str::to_owned));
+    let (one, other) = tokio::join!(run("batch_worker", &arguments), run("batch_worker", &arguments));
+    one.succeeded().says("every partition was processed exactly once");
+    other.succeeded().says("every partition was processed exactly once");
+    let done = format!("{}{}", one.stdout, other.stdout);
+    for partition in 1..=8 {
+        let line = format!("worker 1 has done partition {partition}");
+        assert_eq!(done.lines().filter(|found| *found == line).count(), 1, "{line}: {one:#?} {other:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_batch_worker_that_is_asked_to_stop_leaves_its_partitions_free_at_once() {
+    for (signal, path) in [("TERM", "stop_by_term"), ("INT", "stop_by_int")] {
+        let arguments = On::Server.arguments(path);
+        let zk = ZooKeeper::connect(&arguments[1]).await.unwrap();
+        let mut command = example("batch_worker");
+        let mut child = command.args(&arguments).args(["--work", "600000"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut taken = Vec::new();
+        while taken.len() < 3 {
+            let line = timeout(LIMIT, lines.next_line()).await.unwrap().unwrap().expect("three workers take one each");
+            let partition = line.split_once("takes partition ").and_then(|(_, rest)| rest.split_once(','));
+            taken.extend(partition.map(|(partition, _)| partition.to_owned()));
+        }
+        let path = |partition: &str| format!("/zk-rwlock-examples/batch_worker/partition-{partition}/lock");
+        for partition in &taken {
+            let lock = RwLock::new(&zk, &path(partition)).unwrap();
+            assert_eq!(lock.queue().await.unwrap().holders().count(), 1, "partition {partition}");
+        }
+
+        let pid = child.id().expect("it has not ended").to_string();
+        let asked = Instant::now();
+        assert!(std::process::Command::new("kill").args([&format!("-{signal}"), &pid]).status().unwrap().success());
+        let status = timeout(LIMIT, child.wait()).await.unwrap().unwrap();
+        let took = asked.elapsed();
+
+        for partition in &taken {
+            let queue = RwLock::new(&zk, &path(partition)).unwrap().queue().await.unwrap();
+            assert!(queue.members.is_empty(), "after SIG{signal}: {queue}");
+        }
+        assert!(status.success(), "SIG{signal}: {status}");
+        // Half of the session timeout: nobody waited for that.
+        assert!(took < Duration::from_secs(5), "it took {took:?} to stop");
+        let mut last = String::new();
+        while let Some(line) = lines.next_line().await.unwrap() {
+            last = line;
+        }
+        assert_eq!(last, "stopped; 8 of 8 partitions are left to others");
+    }
+}
+
+/// What one release costs the server: in the naive ways more with everyone who waits, in ours always the same.
+#[tokio::test]
+async fn a_release_wakes_the_whole_herd_unless_each_watches_the_one_before() {
+    // A server of its own: it counts the requests of all its clients together.
+    let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    let plot = directory.path().join("herd.svg");
+    let mut arguments = vec!["--zookeeper".to_owned(), server.address()];
+    arguments.extend(["--n", "16", "--json", "--plot", &plot.display().to_string()].map(str::to_owned));
+    let run = run("herd", &arguments).await;
+    let costs: Vec<Value> =
+        run.succeeded().stdout.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect();
+    let ways: Vec<_> = costs.iter().map(|cost| (cost["n"].as_u64(), cost["way"].as_str())).collect();
+    let expected = [2, 4, 8, 16].map(|n| ["one-node", "children", "ours"].map(|way| (Some(n), Some(way))));
+    assert_eq!(ways, expected.concat());
+
+    for cost in &costs {
+        let number = |name: &str| cost[name].as_f64().unwrap_or_else(|| panic!("no {name} in {cost}"));
+        assert_eq!((number("sessions"), number("releases")), (number("n"), number("n")), "{cost}");
+        // The first release leaves n to wait, the last one 1.
+        let waiting = f64::midpoint(number("n"), 1.0);
+        match cost["way"].as_str() {
+            // Besides those who wait, at most the winner: of its own node, if its watch was not gone yet.
+            Some("one-node") => {
+                assert!((waiting..=waiting + 1.0).contains(&number("notifications")), "{cost}");
+                // Who is woken tries to create the node, and looks at it.
+                assert!(number("requests") >= 2.0 * waiting, "{cost}");
+            }
+            Some("children") => {
+                assert!((waiting..=waiting + 1.0).contains(&number("notifications")), "{cost}");
+                assert!(number("reads") >= waiting, "{cost}");
+            }
+            // The next one, and the releaser, which watches its own node.
+            _ => {
+                assert!((1.0..=2.0).contains(&number("notifications")), "{cost}");
+                // A transaction, and on a slow machine a look at the node of the one before.
+                assert!(number("requests") <= 3.0, "{cost}");
+                assert!(number("bytes_in") + number("bytes_out") < 1_000.0, "{cost}");
+            }
+        }
+    }
+    is_well_formed(&std::fs::read_to_string(plot).expect("the plot was written"));
+}
+
+/// Every element ends, in the right order, and there is one that holds all others.
+#[track_caller]
+fn is_well_formed(svg: &str) {
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
+    let mut open = Vec::new();
+    for tag in svg.split('<').skip(1) {
+        let (tag, text) = tag.split_once('>').unwrap_or_else(|| panic!("<{tag} has no end"));
+        let name = tag.split([' ', '/']).find(|name| !name.is_empty()).expect("an element has a name");
+        assert_eq!(tag.matches('"').count() % 2, 0, "<{tag}>");
+        assert!(!text.contains(['>', '&']), "{text}");
+        if tag.starts_with('/') {
+            assert_eq!(open.pop(), Some(name), "</{name}>");
+        } else if !tag.ends_with('/') {
+            open.push(name);
+        }
+        assert!(!open.is_empty() || name == "svg", "<{tag}> is outside");
+    }
+    assert_eq!(open, Vec::<&str>::new());
+    assert_eq!(svg.matches("<polyline ").count(), 9, "three lines in each of three panels");
+    assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+}
+
+/// The drivers are told by their counts whether they measure what they say.
+#[tokio::test]
+async fn the_driver_measures_who_waits_and_who_is_let_in_and_nothing_else() {
+    let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+    let drive = async |workload: &str, n: u32| {
+        let arguments = ["--zk", &server.address(), "--workload", workload, "--n", &n.to_string(), "--sessions", "4"];
+        let run = run("drive", &arguments.map(str::to_owned)).await;
+        let line: Value = serde_json::from_str(&run.succeeded().stdout).expect("a line of JSON");
+        assert_eq!(line["errors"], 0, "{line}");
+        let requests = line["extra"]["packets_received"].as_f64().expect("the server counts them");
+        (line, requests / f64::from(n))
+    };
+
+    let (line, requests) = drive("waiters", 40).await;
+    // A node and a watch at least; at most also a listing each and a watch on the own node, and a heartbeat.
+    assert!((2.0..=4.5).contains(&requests), "{line}");
+    let memory = |name: &str| line["extra"][name].as_f64().unwrap_or_else(|| panic!("no {name} in {line}"));
+    assert!(memory("bytes_per_waiter") <= memory("peak_bytes_per_waiter"), "{line}");
+    assert!(memory("us_per_waiter") > 0.0, "{line}");
+
+    // The release of the gate, and what idle sessions send; their own releases would be one each.
+    let (line, requests) = drive("readers", 40).await;
+    assert!(requests < 0.5, "{line}");
+
+    let arguments = ["--zk", &server.address(), "--workload", "contend", "--n", "3", "--ops", "60", "--apart"];
+    let run = run("drive", &arguments.map(str::to_owned)).await;
+    let line: Value = serde_json::from_str(&run.succeeded().stdout).expect("a line of JSON");
+    assert_eq!((&line["peer"], &line["sessions"]), (&"ours-apart".into(), &3.into()), "{line}");
+}
+
+#[tokio::test]
+async fn the_herd_needs_a_server() {
+    let run = run("herd", &[]).await;
+    assert_eq!(run.code, Some(64), "{run:#?}");
+    assert!(run.stderr.contains("--zookeeper <HOST:PORT>") && run.stderr.contains("Usage: herd"), "{run:#?}");
+}
+
+#[tokio::test]
+async fn a_wrong_command_line_ends_with_64_and_the_usage() {
+    for example in ALL {
+        for wrong in [&["--no-such-option"][..], &["--zookeeper"], &["--zookeeper", "nowhere"], &["argument"]] {
+            let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+            let run = run(example, &wrong).await;
+            assert_eq!(run.code, Some(64), "{example} {wrong:?}: {run:#?}");
+            assert_eq!(run.stdout, "", "{example} {wrong:?}");
+            assert!(run.stderr.contains(&format!("Usage: {example}")), "{example} {wrong:?}: {run:#?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn help_is_no_error() {
+    for example in ALL {
+        run(example, &["--help".to_owned()]).await.succeeded().says("--zookeeper <HOST:PORT>");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_told_in_one_line() {
+    let port = Port::reserve();
+    let address = port.address();
+    for example in ALL {
+        let began = Instant::now();
+        let run = run(example, &["--zookeeper".to_owned(), address.to_string()]).await;
+        assert!(began.elapsed() < Duration::from_secs(10), "{example} took {:?}", began.elapsed());
+        assert_eq!(run.code, Some(1), "{example}: {run:#?}");
+        let expected = format!("error: ZooKeeper cannot be reached: no session with {address} within 3s\n");
+        assert_eq!(run.stderr, expected, "{example}");
+    }
+}

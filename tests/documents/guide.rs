@@ -1,0 +1,240 @@
+//! What `docs/guide.md` and `docs/coming-from.md` say beside their Rust, which the doc-tests of `tests/support` run: SQL, figures,
+//! tables, links and the picture. What they say to shells is run by `tests/zklock.rs`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rusqlite::{Connection, TransactionBehavior};
+use sqlparser::dialect::{Dialect, MySqlDialect, PostgreSqlDialect, SQLiteDialect};
+use sqlparser::parser::Parser;
+use support::page::{blocks, rows};
+use zk_rwlock::{Memory, RwLock};
+
+const GUIDE: &str = include_str!("../../docs/guide.md");
+const COMING_FROM: &str = include_str!("../../docs/coming-from.md");
+
+/// The statements of a block, without what they say to people.
+fn statements(block: &str) -> Vec<String> {
+    let code: Vec<&str> = block.lines().filter(|line| !line.starts_with("--")).collect();
+    code.join("\n").split(';').map(str::trim).filter(|statement| !statement.is_empty()).map(str::to_owned).collect()
+}
+
+/// A database as the block sets it up, and the statements that a holder sends.
+fn set_up(block: &str) -> (Connection, Vec<String>) {
+    let database = Connection::open_in_memory().expect("SQLite is bundled");
+    let mut of_holders = Vec::new();
+    for statement in statements(block) {
+        if statement.contains('?') {
+            of_holders.push(statement);
+        } else {
+            database.execute_batch(&statement).expect("valid SQL");
+        }
+    }
+    (database, of_holders)
+}
+
+/// The tokens of two holders, one after the other.
+fn tokens() -> (i64, i64) {
+    let lock = RwLock::new(&Memory::new(), "/locks/orders").expect("valid");
+    let token = || lock.blocking_write().expect("free").fencing_token();
+    (token(), token())
+}
+
+#[test]
+fn the_fence_of_a_lock_lets_each_holder_in_again_and_never_an_earlier_one() {
+    let (mut database, of_holders) = set_up(blocks(GUIDE, "sql sqlite")[0]);
+    let [fence] = of_holders.try_into().expect("one statement");
+    database.execute_batch("CREATE TABLE work (holder INTEGER NOT NULL)").expect("valid SQL");
+    let (earlier, later) = tokens();
+    let mut transaction_of = |token: i64| {
+        let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate).expect("free");
+        if transaction.execute(&fence, [token]).expect("valid SQL") == 0 {
+            return false;
+        }
+        transaction.execute("INSERT INTO work VALUES (?1)", [token]).expect("valid SQL");
+        transaction.commit().expect("durable");
+        true
+    };
+    assert!(transaction_of(earlier) && transaction_of(earlier), "one holder does several");
+    assert!(transaction_of(later));
+    assert!(!transaction_of(earlier), "it comes too late");
+    assert!(transaction_of(later));
+    let mut work = database.prepare("SELECT holder FROM work ORDER BY rowid").expect("valid SQL");
+    let done: Vec<i64> = work.query_map([], |row| row.get(0)).expect("rows").map(|row| row.expect("a row")).collect();
+    assert_eq!(done, [earlier, earlier, later, later]);
+}
+
+#[test]
+fn a_token_in_each_row_refuses_an_earlier_holder_of_that_row() {
+    let (database, of_holders) = set_up(blocks(GUIDE, "sql sqlite")[1]);
+    let [update, upsert] = of_holders.try_into().expect("two statements");
+    let (earlier, later) = tokens();
+    let write = |sql: &str, token: i64, result: &str| database.execute(sql, (token, result, 7)).expect("valid SQL");
+    let result = || database.query_row("SELECT result FROM part WHERE id = 7", [], |row| row.get::<_, String>(0));
+
+    assert_eq!(write(&update, earlier, "of nothing"), 0, "there is no such row yet");
+    assert_eq!(write(&upsert, earlier, "first"), 1);
+    assert_eq!(write(&upsert, earlier, "second"), 1);
+    assert_eq!(write(&update, later, "third"), 1);
+    for late in [&update, &upsert] {
+        assert_eq!(write(late, earlier, "too late"), 0);
+        assert_eq!(result().as_deref(), Ok("third"));
+    }
+    assert_eq!(write(&upsert, later, "fourth"), 1);
+    assert_eq!(result().as_deref(), Ok("fourth"));
+}
+
+#[test]
+fn all_sql_is_sql_of_the_database_it_is_for() {
+    let dialects: [(&str, &dyn Dialect, usize); 4] = [
+        ("sql postgres", &PostgreSqlDialect {}, 2),
+        ("sql psql", &PostgreSqlDialect {}, 1),
+        ("sql mysql", &MySqlDialect {}, 3),
+        ("sql sqlite", &SQLiteDialect {}, 2),
+    ];
+    let mut all = 0;
+    for (words, dialect, expected) in dialects {
+        let found = blocks(GUIDE, words);
+        assert_eq!(found.len(), expected, "{words}");
+        all += found.len();
+        for block in found {
+            for statement in statements(block) {
+                let parsed = Parser::parse_sql(dialect, &statement);
+                assert!(parsed.is_ok(), "{words}: {statement}: {parsed:?}");
+            }
+        }
+    }
+    assert_eq!(GUIDE.matches("```sql").count(), all, "a block says for which database it is");
+    assert!(Parser::parse_sql(&PostgreSqlDialect {}, "UPDATE lock_fence SET WHERE").is_err());
+}
+
+/// What the SQL is for: never `<`, which refuses a holder's second transaction, and in MySQL never an update that may
+/// change nothing.
+#[test]
+fn every_fence_compares_with_at_most() {
+    for (words, token) in [("sql postgres", "$1"), ("sql mysql", "?"), ("sql sqlite", "?1")] {
+        for statement in blocks(GUIDE, words).into_iter().flat_map(statements) {
+            if statement.starts_with("UPDATE") {
+                assert!(statement.ends_with(&format!("token <= {token}")), "{statement}");
+                assert_eq!(statement.contains("writes = writes + 1"), words == "sql mysql", "{statement}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_table_of_session_timeouts_is_what_the_lease_and_its_heartbeats_make_it() {
+    let rows: Vec<_> = rows(GUIDE).into_iter().filter(|row| row.len() == 6).collect();
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        let timeout: f64 = row[0].strip_suffix(" s").expect("seconds").parse().expect("a number");
+        let seconds = |share: f64| format!("{:.1} s", timeout * share);
+        assert_eq!(row[1], row[0]);
+        assert_eq!(row[2], seconds(0.4));
+        // What the lease is when a break begins, less the time until the connection is tried again.
+        let (tick, again) = (f64::min(3.0, timeout / 2.0), f64::max(timeout / 12.0, 0.5));
+        let untold = 5.0 / 6.0 * timeout - timeout / 5.0 - tick / 2.0 - f64::max(tick / 8.0, 0.1) - again;
+        assert_eq!(row[3], format!("{:.1} s", untold.min(timeout * 0.4)));
+        assert_eq!(row[4], seconds(5.0 / 6.0));
+        assert_eq!(row[5], format!("{:.0}", 3600.0 / (timeout / 5.0)));
+    }
+}
+
+#[test]
+fn every_error_and_every_loss_has_a_row_that_says_what_to_do() {
+    let variants = |source: &str, of: &str| -> BTreeSet<String> {
+        let body = source.split(&format!("pub enum {of} {{\n")).nth(1).expect("the enum").split("\n}\n").next();
+        let names = body.expect("its end").lines().filter_map(|line| line.strip_prefix("    "));
+        let names = names.filter(|name| name.starts_with(|first: char| first.is_ascii_uppercase()));
+        names.map(|name| format!("`{of}::{}`", name.split([' ', '(', ',']).next().expect("a name"))).collect()
+    };
+    let mut expected = variants(include_str!("../../src/error/error.rs"), "Error");
+    expected.extend(variants(include_str!("../../src/session/node.rs"), "Loss"));
+    expected.extend(variants(include_str!("../../src/error/value.rs"), "ValueError"));
+    let told: BTreeSet<String> = rows(GUIDE)
+        .iter()
+        .filter(|row| row.len() == 3 && row[2].len() > 5 && row[0].contains("::"))
+        .map(|row| row[0].to_owned())
+        .collect();
+    assert!(expected.len() > 15);
+    assert_eq!(told, expected);
+}
+
+#[test]
+fn the_classes_for_kazoo_are_those_that_contend_with_curator() {
+    let classes = blocks(GUIDE, "python");
+    assert_eq!(classes.len(), 1);
+    assert!(include_str!("../interop/kazoo_peer.py").contains(classes[0]), "{}", classes[0]);
+}
+
+#[test]
+fn our_column_is_in_the_example_below_each_table() {
+    let mut compared = 0;
+    for section in COMING_FROM.split("\n## ").skip(1) {
+        let example = blocks(section, "rust").join("\n");
+        let calls: Vec<&str> =
+            rows(section).iter().filter_map(|row| row.last()?.strip_prefix('`')?.strip_suffix('`')).collect();
+        for call in calls {
+            if call.starts_with("zklock ") {
+                continue;
+            }
+            // The example makes a node before it sets it, and so on: what counts is that the call is compiled as shown.
+            assert!(
+                example.contains(call),
+                "{call} is not in the example of: {}",
+                section.lines().next().unwrap_or("")
+            );
+            compared += 1;
+        }
+    }
+    assert!(compared > 30, "{compared}");
+}
+
+/// What a page's heading is called in a link.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let headings = page.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    let kept = |c: &char| c.is_alphanumeric() || *c == ' ' || *c == '-' || *c == '_';
+    headings.map(|heading| heading.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let mut followed = 0;
+    for name in ["README.md", "docs/guide.md", "docs/coming-from.md"] {
+        let file = root.join(name);
+        let page = fs::read_to_string(&file).expect("a page");
+        let in_text = page.split("](").skip(1).map(|rest| rest.split(')').next().unwrap_or_default());
+        let defined = page.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: ").map(|(_, link)| link));
+        for link in in_text.chain(defined) {
+            if link.starts_with("https://") {
+                continue;
+            }
+            let (to, heading) = link.split_once('#').map_or((link, None), |(to, heading)| (to, Some(heading)));
+            let to: PathBuf = if to.is_empty() { file.clone() } else { file.parent().expect("a directory").join(to) };
+            assert!(to.exists(), "{name}: {link}");
+            if let Some(heading) = heading {
+                let there = anchors(&fs::read_to_string(&to).expect("a page"));
+                assert!(there.contains(heading), "{name}: {link}");
+            }
+            followed += 1;
+        }
+    }
+    assert!(followed > 15, "{followed}");
+}
+
+/// It stands in the crate's documentation, too, inside Markdown: an empty line would end it there.
+#[test]
+fn the_picture_has_colours_for_light_and_dark_and_no_empty_line() {
+    let picture = include_str!("../../docs/protocol.svg");
+    assert!(GUIDE.contains("](protocol.svg)"));
+    assert!(picture.lines().all(|line| !line.trim().is_empty()));
+    let style = picture.split("<style>").nth(1).and_then(|rest| rest.split("</style>").next()).expect("a style");
+    let (light, dark) = style.split_once("@media (prefers-color-scheme:dark)").expect("both");
+    let used: BTreeSet<&str> =
+        picture.split("class=\"").skip(1).map(|rest| rest.split('"').next().unwrap_or_default()).collect();
+    for class in used {
+        assert!(light.contains(&format!(".{class}")) && dark.contains(&format!(".{class}")), "{class}");
+    }
+}

@@ -1,0 +1,13 @@
+//! What the pages say, and the programs that they show.
+
+mod examples;
+mod fault_table;
+mod guide;
+mod migrations;
+mod performance_doc;
+
+// What makes the tables and plots of `docs/performance.md`.
+#[path = "../../examples/common/chart.rs"]
+mod chart;
+#[path = "../../examples/performance/report/mod.rs"]
+mod report;

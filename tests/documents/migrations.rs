@@ -1,0 +1,738 @@
+//! `examples/migrate` on PostgreSQL and on SQLite, beside a real ZooKeeper server: killed, stopped and cut off at every
+//! step of a migration.
+//!
+//! It knows the example by its command line, its output and its exit codes, and the databases by what is in them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+
+use sqlx::any::install_default_drivers;
+use sqlx::{Any, AnyConnection, Connection, Executor, Transaction};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout};
+use zk_rwlock::RwLock;
+
+use support::postgres::shared_postgres;
+use support::program::example;
+use support::scene::*;
+use support::server::shared_server;
+use support::wire::{Frames, Op, Proxy, Rule};
+
+/// Of the processes: they say lost after five sixths of it, and are followed after all of it.
+const SESSION_TIMEOUT: &str = "2";
+
+/// What the processes end with.
+const DONE: Option<i32> = Some(0);
+const FAILED: Option<i32> = Some(1);
+const USAGE: Option<i32> = Some(64);
+const MISMATCH: Option<i32> = Some(65);
+const NOT_IN_TIME: Option<i32> = Some(69);
+const LOST: Option<i32> = Some(75);
+
+/// The versions of the schema. Each leaves a line in a ledger that would take it twice.
+const VERSIONS: [(&str, &str); 3] = [
+    ("0001_ledger.sql", "CREATE TABLE ledger (version BIGINT NOT NULL); INSERT INTO ledger VALUES (1);"),
+    ("0002_note.sql", "ALTER TABLE ledger ADD COLUMN note TEXT; INSERT INTO ledger VALUES (2, 'two');"),
+    ("0003_noted.sql", "CREATE INDEX ledger_by_note ON ledger (note); INSERT INTO ledger VALUES (3, 'three');"),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum On {
+    Postgres,
+    Sqlite,
+}
+
+impl On {
+    /// A statement that takes until it is ended.
+    fn endless(self) -> &'static str {
+        match self {
+            On::Postgres => "SELECT pg_sleep(3600);",
+            On::Sqlite => "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n;",
+        }
+    }
+}
+
+/// A database and a lock of their own, and builds of the program with different versions.
+struct World {
+    on: On,
+    database: String,
+    lock: String,
+    directory: TempDir,
+}
+
+impl World {
+    async fn new(on: On, name: &str) -> World {
+        install_default_drivers();
+        let directory = tempfile::tempdir().expect("a directory can be made");
+        let database = match on {
+            On::Postgres => {
+                let postgres = tokio::task::spawn_blocking(shared_postgres).await.expect("the server starts");
+                let mut connection = AnyConnection::connect(&postgres.url("postgres")).await.expect("it serves");
+                connection.execute(format!("CREATE DATABASE {name}").as_str()).await.expect("a new name");
+                postgres.url(name)
+            }
+            On::Sqlite => directory.path().join("database").display().to_string(),
+        };
+        let lock = format!("/migrations/{on:?}/{name}");
+        World { on, database, lock, directory }
+    }
+
+    async fn connect(&self) -> AnyConnection {
+        match self.on {
+            On::Postgres => AnyConnection::connect(&self.database).await.expect("it serves"),
+            On::Sqlite => {
+                let url = format!("sqlite:{}?mode=rwc", self.database);
+                let mut connection = AnyConnection::connect(&url).await.expect("a file");
+                // What is taken is to be told, and not waited for.
+                connection.execute("PRAGMA busy_timeout = 0").await.expect("a setting");
+                connection
+            }
+        }
+    }
+
+    /// A build whose versions are these.
+    fn build(&self, name: &str, versions: &[(&str, &str)]) -> PathBuf {
+        let directory = self.directory.path().join(name);
+        fs::create_dir(&directory).expect("a new name");
+        for (file, statements) in versions {
+            fs::write(directory.join(file), statements).expect("a file can be written");
+        }
+        directory
+    }
+
+    /// The build with the first so many versions.
+    fn up_to(&self, last: usize) -> PathBuf {
+        self.build(&format!("up-to-{last}"), &VERSIONS[..last])
+    }
+
+    /// The build that never gets to the end of this version.
+    fn stuck_in(&self, version: usize) -> PathBuf {
+        let stuck = format!("{} {}", VERSIONS[version - 1].1, self.on.endless());
+        let mut versions = VERSIONS;
+        versions[version - 1].1 = &stuck;
+        self.build(&format!("stuck-in-{version}"), &versions)
+    }
+
+    fn start_on(&self, zookeeper: &str, database: &str, build: &PathBuf, role: &[&str]) -> Process {
+        let mut command = example("migrate");
+        command.args(["--zookeeper", zookeeper, "--session-timeout", SESSION_TIMEOUT, "--lock", &self.lock]);
+        command.args(["--database", database, "--migrations"]).arg(build).args(role);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it can be run");
+        let lines = BufReader::new(child.stdout.take().expect("it is a pipe")).lines();
+        Process { child, lines, said: Vec::new() }
+    }
+
+    fn start(&self, build: &PathBuf, role: &[&str]) -> Process {
+        self.start_on(&shared_server().address(), &self.database, build, role)
+    }
+
+    /// Runs the deploy job of this build to its end.
+    async fn up(&self, build: &PathBuf) -> Ended {
+        self.start(build, &["up"]).ends().await
+    }
+
+    async fn numbers(&self, query: &str) -> Vec<i64> {
+        sqlx::query_scalar(query).fetch_all(&mut self.connect().await).await.unwrap_or_default()
+    }
+
+    /// Every version was applied, once and as a whole; nothing of what was cut off is left.
+    async fn is_whole(&self) {
+        assert_eq!(self.numbers("SELECT version FROM ledger ORDER BY version").await, [1, 2, 3]);
+        assert_eq!(self.numbers("SELECT version FROM _sqlx_migrations ORDER BY version").await, [1, 2, 3]);
+        assert_eq!(self.numbers("SELECT count(*) FROM ledger WHERE note IN ('two', 'three')").await, [2]);
+    }
+
+    /// Returns when a migration is at its endless statement, or, in SQLite, has at least begun.
+    async fn is_in_the_middle(&self) {
+        eventually("a migration is open", || async {
+            let mut connection = self.connect().await;
+            match self.on {
+                On::Postgres => {
+                    let sleeping = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+                        AND application_name LIKE 'lock_fence %' AND wait_event = 'PgSleep'";
+                    self.numbers(sleeping).await == [1]
+                }
+                On::Sqlite => connection.execute("BEGIN IMMEDIATE").await.is_err(),
+            }
+        })
+        .await;
+    }
+}
+
+/// A running process of the example.
+struct Process {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    said: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Ended {
+    code: Option<i32>,
+    said: String,
+    stderr: String,
+}
+
+impl Process {
+    /// Returns when it says a line with these words.
+    async fn says(&mut self, words: &str) -> &mut Process {
+        loop {
+            let line = soon(words, self.lines.next_line()).await.expect("it prints text");
+            let Some(line) = line else {
+                let mut stderr = String::new();
+                let mut pipe = self.child.stderr.take().expect("it is a pipe");
+                let _ = tokio::io::AsyncReadExt::read_to_string(&mut pipe, &mut stderr).await;
+                panic!("it ended before it said {words:?}: {:#?} {stderr}", self.said);
+            };
+            self.said.push(line);
+            if self.said.last().is_some_and(|line| line.contains(words)) {
+                return self;
+            }
+        }
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().expect("it has not ended").to_string();
+        let status = std::process::Command::new("kill").args([&format!("-{name}"), &pid]).status();
+        assert!(status.expect("the kill command can be run").success());
+    }
+
+    async fn ends(mut self) -> Ended {
+        let rest = async {
+            while let Some(line) = self.lines.next_line().await.expect("it prints text") {
+                self.said.push(line);
+            }
+            self.child.wait_with_output().await.expect("it ends")
+        };
+        let Output { status, stderr, .. } = soon("the end of the process", rest).await;
+        let stderr = String::from_utf8(stderr).expect("it prints text");
+        Ended { code: status.code(), said: self.said.join("\n"), stderr }
+    }
+
+    async fn killed(self) {
+        self.signal("KILL");
+        assert_eq!(self.ends().await.code, None);
+    }
+}
+
+impl Ended {
+    #[track_caller]
+    fn with(self, code: Option<i32>) -> Ended {
+        assert_eq!(self.code, code, "{self:#?}");
+        self
+    }
+
+    #[track_caller]
+    fn saying(self, words: &str) -> Ended {
+        assert!(self.said.contains(words) || self.stderr.contains(words), "not {words:?}: {self:#?}");
+        self
+    }
+}
+
+async fn lock_of(world: &World) -> RwLock {
+    lock_at(&connect(&shared_server().address()).await, &world.lock)
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Killed
+
+async fn killed_before_its_first_transaction(on: On) {
+    let world = World::new(on, "killed_before").await;
+    let mut connection = world.connect().await;
+    connection.execute("CREATE TABLE lock_fence (name TEXT PRIMARY KEY, token BIGINT NOT NULL)").await.unwrap();
+    connection.execute("INSERT INTO lock_fence VALUES ('schema', 0)").await.unwrap();
+    // Nobody can show a token for now.
+    let mut fence = connection.begin_with(if on == On::Sqlite { "BEGIN IMMEDIATE" } else { "BEGIN" }).await.unwrap();
+    fence.execute("UPDATE lock_fence SET token = token").await.unwrap();
+    let build = world.up_to(3);
+    let first = world.start(&build, &["up"]);
+    line_becomes(&lock_of(&world).await, "W+").await;
+    first.killed().await;
+    fence.rollback().await.unwrap();
+    world.up(&build).await.with(DONE).saying("has migrated from version 0 to 3");
+    world.is_whole().await;
+}
+
+async fn killed_within_each_migration(on: On) {
+    let worlds = [1, 2, 3].map(|version| async move {
+        let world = World::new(on, &format!("killed_within_{version}")).await;
+        let mut first = world.start(&world.stuck_in(version), &["up"]);
+        first.says(&format!("applies version {version}")).await;
+        world.is_in_the_middle().await;
+        first.killed().await;
+        let finished = format!("has migrated from version {} to 3", version - 1);
+        world.up(&world.up_to(3)).await.with(DONE).saying(&finished);
+        world.is_whole().await;
+    });
+    let [one, two, three] = worlds;
+    tokio::join!(one, two, three);
+}
+
+async fn killed_between_two_migrations(on: On) {
+    let world = World::new(on, "killed_between").await;
+    let mut first = world.start(&world.stuck_in(3), &["up"]);
+    first.says("has applied version 2").await;
+    first.killed().await;
+    world.up(&world.up_to(3)).await.with(DONE).saying("has migrated from version 2 to 3");
+    world.is_whole().await;
+}
+
+async fn killed_between_the_last_commit_and_the_release(on: On) {
+    let world = World::new(on, "killed_after").await;
+    let proxy = Proxy::start(shared_server().address());
+    let lost = proxy.apply(Rule::on(Frames::requests(Op::Multi).about("Delete")).lose());
+    let build = world.up_to(3);
+    let mut first = world.start_on(&proxy.address(), &world.database, &build, &["up"]);
+    first.says("has migrated from version 0 to 3").await;
+    soon("the release", lost.strikes()).await;
+    first.killed().await;
+    // It does not even wait for the session of the first to end.
+    world.up(&build).await.with(DONE).saying("nothing to do");
+    let instance = world.start(&build, &["serve", "--for", "0"]).ends().await;
+    instance.with(DONE).saying("held by WRITE").saying("serves on version 3");
+    world.is_whole().await;
+}
+
+async fn asked_to_stop_it_lets_go_at_once(on: On) {
+    let world = World::new(on, "asked").await;
+    let lock = lock_of(&world).await;
+    let mut first = world.start(&world.stuck_in(2), &["up"]);
+    first.says("applies version 2").await;
+    world.is_in_the_middle().await;
+    let build = world.up_to(3);
+    let mut second = world.start(&build, &["up"]);
+    second.says("waits: held by WRITE").await;
+    second.signal("INT");
+    second.ends().await.with(FAILED).saying("asked to stop");
+    assert_eq!(line(&lock).await, "W+");
+    first.signal("TERM");
+    first.ends().await.with(FAILED).saying("asked to stop");
+    assert_eq!(line(&lock).await, "", "nobody has to wait for its session to end");
+    world.up(&build).await.with(DONE).saying("has migrated from version 1 to 3");
+    world.is_whole().await;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Stopped and cut off
+
+/// A process whose migration is open when its session ends, and the next one, which has been granted the lock.
+async fn stopped_past_its_session(on: On) {
+    let world = World::new(on, "stopped").await;
+    let lock = lock_of(&world).await;
+    let mut first = world.start(&world.stuck_in(2), &["up"]);
+    first.says("applies version 2").await;
+    world.is_in_the_middle().await;
+    let mut second = world.start(&world.up_to(3), &["up"]);
+    second.says("waits: held by WRITE").await;
+    line_becomes(&lock, "W+ W-").await;
+
+    first.signal("STOP");
+    if on == On::Postgres {
+        // Its transaction would stand open for as long as it is stopped; the next one does not wait for that.
+        let second = second.ends().await.with(DONE);
+        second.saying("has ended what an earlier holder left open").saying("has migrated from version 1 to 3");
+        world.is_whole().await;
+        first.signal("CONT");
+        first.ends().await.with(LOST);
+    } else {
+        // It has locked the file, and nobody else can tell SQLite to let go.
+        line_becomes(&lock, "W+").await;
+        assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
+        first.signal("CONT");
+        first.ends().await.with(LOST).saying("the lock was lost");
+        second.ends().await.with(DONE).saying("has migrated from version 1 to 3");
+    }
+    world.is_whole().await;
+}
+
+/// Its connection to the database lives on.
+async fn cut_off_from_zookeeper_in_the_middle(on: On) {
+    let world = World::new(on, "cut_off").await;
+    let proxy = Proxy::start(shared_server().address());
+    let mut first = world.start_on(&proxy.address(), &world.database, &world.stuck_in(2), &["up"]);
+    first.says("applies version 2").await;
+    world.is_in_the_middle().await;
+    let mut second = world.start(&world.up_to(3), &["up"]);
+    second.says("waits: held by WRITE").await;
+
+    proxy.black_hole();
+    // It stops by itself, before the next one is let in.
+    let first = first.ends().await.with(LOST).saying("the lock was lost");
+    assert!(!first.said.contains("has applied version 2"), "{first:#?}");
+    let second = second.ends().await.with(DONE).saying("has migrated from version 1 to 3");
+    if on == On::Postgres {
+        // The server had not noticed that its client is gone: the statement went on.
+        second.saying("has ended what an earlier holder left open");
+    }
+    world.is_whole().await;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Whoever does not stop
+
+/// The transaction of an earlier holder who believes what he likes.
+async fn stale<'c>(connection: &'c mut AnyConnection, token: i64) -> (Transaction<'c, Any>, u64) {
+    let begin = if connection.backend_name() == "SQLite" { "BEGIN IMMEDIATE" } else { "BEGIN" };
+    let mut transaction = connection.begin_with(begin).await.expect("nobody else writes");
+    let show = format!("UPDATE lock_fence SET token = {token} WHERE name = 'schema' AND token <= {token}");
+    let shown = transaction.execute(show.as_str()).await.expect("valid SQL").rows_affected();
+    (transaction, shown)
+}
+
+/// As `psql -f` under `zklock` would be: of whom the example does not know that they are earlier holders.
+async fn what_others_have_begun_is_waited_for_and_nothing_begins_later(on: On) {
+    let world = World::new(on, "others").await;
+    world.up(&world.up_to(1)).await.with(DONE);
+    let [token] = world.numbers("SELECT token FROM lock_fence").await[..] else { panic!("one fence") };
+    let mut connection = world.connect().await;
+    let (mut earlier, shown) = stale(&mut connection, token).await;
+    assert_eq!(shown, 1);
+    earlier.execute("CREATE TABLE beside (id BIGINT)").await.unwrap();
+
+    let mut later = world.start(&world.up_to(3), &["up"]);
+    line_becomes(&lock_of(&world).await, "W+").await;
+    if on == On::Postgres {
+        later.says("waits in the database for pid").await;
+    }
+    assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
+    if on == On::Sqlite {
+        // The later one looks again and again, and SQLite's commit waits for a reader only if it is told to.
+        earlier.execute("PRAGMA busy_timeout = 10000").await.unwrap();
+    }
+    earlier.commit().await.unwrap();
+    later.ends().await.with(DONE).saying("has migrated from version 1 to 3");
+    assert_eq!(world.numbers("SELECT count(*) FROM beside").await, [0]);
+    let (_transaction, shown) = stale(&mut connection, token).await;
+    assert_eq!(shown, 0, "a later holder has been here");
+    world.is_whole().await;
+}
+
+/// Neither a migration nor an instance begins while what it relies on may still change.
+#[tokio::test]
+async fn an_earlier_holder_cannot_commit_what_he_had_begun() {
+    for (name, role) in [("before_a_job", &["up"][..]), ("before_an_instance", &["serve", "--for", "0"])] {
+        let world = World::new(On::Postgres, name).await;
+        world.up(&world.up_to(1)).await.with(DONE);
+        let [token] = world.numbers("SELECT token FROM lock_fence").await[..] else { panic!("one fence") };
+        let mut connection = world.connect().await;
+        connection.execute(format!("SET application_name = 'lock_fence {token}'").as_str()).await.unwrap();
+        let (mut earlier, shown) = stale(&mut connection, token).await;
+        assert_eq!(shown, 1);
+        earlier.execute("CREATE TABLE stale (id BIGINT)").await.unwrap();
+
+        let build = if role == ["up"] { world.build("all", &VERSIONS) } else { world.directory.path().join("up-to-1") };
+        let later = world.start(&build, role).ends().await.with(DONE);
+        if role == ["up"] {
+            later.saying(&format!("has ended what an earlier holder left open: lock_fence {token}"));
+        }
+        earlier.commit().await.expect_err("its connection was ended");
+        assert_eq!(world.numbers("SELECT count(*) FROM pg_class WHERE relname = 'stale'").await, [0]);
+    }
+}
+
+async fn an_instance_that_serves_keeps_out_earlier_holders(on: On) {
+    let world = World::new(on, "kept_out").await;
+    let build = world.up_to(3);
+    world.up(&build).await.with(DONE);
+    let [token] = world.numbers("SELECT token FROM lock_fence").await[..] else { panic!("one fence") };
+    let mut connection = world.connect().await;
+    let (transaction, shown) = stale(&mut connection, token).await;
+    assert_eq!(shown, 1, "nobody has come since");
+    transaction.rollback().await.unwrap();
+    // In any order: each comes after whoever migrated.
+    let mut instances = [world.start(&build, &["serve"]), world.start(&build, &["serve"])];
+    for instance in &mut instances {
+        instance.says("serves on version 3").await;
+    }
+    let (transaction, shown) = stale(&mut connection, token).await;
+    assert_eq!(shown, 0);
+    transaction.rollback().await.unwrap();
+    for instance in instances {
+        instance.signal("TERM");
+        instance.ends().await.with(DONE);
+    }
+}
+
+/// The rest of its transaction is on the way while the next one migrates.
+#[tokio::test]
+async fn statements_that_arrive_late_change_nothing() {
+    let world = World::new(On::Postgres, "late").await;
+    let (zookeeper, postgres) =
+        (Proxy::start(shared_server().address()), Proxy::start_opaque(shared_postgres().address()));
+    let through_proxy = world.database.replace(&shared_postgres().address(), &postgres.address());
+    let mut gate = world.connect().await;
+    gate.execute("SELECT pg_advisory_lock(1)").await.unwrap();
+    let waits = format!("{} SELECT pg_advisory_xact_lock(1);", VERSIONS[1].1);
+    let build = world.build("waits", &[VERSIONS[0], (VERSIONS[1].0, &waits), VERSIONS[2]]);
+    let mut first = world.start_on(&zookeeper.address(), &through_proxy, &build, &["up"]);
+    first.says("applies version 2").await;
+    let waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+    eventually("it waits for the gate", || async { world.numbers(waiting).await == [1] }).await;
+
+    postgres.reset();
+    postgres.black_hole_to_server();
+    gate.execute("SELECT pg_advisory_unlock(1)").await.unwrap();
+    eventually("it goes on", || async { postgres.bytes_to_server() > 0 }).await;
+    zookeeper.black_hole();
+    first.ends().await.with(LOST);
+    world.up(&world.up_to(3)).await.with(DONE).saying("has ended what an earlier holder left open");
+    postgres.heal();
+    world.is_whole().await;
+}
+
+/// Its session lives on: without an end of its patience it would hold the lock for as long as the network is away.
+#[tokio::test]
+async fn cut_off_from_the_database_it_gives_the_lock_back() {
+    let world = World::new(On::Postgres, "silent").await;
+    let postgres = Proxy::start_opaque(shared_postgres().address());
+    let through_proxy = world.database.replace(&shared_postgres().address(), &postgres.address());
+    let start = |build: &PathBuf, role: &[&str]| {
+        let role = [&["--timeout", "2"], role].concat();
+        world.start_on(&shared_server().address(), &through_proxy, build, &role)
+    };
+    let mut first = start(&world.stuck_in(2), &["up"]);
+    first.says("applies version 2").await;
+    world.is_in_the_middle().await;
+    postgres.black_hole();
+    first.ends().await.with(NOT_IN_TIME).saying("the database has not answered within 2s");
+    assert_eq!(line(&lock_of(&world).await).await, "");
+    let build = world.up_to(3);
+    world.up(&build).await.with(DONE).saying("has ended what an earlier holder left open");
+    postgres.heal();
+    world.is_whole().await;
+
+    let mut instance = start(&build, &["serve"]);
+    instance.says("serves on version 3").await;
+    postgres.black_hole();
+    instance.ends().await.with(NOT_IN_TIME).saying("the database has not answered");
+    // Nor is it there for one who comes now.
+    start(&build, &["up"]).ends().await.with(NOT_IN_TIME).saying("the database has not answered");
+    assert_eq!(line(&lock_of(&world).await).await, "");
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Instances
+
+async fn instances_stop_before_the_migration_and_newcomers_come_in_after_it(on: On) {
+    let world = World::new(on, "gate").await;
+    let (old, new) = (world.up_to(1), world.up_to(3));
+    world.up(&old).await.with(DONE);
+    let mut running = Vec::new();
+    for name in ["old-1", "old-2"] {
+        let mut instance = world.start(&old, &["serve", "--name", name]);
+        instance.says("serves on version 1").await;
+        running.push(instance);
+    }
+    let mut job = world.start(&new, &["up"]);
+    job.says("\"old-2: serve on v1\"").await;
+    let mut late_old = world.start(&old, &["serve"]);
+    late_old.says("waits:").await;
+    let mut late_new = world.start(&new, &["serve"]);
+    late_new.says("waits:").await;
+
+    let lock = lock_of(&world).await;
+    for (left, queue) in [(2, "R+ R+ W- R- R-"), (1, "R+ W- R- R-")] {
+        line_becomes(&lock, queue).await;
+        assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1], "{left} instances serve");
+        let instance = running.pop().expect("as many as that");
+        instance.signal("TERM");
+        instance.ends().await.with(DONE).saying("old-").saying("stops");
+    }
+    job.ends().await.with(DONE).saying("has migrated from version 1 to 3");
+    late_old.ends().await.with(MISMATCH).saying("too old to serve");
+    late_new.says("serves on version 3").await;
+
+    // Somebody serves, and there is nothing to do: that is no reason to wait.
+    world.up(&new).await.with(DONE).saying("nothing to do");
+    late_new.signal("TERM");
+    late_new.ends().await.with(DONE);
+    world.is_whole().await;
+}
+
+async fn an_instance_that_is_cut_off_stops_before_the_migration(on: On) {
+    let world = World::new(on, "cut_off_instance").await;
+    let old = world.up_to(1);
+    world.up(&old).await.with(DONE);
+    let proxy = Proxy::start(shared_server().address());
+    let mut instance = world.start_on(&proxy.address(), &world.database, &old, &["serve", "--name", "old"]);
+    instance.says("serves on version 1").await;
+    let mut job = world.start(&world.up_to(3), &["up"]);
+    job.says("waits: held by READ").await;
+    proxy.black_hole();
+    // A request on another version would have ended it with another code.
+    instance.ends().await.with(LOST).saying("the lock was lost");
+    job.ends().await.with(DONE).saying("has migrated from version 1 to 3");
+    world.is_whole().await;
+}
+
+async fn instances_that_migrate_by_themselves_all_serve_in_the_end(on: On) {
+    let world = World::new(on, "by_themselves").await;
+    let build = world.up_to(3);
+    let mut instances: Vec<Process> = (0..3).map(|_| world.start(&build, &["serve", "--migrate"])).collect();
+    for instance in &mut instances {
+        // Whoever migrated goes on to serve, so that the lock is never free to write again.
+        instance.says("serves on version 3").await;
+    }
+    let mut migrated = 0;
+    for instance in instances {
+        instance.signal("TERM");
+        migrated += instance.ends().await.with(DONE).said.matches("has migrated from version 0 to 3").count();
+    }
+    assert_eq!(migrated, 1);
+    world.is_whole().await;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Refused
+
+async fn a_failed_migration_is_rolled_back_and_a_mended_one_goes_on(on: On) {
+    let world = World::new(on, "failed").await;
+    let broken = format!("{} INSERT INTO nowhere VALUES (1);", VERSIONS[1].1);
+    let broken = world.build("broken", &[VERSIONS[0], (VERSIONS[1].0, &broken), VERSIONS[2]]);
+    let failed = world.up(&broken).await.with(FAILED).saying("has applied version 1").saying("nowhere");
+    assert_eq!(failed.stderr.lines().count(), 1, "{failed:#?}");
+    assert_eq!(world.numbers("SELECT version FROM ledger").await, [1]);
+    world.up(&world.up_to(3)).await.with(DONE).saying("has migrated from version 1 to 3");
+    world.is_whole().await;
+}
+
+async fn what_does_not_fit_is_refused(on: On) {
+    let world = World::new(on, "refused").await;
+    let whole = world.up_to(3);
+    let serve = async |build: &PathBuf| world.start(build, &["serve"]).ends().await;
+    serve(&whole).await.with(MISMATCH).saying("at version 0, and this build needs version 3: migrate it first");
+
+    let outside = world.build("outside", &[("0001_index.sql", "-- no-transaction\nCREATE TABLE ledger (id BIGINT);")]);
+    world.up(&outside).await.with(MISMATCH).saying("no fence can keep a late one out");
+    assert!(world.numbers("SELECT count(*) FROM ledger").await.is_empty(), "it was not applied");
+
+    world.up(&whole).await.with(DONE);
+    let reworded = [VERSIONS[0], (VERSIONS[1].0, "ALTER TABLE ledger ADD COLUMN remark TEXT;"), VERSIONS[2]];
+    let reworded = world.build("reworded", &reworded);
+    let inserted = world.build("inserted", &[VERSIONS[0], ("0002_between.sql", "SELECT 1;")]);
+    for other in [&reworded, &inserted] {
+        world.up(other).await.with(MISMATCH).saying("version 2 was applied to the database in another wording");
+        serve(other).await.with(MISMATCH);
+    }
+    world.up(&world.up_to(1)).await.with(MISMATCH).saying("at version 3, and this build knows version 1");
+    world.is_whole().await;
+}
+
+/// Its tokens begin anew, and the fence cannot know that.
+async fn after_the_loss_of_the_ensemble_the_fence_is_lowered_by_hand(on: On) {
+    let world = World::new(on, "anew").await;
+    world.up(&world.up_to(1)).await.with(DONE);
+    world.connect().await.execute("UPDATE lock_fence SET token = 9223372036854775807").await.unwrap();
+    let build = world.up_to(3);
+    let said = world.up(&build).await.with(LOST).saying("has seen a newer holder").stderr;
+    assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
+    let (_, advice) = said.trim_end().rsplit_once(": ").expect("it says what to do");
+    world.connect().await.execute(advice).await.unwrap();
+    world.up(&build).await.with(DONE).saying("has migrated from version 1 to 3");
+    world.is_whole().await;
+}
+
+async fn who_is_not_let_in_is_told_by_whom(on: On) {
+    let world = World::new(on, "in_vain").await;
+    let old = world.up_to(1);
+    world.up(&old).await.with(DONE);
+    let mut instance = world.start(&old, &["serve", "--name", "web-7"]);
+    instance.says("serves on version 1").await;
+    let in_vain = world.start(&world.up_to(3), &["--timeout", "1", "up"]).ends().await;
+    in_vain.with(NOT_IN_TIME).saying("not granted within 1s: held by READ").saying("\"web-7: serve on v1\"");
+    instance.signal("TERM");
+    instance.ends().await.with(DONE);
+
+    let mut connection = world.connect().await;
+    let (_beside, shown) = stale(&mut connection, i64::MAX).await;
+    assert_eq!(shown, 1);
+    let in_vain = world.start(&world.build("all", &VERSIONS), &["--timeout", "1", "up"]).ends().await.with(NOT_IN_TIME);
+    match on {
+        On::Postgres => in_vain.saying("waits in the database for pid").saying("lock timeout"),
+        On::Sqlite => in_vain.saying("database is locked"),
+    };
+    assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
+}
+
+/// By somebody who knows nothing of a fence, as in a report that runs for hours.
+#[tokio::test]
+async fn a_table_that_somebody_uses_is_waited_for_no_longer_than_allowed() {
+    let world = World::new(On::Postgres, "in_use").await;
+    world.up(&world.up_to(1)).await.with(DONE);
+    let mut connection = world.connect().await;
+    let mut report = connection.begin().await.unwrap();
+    report.execute("SELECT * FROM ledger").await.unwrap();
+    let build = world.up_to(3);
+    let in_vain = world.start(&build, &["--timeout", "1", "up"]).ends().await.with(NOT_IN_TIME);
+    in_vain.saying("waits in the database for pid").saying("lock timeout");
+    report.rollback().await.unwrap();
+    world.up(&build).await.with(DONE).saying("has migrated from version 1 to 3");
+    world.is_whole().await;
+}
+
+/// Each would otherwise be a deploy that says it is done and has done nothing, or half.
+#[tokio::test]
+async fn a_command_line_or_a_directory_that_cannot_be_meant_is_refused_before_anything_is_done() {
+    let world = World::new(On::Sqlite, "not_meant").await;
+    let zookeeper = shared_server().address();
+    for (database, reason) in [
+        ("", "neither postgres://... nor the name of a file"),
+        ("mysql://root@db/orders", "neither postgres://... nor the name of a file"),
+    ] {
+        let wrong = world.start_on(&zookeeper, database, &world.directory.path().into(), &["up"]);
+        wrong.ends().await.with(USAGE).saying(reason);
+    }
+    let statement = "CREATE TABLE ledger (version BIGINT NOT NULL);";
+    for (build, files, reason) in [
+        ("empty", &[][..], "there is no migration in it"),
+        ("unread", &[VERSIONS[0], ("0002.sql", statement)], "0002.sql has no name such as 0001_customers.sql"),
+        ("twice", &[VERSIONS[0], ("0001_again.sql", statement)], "version 1 is there twice"),
+        ("unnumbered", &[("first_ledger.sql", statement)], "first_ledger.sql"),
+    ] {
+        world.up(&world.build(build, files)).await.with(FAILED).saying(reason);
+    }
+    let mut alone = example("migrate");
+    let output = alone.args(["--database", &world.database, "up"]).output().await.expect("it can be run");
+    assert_eq!(output.status.code(), USAGE);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("needs --zookeeper"), "{output:?}");
+    assert!(!PathBuf::from(&world.database).exists());
+}
+
+macro_rules! on_both {
+    ($($check:ident)*) => {
+        mod postgres {
+            $(#[tokio::test]
+            async fn $check() {
+                super::$check(super::On::Postgres).await;
+            })*
+        }
+
+        mod sqlite {
+            $(#[tokio::test]
+            async fn $check() {
+                super::$check(super::On::Sqlite).await;
+            })*
+        }
+    };
+}
+
+on_both! {
+    killed_before_its_first_transaction
+    killed_within_each_migration
+    killed_between_two_migrations
+    killed_between_the_last_commit_and_the_release
+    asked_to_stop_it_lets_go_at_once
+    stopped_past_its_session
+    cut_off_from_zookeeper_in_the_middle
+    what_others_have_begun_is_waited_for_and_nothing_begins_later
+    instances_stop_before_the_migration_and_newcomers_come_in_after_it
+    an_instance_that_is_cut_off_stops_before_the_migration
+    an_instance_that_serves_keeps_out_earlier_holders
+    instances_that_migrate_by_themselves_all_serve_in_the_end
+    a_failed_migration_is_rolled_back_and_a_mended_one_goes_on
+    what_does_not_fit_is_refused
+    after_the_loss_of_the_ensemble_the_fence_is_lowered_by_hand
+    who_is_not_let_in_is_told_by_whom
+}

@@ -1,0 +1,502 @@
+//! The lock among nodes of other libraries: by models of what those do, and by nodes that an operator makes. The
+//! libraries themselves are in `tests/interop/`.
+
+mod peers;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use peers::{Kind, Library, Verdict};
+use support::scene::{granted, line_becomes, reader, refused, soon, writer};
+use zk_rwlock::coordinator::{Coordinator, Event, Failure, Kind as NodeKind, Operation, Session};
+use zk_rwlock::{Dialect, Error, Member, MemberState, Memory, Mode, MultiLock, RwLock, Survey};
+
+const FOREIGN: [Dialect; 3] = [Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo];
+
+const UUID: &str = "5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9";
+
+// ---------------------------------------------------------------------------------------------------------------
+// Every order of events, by models of each library's own rule
+
+/// What a member of a fleet has in the directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Step {
+    Outside,
+    Waiting,
+    Holding,
+    /// Curator's thread that reads under its own write lock.
+    HoldingBoth,
+    /// Was a writer, and holds as a reader now.
+    Downgraded,
+    Gone,
+}
+
+/// A few contenders, who enter in this order, and whatever they do then.
+struct Fleet {
+    dialect: Dialect,
+    members: Vec<Kind>,
+}
+
+impl Fleet {
+    fn nodes_of(&self, i: usize, step: Step) -> Vec<(Mode, String)> {
+        let (kind, node) = (self.members[i], |mode| (mode, self.members[i].name(self.dialect, mode, i)));
+        match step {
+            Step::Outside | Step::Gone => Vec::new(),
+            Step::Waiting | Step::Holding => vec![node(kind.mode)],
+            Step::HoldingBoth => vec![node(Mode::Read), node(Mode::Write)],
+            Step::Downgraded => vec![node(Mode::Read)],
+        }
+    }
+
+    /// What each library says of each of its waiters, and what must hold then.
+    fn check(&self, steps: &[Step]) -> Vec<bool> {
+        let nodes: Vec<_> = steps.iter().enumerate().map(|(i, step)| self.nodes_of(i, *step)).collect();
+        // Listings have no order.
+        let names: Vec<String> = nodes.iter().rev().flatten().map(|(_, name)| name.clone()).collect();
+        let described = || format!("{} {:?} {steps:?}", self.dialect, self.members);
+        let holders: Vec<_> =
+            (0..steps.len()).filter(|i| !matches!(steps[*i], Step::Outside | Step::Waiting | Step::Gone)).collect();
+        let writes = |i: &usize| nodes[*i].iter().any(|(mode, _)| *mode == Mode::Write);
+        assert!(holders.len() < 2 || !holders.iter().any(writes), "two hold: {}", described());
+        let may_hold = |i: usize| {
+            if steps[i] != Step::Waiting {
+                return false;
+            }
+            let kind = self.members[i];
+            let excluding = nodes[..i].iter().flatten().filter(|(mode, _)| mode.excludes(kind.mode)).count();
+            match kind.asks(self.dialect, &nodes[i][0].1, &names) {
+                Verdict::Granted => assert_eq!(excluding, 0, "{i} overtakes: {}", described()),
+                Verdict::Watches(name) => {
+                    assert_ne!(excluding, 0, "{i} waits for nobody: {}", described());
+                    let earlier = nodes[..i].iter().flatten().any(|(_, earlier)| *earlier == name);
+                    assert!(earlier, "{i} watches {name}, which is not before it: {}", described());
+                }
+            }
+            excluding == 0
+        };
+        (0..steps.len()).map(may_hold).collect()
+    }
+
+    /// Every state that some order of events leads to; how many there are.
+    fn explore(&self) -> usize {
+        let first = vec![Step::Outside; self.members.len()];
+        let mut seen = HashSet::from([first.clone()]);
+        let mut open = vec![first];
+        while let Some(steps) = open.pop() {
+            let may_hold = self.check(&steps);
+            for (i, step) in steps.iter().enumerate() {
+                let kind = self.members[i];
+                let is_writer = kind.mode == Mode::Write;
+                let next: &[Step] = match step {
+                    Step::Outside if i == 0 || steps[i - 1] != Step::Outside => &[Step::Waiting],
+                    // Whoever may hold need not look at once, and anybody may give up.
+                    Step::Waiting if may_hold[i] => &[Step::Holding, Step::Gone],
+                    Step::Waiting => &[Step::Gone],
+                    Step::Holding if is_writer && kind.library == Library::Ours => &[Step::Downgraded, Step::Gone],
+                    Step::Holding if is_writer && kind.library == Library::CuratorReadWrite => {
+                        &[Step::HoldingBoth, Step::Gone]
+                    }
+                    Step::Holding | Step::Downgraded => &[Step::Gone],
+                    // Either is released first, or the process dies.
+                    Step::HoldingBoth => &[Step::Downgraded, Step::Holding, Step::Gone],
+                    Step::Outside | Step::Gone => &[],
+                };
+                for to in next {
+                    let mut steps = steps.clone();
+                    steps[i] = *to;
+                    if seen.insert(steps.clone()) {
+                        open.push(steps);
+                    }
+                }
+            }
+        }
+        seen.len()
+    }
+}
+
+/// All fleets of this size.
+fn explore_all(dialect: Dialect, kinds: &[Kind], size: u32) {
+    let mut states = 0;
+    for number in 0..kinds.len().pow(size) {
+        let member = |i| kinds[number / kinds.len().pow(i) % kinds.len()];
+        states += Fleet { dialect, members: (0..size).map(member).collect() }.explore();
+    }
+    assert!(states > kinds.len().pow(size) * 4_usize.pow(size - 1), "{states} states");
+}
+
+#[test]
+fn a_fleet_of_all_under_curators_names_is_granted_the_lock_in_order_and_one_at_a_time() {
+    let kinds = Kind::all_in(Dialect::Curator);
+    explore_all(Dialect::Curator, &kinds, 3);
+    // There are many fleets of four, and zookeeper-client does as a writer of kazoo does.
+    let others: Vec<_> = kinds.into_iter().filter(|kind| kind.library != Library::ZookeeperClient).collect();
+    explore_all(Dialect::Curator, &others, 4);
+}
+
+#[test]
+fn a_fleet_of_curators_mutex_zookeeper_client_and_ours_is_granted_the_lock_in_order_and_one_at_a_time() {
+    explore_all(Dialect::CuratorMutex, &Kind::all_in(Dialect::CuratorMutex), 4);
+}
+
+#[test]
+fn a_fleet_of_kazoo_zookeeper_client_and_ours_is_granted_the_lock_in_order_and_one_at_a_time() {
+    explore_all(Dialect::Kazoo, &Kind::all_in(Dialect::Kazoo), 4);
+}
+
+#[test]
+fn a_fleet_of_zookeeper_client_and_ours_under_our_names_is_granted_the_lock_in_order_and_one_at_a_time() {
+    explore_all(Dialect::Native, &Kind::all_in(Dialect::Native), 4);
+}
+
+#[test]
+fn libraries_that_speak_different_dialects_do_not_see_each_other() {
+    let (rw, mutex) = (format!("_c_{UUID}-__WRIT__0000000000"), format!("_c_{UUID}-lock-0000000001"));
+    let kazoo = format!("{}__lock__0000000002", UUID.replace('-', ""));
+    let names = [rw.clone(), mutex.clone(), kazoo.clone()];
+    for (dialect, library, me) in [
+        (Dialect::Curator, Library::CuratorReadWrite, &rw),
+        (Dialect::CuratorMutex, Library::CuratorMutex, &mutex),
+        (Dialect::Kazoo, Library::Kazoo, &kazoo),
+    ] {
+        let kind = Kind { library, mode: Mode::Write };
+        assert!(matches!(kind.asks(dialect, me, &names), Verdict::Granted), "hence the error: {library:?}");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The lock itself, among nodes that are made by hand
+
+/// A lock in a dialect, and an operator at the same ensemble.
+struct Scene {
+    zk: Memory,
+    lock: RwLock,
+    operator: Arc<dyn Session>,
+    _operator: Memory,
+}
+
+const PATH: &str = "/locks/shared";
+
+impl Scene {
+    async fn set(dialect: Dialect) -> Scene {
+        let zk = Memory::new();
+        let other = zk.connect();
+        let operator = Arc::clone(other.berth(0).await.unwrap().session());
+        let lock = RwLock::builder(&zk, PATH).dialect(dialect).build().unwrap();
+        lock.write().await.unwrap().release().await.unwrap();
+        Scene { zk, lock, operator, _operator: other }
+    }
+
+    /// As another process would have it, on a session of its own.
+    fn another_process(&self, dialect: Dialect) -> RwLock {
+        RwLock::builder(&self.zk.connect(), PATH).dialect(dialect).build().unwrap()
+    }
+
+    async fn make(&self, name: &str, data: &[u8]) {
+        self.operator.create(&path_of(name), data, NodeKind::Ephemeral).await.unwrap();
+    }
+
+    async fn remove(&self, name: &str) {
+        self.operator.delete(&path_of(name)).await.unwrap();
+    }
+
+    async fn write_to(&self, path: &str, data: &[u8]) {
+        let set = Operation::Set { path: path.to_owned(), data: data.to_vec(), version: None };
+        self.operator.transact(&[set]).await.unwrap();
+    }
+
+    async fn members(&self) -> Vec<Member> {
+        self.lock.queue().await.unwrap().members
+    }
+}
+
+fn path_of(name: &str) -> String {
+    format!("{PATH}/{name}")
+}
+
+/// The name of another program's node, as the dialect has it.
+fn foreign_name(dialect: Dialect, mode: Mode, number: usize) -> String {
+    let library = match dialect {
+        Dialect::Curator => Library::CuratorReadWrite,
+        Dialect::CuratorMutex => Library::CuratorMutex,
+        Dialect::Kazoo => Library::Kazoo,
+        _ => Library::Ours,
+    };
+    Kind { library, mode }.name(dialect, mode, number)
+}
+
+#[tokio::test]
+async fn a_contender_of_another_dialect_is_refused_by_name_and_nothing_is_left() {
+    for dialect in Dialect::ALL {
+        let s = Scene::set(dialect).await;
+        for other in Dialect::ALL.into_iter().filter(|other| *other != dialect) {
+            let name = foreign_name(other, Mode::Write, 0);
+            s.make(&name, b"").await;
+            let errors = [
+                s.lock.read().await.unwrap_err(),
+                s.lock.write().await.unwrap_err(),
+                s.lock.try_read().await.unwrap_err(),
+                s.lock.try_write().await.unwrap_err(),
+                s.lock.queue().await.unwrap_err(),
+                s.lock.evict(1).await.unwrap_err(),
+            ];
+            for error in errors {
+                let Error::ForeignContender { path, node, speaks, dialect: own } = &error else { panic!("{error}") };
+                assert_eq!((path.as_str(), node, *speaks, *own), (PATH, &name, other, dialect));
+                let text = error.to_string();
+                assert!(text.contains(&name) && text.contains(&format!("Dialect::{other:?}")), "{text}");
+            }
+            assert_eq!(s.zk.children(PATH), std::slice::from_ref(&name), "{dialect} beside {other}");
+            s.remove(&name).await;
+            s.lock.write().await.unwrap().release().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_waits_is_told_of_a_contender_of_another_dialect_when_it_looks_again() {
+    for dialect in Dialect::ALL {
+        let s = Scene::set(dialect).await;
+        // Two processes: contenders of one session need not look again.
+        let first = s.another_process(dialect).read().await.unwrap();
+        let second = writer(&s.lock);
+        line_becomes(&s.lock, "R+ W-").await;
+        let other = if dialect == Dialect::Kazoo { Dialect::Curator } else { Dialect::Kazoo };
+        let stranger = foreign_name(other, Mode::Read, 9);
+        s.make(&stranger, b"").await;
+        assert!(first.is_held());
+        first.release().await.unwrap();
+        let error = refused(second).await;
+        assert!(matches!(error, Error::ForeignContender { speaks, .. } if speaks == other), "{error}");
+        let left = || async { s.zk.children(PATH) == std::slice::from_ref(&stranger) };
+        support::scene::eventually("nothing of ours is left", left).await;
+    }
+}
+
+#[tokio::test]
+async fn a_writer_hands_over_without_a_look_and_the_next_to_queue_up_is_told_of_a_contender_of_another_dialect() {
+    let s = Scene::set(Dialect::Native).await;
+    let first = s.lock.write().await.unwrap();
+    let second = writer(&s.lock);
+    line_becomes(&s.lock, "W+ W-").await;
+    let stranger = foreign_name(Dialect::Kazoo, Mode::Write, 9);
+    s.make(&stranger, b"").await;
+    first.release().await.unwrap();
+    let second = granted(second).await;
+    let error = s.lock.write().await.unwrap_err();
+    assert!(matches!(&error, Error::ForeignContender { node, .. } if *node == stranger), "{error}");
+    assert!(second.is_held());
+    second.release().await.unwrap();
+    assert_eq!(s.zk.children(PATH), [stranger]);
+}
+
+#[tokio::test]
+async fn nodes_of_the_same_dialect_are_waited_for_and_seen() {
+    for dialect in FOREIGN {
+        let s = Scene::set(dialect).await;
+        let theirs = foreign_name(dialect, Mode::Write, 0);
+        let words: &[u8] = if dialect == Dialect::Kazoo { b"nightly report" } else { b"10.1.2.3" };
+        s.make(&theirs, words).await;
+        let error = s.lock.try_read().await.unwrap_err();
+        assert!(error.is_would_block(), "{error}");
+        assert!(error.to_string().contains(std::str::from_utf8(words).unwrap()), "{error}");
+        let ours = reader(&s.lock);
+        line_becomes(&s.lock, "W+ R-").await;
+        let members = s.members().await;
+        assert_eq!(members[1].state, MemberState::Waits { behind: theirs.clone() });
+        assert_eq!(members[1].pid, Some(std::process::id()));
+        assert!(!members[1].host.is_empty());
+        s.remove(&theirs).await;
+        granted(ours).await.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn whatever_is_written_to_nodes_of_a_foreign_dialect_grants_nothing_and_loses_nothing() {
+    for dialect in FOREIGN {
+        let s = Scene::set(dialect).await;
+        let theirs = foreign_name(dialect, Mode::Write, 0);
+        s.make(&theirs, b"").await;
+        let ours = writer(&s.lock);
+        line_becomes(&s.lock, "W+ W-").await;
+        for round in 0..3 {
+            s.write_to(&path_of(&theirs), b"__REVOKE__").await;
+            let before = s.zk.requests();
+            support::scene::eventually("it looks again", || async { s.zk.requests() >= before + 2 }).await;
+            line_becomes(&s.lock, "W+ W-").await;
+            assert!(!ours.is_finished(), "round {round}, {dialect}");
+        }
+        s.remove(&theirs).await;
+        let ours = granted(ours).await;
+
+        let next = writer(&s.lock);
+        line_becomes(&s.lock, "W+ W-").await;
+        s.write_to(&ours.path(), b"__REVOKE__").await;
+        line_becomes(&s.lock, "W+ W-").await;
+        assert!(ours.is_held() && !next.is_finished(), "{dialect}");
+        ours.release().await.unwrap();
+        granted(next).await.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn only_in_the_native_dialect_a_release_writes_before_it_deletes() {
+    for dialect in Dialect::ALL {
+        let s = Scene::set(dialect).await;
+        let held = s.lock.write().await.unwrap();
+        let watch = s.operator.watch(&held.path()).await.unwrap();
+        held.release().await.unwrap();
+        let expected = if dialect == Dialect::Native { Event::Changed } else { Event::Deleted };
+        assert_eq!(soon("the event", watch).await, expected, "{dialect}");
+    }
+}
+
+#[tokio::test]
+async fn a_thread_of_curator_that_reads_under_its_write_lock_is_one_holder() {
+    let s = Scene::set(Dialect::Curator).await;
+    let write = foreign_name(Dialect::Curator, Mode::Write, 0);
+    let read = format!("_c_{UUID}-__READ__0000000000");
+    s.make(&write, b"").await;
+    let reads = reader(&s.lock);
+    line_becomes(&s.lock, "W+ R-").await;
+    let writes = writer(&s.lock);
+    line_becomes(&s.lock, "W+ R- W-").await;
+    s.make(&read, b"").await;
+    let states: Vec<_> = s.members().await.into_iter().map(|member| member.state).collect();
+    assert_eq!(states[..2], [MemberState::Holds, MemberState::Holds]);
+    s.remove(&write).await;
+    let reads = granted(reads).await;
+    line_becomes(&s.lock, "R+ R+ W-").await;
+    reads.release().await.unwrap();
+    line_becomes(&s.lock, "R+ W-").await;
+    assert!(!writes.is_finished());
+    s.remove(&read).await;
+    granted(writes).await.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_number_of_ours_that_somebody_else_has_too_is_not_granted() {
+    for dialect in Dialect::ALL {
+        let s = Scene::set(dialect).await;
+        s.make(&foreign_name(dialect, Mode::Read, 2), b"").await;
+        // The node made by hand has taken number 1, and ours gets 2.
+        let error = s.lock.read().await.unwrap_err();
+        assert!(error.is_lost(), "{dialect}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_create_whose_answer_was_lost_is_found_by_its_uuid() {
+    for dialect in Dialect::ALL {
+        let s = Scene::set(dialect).await;
+        s.zk.lose_next_reply();
+        let held = soon("the grant", s.lock.write()).await.unwrap();
+        let (directory, name) =
+            held.path().rsplit_once('/').map(|(at, name)| (at.to_owned(), name.to_owned())).unwrap();
+        assert_eq!(s.zk.children(&directory), [name], "{dialect}");
+        held.release().await.unwrap();
+        assert_eq!(s.zk.children(PATH), [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn a_lock_that_is_used_alone_is_not_listed_in_any_dialect() {
+    for dialect in Dialect::ALL {
+        let s = Scene::set(dialect).await;
+        for _ in 0..2 {
+            s.lock.write().await.unwrap().release().await.unwrap();
+        }
+        let before = s.zk.requests();
+        for _ in 0..10 {
+            s.lock.write().await.unwrap().release().await.unwrap();
+        }
+        // A create, a delete, and the watch on its own node, which is set at once here.
+        assert_eq!(s.zk.requests() - before, 30, "{dialect}");
+    }
+}
+
+#[tokio::test]
+async fn a_directory_that_kazoo_takes_for_granted_stays() {
+    for dialect in Dialect::ALL {
+        let s = Scene::set(dialect).await;
+        s.zk.reap_containers();
+        let answer = s.operator.children(PATH).await;
+        let stays = dialect == Dialect::Kazoo;
+        assert_eq!(answer, if stays { Ok(Vec::new()) } else { Err(Failure::NoNode) }, "{dialect}");
+    }
+}
+
+#[tokio::test]
+async fn old_and_used_up_numbers_are_restarted_except_under_kazoo() {
+    for dialect in Dialect::ALL {
+        let s = Scene::set(dialect).await;
+        s.zk.set_next_sequence(PATH, 1 << 30);
+        s.lock.write().await.unwrap().release().await.unwrap();
+        let stays = dialect == Dialect::Kazoo;
+        assert_eq!(s.operator.children(PATH).await.is_ok(), stays, "{dialect}");
+        s.lock.write().await.unwrap().release().await.unwrap();
+        for next in [i32::MAX - (1 << 20) + 1, i32::MAX, -1, i32::MIN] {
+            s.zk.set_next_sequence(PATH, next);
+            match s.lock.write().await {
+                Ok(guard) => {
+                    assert!(!stays && guard.path().ends_with("0000000000"), "{dialect}: {}", guard.path());
+                    guard.release().await.unwrap();
+                }
+                Err(error) => {
+                    assert!(stays && matches!(error, Error::SequenceExhausted { .. }), "{dialect}, {next}: {error}");
+                }
+            }
+            assert!(s.operator.children(PATH).await.unwrap().is_empty());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_lock_delay_is_refused_where_nobody_says_that_it_released() {
+    let zk = Memory::new();
+    let delay = std::time::Duration::from_secs(1);
+    for dialect in Dialect::ALL {
+        let built = RwLock::builder(&zk, PATH).dialect(dialect).lock_delay(delay).build();
+        assert_eq!(built.is_ok(), dialect == Dialect::Native);
+        if let Err(error) = built {
+            assert!(error.to_string().contains(&dialect.to_string()), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn several_locks_are_taken_together_in_the_dialect_of_all() {
+    for dialect in FOREIGN {
+        let s = Scene::set(dialect).await;
+        let both = MultiLock::builder(&s.zk).write(PATH).read("/locks/other").dialect(dialect).build().unwrap();
+        let held = both.lock().await.unwrap();
+        held.transaction().create("/done", "by both").commit().await.unwrap();
+        assert!(s.lock.try_write().await.unwrap_err().is_would_block());
+        let theirs = foreign_name(dialect, Mode::Write, 0);
+        held.release().await.unwrap();
+        s.make(&theirs, b"").await;
+        assert!(both.try_lock().await.unwrap_err().is_would_block(), "{dialect}");
+    }
+}
+
+#[tokio::test]
+async fn a_survey_sees_each_queue_in_its_own_dialect() {
+    let s = Scene::set(Dialect::Native).await;
+    for dialect in Dialect::ALL {
+        let lock = RwLock::builder(&s.zk, &format!("/locks/{dialect}")).dialect(dialect).build().unwrap();
+        std::mem::forget(lock.write().await.unwrap());
+    }
+    // Two in one directory, which a lock would refuse.
+    for dialect in [Dialect::Curator, Dialect::Kazoo] {
+        s.make(&foreign_name(dialect, Mode::Read, 7), b"").await;
+    }
+    let survey = Survey::below(&s.zk, "/locks").await.unwrap();
+    let seen: Vec<_> = survey.queues.iter().map(|it| (it.path.as_str(), it.dialect, it.holders().count())).collect();
+    let expected = [
+        ("/locks/curator", Dialect::Curator, 1),
+        ("/locks/curator-mutex", Dialect::CuratorMutex, 1),
+        ("/locks/kazoo", Dialect::Kazoo, 1),
+        ("/locks/native", Dialect::Native, 1),
+        (PATH, Dialect::Curator, 1),
+        (PATH, Dialect::Kazoo, 1),
+    ];
+    assert_eq!(seen, expected);
+}

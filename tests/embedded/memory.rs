@@ -1,0 +1,1404 @@
+//! Interleavings of the lock that no server can be made to repeat, decided poll by poll: no threads and no sleeps.
+
+use std::future::IntoFuture;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use support::polled::*;
+use support::slow::{Slow, SlowSession};
+use tokio::task::JoinSet;
+use tokio_test::task::{self, Spawn};
+use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
+use zk_rwlock::coordinator::{Berth, Coordinator, Ending, Failure, Kind, Lease, Operation, Session};
+use zk_rwlock::{Contender, Error, Loss, MemberState, Memory, Mode, Progress, RwLock, WriteGuard};
+
+const DIRECTORY: &str = "/lock";
+
+/// The number from which on nobody may enter.
+const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
+
+/// The number from which on the last one out deletes the directory.
+const RESTART_FROM: i32 = 1 << 30;
+
+fn open<C: Coordinator + Clone>(client: &C) -> RwLock {
+    RwLock::new(client, DIRECTORY).expect("valid")
+}
+
+/// Two clients of one ensemble, with a lock whose directory exists and is empty.
+fn two() -> (Memory, Memory, RwLock, RwLock) {
+    let one = Memory::new();
+    let other = one.connect();
+    let (a, b) = (open(&one), open(&other));
+    for lock in [&a, &b] {
+        now(write(lock).release()).expect("held");
+    }
+    assert_eq!((one.children(DIRECTORY).len(), one.watches()), (0, 0));
+    (one, other, a, b)
+}
+
+fn session(client: &Memory) -> Arc<dyn Session> {
+    Arc::clone(now(client.berth(0)).expect("open").session())
+}
+
+fn transact(client: &Memory, operations: &[Operation]) {
+    now(session(client).transact(operations)).expect("done");
+}
+
+/// The modes and the numbers of the contenders in the directory.
+fn contenders(zk: &Memory) -> Vec<(Mode, i64)> {
+    let names = zk.children(DIRECTORY);
+    let mut all: Vec<_> = names.iter().filter_map(|name| Contender::parse(name)).collect();
+    all.sort_by_key(Contender::sequence);
+    all.iter().map(|contender| (contender.mode(), contender.sequence())).collect()
+}
+
+/// Nothing is left in the directory, and nobody watches anything.
+fn assert_nothing_left(zk: &Memory) {
+    assert_eq!(zk.children(DIRECTORY), Vec::<String>::new());
+    assert_eq!(zk.watches(), 0);
+}
+
+// Answers and requests that are lost.
+
+#[test]
+fn a_create_whose_answer_is_lost_is_one_node_and_a_grant() {
+    let (zk, other, a, b) = two();
+    zk.lose_next_reply();
+    let guard = write(&a);
+    assert_eq!(zk.children(DIRECTORY).len(), 1);
+    assert!(guard.path().ends_with(&zk.children(DIRECTORY)[0]));
+    assert!(guard.is_held());
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    now(guard.release()).expect("held");
+    assert!(next.is_woken());
+    drop(assert_ready_ok!(next.poll()));
+    drop(next);
+    assert_nothing_left(&other);
+}
+
+#[test]
+fn a_create_whose_request_is_lost_is_sent_again() {
+    let (zk, _other, a, _b) = two();
+    zk.lose_next_request();
+    let guard = write(&a);
+    assert_eq!(contenders(&zk), [(Mode::Write, 2)]);
+    now(guard.release()).expect("held");
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_create_is_sent_again_as_often_as_it_is_lost() {
+    let (zk, _other, a, _b) = two();
+    for _ in 0..10 {
+        zk.lose_next_request();
+    }
+    zk.lose_next_reply();
+    let guard = read(&a);
+    assert_eq!(contenders(&zk), [(Mode::Read, 2)]);
+    drop(guard);
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn the_making_of_the_directory_survives_lost_answers_and_requests() {
+    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+        for times in 1..5 {
+            let zk = Memory::new();
+            let lock = RwLock::new(&zk, "/a/b/lock").expect("valid");
+            for _ in 0..times {
+                lose(&zk);
+            }
+            let mut acquiring = task::spawn(lock.write().into_future());
+            let guard = assert_ready_ok!(acquiring.poll());
+            assert_eq!(zk.children("/a/b/lock").len(), 1, "{times} lost");
+            now(guard.release()).expect("held");
+            assert_eq!(zk.children("/a/b/lock").len(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_waiter_whose_create_lost_its_answer_is_granted_in_turn() {
+    let (zk, other, a, b) = two();
+    let held = write(&a);
+    other.lose_next_reply();
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    assert_eq!(contenders(&zk), [(Mode::Write, 2), (Mode::Write, 3)]);
+    drop(held);
+    assert!(next.is_woken());
+    assert!(assert_ready_ok!(next.poll()).is_held());
+    drop(next);
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_delete_whose_answer_or_request_is_lost_leaves_nothing() {
+    let (zk, _other, a, _b) = two();
+    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+        let guard = write(&a);
+        lose(&zk);
+        now(guard.release()).expect("held");
+        assert_nothing_left(&zk);
+
+        let guard = read(&a);
+        lose(&zk);
+        lose(&zk);
+        drop(guard);
+        assert_nothing_left(&zk);
+
+        let guard = write(&a);
+        let mut late = writing(&a);
+        assert_pending!(late.poll());
+        lose(&zk);
+        drop(late);
+        lose(&zk);
+        drop(guard);
+        assert_nothing_left(&zk);
+    }
+}
+
+#[test]
+fn a_downgrade_whose_answer_or_request_is_lost_is_one_read_node() {
+    let (zk, _other, a, b) = two();
+    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+        let guard = write(&a);
+        let token = guard.fencing_token();
+        let (mut beside, mut behind) = (reading(&b), writing(&b));
+        assert_pending!(beside.poll());
+        assert_pending!(behind.poll());
+        lose(&zk);
+        let guard = now(guard.downgrade()).expect("held");
+        assert_eq!(guard.fencing_token(), token);
+        assert!(guard.is_held());
+        let modes: Vec<_> = contenders(&zk).iter().map(|(mode, _)| *mode).collect();
+        assert_eq!(modes, [Mode::Read, Mode::Read, Mode::Write]);
+        let shared = assert_ready_ok!(beside.poll());
+        assert_pending!(behind.poll());
+        now(guard.transaction().commit()).expect("held");
+        now(guard.release()).expect("held");
+        assert_pending!(behind.poll());
+        drop(shared);
+        drop(assert_ready_ok!(behind.poll()));
+        drop((beside, behind));
+        assert_nothing_left(&zk);
+    }
+}
+
+#[test]
+fn a_downgrade_that_is_dropped_while_cut_off_leaves_nothing() {
+    let (zk, other, a, b) = two();
+    for lose in [None, Some(Memory::lose_next_reply as fn(&Memory)), Some(Memory::lose_next_request)] {
+        let guard = write(&a);
+        zk.cut();
+        let mut downgrading = task::spawn(guard.downgrade());
+        assert_pending!(downgrading.poll());
+        if let Some(lose) = lose {
+            lose(&zk);
+        }
+        drop(downgrading);
+        zk.heal();
+        assert_nothing_left(&other);
+        assert!(now(b.try_write()).is_ok());
+    }
+}
+
+#[test]
+fn a_hand_off_whose_answer_or_request_is_lost_still_grants_the_next() {
+    let (zk, _other, a, b) = two();
+    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+        for times in 1..4 {
+            let guard = write(&a);
+            let mut next = writing(&b);
+            assert_pending!(next.poll());
+            for _ in 0..times {
+                lose(&zk);
+            }
+            now(guard.release()).expect("held");
+            assert!(next.is_woken());
+            let next = assert_ready_ok!(next.poll());
+            assert!(next.is_held());
+            assert_eq!(contenders(&zk).len(), 1);
+            now(next.release()).expect("nobody interfered");
+            assert_nothing_left(&zk);
+        }
+    }
+}
+
+#[test]
+fn a_release_while_cut_off_is_done_when_the_connection_is_back() {
+    let (zk, _other, a, b) = two();
+    let guard = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    zk.cut();
+    let mut releasing = task::spawn(guard.release());
+    assert_pending!(releasing.poll());
+    assert!(!next.is_woken());
+    zk.heal();
+    assert!(releasing.is_woken() && next.is_woken());
+    assert_ready_ok!(releasing.poll());
+    drop(assert_ready_ok!(next.poll()));
+    drop(next);
+    assert_nothing_left(&zk);
+}
+
+// What a waiter hears.
+
+/// Where it stands, how many are in its way, and the first of them.
+fn heard(hears: &mpsc::Receiver<Progress>) -> Vec<(usize, usize, String)> {
+    let first = |it: &Progress| it.blockers.first.first().map(ToString::to_string).unwrap_or_default();
+    let text = |it: Progress| (it.place, it.blockers.ahead, first(&it).split(" for ").next().unwrap_or("").to_owned());
+    hears.try_iter().map(text).collect()
+}
+
+fn tell() -> (impl Fn(&Progress) + Clone + Send + 'static, mpsc::Receiver<Progress>) {
+    let (told, hears) = mpsc::channel();
+    (move |progress: &Progress| told.send(progress.clone()).expect("somebody hears"), hears)
+}
+
+/// What the member of a queue says of itself that entered with this label.
+fn entry(mode: &str, host: &str, label: &str) -> String {
+    format!("{mode} {host} pid {} \"{label}\"", std::process::id())
+}
+
+#[test]
+fn a_waiter_hears_its_place_and_who_is_ahead_each_time_it_finds_that_changed() {
+    let zk = Memory::new();
+    let lock = RwLock::builder(&zk, DIRECTORY).host("h").build().expect("valid");
+    let holder = now(lock.write().label("holds").into_future()).expect("free");
+    let mut reader = task::spawn(lock.read().label("reads").into_future());
+    let mut writer = task::spawn(lock.write().label("waits").into_future());
+    assert_pending!(reader.poll());
+    assert_pending!(writer.poll());
+
+    let (tell, hears) = tell();
+    let mut last = task::spawn(lock.write().on_wait(tell).into_future());
+    assert_pending!(last.poll());
+    assert_eq!(heard(&hears), [(4, 3, entry("WRITE", "h", "holds"))]);
+
+    // It watches only the one before it: what happens further ahead wakes nobody who need not act on it.
+    drop(holder);
+    drop(assert_ready_ok!(reader.poll()));
+    let requests = zk.requests();
+    assert!(!last.is_woken());
+    assert_pending!(last.poll());
+    assert_eq!((heard(&hears), zk.requests()), (Vec::new(), requests));
+
+    drop(assert_ready_ok!(writer.poll()));
+    assert!(last.is_woken());
+    drop(assert_ready_ok!(last.poll()));
+    assert_eq!(heard(&hears), Vec::new(), "a grant is no waiting");
+}
+
+#[test]
+fn a_waiter_hears_the_news_when_the_one_before_it_gives_up() {
+    let zk = Memory::new();
+    let lock = RwLock::builder(&zk, DIRECTORY).host("h").build().expect("valid");
+    let holder = now(lock.read().label("one").into_future()).expect("free");
+    let beside = now(lock.read().label("two").into_future()).expect("shared");
+    let mut writers = [writing(&lock), writing(&lock)];
+    for writer in &mut writers {
+        assert_pending!(writer.poll());
+    }
+    let (tell, hears) = tell();
+    let mut reader = task::spawn(lock.read().on_wait(tell).into_future());
+    assert_pending!(reader.poll());
+    // Readers are not in a reader's way, though they are before it.
+    assert_eq!(heard(&hears).iter().map(|(place, ahead, _)| (*place, *ahead)).collect::<Vec<_>>(), [(5, 2)]);
+
+    let [first, second] = writers;
+    drop(holder);
+    assert!(!reader.is_woken());
+    drop(second);
+    assert!(reader.is_woken());
+    assert_pending!(reader.poll());
+    assert_eq!(heard(&hears).iter().map(|(place, ahead, _)| (*place, *ahead)).collect::<Vec<_>>(), [(3, 1)]);
+    drop((first, beside));
+    drop(assert_ready_ok!(reader.poll()));
+}
+
+#[test]
+fn hearing_costs_one_read_for_each_of_those_named_and_no_listing_more() {
+    let cost = |names: bool| {
+        let (zk, _other, a, b) = two();
+        let _held = write(&a);
+        let before = zk.requests();
+        let (tell, hears) = tell();
+        let waiting = if names { b.write().on_wait(tell) } else { b.write() };
+        let mut waiting = task::spawn(waiting.into_future());
+        assert_pending!(waiting.poll());
+        (zk.requests() - before, hears.try_iter().count())
+    };
+    let ((without, none), (with, once)) = (cost(false), cost(true));
+    assert_eq!((with - without, none, once), (1, 0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_hears_within_a_second_what_changes_further_ahead_in_a_short_queue() {
+    let zk = Memory::new();
+    let lock = open(&zk);
+    let holder = write(&lock);
+    let mut readers = [reading(&lock), reading(&lock)];
+    for reader in &mut readers {
+        assert_pending!(reader.poll());
+    }
+    let (tell, hears) = tell();
+    let mut last = task::spawn(lock.write().on_wait(tell).into_future());
+    assert_pending!(last.poll());
+    drop(holder);
+    drop(assert_ready_ok!(readers[0].poll()));
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_pending!(last.poll());
+    let told = hears.try_iter().map(|progress| (progress.place, progress.length)).collect::<Vec<_>>();
+    assert_eq!(told, [(4, 4), (2, 2)]);
+    drop(assert_ready_ok!(readers[1].poll()));
+    drop(assert_ready_ok!(last.poll()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_who_wait_and_listen_read_fewer_than_ten_thousand_names_a_second_together() {
+    for waiters in [3_u64, 50] {
+        let zk = Memory::new();
+        let lock = open(&zk);
+        let holder = write(&lock);
+        let mut tasks = JoinSet::new();
+        for _ in 0..waiters {
+            tasks.spawn(lock.write().on_wait(|_| {}).into_future());
+        }
+        while zk.children(DIRECTORY).len() < waiters as usize + 1 {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let requests = zk.requests();
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        // Nothing happens, so each request is a listing.
+        let names = (zk.requests() - requests) * (waiters + 1);
+        assert!(names > 1_000 && names < 10_000 * 100, "{waiters}: {names} in 100 seconds");
+        tasks.abort_all();
+        drop(holder);
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_whose_listener_panics_leaves_the_queue() {
+    let (zk, _other, a, b) = two();
+    let held = write(&a);
+    let waiting = tokio::spawn(b.write().on_wait(|_| panic!("as it should")).into_future());
+    assert!(waiting.await.is_err_and(|ended| ended.is_panic()));
+    now(held.release()).expect("held");
+    assert_nothing_left(&zk);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_pays_for_it_hears_as_often_as_it_asked_for() {
+    const OFTEN: Duration = Duration::from_millis(100);
+    let zk = Memory::new();
+    let lock = open(&zk);
+    let holder = write(&lock);
+    let mut readers = [reading(&lock), reading(&lock)];
+    for reader in &mut readers {
+        assert_pending!(reader.poll());
+    }
+    let (tell, hears) = tell();
+    let mut last = task::spawn(lock.write().on_wait_every(OFTEN, tell).into_future());
+    assert_pending!(last.poll());
+    let places = || heard(&hears).iter().map(|(place, _, _)| *place).collect::<Vec<_>>();
+    assert_eq!(places(), [4]);
+
+    let requests = zk.requests();
+    for _ in 0..3 {
+        tokio::time::advance(OFTEN).await;
+        assert_pending!(last.poll());
+    }
+    assert_eq!((places(), zk.requests() - requests), (Vec::new(), 3), "a listing each, and nothing to tell");
+
+    drop(holder);
+    drop(assert_ready_ok!(readers[0].poll()));
+    assert!(places().is_empty(), "not before it looks");
+    tokio::time::advance(OFTEN).await;
+    assert_pending!(last.poll());
+    assert_eq!(places(), [2]);
+    drop(assert_ready_ok!(readers[1].poll()));
+    drop(assert_ready_ok!(last.poll()));
+    drop((readers, last));
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn an_interval_of_zero_is_refused_before_anything_is_sent() {
+    let (zk, _other, a, _b) = two();
+    let requests = zk.requests();
+    let refused = now(a.write().on_wait_every(Duration::ZERO, |_| {}).into_future());
+    assert!(matches!(refused, Err(Error::InvalidInput(_))));
+    assert_eq!(zk.requests(), requests);
+}
+
+// What a holder hears of those who wait.
+
+#[test]
+fn a_writer_learns_of_the_first_who_queues_behind_it_for_two_listings() {
+    let (zk, _other, a, b) = two();
+    let guard = write(&a);
+    let requests = zk.requests();
+    let mut contended = task::spawn(guard.contended());
+    assert_pending!(contended.poll());
+    assert_eq!(zk.requests() - requests, 1);
+
+    let mut reader = reading(&b);
+    assert_pending!(reader.poll());
+    assert!(contended.is_woken());
+    let requests = zk.requests();
+    let first = assert_ready_ok!(contended.poll());
+    assert_eq!((first.mode(), zk.requests() - requests), (Mode::Read, 1));
+    // Somebody waits already.
+    assert_eq!(now(guard.contended()).expect("held"), first);
+    drop(contended);
+    drop(guard);
+    drop(assert_ready_ok!(reader.poll()));
+    drop(reader);
+    assert_nothing_left(&zk);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_learns_of_writers_only_and_looks_at_most_every_20_ms() {
+    let (zk, other, a, b) = two();
+    let guard = read(&a);
+    let some_reads = |poll: &mut dyn FnMut()| {
+        let requests = zk.requests();
+        for _ in 0..4 {
+            drop(read(&b));
+            poll();
+        }
+        zk.requests() - requests
+    };
+    some_reads(&mut || {});
+    let without = some_reads(&mut || {});
+    let mut contended = task::spawn(guard.contended());
+    assert_pending!(contended.poll());
+    let beside = read(&b);
+    assert!(contended.is_woken());
+    assert_pending!(contended.poll());
+
+    drop(beside);
+    let with = some_reads(&mut || assert_pending!(contended.poll()));
+    assert_eq!(with, without, "it has looked a moment ago");
+    let mut writer = writing(&b);
+    assert_pending!(writer.poll());
+    tokio::time::advance(Duration::from_millis(20)).await;
+    assert!(contended.is_woken());
+    assert_eq!(assert_ready_ok!(contended.poll()).mode(), Mode::Write);
+    drop(contended);
+    now(guard.release()).expect("held");
+    drop(assert_ready_ok!(writer.poll()));
+    drop(writer);
+    assert_nothing_left(&other);
+}
+
+#[test]
+fn a_holder_that_was_cut_off_learns_afterwards_who_came_meanwhile() {
+    let (zk, _other, a, b) = two();
+    let guard = write(&a);
+    let mut contended = task::spawn(guard.contended());
+    assert_pending!(contended.poll());
+    zk.cut();
+    let mut writer = writing(&b);
+    assert_pending!(writer.poll());
+    assert_pending!(contended.poll());
+    zk.heal();
+    assert!(contended.is_woken());
+    assert_eq!(assert_ready_ok!(contended.poll()).mode(), Mode::Write);
+}
+
+#[test]
+fn a_holder_that_waits_to_be_contended_learns_of_its_loss() {
+    let lose = [|zk: &Memory, _: &str| zk.expire(), |zk: &Memory, path: &str| zk.remove(path)];
+    for (lose, why) in lose.into_iter().zip([Loss::SessionOver(Ending::Expired), Loss::Removed]) {
+        let (zk, _other, a, _b) = two();
+        let guard = read(&a);
+        let mut contended = task::spawn(guard.contended());
+        assert_pending!(contended.poll());
+        lose(&zk, &guard.path());
+        assert!(contended.is_woken());
+        assert!(matches!(assert_ready_err!(contended.poll()), Error::Lost(loss) if loss == why));
+        drop(contended);
+        drop(guard);
+        assert_nothing_left(&zk);
+    }
+}
+
+#[test]
+fn a_writer_that_came_and_left_again_does_not_count() {
+    let (_zk, _other, a, b) = two();
+    let guard = write(&a);
+    let mut contended = task::spawn(guard.contended());
+    assert_pending!(contended.poll());
+    let mut writer = writing(&b);
+    assert_pending!(writer.poll());
+    drop(writer);
+    assert!(contended.is_woken());
+    assert_pending!(contended.poll());
+}
+
+// Cancelling at every step.
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lost {
+    Reply,
+    Request,
+}
+
+const FAULTS: [&[Lost]; 7] = [
+    &[],
+    &[Lost::Reply],
+    &[Lost::Request],
+    &[Lost::Reply, Lost::Reply],
+    &[Lost::Reply, Lost::Request],
+    &[Lost::Request, Lost::Reply],
+    &[Lost::Request, Lost::Request, Lost::Reply],
+];
+
+fn lose(zk: &Memory, faults: &[Lost]) {
+    for fault in faults {
+        match fault {
+            Lost::Reply => zk.lose_next_reply(),
+            Lost::Request => zk.lose_next_request(),
+        }
+    }
+}
+
+/// Polls at most `polls` times, for as long as there is something to poll for.
+fn poll_up_to<F: Future>(future: &mut Spawn<F>, polls: usize) -> Option<Poll<F::Output>> {
+    for i in 0..polls {
+        if i > 0 && !future.is_woken() {
+            return None;
+        }
+        if let Poll::Ready(output) = future.poll() {
+            return Some(Poll::Ready(output));
+        }
+    }
+    Some(Poll::Pending)
+}
+
+/// More polls than any acquisition takes.
+const POLLS: usize = 60;
+
+#[test]
+fn an_acquisition_dropped_at_any_poll_leaves_nothing() {
+    for faults in FAULTS {
+        let mut granted = false;
+        for polls in 0..POLLS {
+            let (zk, _other, _a, b) = two();
+            let lock = open(&Slow(zk.clone()));
+            lose(&zk, faults);
+            let mut acquiring = writing(&lock);
+            granted |= matches!(poll_up_to(&mut acquiring, polls), Some(Poll::Ready(Ok(_))));
+            drop(acquiring);
+            assert_eq!(zk.children(DIRECTORY), Vec::<String>::new(), "{faults:?} at poll {polls}");
+            assert_eq!(zk.watches(), 0, "{faults:?} at poll {polls}");
+            assert!(now(b.try_write()).is_ok());
+        }
+        assert!(granted, "{faults:?}: {POLLS} polls are too few");
+    }
+}
+
+#[test]
+fn a_waiter_dropped_at_any_poll_leaves_nothing_and_does_not_disturb_the_others() {
+    for faults in FAULTS {
+        let mut waited = false;
+        for polls in 0..POLLS {
+            let (zk, other, a, b) = two();
+            let third = zk.connect();
+            let held = write(&a);
+            let mut between = reading(&b);
+            assert_pending!(between.poll());
+            let before = (zk.children(DIRECTORY), zk.watches());
+            let lock = open(&Slow(third.clone()));
+            lose(&third, faults);
+            let mut acquiring = writing(&lock);
+            waited |= poll_up_to(&mut acquiring, polls).is_none();
+            let mut behind = reading(&b);
+            assert_pending!(behind.poll());
+            drop(acquiring);
+            // The one behind goes by whoever is before the one that left.
+            if behind.is_woken() {
+                assert_pending!(behind.poll());
+            }
+            drop(behind);
+            assert_eq!((zk.children(DIRECTORY), zk.watches()), before, "{faults:?} at poll {polls}");
+            assert!(held.is_held() && !between.is_woken());
+            drop(held);
+            drop(assert_ready_ok!(between.poll()));
+            drop(between);
+            assert_nothing_left(&other);
+        }
+        assert!(waited, "{faults:?}: {POLLS} polls are too few");
+    }
+}
+
+#[test]
+fn a_try_dropped_at_any_poll_leaves_nothing() {
+    for faults in FAULTS {
+        for taken in [false, true] {
+            for polls in 0..POLLS {
+                let (zk, other, a, _b) = two();
+                let held = taken.then(|| write(&a));
+                let before = (zk.children(DIRECTORY), zk.watches());
+                let lock = open(&Slow(other.clone()));
+                lose(&other, faults);
+                let mut trying = task::spawn(lock.try_read());
+                let answer = poll_up_to(&mut trying, polls);
+                if let Some(Poll::Ready(answer)) = &answer {
+                    assert_eq!(answer.is_ok(), !taken, "{answer:?}");
+                }
+                drop((answer, trying));
+                assert_eq!((zk.children(DIRECTORY), zk.watches()), before, "{faults:?} at poll {polls}");
+                drop(held);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_release_or_downgrade_dropped_at_any_poll_frees_the_lock() {
+    for faults in FAULTS {
+        for polls in 0..20 {
+            let (zk, _other, _a, b) = two();
+            let lock = open(&Slow(zk.clone()));
+            for downgrades in [false, true] {
+                let mut acquiring = writing(&lock);
+                let Some(Poll::Ready(Ok(guard))) = poll_up_to(&mut acquiring, POLLS) else { panic!("not granted") };
+                drop(acquiring);
+                let mut next = writing(&b);
+                assert_pending!(next.poll());
+                lose(&zk, faults);
+                if downgrades {
+                    let mut downgrading = task::spawn(guard.downgrade());
+                    drop(poll_up_to(&mut downgrading, polls));
+                } else {
+                    let mut releasing = task::spawn(guard.release());
+                    drop(poll_up_to(&mut releasing, polls));
+                }
+                assert!(next.is_woken(), "{faults:?} at poll {polls}");
+                let next = assert_ready_ok!(next.poll());
+                assert!(next.is_held());
+                assert_eq!(contenders(&zk).len(), 1, "{faults:?} at poll {polls}");
+                drop(next);
+                assert_nothing_left(&zk);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
+    let (zk, other, a, b) = two();
+    for contended in [false, true] {
+        let held = contended.then(|| write(&b));
+        let before = zk.children(DIRECTORY);
+        // Before it has entered.
+        zk.cut();
+        let mut acquiring = writing(&a);
+        assert_pending!(acquiring.poll());
+        drop(acquiring);
+        zk.heal();
+        assert_eq!(zk.children(DIRECTORY), before);
+        // While it waits.
+        if contended {
+            let mut acquiring = writing(&a);
+            assert_pending!(acquiring.poll());
+            zk.cut();
+            drop(acquiring);
+            assert_eq!(zk.children(DIRECTORY).len(), 2);
+            zk.heal();
+            assert_eq!(zk.children(DIRECTORY), before);
+        }
+        drop(held);
+        assert_nothing_left(&other);
+    }
+}
+
+#[test]
+fn the_middle_one_of_three_leaves_and_the_last_goes_by_the_first() {
+    let (zk, _other, a, b) = two();
+    let held = write(&a);
+    let (mut middle, mut last) = (writing(&b), writing(&a));
+    assert_pending!(middle.poll());
+    assert_pending!(last.poll());
+    drop(middle);
+    assert!(last.is_woken());
+    assert_pending!(last.poll());
+    assert!(!last.is_woken());
+    now(held.release()).expect("held");
+    assert!(last.is_woken());
+    drop(assert_ready_ok!(last.poll()));
+    drop(last);
+    assert_nothing_left(&zk);
+}
+
+/// The watch goes back to a writer further ahead, which Curator's first reader-writer lock never looked at again.
+#[test]
+fn a_reader_whose_nearest_writer_leaves_waits_for_the_one_before_it() {
+    let (zk, _other, a, b) = two();
+    let held = write(&a);
+    let mut between = writing(&b);
+    let mut last = reading(&a);
+    assert_pending!(between.poll());
+    assert_pending!(last.poll());
+    drop(between);
+    assert!(last.is_woken());
+    assert_pending!(last.poll());
+    now(held.release()).expect("held");
+    assert!(last.is_woken());
+    drop(assert_ready_ok!(last.poll()));
+    drop(last);
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_waiter_whose_session_dies_in_the_middle_lets_nobody_in_early() {
+    let (zk, other, a, b) = two();
+    let held = write(&a);
+    let (mut middle, mut last) = (writing(&b), writing(&a));
+    assert_pending!(middle.poll());
+    assert_pending!(last.poll());
+    other.expire();
+    assert!(assert_ready_err!(middle.poll()).is_lost());
+    assert!(last.is_woken());
+    assert_pending!(last.poll());
+    assert!(held.is_held());
+    drop((middle, held));
+    drop(assert_ready_ok!(last.poll()));
+    drop(last);
+    assert_nothing_left(&zk);
+}
+
+/// Locks that sort whole names grant to whoever's host comes first in the alphabet (ZOOKEEPER-2931).
+#[test]
+fn the_names_of_hosts_do_not_decide_who_is_first() {
+    let zk = Memory::new();
+    let on = |host| RwLock::builder(&zk, DIRECTORY).host(host).build().expect("valid");
+    let held = write(&on("z-WRITE-9"));
+    let (mut second, mut third) = (writing(&on("m")), writing(&on("a-READ-0")));
+    assert_pending!(second.poll());
+    assert_pending!(third.poll());
+    drop(held);
+    assert_pending!(third.poll());
+    let held = assert_ready_ok!(second.poll());
+    assert_pending!(third.poll());
+    drop(held);
+    drop(assert_ready_ok!(third.poll()));
+}
+
+/// There is no upgrade: it would be a deadlock of two. Whoever tries by hand is told whom they wait for.
+#[tokio::test(start_paused = true)]
+async fn two_readers_who_both_want_to_write_hear_of_each_other_when_their_time_is_over() {
+    let (zk, _other, a, b) = two();
+    let (one, two) = (read(&a), read(&b));
+    let limit = Duration::from_secs(1);
+    let (first, second) = tokio::join!(a.write().timeout(limit), b.write().timeout(limit));
+    for error in [first.expect_err("a reader holds"), second.expect_err("a reader holds")] {
+        let Error::Timeout { blockers, .. } = error else { panic!("{error:?}") };
+        let readers = blockers.first.iter().filter(|member| member.mode == Mode::Read).count();
+        assert_eq!(readers, 2, "{blockers}");
+    }
+    assert!(one.is_held() && two.is_held());
+    drop(two);
+    assert_pending!(writing(&b).poll());
+    drop(one);
+    assert!(write(&b).is_held());
+    assert_nothing_left(&zk);
+}
+
+// Servers that lag, and news that is old.
+
+#[test]
+fn a_create_brings_a_lagging_server_up_to_date() {
+    let (zk, other, a, b) = two();
+    other.lag();
+    let held = write(&a);
+    let mut next = writing(&b);
+    // Its server showed an empty directory when it came.
+    assert_pending!(next.poll());
+    drop(held);
+    assert!(!next.is_woken(), "the event is late");
+    other.catch_up();
+    assert!(next.is_woken());
+    drop(assert_ready_ok!(next.poll()));
+    drop(next);
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_create_whose_answer_is_lost_is_found_on_a_lagging_server() {
+    let (zk, other, a, b) = two();
+    other.lag();
+    let held = read(&a);
+    other.lose_next_reply();
+    let shared = read(&b);
+    assert_eq!(contenders(&zk), [(Mode::Read, 2), (Mode::Read, 3)]);
+    drop((held, shared));
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_try_on_a_lagging_server_may_be_beaten_and_then_leaves_nothing() {
+    let (zk, other, a, b) = two();
+    other.lag();
+    let held = write(&a);
+    let before = zk.children(DIRECTORY);
+    // The listing shows an empty directory; the node that follows is behind the holder's.
+    let error = now(b.try_write()).expect_err("taken");
+    assert!(error.is_would_block());
+    assert_eq!(zk.children(DIRECTORY), before);
+    drop(held);
+    other.catch_up();
+    drop(now(b.try_write()).expect("free"));
+    assert_nothing_left(&zk);
+}
+
+/// The one that waits hears of the hand-off only after the ensemble gave its session up.
+#[tokio::test(start_paused = true)]
+async fn an_old_hand_off_is_no_grant_once_the_lease_has_run_out() {
+    let (_zk, other, a, b) = two();
+    let held = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    other.lag();
+    held.release().await.expect("held");
+    other.cut();
+    tokio::time::advance(Duration::from_secs(10)).await;
+    other.catch_up();
+    assert!(next.is_woken(), "the old event has come");
+    let error = assert_ready_err!(next.poll());
+    assert!(matches!(error, Error::Evicted(Loss::LeaseRanOut)), "{error:?}");
+    other.expire();
+    let taken = write(&a);
+    other.heal();
+    assert!(taken.is_held());
+}
+
+/// As above, but the ensemble gave the session up while the lease was valid, as when an operator closes it: the events
+/// tell that our own node went before.
+#[test]
+fn an_old_hand_off_is_no_grant_once_the_node_is_gone() {
+    let (_zk, other, a, b) = two();
+    let held = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    other.lag();
+    other.cut();
+    other.expire();
+    now(held.release()).expect("held");
+    other.catch_up();
+    let error = assert_ready_err!(next.poll());
+    assert!(error.is_lost(), "{error:?}");
+    assert!(write(&a).is_held());
+}
+
+/// It hears of the end of its session when a holder would, and its node goes when the connection is back.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_is_cut_off_is_evicted_when_its_lease_runs_out() {
+    let (zk, other, a, b) = two();
+    let held = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    other.cut();
+    tokio::time::advance(Duration::from_millis(8_300)).await;
+    assert_pending!(next.poll());
+    tokio::time::advance(Duration::from_millis(100)).await;
+    assert!(next.is_woken());
+    let error = assert_ready_err!(next.poll());
+    assert!(matches!(error, Error::Evicted(Loss::LeaseRanOut)), "{error:?}");
+    drop(next);
+    other.heal();
+    held.release().await.expect("held");
+    assert_nothing_left(&zk);
+}
+
+/// As above, but the lease is valid: the hand-off is believed.
+#[tokio::test(start_paused = true)]
+async fn an_old_hand_off_is_a_grant_while_the_lease_is_valid() {
+    let (_zk, other, a, b) = two();
+    let held = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    other.lag();
+    held.release().await.expect("held");
+    other.cut();
+    tokio::time::advance(Duration::from_secs(8)).await;
+    other.catch_up();
+    let held = assert_ready_ok!(next.poll());
+    assert!(held.is_held());
+    other.heal();
+    assert!(held.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_is_cut_off_is_lost_when_its_lease_runs_out() {
+    let (zk, _other, a, _b) = two();
+    let held = write(&a);
+    let mut lost = task::spawn(held.lost());
+    assert_pending!(lost.poll());
+    zk.cut();
+    tokio::time::advance(Duration::from_millis(8_300)).await;
+    assert!(held.is_held());
+    tokio::time::advance(Duration::from_millis(100)).await;
+    assert!(!held.is_held());
+    assert_eq!(assert_ready!(lost.poll()), Loss::LeaseRanOut);
+    zk.heal();
+    assert!(!held.is_held(), "a lost guard became valid again");
+}
+
+/// An ensemble whose client has its lease on a clock that the test sets, and no heartbeat.
+#[derive(Clone, Debug)]
+struct Suspended(Memory, Arc<Lease>);
+
+#[async_trait]
+impl Coordinator for Suspended {
+    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
+        let inner = self.0.berth(watched_bytes).await?;
+        Ok(Berth::new(Arc::new(SlowSession(Arc::clone(inner.session()), Arc::clone(&self.1)))))
+    }
+
+    async fn close(&self) {
+        Coordinator::close(&self.0).await;
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.0.sleep(duration)
+    }
+}
+
+/// The ensemble's clock goes on while the machine sleeps; its own timers stand still.
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_was_suspended_has_lost_its_locks_before_any_timer_ran() {
+    let clock = Arc::new(AtomicU64::new(1_000));
+    let hands = Arc::clone(&clock);
+    let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
+    let lease = Arc::new(Lease::with_clock(Duration::from_secs(10), Box::new(read)));
+    lease.began(lease.now());
+    let lock = open(&Suspended(Memory::new(), lease));
+    let (asked, waiting) = (lock.read().await.expect("free"), lock.read().await.expect("shared"));
+    let mut lost = task::spawn(waiting.lost());
+    assert_pending!(lost.poll());
+    assert!(asked.is_held());
+    clock.fetch_add(3_600, Ordering::SeqCst);
+    assert!(!asked.is_held(), "the first look after the suspend says so");
+    // Whoever waits to be told is told when the next slice of its timer is over, not after what was left of the lease.
+    tokio::time::advance(Duration::from_millis(501)).await;
+    assert_eq!(assert_ready!(lost.poll()), Loss::LeaseRanOut);
+}
+
+/// What woke it is still under way in the ensemble; a waker that asks it something must not find it locked.
+#[test]
+fn those_who_are_woken_may_use_the_ensemble() {
+    struct Curious(Memory, AtomicU64);
+
+    impl Wake for Curious {
+        fn wake(self: Arc<Self>) {
+            self.0.children(DIRECTORY);
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    let (done, finished) = mpsc::channel();
+    thread::spawn(move || {
+        let (zk, other, a, b) = two();
+        let waker = Arc::new(Curious(zk.clone(), AtomicU64::new(0)));
+        let poll = |future: &mut Pin<Box<dyn Future<Output = Result<WriteGuard, Error>> + Send>>| {
+            let waker = Waker::from(Arc::clone(&waker));
+            future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready()
+        };
+        let held = write(&a);
+        let mut by_an_event = b.write().into_future();
+        assert!(!poll(&mut by_an_event));
+        drop(held);
+        assert!(poll(&mut by_an_event));
+        other.cut();
+        let mut by_the_connection = b.write().into_future();
+        assert!(!poll(&mut by_the_connection));
+        other.heal();
+        assert!(poll(&mut by_the_connection));
+        let mut by_the_end = b.write().into_future();
+        let held = write(&a);
+        assert!(!poll(&mut by_the_end));
+        other.expire();
+        assert!(poll(&mut by_the_end));
+        drop(held);
+        done.send(waker.1.load(Ordering::SeqCst)).expect("the test waits");
+    });
+    let woken = finished.recv_timeout(Duration::from_secs(20)).expect("nobody is stuck");
+    assert!(woken >= 3, "{woken}");
+}
+
+// Lock delay.
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_delay_holds_off_exactly_as_long_as_it_says() {
+    let (zk, other, a, b) = two();
+    let delay = Duration::from_secs(5);
+    let patient = RwLock::builder(&other, DIRECTORY).lock_delay(delay).build().expect("valid");
+    for reads in [false, true] {
+        let held = write(&a);
+        let lock = patient.clone();
+        let mut next = task::spawn(Box::pin(async move {
+            if reads { lock.read().await.map(drop) } else { lock.write().await.map(drop) }
+        }));
+        assert_pending!(next.poll());
+        zk.remove(&held.path());
+        assert!(next.is_woken());
+        assert_pending!(next.poll());
+        tokio::time::advance(delay - Duration::from_millis(2)).await;
+        assert_pending!(next.poll());
+        // Nobody overtakes it meanwhile.
+        assert!(now(b.try_write()).is_err_and(|error| error.is_would_block()));
+        tokio::time::advance(Duration::from_millis(4)).await;
+        assert_ready_ok!(next.poll());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_lock_delay_after_a_release_or_a_downgrade() {
+    let (_zk, other, a, _b) = two();
+    let patient = RwLock::builder(&other, DIRECTORY).lock_delay(Duration::from_secs(5)).build().expect("valid");
+    let held = write(&a);
+    let mut next = writing(&patient);
+    assert_pending!(next.poll());
+    drop(held);
+    drop(assert_ready_ok!(next.poll()));
+
+    let held = write(&a);
+    let mut next = writing(&patient);
+    assert_pending!(next.poll());
+    let held = held.downgrade().await.expect("held");
+    assert!(next.is_woken());
+    assert_pending!(next.poll());
+    drop(held);
+    drop(assert_ready_ok!(next.poll()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_removed_in_its_lock_delay_is_evicted() {
+    let (zk, other, a, _b) = two();
+    let patient = RwLock::builder(&other, DIRECTORY).lock_delay(Duration::from_secs(5)).build().expect("valid");
+    let held = write(&a);
+    let mut next = writing(&patient);
+    assert_pending!(next.poll());
+    zk.remove(&held.path());
+    assert_pending!(next.poll());
+    zk.remove(&format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]));
+    assert!(next.is_woken());
+    assert!(matches!(assert_ready_err!(next.poll()), Error::Evicted(Loss::Removed)));
+}
+
+// Strangers.
+
+#[test]
+fn a_strangers_write_to_a_held_node_costs_whoever_took_it_for_a_hand_off_the_lock() {
+    let (zk, _other, a, b) = two();
+    let stranger = zk.connect();
+    let held = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    transact(&stranger, &[Operation::Set { path: held.path(), data: Vec::new(), version: None }]);
+    assert!(next.is_woken());
+    let falsely = assert_ready_ok!(next.poll());
+    assert!(!falsely.is_held());
+    assert_eq!(now(falsely.lost()), Loss::Interfered);
+    assert!(held.is_held(), "the holder's node is still there");
+    assert!(matches!(now(falsely.release()), Err(Error::Lost(Loss::Interfered))));
+    drop(next);
+    assert!(now(b.try_write()).is_err());
+    now(held.release()).expect("held");
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn one_that_was_falsely_granted_hands_off_to_nobody() {
+    let (zk, _other, a, b) = two();
+    let stranger = zk.connect();
+    let held = write(&a);
+    let (mut next, mut last) = (writing(&b), writing(&b));
+    assert_pending!(next.poll());
+    assert_pending!(last.poll());
+    transact(&stranger, &[Operation::Set { path: held.path(), data: Vec::new(), version: None }]);
+    let falsely = assert_ready_ok!(next.poll());
+    drop(falsely);
+    assert_pending!(last.poll());
+    assert!(held.is_held());
+    drop(held);
+    assert!(assert_ready_ok!(last.poll()).is_held());
+}
+
+#[test]
+fn a_strangers_write_to_a_waiting_node_is_no_hand_off_either() {
+    let (zk, _other, a, b) = two();
+    let stranger = zk.connect();
+    let held = write(&a);
+    let (mut next, mut last) = (writing(&b), writing(&a));
+    assert_pending!(next.poll());
+    assert_pending!(last.poll());
+    let queue = now(b.queue()).expect("readable");
+    let waits = format!("{DIRECTORY}/{}", queue.members[1].node);
+    transact(&stranger, &[Operation::Set { path: waits, data: Vec::new(), version: None }]);
+    if let Poll::Ready(answer) = last.poll() {
+        let falsely = answer.expect("granted by the stranger");
+        assert_eq!(now(falsely.lost()), Loss::Interfered);
+    }
+    assert!(held.is_held());
+    drop(last);
+    assert_pending!(next.poll());
+    drop(held);
+    drop(assert_ready_ok!(next.poll()));
+    drop(next);
+    assert_nothing_left(&zk);
+}
+
+// The end of the sequence numbers.
+
+#[test]
+fn from_the_last_million_numbers_on_nobody_may_enter() {
+    let (zk, _other, a, b) = two();
+    // Somebody who stays keeps the directory.
+    transact(&zk, &[Operation::Create { path: format!("{DIRECTORY}/foo"), data: Vec::new(), kind: Kind::Persistent }]);
+    zk.set_next_sequence(DIRECTORY, REFUSED_FROM - 1);
+    let last = read(&a);
+    assert_eq!(contenders(&zk), [(Mode::Read, i64::from(REFUSED_FROM) - 1)]);
+    for error in [
+        now(b.write().into_future()).expect_err("refused"),
+        now(b.read().into_future()).expect_err("refused"),
+        now(b.try_read()).expect_err("refused"),
+        now(a.read().into_future()).expect_err("refused"),
+    ] {
+        assert!(matches!(&error, Error::SequenceExhausted { path } if path == DIRECTORY), "{error:?}");
+        assert_eq!(zk.children(DIRECTORY).len(), 2);
+    }
+    assert!(last.is_held());
+    now(last.release()).expect("held");
+    assert_eq!(zk.children(DIRECTORY), ["foo"]);
+    let error = now(b.write().into_future()).expect_err("refused");
+    assert!(matches!(error, Error::SequenceExhausted { .. }));
+    assert_eq!((zk.children(DIRECTORY).len(), zk.watches()), (1, 0));
+}
+
+#[test]
+fn late_in_the_sequence_the_last_one_out_restarts_it() {
+    let (zk, _other, a, b) = two();
+    zk.set_next_sequence(DIRECTORY, RESTART_FROM - 1);
+    let before = write(&a);
+    let mut token = before.fencing_token();
+    now(before.release()).expect("held");
+    assert_eq!(zk.children("/"), ["lock"], "not yet");
+
+    let (one, two) = (read(&a), read(&b));
+    assert_eq!(contenders(&zk), [(Mode::Read, 1 << 30), (Mode::Read, (1 << 30) + 1)]);
+    assert!(one.fencing_token() > token);
+    now(one.release()).expect("held");
+    assert!(two.is_held(), "another one is in it");
+    token = two.fencing_token();
+    now(two.release()).expect("held");
+    assert_eq!(zk.children("/"), Vec::<String>::new());
+
+    let fresh = write(&b);
+    assert_eq!(contenders(&zk), [(Mode::Write, 0)]);
+    assert!(fresh.fencing_token() > token);
+}
+
+#[test]
+fn the_restart_survives_lost_answers_and_dropped_guards() {
+    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+        let (zk, _other, a, b) = two();
+        zk.set_next_sequence(DIRECTORY, RESTART_FROM);
+        let held = write(&a);
+        let mut next = writing(&b);
+        assert_pending!(next.poll());
+        lose(&zk);
+        drop(held);
+        drop(assert_ready_ok!(next.poll()));
+        drop(next);
+        assert_eq!(zk.children("/"), Vec::<String>::new());
+        drop(read(&a));
+        assert_eq!(zk.children("/"), ["lock"]);
+    }
+}
+
+#[test]
+fn at_the_very_last_number_nobody_is_granted_twice() {
+    let (zk, _other, a, b) = two();
+    let stranger = zk.connect();
+    let create = |name: &str, kind| Operation::Create { path: format!("{DIRECTORY}/{name}"), data: Vec::new(), kind };
+    transact(&stranger, &[create("foo", Kind::Persistent)]);
+    zk.set_next_sequence(DIRECTORY, i32::MAX);
+    for lock in [&a, &b, &a] {
+        let error = now(lock.write().into_future()).expect_err("refused");
+        assert!(matches!(error, Error::SequenceExhausted { .. }), "{error:?}");
+        assert_eq!(zk.children(DIRECTORY), ["foo"]);
+    }
+    // Those of another program that share it are shown as what they are, and shut out whoever comes.
+    transact(&stranger, &[create("x-WRITE-2147483647", Kind::Ephemeral), create("y-READ-2147483647", Kind::Ephemeral)]);
+    let queue = now(b.queue()).expect("readable");
+    assert!(queue.members.iter().all(|member| member.state == MemberState::Stuck) && queue.members.len() == 2);
+    assert_eq!(queue.holders().count(), 0);
+    assert!(now(a.try_read()).is_err_and(|error| error.is_would_block()));
+    assert!(matches!(now(a.read().into_future()), Err(Error::SequenceExhausted { .. })));
+}
+
+// The directory.
+
+#[test]
+fn containers_may_be_reaped_between_uses_and_never_during_one() {
+    let (zk, _other, a, b) = two();
+    let mut token = 0;
+    for _ in 0..3 {
+        zk.reap_containers();
+        assert_eq!(zk.children("/"), Vec::<String>::new());
+        let held = write(&a);
+        assert_eq!(contenders(&zk), [(Mode::Write, 0)]);
+        assert!(held.fencing_token() > token);
+        token = held.fencing_token();
+        zk.reap_containers();
+        assert!(held.is_held());
+        let mut next = reading(&b);
+        assert_pending!(next.poll());
+        drop(held);
+        zk.reap_containers();
+        let next = assert_ready_ok!(next.poll());
+        assert!(next.is_held());
+        now(next.release()).expect("held");
+    }
+    zk.reap_containers();
+    assert!(now(a.try_read()).is_ok());
+}
+
+/// Between its making and the create, between the create and the listing, while it waits: at every poll.
+#[test]
+fn the_directory_may_vanish_at_any_poll_of_an_acquisition() {
+    let (mut granted, mut evicted) = (0, 0);
+    for polls in 0..POLLS {
+        let zk = Memory::new();
+        let operator = zk.connect();
+        let lock = open(&Slow(zk.clone()));
+        let mut acquiring = writing(&lock);
+        if matches!(poll_up_to(&mut acquiring, polls), Some(Poll::Ready(_))) {
+            break;
+        }
+        operator.remove(DIRECTORY);
+        match poll_up_to(&mut acquiring, 10 * POLLS) {
+            Some(Poll::Ready(Ok(guard))) => {
+                assert!(guard.is_held());
+                assert_eq!(zk.children(DIRECTORY).len(), 1);
+                granted += 1;
+            }
+            Some(Poll::Ready(Err(Error::Evicted(Loss::Removed)))) => evicted += 1,
+            other => panic!("at poll {polls}: {other:?}"),
+        }
+        drop(acquiring);
+        assert_eq!((zk.children(DIRECTORY).len(), zk.watches()), (0, 0), "at poll {polls}");
+        drop(poll_up_to(&mut writing(&lock), POLLS).expect("it is free"));
+    }
+    assert!(granted > 0 && evicted > 0, "{granted} granted, {evicted} evicted");
+}
+
+#[test]
+fn the_directory_may_be_deleted_under_those_who_are_in_it() {
+    let (zk, _other, a, b) = two();
+    let held = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    zk.remove(DIRECTORY);
+    assert!(!held.is_held());
+    assert!(matches!(assert_ready_err!(next.poll()), Error::Evicted(Loss::Removed)));
+    assert_eq!(now(held.lost()), Loss::Removed);
+    assert!(write(&b).is_held());
+    assert!(matches!(now(held.release()), Err(Error::Lost(Loss::Removed))));
+    drop(next);
+    assert_nothing_left(&zk);
+}
+
+// What each step costs.
+
+/// Checks how many requests a step sends, of all clients together.
+fn costs<T>(zk: &Memory, requests: u64, what: &str, step: impl FnOnce() -> T) -> T {
+    let before = zk.requests();
+    let output = step();
+    assert_eq!(zk.requests() - before, requests, "{what}");
+    output
+}
+
+#[test]
+fn each_step_sends_the_requests_that_it_needs_and_no_others() {
+    let zk = Memory::new();
+    let other = zk.connect();
+    let (a, b) = (open(&zk), open(&other));
+    // Of each acquisition: the create, the listing behind it, and the watch on our own node.
+    let held = costs(&zk, 6, "both once more, and the making of the directory between", || write(&a));
+    costs(&zk, 1, "the delete", || now(held.release()).expect("held"));
+    let held = costs(&zk, 3, "a free lock", || write(&a));
+    costs(&zk, 0, "asks the clock", || assert!(held.is_held()));
+    costs(&zk, 0, "nothing", || assert_pending!(task::spawn(held.lost()).poll()));
+    costs(&zk, 2, "the listing, and the read of the holder's node", || now(b.try_write()).expect_err("taken"));
+    costs(&zk, 2, "the listing, and the read of the holder's node", || now(b.queue()).expect("readable"));
+
+    let mut next = writing(&b);
+    let mut last = reading(&b);
+    costs(&zk, 4, "the watch on the holder's node as well", || assert_pending!(next.poll()));
+    costs(&zk, 3, "no watch on the waiter's node: it is of the same session", || assert_pending!(last.poll()));
+    costs(&zk, 0, "nothing has happened", || assert_pending!(next.poll()));
+    costs(&zk, 1, "one transaction", || now(held.release()).expect("held"));
+    assert!(!last.is_woken(), "one is woken, and not the herd");
+    let held = costs(&zk, 1, "no listing: whether the holder's node is gone", || assert_ready_ok!(next.poll()));
+    let held = costs(&zk, 2, "one transaction, and the watch on the new node", || now(held.downgrade()).expect("held"));
+    assert!(last.is_woken());
+    let shared = costs(&zk, 0, "it is told by its own, which it came right after", || assert_ready_ok!(last.poll()));
+    costs(&zk, 0, "the same node", || drop(held.share()));
+    let third = costs(&zk, 4, "the listing before, and an acquisition", || now(a.try_read()).expect("shared"));
+    costs(&zk, 1, "one transaction", || now(held.transaction().commit()).expect("held"));
+    costs(&zk, 1, "one read", || now(held.data("/config")).expect("held"));
+    let inside = format!("{DIRECTORY}/foo");
+    costs(&zk, 0, "refused", || now(held.transaction().set(&inside, "").commit()).expect_err("inside"));
+    costs(&zk, 0, "refused", || now(a.read().timeout(Duration::ZERO).into_future()).expect_err("zero"));
+    costs(&zk, 0, "refused", || now(a.read().label("a\nb").into_future()).expect_err("a control character"));
+    let mut waiter = writing(&a);
+    costs(&zk, 3, "no watch on the reader's node: it is of the same session", || assert_pending!(waiter.poll()));
+    costs(&zk, 1, "the delete", || drop(waiter));
+    for guard in [held, shared, third] {
+        costs(&zk, 1, "the delete", || drop(guard));
+    }
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn the_changes_of_a_guard_end_with_its_release() {
+    let zk = Memory::new();
+    let lock = RwLock::new(&zk, "/locks/changes").expect("a valid path");
+    let guard = pollster::block_on(lock.write().into_future()).expect("free");
+    let mut changes = guard.changes();
+    assert_eq!(pollster::block_on(changes.next()), Some(zk_rwlock::HoldState::Held));
+    let mut next = tokio_test::task::spawn(changes.next());
+    assert!(next.poll().is_pending());
+    drop(guard);
+    assert!(next.is_woken(), "nobody told the stream that the guard is gone");
+    assert_eq!(next.poll(), std::task::Poll::Ready(None));
+}
+
+/// Tokio has a future that has run for long come back later; outside its worker threads by waking it at once. What runs
+/// beside it on the same thread must not be told so, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_task_that_never_pauses_does_not_keep_the_ensembles_chores_running_for_ever() {
+    let zk = Memory::new();
+    let lock = RwLock::new(&zk, "/locks/busy").expect("a valid path");
+    let guard = lock.write().await.expect("free");
+    while tokio::task::coop::has_budget_remaining() {
+        let _one_less = tokio_test::task::spawn(tokio::task::consume_budget()).poll();
+    }
+    drop(guard);
+    lock.write().await.expect("free").release().await.expect("held");
+    assert_nothing_left(&zk);
+}

@@ -1,0 +1,695 @@
+//! What can be seen from outside: spans, events and warnings, on the embedded ensemble, poll by poll.
+
+use std::collections::HashMap;
+use std::fmt::{Debug, Write};
+use std::future::IntoFuture;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use support::polled::now;
+use tokio_test::task;
+use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::DefaultGuard;
+use tracing::{Event, Metadata, Span, Subscriber};
+use tracing_core::span::Current;
+use zk_rwlock::{Deadlock, Error, Memory, Mode, MultiLock, RwLock};
+
+const DIRECTORY: &str = "/lock";
+
+/// All that this thread is told by the lock while this lives, a line each. Spans are told when they close.
+#[derive(Clone, Default)]
+struct Log(Arc<Seen>);
+
+#[derive(Default)]
+struct Seen {
+    lines: Mutex<Vec<String>>,
+    next: AtomicU64,
+    open: Mutex<HashMap<u64, (usize, String, &'static Metadata<'static>)>>,
+    /// The spans that are entered, the innermost last.
+    entered: Mutex<Vec<u64>>,
+    /// Which span or event came in which span.
+    inside: Mutex<Vec<(String, String)>>,
+}
+
+struct Fields(String);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let value =
+            if field.name() == "path" || field.name() == "node" { "..".to_owned() } else { format!("{value:?}") };
+        write!(self.0, " {}={value}", field.name()).expect("a string");
+    }
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("zk_rwlock") || metadata.target() == module_path!()
+    }
+
+    fn new_span(&self, attributes: &Attributes<'_>) -> Id {
+        let number = self.0.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut fields = Fields(attributes.metadata().name().to_owned());
+        let parent = if attributes.is_contextual() { self.innermost() } else { attributes.parent().map(Id::into_u64) };
+        self.note(fields.0.clone(), parent);
+        attributes.record(&mut fields);
+        self.0.open.lock().expect("no panic").insert(number, (1, fields.0, attributes.metadata()));
+        Id::from_u64(number)
+    }
+
+    fn record(&self, span: &Id, values: &Record<'_>) {
+        let mut open = self.0.open.lock().expect("no panic");
+        let (_, text, _) = open.get_mut(&span.into_u64()).expect("open");
+        let mut fields = Fields(std::mem::take(text));
+        values.record(&mut fields);
+        *text = fields.0;
+    }
+
+    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut fields = Fields(event.metadata().level().to_string());
+        event.record(&mut fields);
+        self.note(fields.0.clone(), self.innermost());
+        self.0.lines.lock().expect("no panic").push(fields.0);
+    }
+
+    fn enter(&self, span: &Id) {
+        self.0.entered.lock().expect("no panic").push(span.into_u64());
+    }
+
+    fn exit(&self, span: &Id) {
+        assert_eq!(self.0.entered.lock().expect("no panic").pop(), Some(span.into_u64()));
+    }
+
+    fn current_span(&self) -> Current {
+        let Some(innermost) = self.innermost() else { return Current::none() };
+        Current::new(Id::from_u64(innermost), self.0.open.lock().expect("no panic")[&innermost].2)
+    }
+
+    fn clone_span(&self, span: &Id) -> Id {
+        self.0.open.lock().expect("no panic").get_mut(&span.into_u64()).expect("open").0 += 1;
+        span.clone()
+    }
+
+    fn try_close(&self, span: Id) -> bool {
+        let mut open = self.0.open.lock().expect("no panic");
+        let count = &mut open.get_mut(&span.into_u64()).expect("open").0;
+        *count -= 1;
+        let is_closed = *count == 0;
+        if is_closed && let Some((_, text, _)) = open.remove(&span.into_u64()) {
+            self.0.lines.lock().expect("no panic").push(text);
+        }
+        is_closed
+    }
+}
+
+impl Log {
+    fn start() -> (Log, DefaultGuard) {
+        let log = Log::default();
+        (log.clone(), tracing::subscriber::set_default(log))
+    }
+
+    /// What was told since this was asked last.
+    fn lines(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lines.lock().expect("no panic"))
+    }
+
+    fn innermost(&self) -> Option<u64> {
+        self.0.entered.lock().expect("no panic").last().copied()
+    }
+
+    fn note(&self, what: String, parent: Option<u64>) {
+        let open = self.0.open.lock().expect("no panic");
+        let parent =
+            parent.map(|parent| open.get(&parent).expect("open").1.split(' ').next().expect("a name").to_owned());
+        self.0.inside.lock().expect("no panic").push((what, parent.unwrap_or_default()));
+    }
+
+    /// In which span these came, by their first words; nothing if in none.
+    fn inside(&self, begin: &str) -> Vec<String> {
+        let inside = self.0.inside.lock().expect("no panic");
+        inside.iter().filter(|(what, _)| what.starts_with(begin)).map(|(_, parent)| parent.clone()).collect()
+    }
+
+    fn open_spans(&self) -> usize {
+        self.0.open.lock().expect("no panic").len()
+    }
+}
+
+fn open(zk: &Memory) -> RwLock {
+    RwLock::new(zk, DIRECTORY).expect("valid")
+}
+
+/// The directory exists, and the next contender is number 1.
+fn prepared() -> (Memory, RwLock) {
+    let zk = Memory::new();
+    // A test is one task, which plays several.
+    let lock = refusing(&zk, Deadlock::Ignore);
+    drop(now(lock.read()).expect("free"));
+    (zk, lock)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_and_a_hold_are_a_span_each_with_what_became_of_them() {
+    let (_zk, lock) = prepared();
+    let (log, _guard) = Log::start();
+    let first = now(lock.write().label("migrate")).expect("free");
+    let token = first.fencing_token();
+    assert_eq!(
+        log.lines(),
+        [
+            format!("DEBUG message=granted path=.. mode=WRITE sequence=1 token={token} kind=\"at once\""),
+            format!("acquire path=.. mode=WRITE label=\"migrate\" sequence=1 token={token} waited=0ns"),
+        ]
+    );
+
+    let mut second = task::spawn(lock.read().into_future());
+    assert_pending!(second.poll());
+    tokio::time::advance(Duration::from_secs(3)).await;
+    now(first.release()).expect("held");
+    let held = format!("hold path=.. mode=WRITE sequence=1 token={token} label=\"migrate\" held=3s");
+    assert_eq!(log.lines(), [held]);
+
+    let second_guard = assert_ready_ok!(second.poll());
+    drop(second);
+    let token = second_guard.fencing_token();
+    assert_eq!(
+        log.lines(),
+        [
+            format!("DEBUG message=granted path=.. mode=READ sequence=2 token={token} kind=\"pass\""),
+            format!("acquire path=.. mode=READ sequence=2 token={token} waited=3s"),
+        ]
+    );
+    drop(second_guard);
+    assert_eq!(log.lines(), [format!("hold path=.. mode=READ sequence=2 token={token} held=0ns")]);
+    assert_eq!(log.open_spans(), 0);
+}
+
+#[test]
+fn each_span_and_event_is_in_the_right_one_and_none_stays_entered_while_somebody_waits() {
+    let (_zk, lock) = prepared();
+    let held = now(lock.write()).expect("free");
+    let (log, _guard) = Log::start();
+    // The caller's span is closed by its owner long before the grant.
+    let mut waiting = tracing::info_span!("caller").in_scope(|| task::spawn(lock.write().into_future()));
+    assert_pending!(waiting.poll());
+    assert_eq!((log.innermost(), log.open_spans()), (None, 2));
+    now(held.release()).expect("held");
+    let guard = assert_ready_ok!(waiting.poll());
+    drop(waiting);
+    assert!(now(lock.try_read()).is_err());
+    drop(guard);
+    assert_eq!(log.inside("acquire"), ["caller", ""]);
+    assert_eq!(log.inside("hold"), ["caller"]);
+    assert_eq!(log.inside("DEBUG message=granted"), ["acquire"]);
+    assert_eq!(log.inside("DEBUG message=not granted"), ["acquire"]);
+    assert_eq!((log.innermost(), log.open_spans()), (None, 0));
+    assert!(Span::current().is_none());
+}
+
+#[test]
+fn a_grant_says_how_it_was_found_out() {
+    let (zk, lock) = prepared();
+    let other = open(&zk.connect());
+    let (log, _guard) = Log::start();
+    let kind_of = |lines: Vec<String>| {
+        let kinds = lines.iter().filter_map(|line| line.split("kind=").nth(1).map(str::to_owned));
+        kinds.collect::<Vec<_>>()
+    };
+    drop(now(lock.write()).expect("free"));
+    drop(now(lock.write()).expect("free"));
+    assert_eq!(kind_of(log.lines()), ["\"at once\"", "\"next\""]);
+
+    let reader = now(other.read()).expect("free");
+    let mut writer = task::spawn(lock.write().into_future());
+    assert_pending!(writer.poll());
+    drop(reader);
+    drop(assert_ready_ok!(writer.poll()));
+    assert_eq!(kind_of(log.lines()), ["\"at once\"", "\"look\""]);
+}
+
+#[test]
+fn an_acquisition_that_is_dropped_or_refused_closes_its_span_without_a_token_and_a_refusal_is_told() {
+    let (_zk, lock) = prepared();
+    let held = now(lock.write()).expect("free");
+    let (log, _guard) = Log::start();
+    let mut waiting = task::spawn(lock.write().into_future());
+    assert_pending!(waiting.poll());
+    assert_eq!((log.lines(), log.open_spans()), (Vec::new(), 1));
+    drop(waiting);
+    assert!(now(lock.try_read()).is_err());
+    let lines = log.lines();
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    assert!(lines[0].starts_with("acquire path=.. mode=WRITE sequence=2 waited="), "{lines:?}");
+    assert!(
+        lines[1].starts_with("DEBUG message=not granted path=.. mode=READ error=would block: held by"),
+        "{lines:?}"
+    );
+    assert!(lines[2].starts_with("acquire path=.. mode=READ waited="), "{lines:?}");
+    drop(held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_way_not_to_be_granted_is_told_once() {
+    let (zk, lock) = prepared();
+    let sharing = RwLock::builder(&zk, DIRECTORY).share_reads(Duration::from_secs(9)).build().expect("valid");
+    let both = MultiLock::new(&zk, [("/a", Mode::Write), (DIRECTORY, Mode::Write)]).expect("valid");
+    let _held = lock.write().await.expect("free");
+    let second = Duration::from_secs(1);
+    let (log, _guard) = Log::start();
+    let not_granted = || {
+        let lines = log
+            .lines()
+            .into_iter()
+            .filter_map(|line| line.strip_prefix("DEBUG message=not granted path=.. ").map(str::to_owned));
+        lines.map(|line| line.split(": held by").next().expect("a part").to_owned()).collect::<Vec<_>>()
+    };
+    assert!(lock.read().timeout(second).await.is_err());
+    assert_eq!(not_granted(), ["mode=READ error=not granted within 1s"]);
+    assert!(sharing.read().timeout(second).await.is_err());
+    assert_eq!(not_granted(), ["mode=READ error=not granted within 1s"]);
+    assert!(lock.try_write().await.is_err());
+    assert_eq!(not_granted(), ["mode=WRITE error=would block"]);
+    assert!(both.lock().timeout(second).await.is_err());
+    assert_eq!(not_granted(), ["mode=WRITE error=not granted within 1s"]);
+    assert!(both.try_lock().await.is_err());
+    assert_eq!(not_granted(), ["mode=WRITE error=would block"]);
+    assert!(lock.write().label("two\nlines").await.is_err());
+    assert_eq!(not_granted().len(), 1);
+    assert_eq!(log.open_spans(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_downgrade_ends_the_hold_of_the_writer_and_begins_that_of_a_reader() {
+    let (_zk, lock) = prepared();
+    let (log, _guard) = Log::start();
+    let second = Duration::from_secs(1);
+    let writer = now(lock.write().label("migrate")).expect("free");
+    let token = writer.fencing_token();
+    tokio::time::advance(second * 3).await;
+    log.lines();
+    let reader = now(writer.downgrade()).expect("held");
+    assert_eq!(log.lines(), [format!("hold path=.. mode=WRITE sequence=1 token={token} label=\"migrate\" held=3s")]);
+    tokio::time::advance(second).await;
+    drop(reader);
+    assert_eq!(log.lines(), [format!("hold path=.. mode=READ sequence=1 token={token} label=\"migrate\" held=1s")]);
+    assert_eq!(log.open_spans(), 0);
+}
+
+#[test]
+fn a_hold_ends_when_its_release_begins_however_long_that_takes() {
+    let (zk, lock) = prepared();
+    let (log, _guard) = Log::start();
+    for guard in [Ok(now(lock.write()).expect("free")), Err(())] {
+        let mut releasing: std::pin::Pin<Box<dyn Future<Output = Result<(), Error>>>> = match guard {
+            Ok(writer) => Box::pin(writer.release()),
+            Err(()) => Box::pin(now(lock.read()).expect("free").release()),
+        };
+        zk.cut();
+        let mut releasing = task::spawn(releasing.as_mut());
+        assert_pending!(releasing.poll());
+        assert_eq!(log.open_spans(), 0);
+        zk.heal();
+        assert_ready_ok!(releasing.poll());
+    }
+}
+
+#[test]
+fn doubt_and_loss_of_a_hold_are_told_once() {
+    let (zk, lock) = prepared();
+    let (log, _guard) = Log::start();
+    let guard = now(lock.write()).expect("free");
+    log.lines();
+    zk.cut();
+    let lines = log.lines();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(
+        lines[0].starts_with("WARN message=the connection is lost while a lock is held node=.. left="),
+        "{lines:?}"
+    );
+    zk.heal();
+    let lines = log.lines();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with("INFO message=the connection is back"), "{lines:?}");
+
+    zk.remove(&guard.path());
+    assert!(!guard.is_held());
+    let lost =
+        "WARN message=a lock was lost while it was held node=.. cause=the lock's node was removed by somebody else";
+    assert_eq!(log.lines(), [lost]);
+    assert!(!guard.is_held());
+    zk.expire();
+    assert_eq!(log.lines(), Vec::<String>::new());
+}
+
+#[test]
+fn a_waiter_that_loses_its_place_is_no_lost_hold() {
+    let (zk, lock) = prepared();
+    let other = open(&zk.connect());
+    let _held = now(other.write()).expect("free");
+    let mut waiting = task::spawn(lock.write().into_future());
+    assert_pending!(waiting.poll());
+    let (log, _guard) = Log::start();
+    zk.expire();
+    assert!(assert_ready!(waiting.poll()).is_err());
+    assert!(log.lines().iter().all(|line| !line.contains("lost while")));
+}
+
+#[test]
+fn a_create_found_again_is_told() {
+    let (zk, lock) = prepared();
+    let (log, _guard) = Log::start();
+    zk.lose_next_reply();
+    let guard = now(lock.write()).expect("free");
+    let found = log.lines().into_iter().filter(|line| line.starts_with("INFO")).collect::<Vec<_>>();
+    assert_eq!(found, ["INFO message=the answer to a create was lost, and its node found path=.. node=.."]);
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
+    let zk = Memory::new();
+    let second = Duration::from_secs(1);
+    let lock = RwLock::builder(&zk, DIRECTORY)
+        .on_deadlock(Deadlock::Ignore)
+        .warn_after_waiting(second)
+        .build()
+        .expect("valid");
+    let held = now(lock.write().label("backup")).expect("free");
+    let (log, _guard) = Log::start();
+    let mut waiting = task::spawn(lock.read().label("report").into_future());
+    assert_pending!(waiting.poll());
+    tokio::time::advance(second / 2).await;
+    assert_pending!(waiting.poll());
+    assert_eq!(log.lines(), Vec::<String>::new());
+    for _ in 0..3 {
+        tokio::time::advance(second).await;
+        assert_pending!(waiting.poll());
+    }
+    let lines = log.lines();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let begin =
+        "WARN message=it takes long to acquire a lock path=.. mode=READ label=\"report\" waited=1s blockers=held by";
+    assert!(lines[0].starts_with(begin) && lines[0].contains("\"backup\""), "{lines:?}");
+    drop(held);
+    drop(assert_ready_ok!(waiting.poll()));
+}
+
+/// Polled once, it has its place in the queue; then nobody polls it any more.
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_of_one_that_is_not_polled_is_warned_of_once() {
+    let zk = Memory::new();
+    let second = Duration::from_secs(1);
+    let lock = RwLock::builder(&zk, DIRECTORY).on_deadlock(Deadlock::Ignore).warn_after_waiting(second);
+    let lock = lock.build().expect("valid");
+    let held = now(lock.write().label("backup")).expect("free");
+    let (log, _guard) = Log::start();
+    let mut forgotten = task::spawn(lock.write().label("report").into_future());
+    assert_pending!(forgotten.poll());
+    for _ in 0..3 {
+        tokio::time::advance(second).await;
+        tokio::task::yield_now().await;
+    }
+    let lines = log.lines();
+    let begin =
+        "WARN message=it takes long to acquire a lock path=.. mode=WRITE label=\"report\" waited=1s blockers=held by";
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with(begin) && lines[0].contains("\"backup\""), "{lines:?}");
+    drop(held);
+    drop(assert_ready_ok!(forgotten.poll()));
+    tokio::time::advance(second * 9).await;
+    assert!(!log.lines().iter().any(|line| line.starts_with("WARN")), "once is enough");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_whose_turn_has_come_and_that_nobody_polls_is_warned_of_as_such() {
+    let zk = Memory::new();
+    let second = Duration::from_secs(1);
+    let lock = RwLock::builder(&zk, DIRECTORY).on_deadlock(Deadlock::Ignore).warn_after_waiting(second);
+    let lock = lock.build().expect("valid");
+    let held = now(lock.write()).expect("free");
+    let (log, _guard) = Log::start();
+    let mut forgotten = task::spawn(lock.write().label("report").into_future());
+    assert_pending!(forgotten.poll());
+    drop(held);
+    for _ in 0..3 {
+        tokio::time::advance(second).await;
+        tokio::task::yield_now().await;
+    }
+    let warnings = || log.lines().into_iter().filter(|line| line.starts_with("WARN")).collect::<Vec<_>>();
+    let warning = "WARN message=the turn of an acquisition has come, and its future is not polled: all behind it wait \
+                   path=.. mode=WRITE label=\"report\" node=.. waited=1s";
+    assert_eq!(warnings(), [warning]);
+    drop(forgotten);
+    assert_eq!(log.open_spans(), 0, "nothing is left in the background");
+}
+
+/// Cut off, there is no place in the queue yet, and no session to warn from.
+#[tokio::test(start_paused = true)]
+async fn one_that_has_no_place_yet_warns_itself() {
+    let zk = Memory::new();
+    let limit = Duration::from_millis(100);
+    let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(limit).build().expect("valid");
+    let (log, _guard) = Log::start();
+    drop(now(lock.write()).expect("free"));
+    zk.cut();
+    let mut waiting = task::spawn(lock.write().into_future());
+    assert_pending!(waiting.poll());
+    for _ in 0..3 {
+        tokio::time::advance(limit).await;
+        assert_pending!(waiting.poll());
+    }
+    zk.heal();
+    drop(assert_ready_ok!(waiting.poll()));
+    let warnings = log.lines().into_iter().filter(|line| line.starts_with("WARN")).collect::<Vec<_>>();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("nobody is known to be in the way"), "{warnings:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn reads_that_wait_for_one_node_are_warned_of_once_and_look_once() {
+    let zk = Memory::new();
+    let second = Duration::from_secs(1);
+    let sharing = RwLock::builder(&zk, DIRECTORY).share_reads(second * 9).warn_after_waiting(second);
+    let lock = sharing.build().expect("valid");
+    let held = now(open(&zk.connect()).write()).expect("free");
+    let (log, _guard) = Log::start();
+    let mut reads = [(); 3].map(|()| task::spawn(lock.read().into_future()));
+    let mut poll_all = || {
+        for read in &mut reads {
+            assert_pending!(read.poll());
+        }
+    };
+    poll_all();
+    let requests = zk.requests();
+    tokio::time::advance(second).await;
+    poll_all();
+    assert_eq!(log.lines().iter().filter(|line| line.starts_with("WARN")).count(), 1);
+    assert_eq!(zk.requests() - requests, 2, "a listing, and a read of the holder's node");
+    drop(held);
+    drop(reads.each_mut().map(|read| assert_ready_ok!(read.poll())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_hold_is_warned_of_once_and_a_short_one_not_at_all() {
+    let zk = Memory::new();
+    let second = Duration::from_secs(1);
+    let lock = RwLock::builder(&zk, DIRECTORY).warn_after_holding(second).build().expect("valid");
+    let (log, _guard) = Log::start();
+    let warnings = || log.lines().into_iter().filter(|line| line.starts_with("WARN")).collect::<Vec<_>>();
+    drop(now(lock.write()).expect("free"));
+    tokio::time::advance(second * 2).await;
+    tokio::task::yield_now().await;
+    assert_eq!(warnings(), Vec::<String>::new());
+
+    let guard = now(lock.write().label("backup")).expect("free");
+    for _ in 0..3 {
+        tokio::time::advance(second).await;
+        tokio::task::yield_now().await;
+    }
+    let token = guard.fencing_token();
+    let warning =
+        format!("WARN message=a lock is held for long path=.. node=.. label=\"backup\" token={token} held=1s");
+    assert_eq!(warnings(), [warning]);
+}
+
+#[test]
+fn all_who_share_a_read_have_their_own_acquisition_and_one_hold() {
+    let zk = Memory::new();
+    let lock = RwLock::builder(&zk, DIRECTORY).share_reads(Duration::from_secs(9)).build().expect("valid");
+    let (log, _guard) = Log::start();
+    let guards = [now(lock.read()).expect("free"), now(lock.read()).expect("shared")];
+    let lines = log.lines();
+    let token = guards[0].fencing_token();
+    let own = lines.iter().filter(|line| line.starts_with("acquire") && line.contains(&format!("token={token}")));
+    assert_eq!((own.count(), log.open_spans()), (3, 1), "one each, and that of the one node: {lines:?}");
+    drop(guards);
+    let holds = log.lines().iter().filter(|line| line.starts_with("hold")).count();
+    assert_eq!((holds, log.open_spans()), (1, 0));
+}
+
+// A task that waits for itself.
+
+fn refusing(zk: &Memory, deadlock: Deadlock) -> RwLock {
+    RwLock::builder(zk, DIRECTORY).on_deadlock(deadlock).build().expect("valid")
+}
+
+#[tokio::test]
+async fn a_write_is_refused_while_the_same_task_holds_the_lock() {
+    let zk = Memory::new();
+    let lock = refusing(&zk, Deadlock::Refuse);
+    let reader = lock.read().await.expect("free");
+    let refused = lock.write().await.expect_err("it would wait for ever");
+    assert!(
+        matches!(&refused, Error::WouldDeadlock { holder, same_task: true } if *holder == reader.path()),
+        "{refused}"
+    );
+    assert_eq!(zk.children(DIRECTORY).len(), 1, "nothing is left of it");
+    drop(reader);
+    let writer = lock.write().await.expect("free");
+    assert!(matches!(lock.read().await, Err(Error::WouldDeadlock { .. })));
+    assert!(matches!(open(&zk).try_read().await, Err(Error::WouldBlock { .. })));
+    let reader = writer.downgrade().await.expect("held");
+    assert!(matches!(lock.write().await, Err(Error::WouldDeadlock { .. })));
+    reader.release().await.expect("held");
+    drop(lock.write().await.expect("free"));
+}
+
+#[tokio::test]
+async fn a_read_behind_a_writer_is_refused_while_the_same_task_holds_a_read() {
+    let zk = Memory::new();
+    let (lock, other) = (refusing(&zk, Deadlock::Refuse), open(&zk.connect()));
+    let reader = lock.read().await.expect("free");
+    drop(lock.read().await.expect("nobody waits"));
+    let mut writer = task::spawn(other.write().into_future());
+    assert_pending!(writer.poll());
+    assert!(matches!(lock.read().await, Err(Error::WouldDeadlock { same_task: true, .. })));
+    drop(reader);
+    drop(assert_ready_ok!(writer.poll()));
+}
+
+#[tokio::test]
+async fn what_another_task_holds_is_waited_for_unless_all_tasks_count() {
+    let zk = Memory::new();
+    let (lock, strict) = (refusing(&zk, Deadlock::Refuse), refusing(&zk, Deadlock::RefuseInProcess));
+    let theirs = lock.clone();
+    let held = tokio::spawn(async move { theirs.write().await }).await.expect("no panic").expect("free");
+    let mut waiting = task::spawn(lock.write().into_future());
+    assert_pending!(waiting.poll());
+    assert!(matches!(strict.write().await, Err(Error::WouldDeadlock { same_task: false, .. })));
+    drop(held);
+    drop(assert_ready_ok!(waiting.poll()));
+}
+
+#[tokio::test]
+async fn what_somebody_else_holds_is_waited_for() {
+    let zk = Memory::new();
+    let (lock, other) = (refusing(&zk, Deadlock::RefuseInProcess), open(&zk.connect()));
+    let held = other.write().await.expect("free");
+    let mut waiting = task::spawn(lock.write().into_future());
+    assert_pending!(waiting.poll());
+    drop(held);
+    drop(assert_ready_ok!(waiting.poll()));
+}
+
+#[test]
+fn a_thread_that_blocks_is_refused_what_it_holds() {
+    let zk = Memory::new();
+    let lock = refusing(&zk, Deadlock::Refuse);
+    let held = lock.blocking_read().expect("free");
+    assert!(matches!(lock.blocking_write(), Err(Error::WouldDeadlock { same_task: true, .. })));
+    let theirs = lock.clone();
+    let late = std::thread::spawn(move || theirs.write().timeout(Duration::from_millis(50)).blocking());
+    assert!(late.join().expect("no panic").is_err_and(|error| error.is_timeout()));
+    drop(held);
+}
+
+#[tokio::test]
+async fn a_task_that_waits_for_itself_is_warned_of_by_default() {
+    let zk = Memory::new();
+    let (lock, quiet) = (open(&zk), refusing(&zk, Deadlock::Ignore));
+    let _reader = lock.read().await.expect("free");
+    let (log, _guard) = Log::start();
+    let mut waiting = task::spawn(quiet.write().label("quiet").into_future());
+    assert_pending!(waiting.poll());
+    assert_eq!(log.lines(), Vec::<String>::new());
+    let mut waiting = task::spawn(lock.write().label("nested").into_future());
+    assert_pending!(waiting.poll());
+    let lines = log.lines();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let begin =
+        "WARN message=a task waits for a lock that it was granted itself path=.. mode=WRITE label=\"nested\" holder=";
+    assert!(lines[0].starts_with(begin), "{lines:?}");
+}
+
+/// As in `guard = lock.write().await?`, which drops the old guard last.
+#[tokio::test]
+async fn a_guard_whose_node_was_removed_is_in_nobodys_way() {
+    let zk = Memory::new();
+    let (lock, other) = (refusing(&zk, Deadlock::RefuseInProcess), open(&zk.connect()));
+    let lost = lock.write().await.expect("free");
+    zk.remove(&lost.path());
+    let held = other.write().await.expect("free");
+    let mut waiting = task::spawn(lock.write().into_future());
+    assert_pending!(waiting.poll());
+    drop(held);
+    drop(assert_ready_ok!(waiting.poll()));
+    drop(lost);
+}
+
+#[tokio::test]
+async fn a_guard_lost_with_its_lease_is_in_the_way_for_as_long_as_its_node_is_there() {
+    tokio::time::pause();
+    let zk = Memory::new();
+    let lock = refusing(&zk, Deadlock::Refuse);
+    let lost = lock.write().await.expect("free");
+    zk.cut();
+    lost.lost().await;
+    zk.heal();
+    assert!(matches!(lock.write().await, Err(Error::WouldDeadlock { same_task: true, .. })));
+    drop(lost);
+    drop(lock.write().await.expect("free"));
+}
+
+#[tokio::test]
+async fn a_node_that_reads_share_is_held_by_no_task_in_particular() {
+    let zk = Memory::new();
+    let sharing = RwLock::builder(&zk, DIRECTORY).share_reads(Duration::from_secs(9)).on_deadlock(Deadlock::Refuse);
+    let lock = sharing.build().expect("valid");
+    for tries in [true, false] {
+        let first = if tries { lock.try_read().await } else { lock.read().await }.expect("free");
+        let theirs = lock.clone();
+        let joined = tokio::spawn(async move { theirs.read().await }).await.expect("no panic").expect("shared");
+        drop(first);
+        let mut waiting = task::spawn(lock.write().into_future());
+        assert_pending!(waiting.poll());
+        drop(joined);
+        drop(assert_ready_ok!(waiting.poll()));
+    }
+}
+
+#[tokio::test]
+async fn by_default_nothing_is_refused_that_somebody_else_may_release() {
+    let zk = Memory::new();
+    let (lock, other) = (open(&zk), open(&zk.connect()));
+    let (give, take) = tokio::sync::oneshot::channel();
+    let theirs = tokio::spawn(async move { drop(take.await) });
+    give.send(lock.write().await.expect("free")).expect("they wait");
+    drop(lock.write().await.expect("it is released by another task"));
+    theirs.await.expect("no panic");
+
+    let side_by_side = async || drop(lock.write().await.expect("free soon"));
+    tokio::join!(side_by_side(), side_by_side());
+
+    let reader = lock.read().await.expect("free");
+    let mut writer = task::spawn(other.write().into_future());
+    assert_pending!(writer.poll());
+    let mut second = task::spawn(lock.read().into_future());
+    assert_pending!(second.poll());
+    drop(writer);
+    drop(assert_ready_ok!(second.poll()));
+    drop(reader);
+}

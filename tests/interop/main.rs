@@ -1,0 +1,748 @@
+//! The lock among real Curator, kazoo and zookeeper-client, each a process of its own, on a real server: `make
+//! interop`.
+//!
+//! `cargo test` alone leaves this out, because it needs what `tests/interop/setup.sh` provides. A fleet contends for
+//! the share of `INTEROP_SECONDS` (180) that there is for it.
+//!
+//! The drivers of the other languages are in `tests/interop/`; those in Rust are this test binary itself, as
+//! [`the_life_of_a_child`] in an environment that says so. All take the same commands in lines.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::process::signal;
+use support::scene::*;
+use support::server::shared_server;
+use tokio::runtime::Runtime;
+use zk_rwlock::coordinator::Kind;
+use zk_rwlock::{Dialect, Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
+use zookeeper_client as zk;
+
+/// Of every process here: long enough for a busy machine, and what each kill costs those who wait.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// However short the time is, those who contend go on until they have held so often: who starves is never done.
+const HOLDS_AT_LEAST: u64 = 3;
+
+/// The names of children in Rust, and what they speak.
+const CHILD: &str = "ZK_RWLOCK_INTEROP_CHILD";
+
+/// The prefix of a child's lines, among those of the test harness.
+const SAYS: &str = "child says ";
+
+fn home() -> PathBuf {
+    let home = std::env::var_os("INTEROP_HOME").map(PathBuf::from);
+    home.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/interop"))
+}
+
+fn seconds() -> u64 {
+    std::env::var("INTEROP_SECONDS").map_or(180, |seconds| seconds.parse().expect("INTEROP_SECONDS is a number"))
+}
+
+/// One fleet at a time: each needs the whole of a small machine.
+fn alone() -> impl Drop {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The children in Rust
+
+/// What a driver holds.
+enum Guard {
+    Read(ReadGuard),
+    Write(WriteGuard),
+    Foreign(zk::OwnedLockClient),
+}
+
+impl Guard {
+    fn path(&self) -> String {
+        match self {
+            Guard::Read(guard) => guard.path(),
+            Guard::Write(guard) => guard.path(),
+            Guard::Foreign(guard) => guard.lock_path().to_owned(),
+        }
+    }
+
+    async fn release(self, client: &zk::Client) {
+        match self {
+            Guard::Read(guard) => guard.release().await.unwrap(),
+            Guard::Write(guard) => guard.release().await.unwrap(),
+            Guard::Foreign(guard) => {
+                client.delete(guard.lock_path(), None).await.unwrap();
+                // It deletes once more, in vain.
+                drop(guard);
+            }
+        }
+    }
+}
+
+/// A driver like those of the other languages.
+struct Driver {
+    client: zk::Client,
+    /// `None`: zookeeper-client's own lock.
+    lock: Option<RwLock>,
+    dialect: Dialect,
+    path: String,
+    value: String,
+    log: PathBuf,
+    name: String,
+}
+
+impl Driver {
+    async fn open(words: &[&str]) -> Driver {
+        let [library, servers, path, value, log, name, dialect] = words else { panic!("{words:?}") };
+        let dialect: Dialect = dialect.parse().unwrap();
+        let zk = connect_with(servers, SESSION_TIMEOUT).await;
+        let lock = RwLock::builder(&zk, path).dialect(dialect).build().unwrap();
+        Driver {
+            client: zk::Client::connector().with_session_timeout(SESSION_TIMEOUT).connect(servers).await.unwrap(),
+            lock: (*library == "ours").then_some(lock),
+            dialect,
+            path: (*path).to_owned(),
+            value: (*value).to_owned(),
+            log: PathBuf::from(log),
+            name: (*name).to_owned(),
+        }
+    }
+
+    async fn acquire(&self, mode: &str) -> Guard {
+        match (&self.lock, mode) {
+            (Some(lock), "read") => Guard::Read(lock.read().await.unwrap()),
+            (Some(lock), _) => Guard::Write(lock.write().await.unwrap()),
+            (None, _) => self.acquire_foreign().await,
+        }
+    }
+
+    async fn acquire_foreign(&self) -> Guard {
+        let (path, hex) = (&self.path, format!("{:032x}", rand_u128()));
+        let prefix = match self.dialect {
+            Dialect::Curator => zk::LockPrefix::new_custom(format!("{path}/{hex}__WRIT__"), "__"),
+            Dialect::Kazoo => zk::LockPrefix::new_custom(format!("{path}/{hex}__lock__"), "lock__"),
+            Dialect::CuratorMutex => zk::LockPrefix::new_curator(path, "lock-"),
+            _ => zk::LockPrefix::new_custom(format!("{path}/other~{hex}-WRITE-"), "-"),
+        };
+        let parent = zk::CreateMode::Container.with_acls(zk::Acls::anyone_all());
+        let options = zk::LockOptions::new(zk::Acls::anyone_all()).with_ancestor_options(parent).unwrap();
+        let guard = self.client.lock(prefix.unwrap(), b"", options).await.unwrap();
+        Guard::Foreign(guard.into_owned())
+    }
+
+    fn note(&self, words: &str) {
+        let mut log = OpenOptions::new().append(true).open(&self.log).unwrap();
+        log.write_all(format!("{words}\n").as_bytes()).unwrap();
+    }
+
+    async fn value(&self) -> u64 {
+        number(&self.client.get_data(&self.value).await.unwrap().0)
+    }
+
+    /// One protected read, or read-modify-write.
+    async fn hold(&self, chance: &mut Seeded) {
+        let mode = if self.lock.is_none() || chance.below(3) == 0 { "write" } else { "read" };
+        let guard = self.acquire(mode).await;
+        let letter = if mode == "write" { "W" } else { "R" };
+        let token = self.client.check_stat(&guard.path()).await.unwrap().expect("it is held").czxid;
+        self.note(&format!("B {} {letter} {token}", self.name));
+        let before = self.value().await;
+        tokio::time::sleep(Duration::from_millis(chance.below(4))).await;
+        let after = if mode == "write" {
+            self.client.set_data(&self.value, (before + 1).to_string().as_bytes(), None).await.unwrap();
+            before + 1
+        } else {
+            self.value().await
+        };
+        // Those who downgrade hold on, and read what they wrote.
+        match guard {
+            Guard::Write(guard) if chance.below(3) == 0 => {
+                self.note(&format!("D {} {before} {after}", self.name));
+                let guard = guard.downgrade().await.unwrap();
+                self.note(&format!("E {} R {after} {}", self.name, self.value().await));
+                guard.release().await.unwrap();
+            }
+            guard => {
+                self.note(&format!("E {} {letter} {before} {after}", self.name));
+                guard.release(&self.client).await;
+            }
+        }
+    }
+
+    async fn obey(&self, command: &str, held: &mut BTreeMap<String, Guard>) -> String {
+        let words: Vec<_> = command.split(' ').collect();
+        match words[..] {
+            [mode @ ("read" | "write")] => {
+                let guard = self.acquire(mode).await;
+                let path = guard.path();
+                held.insert(mode.to_owned(), guard);
+                format!("held {path}")
+            }
+            ["release", mode] => {
+                held.remove(mode).expect("held").release(&self.client).await;
+                "released".to_owned()
+            }
+            ["contend", seed, milliseconds] => {
+                let mut chance = Seeded(seed.parse().unwrap());
+                let end = Instant::now() + Duration::from_millis(milliseconds.parse().unwrap());
+                let mut holds = 0;
+                while Instant::now() < end || holds < HOLDS_AT_LEAST {
+                    self.hold(&mut chance).await;
+                    holds += 1;
+                }
+                "done".to_owned()
+            }
+            _ => panic!("what is {command:?}"),
+        }
+    }
+}
+
+fn number(data: &[u8]) -> u64 {
+    std::str::from_utf8(data).unwrap().parse().unwrap()
+}
+
+fn rand_u128() -> u128 {
+    use std::hash::BuildHasher;
+    let random = || u128::from(std::collections::hash_map::RandomState::new().hash_one(0));
+    random() << 64 | random()
+}
+
+fn say(words: &str) {
+    // In one piece, and past whatever captures the output of tests.
+    let mut out = std::io::stdout().lock();
+    out.write_all(format!("\n{SAYS}{words}\n").as_bytes()).and_then(|()| out.flush()).expect("the parent listens");
+}
+
+#[test]
+fn the_life_of_a_child() {
+    let Ok(words) = std::env::var(CHILD) else { return };
+    let words: Vec<_> = words.split(' ').collect();
+    let runtime = Runtime::new().unwrap();
+    let driver = runtime.block_on(Driver::open(&words));
+    let mut held = BTreeMap::new();
+    say("ready");
+    for command in std::io::stdin().lock().lines() {
+        say(&runtime.block_on(driver.obey(&command.unwrap(), &mut held)));
+    }
+    std::process::exit(0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The processes, as their parent sees them
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Library {
+    Ours,
+    Curator,
+    Kazoo,
+    ZookeeperClient,
+}
+
+/// A path that a fleet contends for, with all that belongs to it.
+struct Field {
+    zk: ZooKeeper,
+    dialect: Dialect,
+    path: String,
+    value: String,
+    log: tempfile::NamedTempFile,
+}
+
+impl Field {
+    async fn set(what: &str, dialect: Dialect) -> Field {
+        let zk = connect(&shared_server().address()).await;
+        let (path, value) = (format!("/interop-{what}-{dialect}"), format!("/value-{what}-{dialect}"));
+        let session = session(&zk).await;
+        // Ours are persistent only where kazoo's are; kazoo never looks again whether Curator's still are there.
+        if dialect == Dialect::Curator {
+            session.create(&path, b"", Kind::Persistent).await.unwrap();
+        }
+        session.create(&value, b"0", Kind::Persistent).await.unwrap();
+        Field { zk, dialect, path, value, log: tempfile::NamedTempFile::new().unwrap() }
+    }
+
+    fn lock(&self) -> RwLock {
+        RwLock::builder(&self.zk, &self.path).dialect(self.dialect).build().unwrap()
+    }
+
+    fn start(&self, library: Library, name: &str) -> Process {
+        let (server, log) = (shared_server().address(), self.log.path().display().to_string());
+        let dialect = self.dialect.to_string();
+        let timeout = SESSION_TIMEOUT.as_millis().to_string();
+        let home = home();
+        let mut command = match library {
+            Library::Curator => {
+                let mut java = Command::new("java");
+                java.args(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"]);
+                java.arg(format!("{}/classes:{0}/jars/*", home.display())).arg("CuratorPeer");
+                java
+            }
+            Library::Kazoo => {
+                let mut python = Command::new(home.join("venv/bin/python"));
+                python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/kazoo_peer.py"));
+                python
+            }
+            Library::Ours | Library::ZookeeperClient => {
+                let mut child = Command::new(std::env::current_exe().unwrap());
+                let library = if library == Library::Ours { "ours" } else { "zookeeper-client" };
+                let words = [library, &server, &self.path, &self.value, &log, name, &dialect].join(" ");
+                child.args(["the_life_of_a_child", "--exact", "--nocapture"]).env(CHILD, words);
+                child
+            }
+        };
+        if matches!(library, Library::Curator | Library::Kazoo) {
+            command.args([&server, &self.path, &self.value, &log, name, &timeout, &dialect]);
+        }
+        let mut process = Process::start(command, library, name);
+        assert_eq!(process.says(), "ready");
+        process
+    }
+
+    /// What is noted of a process that is dead: from now on the server may give away what it held.
+    fn note_end(&self, name: &str) {
+        let mut log = OpenOptions::new().append(true).open(self.log.path()).unwrap();
+        log.write_all(format!("K {name}\n").as_bytes()).unwrap();
+    }
+
+    async fn queue_has(&self, members: usize) {
+        eventually("it queues up", || async { children(&self.zk, &self.path).await.len() == members }).await;
+    }
+}
+
+struct Process {
+    child: Child,
+    commands: ChildStdin,
+    said: Receiver<String>,
+    library: Library,
+    name: String,
+}
+
+impl Process {
+    fn start(mut command: Command, library: Library, name: &str) -> Process {
+        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+        let mut child = spawned.unwrap_or_else(|error| panic!("{library:?}: {error}; `make interop` provides it"));
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (tell, said) = mpsc::channel();
+        let is_rust = matches!(library, Library::Ours | Library::ZookeeperClient);
+        thread::spawn(move || {
+            let words = |line: String| if is_rust { line.strip_prefix(SAYS).map(str::to_owned) } else { Some(line) };
+            // Ends with the process, or with whoever listened.
+            let _ended = lines.map_while(Result::ok).filter_map(words).try_for_each(|words| tell.send(words));
+        });
+        let commands = child.stdin.take().unwrap();
+        Process { child, commands, said, library, name: name.to_owned() }
+    }
+
+    fn tell(&mut self, command: &str) {
+        self.commands.write_all(format!("{command}\n").as_bytes()).expect("it lives");
+    }
+
+    /// The next that it says; blocks until then.
+    fn says(&mut self) -> String {
+        self.says_within(SOON).unwrap_or_else(|| panic!("{} says nothing within {SOON:?}", self.name))
+    }
+
+    fn says_within(&mut self, limit: Duration) -> Option<String> {
+        match self.said.recv_timeout(limit) {
+            Ok(words) => Some(words),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => panic!("{} ({:?}) has ended", self.name, self.library),
+        }
+    }
+
+    /// Has it acquire, and returns its node.
+    fn holds(&mut self) -> String {
+        let words = self.says();
+        words.strip_prefix("held ").unwrap_or_else(|| panic!("{} says {words}", self.name)).to_owned()
+    }
+
+    fn is_waiting(&self) -> bool {
+        matches!(self.said.try_recv(), Err(mpsc::TryRecvError::Empty))
+    }
+
+    /// It was told something that it cannot do, and died of that.
+    async fn ends(&self) {
+        let has_ended = || matches!(self.said.try_recv(), Err(mpsc::TryRecvError::Disconnected));
+        eventually("it ends", || async { has_ended() }).await;
+    }
+
+    fn release(&mut self, mode: &str) {
+        self.tell(&format!("release {mode}"));
+        assert_eq!(self.says(), "released", "{}", self.name);
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().expect("it lives");
+        self.child.wait().expect("it is ours");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Refused only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// One after the other
+
+/// The modes of those who can read, in the dialect, and of those who only write.
+fn fleet(dialect: Dialect) -> Vec<(Library, bool)> {
+    match dialect {
+        Dialect::Curator => vec![
+            (Library::Ours, true),
+            (Library::Curator, true),
+            (Library::Kazoo, true),
+            (Library::ZookeeperClient, false),
+        ],
+        Dialect::CuratorMutex => {
+            vec![(Library::Ours, true), (Library::Curator, false), (Library::ZookeeperClient, false)]
+        }
+        Dialect::Kazoo => vec![(Library::Ours, true), (Library::Kazoo, true), (Library::ZookeeperClient, false)],
+        _ => vec![(Library::Ours, true), (Library::ZookeeperClient, false)],
+    }
+}
+
+/// Everyone queues up behind a writer, and is granted the lock in that order, readers together.
+async fn turns_are_taken_in_the_order_of_arrival(dialect: Dialect) {
+    let _alone = alone();
+    let field = Field::set("turns", dialect).await;
+    let lock = field.lock();
+    let gate = lock.write().await.unwrap();
+    let fleet = fleet(dialect);
+    let readers = || fleet.iter().filter(|(_, reads)| *reads).map(|(library, _)| (*library, "read"));
+    let writers = || fleet.iter().map(|(library, _)| (*library, "write"));
+    let line: Vec<_> = writers().chain(readers()).chain(writers().rev()).chain(readers()).collect();
+    let mut processes = Vec::new();
+    for (i, (library, mode)) in line.iter().enumerate() {
+        let mut process = field.start(*library, &format!("{library:?}-{i}"));
+        process.tell(mode);
+        field.queue_has(i + 2).await;
+        processes.push((process, *mode));
+    }
+    let members = lock.queue().await.unwrap().members;
+    let modes: Vec<_> = members.iter().skip(1).map(|it| it.mode.to_string().to_lowercase()).collect();
+    assert_eq!(modes, line.iter().map(|(_, mode)| *mode).collect::<Vec<_>>());
+    gate.release().await.unwrap();
+    let mut next = 0;
+    while next < processes.len() {
+        // A writer alone, or all readers up to the next writer.
+        let together = processes[next..].iter().take_while(|(_, mode)| *mode == "read").count().max(1);
+        let (now, later) = processes[next..].split_at_mut(together);
+        for (process, _) in now.iter_mut() {
+            process.holds();
+        }
+        assert!(later.iter().all(|(process, _)| process.is_waiting()), "{dialect}: somebody overtakes number {next}");
+        for (process, mode) in now {
+            process.release(mode);
+        }
+        next += together;
+    }
+    becomes_empty(&field.zk, &field.path).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn turns_with_curator_and_kazoo_under_curators_names_are_taken_in_the_order_of_arrival() {
+    turns_are_taken_in_the_order_of_arrival(Dialect::Curator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn turns_with_curators_mutex_and_zookeeper_client_are_taken_in_the_order_of_arrival() {
+    turns_are_taken_in_the_order_of_arrival(Dialect::CuratorMutex).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn turns_with_kazoo_are_taken_in_the_order_of_arrival() {
+    turns_are_taken_in_the_order_of_arrival(Dialect::Kazoo).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn turns_with_zookeeper_client_under_our_names_are_taken_in_the_order_of_arrival() {
+    turns_are_taken_in_the_order_of_arrival(Dialect::Native).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn curators_revoker_writes_to_anybodys_node_and_grants_nothing() {
+    let _alone = alone();
+    for dialect in [Dialect::Curator, Dialect::CuratorMutex] {
+        let field = Field::set("revoke", dialect).await;
+        let lock = field.lock();
+        let (mut holder, mut revoker) =
+            (field.start(Library::Curator, "holder"), field.start(Library::Curator, "revoker"));
+        holder.tell("write");
+        let theirs = holder.holds();
+        let ours = writer(&lock);
+        line_becomes(&lock, "W+ W-").await;
+        revoker.tell(&format!("revoke {theirs}"));
+        assert_eq!(revoker.says(), "revoked");
+        line_becomes(&lock, "W+ W-").await;
+        assert!(!ours.is_finished());
+        holder.release("write");
+        let ours = granted(ours).await;
+        holder.tell("write");
+        line_becomes(&lock, "W+ W-").await;
+        revoker.tell(&format!("revoke {}", ours.path()));
+        assert_eq!(revoker.says(), "revoked");
+        assert!(ours.is_held() && holder.is_waiting());
+        ours.release().await.unwrap();
+        holder.holds();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thread_of_curator_that_reads_under_its_write_lock_keeps_writers_out_until_it_has_let_go_of_both() {
+    let _alone = alone();
+    let field = Field::set("reentrant", Dialect::Curator).await;
+    let lock = field.lock();
+    let mut curator = field.start(Library::Curator, "curator");
+    curator.tell("write");
+    curator.holds();
+    let reads = reader(&lock);
+    line_becomes(&lock, "W+ R-").await;
+    let writes = writer(&lock);
+    line_becomes(&lock, "W+ R- W-").await;
+    curator.tell("read");
+    curator.holds();
+    assert_eq!(lock.queue().await.unwrap().holders().count(), 2);
+    assert!(!reads.is_finished());
+    curator.release("write");
+    let reads = granted(reads).await;
+    reads.release().await.unwrap();
+    line_becomes(&lock, "R+ W-").await;
+    assert!(!writes.is_finished());
+    curator.release("read");
+    granted(writes).await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_is_evicted_queues_up_again_at_the_end_or_fails_when_it_looks_again() {
+    let _alone = alone();
+    for (library, goes_on) in [(Library::Curator, true), (Library::Kazoo, true), (Library::ZookeeperClient, false)] {
+        let field = Field::set(&format!("evicted-{library:?}"), Dialect::Curator).await;
+        let lock = field.lock();
+        let gate = lock.write().await.unwrap();
+        let mut evicted = field.start(library, "evicted");
+        evicted.tell("write");
+        field.queue_has(2).await;
+        let next = writer(&lock);
+        line_becomes(&lock, "W+ W- W-").await;
+        let token = lock.queue().await.unwrap().members[1].token.unwrap();
+        assert!(lock.evict(token).await.unwrap().is_some());
+        gate.release().await.unwrap();
+        let next = granted(next).await;
+        if goes_on {
+            line_becomes(&lock, "W+ W-").await;
+            assert!(evicted.is_waiting(), "{library:?} overtakes");
+            next.release().await.unwrap();
+            evicted.holds();
+            evicted.release("write");
+        } else {
+            evicted.ends().await;
+            next.release().await.unwrap();
+        }
+        becomes_empty(&field.zk, &field.path).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_others_may_not_read_fails_those_who_would_wait_for_it_and_nobody_overtakes_it() {
+    let _alone = alone();
+    for library in [Library::Curator, Library::Kazoo, Library::ZookeeperClient] {
+        let field = Field::set(&format!("closed-{library:?}"), Dialect::Curator).await;
+        let builder = ZooKeeper::builder().session_timeout(SESSION_TIMEOUT).digest("us", "secret");
+        let zk = builder.connect(&shared_server().address()).await.unwrap();
+        let lock = RwLock::builder(&zk, &field.path).dialect(field.dialect).build().unwrap();
+        let held = lock.write().await.unwrap();
+        let mut refused = field.start(library, "refused");
+        refused.tell("write");
+        refused.ends().await;
+        assert!(held.is_held());
+        held.release().await.unwrap();
+        becomes_empty(&field.zk, &field.path).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn real_contenders_of_another_dialect_are_refused_by_name() {
+    let _alone = alone();
+    for (library, theirs) in [
+        (Library::Curator, Dialect::Curator),
+        (Library::Curator, Dialect::CuratorMutex),
+        (Library::Kazoo, Dialect::Kazoo),
+        (Library::ZookeeperClient, Dialect::CuratorMutex),
+    ] {
+        let field = Field::set(&format!("refused-{library:?}"), theirs).await;
+        let mut holder = field.start(library, "holder");
+        holder.tell("write");
+        let node = holder.holds();
+        for dialect in Dialect::ALL.into_iter().filter(|dialect| *dialect != theirs) {
+            let lock = RwLock::builder(&field.zk, &field.path).dialect(dialect).build().unwrap();
+            let error = soon("the refusal", lock.read()).await.unwrap_err();
+            let Error::ForeignContender { node: named, speaks, .. } = &error else { panic!("{error}") };
+            assert_eq!((format!("{}/{named}", field.path), *speaks), (node.clone(), theirs));
+        }
+        assert_eq!(children(&field.zk, &field.path).await.len(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_stood_still_past_its_session_is_passed_over_and_whoever_goes_on_queues_up_at_the_end() {
+    let _alone = alone();
+    for (library, goes_on) in
+        [(Library::Curator, true), (Library::Kazoo, true), (Library::ZookeeperClient, false), (Library::Ours, false)]
+    {
+        let field = Field::set(&format!("frozen-{library:?}"), Dialect::Curator).await;
+        let lock = field.lock();
+        let gate = lock.write().await.unwrap();
+        let mut frozen = field.start(library, "frozen");
+        frozen.tell("write");
+        field.queue_has(2).await;
+        signal(&frozen.child, "STOP");
+        field.queue_has(1).await;
+        let next = writer(&lock);
+        line_becomes(&lock, "W+ W-").await;
+        signal(&frozen.child, "CONT");
+        if !goes_on {
+            frozen.ends().await;
+        }
+        gate.release().await.unwrap();
+        let next = granted(next).await;
+        if goes_on {
+            // Curator may not have noticed before the one that it waited for went.
+            line_becomes(&lock, "W+ W-").await;
+            assert!(frozen.is_waiting(), "{library:?} overtakes");
+            next.release().await.unwrap();
+            frozen.holds();
+            frozen.release("write");
+        } else {
+            next.release().await.unwrap();
+        }
+        becomes_empty(&field.zk, &field.path).await;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// All at once, and some of them killed
+
+/// What the log of a fleet says, line by line.
+#[derive(Default)]
+struct Judge {
+    /// Who holds, and whether to write.
+    holders: BTreeMap<String, bool>,
+    last_token: i64,
+    last_write_token: i64,
+    /// The value, as far as it is known: a writer that was killed may have written or not.
+    value: u64,
+    unsure: u64,
+    holds: BTreeMap<String, u64>,
+}
+
+impl Judge {
+    fn hear(&mut self, line: &str) {
+        let words: Vec<_> = line.split(' ').collect();
+        match words[..] {
+            ["B", name, mode, token] => {
+                let (writes, token) = (mode == "W", token.parse::<i64>().unwrap());
+                let beside = self.holders.values().any(|other| writes || *other);
+                assert!(!beside, "{line}: granted beside {:?}", self.holders);
+                let excluded = if writes { self.last_token } else { self.last_write_token };
+                assert!(token > excluded, "{line}: granted after one with token {excluded}");
+                self.last_token = self.last_token.max(token);
+                if writes {
+                    self.last_write_token = token;
+                }
+                self.holders.insert(name.to_owned(), writes);
+            }
+            ["D", name, before, after] => {
+                self.see(line, true, before, after);
+                self.holders.insert(name.to_owned(), false);
+            }
+            ["E", name, mode, before, after] => {
+                self.see(line, mode == "W", before, after);
+                assert!(self.holders.remove(name).is_some(), "{line}: did not hold");
+                *self.holds.entry(name.to_owned()).or_default() += 1;
+            }
+            ["K", name] => {
+                self.holds.entry(name.to_owned()).or_default();
+                if self.holders.remove(name) == Some(true) {
+                    self.unsure += 1;
+                }
+            }
+            _ => panic!("what is {line:?}"),
+        }
+    }
+
+    /// What somebody saw who held, or wrote.
+    fn see(&mut self, line: &str, writes: bool, before: &str, after: &str) {
+        let (before, after): (u64, u64) = (before.parse().unwrap(), after.parse().unwrap());
+        assert!((self.value..=self.value + self.unsure).contains(&before), "{line}: the value is {}", self.value);
+        assert_eq!(after - before, u64::from(writes), "{line}: changed under it");
+        self.unsure = if writes { 0 } else { self.unsure - (before - self.value) };
+        self.value = after;
+    }
+}
+
+async fn contend(dialect: Dialect) {
+    let _alone = alone();
+    let field = Field::set("contend", dialect).await;
+    let time = Duration::from_secs(seconds()) / 3;
+    let fleet = fleet(dialect);
+    let begun = Instant::now();
+    let mut seed = 0_u64;
+    let mut enlist = |library: Library| {
+        seed += 1;
+        let mut process = field.start(library, &format!("{library:?}-{seed}"));
+        let left = time.saturating_sub(begun.elapsed()).as_millis();
+        process.tell(&format!("contend {seed} {left}"));
+        process
+    };
+    let mut processes: Vec<_> = fleet.iter().chain(&fleet).map(|(library, _)| enlist(*library)).collect();
+    // Each is killed in turn, and another one takes its place.
+    for (i, (library, _)) in fleet.iter().enumerate() {
+        let at = time * (i as u32 + 1) / (fleet.len() as u32 + 2);
+        tokio::time::sleep(at.saturating_sub(begun.elapsed())).await;
+        let victim = processes.iter().position(|it| it.library == *library).expect("there are two of each");
+        let mut victim = processes.remove(victim);
+        victim.kill();
+        field.note_end(&victim.name);
+        processes.push(enlist(*library));
+    }
+    for process in &mut processes {
+        let limit = time.saturating_sub(begun.elapsed()) + SOON;
+        assert_eq!(process.says_within(limit).as_deref(), Some("done"), "{} is stuck", process.name);
+    }
+    let mut judge = Judge::default();
+    for line in BufReader::new(field.log.reopen().unwrap()).lines() {
+        judge.hear(&line.unwrap());
+    }
+    assert!(judge.holders.is_empty(), "{:?}", judge.holders);
+    let last = number(&session(&field.zk).await.data(&field.value).await.unwrap().0);
+    assert!((judge.value..=judge.value + judge.unsure).contains(&last), "{last} and not {}", judge.value);
+    for process in &processes {
+        let holds = judge.holds.get(&process.name).copied().unwrap_or_default();
+        assert!(holds >= HOLDS_AT_LEAST, "{} held {holds} times: {:?}", process.name, judge.holds);
+    }
+    println!("{dialect}: {} writes, holds {:?}", last, judge.holds);
+    becomes_empty(&field.zk, &field.path).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn curator_kazoo_zookeeper_client_and_ours_contend_under_curators_names_and_are_killed_in_turn() {
+    contend(Dialect::Curator).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn curators_mutex_zookeeper_client_and_ours_contend_and_are_killed_in_turn() {
+    contend(Dialect::CuratorMutex).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kazoo_zookeeper_client_and_ours_contend_and_are_killed_in_turn() {
+    contend(Dialect::Kazoo).await;
+}

@@ -1,0 +1,282 @@
+//! Calls that wait for no other contender, on servers that do not answer: each ends in time, says why, and leaves
+//! nothing behind.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::{Duration, Instant};
+
+use support::scene::*;
+use support::server::shared_server;
+use support::wire::{Close, Frames, Op, Proxy, Rule};
+use zk_rwlock::coordinator::Ending;
+use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock, Shared, Survey, ZooKeeper};
+
+/// The session timeout of those whose server does not answer.
+const SHORT: Duration = Duration::from_secs(2);
+
+/// Some way from one bound to the next.
+const PROMPT: Duration = Duration::from_millis(300);
+
+/// ZooKeeper's code for a session that has expired.
+const SESSION_EXPIRED: i32 = -112;
+
+/// All the handles that calls are made on, of one session.
+struct Handles {
+    zk: ZooKeeper,
+    lock: RwLock,
+    both: MultiLock,
+    value: Shared<u32>,
+}
+
+type Outcome = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+
+impl Handles {
+    async fn behind(proxy: &Proxy, directory: &str) -> Handles {
+        let zk = connect_with(&proxy.address(), SHORT).await;
+        let below = |name: &str| format!("{directory}/{name}");
+        let lock = lock_at(&zk, &below("one"));
+        let both = MultiLock::new(&zk, [(below("one"), Mode::Write), (below("two"), Mode::Read)]).unwrap();
+        let value = Shared::builder(&zk, &below("value")).initial(|| 1).build().unwrap();
+        Handles { zk, lock, both, value }
+    }
+
+    /// Every call that there is, with a timeout if one is given.
+    fn calls(&self, timeout: Option<Duration>) -> Vec<(&'static str, Outcome)> {
+        macro_rules! outcome {
+            ($call:expr) => {{
+                let call = $call;
+                let call = if let Some(timeout) = timeout { call.timeout(timeout) } else { call };
+                Box::pin(async move { call.await.map(drop) }) as Outcome
+            }};
+        }
+        vec![
+            ("try_read", outcome!(self.lock.try_read())),
+            ("try_write", outcome!(self.lock.try_write())),
+            ("queue", outcome!(self.lock.queue())),
+            ("evict", outcome!(self.lock.evict(1))),
+            ("try_lock", outcome!(self.both.try_lock())),
+            ("Shared::try_read", outcome!(self.value.try_read())),
+            ("Shared::try_write", outcome!(self.value.try_write())),
+            ("Survey::below", outcome!(Survey::below(&self.zk, "/calls"))),
+        ]
+    }
+}
+
+/// What each of the calls ended with, all of them at once, and how long that took.
+async fn ended(calls: Vec<(&'static str, Outcome)>) -> Vec<(&'static str, Result<(), Error>, Duration)> {
+    let begun = Instant::now();
+    let tasks: Vec<_> = calls
+        .into_iter()
+        .map(|(name, call)| (name, tokio::spawn(async move { (call.await, begun.elapsed()) })))
+        .collect();
+    let mut ends = Vec::new();
+    for (name, task) in tasks {
+        let (end, took) = soon(name, task).await.unwrap();
+        ends.push((name, end, took));
+    }
+    ends
+}
+
+#[tokio::test]
+async fn a_server_that_answers_only_pings_holds_up_no_call() {
+    let proxy = Proxy::start(shared_server().address());
+    let handles = Handles::behind(&proxy, "/calls/pings").await;
+    let silence = proxy.answer_only_pings();
+    for (name, end, took) in ended(handles.calls(None)).await {
+        let error = end.expect_err(name);
+        let cause = error.cause();
+        assert!(
+            matches!(cause, Error::Unreachable(why) if why.starts_with("no answer within 2s")),
+            "{name}: {error:?}"
+        );
+        assert!(took < 2 * SHORT, "{name} took {took:?}");
+    }
+    assert!(silence.has_struck() && proxy.connections() == 1, "the session lived on");
+}
+
+#[tokio::test]
+async fn a_call_with_a_timeout_is_over_in_time() {
+    let proxy = Proxy::start(shared_server().address());
+    let handles = Handles::behind(&proxy, "/calls/timeouts").await;
+    proxy.answer_only_pings();
+    for (name, end, took) in ended(handles.calls(Some(PROMPT))).await {
+        let error = end.expect_err(name);
+        assert!(error.is_timeout(), "{name}: {error:?}");
+        assert_eq!(error.to_string(), "not done within 300ms: nobody is known to be in the way", "{name}");
+        assert!(took >= PROMPT && took < SHORT, "{name} took {took:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_with_a_timeout_is_over_in_time_while_disconnected() {
+    let proxy = Proxy::start(shared_server().address());
+    let handles = Handles::behind(&proxy, "/calls/cut").await;
+    let session = session(&handles.zk).await;
+    proxy.cut();
+    let connected = || async { tokio::time::timeout(Duration::from_millis(1), session.connected()).await };
+    eventually("the loss is noticed", || async { connected().await.is_err() }).await;
+    for (name, end, took) in ended(handles.calls(Some(PROMPT))).await {
+        assert!(end.expect_err(name).is_timeout(), "{name}");
+        assert!(took < SHORT, "{name} took {took:?}");
+    }
+}
+
+#[test]
+fn a_call_needs_no_runtime_to_be_over_in_time() {
+    let proxy = Proxy::start(shared_server().address());
+    let builder = ZooKeeper::builder().session_timeout(SHORT);
+    let zk = pollster::block_on(builder.connect(&proxy.address())).unwrap();
+    let lock = RwLock::new(&zk, "/calls/no-runtime").unwrap();
+    drop(lock.try_write().blocking().unwrap());
+    assert_eq!(lock.queue().timeout(SOON).blocking().unwrap().path, "/calls/no-runtime");
+    proxy.answer_only_pings();
+    assert!(lock.queue().timeout(PROMPT).blocking().unwrap_err().is_timeout());
+    assert!(matches!(lock.try_write().blocking(), Err(Error::Unreachable(_))));
+}
+
+#[tokio::test]
+async fn a_timeout_of_zero_is_refused_and_nothing_is_sent() {
+    let proxy = Proxy::start(shared_server().address());
+    let handles = Handles::behind(&proxy, "/calls/zero").await;
+    proxy.reset();
+    for (name, end, _) in ended(handles.calls(Some(Duration::ZERO))).await {
+        assert!(matches!(end, Err(Error::InvalidInput(_))), "{name}: {end:?}");
+    }
+    assert_eq!(proxy.requests(), []);
+}
+
+#[tokio::test]
+async fn a_connection_below_a_path_is_given_up_in_time() {
+    let proxy = Proxy::start(shared_server().address());
+    proxy.answer_only_pings();
+    let below = format!("{}/calls", proxy.address());
+    let connecting = soon("the end", ZooKeeper::builder().session_timeout(SHORT).connect(&below)).await;
+    assert!(matches!(connecting, Err(Error::Unreachable(_))), "{connecting:?}");
+}
+
+/// The server has made the node, and only its answer does not come.
+#[tokio::test]
+async fn a_try_that_is_given_up_leaves_nothing_behind() {
+    for timeout in [None, Some(PROMPT)] {
+        let proxy = Proxy::start(shared_server().address());
+        let handles = Handles::behind(&proxy, "/calls/given-up").await;
+        let operator = connect(&shared_server().address()).await;
+        handles.lock.write().await.unwrap().release().await.unwrap();
+        proxy.apply(Rule::on(Frames::replies(Op::Create2)).and_all_later().lose());
+        let call = handles.lock.try_write();
+        let call = if let Some(timeout) = timeout { call.timeout(timeout) } else { call };
+        let error = soon("the end", call).await.unwrap_err();
+        assert_eq!(error.is_timeout(), timeout.is_some(), "{error:?}");
+        assert_eq!(children(&operator, "/calls/given-up/one").await.len(), 1, "the node was made");
+        proxy.forget_rules();
+        proxy.cut();
+        proxy.heal();
+        becomes_empty(&operator, "/calls/given-up/one").await;
+    }
+}
+
+/// The lock is granted, and the value cannot be read.
+#[tokio::test]
+async fn a_try_whose_value_does_not_come_gives_the_lock_back() {
+    let proxy = Proxy::start(shared_server().address());
+    let handles = Handles::behind(&proxy, "/calls/value").await;
+    let operator = connect(&shared_server().address()).await;
+    handles.value.read().await.unwrap().release().await.unwrap();
+    proxy.apply(Rule::on(Frames::requests(Op::GetData).about("/value/value")).and_all_later().lose());
+    let error = soon("the end", handles.value.try_write()).await.unwrap_err();
+    assert!(matches!(error, Error::Unreachable(_)), "{error:?}");
+    proxy.forget_rules();
+    becomes_empty(&operator, "/calls/value/value/lock").await;
+}
+
+#[tokio::test]
+async fn an_eviction_that_is_not_answered_says_so() {
+    let proxy = Proxy::start(shared_server().address());
+    let handles = Handles::behind(&proxy, "/calls/eviction").await;
+    let operator = connect(&shared_server().address()).await;
+    let held = lock_at(&operator, handles.lock.path()).write().await.unwrap();
+    proxy.apply(Rule::on(Frames::requests(Op::Delete)).and_all_later().lose());
+    let error = soon("the end", handles.lock.evict(held.fencing_token())).await.unwrap_err();
+    assert!(matches!(error, Error::Unreachable(_)), "{error:?}");
+    assert!(held.is_held());
+}
+
+#[tokio::test]
+async fn an_eviction_whose_answer_is_lost_says_who_was_removed() {
+    let proxy = Proxy::start(shared_server().address());
+    let handles = Handles::behind(&proxy, "/calls/lost-eviction").await;
+    let operator = connect(&shared_server().address()).await;
+    let held = lock_at(&operator, handles.lock.path()).write().label("hangs").await.unwrap();
+    let lost = proxy.drop_reply(Op::Delete, 1);
+    let removed = soon("the end", handles.lock.evict(held.fencing_token())).await.unwrap();
+    assert!(lost.has_struck());
+    assert_eq!(removed.and_then(|member| member.label).as_deref(), Some("hangs"));
+}
+
+/// Nothing of ours is in it, so a fresh session will do as well.
+#[tokio::test]
+async fn a_call_on_a_session_that_ended_unnoticed_is_answered_on_a_fresh_one() {
+    let proxy = Proxy::start(shared_server().address());
+    let handles = Handles::behind(&proxy, "/calls/ended").await;
+    for listing in [Op::GetChildren, Op::GetChildren2] {
+        proxy.apply(Rule::on(Frames::requests(listing)).refuse(SESSION_EXPIRED));
+    }
+    for (name, call) in handles.calls(None) {
+        let end = soon(name, call).await;
+        assert!(end.is_ok(), "{name}: {end:?}");
+    }
+}
+
+/// None of them is about a place in a queue.
+#[tokio::test]
+async fn each_failure_to_read_a_queue_is_told_as_what_it_is() {
+    const NO_NODE: i32 = -101;
+    const NO_AUTH: i32 = -102;
+    const UNIMPLEMENTED: i32 = -6;
+    let proxy = Proxy::start(shared_server().address());
+    let handles = Handles::behind(&proxy, "/calls/failures").await;
+    let operator = connect(&shared_server().address()).await;
+    assert!(handles.lock.queue().await.unwrap().members.is_empty(), "there is no directory yet");
+    let _held = lock_at(&operator, handles.lock.path()).write().label("held").await.unwrap();
+    let listing = || Rule::on(Frames::from_clients().but(&[Op::Handshake, Op::Ping, Op::GetData])).and_all_later();
+    let reading = || Rule::on(Frames::requests(Op::GetData)).and_all_later();
+    let look = async |rule: Rule| {
+        let fault = proxy.apply(rule);
+        let answer = soon("an answer", handles.lock.queue()).await;
+        assert!(fault.has_struck());
+        proxy.forget_rules();
+        answer.map(|queue| queue.members).inspect_err(|error| {
+            assert!(!error.is_lost() && !error.to_string().contains("the place in the queue"), "{error}");
+        })
+    };
+    let denied = look(listing().refuse(NO_AUTH)).await;
+    assert!(matches!(denied, Err(Error::PermissionDenied { operation: "read the queue of", .. })), "{denied:?}");
+    let refused = look(listing().refuse(UNIMPLEMENTED)).await;
+    assert!(matches!(refused, Err(Error::Refused { .. } | Error::Unreachable(_))), "{refused:?}");
+    assert!(look(listing().refuse(NO_NODE)).await.unwrap().is_empty());
+    let expired = look(listing().refuse(SESSION_EXPIRED)).await;
+    assert!(matches!(&expired, Err(Error::Unreachable(why)) if why == "the session expired"), "{expired:?}");
+    for rule in [listing(), reading()] {
+        let unanswered = look(rule.lose()).await;
+        assert!(matches!(unanswered, Err(Error::Unreachable(_))), "{unanswered:?}");
+        proxy.rst();
+    }
+    for rule in [listing(), reading()] {
+        let broken = look(rule.close(0, Close::Rst)).await;
+        assert!(matches!(broken, Err(Error::Unreachable(_))), "{broken:?}");
+    }
+    assert!(look(reading().refuse(NO_NODE)).await.unwrap().is_empty(), "it has left meanwhile");
+    let unreadable = look(reading().refuse(NO_AUTH)).await.unwrap();
+    assert!(matches!(&unreadable[..], [member] if member.label.is_none()), "{unreadable:?}");
+    assert_eq!(handles.lock.queue().await.unwrap().members.len(), 1);
+    handles.zk.close().await;
+    assert!(matches!(handles.lock.queue().await, Err(Error::Closed(Ending::Closed))));
+}
+
+#[tokio::test]
+async fn a_call_is_a_future_that_can_be_joined() {
+    let lock = RwLock::new(&Memory::new(), "/lock").unwrap();
+    let (guard, queue) = tokio::join!(lock.try_write(), lock.queue());
+    assert!(guard.unwrap().is_held());
+    assert_eq!(queue.unwrap().members.len(), 1);
+}

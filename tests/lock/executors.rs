@@ -1,0 +1,50 @@
+//! The same round of calls on a real server, under each executor that is said to be tried.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use futures::join;
+use support::server::shared_server;
+use zk_rwlock::{Error, RwLock, ZooKeeper};
+
+/// What a program does with a lock, some of it at the same time.
+async fn round(directory: &str) -> Result<(), Error> {
+    let zk = ZooKeeper::connect(&shared_server().address()).await?;
+    let lock = RwLock::new(&zk, directory)?;
+    let held = lock.write().await?;
+    let late = lock.read().timeout(Duration::from_millis(50)).await.unwrap_err();
+    assert!(late.is_timeout(), "{late}");
+    let hand_over = async {
+        while lock.queue().await?.waiters().count() < 1 {}
+        held.release().await
+    };
+    let (next, released) = join!(lock.write().into_future(), hand_over);
+    released?;
+    let reader = next?.downgrade().await?;
+    let (one, other) = join!(lock.try_read().timeout(Duration::from_secs(20)), lock.read().into_future());
+    drop((reader, one?, other?));
+    lock.write().await?.release().await?;
+    zk.close().await;
+    Ok(())
+}
+
+#[test]
+fn under_tokio_with_many_threads() {
+    tokio::runtime::Builder::new_multi_thread().build().unwrap().block_on(round("/executors/many")).unwrap();
+}
+
+/// Neither its timers nor its network are needed.
+#[test]
+fn under_tokio_with_one_thread_and_nothing_enabled() {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(round("/executors/one")).unwrap();
+}
+
+#[test]
+fn under_smol() {
+    smol::block_on(async { smol::spawn(round("/executors/smol")).await }).unwrap();
+}
+
+#[test]
+fn under_the_executor_of_futures() {
+    futures::executor::block_on(round("/executors/futures")).unwrap();
+}

@@ -1,0 +1,613 @@
+//! What the network can do to an acquisition, a waiter, a release and a session: each fault strikes single frames
+//! between a session and a real server, and the lock comes out of it with one node or none, and no false grant.
+
+use std::future::IntoFuture;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use support::frames::framed;
+use support::scene::*;
+use support::server::shared_server;
+use support::wire::{Close, Frames, Hello, Op, Proxy, Rule};
+use zk_rwlock::coordinator::{Ending, Session};
+use zk_rwlock::{Error, HoldState, Loss, RwLock, ZooKeeper, ZooKeeperBuilder};
+
+/// Of the sessions that a test has expire, or keeps alive by heartbeats.
+const SHORT: Duration = Duration::from_secs(2);
+
+/// Of a session with a server that answers late, and the tick that it is told.
+const SLOW: Duration = Duration::from_secs(4);
+const TICK: Duration = Duration::from_millis(500);
+
+/// A session behind a proxy with a lock whose directory is there already, and an operator who is not behind it.
+struct Stage {
+    proxy: Proxy,
+    zk: ZooKeeper,
+    session: Arc<dyn Session>,
+    lock: RwLock,
+    operator: ZooKeeper,
+    here: RwLock,
+}
+
+impl Stage {
+    async fn set(directory: &str, session_timeout: Duration) -> Stage {
+        Stage::set_with(directory, ZooKeeper::builder().session_timeout(session_timeout).connect_timeout(SOON)).await
+    }
+
+    async fn set_with(directory: &str, builder: ZooKeeperBuilder) -> Stage {
+        let proxy = Proxy::start(shared_server().address());
+        let operator = connect(&shared_server().address()).await;
+        let here = lock_at(&operator, directory);
+        here.read().await.unwrap().release().await.unwrap();
+        let zk = builder.connect(&proxy.address()).await.expect("the server can be reached");
+        let (lock, session) = (lock_at(&zk, directory), session(&zk).await);
+        proxy.reset();
+        Stage { proxy, zk, session, lock, operator, here }
+    }
+
+    async fn children(&self) -> Vec<String> {
+        children(&self.operator, self.here.path()).await
+    }
+
+    async fn becomes_empty(&self) {
+        becomes_empty(&self.operator, self.here.path()).await;
+    }
+
+    /// Returns when nothing but the node at `path` is left.
+    async fn only_one_is_left(&self, path: &str) {
+        eventually("one node is left", || async {
+            let names = self.children().await;
+            assert!(names.iter().any(|name| path.ends_with(name)), "{path} is gone: {names:?}");
+            names.len() == 1
+        })
+        .await;
+    }
+
+    /// Returns when the client has noticed that its connection is lost.
+    async fn is_cut_off(&self) {
+        let connected = || async { tokio::time::timeout(Duration::from_millis(1), self.session.connected()).await };
+        eventually("the loss is noticed", || async { connected().await.is_err() }).await;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Creates and listings
+
+#[tokio::test]
+async fn a_create_whose_answer_is_lost_in_silence_made_the_one_node() {
+    let stage = Stage::set("/faults/silence", SHORT).await;
+    let answer = stage.proxy.hold_reply(Op::Create2);
+    // The client gives a silent connection up after 0.4 session timeouts.
+    let guard = soon("the grant", stage.lock.write()).await.unwrap();
+    assert!(answer.has_arrived() && stage.proxy.connections() == 1);
+    assert_eq!(stage.proxy.count(Op::Create2), 1);
+    stage.only_one_is_left(&guard.path()).await;
+    guard.release().await.unwrap();
+    assert_eq!(stage.children().await, [""; 0]);
+}
+
+/// The length of the create's frame is found on the way: from there on the first create takes effect.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_create_cut_at_any_byte_makes_one_node() {
+    const SESSIONS: usize = 4;
+    let all: Vec<_> = (0..SESSIONS)
+        .map(|first| {
+            tokio::spawn(async move {
+                let stage = Stage::set(&format!("/faults/cut-{first}"), CALM).await;
+                for how in [Close::Fin, Close::Rst] {
+                    for bytes in (first..).step_by(SESSIONS) {
+                        stage.proxy.reset();
+                        let cut = stage.proxy.apply(Rule::on(Frames::requests(Op::Create2)).close(bytes, how));
+                        let guard = soon("the grant", stage.lock.write()).await.unwrap();
+                        assert!(cut.has_struck() && guard.is_held());
+                        stage.only_one_is_left(&guard.path()).await;
+                        let creates = stage.proxy.count(Op::Create2);
+                        guard.release().await.unwrap();
+                        assert_eq!(stage.children().await, [""; 0], "{how:?} after {bytes} bytes");
+                        assert!(creates == 1 || creates == 2, "{creates} creates after {how:?} at {bytes} bytes");
+                        if creates == 1 || bytes > 400 {
+                            // A reset may overtake the whole frame.
+                            assert!(bytes > 100 && (how == Close::Rst || bytes < 400), "{bytes} bytes");
+                            break;
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    for one in all {
+        one.await.unwrap();
+    }
+}
+
+/// As CURATOR-644 and CURATOR-696, where a storm of creates and deletes made millions of nodes.
+#[tokio::test]
+async fn each_lost_create_costs_at_most_one_more() {
+    let stage = Stage::set("/faults/storm", CALM).await;
+    for nth in 1..=5 {
+        stage.proxy.drop_request(Op::Create2, nth);
+    }
+    stage.proxy.drop_reply(Op::Create2, 1);
+    let guard = soon("the grant", stage.lock.write()).await.unwrap();
+    // Five never arrived; of the sixth only the answer was lost, and its node was found.
+    assert_eq!(stage.proxy.count(Op::Create2), 6);
+    stage.only_one_is_left(&guard.path()).await;
+    guard.release().await.unwrap();
+}
+
+/// The release and the create that follows it are one transaction, or two requests, as it happens.
+#[tokio::test]
+async fn whatever_is_lost_between_a_drop_and_the_next_acquisition_one_node_is_left() {
+    let stage = Stage::set("/faults/again", CALM).await;
+    let mut guard = soon("a free lock", stage.lock.write()).await.unwrap();
+    for round in 0..40 {
+        stage.proxy.reset();
+        let (of, how) = (round % 2, if round / 2 % 2 == 0 { Close::Fin } else { Close::Rst });
+        let frames = if of == 0 { Frames::requests(Op::Multi) } else { Frames::replies(Op::Multi) };
+        // Before its first byte, in the middle of it, and after it.
+        let cut = match round / 4 % 3 {
+            0 => stage.proxy.apply(Rule::on(frames).close(0, how)),
+            1 => stage.proxy.apply(Rule::on(frames).close(30, how)),
+            _ => stage.proxy.apply(Rule::on(frames).close_after(how)),
+        };
+        let token = guard.fencing_token();
+        drop(guard);
+        guard = soon("the lock", stage.lock.write()).await.unwrap();
+        assert!(cut.has_struck() && guard.is_held() && guard.fencing_token() > token);
+        stage.only_one_is_left(&guard.path()).await;
+        stage.proxy.forget_rules();
+    }
+    guard.release().await.unwrap();
+    assert_eq!(stage.children().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn an_acquisition_dropped_while_disconnected_leaves_nothing_after_the_heal() {
+    let stage = Stage::set("/faults/dropped", CALM).await;
+    // One that has sent its create before the cut, and one that began after it.
+    stage.proxy.black_hole_to_client();
+    let sent = writer(&stage.lock);
+    eventually("its create", || async { stage.proxy.count(Op::Create2) == 1 }).await;
+    eventually("its node", || async { stage.children().await.len() == 1 }).await;
+    stage.proxy.cut();
+    stage.is_cut_off().await;
+    let began = writer(&stage.lock);
+    tokio::task::yield_now().await;
+    sent.abort();
+    began.abort();
+    assert!(sent.await.is_err() && began.await.is_err());
+    assert_eq!(stage.children().await.len(), 1);
+
+    stage.proxy.heal();
+    stage.becomes_empty().await;
+    soon("the session", stage.session.connected()).await.unwrap();
+    assert_eq!(stage.proxy.count(Op::Create2), 1);
+    drop(soon("the next", stage.lock.write()).await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_timeouts_in_an_outage_send_nothing_when_it_is_over() {
+    const WAVES: usize = 50;
+    const CROWD: usize = 20;
+    const TIMEOUT: Duration = Duration::from_millis(50);
+    let stage = Stage::set("/faults/outage", CALM).await;
+    stage.proxy.cut();
+    stage.is_cut_off().await;
+    let mut slowest = Duration::ZERO;
+    for _ in 0..WAVES {
+        let crowd: Vec<_> = (0..CROWD)
+            .map(|_| {
+                let acquisition = stage.lock.write().timeout(TIMEOUT);
+                tokio::spawn(async move {
+                    let began = Instant::now();
+                    (acquisition.await.map(drop), began.elapsed())
+                })
+            })
+            .collect();
+        for one in crowd {
+            let (answer, took) = soon("the timeout", one).await.unwrap();
+            assert!(answer.unwrap_err().is_timeout());
+            slowest = slowest.max(took);
+        }
+    }
+    // Generous: what counts is that none of them waits for the connection.
+    assert!(slowest < SOON / 4, "{slowest:?}");
+    stage.proxy.reset();
+    stage.proxy.heal();
+    let guard = soon("the grant after the heal", stage.lock.write()).await.unwrap();
+    assert_eq!(stage.proxy.count(Op::Create2), 1, "of {} that had given up", WAVES * CROWD);
+    stage.only_one_is_left(&guard.path()).await;
+    guard.release().await.unwrap();
+    assert_eq!(stage.children().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_waiter_whose_listing_is_lost_keeps_its_node_and_its_place() {
+    let stage = Stage::set("/faults/place", CALM).await;
+    let holder = stage.here.write().await.unwrap();
+    let listing = stage.proxy.hold_reply(Op::GetChildren);
+    let waiter = writer(&stage.lock);
+    soon("the listing", listing.arrives()).await;
+    line_becomes(&stage.here, "W+ W-").await;
+    let before = stage.children().await;
+    let last = writer(&stage.here);
+    line_becomes(&stage.here, "W+ W- W-").await;
+
+    stage.proxy.rst();
+    listing.release();
+    eventually("it lists again", || async { stage.proxy.count(Op::GetChildren) == 2 }).await;
+    holder.release().await.unwrap();
+    let guard = granted(waiter).await;
+    assert!(before.iter().any(|name| guard.path().ends_with(name)));
+    assert!(stage.proxy.count(Op::Create2) == 1 && !last.is_finished());
+    guard.release().await.unwrap();
+    granted(last).await.release().await.unwrap();
+}
+
+/// As CURATOR-604, where the node of the old session was found by its name, taken for the new one's, and then deleted.
+#[tokio::test]
+async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
+    let stage = Stage::set("/faults/adopted", SHORT).await;
+    // The server has created the node; the client believes that its session is over, opens another, and has to look
+    // for the node that it created there.
+    let expired = stage.proxy.apply(Rule::on(Frames::replies(Op::Create2)).claim_error(-112));
+    let lost = stage.proxy.apply(Rule::on(Frames::replies(Op::Create2)).nth(2).close(0, Close::Rst));
+    let guard = soon("the grant", stage.lock.write()).await.unwrap();
+    assert!(expired.has_struck() && lost.has_struck() && stage.proxy.count(Op::Create2) == 2);
+    let now = session(&stage.zk).await;
+    assert_ne!(now.id(), stage.session.id());
+    let (_, stat) = session(&stage.operator).await.data(&guard.path()).await.unwrap();
+    assert_eq!(stat.ephemeral_owner, now.id());
+    // What it found was its own, so it could remove it; otherwise the old session's end would have.
+    assert_eq!(stage.children().await.len(), 1);
+    guard.release().await.unwrap();
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Waiters
+
+/// As in helix and in Go's client, which slept for ever or asked without pause.
+#[tokio::test]
+async fn a_predecessor_that_leaves_between_listing_and_watch_is_noticed() {
+    for released in [true, false] {
+        let stage = Stage::set(&format!("/faults/between-{released}"), CALM).await;
+        let holder = stage.here.write().await.unwrap();
+        let watch = stage.proxy.hold(Frames::requests(Op::GetData).about(&holder.path()));
+        let waiter = writer(&stage.lock);
+        soon("the watch", watch.arrives()).await;
+        if released {
+            holder.release().await.unwrap();
+        } else {
+            session(&stage.operator).await.delete(&holder.path()).await.unwrap();
+            drop(holder);
+        }
+        assert!(!waiter.is_finished());
+        watch.release();
+        let guard = granted(waiter).await;
+        assert_eq!((stage.proxy.count(Op::Create2), stage.proxy.count(Op::GetChildren)), (1, 2));
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_whose_whole_queue_was_deleted_and_made_anew_is_evicted() {
+    let stage = Stage::set("/faults/anew", CALM).await;
+    let holder = stage.here.write().await.unwrap();
+    let waiter = writer(&stage.lock);
+    line_becomes(&stage.here, "W+ W-").await;
+    eventually("its watches", || async { stage.proxy.count(Op::GetData) >= 2 }).await;
+
+    stage.proxy.cut();
+    let operator = session(&stage.operator).await;
+    for name in stage.children().await {
+        operator.delete(&format!("{}/{name}", stage.here.path())).await.unwrap();
+    }
+    operator.delete(stage.here.path()).await.unwrap();
+    soon("the loss", holder.lost()).await;
+    // The same numbers again, in the same order.
+    let anew = stage.here.write().await.unwrap();
+    assert!(anew.path().ends_with("-WRITE-0000000000"), "{anew:?}");
+    stage.proxy.heal();
+    let error = refused(waiter).await;
+    assert!(matches!(error, Error::Evicted(Loss::Removed)), "{error:?}");
+    assert!(anew.is_held());
+    stage.only_one_is_left(&anew.path()).await;
+    anew.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn waiters_whose_credentials_are_refused_all_end_at_once_and_so_do_guards() {
+    let stage = Stage::set("/faults/auth", SHORT).await;
+    let guard = stage.lock.write().await.unwrap();
+    let mut waiters = Vec::new();
+    for _ in 0..5 {
+        waiters.push(writer(&stage.lock));
+    }
+    line_becomes(&stage.here, "W+ W- W- W- W- W-").await;
+    let fault = stage.proxy.apply(Rule::on(Frames::replies(Op::GetChildren)).claim_error(-115));
+    let listing = stage.session.children(stage.here.path()).await;
+    assert!(fault.has_struck() && listing.is_err());
+    for waiter in waiters {
+        let error = refused(waiter).await;
+        // The latter, if it was just arming its watch.
+        let typed =
+            matches!(error, Error::Evicted(Loss::SessionOver(Ending::AuthFailed)) | Error::Closed(Ending::AuthFailed));
+        assert!(typed, "{error:?}");
+    }
+    assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::AuthFailed));
+    // The server knows nothing of it; a fresh session has the lock when the old one has timed out.
+    soon("a fresh session", stage.lock.write()).await.unwrap().release().await.unwrap();
+    stage.becomes_empty().await;
+}
+
+#[tokio::test]
+async fn waiters_and_handles_that_are_dropped_together_leave_nothing() {
+    let stage = Stage::set("/faults/abandoned", CALM).await;
+    let holder = stage.here.write().await.unwrap();
+    let waiters: Vec<_> = (0..10).map(|_| tokio::spawn(stage.lock.read().into_future())).collect();
+    line_becomes(&stage.here, "W+ R- R- R- R- R- R- R- R- R- R-").await;
+    let Stage { zk, session, lock, operator, here, .. } = stage;
+    drop((zk, session, lock));
+    // A waiter keeps what it needs.
+    assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+    for waiter in &waiters {
+        waiter.abort();
+    }
+    // Far below the session's timeout.
+    eventually("they have left", || async { children(&operator, here.path()).await.len() == 1 }).await;
+    holder.release().await.unwrap();
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Releases
+
+/// Ends somebody else's session, as an operator does who knows its number and password.
+fn close_session(granted: &Hello) {
+    let mut stream = TcpStream::connect(shared_server().address()).unwrap();
+    stream.set_read_timeout(Some(SOON)).unwrap();
+    stream.write_all(&granted.take_over()).unwrap();
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).unwrap();
+    stream.read_exact(&mut vec![0; u32::from_be_bytes(length) as usize]).unwrap();
+    let (xid, close) = (1_i32, -11_i32);
+    stream.write_all(&framed(&[xid.to_be_bytes(), close.to_be_bytes()].concat())).unwrap();
+    // The server answers, and closes the connection.
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer.len(), 20, "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_release_at_the_instant_of_the_expiry_says_lost_and_deletes_nobody_elses_node() {
+    let stage = Stage::set("/faults/instant", CALM).await;
+    let guard = stage.lock.write().await.unwrap();
+    let next = writer(&stage.here);
+    line_becomes(&stage.here, "W+ W-").await;
+    let request = stage.proxy.hold_request(Op::Multi);
+    let release = tokio::spawn(guard.release());
+    soon("the release", request.arrives()).await;
+    let granted_to_it = stage.proxy.granted().unwrap();
+    // Its own client would take the session back at once.
+    let comes_back = stage.proxy.hold_request(Op::Handshake);
+    tokio::task::spawn_blocking(move || close_session(&granted_to_it)).await.unwrap();
+    request.release();
+    comes_back.release();
+    let answer = soon("the answer", release).await.unwrap();
+    assert!(matches!(answer, Err(Error::Lost(Loss::SessionOver(Ending::Expired)))), "{answer:?}");
+    let next = granted(next).await;
+    assert!(next.is_held());
+    stage.only_one_is_left(&next.path()).await;
+    next.release().await.unwrap();
+    soon("a fresh session", stage.lock.write()).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_late_delete_spares_the_node_of_another_in_a_directory_made_anew() {
+    let stage = Stage::set("/faults/late-delete", CALM).await;
+    let late = RwLock::builder(&stage.zk, stage.here.path()).host("same").build().unwrap();
+    let other = RwLock::builder(&stage.operator, stage.here.path()).host("same").build().unwrap();
+    let operator = session(&stage.operator).await;
+    for written in [true, false] {
+        operator.delete(stage.here.path()).await.unwrap();
+        let (release, request, path) = if written {
+            let guard = late.write().await.unwrap();
+            let (path, request) = (guard.path(), stage.proxy.hold_request(Op::Multi));
+            (tokio::spawn(guard.release()), request, path)
+        } else {
+            let guard = late.read().await.unwrap();
+            let (path, request) = (guard.path(), stage.proxy.hold_request(Op::Delete));
+            (tokio::spawn(guard.release()), request, path)
+        };
+        soon("the delete", request.arrives()).await;
+        operator.delete(&path).await.unwrap();
+        operator.delete(stage.here.path()).await.unwrap();
+        let anew = other.write().await.unwrap();
+        // The same host and the same number.
+        assert!(path.ends_with("-0000000000") && anew.path().ends_with("-0000000000"), "{path} {anew:?}");
+        request.release();
+        let answer = soon("the release", release).await.unwrap();
+        assert!(matches!(answer, Err(Error::Lost(Loss::Removed))), "{answer:?}");
+        stage.only_one_is_left(&anew.path()).await;
+        assert!(anew.is_held());
+        anew.release().await.unwrap();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Sessions that are not what they were
+
+#[tokio::test]
+async fn a_reconnect_that_is_answered_with_another_session_costs_the_lock_at_once() {
+    // Longer than the test may take to tell, so that the lease cannot be what tells.
+    let stage = Stage::set("/faults/replaced", SHORT * 3).await;
+    let guard = stage.lock.write().await.unwrap();
+    let waiter = writer(&stage.lock);
+    line_becomes(&stage.here, "W+ W-").await;
+    let forgotten = |hello: &mut Hello| {
+        hello.session = 0;
+        hello.password = vec![0; 16];
+    };
+    let fault = stage.proxy.apply(Rule::on(Frames::requests(Op::Handshake)).falsify(forgotten));
+    let before = stage.proxy.granted().unwrap();
+    stage.proxy.disconnect();
+    let why = within(SHORT, "the loss", guard.lost()).await;
+    assert_eq!(why, Loss::SessionOver(Ending::Replaced));
+    assert!(fault.has_struck());
+    assert_ne!(stage.proxy.granted().unwrap().session, before.session);
+    let error = refused(waiter).await;
+    assert!(matches!(error, Error::Evicted(Loss::SessionOver(Ending::Replaced))), "{error:?}");
+    assert!(matches!(guard.release().await, Err(Error::Lost(_))));
+    soon("a fresh session", stage.lock.write()).await.unwrap().release().await.unwrap();
+    stage.becomes_empty().await;
+}
+
+#[tokio::test]
+async fn a_session_that_is_only_called_by_another_number_is_known_by_its_nodes() {
+    let stage = Stage::set("/faults/renamed", SHORT * 3).await;
+    let guard = stage.lock.write().await.unwrap();
+    let fault = stage.proxy.apply(Rule::on(Frames::replies(Op::Handshake)).falsify(|hello| hello.session += 1));
+    stage.proxy.reset();
+    stage.proxy.disconnect();
+    // Only when the server has shown whose node it is does an answer renew the lease.
+    eventually("heartbeats", || async { stage.proxy.count(Op::Multi) > 3 }).await;
+    assert!(fault.has_struck() && guard.is_held());
+    guard.release().await.unwrap();
+    assert_eq!(stage.children().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_server_that_grants_less_than_was_asked_for_shortens_the_lease() {
+    let proxy = Proxy::start(shared_server().address());
+    let operator = connect(&shared_server().address()).await;
+    let here = lock_at(&operator, "/faults/shorter");
+    // The server itself grants no more than this, and keeps no more than this.
+    let fault = proxy
+        .apply(Rule::on(Frames::requests(Op::Handshake)).falsify(|hello| hello.timeout = SHORT.as_millis() as i32));
+    let zk = connect_with(&proxy.address(), CALM).await;
+    assert!(fault.has_struck());
+    let guard = lock_at(&zk, "/faults/shorter").write().await.unwrap();
+    let next = here.write();
+    let next = tokio::spawn(async move { next.await.map(|guard| (guard, Instant::now())) });
+    line_becomes(&here, "W+ W-").await;
+    proxy.black_hole();
+    assert_eq!(soon("the loss", guard.lost()).await, Loss::LeaseRanOut);
+    let lost_at = Instant::now();
+    let (next, granted_at) = granted(next).await;
+    assert!(lost_at < granted_at);
+    // A reconnect asks for what was granted, so only a server that grants even less could lower it further.
+    let asked = proxy.apply(Rule::on(Frames::requests(Op::Handshake)).falsify(|hello| {
+        assert_eq!(hello.timeout, SHORT.as_millis() as i32);
+    }));
+    proxy.heal();
+    next.release().await.unwrap();
+    drop(soon("a fresh session", lock_at(&zk, "/faults/shorter").write()).await.unwrap());
+    assert!(asked.has_struck());
+}
+
+/// The client does not tell that it was granted less on a reconnect, so that the holder may be told after the server
+/// has given its lock away; a lock delay as long as the lease keeps those who wait from taking it before.
+#[tokio::test]
+async fn a_lock_delay_covers_a_timeout_that_was_lowered_on_a_reconnect() {
+    const LEASE: Duration = SHORT.saturating_mul(2);
+    let stage = Stage::set("/faults/lowered", LEASE * 3 / 2).await;
+    let guard = stage.lock.write().await.unwrap();
+    let patient = RwLock::builder(&stage.operator, stage.here.path()).lock_delay(LEASE).build().unwrap();
+    let next = patient.write();
+    let next = tokio::spawn(async move { next.await.map(|guard| (guard, Instant::now())) });
+    line_becomes(&stage.here, "W+ W-").await;
+    let fault = stage.proxy.apply(Rule::on(Frames::requests(Op::Handshake)).falsify(|hello| hello.timeout = 1_000));
+    stage.proxy.disconnect();
+    // The lease is renewed on the new connection, by an answer to something that was asked for there.
+    soon("the reconnect", fault.strikes()).await;
+    guard.transaction().commit().await.unwrap();
+    stage.proxy.black_hole();
+    let cut_at = Instant::now();
+    let lost = tokio::spawn(async move { (guard.lost().await, Instant::now(), guard) });
+    eventually("the server gives the session up", || async { stage.children().await.len() == 1 }).await;
+    let expired_after = cut_at.elapsed();
+    let (why, lost_at, _guard) = soon("the loss", lost).await.unwrap();
+    let (next, granted_at) = granted(next).await;
+    // The client gives the session up at 1.4 of the new timeout, if it hears nothing at all.
+    assert!(matches!(why, Loss::LeaseRanOut | Loss::SessionOver(Ending::Expired)), "{why:?}");
+    assert!(expired_after < LEASE, "it was expired only after {expired_after:?}");
+    assert!(lost_at < granted_at);
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_holder_whose_pings_are_lost_is_kept_alive_by_its_heartbeats() {
+    let stage = Stage::set("/faults/pings", SHORT).await;
+    let fault = stage.proxy.apply(Rule::on(Frames::requests(Op::Ping)).and_all_later().lose());
+    let guard = stage.lock.write().await.unwrap();
+    tokio::time::sleep(SHORT * 2).await;
+    assert!(guard.is_held(), "{:?}", guard.state());
+    assert!(fault.has_struck() && stage.proxy.connections() == 0, "the connection was good enough");
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_read_only_server_is_no_server_to_hold_a_lock_by() {
+    let stage = Stage::set("/faults/read-only", SHORT).await;
+    let guard = stage.lock.write().await.unwrap();
+    let next = stage.here.write();
+    let next = tokio::spawn(async move { next.await.map(|guard| (guard, Instant::now())) });
+    line_becomes(&stage.here, "W+ W-").await;
+    let read_only = Rule::on(Frames::replies(Op::Handshake)).and_all_later().falsify(|hello| hello.read_only = true);
+    let fault = stage.proxy.apply(read_only);
+    stage.proxy.disconnect();
+    let why = soon("the loss", guard.lost()).await;
+    let lost_at = Instant::now();
+    assert!(fault.has_struck());
+    assert_eq!(why, Loss::LeaseRanOut);
+    let (next, granted_at) = granted(next).await;
+    assert!(lost_at < granted_at);
+
+    // And none to begin with.
+    let builder = ZooKeeper::builder().session_timeout(SHORT).connect_timeout(SHORT);
+    let error = soon("the refusal", builder.connect(&stage.proxy.address())).await.unwrap_err();
+    assert!(matches!(error, Error::Unreachable(_)), "{error:?}");
+    stage.proxy.forget_rules();
+    next.release().await.unwrap();
+    soon("a server that writes", stage.lock.write()).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_slow_servers_answers_count_from_when_they_were_asked_for() {
+    // From the sending of a touch until it counts two answers come late, so a longer tick would leave nothing.
+    let builder = ZooKeeper::builder().session_timeout(SLOW).tick_time(TICK).connect_timeout(SOON);
+    let stage = Stage::set_with("/faults/slow", builder).await;
+    let late = SLOW.mul_f64(0.3);
+    stage.proxy.apply(Rule::on(Frames::from_server()).and_all_later().delay(late));
+    let guard = soon("the grant", stage.lock.write()).await.unwrap();
+    // Cut off, the guard says until when it is held.
+    stage.proxy.cut();
+    let cut_at = Instant::now();
+    let state = loop {
+        match guard.state() {
+            HoldState::Held => tokio::task::yield_now().await,
+            other => break other,
+        }
+    };
+    let HoldState::Suspect { until } = state else { panic!("{state:?}") };
+    // Of what a quorum has answered, the newest was sent at this moment or earlier; what was answered half a tick before
+    // that, and no later, counts.
+    let arrivals = |ops: &[Op]| ops.iter().flat_map(|op| stage.proxy.arrivals(*op)).collect::<Vec<_>>();
+    let writes = arrivals(&[Op::Create2, Op::Multi]).into_iter().filter(|arrival| *arrival + late <= cut_at);
+    let newest = writes.max().unwrap();
+    let touches = arrivals(&[Op::Create2, Op::Multi, Op::GetData, Op::GetChildren]).into_iter();
+    let newest = touches.filter(|arrival| *arrival + late + TICK / 2 <= newest).max().unwrap_or(newest);
+    let end = newest + SLOW - SLOW / 6;
+    assert!(until <= end, "{:?} too long", until - end);
+    stage.proxy.heal();
+    // It may or may not be lost by now, with answers that take so long.
+    soon("the release", guard.release()).await.ok();
+    stage.becomes_empty().await;
+
+    // Left alone, such a server is good enough to hold a lock by.
+    let guard = soon("the grant", stage.lock.write()).await.unwrap();
+    tokio::time::sleep(SLOW * 2).await;
+    assert!(guard.is_held(), "{:?}", guard.state());
+    guard.release().await.unwrap();
+}

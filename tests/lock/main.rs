@@ -1,0 +1,11 @@
+//! One lock on a server: what it does, what it costs, and what any fault of network, server or caller can do to it.
+
+mod calls;
+mod executors;
+mod faults;
+mod integration;
+mod multi;
+mod one_session;
+mod refusals;
+mod sequence;
+mod wire;

@@ -1,0 +1,834 @@
+//! Several locks at once: on the embedded ensemble poll by poll and in virtual time, and on a real server.
+
+use std::collections::BTreeMap;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use support::polled::now;
+use support::scene::*;
+use support::server::shared_server;
+use support::slow::Slow;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_test::task::{self, Spawn};
+use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
+use zk_rwlock::coordinator::{Berth, Coordinator, Failure};
+use zk_rwlock::{
+    Deadlock, Ending, Error, HoldState, Loss, Memory, Mode, MultiGuard, MultiLock, Outcome, Progress, RwLock,
+    WriteGuard,
+};
+
+use Mode::{Read, Write};
+
+type Acquiring = Spawn<Pin<Box<dyn Future<Output = Result<MultiGuard, Error>> + Send>>>;
+
+fn multi<C: Coordinator + Clone>(zk: &C, locks: &[(&str, Mode)]) -> MultiLock {
+    MultiLock::new(zk, locks.iter().copied()).expect("valid")
+}
+
+fn acquiring(lock: &MultiLock) -> Acquiring {
+    task::spawn(lock.lock().into_future())
+}
+
+fn lock(lock: &MultiLock) -> MultiGuard {
+    now(lock.lock().into_future()).expect("free")
+}
+
+fn write<C: Coordinator + Clone>(zk: &C, path: &str) -> WriteGuard {
+    now(RwLock::new(zk, path).expect("valid").write().into_future()).expect("free")
+}
+
+/// How many stand in these directories.
+fn queued<const N: usize>(zk: &Memory, directories: [&str; N]) -> [usize; N] {
+    directories.map(|directory| zk.children(directory).len())
+}
+
+/// The path and the error of one lock that failed.
+#[track_caller]
+fn of_one(error: &Error) -> (&str, &Error) {
+    match error {
+        Error::OneOfMany { path, error } => (path, error),
+        other => panic!("of no one lock: {other}"),
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Order
+
+#[test]
+fn locks_are_taken_in_the_order_of_their_paths_whatever_the_order_they_were_named_in() {
+    let zk = Memory::new();
+    let all = [("/a", Write), ("/a/b", Read), ("/b", Write)];
+    for shift in 0..all.len() {
+        let mut named = all;
+        named.rotate_left(shift);
+        let locks = multi(&zk, &named);
+        assert_eq!(locks.paths().collect::<Vec<_>>(), ["/a", "/a/b", "/b"]);
+        let [a, ab, b] = ["/a", "/a/b", "/b"].map(|path| write(&zk.connect(), path));
+        let mut acquiring = acquiring(&locks);
+        // In /a is also the directory /a/b.
+        for (freed, after) in [(b, [3, 1, 0]), (ab, [3, 0, 0])] {
+            assert_pending!(acquiring.poll());
+            now(freed.release()).expect("held");
+            assert_eq!(queued(&zk, ["/a", "/a/b", "/b"]), after, "they queue only where all before is theirs");
+        }
+        assert_pending!(acquiring.poll());
+        now(a.release()).expect("held");
+        let guard = assert_ready_ok!(acquiring.poll());
+        assert_eq!(guard.paths().collect::<Vec<_>>(), ["/a", "/a/b", "/b"]);
+        assert!(guard.nodes().all(|node| node.contains("-READ-") == node.starts_with("/a/b/")));
+        now(guard.release()).expect("held");
+    }
+}
+
+#[test]
+fn those_who_name_the_same_locks_in_opposite_order_do_not_wait_in_a_circle() {
+    // Whoever is first, and however far it comes before the other.
+    for head_start in 0..30 {
+        let zk = Memory::new();
+        let one = multi(&Slow(zk.connect()), &[("/a", Write), ("/b", Write)]);
+        let other = multi(&Slow(zk.connect()), &[("/b", Write), ("/a", Write)]);
+        let mut waiting = vec![acquiring(&one), acquiring(&other)];
+        for _ in 0..head_start {
+            if waiting.len() == 2 && poll_once(&mut waiting[0]).is_ready() {
+                drop(waiting.remove(0));
+            }
+        }
+        for _ in 0..100 {
+            waiting.retain_mut(|acquiring| match poll_once(acquiring) {
+                Poll::Ready(granted) => granted.is_err(),
+                Poll::Pending => true,
+            });
+        }
+        assert!(waiting.is_empty(), "{head_start}: {} wait for ever", waiting.len());
+        assert_eq!((queued(&zk, ["/a", "/b"]), zk.watches()), ([0, 0], 0));
+    }
+}
+
+fn poll_once(acquiring: &mut Acquiring) -> Poll<Result<MultiGuard, Error>> {
+    acquiring.poll()
+}
+
+#[test]
+fn the_locks_are_given_back_from_the_last_to_the_first() {
+    struct Noting(&'static str, Arc<Mutex<Vec<&'static str>>>);
+    impl Wake for Noting {
+        fn wake(self: Arc<Self>) {
+            self.1.lock().unwrap().push(self.0);
+        }
+    }
+    let paths = ["/a", "/b", "/c"];
+    for by_release in [true, false] {
+        let zk = Memory::new();
+        let guard = lock(&multi(&zk, &paths.map(|path| (path, Write))));
+        let freed = Arc::new(Mutex::new(Vec::new()));
+        let waiting: Vec<_> = paths
+            .into_iter()
+            .map(|path| {
+                let waker = Waker::from(Arc::new(Noting(path, Arc::clone(&freed))));
+                let mut waits = RwLock::new(&zk.connect(), path).unwrap().write().into_future();
+                assert!(waits.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+                waits
+            })
+            .collect();
+        if by_release {
+            now(guard.release()).expect("held")
+        } else {
+            drop(guard)
+        }
+        assert_eq!(*freed.lock().unwrap(), ["/c", "/b", "/a"]);
+        drop(waiting);
+        assert_eq!((queued(&zk, paths), zk.watches()), ([0; 3], 0));
+    }
+}
+
+/// Clients that take random sets of locks in random modes, named in random order, and cancel some of it.
+///
+/// Only those who were woken are polled, so a wake-up that is lost, or a circle, leaves somebody waiting for ever.
+/// `MULTI_SCHEDULES` sets how many are run (`make soak`: 5,000).
+#[test]
+fn random_schedules_end_with_all_served_and_nobody_excluded_let_in() {
+    const PATHS: [&str; 4] = ["/a", "/b", "/c", "/d"];
+    let seeds = std::env::var("MULTI_SCHEDULES").map_or(150, |seeds| seeds.parse().expect("a number"));
+    let (mut grants, mut waits, mut cancels) = (0, 0, 0);
+    for seed in 0..seeds {
+        let mut random = Seeded(seed);
+        let zk = Memory::new();
+        let slow = Slow(zk.connect());
+        let mut left = 40;
+        let mut waiting: Vec<(Acquiring, Vec<(&str, Mode)>)> = Vec::new();
+        let mut holding: Vec<(MultiGuard, Vec<(&str, Mode)>)> = Vec::new();
+        while left > 0 || !waiting.is_empty() || !holding.is_empty() {
+            let woken: Vec<usize> = (0..waiting.len()).filter(|at| waiting[*at].0.is_woken()).collect();
+            match random.below(8) {
+                0 | 1 if left > 0 => {
+                    left -= 1;
+                    let mut wanted = Vec::new();
+                    let mut paths = PATHS.to_vec();
+                    for _ in 0..=random.below(3) {
+                        let path = paths.swap_remove(random.below(paths.len() as u64) as usize);
+                        wanted.push((path, if random.below(3) == 0 { Read } else { Write }));
+                    }
+                    let locks = if random.below(2) == 0 { multi(&zk, &wanted) } else { multi(&slow, &wanted) };
+                    let mut acquiring = acquiring(&locks);
+                    match poll_once(&mut acquiring) {
+                        Poll::Ready(granted) => holding.push((granted.expect("granted"), wanted)),
+                        Poll::Pending => waiting.push((acquiring, wanted)),
+                    }
+                }
+                2 if !waiting.is_empty() && left > 0 => {
+                    drop(waiting.swap_remove(random.below(waiting.len() as u64) as usize));
+                    cancels += 1;
+                }
+                3 | 4 if !holding.is_empty() => {
+                    let (guard, _) = holding.swap_remove(random.below(holding.len() as u64) as usize);
+                    if random.below(2) == 0 { drop(guard) } else { drop(task::spawn(guard.release()).poll()) }
+                }
+                _ if !woken.is_empty() => {
+                    let at = woken[random.below(woken.len() as u64) as usize];
+                    match poll_once(&mut waiting[at].0) {
+                        Poll::Ready(granted) => {
+                            let (_, wanted) = waiting.swap_remove(at);
+                            holding.push((granted.expect("granted"), wanted));
+                            grants += 1;
+                        }
+                        Poll::Pending => waits += 1,
+                    }
+                }
+                _ => {
+                    let stuck = left == 0 && holding.is_empty() && woken.is_empty() && !waiting.is_empty();
+                    assert!(!stuck, "seed {seed}: {} wait for ever", waiting.len());
+                }
+            }
+            for path in PATHS {
+                let modes: Vec<Mode> = holding
+                    .iter()
+                    .filter(|(guard, _)| guard.is_held())
+                    .flat_map(|(_, wanted)| wanted.iter().filter(|(its, _)| *its == path).map(|(_, mode)| *mode))
+                    .collect();
+                assert!(modes.len() < 2 || modes.iter().all(|mode| *mode == Read), "seed {seed}: {path} {modes:?}");
+            }
+        }
+        assert_eq!((queued(&zk, PATHS), zk.watches()), ([0; 4], 0), "seed {seed}");
+    }
+    assert!(grants > seeds && waits > seeds && cancels > seeds, "{grants} grants, {waits} waits, {cancels} cancels");
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// All or none
+
+#[test]
+fn a_path_that_comes_twice_is_refused_however_it_is_written_and_so_is_none_at_all() {
+    let zk = Memory::new();
+    let refusals = [
+        (vec![], "no path; a MultiLock needs at least one"),
+        (vec!["/a", "/b", "/a"], "path \"/a\" comes twice; a lock can be held in one mode only"),
+        (vec!["/a", "/a/"], "path \"/a/\" must not end with '/'"),
+        (vec!["/a", "//a"], "path \"//a\" has an empty component"),
+        (vec!["/a", "/./a"], "path \"/./a\" has a relative component"),
+        (vec!["/a/b", "/a/c/../b"], "path \"/a/c/../b\" has a relative component"),
+        (vec!["/a", "a"], "path \"a\" must start with '/'"),
+        (vec!["/a", "/"], "path \"/\" cannot be a lock directory"),
+    ];
+    for (paths, reason) in refusals {
+        let refused = MultiLock::new(&zk, paths.into_iter().map(|path| (path, Read))).unwrap_err();
+        assert_eq!(refused.to_string(), format!("invalid input: {reason}"));
+    }
+    let refused = MultiLock::builder(&zk).read("/a").write("/a").build().unwrap_err();
+    assert!(matches!(refused, Error::InvalidInput(_)));
+    assert!(matches!(MultiLock::builder(&zk).read("/a").host("").build(), Err(Error::InvalidInput(_))));
+    let locks = multi(&zk, &[("/a", Read)]);
+    assert!(matches!(now(locks.lock().timeout(Duration::ZERO).into_future()), Err(Error::InvalidInput(_))));
+    assert!(matches!(now(locks.lock().label("two\nlines").into_future()), Err(Error::InvalidInput(_))));
+    assert_eq!(zk.requests(), 0);
+}
+
+#[test]
+fn the_label_stands_in_the_queues_of_all_the_locks() {
+    let zk = Memory::new();
+    let locks = MultiLock::builder(&zk).read("/a").write("/b").host("web-1").label("nightly").build().unwrap();
+    for (label, shown) in [(None, "nightly"), (Some("by hand"), "by hand")] {
+        let builder = locks.lock();
+        let guard = now(if let Some(label) = label { builder.label(label) } else { builder }.into_future()).unwrap();
+        for path in ["/a", "/b"] {
+            let queue = now(RwLock::new(&zk, path).unwrap().queue()).unwrap();
+            let member = &queue.members[0];
+            assert_eq!((member.label.as_deref(), member.host.as_str()), (Some(shown), "web-1"));
+        }
+        drop(guard);
+    }
+}
+
+#[test]
+fn whoever_waits_hears_for_which_lock_and_at_which_place() {
+    let zk = Memory::new();
+    let locks = multi(&zk, &[("/a", Write), ("/b", Write)]);
+    let [a, b] = ["/a", "/b"].map(|path| write(&zk.connect(), path));
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let hears = Arc::clone(&told);
+    let tell = move |progress: &Progress| {
+        hears.lock().unwrap().push((progress.path.to_string(), progress.place, progress.blockers.ahead));
+    };
+    let mut acquiring = task::spawn(locks.lock().on_wait(tell).into_future());
+    assert_pending!(acquiring.poll());
+    drop(a);
+    assert_pending!(acquiring.poll());
+    drop(b);
+    drop(assert_ready_ok!(acquiring.poll()));
+    assert_eq!(*told.lock().unwrap(), [("/a".to_owned(), 2, 1), ("/b".to_owned(), 2, 1)]);
+}
+
+#[tokio::test]
+async fn a_task_that_holds_one_of_the_locks_already_is_refused_them_all_by_choice() {
+    let zk = Memory::new();
+    let locks = MultiLock::builder(&zk).write("/a").write("/b").on_deadlock(Deadlock::Refuse).build().unwrap();
+    let held = write(&zk, "/b");
+    let refused = locks.lock().await.unwrap_err();
+    assert!(matches!(of_one(&refused), ("/b", Error::WouldDeadlock { same_task: true, .. })), "{refused}");
+    assert_eq!(queued(&zk, ["/a", "/b"]), [0, 1]);
+    drop(held);
+    locks.lock().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_timeout_counts_for_all_the_locks_and_gives_back_what_was_taken() {
+    let zk = Memory::new();
+    let other = zk.connect();
+    let locks = multi(&zk, &[("/a", Write), ("/b", Write), ("/c", Write)]);
+    let a = write(&other, "/a");
+    let b = RwLock::new(&other, "/b").unwrap().write().label("migrate v42").await.unwrap();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        a.release().await.expect("held");
+    });
+
+    let begun = Instant::now();
+    let late = locks.lock().timeout(Duration::from_secs(10)).await.unwrap_err();
+    assert_eq!(begun.elapsed().as_millis() / 10, 1_000, "ten seconds in all, to the tick of the timer");
+    assert!(late.is_timeout(), "{late}");
+    let (path, cause) = of_one(&late);
+    let Error::Timeout { waited, blockers } = cause else { panic!("{cause}") };
+    assert_eq!((path, *waited, blockers.ahead), ("/b", Duration::from_secs(10), 1));
+    assert!(late.to_string().starts_with("/b: not granted within 10s: held by WRITE "), "{late}");
+    assert!(late.to_string().contains("migrate v42"), "{late}");
+    assert_eq!(queued(&zk, ["/a", "/b", "/c"]), [0, 1, 0]);
+
+    b.release().await.unwrap();
+    locks.lock().timeout(Duration::from_secs(10)).await.unwrap().release().await.unwrap();
+    assert_eq!((queued(&zk, ["/a", "/b", "/c"]), zk.watches()), ([0; 3], 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_is_told_in_time_also_while_cut_off() {
+    let zk = Memory::new();
+    let locks = multi(&zk, &[("/a", Write), ("/b", Write)]);
+    let held = write(&zk.connect(), "/b");
+    let begun = Instant::now();
+    let mut waiting = task::spawn(locks.lock().timeout(Duration::from_secs(3)).into_future());
+    assert_pending!(waiting.poll());
+    zk.cut();
+    let late = waiting.await.unwrap_err();
+    assert_eq!((of_one(&late).0, begun.elapsed().as_millis() / 10), ("/b", 300));
+    zk.heal();
+    now(held.release()).expect("held");
+    drop(write(&zk.connect(), "/a"));
+    assert_eq!((queued(&zk, ["/a", "/b"]), zk.watches()), ([0; 2], 0));
+}
+
+#[test]
+fn a_try_that_finds_one_taken_writes_nothing_and_says_which() {
+    let zk = Memory::new();
+    let locks = multi(&zk, &[("/a", Write), ("/b", Read), ("/c", Write)]);
+    drop(lock(&locks));
+    let held = write(&zk.connect(), "/b");
+    let refused = now(locks.try_lock()).unwrap_err();
+    assert!(refused.is_would_block());
+    assert!(refused.to_string().starts_with("/b: would block: held by WRITE "), "{refused}");
+    // The second node ever made in /a is the next one's.
+    let next = write(&zk, "/a");
+    assert!(next.path().ends_with("-0000000001"), "{}", next.path());
+    drop((next, held));
+    let guard = now(locks.try_lock()).expect("free");
+    assert_eq!(queued(&zk, ["/a", "/b", "/c"]), [1; 3]);
+    now(guard.release()).expect("held");
+}
+
+#[test]
+fn a_try_that_is_beaten_to_a_later_lock_gives_back_the_earlier_ones() {
+    let zk = Memory::new();
+    let locks = multi(&Slow(zk.connect()), &[("/a", Write), ("/b", Write)]);
+    drop(lock(&multi(&zk, &[("/a", Write), ("/b", Write)])));
+    let mut trying = task::spawn(locks.try_lock());
+    while zk.children("/a").is_empty() {
+        assert_pending!(trying.poll());
+    }
+    let held = write(&zk, "/b");
+    let refused = loop {
+        if let Poll::Ready(refused) = trying.poll() {
+            break refused.unwrap_err();
+        }
+    };
+    assert!(refused.is_would_block());
+    assert_eq!(of_one(&refused).0, "/b");
+    assert_eq!(queued(&zk, ["/a", "/b"]), [0, 1]);
+    drop(held);
+    assert_eq!(zk.watches(), 0);
+}
+
+#[test]
+fn dropped_after_any_number_of_polls_nothing_is_left() {
+    for (way, busy) in [(0, false), (0, true), (1, false)] {
+        let mut ends = false;
+        for polls in 0..500 {
+            let zk = Memory::new();
+            let locks = multi(&Slow(zk.clone()), &[("/a", Write), ("/b", Read), ("/c", Write)]);
+            let other = zk.connect();
+            let mut held = busy.then(|| write(&other, "/b"));
+            let mut acquiring: Acquiring = match way {
+                0 => acquiring(&locks),
+                _ => task::spawn(Box::pin(async move { locks.try_lock().await })),
+            };
+            for poll in 0..polls {
+                // Whoever waits for /b gets it somewhere in the middle.
+                held = held.filter(|_| acquiring.is_woken() || poll == 0);
+                if let Poll::Ready(granted) = poll_once(&mut acquiring) {
+                    let mut releasing = task::spawn(granted.expect("granted").release());
+                    ends = releasing.poll().is_ready() || poll + 1 < polls;
+                    break;
+                }
+            }
+            drop((acquiring, held));
+            assert_eq!((queued(&zk, ["/a", "/b", "/c"]), zk.watches()), ([0; 3], 0), "way {way}, {polls} polls");
+            if ends {
+                assert!(polls > 10, "so few answers need no test");
+                break;
+            }
+        }
+        assert!(ends, "way {way}: it was never granted");
+    }
+}
+
+#[test]
+fn answers_and_requests_that_are_lost_on_the_way_leave_one_node_each() {
+    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+        for before in ["/a", "/b"] {
+            let zk = Memory::new();
+            let locks = multi(&zk, &[("/a", Write), ("/b", Write)]);
+            drop(lock(&locks));
+            let held = write(&zk.connect(), before);
+            let mut acquiring = acquiring(&locks);
+            assert_pending!(acquiring.poll());
+            lose(&zk);
+            now(held.release()).expect("held");
+            let guard = match acquiring.poll() {
+                Poll::Ready(granted) => granted.expect("granted"),
+                Poll::Pending => panic!("not granted"),
+            };
+            assert_eq!(queued(&zk, ["/a", "/b"]), [1; 2]);
+            lose(&zk);
+            lose(&zk);
+            now(guard.release()).expect("held");
+            assert_eq!((queued(&zk, ["/a", "/b"]), zk.watches()), ([0; 2], 0));
+        }
+    }
+}
+
+#[test]
+fn a_lock_that_is_lost_while_the_next_is_waited_for_ends_the_waiting() {
+    let zk = Memory::new();
+    let locks = multi(&zk, &[("/a", Write), ("/b", Write)]);
+    for expire in [true, false] {
+        let held = write(&zk.connect(), "/b");
+        let mut acquiring = acquiring(&locks);
+        assert_pending!(acquiring.poll());
+        let why = if expire {
+            zk.expire();
+            Loss::SessionOver(Ending::Expired)
+        } else {
+            let [node] = zk.children("/a").try_into().expect("one holder");
+            zk.remove(&format!("/a/{node}"));
+            Loss::Removed
+        };
+        assert!(acquiring.is_woken());
+        let lost = assert_ready_err!(acquiring.poll());
+        assert!(lost.is_lost());
+        let (_, Error::Evicted(told)) = of_one(&lost) else { panic!("{lost}") };
+        assert_eq!(*told, why);
+        // A session that ends takes both, and then the waiting itself fails.
+        assert_eq!(of_one(&lost).0, if expire { "/b" } else { "/a" });
+        drop(acquiring);
+        assert_eq!(queued(&zk, ["/a", "/b"]), [0, 1]);
+        now(held.release()).expect("held");
+        assert_eq!(zk.watches(), 0);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Holding
+
+#[test]
+fn the_loss_of_one_is_the_loss_of_the_guard_and_the_others_stay_until_it_goes() {
+    let zk = Memory::new();
+    let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read), ("/c", Write)]));
+    let node = guard.nodes().nth(1).expect("three");
+    let (mut lost, mut changes) = (task::spawn(guard.lost()), guard.changes());
+    assert_eq!(now(changes.next()), Some(HoldState::Held));
+    assert_pending!(lost.poll());
+    let mut working = task::spawn(guard.run(std::future::pending::<()>()));
+    assert_pending!(working.poll());
+
+    zk.connect().remove(&node);
+    assert!(lost.is_woken() && working.is_woken());
+    let loss = assert_ready!(lost.poll());
+    assert_eq!((loss.path.as_str(), loss.why), ("/b", Loss::Removed));
+    assert_eq!(loss.to_string(), "/b: the lock's node was removed by somebody else");
+    let stopped = assert_ready_err!(working.poll());
+    assert!(matches!(of_one(&stopped), ("/b", Error::Lost(Loss::Removed))));
+    assert!(!guard.is_held());
+    assert_eq!(guard.state(), HoldState::Lost { why: Loss::Removed });
+    assert_eq!(now(changes.next()), Some(HoldState::Lost { why: Loss::Removed }));
+    assert_eq!(now(changes.next()), None);
+    assert!(matches!(of_one(&now(guard.data("/x")).unwrap_err()), ("/b", Error::Lost(_))));
+    assert_eq!(queued(&zk, ["/a", "/b", "/c"]), [1, 0, 1]);
+
+    drop((lost, working));
+    // The first loss stays the answer when the others follow.
+    zk.expire();
+    assert_eq!(now(guard.lost()), loss);
+    let released = now(guard.release()).unwrap_err();
+    assert!(matches!(of_one(&released), ("/b", Error::Lost(Loss::Removed))), "{released}");
+}
+
+#[test]
+fn a_holder_that_asks_learns_at_which_lock_somebody_waits_first() {
+    let zk = Memory::new();
+    let guard = lock(&multi(&zk, &[("/a", Read), ("/b", Write)]));
+    let other = zk.connect();
+    let mut contended = task::spawn(guard.contended());
+    assert_pending!(contended.poll());
+    // Is let in beside.
+    drop(now(RwLock::new(&other, "/a").unwrap().read().into_future()).expect("shared"));
+    assert_pending!(contended.poll());
+    let mut reader = task::spawn(RwLock::new(&other, "/b").unwrap().read().into_future());
+    assert_pending!(reader.poll());
+    assert!(contended.is_woken());
+    let (path, first) = assert_ready_ok!(contended.poll());
+    assert_eq!((path, first.mode()), ("/b", Read));
+    drop(contended);
+    assert_eq!(guard.session_left(), Duration::MAX, "the embedded ensemble keeps everybody");
+    zk.remove(&guard.nodes().next().expect("two"));
+    assert_eq!(of_one(&now(guard.contended()).unwrap_err()).0, "/a");
+    drop((guard, reader));
+    assert_eq!((queued(&zk, ["/a", "/b"]), zk.watches()), ([0; 2], 0));
+}
+
+#[test]
+fn a_guard_that_lost_one_gives_the_others_back() {
+    let zk = Memory::new();
+    let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Write), ("/c", Write)]));
+    zk.remove(&guard.nodes().next().expect("three"));
+    assert_eq!(of_one(&now(guard.release()).unwrap_err()).0, "/a");
+    assert_eq!((queued(&zk, ["/a", "/b", "/c"]), zk.watches()), ([0; 3], 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_is_cut_off_is_in_doubt_and_then_held_again_or_lost() {
+    let zk = Memory::new();
+    let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read)]));
+    let mut changes = guard.changes();
+    assert_eq!(changes.next().await, Some(HoldState::Held));
+    zk.cut();
+    assert!(matches!(changes.next().await, Some(HoldState::Suspect { .. })));
+    assert!(guard.is_held());
+    zk.heal();
+    assert_eq!(changes.next().await, Some(HoldState::Held));
+    zk.cut();
+    assert!(matches!(changes.next().await, Some(HoldState::Suspect { .. })));
+    assert_eq!(changes.next().await, Some(HoldState::Lost { why: Loss::LeaseRanOut }));
+    assert_eq!(guard.lost().await.path, "/a");
+    zk.heal();
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn changes_end_with_the_release() {
+    let zk = Memory::new();
+    let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read)]));
+    let mut changes = guard.changes();
+    assert_eq!(now(changes.next()), Some(HoldState::Held));
+    now(guard.release()).expect("held");
+    assert_eq!(now(changes.next()), None);
+}
+
+#[test]
+fn a_transaction_counts_only_its_own_operations() {
+    let zk = Memory::new();
+    let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read), ("/c", Write)]));
+    let done = now(guard.transaction().create("/x", "1").set("/x", "2").commit()).expect("held");
+    assert_eq!(done, [Outcome::Created, Outcome::Set { version: 1 }]);
+    assert_eq!(now(guard.transaction().commit()).expect("held"), []);
+    assert_eq!(now(guard.data("/x")).expect("held").expect("made").data, b"2");
+    let refused = now(guard.transaction().set("/x", "3").delete("/missing").commit()).unwrap_err();
+    assert!(
+        matches!(&refused, Error::TransactionRefused { index: 1, path, reason: Failure::NoNode } if path == "/missing"),
+        "{refused}"
+    );
+    for inside in ["/a/x", "/b/x", "/c/x"] {
+        assert!(matches!(now(guard.transaction().create(inside, "").commit()), Err(Error::InvalidInput(_))));
+    }
+    assert_eq!(now(guard.data("/x")).expect("held").expect("made").data, b"2");
+    assert!(guard.is_held());
+}
+
+#[test]
+fn a_transaction_is_refused_by_the_ensemble_when_any_of_the_nodes_is_gone() {
+    for gone in 0..3 {
+        let zk = Memory::new();
+        let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read), ("/c", Write)]));
+        // The news is late, so only the ensemble knows.
+        zk.lag();
+        zk.connect().remove(&guard.nodes().nth(gone).expect("three"));
+        assert!(guard.is_held());
+        let refused = now(guard.transaction().create("/x", "").commit()).unwrap_err();
+        let path = ["/a", "/b", "/c"][gone];
+        let (told, cause) = of_one(&refused);
+        assert_eq!(told, path);
+        assert!(matches!(cause, Error::Lost(Loss::Removed)), "{refused}");
+        assert!(!guard.is_held() && zk.children("/x").is_empty());
+        assert_eq!(now(guard.lost()).path, path);
+        zk.catch_up();
+        // From now on it does not even ask.
+        let before = zk.requests();
+        assert!(now(guard.transaction().create("/x", "").commit()).unwrap_err().is_lost());
+        assert_eq!(zk.requests(), before);
+    }
+}
+
+/// An ensemble whose client has two sessions, and gives them out in turn.
+#[derive(Clone, Debug)]
+struct Two([Memory; 2], Arc<AtomicUsize>);
+
+#[async_trait]
+impl Coordinator for Two {
+    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
+        self.0[self.1.fetch_add(1, Ordering::Relaxed) % 2].berth(watched_bytes).await
+    }
+
+    async fn close(&self) {
+        for client in &self.0 {
+            client.close().await;
+        }
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.0[0].sleep(duration)
+    }
+}
+
+#[test]
+fn locks_on_several_sessions_are_checked_in_one_transaction_and_lost_with_either() {
+    for ends in 0..2 {
+        let zk = Memory::new();
+        let clients = [zk.connect(), zk.connect()];
+        let both = Two(clients.clone(), Arc::default());
+        let guard = lock(&multi(&both, &[("/a", Write), ("/b", Write)]));
+        let [one, other] = clients.each_ref().map(|client| client.session_id().expect("open"));
+        assert_ne!(one, other);
+        now(guard.transaction().create("/x", "1").commit()).expect("held");
+        assert_eq!(now(guard.data("/x")).expect("held").expect("made").data, b"1");
+
+        clients[ends].lag();
+        clients[ends].expire();
+        let path = ["/a", "/b"][ends];
+        let refused = now(guard.transaction().set("/x", "2").commit()).unwrap_err();
+        assert!(matches!(of_one(&refused).1, Error::Lost(_)), "{refused}");
+        assert_eq!(of_one(&refused).0, path);
+        assert_eq!(now(guard.lost()).path, path);
+        drop(guard);
+        assert_eq!((queued(&zk, ["/a", "/b"]), zk.watches()), ([0; 2], 0));
+    }
+}
+
+#[test]
+fn what_earlier_holders_of_any_of_the_locks_wrote_is_read_whichever_session_lags() {
+    for lags in 0..2 {
+        let zk = Memory::new();
+        let clients = [zk.connect(), zk.connect()];
+        let locks = multi(&Two(clients.clone(), Arc::default()), &[("/a", Write), ("/b", Write)]);
+        drop(lock(&locks));
+        let before = write(&zk, "/b");
+        let mut acquiring = acquiring(&locks);
+        assert_pending!(acquiring.poll());
+        clients[lags].lag();
+        now(before.transaction().create("/x", "new").commit()).expect("held");
+        now(before.release()).expect("held");
+        clients[1].catch_up();
+        let guard = assert_ready_ok!(acquiring.poll());
+        let seen = now(guard.data("/x")).expect("held").expect("written before the lock was let go");
+        assert_eq!(seen.data, b"new");
+    }
+}
+
+#[test]
+fn tokens_are_those_of_each_lock_and_rise_with_each_grant() {
+    let zk = Memory::new();
+    let locks = multi(&zk, &[("/b", Write), ("/a", Write)]);
+    let mut last: BTreeMap<String, i64> = BTreeMap::new();
+    for _ in 0..3 {
+        let guard = lock(&locks);
+        let tokens: BTreeMap<String, i64> =
+            guard.fencing_tokens().map(|(path, token)| (path.to_owned(), token)).collect();
+        assert_eq!(tokens.keys().collect::<Vec<_>>(), ["/a", "/b"]);
+        for (path, token) in &tokens {
+            assert_eq!(guard.fencing_token(path), Some(*token));
+            assert!(last.get(path).is_none_or(|earlier| earlier < token));
+        }
+        assert_eq!(guard.fencing_token("/c"), None);
+        last = tokens;
+        drop(guard);
+        drop(write(&zk, "/a"));
+    }
+}
+
+#[test]
+fn guards_and_futures_can_go_to_other_threads() {
+    fn sent<T: Send + 'static>(_: &T) {}
+    fn shared<T: Send + Sync>(_: &T) {}
+    let locks = multi(&Memory::new(), &[("/a", Write), ("/b", Read)]);
+    shared(&locks);
+    sent(&locks.lock().into_future());
+    fn borrowed<T: Send>(_: &T) {}
+    borrowed(&locks.try_lock());
+    let guard = locks.blocking_lock().expect("free");
+    sent(&guard);
+    shared(&guard);
+    borrowed(&guard.lost());
+    borrowed(&guard.run(std::future::ready(())));
+    borrowed(&guard.transaction().commit());
+    borrowed(&guard.data("/x"));
+    let mut changes = guard.changes();
+    borrowed(&changes.next());
+    std::thread::spawn(move || drop(guard)).join().expect("dropping does not panic");
+    assert!(locks.blocking_lock().is_ok());
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// On a server
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transfers_between_accounts_lose_nothing_whatever_the_order_they_name_them_in() {
+    const ACCOUNTS: u64 = 4;
+    const EACH: i64 = 100;
+    let server = shared_server();
+    let setup = connect(&server.address()).await;
+    let operator = session(&setup).await;
+    operator.create("/accounts", b"", zk_rwlock::coordinator::Kind::Persistent).await.unwrap();
+    for account in 0..ACCOUNTS {
+        let (path, data) = (format!("/accounts/{account}"), EACH.to_string());
+        operator.create(&path, data.as_bytes(), zk_rwlock::coordinator::Kind::Persistent).await.unwrap();
+    }
+    let mut tasks = JoinSet::new();
+    for seed in 0..6 {
+        let zk = connect(&server.address()).await;
+        tasks.spawn(async move {
+            let mut random = Seeded(seed);
+            for _ in 0..15 {
+                let from = random.below(ACCOUNTS);
+                let to = (from + 1 + random.below(ACCOUNTS - 1)) % ACCOUNTS;
+                let [from, to] = [from, to].map(|account| format!("/accounts/{account}"));
+                let lock_of = |account: &str| format!("/locks{account}");
+                let both = MultiLock::builder(&zk).write(lock_of(&from)).write(lock_of(&to)).build().unwrap();
+                let guard = both.lock().timeout(SOON).await.unwrap();
+                let balance = async |account: &str| {
+                    let node = guard.data(account).await.unwrap().expect("an account");
+                    String::from_utf8(node.data).unwrap().parse::<i64>().unwrap()
+                };
+                let (less, more) = (balance(&from).await - 7, balance(&to).await + 7);
+                guard.transaction().set(&from, less.to_string()).set(&to, more.to_string()).commit().await.unwrap();
+                if random.below(2) == 0 { drop(guard) } else { guard.release().await.unwrap() }
+            }
+        });
+    }
+    within(SOON * 2, "all transfers", tasks.join_all()).await;
+    let mut total = 0;
+    for account in 0..ACCOUNTS {
+        let (data, _) = operator.data(&format!("/accounts/{account}")).await.unwrap();
+        total += String::from_utf8(data).unwrap().parse::<i64>().unwrap();
+        becomes_empty(&setup, &format!("/locks/accounts/{account}")).await;
+    }
+    assert_eq!(total, EACH * ACCOUNTS as i64);
+}
+
+#[tokio::test]
+async fn an_operator_who_breaks_one_of_the_locks_is_told_and_no_transaction_passes() {
+    let server = shared_server();
+    let (zk, operator) = (connect(&server.address()).await, connect(&server.address()).await);
+    let locks = multi(&zk, &[("/locks/broken/a", Write), ("/locks/broken/b", Write)]);
+    let guard = soon("the grant", locks.lock()).await.unwrap();
+    let broken = guard.nodes().last().expect("two");
+    session(&operator).await.delete(&broken).await.unwrap();
+
+    // Whether or not the news has come: the ensemble refuses.
+    let refused = guard.transaction().create("/from-the-broken", "").commit().await.unwrap_err();
+    assert!(matches!(of_one(&refused), ("/locks/broken/b", Error::Lost(Loss::Removed))), "{refused}");
+    let loss = soon("the news", guard.lost()).await;
+    assert_eq!((loss.path.as_str(), loss.why), ("/locks/broken/b", Loss::Removed));
+    assert!(session(&operator).await.data("/from-the-broken").await.is_err());
+    assert_eq!(children(&operator, "/locks/broken/a").await.len(), 1);
+    assert_eq!(of_one(&guard.release().await.unwrap_err()).0, "/locks/broken/b");
+    assert_eq!(children(&operator, "/locks/broken/a").await.len(), 0);
+}
+
+#[tokio::test]
+async fn on_a_server_a_timeout_and_a_dropped_future_give_back_what_was_taken() {
+    let server = shared_server();
+    let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
+    let (a, b) = (lock_at(&other, "/locks/given/a"), lock_at(&other, "/locks/given/b"));
+    let locks = multi(&zk, &[("/locks/given/b", Write), ("/locks/given/a", Write)]);
+    let held = b.write().await.unwrap();
+
+    let late = locks.lock().timeout(Duration::from_millis(300)).await.unwrap_err();
+    assert!(late.is_timeout() && of_one(&late).0 == "/locks/given/b", "{late}");
+    line_becomes(&a, "").await;
+    line_becomes(&b, "W+").await;
+
+    let waiting = tokio::spawn(locks.lock().into_future());
+    line_becomes(&b, "W+ W-").await;
+    assert_eq!(line(&a).await, "W+");
+    waiting.abort();
+    assert!(waiting.await.unwrap_err().is_cancelled());
+    line_becomes(&a, "").await;
+    line_becomes(&b, "W+").await;
+
+    let refused = locks.try_lock().await.unwrap_err();
+    assert!(refused.is_would_block() && of_one(&refused).0 == "/locks/given/b", "{refused}");
+    held.release().await.unwrap();
+    locks.try_lock().await.unwrap().release().await.unwrap();
+    assert_eq!((line(&a).await, line(&b).await), (String::new(), String::new()));
+}
+
+#[tokio::test]
+async fn on_a_server_all_are_kept_in_one_session_and_go_with_it() {
+    let server = shared_server();
+    let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
+    let paths: Vec<String> = (0..20).map(|number| format!("/locks/many/{number:02}")).collect();
+    let locks = MultiLock::new(&zk, paths.iter().map(|path| (path.as_str(), Write))).unwrap();
+    let guard = soon("the grant", locks.lock()).await.unwrap();
+    let mut owners = Vec::new();
+    for node in guard.nodes() {
+        owners.push(session(&other).await.data(&node).await.unwrap().1.ephemeral_owner);
+    }
+    owners.dedup();
+    assert_eq!(owners, [session(&zk).await.id()]);
+    zk.close().await;
+    let loss = soon("the news", guard.lost()).await;
+    assert_eq!((loss.path, loss.why), (paths[0].clone(), Loss::SessionOver(Ending::Closed)));
+    for path in &paths {
+        becomes_empty(&other, path).await;
+    }
+}

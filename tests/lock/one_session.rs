@@ -1,0 +1,570 @@
+//! Contenders of one session, which let each other in before the ensemble has answered; and contenders of two sessions,
+//! which know nothing of each other.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use support::rules::{Frames, Rule};
+use support::scene::{connect, eventually, granted, line_becomes, lock_at, reader, refused, session, soon, writer};
+use support::server::{Server, shared_server};
+use support::wire::{Op, Proxy};
+use tokio_test::task::{self, Spawn};
+use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
+use zk_rwlock::coordinator::{Berth, Coordinator, Failure, Operation};
+use zk_rwlock::{Acquire, Error, Loss, Memory, Mode, MultiLock, RwLock, WriteGuard, ZooKeeper};
+
+/// What ZooKeeper says to a client without permission.
+const NO_AUTH: i32 = -102;
+
+const DIRECTORY: &str = "/locks/one";
+
+fn now<F: IntoFuture>(future: F) -> F::Output {
+    let mut future = task::spawn(Box::pin(future.into_future()));
+    match future.poll() {
+        std::task::Poll::Ready(output) => output,
+        std::task::Poll::Pending => panic!("it has to wait"),
+    }
+}
+
+fn writing(lock: &RwLock) -> Spawn<<Acquire<WriteGuard> as IntoFuture>::IntoFuture> {
+    task::spawn(lock.write().into_future())
+}
+
+/// The newest node in the directory.
+fn newest(zk: &Memory) -> String {
+    let name = zk.children(DIRECTORY).into_iter().max_by_key(|name| name[name.len() - 10..].to_owned());
+    format!("{DIRECTORY}/{}", name.expect("somebody is there"))
+}
+
+#[test]
+fn a_holder_whose_node_is_removed_lets_in_nobody_and_the_next_looks() {
+    let zk = Memory::new();
+    let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+    let first = now(lock.write()).expect("free");
+    let mut second = writing(&lock);
+    assert_pending!(second.poll());
+    zk.remove(&first.path());
+    assert!(!first.is_held());
+    assert!(assert_ready_ok!(second.poll()).is_held(), "it does not wait for the guard to be dropped");
+    drop((first, second));
+    assert_eq!((zk.children(DIRECTORY).len(), zk.watches()), (0, 0));
+}
+
+#[test]
+fn a_waiter_whose_node_is_removed_is_not_let_in_by_its_session() {
+    let zk = Memory::new();
+    let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+    let first = now(lock.write()).expect("free");
+    let mut second = writing(&lock);
+    assert_pending!(second.poll());
+    zk.remove(&newest(&zk));
+    drop(first);
+    assert!(matches!(assert_ready_err!(second.poll()), Error::Evicted(Loss::Removed)));
+    assert_eq!((zk.children(DIRECTORY).len(), zk.watches()), (0, 0));
+}
+
+/// It cannot hear that it was evicted, and the contender behind it is let in as soon as the holder's node is gone.
+#[test]
+fn a_waiter_that_is_evicted_while_its_session_is_cut_off_never_holds() {
+    let zk = Memory::new();
+    let there = zk.connect();
+    let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+    let first = now(lock.write()).expect("free");
+    let mut second = writing(&lock);
+    assert_pending!(second.poll());
+    let mut next = writing(&RwLock::new(&there, DIRECTORY).expect("valid"));
+    assert_pending!(next.poll());
+    let evicted = zk.children(DIRECTORY).into_iter().find(|name| name.ends_with('1')).expect("it waits");
+    zk.cut();
+    there.remove(&format!("{DIRECTORY}/{evicted}"));
+    drop(first);
+    assert_pending!(second.poll());
+    assert_pending!(next.poll());
+    zk.heal();
+    assert!(matches!(assert_ready_err!(second.poll()), Error::Evicted(Loss::Removed)));
+    assert!(assert_ready_ok!(next.poll()).is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_delay_waits_after_a_local_writer_that_vanished() {
+    for is_right_behind in [true, false] {
+        let zk = Memory::new();
+        let delay = Duration::from_secs(5);
+        let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+        let patient = RwLock::builder(&zk, DIRECTORY).lock_delay(delay).build().expect("valid");
+        let first = now(lock.write()).expect("free");
+        // A reader between them goes before its time has come.
+        let mut between = task::spawn(lock.read().into_future());
+        if !is_right_behind {
+            assert_pending!(between.poll());
+        }
+        let mut second = writing(&patient);
+        assert_pending!(second.poll());
+        drop(between);
+        assert_pending!(second.poll());
+        zk.remove(&first.path());
+        drop(first);
+        assert_pending!(second.poll());
+        tokio::time::advance(delay + Duration::from_millis(2)).await;
+        drop(assert_ready_ok!(second.poll()));
+    }
+}
+
+/// The signal of the holder says that it has let go, and a waiter between them has never held.
+#[test]
+fn no_lock_delay_after_a_release_because_a_waiter_of_another_session_gave_up() {
+    let zk = Memory::new();
+    let [here, between, there] = [(); 3].map(|()| zk.connect());
+    let lock = |zk| RwLock::builder(zk, DIRECTORY).lock_delay(Duration::from_secs(5)).build().expect("valid");
+    for first_reads in [true, false] {
+        let mut first_write = (!first_reads).then(|| now(lock(&here).write()).expect("free"));
+        let mut first_read = first_reads.then(|| now(lock(&here).read()).expect("free"));
+        let mut gives_up = writing(&lock(&between));
+        assert_pending!(gives_up.poll());
+        let mut last = writing(&lock(&there));
+        assert_pending!(last.poll());
+        drop(gives_up);
+        assert_pending!(last.poll());
+        drop((first_write.take(), first_read.take()));
+        drop(assert_ready_ok!(last.poll()));
+    }
+}
+
+#[test]
+fn a_downgraded_guard_hears_at_once_that_its_node_was_removed() {
+    let zk = Memory::new();
+    let guard = now(RwLock::new(&zk, DIRECTORY).expect("valid").write()).expect("free");
+    let guard = now(guard.downgrade()).expect("held");
+    zk.remove(&newest(&zk));
+    assert!(!guard.is_held());
+}
+
+/// A standalone server that lost its last moments in a crash gives their numbers again.
+#[test]
+fn after_a_reconnect_no_contender_is_granted_by_what_was_known_before() {
+    let zk = Memory::new();
+    let there = zk.connect();
+    let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+    for _ in 0..5 {
+        drop(now(lock.write()).expect("free"));
+    }
+    zk.cut();
+    zk.heal();
+    // The last create is forgotten, and its number is another's now.
+    zk.set_next_sequence(DIRECTORY, 4);
+    let other = now(RwLock::new(&there, DIRECTORY).expect("valid").write()).expect("free");
+    let mut next = writing(&lock);
+    assert_pending!(next.poll());
+    drop(other);
+    drop(assert_ready_ok!(next.poll()));
+}
+
+#[test]
+fn one_listing_after_a_reconnect_is_enough() {
+    let zk = Memory::new();
+    let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+    let cost = || {
+        let before = zk.requests();
+        drop(now(lock.write()).expect("free"));
+        zk.requests() - before
+    };
+    // The directory is made, too.
+    for _ in 0..3 {
+        cost();
+    }
+    let alone = cost();
+    zk.cut();
+    zk.heal();
+    assert_eq!([cost(), cost(), cost()], [alone + 1, alone, alone]);
+}
+
+/// That a signal was true is looked up once, and not again by every later contender that inherits the grant.
+#[test]
+fn two_locks_used_in_turn_cost_no_more_after_a_hand_off_than_before() {
+    let zk = Memory::new();
+    let there = zk.connect();
+    let paths = ["/locks/a", "/locks/b"];
+    let [ours, theirs] = [&zk, &there].map(|zk| paths.map(|path| RwLock::new(zk, path).expect("valid")));
+    let cost_of_both = || {
+        let before = zk.requests();
+        ours.iter().for_each(|lock| drop(now(lock.write()).expect("free")));
+        zk.requests() - before
+    };
+    // Only later numbers show that nobody is between them when another lock is used as well.
+    for _ in 0..10 {
+        cost_of_both();
+    }
+    let alone = cost_of_both();
+    let held = theirs.each_ref().map(|lock| now(lock.write()).expect("free"));
+    let mut waiting = ours.each_ref().map(writing);
+    waiting.iter_mut().for_each(|it| assert_pending!(it.poll()));
+    drop(held);
+    let granted = waiting.each_mut().map(|it| assert_ready_ok!(it.poll()));
+    drop(granted);
+    drop(waiting);
+    // The last contender came behind another session's, so the next one lists.
+    cost_of_both();
+    assert_eq!([cost_of_both(), cost_of_both()], [alone; 2]);
+}
+
+#[test]
+fn what_a_session_knows_of_a_lock_ends_with_its_last_handle() {
+    let zk = Memory::new();
+    let cost = |lock: &RwLock| {
+        let before = zk.requests();
+        drop(now(lock.write()).expect("free"));
+        zk.requests() - before
+    };
+    let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+    for _ in 0..3 {
+        cost(&lock);
+    }
+    let known = cost(&lock);
+    assert_eq!(cost(&RwLock::new(&zk, DIRECTORY).expect("valid")), known, "another handle, the same session");
+    drop(lock);
+    assert_eq!(cost(&RwLock::new(&zk, DIRECTORY).expect("valid")), known + 1, "it had to list");
+}
+
+#[test]
+fn contenders_of_two_sessions_know_nothing_of_each_other() {
+    let zk = Memory::new();
+    let there = zk.connect();
+    let [here, there] = [&zk, &there].map(|zk| RwLock::new(zk, DIRECTORY).expect("valid"));
+    let cost = |lock: &RwLock| {
+        let before = zk.requests();
+        drop(now(lock.write()).expect("free"));
+        zk.requests() - before
+    };
+    for _ in 0..3 {
+        cost(&here);
+    }
+    let alone = cost(&here);
+    assert_eq!([cost(&there), cost(&here), cost(&there)], [alone + 1; 3], "each has to list");
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// On a server
+
+/// One session behind a proxy, and another that nobody taps.
+struct Tapped {
+    proxy: Proxy,
+    zk: ZooKeeper,
+    lock: RwLock,
+    observer: RwLock,
+    operator: ZooKeeper,
+}
+
+impl Tapped {
+    async fn new(server: &Server) -> Tapped {
+        let proxy = Proxy::start(server.address());
+        let (zk, operator) = (connect(&proxy.address()).await, connect(&server.address()).await);
+        let directory = format!("/one/{}", proxy.address().replace([':', '.'], "-"));
+        let (lock, observer) = (lock_at(&zk, &directory), lock_at(&operator, &directory));
+        // The higher the number, the more may be written elsewhere before consecutive numbers prove nothing.
+        for _ in 0..50 {
+            lock.write().await.unwrap().release().await.unwrap();
+        }
+        Tapped { proxy, zk, lock, observer, operator }
+    }
+
+    /// The requests in the order of sending, without paths.
+    fn requests(&self) -> Vec<Op> {
+        self.proxy.requests().into_iter().map(|(op, _)| op).collect()
+    }
+}
+
+/// A holder and a waiter stay in the queue: the answers show that time has passed in which the waiter might have been let
+/// in.
+async fn stays_as_it_is(observer: &RwLock) {
+    for _ in 0..20 {
+        line_becomes(observer, "W+ W-").await;
+    }
+}
+
+#[tokio::test]
+async fn a_writer_lets_in_the_next_of_its_session_before_the_server_answers() {
+    let t = Tapped::new(shared_server()).await;
+    let held = t.lock.write().await.unwrap();
+    let waiter = writer(&t.lock);
+    line_becomes(&t.observer, "W+ W-").await;
+    let release = t.proxy.hold_request(Op::Multi);
+    drop(held);
+    let next = granted(waiter).await;
+    assert!(next.is_held());
+    line_becomes(&t.observer, "W+ W-").await;
+    release.release();
+    line_becomes(&t.observer, "W+").await;
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pair_that_waited_for_its_own_session_costs_three_requests() {
+    // Of its own: what others write in between is counted against what the numbers show.
+    let server = Server::start();
+    let t = Tapped::new(&server).await;
+    let mut held = t.lock.write().await.unwrap();
+    let mut all = Vec::new();
+    for _ in 0..20 {
+        t.proxy.reset();
+        let waiter = writer(&t.lock);
+        eventually("it waits", || async { t.proxy.count(Op::GetData) >= 1 }).await;
+        held.release().await.unwrap();
+        held = granted(waiter).await;
+        all.push(t.requests());
+    }
+    held.release().await.unwrap();
+    all.sort_by_key(Vec::len);
+    assert_eq!(all[0], [Op::Create2, Op::GetData, Op::Multi], "it watches its own node, and no other");
+}
+
+#[tokio::test]
+async fn a_waiter_hears_by_its_session_that_the_holders_node_was_removed() {
+    let t = Tapped::new(shared_server()).await;
+    let held = t.lock.write().await.unwrap();
+    t.proxy.reset();
+    let waiter = writer(&t.lock);
+    eventually("both watch their own nodes", || async { t.proxy.count(Op::GetData) == 2 }).await;
+    session(&t.operator).await.delete(&held.path()).await.unwrap();
+    assert!(granted(waiter).await.is_held());
+    assert!(!held.is_held());
+}
+
+#[tokio::test]
+async fn readers_and_writers_of_one_session_pass_through_without_a_listing() {
+    // Of its own: what others write in between is counted against what the numbers show.
+    let server = Server::start();
+    let t = Tapped::new(&server).await;
+    let mut looks = Vec::new();
+    for _ in 0..10 {
+        let held = t.lock.write().await.unwrap();
+        t.proxy.reset();
+        let one = reader(&t.lock);
+        line_becomes(&t.observer, "W+ R-").await;
+        let other = reader(&t.lock);
+        line_becomes(&t.observer, "W+ R- R-").await;
+        let last = writer(&t.lock);
+        line_becomes(&t.observer, "W+ R- R- W-").await;
+        held.release().await.unwrap();
+        let (one, other) = (granted(one).await, granted(other).await);
+        one.release().await.unwrap();
+        other.release().await.unwrap();
+        granted(last).await.release().await.unwrap();
+        looks.push(t.proxy.count(Op::GetChildren));
+    }
+    // Answers that come in another order than the numbers, or beside other work of the server, cost a look.
+    assert_eq!(looks.iter().min(), Some(&0), "{looks:?}");
+}
+
+#[tokio::test]
+async fn a_waiter_that_cannot_watch_its_own_node_watches_the_predecessor() {
+    let t = Tapped::new(shared_server()).await;
+    let held = t.lock.write().await.unwrap();
+    let number: u64 = held.path().rsplit('-').next().unwrap().parse().unwrap();
+    let own = Frames::replies(Op::GetData).about(&format!("WRITE-{:010}", number + 1));
+    let refused = t.proxy.apply(Rule::on(own).and_all_later().claim_error(NO_AUTH));
+    let waiter = writer(&t.lock);
+    refused.strikes().await;
+    session(&t.operator).await.delete(&held.path()).await.unwrap();
+    assert!(granted(waiter).await.is_held());
+    assert!(!held.is_held());
+}
+
+/// The next local holder may write before the ensemble has heard of it.
+#[tokio::test]
+async fn an_unanswered_transaction_keeps_the_next_one_out_until_our_node_is_gone() {
+    let t = Tapped::new(shared_server()).await;
+    let value = format!("/value-{}", t.proxy.address().replace([':', '.'], "-"));
+    let held = t.lock.write().await.unwrap();
+    held.transaction().create(&value, "1").commit().await.unwrap();
+    let waiter = writer(&t.lock);
+    line_becomes(&t.observer, "W+ W-").await;
+    let on_its_way = t.proxy.hold_request(Op::Multi);
+    assert_pending!(task::spawn(held.transaction().set(&value, "2").commit()).poll());
+    drop(held);
+    on_its_way.arrives().await;
+    stays_as_it_is(&t.observer).await;
+    assert!(!waiter.is_finished(), "the transaction before may still be carried out");
+    on_its_way.release();
+    let next = granted(waiter).await;
+    assert_eq!(next.data(&value).await.unwrap().unwrap().data, b"2");
+    next.transaction().set(&value, "3").commit().await.unwrap();
+    assert_eq!(next.data(&value).await.unwrap().unwrap().data, b"3");
+    next.release().await.unwrap();
+}
+
+/// A check that the holder's node exists, and is still on its way at the release, must not succeed beside the next holder.
+#[tokio::test]
+async fn a_node_that_others_were_told_of_is_gone_before_the_next_is_let_in() {
+    let t = Tapped::new(shared_server()).await;
+    let held = t.lock.write().await.unwrap();
+    let _for_others = held.path();
+    let waiter = writer(&t.lock);
+    line_becomes(&t.observer, "W+ W-").await;
+    let release = t.proxy.hold_request(Op::Multi);
+    drop(held);
+    release.arrives().await;
+    stays_as_it_is(&t.observer).await;
+    assert!(!waiter.is_finished());
+    release.release();
+    granted(waiter).await.release().await.unwrap();
+}
+
+/// Two sessions that are given out in turn.
+#[derive(Clone, Debug)]
+struct InTurn([ZooKeeper; 2], Arc<AtomicUsize>);
+
+#[async_trait]
+impl Coordinator for InTurn {
+    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
+        self.0[self.1.fetch_add(1, Ordering::Relaxed) % 2].berth(watched_bytes).await
+    }
+
+    async fn close(&self) {}
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.0[0].sleep(duration)
+    }
+}
+
+/// A transaction under several locks goes through one of their sessions, and has no common order with the others.
+#[tokio::test]
+async fn a_transaction_through_another_session_keeps_the_next_one_out() {
+    let t = Tapped::new(shared_server()).await;
+    let other = connect(&shared_server().address()).await;
+    let (a, b) = (t.lock.path().to_owned(), format!("{}-b", t.lock.path()));
+    let clients = InTurn([t.zk.clone(), other], Arc::default());
+    let several = MultiLock::new(&clients, [(&a[..], Mode::Write), (&b[..], Mode::Write)]).unwrap();
+    let guard = several.lock().await.unwrap();
+    let value = format!("{}-value", t.lock.path().replace('/', "-").replacen('-', "/", 1));
+    guard.transaction().create(&value, "1").commit().await.unwrap();
+    let waiter = writer(&t.lock);
+    line_becomes(&t.observer, "W+ W-").await;
+    let release = t.proxy.hold_request(Op::Multi);
+    drop(guard);
+    release.arrives().await;
+    stays_as_it_is(&t.observer).await;
+    assert!(!waiter.is_finished());
+    release.release();
+    let next = granted(waiter).await;
+    assert_eq!(next.data(&value).await.unwrap().unwrap().data, b"1");
+}
+
+#[tokio::test]
+async fn printing_a_guard_changes_nothing() {
+    let t = Tapped::new(shared_server()).await;
+    let several = MultiLock::new(&t.zk, [(t.lock.path(), Mode::Write)]).unwrap();
+    let guard = several.lock().await.unwrap();
+    assert!(format!("{guard:?}").contains(t.lock.path()));
+    let waiter = writer(&t.lock);
+    line_becomes(&t.observer, "W+ W-").await;
+    let release = t.proxy.hold_request(Op::Multi);
+    drop(guard);
+    let next = granted(waiter).await;
+    release.release();
+    next.release().await.unwrap();
+}
+
+/// The predecessor lets its local heir in before its own node is gone. If the heir then vanishes, the predecessor's late
+/// signal does not tell that the heir has released.
+#[tokio::test]
+async fn a_lock_delay_is_not_skipped_by_the_late_signal_of_a_predecessor() {
+    let t = Tapped::new(shared_server()).await;
+    let delay = Duration::from_secs(2);
+    let patient = RwLock::builder(&t.operator, t.lock.path()).lock_delay(delay).build().unwrap();
+    let first = t.lock.write().await.unwrap();
+    let another_handle = RwLock::builder(&t.zk, t.lock.path()).host("heir").build().unwrap();
+    let heir = writer(&another_handle);
+    line_becomes(&t.observer, "W+ W-").await;
+    let last = writer(&patient);
+    line_becomes(&t.observer, "W+ W- W-").await;
+    let silence = t.proxy.hold_request(Op::Multi);
+    drop(first);
+    let heir = granted(heir).await;
+    session(&t.operator).await.delete(&heir.path()).await.unwrap();
+    soon("the heir hears of it", heir.lost()).await;
+    line_becomes(&t.observer, "W+ W-").await;
+    let released = Instant::now();
+    silence.release();
+    let last = granted(last).await;
+    assert!(released.elapsed() >= delay, "it waited for {:?} only", released.elapsed());
+    last.release().await.unwrap();
+}
+
+/// Correct comes before fast: a waiter watches its own node before it can be let in by the predecessor's.
+#[tokio::test]
+async fn a_waiter_whose_node_is_removed_at_once_is_never_granted() {
+    let t = Tapped::new(shared_server()).await;
+    let operator = session(&t.operator).await;
+    for _ in 0..20 {
+        let held = t.lock.write().await.unwrap();
+        let waiter = writer(&t.observer);
+        line_becomes(&t.observer, "W+ W-").await;
+        let evicted = t.observer.queue().await.unwrap().members[1].node.clone();
+        operator.delete(&format!("{}/{evicted}", t.lock.path())).await.unwrap();
+        held.release().await.unwrap();
+        assert!(matches!(refused(waiter).await, Error::Evicted(Loss::Removed)));
+    }
+}
+
+/// A write to the waiter's node uses its watch up.
+#[tokio::test]
+async fn an_evicted_waiter_whose_watch_was_used_up_is_never_granted() {
+    let t = Tapped::new(shared_server()).await;
+    let operator = session(&t.operator).await;
+    let waits_here = lock_at(&connect(&shared_server().address()).await, t.lock.path());
+    for _ in 0..20 {
+        let held = t.observer.write().await.unwrap();
+        let waiter = writer(&waits_here);
+        line_becomes(&t.observer, "W+ W-").await;
+        let next = writer(&t.observer);
+        line_becomes(&t.observer, "W+ W- W-").await;
+        let evicted = format!("{}/{}", t.lock.path(), t.observer.queue().await.unwrap().members[1].node);
+        let write = Operation::Set { path: evicted.clone(), data: b"x".to_vec(), version: None };
+        operator.transact(&[write, Operation::Delete { path: evicted, version: None }]).await.unwrap();
+        held.release().await.unwrap();
+        assert!(matches!(refused(waiter).await, Error::Evicted(Loss::Removed)));
+        granted(next).await.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_asks_for_its_own_watch_before_that_on_its_predecessor() {
+    let t = Tapped::new(shared_server()).await;
+    let held = t.observer.write().await.unwrap();
+    t.proxy.reset();
+    let waiter = writer(&t.lock);
+    eventually("it watches both", || async { t.proxy.count(Op::GetData) == 2 }).await;
+    let watched: Vec<String> =
+        t.proxy.requests().into_iter().filter(|(op, _)| *op == Op::GetData).map(|(_, path)| path).collect();
+    let number = |path: &str| path.rsplit('-').next().unwrap().parse::<u64>().unwrap();
+    assert_eq!(number(&watched[0]), number(&watched[1]) + 1, "{watched:?}");
+    held.release().await.unwrap();
+    granted(waiter).await.release().await.unwrap();
+}
+
+/// Its own session may let it in while the news is on its way.
+#[tokio::test]
+async fn a_local_waiter_whose_node_is_removed_at_once_is_lost_before_the_next() {
+    let t = Tapped::new(shared_server()).await;
+    let one = connect(&shared_server().address()).await;
+    let (lock, operator) = (lock_at(&one, t.lock.path()), session(&t.operator).await);
+    for _ in 0..20 {
+        let held = lock.write().await.unwrap();
+        let waiter = writer(&lock);
+        line_becomes(&t.observer, "W+ W-").await;
+        let next = writer(&t.observer);
+        line_becomes(&t.observer, "W+ W- W-").await;
+        let evicted = t.observer.queue().await.unwrap().members[1].node.clone();
+        operator.delete(&format!("{}/{evicted}", lock.path())).await.unwrap();
+        held.release().await.unwrap();
+        let next = granted(next).await;
+        match soon("the answer", waiter).await.unwrap() {
+            Ok(guard) => assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed),
+            Err(error) => assert!(matches!(error, Error::Evicted(Loss::Removed)), "{error}"),
+        }
+        next.release().await.unwrap();
+    }
+}

@@ -1,0 +1,291 @@
+//! Error codes, true and false: whatever a server says about whatever was asked, there are never two nodes for one
+//! acquisition, never a grant beside another, and the end says what happened.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use support::scene::*;
+use support::server::shared_server;
+use support::wire::{Close, Fault, Frames, Op, Proxy, Rule};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use zk_rwlock::coordinator::Ending;
+use zk_rwlock::{Error, Loss, RwLock, ZooKeeper};
+
+/// So that what a false answer leaves behind is gone soon.
+const SHORT: Duration = Duration::from_secs(2);
+
+/// SessionExpired, SessionMoved, RequestTimeout, ConnectionLoss, Throttled, NoAuth, QuotaExceeded,
+/// EphemeralOnLocalSession, and one that no server knows.
+const CODES: [i32; 9] = [-112, -118, -122, -4, -127, -102, -125, -120, -999];
+
+/// What is behind an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Truth {
+    /// The server never saw the request.
+    Refused,
+    /// The server did what was asked, and says that it did not.
+    Done,
+}
+
+/// How the call ended that met the error. Its node is gone then or soon after, while the session lives on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// As if nothing had happened.
+    Well,
+    Denied,
+    Refused,
+    /// The node is gone when the server, too, ends the session.
+    Expired,
+    /// The node had gone before: with [`Truth::Done`], that is true.
+    Gone,
+    /// As `Denied`; the node stays until the session ends.
+    DeniedAndStays,
+    /// As `Refused`; the node stays until the session ends.
+    RefusedAndStays,
+}
+
+impl End {
+    fn of<T>(answer: &Result<T, Error>) -> End {
+        match answer {
+            Ok(_) => End::Well,
+            Err(Error::PermissionDenied { .. }) => End::Denied,
+            Err(Error::Refused { .. }) => End::Refused,
+            Err(Error::Lost(Loss::Removed) | Error::Evicted(Loss::Removed)) => End::Gone,
+            Err(
+                Error::Lost(Loss::SessionOver(Ending::Expired)) | Error::Evicted(Loss::SessionOver(Ending::Expired)),
+            ) => End::Expired,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    /// Whether the node stays until the session is closed, and what the call says of that.
+    fn stays(self) -> (bool, End) {
+        match self {
+            End::DeniedAndStays => (true, End::Denied),
+            End::RefusedAndStays => (true, End::Refused),
+            end => (false, end),
+        }
+    }
+}
+
+/// What a code is said about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Request {
+    Create,
+    List,
+    /// The watch on the one before, with which a waiter reads that node.
+    Watch,
+    /// After the answer to a create was lost.
+    Sync,
+    /// The transaction by which a writer releases.
+    HandOff,
+    /// By which a reader releases.
+    Delete,
+}
+
+/// A session whose wire can lie, in a directory where somebody else is too.
+struct Case {
+    name: String,
+    proxy: Proxy,
+    zk: ZooKeeper,
+    lock: RwLock,
+    operator: ZooKeeper,
+    here: RwLock,
+}
+
+impl Case {
+    async fn set(request: Request, code: i32, truth: Truth) -> Case {
+        let directory = format!("/refusals/{request:?}{code}-{truth:?}");
+        let proxy = Proxy::start(shared_server().address());
+        let (zk, operator) = (connect_with(&proxy.address(), SHORT).await, connect(&shared_server().address()).await);
+        let (lock, here) = (lock_at(&zk, &directory), lock_at(&operator, &directory));
+        here.read().await.unwrap().release().await.unwrap();
+        Case { name: format!("{code} for {request:?}, {truth:?}"), proxy, zk, lock, operator, here }
+    }
+
+    fn lie(&self, requests: Frames, replies: Frames, code: i32, truth: Truth) -> Fault {
+        self.proxy.apply(match truth {
+            Truth::Refused => Rule::on(requests).refuse(code),
+            Truth::Done => Rule::on(replies).claim_error(code),
+        })
+    }
+
+    async fn children(&self) -> Vec<String> {
+        children(&self.operator, self.here.path()).await
+    }
+
+    /// An acquisition behind somebody who holds, and who lets go when the error has had its effect.
+    async fn acquire(self, request: Request, code: i32, truth: Truth, stays: bool) -> End {
+        let holder = self.here.write().await.unwrap();
+        let node = holder.path();
+        let fault = match request {
+            Request::Create => self.lie(Frames::requests(Op::Create2), Frames::replies(Op::Create2), code, truth),
+            Request::List => self.lie(Frames::requests(Op::GetChildren), Frames::replies(Op::GetChildren), code, truth),
+            Request::Watch => {
+                let (asked, answered) = (Frames::requests(Op::GetData), Frames::replies(Op::GetData));
+                self.lie(asked.about(&node), answered.about(&node), code, truth)
+            }
+            _ => {
+                self.proxy.apply(Rule::on(Frames::replies(Op::Create2)).close(0, Close::Rst));
+                self.lie(Frames::requests(Op::Multi), Frames::replies(Op::Multi), code, truth)
+            }
+        };
+        let acquisition = self.lock.write();
+        let waiter = tokio::spawn(async move { acquisition.await.map(|guard| (guard, Instant::now())) });
+        soon(&self.name, fault.strikes()).await;
+        let asks_again = if request == Request::Watch { 2 } else { 1 };
+        let waits = || {
+            let asked = self.proxy.requests();
+            asked.iter().filter(|(op, path)| *op == Op::GetData && *path == node).count() >= asks_again
+        };
+        eventually("it has failed, or waits", || async { waiter.is_finished() || waits() }).await;
+        let released_at = Instant::now();
+        holder.release().await.unwrap();
+
+        let answer = soon(&self.name, waiter).await.expect("no panic");
+        let end = End::of(&answer);
+        if let Ok((guard, granted_at)) = answer {
+            assert!(granted_at > released_at && guard.is_held(), "{}", self.name);
+            eventually("one node is left", || async { self.children().await.len() == 1 }).await;
+            assert!(guard.is_held() && self.children().await.iter().all(|name| guard.path().ends_with(name)));
+            guard.release().await.unwrap();
+        }
+        self.settle(stays, None).await;
+        end
+    }
+
+    /// A release with somebody waiting behind.
+    async fn release(self, request: Request, code: i32, truth: Truth, stays: bool) -> End {
+        let (answer, next) = if request == Request::HandOff {
+            let guard = self.lock.write().await.unwrap();
+            let next = self.next("W+ W-").await;
+            let part = format!("SetData {}", guard.path());
+            let (asked, answered) = (Frames::requests(Op::Multi).about(&part), Frames::replies(Op::Multi).about(&part));
+            let fault = self.lie(asked, answered, code, truth);
+            let answer = soon(&self.name, guard.release()).await;
+            assert!(fault.has_struck(), "{}", self.name);
+            (answer, next)
+        } else {
+            let guard = self.lock.read().await.unwrap();
+            let next = self.next("R+ W-").await;
+            let fault = self.lie(Frames::requests(Op::Delete), Frames::replies(Op::Delete), code, truth);
+            let answer = soon(&self.name, guard.release()).await;
+            assert!(fault.has_struck(), "{}", self.name);
+            (answer, next)
+        };
+        self.settle(stays, Some(next)).await;
+        End::of(&answer)
+    }
+
+    async fn next(&self, line: &str) -> JoinHandle<()> {
+        let next = writer(&self.here);
+        line_becomes(&self.here, line).await;
+        tokio::spawn(async move { granted(next).await.release().await.unwrap() })
+    }
+
+    /// Whoever waits gets the lock, and the directory is empty: while the session lives, or when it is over.
+    async fn settle(self, stays: bool, next: Option<JoinHandle<()>>) {
+        if stays {
+            assert!(!self.children().await.is_empty(), "{}", self.name);
+            self.zk.close().await;
+        }
+        if let Some(next) = next {
+            soon(&self.name, next).await.unwrap();
+        }
+        becomes_empty(&self.operator, self.here.path()).await;
+        self.zk.close().await;
+    }
+}
+
+/// Runs every code side by side, and compares the ends with those that are written down.
+async fn each_code(request: Request, truth: Truth) {
+    let (.., expected) = ENDS.into_iter().find(|row| (row.0, row.1) == (request, truth)).expect("a row of the table");
+    // Not more than a small machine can serve in time.
+    let turnstile = Arc::new(Semaphore::new(6));
+    let cases: Vec<_> = (CODES.into_iter().zip(expected))
+        .map(|(code, expected)| {
+            let (turnstile, (stays, expected)) = (Arc::clone(&turnstile), expected.stays());
+            let case = tokio::spawn(async move {
+                let _turn = turnstile.acquire().await.unwrap();
+                let case = Case::set(request, code, truth).await;
+                match request {
+                    Request::HandOff | Request::Delete => case.release(request, code, truth, stays).await,
+                    _ => case.acquire(request, code, truth, stays).await,
+                }
+            });
+            (code, case, expected)
+        })
+        .collect();
+    for (code, case, expected) in cases {
+        assert_eq!(case.await.unwrap(), expected, "{code} for {request:?}, {truth:?}");
+    }
+}
+
+use End::*;
+
+/// For each request, the ends in the order of [`CODES`].
+#[rustfmt::skip]
+const ENDS: [(Request, Truth, [End; 9]); 10] = [
+    // -112 expired, -118 moved, -122 timeout, -4 loss, -127 throttled, -102 no auth, -125 quota, -120 local, -999
+    (Request::Create, Truth::Refused, [Well, Well, Well, Well, Well, Denied, Refused, Well, Well]),
+    (Request::Create, Truth::Done, [Well, Well, Well, Well, Well, DeniedAndStays, RefusedAndStays, Well, Well]),
+    (Request::List, Truth::Done, [Expired, Well, Well, Well, Well, Denied, Refused, Well, Well]),
+    (Request::Watch, Truth::Refused, [Expired, Well, Well, Well, Well, Denied, Refused, Well, Well]),
+    (Request::Watch, Truth::Done, [Expired, Well, Well, Well, Well, Denied, Refused, Well, Well]),
+    (Request::Sync, Truth::Refused, [Well, Well, Well, Well, Well, Denied, Refused, Well, Well]),
+    (Request::HandOff, Truth::Refused, [Expired, Well, Well, Well, Well, Well, Well, Well, Well]),
+    (Request::HandOff, Truth::Done, [Expired, Well, Well, Well, Well, Gone, Gone, Well, Well]),
+    (Request::Delete, Truth::Refused, [Expired, Well, Well, Well, Well, DeniedAndStays, RefusedAndStays, Well, Well]),
+    (Request::Delete, Truth::Done, [Expired, Well, Well, Well, Well, Denied, Refused, Well, Well]),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_create_that_was_refused() {
+    each_code(Request::Create, Truth::Refused).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_create_that_was_done_and_is_said_to_have_been_refused() {
+    each_code(Request::Create, Truth::Done).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listing_that_failed() {
+    each_code(Request::List, Truth::Done).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_that_was_refused() {
+    each_code(Request::Watch, Truth::Refused).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_that_was_armed_and_is_said_to_have_been_refused() {
+    each_code(Request::Watch, Truth::Done).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sync_that_was_refused() {
+    each_code(Request::Sync, Truth::Refused).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_off_that_was_refused() {
+    each_code(Request::HandOff, Truth::Refused).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_off_that_was_done_and_is_said_to_have_been_refused() {
+    each_code(Request::HandOff, Truth::Done).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_delete_that_was_refused() {
+    each_code(Request::Delete, Truth::Refused).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_delete_that_was_done_and_is_said_to_have_been_refused() {
+    each_code(Request::Delete, Truth::Done).await;
+}

@@ -1,0 +1,194 @@
+//! The end of the sequence numbers, on a real server whose counter was set there.
+//!
+//! From ZooKeeper 3.6 on the counter sticks at 2147483647, and several contenders get that number: whoever grants the
+//! lowest number grants twice. So nobody may get near it.
+
+use std::sync::Arc;
+
+use support::scene::{
+    becomes_empty, children, connect, granted, line, line_becomes, lock_at, reader, session, soon, writer,
+};
+use support::server::{Server, WITHOUT_DIGESTS};
+use tokio::task::JoinSet;
+use zk_rwlock::coordinator::{Failure, Kind, Session};
+use zk_rwlock::{Contender, Error, Loss, MemberState, Mode, RwLock, ZooKeeper};
+
+/// The number from which on the last one out deletes the directory.
+const RESTART_FROM: i32 = 1 << 30;
+
+/// The number from which on nobody may enter.
+const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
+
+const DIRECTORY: &str = "/locks/old";
+
+/// A server on which the next contender gets the number `next`. Somebody's file keeps the directory from being
+/// restarted if `kept` is set.
+async fn server_at(next: i32, kept: bool) -> Server {
+    let server = Server::start_with(&[], &WITHOUT_DIGESTS);
+    let zk = connect(&server.address()).await;
+    soon("the first use", lock_at(&zk, DIRECTORY).write()).await.expect("free").release().await.expect("held");
+    if kept {
+        let file = session(&zk).await.create(&format!("{DIRECTORY}/foo"), &[], Kind::Persistent).await;
+        file.expect("anybody may create here");
+    }
+    zk.close().await;
+    server.set_next_sequence(DIRECTORY, next);
+    server
+}
+
+async fn two(server: &Server) -> (ZooKeeper, RwLock, ZooKeeper, RwLock) {
+    let (a, b) = (connect(&server.address()).await, connect(&server.address()).await);
+    let (lock_a, lock_b) = (lock_at(&a, DIRECTORY), lock_at(&b, DIRECTORY));
+    (a, lock_a, b, lock_b)
+}
+
+async fn numbers(zk: &ZooKeeper) -> Vec<(Mode, i64)> {
+    let names = children(zk, DIRECTORY).await;
+    let mut numbers: Vec<_> = names.iter().filter_map(|name| Contender::parse(name)).collect();
+    numbers.sort_by_key(Contender::sequence);
+    numbers.iter().map(|contender| (contender.mode(), contender.sequence())).collect()
+}
+
+/// What a stranger does who knows only ZooKeeper: takes the next number.
+async fn join(session: &Arc<dyn Session>, prefix: &str) -> Result<String, Failure> {
+    let created = session.create(&format!("{DIRECTORY}/{prefix}"), &[], Kind::EphemeralSequential).await?;
+    Ok(created.path.rsplit('/').next().unwrap_or_default().to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn from_two_to_the_thirty_on_the_last_one_out_restarts_the_numbers() {
+    let server = server_at(RESTART_FROM - 1, false).await;
+    let (zk, a, _other, b) = two(&server).await;
+    let before = soon("free", a.write()).await.expect("free");
+    let mut token = before.fencing_token();
+    let next = reader(&b);
+    line_becomes(&a, "W+ R-").await;
+    assert_eq!(numbers(&zk).await, [(Mode::Write, i64::from(RESTART_FROM) - 1), (Mode::Read, 1 << 30)]);
+    before.release().await.expect("held");
+    let next = granted(next).await;
+    assert!(next.fencing_token() > token && next.is_held());
+    token = next.fencing_token();
+    soon("the last one leaves", next.release()).await.expect("held");
+    let gone = session(&zk).await.children(DIRECTORY).await;
+    assert_eq!(gone, Err(Failure::NoNode), "the last one out takes the directory with it");
+
+    let fresh = soon("free", b.write()).await.expect("free");
+    assert_eq!(numbers(&zk).await, [(Mode::Write, 0)]);
+    assert!(fresh.fencing_token() > token, "the token rises although the number starts again");
+    fresh.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn near_the_end_those_inside_are_served_in_order_and_newcomers_are_refused() {
+    let server = server_at(REFUSED_FROM - 3, false).await;
+    let (zk, a, _other, b) = two(&server).await;
+    let first = soon("free", a.write()).await.expect("free");
+    let second = reader(&b);
+    line_becomes(&a, "W+ R-").await;
+    let third = writer(&a);
+    line_becomes(&a, "W+ R- W-").await;
+    for lock in [&a, &b] {
+        let error = soon("a refusal", lock.write()).await.expect_err("the numbers end");
+        assert!(matches!(&error, Error::SequenceExhausted { path } if path == DIRECTORY), "{error:?}");
+        let error = soon("a refusal", lock.read()).await.expect_err("the numbers end");
+        assert!(matches!(error, Error::SequenceExhausted { .. }), "{error:?}");
+    }
+    assert_eq!(line(&b).await, "W+ R- W-", "whoever was refused has left");
+    first.release().await.expect("held");
+    granted(second).await.release().await.expect("held");
+    granted(third).await.release().await.expect("held");
+    // The last one out restarted the numbers, so the lock serves again without anybody's help.
+    let fresh = soon("the numbers start again", b.write()).await.expect("free");
+    assert_eq!(numbers(&zk).await, [(Mode::Write, 0)]);
+    fresh.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_several_get_the_last_number_nobody_is_granted() {
+    let server = server_at(i32::MAX - 1, true).await;
+    let (zk, a, other, b) = two(&server).await;
+    let (one, two) = (session(&zk).await, session(&other).await);
+
+    // The fact this is about: the server gives several contenders one number.
+    let names = [
+        join(&one, "x-WRITE-").await.expect("a number"),
+        join(&two, "y-WRITE-").await.expect("a number"),
+        join(&one, "z-READ-").await.expect("a number"),
+    ];
+    assert_eq!(names, ["x-WRITE-2147483646", "y-WRITE-2147483647", "z-READ-2147483647"]);
+
+    for lock in [&a, &b] {
+        for error in [
+            soon("a refusal", lock.write()).await.expect_err("the numbers end"),
+            soon("a refusal", lock.read()).await.expect_err("the numbers end"),
+        ] {
+            assert!(matches!(error, Error::SequenceExhausted { .. }), "{error:?}");
+        }
+        assert!(soon("an answer", lock.try_write()).await.is_err_and(|error| error.is_would_block()));
+    }
+    let queue = soon("the queue", a.queue()).await.expect("readable");
+    let states: Vec<_> = queue.members.iter().map(|member| member.state.clone()).collect();
+    assert_eq!(states, [MemberState::Holds, MemberState::Stuck, MemberState::Stuck]);
+
+    // With the one who holds gone, still none of those who share a number may have the lock.
+    one.delete(&format!("{DIRECTORY}/{}", names[0])).await.expect("it is there");
+    let queue = soon("the queue", b.queue()).await.expect("readable");
+    assert_eq!(queue.holders().count(), 0);
+    for (session, name) in [(&two, &names[1]), (&one, &names[2])] {
+        session.delete(&format!("{DIRECTORY}/{name}")).await.expect("it is there");
+    }
+    assert_eq!(children(&zk, DIRECTORY).await, ["foo"]);
+    let error = soon("a refusal", a.write()).await.expect_err("somebody's file keeps the directory");
+    assert!(error.to_string().contains(DIRECTORY), "{error}");
+    one.delete(&format!("{DIRECTORY}/foo")).await.expect("it is there");
+    let fresh = soon("the numbers start again", b.write()).await.expect("free");
+    assert_eq!(numbers(&zk).await, [(Mode::Write, 0)]);
+    fresh.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_empty_directory_with_used_up_numbers_serves_the_first_who_comes() {
+    let server = server_at(REFUSED_FROM, false).await;
+    for (again, next) in [(false, REFUSED_FROM), (true, i32::MAX), (true, -1), (true, i32::MIN)] {
+        if again {
+            server.set_next_sequence(DIRECTORY, next);
+        }
+        let (zk, a, _other, b) = two(&server).await;
+        let first = soon("the numbers start again", a.write()).await.expect("it is empty");
+        assert_eq!(numbers(&zk).await, [(Mode::Write, 0)], "from {next}");
+        let second = reader(&b);
+        line_becomes(&a, "W+ R-").await;
+        first.release().await.expect("held");
+        granted(second).await.release().await.expect("held");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_who_come_at_once_to_used_up_numbers_are_served_one_after_another() {
+    let server = server_at(i32::MAX, false).await;
+    let (zk, a, _other, b) = two(&server).await;
+    let mut pairs = JoinSet::new();
+    for lock in [&a, &b].repeat(3) {
+        let lock = lock.clone();
+        pairs.spawn(async move { lock.write().await.expect("the numbers start again").release().await.expect("held") });
+    }
+    soon("everyone had the lock", pairs.join_all()).await;
+    becomes_empty(&zk, DIRECTORY).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_near_the_end_is_told_when_an_operator_starts_the_directory_afresh() {
+    let server = server_at(REFUSED_FROM - 1, false).await;
+    let (zk, a, _other, b) = two(&server).await;
+    let held = soon("free", a.write()).await.expect("free");
+    let operator = session(&zk).await;
+    operator.delete(&held.path()).await.expect("it is there");
+    assert_eq!(soon("told", held.lost()).await, Loss::Removed);
+    operator.delete(DIRECTORY).await.expect("it is empty");
+    let fresh = soon("the numbers start again", b.write()).await.expect("free");
+    assert_eq!(numbers(&zk).await, [(Mode::Write, 0)]);
+    assert!(fresh.fencing_token() > held.fencing_token());
+    assert!(matches!(soon("an answer", held.release()).await, Err(Error::Lost(Loss::Removed))));
+    assert!(fresh.is_held());
+    fresh.release().await.expect("held");
+}

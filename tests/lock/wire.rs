@@ -1,0 +1,577 @@
+//! What the lock costs a server: requests, notifications and watches, counted frame by frame.
+//!
+//! The sessions' timeout is so long that no heartbeat and no ping falls into a test.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use support::scene::*;
+use support::server::{Server, shared_server};
+use support::wire::{Op, Proxy};
+use tokio::task::{JoinHandle, JoinSet};
+use zk_rwlock::coordinator::{Kind, Operation};
+use zk_rwlock::{Error, RwLock, WriteGuard, ZooKeeper};
+
+/// A session behind a proxy of its own.
+struct Tapped {
+    proxy: Proxy,
+    zk: ZooKeeper,
+}
+
+impl Tapped {
+    async fn new(server: &Server) -> Tapped {
+        let proxy = Proxy::start(server.address());
+        let zk = connect(&proxy.address()).await;
+        Tapped { proxy, zk }
+    }
+
+    /// Returns when everything that the server sent this session before has arrived: answers and events keep their
+    /// order.
+    async fn settle(&self) {
+        soon("an answer", session(&self.zk).await.sync("/")).await.unwrap();
+    }
+}
+
+async fn directory(zk: &ZooKeeper, path: &str) -> RwLock {
+    let lock = lock_at(zk, path);
+    lock.read().await.unwrap().release().await.unwrap();
+    lock
+}
+
+/// The requests in the order of sending, without paths.
+fn ops(proxy: &Proxy) -> Vec<Op> {
+    proxy.requests().into_iter().map(|(op, _)| op).collect()
+}
+
+/// As [`ops`], without those of a holder that looks after its own node: from 5 ms on it watches it.
+fn ops_but_for_the_own_watch(proxy: &Proxy) -> Vec<Op> {
+    ops(proxy).into_iter().filter(|op| !matches!(op, Op::GetData | Op::RemoveWatches)).collect()
+}
+
+/// What one write lock and its release ask for.
+async fn a_write(tapped: &Tapped, lock: &RwLock) -> Vec<Op> {
+    tapped.proxy.reset();
+    lock.write().await.unwrap().release().await.unwrap();
+    ops(&tapped.proxy)
+}
+
+async fn a_read(tapped: &Tapped, lock: &RwLock) -> Vec<Op> {
+    tapped.proxy.reset();
+    lock.read().await.unwrap().release().await.unwrap();
+    ops(&tapped.proxy)
+}
+
+/// The shortest of several: a holder that is slow also watches its own node.
+fn least(mut all: Vec<Vec<Op>>) -> Vec<Op> {
+    all.sort_by_key(Vec::len);
+    all.swap_remove(0)
+}
+
+#[tokio::test]
+async fn a_lock_that_is_used_alone_costs_two_requests() {
+    // Of its own: what others write in between is counted against the proof.
+    let server = Server::start();
+    let tapped = Tapped::new(&server).await;
+    let lock = directory(&tapped.zk, "/wire/alone").await;
+    a_write(&tapped, &lock).await;
+    // By its number this one is seen to be the next.
+    a_write(&tapped, &lock).await;
+    let (mut writes, mut reads) = (Vec::new(), Vec::new());
+    for _ in 0..20 {
+        writes.push(a_write(&tapped, &lock).await);
+        assert_eq!(tapped.proxy.count(Op::GetChildren), 0);
+    }
+    for _ in 0..20 {
+        reads.push(a_read(&tapped, &lock).await);
+        assert_eq!(tapped.proxy.count(Op::GetChildren), 0);
+    }
+    assert_eq!(least(writes), [Op::Create2, Op::Multi]);
+    assert_eq!(least(reads), [Op::Create2, Op::Delete]);
+    // Another handle of the process knows it, too, and a writer that comes after readers whom it knows all.
+    let same = lock_at(&tapped.zk, "/wire/alone");
+    a_write(&tapped, &same).await;
+    assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::Multi]);
+    // By the first after strangers it is not known who came before them.
+    let stranger = Tapped::new(&server).await;
+    lock_at(&stranger.zk, "/wire/alone").read().await.unwrap().release().await.unwrap();
+    let looks = [Op::Create2, Op::GetChildren];
+    // The second one is known when it has asked already.
+    for expected in [&looks[..], &looks, &looks[..1]] {
+        tapped.proxy.reset();
+        lock.read().await.unwrap().release().await.unwrap();
+        let mut ops = ops_but_for_the_own_watch(&tapped.proxy);
+        assert_eq!(ops.pop(), Some(Op::Delete));
+        assert_eq!(ops, expected);
+    }
+    // Other readers may be there yet, whom a writer has to look for.
+    a_write(&tapped, &lock).await;
+    assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::GetChildren, Op::Multi]);
+}
+
+#[tokio::test]
+async fn a_lock_that_others_use_in_between_costs_three_requests() {
+    let server = Server::start();
+    let tapped = Tapped::new(&server).await;
+    let stranger = Tapped::new(&server).await;
+    let (lock, other) = (directory(&tapped.zk, "/wire/between").await, lock_at(&stranger.zk, "/wire/between"));
+    let (mut writes, mut reads) = (Vec::new(), Vec::new());
+    for _ in 0..20 {
+        writes.push(a_write(&tapped, &lock).await);
+        reads.push(a_read(&stranger, &other).await);
+    }
+    assert_eq!(least(writes), [Op::Create2, Op::GetChildren, Op::Multi]);
+    assert_eq!(least(reads), [Op::Create2, Op::GetChildren, Op::Delete]);
+
+    // The first time, whoever was alone learns of it by a number, and looks then.
+    a_write(&tapped, &lock).await;
+    a_write(&tapped, &lock).await;
+    a_write(&tapped, &lock).await;
+    assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::Multi]);
+    let held = other.write().await.unwrap();
+    tapped.proxy.reset();
+    let waiter = writer(&lock);
+    eventually("the watch", || async { tapped.proxy.count(Op::GetData) >= 1 }).await;
+    assert_eq!(ops(&tapped.proxy)[..3], [Op::Create2, Op::GetChildren, Op::GetData]);
+    held.release().await.unwrap();
+    granted(waiter).await.release().await.unwrap();
+}
+
+/// Each of its requests takes the server's time from the lock that all wait for.
+#[tokio::test]
+async fn a_pair_that_waited_costs_five_requests() {
+    let (server, mut waits) = (shared_server(), Vec::new());
+    let (from, to) = (Tapped::new(server).await, Tapped::new(server).await);
+    let lock = directory(&from.zk, "/wire/moment").await;
+    let waits_behind = lock_at(&to.zk, "/wire/moment");
+    for _ in 0..20 {
+        let held = lock.write().await.unwrap();
+        to.proxy.reset();
+        let waiter = writer(&waits_behind);
+        eventually("the watch", || async { to.proxy.count(Op::GetData) >= 1 }).await;
+        held.release().await.unwrap();
+        granted(waiter).await.release().await.unwrap();
+        waits.push(ops(&to.proxy));
+    }
+    assert_eq!(least(waits), [Op::Create2, Op::GetChildren, Op::GetData, Op::GetData, Op::Multi]);
+}
+
+#[tokio::test]
+async fn create_and_listing_are_both_sent_before_either_is_answered() {
+    let tapped = Tapped::new(shared_server()).await;
+    let lock = directory(&tapped.zk, "/wire/round-trip").await;
+    tapped.proxy.reset();
+    let answer = tapped.proxy.hold_reply(Op::Create2);
+    let acquisition = writer(&lock);
+    soon("the answer to the create", answer.arrives()).await;
+    eventually("the listing", || async { tapped.proxy.count(Op::GetChildren) == 1 }).await;
+    assert!(!acquisition.is_finished());
+    answer.release();
+    let guard = granted(acquisition).await;
+
+    // The second round trip is the release: one request, answered.
+    let answer = tapped.proxy.hold_reply(Op::Multi);
+    let release = tokio::spawn(guard.release());
+    soon("the answer to the release", answer.arrives()).await;
+    assert!(!release.is_finished());
+    answer.release();
+    soon("the release", release).await.unwrap().unwrap();
+    assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::GetChildren, Op::Multi]);
+}
+
+#[tokio::test]
+async fn after_a_dropped_guard_the_next_create_goes_out_behind_the_delete() {
+    let server = Server::start();
+    let tapped = Tapped::new(&server).await;
+    let lock = directory(&tapped.zk, "/wire/behind").await;
+    lock.write().await.unwrap().release().await.unwrap();
+    lock.write().await.unwrap().release().await.unwrap();
+    let guard = lock.write().await.unwrap();
+    tapped.proxy.reset();
+    let answer = tapped.proxy.hold_reply(Op::Multi);
+    drop(guard);
+    eventually("the release", || async { tapped.proxy.count(Op::Multi) == 1 }).await;
+    let next = writer(&lock);
+    eventually("the create", || async { tapped.proxy.count(Op::Create2) == 1 }).await;
+    soon("the answer to the release", answer.arrives()).await;
+    assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Multi, Op::Create2]);
+    assert!(!next.is_finished());
+    answer.release();
+    drop(granted(next).await);
+}
+
+/// Where the create comes before the release has left, which it does in some microseconds.
+#[tokio::test]
+async fn a_guard_that_is_dropped_and_taken_again_at_once_costs_one_request() {
+    let server = Server::start();
+    let tapped = Tapped::new(&server).await;
+    let lock = directory(&tapped.zk, "/wire/again").await;
+    let mut guard = lock.write().await.unwrap();
+    let mut all = Vec::new();
+    for _ in 0..100 {
+        tapped.proxy.reset();
+        drop(guard);
+        guard = lock.write().await.unwrap();
+        all.push(ops(&tapped.proxy));
+    }
+    assert_eq!(least(all), [Op::Multi]);
+    guard.release().await.unwrap();
+    assert_eq!(children(&tapped.zk, lock.path()).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_hand_off_to_a_writer_is_one_transaction_and_no_read() {
+    let server = Server::start();
+    let (from, to) = (Tapped::new(&server).await, Tapped::new(&server).await);
+    let lock = directory(&from.zk, "/wire/hand-off").await;
+    let holder = lock.write().await.unwrap();
+    let node = holder.path();
+    let waiter = writer(&lock_at(&to.zk, "/wire/hand-off"));
+    line_becomes(&lock, "W+ W-").await;
+    // The holder's and the waiter's own, and the waiter's on the holder.
+    eventually("all watches", || async { server.watches() == 3 }).await;
+    from.proxy.reset();
+    to.proxy.reset();
+    // Whatever the waiter asked now, it would never hear an answer: only the event can tell it.
+    to.proxy.black_hole_to_server();
+
+    holder.release().await.unwrap();
+    let guard = granted(waiter).await;
+
+    assert!(guard.is_held());
+    assert_eq!(from.proxy.requests(), [(Op::Multi, format!("SetData {node}, Delete {node}"))]);
+    assert_eq!(to.proxy.notifications(), 1);
+    to.proxy.heal();
+    // What follows the grant, off the path: one look whether the node is really gone.
+    eventually("the look", || async { to.proxy.count(Op::GetData) == 1 }).await;
+    to.settle().await;
+    assert_eq!(to.proxy.requests(), [(Op::GetData, node), (Op::Multi, "Check /".to_owned())]);
+    assert!(guard.is_held());
+}
+
+/// A holder behind one proxy, and writers in line behind another, each of whom has armed its watches.
+struct Line {
+    server: Server,
+    from: Tapped,
+    to: Tapped,
+    holder: WriteGuard,
+    waiters: Vec<JoinHandle<Result<WriteGuard, Error>>>,
+}
+
+impl Line {
+    async fn of_writers(count: usize) -> Line {
+        let server = Server::start();
+        let (from, to) = (Tapped::new(&server).await, Tapped::new(&server).await);
+        let lock = directory(&from.zk, "/wire/line").await;
+        let holder = lock.write().await.unwrap();
+        let theirs = lock_at(&to.zk, "/wire/line");
+        // One after the other, so that they stand in the order of this list.
+        let mut waiters = Vec::new();
+        for already in 1..=count {
+            waiters.push(writer(&theirs));
+            let standing = || async { children(&from.zk, "/wire/line").await.len() == already + 1 };
+            eventually("the waiter stands in line", standing).await;
+        }
+        // The holder's own, that on the holder, and one on each waiter, by itself and by the next in one.
+        eventually("all watches", || async { server.watches() == count as u64 + 2 }).await;
+        from.settle().await;
+        to.settle().await;
+        from.proxy.reset();
+        to.proxy.reset();
+        Line { server, from, to, holder, waiters }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_writer_that_leaves_two_hundred_wakes_exactly_one() {
+    let Line { server, from, to, holder, mut waiters } = Line::of_writers(200).await;
+    let rest = waiters.split_off(1);
+
+    holder.release().await.unwrap();
+    let first = granted(waiters.remove(0)).await;
+    to.settle().await;
+    assert_eq!(to.proxy.notifications(), 1);
+    assert!(rest.iter().all(|waiter| !waiter.is_finished()));
+
+    // Twice more, by writers who waited themselves: one event to the releaser about its own node and to the next in
+    // line, which on one session is a single notification.
+    let mut holder = first;
+    for waiter in rest.into_iter().take(2) {
+        to.proxy.reset();
+        holder.release().await.unwrap();
+        holder = granted(waiter).await;
+        to.settle().await;
+        assert_eq!(to.proxy.notifications(), 1);
+        // The release, and what the test settles with.
+        assert_eq!((to.proxy.count(Op::GetChildren), to.proxy.count(Op::Multi)), (0, 2));
+    }
+    assert!(from.proxy.count(Op::GetChildren) == 0 && server.watches() > 0);
+}
+
+/// A queue of many, each of whom holds and lets go: what all of them together cost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_hundred_writers_drain_with_one_notification_each_and_without_a_listing() {
+    const WRITERS: usize = 500;
+    let server = Server::start();
+    let (from, to) = (Tapped::new(&server).await, Tapped::new(&server).await);
+    let lock = directory(&from.zk, "/wire/drain").await;
+    let holder = lock.write().await.unwrap();
+    let theirs = lock_at(&to.zk, "/wire/drain");
+    let mut drain = JoinSet::new();
+    for _ in 0..WRITERS {
+        let lock = theirs.clone();
+        drain.spawn(async move { lock.write().await.unwrap().release().await.unwrap() });
+    }
+    eventually("all watches", || async { server.watches() == WRITERS as u64 + 2 }).await;
+    to.settle().await;
+    to.proxy.reset();
+
+    holder.release().await.unwrap();
+    soon("everyone had the lock", drain.join_all()).await;
+    eventually("no watch is left", || async { server.watches() == 0 }).await;
+    to.settle().await;
+
+    // The first release came from elsewhere; each later one tells the releaser and the next in one notification, and
+    // the last one only the releaser.
+    assert_eq!(to.proxy.notifications(), 1 + WRITERS as u64);
+    assert_eq!((to.proxy.count(Op::GetChildren), to.proxy.count(Op::Multi)), (0, WRITERS as u64 + 1));
+}
+
+/// Each lists the directory once it stands in it; those who come while others' listings are under way share the next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_who_arrive_together_list_five_times() {
+    const CROWD: u64 = 200;
+    let server = Server::start();
+    let (one, two) = (Tapped::new(&server).await, Tapped::new(&server).await);
+    let lock = directory(&one.zk, "/wire/crowd").await;
+    let holder = lock.write().await.unwrap();
+    let theirs = lock_at(&two.zk, "/wire/crowd");
+    two.settle().await;
+    two.proxy.reset();
+    let answers = two.proxy.hold_reply(Op::GetChildren);
+    let mut crowd = JoinSet::new();
+    for _ in 0..CROWD {
+        let lock = theirs.clone();
+        crowd.spawn(async move { lock.read().await.unwrap().release().await.unwrap() });
+    }
+    soon("the first listing's answer", answers.arrives()).await;
+    eventually("all have asked for a node", || async { two.proxy.count(Op::Create2) == CROWD }).await;
+    assert_eq!(two.proxy.count(Op::GetChildren), 4);
+    answers.release();
+    eventually("all watch the writer and themselves", || async { two.proxy.count(Op::GetData) == 2 * CROWD }).await;
+    two.settle().await;
+    assert_eq!(two.proxy.count(Op::GetChildren), 5);
+    holder.release().await.unwrap();
+    soon("everyone had the lock", crowd.join_all()).await;
+    assert_eq!(two.proxy.count(Op::GetChildren), 5);
+}
+
+/// Whoever waits for a listing that others asked for goes on when those others leave.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_whose_first_ones_give_up_while_they_list_is_served_all_the_same() {
+    let server = Server::start();
+    let (one, two) = (Tapped::new(&server).await, Tapped::new(&server).await);
+    let lock = directory(&one.zk, "/wire/leavers").await;
+    let theirs = lock_at(&two.zk, "/wire/leavers");
+    two.settle().await;
+    two.proxy.reset();
+    let answers = two.proxy.hold_reply(Op::GetChildren);
+    let mut first = JoinSet::new();
+    for _ in 0..4 {
+        first.spawn(theirs.read().into_future());
+    }
+    soon("the first listing's answer", answers.arrives()).await;
+    eventually("they all list", || async { two.proxy.count(Op::GetChildren) == 4 }).await;
+    let mut later = JoinSet::new();
+    for _ in 0..20 {
+        later.spawn(theirs.read().into_future());
+    }
+    eventually("all have asked for a node", || async { two.proxy.count(Op::Create2) == 24 }).await;
+    first.shutdown().await;
+    answers.release();
+    for guard in soon("everyone else has the lock", later.join_all()).await {
+        guard.unwrap().release().await.unwrap();
+    }
+    becomes_empty(&one.zk, lock.path()).await;
+}
+
+/// Somebody keeps twenty thousand files in the lock's directory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowded_directory_is_listed_once_an_acquisition_and_once_for_a_waiter_that_left() {
+    const FILES: usize = 20_000;
+    let server = Server::start();
+    let (one, two) = (Tapped::new(&server).await, Tapped::new(&server).await);
+    let lock = directory(&one.zk, "/wire/crowded").await;
+    let session = session(&one.zk).await;
+    for files in (0..FILES).collect::<Vec<_>>().chunks(1_000) {
+        let path = |file: &usize| format!("/wire/crowded/file-{file}");
+        let create = |file| Operation::Create { path: path(file), data: Vec::new(), kind: Kind::Persistent };
+        session.transact(&files.iter().map(create).collect::<Vec<_>>()).await.unwrap();
+    }
+    one.settle().await;
+    one.proxy.reset();
+    let holder = lock.write().await.unwrap();
+    one.settle().await;
+    assert_eq!((one.proxy.count(Op::Create2), one.proxy.count(Op::GetChildren)), (1, 1));
+    let theirs = lock_at(&two.zk, "/wire/crowded");
+    let between = writer(&theirs);
+    line_becomes(&lock, "W+ W-").await;
+    let last = writer(&theirs);
+    line_becomes(&lock, "W+ W- W-").await;
+    // Everyone's own, and each waiter's on the one before it, which on one session is one with that one's own.
+    eventually("all watches", || async { server.watches() == 4 }).await;
+    two.settle().await;
+    two.proxy.reset();
+    between.abort();
+    line_becomes(&lock, "W+ W-").await;
+    eventually("the last one watches the holder", || async { server.watches() == 3 }).await;
+    two.settle().await;
+    assert_eq!(two.proxy.count(Op::GetChildren), 1);
+    holder.release().await.unwrap();
+    granted(last).await.release().await.unwrap();
+    assert_eq!(two.proxy.count(Op::GetChildren), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_off_costs_as_much_with_two_hundred_waiters_as_with_ten() {
+    let mut costs = Vec::new();
+    for count in [10, 200] {
+        let Line { server: _server, from, to, holder, mut waiters } = Line::of_writers(count).await;
+        holder.release().await.unwrap();
+        let _first = granted(waiters.remove(0)).await;
+        eventually("the look after the grant", || async { to.proxy.count(Op::GetData) == 1 }).await;
+        from.settle().await;
+        to.settle().await;
+
+        assert_eq!((from.proxy.count(Op::Ping), to.proxy.count(Op::Ping)), (0, 0));
+        assert_eq!(ops(&from.proxy), [Op::Multi, Op::Multi]);
+        assert_eq!(ops(&to.proxy), [Op::GetData, Op::Multi]);
+        costs.push([
+            from.proxy.bytes_to_server(),
+            from.proxy.bytes_to_client(),
+            to.proxy.bytes_to_server(),
+            to.proxy.bytes_to_client(),
+            from.proxy.notifications(),
+            to.proxy.notifications(),
+        ]);
+    }
+    assert_eq!(costs[0], costs[1]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_readers_behind_one_writer_are_let_in_without_a_request() {
+    const SESSIONS: usize = 4;
+    const READERS: usize = 1_000;
+    let server = Server::start();
+    let from = Tapped::new(&server).await;
+    let lock = directory(&from.zk, "/wire/readers").await;
+    let holder = lock.write().await.unwrap();
+    let mut sessions = Vec::new();
+    for _ in 0..SESSIONS {
+        sessions.push(Tapped::new(&server).await);
+    }
+    let mut readers = Vec::new();
+    for i in 0..READERS {
+        readers.push(reader(&lock_at(&sessions[i % SESSIONS].zk, "/wire/readers")));
+    }
+    // Everyone's own, and each session's on the writer; what many on one session watch, the server keeps once.
+    eventually("all watches", || async { server.watches() == (1 + READERS + SESSIONS) as u64 }).await;
+    for tapped in &sessions {
+        // Each reader has asked for its watch and has heard the answer: what else it would send now, the server
+        // never gets before all of them hold.
+        tapped.settle().await;
+        let asked = |tapped: &Tapped| tapped.proxy.count(Op::GetData) == 2 * (READERS / SESSIONS) as u64;
+        eventually("every reader's watches", || async { asked(tapped) }).await;
+        tapped.settle().await;
+        tapped.proxy.reset();
+        tapped.proxy.black_hole_to_server();
+    }
+    from.proxy.reset();
+
+    holder.release().await.unwrap();
+    let mut guards = Vec::new();
+    for task in readers {
+        guards.push(granted(task).await);
+    }
+
+    assert!(guards.iter().all(|guard| guard.is_held()));
+    assert_eq!(ops(&from.proxy), [Op::Multi]);
+    for tapped in &sessions {
+        assert_eq!(tapped.proxy.notifications(), 1);
+        tapped.proxy.heal();
+    }
+    for tapped in &sessions {
+        // One look at the writer's node for all readers of a session.
+        eventually("the look", || async { tapped.proxy.count(Op::GetData) == 1 }).await;
+        tapped.settle().await;
+        assert_eq!(ops(&tapped.proxy), [Op::GetData, Op::Multi]);
+    }
+    assert!(guards.iter().all(|guard| guard.is_held()));
+}
+
+#[tokio::test]
+async fn a_reader_that_leaves_wakes_none_but_the_writer_right_behind_it() {
+    let server = Server::start();
+    let (one, two, three) = (Tapped::new(&server).await, Tapped::new(&server).await, Tapped::new(&server).await);
+    let lock = directory(&one.zk, "/wire/readers-leave").await;
+    let first = lock.read().await.unwrap();
+    let second = lock_at(&two.zk, "/wire/readers-leave").read().await.unwrap();
+    let waiter = writer(&lock_at(&three.zk, "/wire/readers-leave"));
+    line_becomes(&lock, "R+ R+ W-").await;
+    // Everyone's own, and the writer's on the second reader.
+    eventually("all watches", || async { server.watches() == 4 }).await;
+    for tapped in [&two, &three] {
+        tapped.settle().await;
+        tapped.proxy.reset();
+    }
+
+    first.release().await.unwrap();
+    two.settle().await;
+    three.settle().await;
+    assert_eq!((two.proxy.notifications(), three.proxy.notifications()), (0, 0));
+    second.release().await.unwrap();
+    drop(granted(waiter).await);
+    assert_eq!((three.proxy.count(Op::GetChildren), three.proxy.count(Op::Create2)), (1, 0));
+}
+
+#[tokio::test]
+async fn trying_a_taken_lock_writes_nothing() {
+    let server = shared_server();
+    let tapped = Tapped::new(server).await;
+    let other = connect(&server.address()).await;
+    let lock = directory(&other, "/wire/try").await;
+    let theirs = lock_at(&tapped.zk, "/wire/try");
+    tapped.proxy.reset();
+
+    let guard = lock.write().await.unwrap();
+    assert!(theirs.try_write().await.unwrap_err().is_would_block());
+    assert!(theirs.try_read().await.unwrap_err().is_would_block());
+    let guard = guard.downgrade().await.unwrap();
+    assert!(theirs.try_write().await.unwrap_err().is_would_block());
+    // Each lists, and reads who is in the way for the error.
+    assert_eq!(ops(&tapped.proxy), [Op::GetChildren, Op::GetData].repeat(3));
+    let reader = theirs.try_read().await.unwrap();
+    drop((reader, guard));
+}
+
+#[tokio::test]
+async fn a_waiter_that_gives_up_leaves_no_watch() {
+    let server = Server::start();
+    let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
+    let lock = lock_at(&zk, "/wire/gives-up");
+    let holder = lock.write().await.unwrap();
+    eventually("the holder's own watch", || async { server.watches() == 1 }).await;
+    let theirs = lock_at(&other, "/wire/gives-up");
+
+    let error = theirs.write().timeout(Duration::from_millis(100)).await.unwrap_err();
+    assert!(error.is_timeout(), "{error:?}");
+    eventually("one watch, the holder's", || async { server.watches() == 1 }).await;
+    let waiters: Vec<_> = (0..10).map(|_| tokio::spawn(theirs.read().into_future())).collect();
+    eventually("theirs and the holder's", || async { server.watches() == 12 }).await;
+    for waiter in waiters {
+        waiter.abort();
+    }
+    eventually("one watch, the holder's", || async { server.watches() == 1 }).await;
+    line_becomes(&lock, "W+").await;
+    holder.release().await.unwrap();
+    eventually("no watch", || async { server.watches() == 0 }).await;
+}

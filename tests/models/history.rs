@@ -1,0 +1,169 @@
+//! The checkers of histories are known to bite: each is fed a right history and a wrong one.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use support::history::*;
+use zk_rwlock::{Memory, Mode, RwLock};
+
+fn ms(moment: u64) -> Duration {
+    Duration::from_millis(moment)
+}
+
+/// A hold of the lock `/l` in milliseconds; its token is also its number.
+fn hold(mode: Mode, token: i64, from: u64, until: u64) -> Hold {
+    let acquisition = token.unsigned_abs();
+    let (path, node, host) = ("/l".to_owned(), format!("/l/{token}"), "h".to_owned());
+    Hold { acquisition, path, node, host, mode, token, from: ms(from), until: ms(until), lost: false }
+}
+
+fn read(token: i64, from: u64, until: u64) -> Hold {
+    hold(Mode::Read, token, from, until)
+}
+
+fn write(token: i64, from: u64, until: u64) -> Hold {
+    hold(Mode::Write, token, from, until)
+}
+
+fn faults(holds: &[Hold]) -> (usize, usize, usize) {
+    (overlaps(holds).len(), falling_fences(holds).len(), overtakings(holds).len())
+}
+
+#[test]
+fn a_right_history_has_no_faults() {
+    let mut downgraded = read(6, 70, 80);
+    downgraded.acquisition = 6;
+    let holds =
+        [write(1, 0, 10), read(3, 11, 30), read(2, 12, 20), write(4, 31, 40), read(5, 41, 60), write(6, 60, 70)];
+    assert_eq!(faults(&[&holds[..], &[downgraded, read(7, 71, 90)]].concat()), (0, 0, 0));
+}
+
+#[test]
+fn two_holders_at_once_are_found_unless_both_read() {
+    assert_eq!(overlaps(&[write(1, 0, 10), write(2, 9, 20)]).len(), 1);
+    assert_eq!(overlaps(&[read(1, 0, 10), write(2, 9, 20)]).len(), 1);
+    assert_eq!(overlaps(&[write(1, 0, 10), read(2, 9, 20)]).len(), 1);
+    assert_eq!(overlaps(&[read(1, 0, 10), read(2, 9, 20)]).len(), 0);
+    // One that began long ago, behind shorter ones.
+    assert_eq!(overlaps(&[read(1, 0, 100), read(2, 5, 10), read(3, 20, 30), write(4, 50, 60)]).len(), 1);
+}
+
+#[test]
+fn other_paths_are_other_locks() {
+    let mut elsewhere = write(2, 5, 15);
+    elsewhere.path = "/other".to_owned();
+    assert_eq!(faults(&[write(9, 0, 10), elsewhere]), (0, 0, 0));
+}
+
+#[test]
+fn a_falling_or_a_shared_fence_is_found() {
+    assert_eq!(falling_fences(&[write(2, 0, 10), write(1, 11, 20)]).len(), 1);
+    assert_eq!(falling_fences(&[write(2, 0, 10), read(1, 11, 20)]).len(), 1);
+    assert_eq!(falling_fences(&[read(2, 0, 10), write(1, 11, 20)]).len(), 1);
+    assert_eq!(falling_fences(&[read(2, 0, 10), read(1, 11, 20)]).len(), 0);
+    let mut twin = write(1, 11, 20);
+    twin.acquisition = 7;
+    assert_eq!(falling_fences(&[write(1, 0, 10), twin]).len(), 1);
+}
+
+#[test]
+fn overtaking_is_found_also_where_the_intervals_overlap() {
+    assert_eq!(overtakings(&[write(2, 0, 10), write(1, 5, 20)]).len(), 1);
+    assert_eq!(overtakings(&[read(2, 0, 10), write(1, 5, 20)]).len(), 1);
+    assert_eq!(overtakings(&[write(2, 0, 10), read(1, 5, 20)]).len(), 1);
+    assert_eq!(overtakings(&[read(2, 0, 10), read(1, 5, 20)]).len(), 0);
+}
+
+#[test]
+fn an_operators_deletion_ends_the_hold_and_only_that_one() {
+    let deletions = HashMap::from([("/l/1".to_owned(), ms(8)), ("/l/3".to_owned(), ms(15))]);
+    let holds = [write(1, 0, 10), write(2, 9, 20), write(3, 16, 18), write(4, 19, 30)];
+    let definite = definite(&holds, &deletions);
+    assert_eq!(definite.iter().map(|hold| hold.token).collect::<Vec<_>>(), [1, 2, 4]);
+    assert_eq!(overlaps(&definite).len(), 1, "2 and 4 were not deleted");
+}
+
+fn access(deed: Deed, acquisition: u64, at: u64) -> Access {
+    let node = format!("/l/{acquisition}");
+    let (granted, began, done) = (ms(100 * acquisition), ms(at - 5), ms(at + 1));
+    Access { deed, acquisition, node, granted, began, at: ms(at), done, sure: true }
+}
+
+#[test]
+fn a_lost_update_is_found_unless_an_operator_is_to_blame() {
+    let update = |acquisition, read, wrote, at| access(Deed::Update { read, wrote }, acquisition, at);
+    let none = HashMap::new();
+    assert_eq!(lost_updates(&[update(1, 0, 1, 110), update(2, 1, 2, 210), update(2, 2, 3, 220)], &none).len(), 0);
+    let lost = [update(1, 0, 1, 110), update(2, 0, 2, 112)];
+    assert_eq!(lost_updates(&lost, &none).len(), 1);
+    // The second one wrote over the first.
+    let deleted = HashMap::from([("/l/1".to_owned(), ms(105))]);
+    assert_eq!(lost_updates(&lost, &deleted).len(), 0);
+    // An operator's deletion does not excuse what others lose later.
+    let later = [update(1, 0, 1, 110), update(2, 1, 2, 210), update(3, 1, 3, 310)];
+    assert_eq!(lost_updates(&later, &deleted).len(), 1);
+}
+
+#[test]
+fn a_value_that_changes_under_a_reader_is_found() {
+    let none = HashMap::new();
+    assert_eq!(lost_updates(&[access(Deed::Look { first: 4, second: 4 }, 1, 110)], &none).len(), 0);
+    let changed = access(Deed::Look { first: 4, second: 5 }, 1, 110);
+    assert_eq!(lost_updates(std::slice::from_ref(&changed), &none).len(), 1);
+    let unsure = Access { sure: false, ..changed };
+    assert_eq!(lost_updates(&[unsure], &none).len(), 0, "whoever had lost the lock may see anything");
+}
+
+#[test]
+fn a_fence_that_errs_either_way_is_found() {
+    let none = HashMap::new();
+    let fenced = |acquisition, token, accepted, at| access(Deed::Fenced { token, accepted }, acquisition, at);
+    let late = Access { sure: false, ..fenced(1, 1, false, 215) };
+    let right = [fenced(1, 1, true, 110), fenced(2, 2, true, 210), late.clone()];
+    assert_eq!((wrong_fences(&right, &none).len(), refused_by_fence(&right)), (0, 1));
+    assert_eq!(wrong_fences(&[fenced(1, 1, false, 110)], &none).len(), 1);
+    let let_in = Access { deed: Deed::Fenced { token: 1, accepted: true }, ..late };
+    assert_eq!(wrong_fences(&[fenced(2, 2, true, 210), let_in], &none).len(), 1);
+}
+
+/// The recorder itself, on a lock that is lost behind its holder's back.
+#[tokio::test]
+async fn the_witness_ends_an_interval_where_the_guard_says_lost() {
+    let zk = Memory::new();
+    let lock = RwLock::new(&zk, "/l").expect("a valid path");
+    let history = History::start();
+    let store = Store::default();
+    let first = history.granted(lock.write().await.expect("free"), "first");
+    store.update(&first, tokio::task::yield_now()).await;
+    store.write_fenced(&first);
+    let before = history.now();
+    zk.expire();
+    let after = history.now();
+    store.update(&first, tokio::task::yield_now()).await;
+    let second = history.granted(lock.write().await.expect("the session is over"), "second");
+    store.write_fenced(&second);
+    store.write_fenced(&first);
+    drop(first);
+    let reader = second.changed(async |writer| writer.downgrade().await).await.expect("held");
+    let shared = reader.also(reader.share());
+    store.look(&reader, tokio::task::yield_now()).await;
+    reader.leave().release().await.expect("held");
+    drop(shared);
+
+    let holds = history.holds();
+    let told: Vec<_> = holds.iter().map(|hold| (hold.host.as_str(), hold.mode, hold.lost)).collect();
+    let expected = [
+        ("first", Mode::Write, true),
+        ("second", Mode::Write, false),
+        ("second", Mode::Read, false),
+        ("second", Mode::Read, false),
+    ];
+    assert_eq!(told, expected);
+    assert!(holds[0].until >= holds[0].from && holds[0].until <= after, "{:?}, {before:?} to {after:?}", holds[0]);
+    assert_eq!(history.faults(), Vec::<String>::new());
+    let accesses = store.accesses();
+    assert_eq!(accesses.len(), 5, "the second update was given up: {accesses:?}");
+    assert_eq!(refused_by_fence(&accesses), 1);
+    assert_eq!(lost_updates(&accesses, &HashMap::new()), Vec::<String>::new());
+    assert_eq!(wrong_fences(&accesses, &HashMap::new()), Vec::<String>::new());
+}

@@ -1,0 +1,5 @@
+//! The rules alone: the protocol in every interleaving, the lease in every history, and the checkers of histories.
+
+mod history;
+mod lease_model;
+mod model;

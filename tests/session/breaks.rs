@@ -1,0 +1,193 @@
+//! Breaks of the connection that a holder rides out: how many of them lose the lock, by their length and kind.
+//!
+//! `BREAK_ROUNDS` sets how many breaks of each kind and length there are, and has all lengths tried; `make soak` does that.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::port::Port;
+use support::scene::*;
+use support::server::shared_server;
+use tokio::task::JoinSet;
+use zk_rwlock::ZooKeeper;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    BlackHole,
+    RequestsLost,
+    AnswersLost,
+    Refused,
+}
+
+const KINDS: [Kind; 4] = [Kind::BlackHole, Kind::RequestsLost, Kind::AnswersLost, Kind::Refused];
+
+/// A link to a server that loses what is sent while it is broken, and with it each connection that it was sent on: on a
+/// real network the kernel would send it again, but after longer and longer pauses. A new connection comes to nothing.
+struct Link {
+    port: Port,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    broken: Option<Kind>,
+    open: Vec<TcpStream>,
+}
+
+impl Link {
+    fn start(server: String) -> Link {
+        let port = Port::reserve();
+        let listener = port.listen();
+        let state = Arc::<Mutex<State>>::default();
+        let link = Link { port, state: Arc::clone(&state) };
+        // Ends with the process, as do those of its connections.
+        thread::spawn(move || {
+            for near in listener.incoming().flatten() {
+                if state.lock().expect("nobody panics").broken == Some(Kind::Refused) {
+                    continue;
+                }
+                let Ok(far) = TcpStream::connect(&server) else { continue };
+                let broken = {
+                    let mut state = state.lock().expect("nobody panics");
+                    state.open.extend([&near, &far].map(|stream| stream.try_clone().expect("a descriptor")));
+                    state.broken
+                };
+                for (from, to, survives) in [(&near, &far, Kind::AnswersLost), (&far, &near, Kind::RequestsLost)] {
+                    let (from, to) = (from.try_clone().expect("a descriptor"), to.try_clone().expect("a descriptor"));
+                    let state = Arc::clone(&state);
+                    // A connection needs both ways to be opened.
+                    thread::spawn(move || carry(from, to, survives, broken.is_some(), &state));
+                }
+            }
+        });
+        link
+    }
+
+    fn breaks(&self, kind: Kind) {
+        let mut state = self.state.lock().expect("nobody panics");
+        state.broken = Some(kind);
+        if kind == Kind::Refused {
+            for stream in state.open.drain(..) {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+
+    fn mends(&self) {
+        self.state.lock().expect("nobody panics").broken = None;
+    }
+}
+
+/// Passes on what comes, until something is lost.
+fn carry(mut from: TcpStream, mut to: TcpStream, survives: Kind, mut is_lost: bool, state: &Mutex<State>) {
+    let mut buffer = [0; 16 * 1024];
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        let broken = state.lock().expect("nobody panics").broken;
+        is_lost |= broken.is_some_and(|kind| kind != survives);
+        if !is_lost && to.write_all(&buffer[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// What a session is opened with.
+#[derive(Clone, Copy, Debug)]
+struct Options {
+    timeout: Duration,
+    tick: Option<Duration>,
+    /// What `zklock` keeps for its command to stop in.
+    margin: Option<Duration>,
+}
+
+/// How many of `rounds` breaks lose the lock.
+async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
+    let Options { timeout, tick, margin } = options;
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let mut tasks = JoinSet::new();
+    for round in 0..rounds {
+        tasks.spawn(async move {
+            let link = Link::start(shared_server().address());
+            let mut builder = ZooKeeper::builder().session_timeout(timeout).connect_timeout(SOON);
+            if let Some(tick) = tick {
+                builder = builder.tick_time(tick);
+            }
+            if let Some(margin) = margin {
+                builder = builder.stop_margin(margin);
+            }
+            let zk = builder.connect(&link.port.address().to_string()).await.expect("reachable");
+            let path = format!("/breaks/{}", NEXT.fetch_add(1, Ordering::Relaxed));
+            let guard = lock_at(&zk, &path).write().await.expect("free");
+            // At any time between two heartbeats.
+            tokio::time::sleep(timeout.mul_f64(0.5 + f64::from(round) / f64::from(rounds) / 5.0)).await;
+            assert!(guard.is_held());
+            link.breaks(kind);
+            let broke = Instant::now();
+            let left = guard.session_left();
+            tokio::time::sleep(timeout.mul_f64(share)).await;
+            link.mends();
+            // What was left of the lease when it broke is over by then: it was renewed.
+            let lost = tokio::time::timeout(timeout, guard.lost()).await.is_ok();
+            if lost {
+                println!("    lost {:?} after the break began, with {left:?} of the session", broke.elapsed());
+            }
+            lost
+        });
+    }
+    tasks.join_all().await.into_iter().filter(|lost| *lost).count()
+}
+
+/// A break of 0.4 T, of whatever kind, at whatever time, where the tick is told and at most a fifth of T.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_break_of_two_fifths_of_the_session_timeout_loses_nothing() {
+    let rounds: Option<u32> = std::env::var("BREAK_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
+    let shares = [0.30, 0.35, 0.40, 0.45, 0.50];
+    let seconds = Duration::from_secs_f64;
+    let of = |timeout, tick: Option<f64>, margin: Option<f64>| Options {
+        timeout: seconds(timeout),
+        tick: tick.map(seconds),
+        margin: margin.map(seconds),
+    };
+    let mut sessions = vec![of(10.0, Some(2.0), None)];
+    if rounds.is_some() {
+        sessions.extend([
+            of(10.0, Some(2.0), Some(2.5)),
+            of(4.0, Some(0.5), None),
+            of(4.0, Some(0.5), Some(1.0)),
+            of(4.0, None, None),
+            of(10.0, None, None),
+        ]);
+    }
+    // So many kinds at once, and so many lengths.
+    let (at_once, shares) = if rounds.is_some() { (1, &shares[..]) } else { (KINDS.len(), &shares[2..3]) };
+    let rounds = rounds.unwrap_or(3);
+    let mut failures = Vec::new();
+    for options in sessions {
+        for kinds in KINDS.chunks(at_once) {
+            let mut tasks = JoinSet::new();
+            for (kind, share) in kinds.iter().flat_map(|kind| shares.iter().map(|share| (*kind, *share))) {
+                tasks.spawn(async move { (kind, share, lost(options, kind, share, rounds).await) });
+            }
+            let mut counts = tasks.join_all().await;
+            counts.sort_by(|one, other| one.1.total_cmp(&other.1));
+            for (kind, share, lost) in counts {
+                println!("{options:?}, {kind:?} of {share:.2} T: {lost} of {rounds} lost");
+                let may_lose = if options.tick.is_none() || share > 0.46 {
+                    usize::MAX
+                } else if share > 0.41 {
+                    4
+                } else {
+                    0
+                };
+                if lost > may_lose {
+                    failures.push(format!("{options:?}, {kind:?} of {share} T: {lost} lost"));
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{failures:?}");
+}

@@ -1,0 +1,479 @@
+//! What servers can do to a lock: freeze, crash, lag behind, lose their leader. Never two holders, nobody stuck,
+//! nothing left, and no lock lost that need not be.
+//!
+//! `FREEZE_ROUNDS`, `CRASH_ROUNDS` and `ROLLS` set how often each is repeated; `make soak` sets them high.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::ensemble::{Ensemble, shared_ensemble};
+use support::history::{History, Store, lost_updates, wrong_fences};
+use support::scene::*;
+use support::server::{Server, shared_server};
+use support::wire::{Op, Proxy};
+use tokio::task::JoinSet;
+use zk_rwlock::coordinator::{Kind, Operation};
+use zk_rwlock::{Error, Loss, RwLock, ZooKeeper};
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().map_or(default, |value| value.parse().expect("a number"))
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("the servers can be handled")
+}
+
+fn creates(proxies: &[&Proxy]) -> u64 {
+    proxies.iter().map(|proxy| proxy.count(Op::Create2)).sum()
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Servers that lag behind
+
+/// Fault 6. The create commits and its answer is lost; the client comes back to a server that has not applied it.
+/// Only a sync makes sure that a listing there shows the node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_create_that_the_next_server_has_not_applied_is_found_and_stays_the_only_one() {
+    let ensemble = shared_ensemble().await;
+    let (leader, follower) = (ensemble.leader(), ensemble.followers()[0]);
+    let (near, far) =
+        (Proxy::start(ensemble.server(leader).address()), Proxy::start(ensemble.server(follower).address()));
+    far.cut();
+    let (zk, operator) = (
+        connect(&format!("{},{}", near.address(), far.address())).await,
+        connect(&ensemble.server(leader).address()).await,
+    );
+    let path = "/ensemble/late";
+    let lock = lock_at(&zk, path);
+    lock.write().await.expect("free").release().await.expect("held");
+    near.reset();
+
+    let answer = near.hold_reply(Op::Create2);
+    ensemble.hold_from_leader(follower);
+    let waiting = writer(&lock);
+    soon("the answer", answer.arrives()).await;
+    near.cut();
+    far.heal();
+    eventually("the client tries the follower", async || far.connections() > 0).await;
+    assert_eq!(children(&operator, path).await.len(), 1, "it is committed");
+    assert!(!waiting.is_finished());
+    ensemble.heal_links();
+
+    let guard = granted(waiting).await;
+    assert_eq!((creates(&[&near, &far]), far.count(Op::Multi)), (1, 1));
+    assert_eq!(children(&operator, path).await.len(), 1);
+    guard.release().await.expect("held");
+    becomes_empty(&operator, path).await;
+}
+
+/// Fault 6. A leader that froze is deposed meanwhile, and wakes with a session's requests in its hands: to its own `sync` it
+/// answers at once, with what was true when it froze.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_was_deposed_while_it_was_frozen_serves_no_synced_read() {
+    let ensemble = shared_ensemble().await;
+    let deposed = ensemble.leader();
+    let others: Vec<_> = ensemble.followers().iter().map(|number| ensemble.server(*number).address()).collect();
+    let (near, far) = (Proxy::start(ensemble.server(deposed).address()), Proxy::start(others[0].clone()));
+    far.cut();
+    let zk = connect(&format!("{},{}", near.address(), far.address())).await;
+    let (late, path) = (session(&zk).await, "/ensemble-deposed");
+    late.create(path, b"old", Kind::Persistent).await.expect("created");
+    late.data(path).await.expect("there");
+
+    ensemble.server(deposed).pause();
+    let (synced, read) = (late.sync(path), late.data(path));
+    let operator = within(Duration::from_secs(40), "another leader", connect_with(&others.join(","), CALM)).await;
+    let set = [Operation::Set { path: path.to_owned(), data: b"new".to_vec(), version: None }];
+    let operator = session(&operator).await;
+    eventually("a quorum without it", async || operator.transact(&set).await.is_ok()).await;
+    ensemble.server(deposed).resume();
+
+    let synced = soon("an answer", synced).await;
+    let read = soon("an answer", read).await;
+    assert!(
+        synced.is_err() || read.as_ref().is_ok_and(|(data, _)| data == b"new"),
+        "synced by {synced:?}, and then read {read:?}"
+    );
+    far.heal();
+    eventually("it comes back to the others", async || late.data(path).await.is_ok_and(|(data, _)| data == b"new"))
+        .await;
+    late.delete(path).await.expect("there");
+}
+
+/// Fault 31. The create is answered, the listing is not, and the next server does not know of the create yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_reconnect_to_a_lagging_follower_no_listing_is_used_that_lacks_our_own_node() {
+    let ensemble = shared_ensemble().await;
+    let (leader, follower) = (ensemble.leader(), ensemble.followers()[0]);
+    let (near, far) =
+        (Proxy::start(ensemble.server(leader).address()), Proxy::start(ensemble.server(follower).address()));
+    far.cut();
+    let (zk, operator) = (
+        connect(&format!("{},{}", near.address(), far.address())).await,
+        connect(&ensemble.server(leader).address()).await,
+    );
+    // By another handle: one that was granted before might not need the listing.
+    lock_at(&zk, "/ensemble/lagging").write().await.expect("free").release().await.expect("held");
+    let lock = lock_at(&zk, "/ensemble/lagging");
+    near.reset();
+
+    let listing = near.hold_reply(Op::GetChildren);
+    ensemble.hold_from_leader(follower);
+    let waiting = writer(&lock);
+    soon("the listing", listing.arrives()).await;
+    near.cut();
+    far.heal();
+    eventually("the client tries the follower", async || far.connections() > 0).await;
+    assert!(!waiting.is_finished(), "nothing that the follower knows is new enough");
+    assert_eq!(far.count(Op::GetChildren), 0, "it does not even serve a client that has seen more");
+    ensemble.heal_links();
+
+    let guard = granted(waiting).await;
+    assert_eq!((creates(&[&near, &far]), far.count(Op::GetChildren) > 0), (1, true));
+    guard.release().await.expect("held");
+    becomes_empty(&operator, "/ensemble/lagging").await;
+}
+
+/// Fault 22. Between the hand-off and its delivery the waiter's session expires, and the next one is granted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_expired_behind_a_lagging_follower_is_not_granted_by_an_old_event() {
+    let ensemble = shared_ensemble().await;
+    let (leader, follower) = (ensemble.leader(), ensemble.followers()[0]);
+    let at_leader = connect(&ensemble.server(leader).address()).await;
+    let late = connect_with(&ensemble.server(follower).address(), Duration::from_secs(2)).await;
+    let lock = lock_at(&at_leader, "/ensemble/old-event");
+    let held = lock.write().await.expect("free");
+    let expiring = writer(&lock_at(&late, "/ensemble/old-event"));
+    line_becomes(&lock, "W+ W-").await;
+    let next = writer(&lock);
+    line_becomes(&lock, "W+ W- W-").await;
+
+    ensemble.hold_from_leader(follower);
+    held.release().await.expect("held");
+    let next = granted(next).await;
+    ensemble.heal_links();
+    assert!(refused(expiring).await.is_lost());
+    next.release().await.expect("held");
+    becomes_empty(&at_leader, "/ensemble/old-event").await;
+}
+
+/// Fault 22, with every sign of health: what the waiter sends is lost, but the server is heard all the time, and
+/// tells it of the hand-off when its lease has run out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_whose_requests_are_lost_is_not_granted_by_an_event_after_its_lease() {
+    const TIMEOUT: Duration = Duration::from_secs(4);
+    let server = shared_server();
+    let proxy = Proxy::start(server.address());
+    let (zk, deaf) = (connect(&server.address()).await, connect_with(&proxy.address(), TIMEOUT).await);
+    let (operator, listener) = (session(&zk).await, session(&deaf).await);
+    let mut signs = Vec::new();
+    for number in 0..60 {
+        let path = format!("/sign-{number}");
+        operator.create(&path, b"", Kind::Persistent).await.expect("it does not exist yet");
+        signs.push((path.clone(), listener.watch(&path).await.expect("it exists")));
+    }
+    let lock = lock_at(&zk, "/one-way");
+    let held = lock.write().await.expect("free");
+    let expiring = writer(&lock_at(&deaf, "/one-way"));
+    line_becomes(&lock, "W+ W-").await;
+    let next = writer(&lock);
+    line_becomes(&lock, "W+ W- W-").await;
+
+    proxy.black_hole_to_server();
+    let (lost_since, mut held) = (Instant::now(), Some(held));
+    for (path, sign) in signs {
+        operator.transact(&[Operation::Set { path, data: Vec::new(), version: None }]).await.expect("it exists");
+        // The client takes the connection for a healthy one: it hears.
+        if held.is_some() || lost_since.elapsed() < TIMEOUT.mul_f64(0.75) {
+            soon("a sign of health", sign).await;
+        }
+        // The lease is over by five sixths, and the server's patience not before the whole timeout, in ticks.
+        if expiring.is_finished()
+            && let Some(held) = held.take()
+        {
+            held.release().await.expect("held");
+        }
+        tokio::time::sleep(TIMEOUT / 50).await;
+    }
+    let next = granted(next).await;
+    assert!(refused(expiring).await.is_lost());
+    proxy.heal();
+    next.release().await.expect("held");
+    becomes_empty(&zk, "/one-way").await;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Servers that freeze
+
+/// Faults 26 and 27: the holder's server, then the leader, stands still for a part of the session timeout, or longer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stands_still_never_makes_two_holders() {
+    const TIMEOUT: Duration = Duration::from_secs(2);
+    let ensemble = shared_ensemble().await;
+    let history = History::start();
+    let mut kept = 0;
+    for round in 0..setting("FREEZE_ROUNDS", 1) {
+        for (case, part) in [0.25, 0.85, 1.6].into_iter().enumerate() {
+            for freezes_leader in [false, true] {
+                let (leader, follower) = (ensemble.leader(), ensemble.followers()[0]);
+                let holder = connect_with(&ensemble.server(follower).address(), TIMEOUT).await;
+                let other = connect_with(&ensemble.addresses(), TIMEOUT).await;
+                let path = format!("/ensemble/frozen-{round}-{case}-{freezes_leader}");
+                let first = history.granted(lock_at(&holder, &path).write().await.expect("free"), "first");
+                let lock = lock_at(&other, &path);
+                let next = writer(&lock);
+                line_becomes(&lock, "W+ W-").await;
+
+                let frozen = ensemble.server(if freezes_leader { leader } else { follower });
+                frozen.pause();
+                tokio::time::sleep(TIMEOUT.mul_f64(part)).await;
+                if part > 0.7 {
+                    assert!(!first.is_held(), "no server can have said so, but the lease is over");
+                    assert_eq!(soon("the loss", first.lost()).await, Loss::LeaseRanOut);
+                }
+                frozen.resume();
+                kept += u32::from(first.is_held());
+                drop(first);
+                let next = soon("the next grant", next).await.expect("it does not panic");
+                match next {
+                    Ok(guard) => drop(history.granted(guard, "next")),
+                    // Its own server may have been the frozen one.
+                    Err(error) => assert!(error.is_lost(), "{error}"),
+                }
+                let patient = connect(&ensemble.addresses()).await;
+                let guard = soon("a grant", lock_at(&patient, &path).write()).await.expect("reachable");
+                drop(history.granted(guard, "last"));
+                becomes_empty(&patient, &path).await;
+            }
+        }
+    }
+    assert_eq!(history.faults(), Vec::<String>::new());
+    println!("{kept} locks were kept through a short standstill");
+}
+
+/// No false loss: a break of less than two fifths of the session timeout, of whatever kind, at any time between two
+/// heartbeats.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_break_shorter_than_two_fifths_of_the_timeout_loses_nothing() {
+    const TIMEOUT: Duration = Duration::from_secs(6);
+    const OFFSETS: u32 = 3;
+    type Break = (&'static str, fn(&Proxy));
+    let breaks: [Break; 6] = [
+        ("black hole", Proxy::black_hole),
+        ("requests late", Proxy::black_hole_to_server),
+        ("answers late", Proxy::black_hole_to_client),
+        ("cut", Proxy::cut),
+        ("reset", Proxy::rst),
+        ("disconnected", Proxy::disconnect),
+    ];
+    let mut tasks = JoinSet::new();
+    for (number, (kind, begin)) in breaks.into_iter().enumerate() {
+        for step in 0..OFFSETS {
+            tasks.spawn(async move {
+                let proxy = Proxy::start(shared_server().address());
+                let builder = ZooKeeper::builder().session_timeout(TIMEOUT).tick_time(TIMEOUT / 10);
+                let zk = builder.connect(&proxy.address()).await.expect("the server can be reached");
+                let guard = lock_at(&zk, &format!("/break-{number}-{step}")).write().await.expect("free");
+                tokio::time::sleep(TIMEOUT / 4 * step / OFFSETS).await;
+                begin(&proxy);
+                tokio::time::sleep(TIMEOUT.mul_f64(0.38)).await;
+                proxy.heal();
+                // What was promised before the break is over by then: it was renewed.
+                tokio::time::sleep(TIMEOUT).await;
+                assert!(guard.is_held(), "{kind}, step {step}: {:?}", guard.state());
+                guard.release().await.expect("held");
+            });
+        }
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.expect("nothing is lost");
+    }
+}
+
+/// Found by the swarm: the client gives up after a session timeout, whatever it is told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connect_timeout_longer_than_the_session_timeout_is_kept() {
+    let proxy = Proxy::start(shared_server().address());
+    proxy.cut();
+    let builder = ZooKeeper::builder().session_timeout(Duration::from_secs(1)).connect_timeout(SOON);
+    let (address, connecting) = (proxy.address(), Instant::now());
+    let connecting = async move { builder.connect(&address).await.map(|_| connecting.elapsed()) };
+    let connecting = tokio::spawn(connecting);
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    proxy.heal();
+    let took = soon("the connection", connecting).await.expect("it does not panic").expect("there was time left");
+    assert!(took > Duration::from_secs(2), "it could not be reached before, but took only {took:?}");
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Servers that crash
+
+/// Fault 28: the server has carried out a request, or has never got it, when it is killed; then it comes back with
+/// its data.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_around_a_create_or_a_release_leaves_every_node_accounted_for() {
+    let server = Arc::new(blocking(Server::start).await);
+    let proxy = Proxy::start(server.address());
+    let (zk, operator) = (connect(&proxy.address()).await, connect(&server.address()).await);
+    let path = "/crash";
+    let lock = lock_at(&zk, path);
+    lock.write().await.expect("free").release().await.expect("held");
+    let crash = async || {
+        let (kills, starts) = (Arc::clone(&server), Arc::clone(&server));
+        blocking(move || kills.kill()).await;
+        blocking(move || starts.start_again()).await;
+    };
+    for round in 0..setting("CRASH_ROUNDS", 1) {
+        for done in [false, true] {
+            let hold = |op| if done { proxy.hold_reply(op) } else { proxy.hold_request(op) };
+            let create = hold(Op::Create2);
+            let waiting = writer(&lock);
+            soon("the create", create.arrives()).await;
+            crash().await;
+            drop(create);
+            let guard = granted(waiting).await;
+            assert_eq!(children(&operator, path).await.len(), 1, "round {round}, done {done}");
+
+            let release = hold(Op::Multi);
+            let releasing = tokio::spawn(guard.release());
+            soon("the release", release.arrives()).await;
+            crash().await;
+            drop(release);
+            soon("the end", releasing).await.expect("it does not panic").expect("the session has survived");
+            assert_eq!(children(&operator, path).await, Vec::<String>::new(), "round {round}, done {done}");
+        }
+    }
+    let again = Arc::clone(&server);
+    eventually("no watch is left", async || again.watches() == 0).await;
+}
+
+/// Clients that take turns, and what they saw.
+struct Crowd {
+    history: Arc<History>,
+    store: Arc<Store>,
+    stop: Arc<AtomicBool>,
+    /// The grants of each client.
+    grants: Vec<Arc<AtomicU64>>,
+    tasks: JoinSet<Vec<Error>>,
+}
+
+impl Crowd {
+    /// Every fourth writes, the others read.
+    async fn gather(addresses: &str, size: usize, timeout: Duration, path: &'static str) -> Self {
+        let (history, store) = (Arc::new(History::start()), Arc::new(Store::default()));
+        let (stop, mut grants, mut tasks) = (Arc::<AtomicBool>::default(), Vec::new(), JoinSet::new());
+        for number in 0..size {
+            let zk = connect_with(addresses, timeout).await;
+            let granted = Arc::<AtomicU64>::default();
+            grants.push(Arc::clone(&granted));
+            let (history, store, stop) = (Arc::clone(&history), Arc::clone(&store), Arc::clone(&stop));
+            tasks.spawn(async move {
+                let lock = lock_at(&zk, path);
+                let mut errors = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    match take_turn(&lock, number, &history, &store).await {
+                        Ok(()) => drop(granted.fetch_add(1, Ordering::Relaxed)),
+                        Err(error) => errors.push(error),
+                    }
+                }
+                errors
+            });
+        }
+        Self { history, store, stop, grants, tasks }
+    }
+
+    /// Blocks until everyone has been granted the lock again, and again.
+    fn everyone_progresses(&self) -> impl FnMut() + Send + 'static {
+        let grants = self.grants.clone();
+        move || {
+            let deadline = Instant::now() + 3 * SOON;
+            let now = || grants.iter().map(|granted| granted.load(Ordering::Relaxed));
+            let goals: Vec<u64> = now().map(|granted| granted + 2).collect();
+            while now().zip(&goals).any(|(granted, goal)| granted < *goal) {
+                assert!(Instant::now() < deadline, "somebody is stuck");
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+
+    /// Has everyone stop; returns the errors they got.
+    async fn disperse(mut self) -> Vec<Error> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut errors = Vec::new();
+        while let Some(ended) = within(3 * SOON, "everybody's last turn", self.tasks.join_next()).await {
+            errors.extend(ended.expect("nothing panics"));
+        }
+        let accesses = self.store.accesses();
+        let mut faults = self.history.faults();
+        faults.extend(lost_updates(&accesses, &self.history.deletions()));
+        faults.extend(wrong_fences(&accesses, &self.history.deletions()));
+        assert_eq!(faults, Vec::<String>::new());
+        let lost = self.history.holds().iter().filter(|hold| hold.lost).count();
+        println!("{} grants, {lost} lost, errors: {errors:?}", self.history.holds().len());
+        errors
+    }
+}
+
+async fn take_turn(lock: &RwLock, number: usize, history: &History, store: &Store) -> Result<(), Error> {
+    let host = format!("client-{number}");
+    if number.is_multiple_of(4) {
+        let holding = history.granted(lock.write().await?, &host);
+        store.update(&holding, tokio::task::yield_now()).await;
+        store.write_fenced(&holding);
+        holding.leave().release().await
+    } else {
+        let holding = history.granted(lock.read().await?, &host);
+        store.look(&holding, tokio::task::yield_now()).await;
+        holding.leave().release().await
+    }
+}
+
+/// Locks that are held all the time, one through each server, and must not be lost.
+async fn steady_holders(ensemble: &Ensemble, timeout: Duration) -> Vec<(ZooKeeper, zk_rwlock::WriteGuard)> {
+    let mut holders = Vec::new();
+    for number in 0..3 {
+        // The client tries them all; which one it finds first is its choice.
+        let zk = connect_with(&ensemble.addresses(), timeout).await;
+        let guard = lock_at(&zk, &format!("/ensemble/steady-{number}")).write().await.expect("free");
+        holders.push((zk, guard));
+    }
+    holders
+}
+
+/// Faults 29 and 30, at a session timeout of 10 s: nobody loses a lock, or gets an error, by a change of leader.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_leader_that_is_killed_and_a_rolling_restart_cost_nobody_a_lock() {
+    const TIMEOUT: Duration = Duration::from_secs(10);
+    let ensemble = Arc::new(blocking(Ensemble::start).await);
+    let crowd = Crowd::gather(&ensemble.addresses(), 20, TIMEOUT, "/ensemble/crowd").await;
+    let steady = steady_holders(&ensemble, TIMEOUT).await;
+    let mut progress = crowd.everyone_progresses();
+    let servers = Arc::clone(&ensemble);
+    blocking(move || {
+        progress();
+        let leader = servers.leader();
+        let killed = Instant::now();
+        servers.server(leader).kill();
+        progress();
+        println!("everybody was granted the lock twice within {:?} of the leader's death", killed.elapsed());
+        servers.server(leader).start_again();
+        for _ in 0..setting("ROLLS", 1) {
+            servers.roll(&mut progress);
+        }
+    })
+    .await;
+    for (_, guard) in &steady {
+        assert!(guard.is_held(), "lost by a change of leader: {:?}", guard.state());
+    }
+    for (_, guard) in steady {
+        guard.release().await.expect("held");
+    }
+    let errors = crowd.disperse().await;
+    assert!(errors.is_empty(), "their sessions survived, so they need not know: {errors:?}");
+    let operator = connect(&ensemble.addresses()).await;
+    becomes_empty(&operator, "/ensemble/crowd").await;
+    let watches = async || (0..3).map(|number| ensemble.server(number).watches()).sum::<u64>() == 0;
+    eventually("no watch is left", watches).await;
+}

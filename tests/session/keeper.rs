@@ -1,0 +1,77 @@
+//! Servers that are not quite ZooKeeper, or an old one: what they do not know is asked once, and a session that they
+//! change is seen.
+
+use std::time::Duration;
+
+use support::keeper::{LIST_EPHEMERALS, clickhouse_keeper, zookeeper_3_5};
+use support::scene::*;
+use support::server::shared_server;
+use support::wire::Op;
+use zk_rwlock::coordinator::Ending;
+use zk_rwlock::{Error, Loss};
+
+/// Longer than any of these tests may take to see what has happened, so that no lease can be what tells.
+const LONG: Duration = Duration::from_secs(30);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_the_server_changes_is_seen_by_a_node_of_its_own() {
+    let keeper = clickhouse_keeper(shared_server().address());
+    let zk = connect_with(&keeper.address(), LONG).await;
+    let (lock, other) = (lock_at(&zk, "/keeper/changed"), lock_at(&zk, "/keeper/other"));
+    for _ in 0..2 {
+        let guard = soon("free", lock.write()).await.expect("free");
+        let waiter = writer(&lock);
+        line_becomes(&lock, "W+ W-").await;
+        keeper.reset();
+        keeper.disconnect();
+
+        assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::Replaced));
+        let error = refused(waiter).await;
+        assert!(matches!(error, Error::Evicted(Loss::SessionOver(Ending::Replaced))), "{error:?}");
+        // The lost guard is kept meanwhile.
+        for _ in 0..20 {
+            soon("another lock", other.write()).await.expect("free").release().await.expect("held");
+        }
+        assert!(keeper.connections() <= 4, "{} sessions", keeper.connections());
+        assert!(matches!(guard.release().await, Err(Error::Lost(_))));
+        // The server still knows the old sessions, as it does not know that they are over.
+        let operator = connect(&shared_server().address()).await;
+        for name in children(&operator, "/keeper/changed").await {
+            session(&operator).await.delete(&format!("/keeper/changed/{name}")).await.expect("there");
+        }
+    }
+    assert!(keeper.count(LIST_EPHEMERALS) <= 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_that_closes_the_connection_becomes_a_persistent_node() {
+    let keeper = clickhouse_keeper(shared_server().address());
+    let zk = connect_with(&keeper.address(), LONG).await;
+    for path in ["/keeper-one", "/keeper-two/lock", "/keeper-three"] {
+        drop(soon("the lock", lock_at(&zk, path).write()).await.expect("free"));
+        becomes_empty(&zk, path).await;
+    }
+    assert_eq!(keeper.count(Op::CreateContainer), 1);
+    assert!(keeper.connections() <= 3, "{} sessions", keeper.connections());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_nobody_can_list_its_nodes_a_session_shows_itself_and_goes_on() {
+    let old = zookeeper_3_5(shared_server().address());
+    let zk = connect_with(&old.address(), Duration::from_secs(3)).await;
+    let operator = connect(&shared_server().address()).await;
+    let lock = lock_at(&zk, "/keeper-old");
+    let guard = soon("free", lock.write()).await.expect("free");
+    for _ in 0..3 {
+        old.reset();
+        old.disconnect();
+        // Only when the server has shown whose session it is does an answer renew the lease.
+        eventually("heartbeats", || async { old.count(Op::Multi) > 4 }).await;
+        assert!(guard.is_held());
+        let own = guard.path();
+        assert_eq!(children(&operator, "/keeper-old").await, [own.rsplit('/').next().unwrap()]);
+    }
+    assert_eq!(old.count(LIST_EPHEMERALS), 0, "it was refused once");
+    guard.release().await.expect("held");
+    becomes_empty(&operator, "/keeper-old").await;
+}

@@ -1,0 +1,70 @@
+//! A lock of a Kerberos user, in a realm that `tests/kerberos.sh` sets up: run `make kerberos`.
+
+// Without the cfg there is nothing to test: the library then has no Kerberos.
+#![cfg(zk_rwlock_gssapi)]
+
+use std::time::Duration;
+
+use support::scene::{CALM, SOON, becomes_empty, connect, granted, line_becomes, lock_at, session, soon, writer};
+use support::server::Server;
+use zk_rwlock::coordinator::Failure;
+use zk_rwlock::{Error, Sasl, ZooKeeper, ZooKeeperBuilder};
+
+fn start() -> Server {
+    let realm = std::env::var("ZK_RWLOCK_REALM").expect("`make kerberos` names the realm's directory");
+    let jaas = format!(
+        "Server {{ com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true storeKey=true \
+         useTicketCache=false keyTab=\"{realm}/zookeeper.keytab\" principal=\"zookeeper/localhost@LOCKS.TEST\"; }};\n"
+    );
+    Server::start_with_files(
+        &[("jaas.conf", &jaas)],
+        &["authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider"],
+        &[
+            "-Djava.security.auth.login.config={home}/jaas.conf",
+            &format!("-Djava.security.krb5.conf={realm}/krb5.conf"),
+        ],
+    )
+}
+
+/// By the name that the server's principal has.
+fn named(server: &Server) -> String {
+    server.address().replace("127.0.0.1", "localhost")
+}
+
+fn as_service(service: &str, host: Option<&str>) -> ZooKeeperBuilder {
+    ZooKeeper::builder().session_timeout(CALM).sasl(Sasl::gssapi(service, host))
+}
+
+#[tokio::test]
+async fn the_lock_of_a_kerberos_user_is_shared_by_that_user_and_closed_to_strangers() {
+    let (server, directory) = (start(), "/of-alice/lock");
+    let alice = soon("the login", as_service("zookeeper", None).connect(&named(&server))).await.unwrap();
+    let by_address = as_service("zookeeper", Some("localhost"));
+    let colleague = soon("the login", by_address.connect(&server.address())).await.unwrap();
+    let stranger = connect(&server.address()).await;
+    let guard = lock_at(&alice, directory).write().await.unwrap();
+    let waiter = writer(&lock_at(&colleague, directory));
+    line_becomes(&lock_at(&alice, directory), "W+ W-").await;
+
+    assert!(matches!(session(&stranger).await.delete(&guard.path()).await, Err(Failure::NoAuth)));
+    let error = lock_at(&stranger, directory).write().await.unwrap_err();
+    assert!(matches!(error, Error::PermissionDenied { .. }), "{error:?}");
+    guard.release().await.unwrap();
+    drop(granted(waiter).await);
+    becomes_empty(&alice, directory).await;
+}
+
+#[tokio::test]
+async fn a_principal_that_the_realm_does_not_know_is_refused_in_time() {
+    let server = start();
+    for (service, host) in [("nobody", None), ("zookeeper", Some("elsewhere.test"))] {
+        let limit = Duration::from_secs(2);
+        let attempt = as_service(service, host).connect_timeout(limit);
+        let error = soon("the refusal", attempt.connect(&named(&server))).await.unwrap_err();
+        assert!(matches!(error, Error::Unreachable(_)), "{error:?}");
+    }
+    for (service, host) in [("", None), ("zookeeper", Some(""))] {
+        let error = as_service(service, host).connect_timeout(SOON).connect(&named(&server)).await.unwrap_err();
+        assert!(matches!(error, Error::InvalidInput(_)), "{error:?}");
+    }
+}

@@ -1,0 +1,188 @@
+//! A holder knows that it lost the lock before anyone else is granted it, whatever the network does.
+//!
+//! Each round cuts a holder off in one of several ways while another contender waits, and compares, on one clock,
+//! the last moment at which the holder's guard said "held" with the moment of the other's grant.
+//! `LEASE_ROUNDS` sets how many rounds of each kind are run; `make soak` sets it high.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::ensemble::Ensemble;
+use support::server::{Server, shared_server};
+use support::wire::Proxy;
+use support::witness::Witness;
+use zk_rwlock::{Error, HoldState, Loss, RwLock, ZooKeeper};
+
+const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
+
+fn rounds() -> u64 {
+    std::env::var("LEASE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(6)
+}
+
+async fn connect(address: &str) -> ZooKeeper {
+    let zk = ZooKeeper::builder().session_timeout(SESSION_TIMEOUT).connect(address).await;
+    zk.expect("the server can be reached")
+}
+
+fn open(zk: &ZooKeeper, path: &str, host: &str) -> RwLock {
+    RwLock::builder(zk, path).host(host).build().expect("the path and the host are valid")
+}
+
+/// Cuts a holder off by `cut` after `offset`, and checks that it says lost before the next holder is granted.
+async fn round(holder: &ZooKeeper, other: &ZooKeeper, path: String, offset: Duration, cut: impl FnOnce()) {
+    let guard = Arc::new(open(holder, &path, "holder").write().await.expect("the lock is free"));
+    let next = tokio::spawn({
+        let lock = open(other, &path, "next");
+        async move {
+            let guard = lock.write().timeout(10 * SESSION_TIMEOUT).await.expect("the lock is freed by the expiry");
+            (Instant::now(), guard)
+        }
+    });
+    let witness = Witness::of(&guard);
+    tokio::time::sleep(offset).await;
+    assert!(guard.is_held());
+    cut();
+    let cut_at = Instant::now();
+    let why = guard.lost().await;
+    let told_at = Instant::now();
+    let (granted_at, next) = next.await.expect("the waiter does not panic");
+    let last_held = witness.last_held();
+    assert_eq!(why, Loss::LeaseRanOut);
+    assert!(
+        last_held < granted_at && told_at < granted_at,
+        "offset {offset:?}: said held until {:?}, told at {:?}, next granted at {:?} after the cut",
+        last_held - cut_at,
+        told_at - cut_at,
+        granted_at - cut_at,
+    );
+    assert!(!guard.is_held());
+    next.release().await.expect("the next holder's session is alive");
+}
+
+/// Runs rounds of one kind side by side, each with a wire of its own, at offsets spread over the heartbeat's period.
+async fn rounds_of(kind: &'static str, cut: fn(&Proxy)) {
+    let server = shared_server();
+    let rounds = rounds();
+    let all: Vec<_> = (0..rounds)
+        .map(|i| {
+            let offset = Duration::from_millis(10) + SESSION_TIMEOUT.mul_f64(i as f64 / rounds as f64 / 2.0);
+            tokio::spawn(async move {
+                let proxy = Proxy::start(server.address());
+                let (holder, other) = (connect(&proxy.address()).await, connect(&server.address()).await);
+                round(&holder, &other, format!("/lease/{kind}/{i}"), offset, || cut(&proxy)).await;
+            })
+        })
+        .collect();
+    for one in all {
+        one.await.expect("the round keeps the invariant");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_in_a_black_hole_says_lost_before_the_next_is_granted() {
+    rounds_of("black-hole", Proxy::black_hole).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_whose_requests_are_lost_says_lost_before_the_next_is_granted() {
+    rounds_of("to-server", Proxy::black_hole_to_server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_who_hears_no_answers_says_lost_in_time_even_if_its_session_lives_on() {
+    let server = shared_server();
+    let proxy = Proxy::start(server.address());
+    let (holder, other) = (connect(&proxy.address()).await, connect(&server.address()).await);
+    let guard = Arc::new(open(&holder, "/lease/to-client", "holder").write().await.expect("the lock is free"));
+    let cut_at = Instant::now();
+    proxy.black_hole_to_client();
+    assert_eq!(guard.lost().await, Loss::LeaseRanOut);
+    assert!(cut_at.elapsed() < SESSION_TIMEOUT, "told only after {:?}", cut_at.elapsed());
+    proxy.cut();
+    let next = open(&other, "/lease/to-client", "next").write().timeout(5 * SESSION_TIMEOUT).await;
+    next.expect("the session of the first holder expires").release().await.expect("held");
+    assert!(!guard.is_held());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_whose_server_is_cut_from_the_leader_says_lost_before_the_next_is_granted() {
+    let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
+    let (follower, leader) = (ensemble.followers()[0], ensemble.leader());
+    let holder = connect(&ensemble.server(follower).address()).await;
+    let other = connect(&ensemble.server(leader).address()).await;
+    let offset = SESSION_TIMEOUT / 3;
+    round(&holder, &other, "/lease/quorum".to_owned(), offset, || ensemble.cut_from_leader(follower)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_leader_inside_the_lease_loses_nothing() {
+    let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
+    let timeout = Duration::from_secs(10);
+    let zk = ZooKeeper::builder().session_timeout(timeout).connect(&ensemble.addresses()).await.expect("reachable");
+    let guard = open(&zk, "/lease/election", "holder").write().await.expect("the lock is free");
+    let witness = Arc::new(guard);
+    let watched = Arc::clone(&witness);
+    let watching = thread::spawn(move || {
+        let calm = Instant::now() + timeout;
+        while Instant::now() < calm {
+            assert!(watched.is_held(), "lost by an election: {:?}", watched.state());
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let _ensemble = tokio::task::spawn_blocking(move || {
+        ensemble.server(ensemble.leader()).restart();
+        watching.join().expect("the lock stays held");
+        ensemble
+    })
+    .await
+    .expect("the lock stays held");
+    let guard = Arc::into_inner(witness).expect("the witness is gone");
+    guard.release().await.expect("still held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_blip_is_suspect_and_then_held_again() {
+    let server = shared_server();
+    let proxy = Proxy::start(server.address());
+    let zk = connect(&proxy.address()).await;
+    let guard = open(&zk, "/lease/blip", "holder").write().await.expect("the lock is free");
+    let mut changes = guard.changes();
+    assert_eq!(changes.next().await, Some(HoldState::Held));
+    proxy.cut();
+    assert!(matches!(changes.next().await, Some(HoldState::Suspect { .. })));
+    assert!(guard.is_held(), "suspect is not lost");
+    proxy.heal();
+    assert_eq!(changes.next().await, Some(HoldState::Held));
+    // The lease that ran during the blip is over by now: it was renewed.
+    tokio::time::sleep(SESSION_TIMEOUT).await;
+    guard.release().await.expect("a blip loses nothing");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stands_still_for_longer_than_the_lease_costs_the_lock() {
+    let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+    let zk = connect(&server.address()).await;
+    let guard = open(&zk, "/lease/pause", "holder").write().await.expect("the lock is free");
+    server.pause();
+    let why = guard.lost().await;
+    server.resume();
+    assert_eq!(why, Loss::LeaseRanOut);
+    assert!(matches!(guard.release().await, Err(Error::Lost(Loss::LeaseRanOut))));
+    // Whatever became of the session, the lock can be had again.
+    let again = open(&zk, "/lease/pause", "holder").write().timeout(10 * SESSION_TIMEOUT).await;
+    again.expect("the old node is gone").release().await.expect("held");
+}
+
+#[test]
+fn a_blocked_runtime_keeps_the_lock_because_the_session_has_a_thread_of_its_own() {
+    let server = shared_server();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let zk = connect(&server.address()).await;
+        let guard = open(&zk, "/lease/blocked", "holder").write().await.expect("the lock is free");
+        thread::sleep(2 * SESSION_TIMEOUT);
+        assert!(guard.is_held(), "the heartbeat starved: {:?}", guard.state());
+        guard.release().await.expect("still held");
+    });
+}

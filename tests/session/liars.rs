@@ -1,0 +1,124 @@
+//! A server that lies: it may cost the client its life, but it never makes it believe that it holds a lock.
+//!
+//! The clients are children of this process, this test binary itself: [`the_life_of_a_child`] does what its
+//! environment says, tells its parent in lines, and does nothing in an ordinary run.
+
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use support::fake::{Fake, Lie};
+use support::process::test_in;
+use zk_rwlock::{RwLock, ZooKeeper};
+
+const SERVER: &str = "ZK_RWLOCK_LIAR";
+
+/// The prefix of a child's lines, among those of the test harness.
+const SAYS: &str = "child says ";
+
+const SESSION_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// In kilobytes of address space: a claim of 2 GiB must not become the machine's problem.
+const MEMORY: u32 = 3_000_000;
+
+#[tokio::test]
+async fn the_life_of_a_child() {
+    let Ok(server) = std::env::var(SERVER) else { return };
+    let connecting = ZooKeeper::builder().session_timeout(SESSION_TIMEOUT).connect_timeout(SESSION_TIMEOUT);
+    let end = match connecting.connect(&server).await {
+        Ok(zk) => {
+            let lock = RwLock::new(&zk, "/lock").unwrap();
+            match lock.write().timeout(3 * SESSION_TIMEOUT).await {
+                Ok(_) => "granted".to_owned(),
+                Err(error) => format!("error {error}"),
+            }
+        }
+        Err(error) => format!("no session {error}"),
+    };
+    // In one piece, and past whatever captures the output of tests.
+    let mut out = std::io::stdout().lock();
+    out.write_all(format!("\n{SAYS}{end}\n").as_bytes()).and_then(|()| out.flush()).unwrap();
+    std::process::exit(0);
+}
+
+/// What became of the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Granted,
+    /// It was told that there is no session to be had.
+    NoSession,
+    /// It was told that the lock is not to be had.
+    Error,
+    /// The call panicked.
+    Panic,
+    /// The process was ended by a signal.
+    Death,
+}
+
+fn client_of(lie: Lie) -> (End, String) {
+    let fake = Fake::start(lie);
+    let output = Command::new("sh")
+        .args(["-c", &format!("ulimit -v {MEMORY}; exec \"$0\" \"$@\"")])
+        .arg(std::env::current_exe().unwrap())
+        .args([&test_in(module_path!(), "the_life_of_a_child"), "--exact", "--nocapture"])
+        .env(SERVER, fake.address())
+        .env("RUST_BACKTRACE", "0")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let said = said.lines().find_map(|line| line.strip_prefix(SAYS)).unwrap_or_default().to_owned();
+    let end = match &said {
+        said if said == "granted" => End::Granted,
+        said if said.starts_with("no session") => End::NoSession,
+        said if said.starts_with("error") => End::Error,
+        _ if output.status.signal().is_some() => End::Death,
+        _ => End::Panic,
+    };
+    (end, format!("{said} {} {}", output.status, String::from_utf8_lossy(&output.stderr)))
+}
+/// In the two cases of a grant the listing shows the node, and it belongs to the session: what the answer to the
+/// create did not say.
+const ENDS: [(Lie, End); 24] = [
+    (Lie::None, End::Granted),
+    (Lie::NoiseForAHandshake, End::NoSession),
+    (Lie::EmptyHandshake, End::NoSession),
+    (Lie::EndlessPassword, End::NoSession),
+    (Lie::NegativeTimeout, End::NoSession),
+    (Lie::NoTimeout, End::NoSession),
+    (Lie::EndlessFrame, End::Error),
+    (Lie::NegativeFrame, End::Error),
+    (Lie::ShortFrame, End::Error),
+    (Lie::WrongXid, End::Error),
+    (Lie::InventedEvents, End::Error),
+    (Lie::ShortCreate, End::Granted),
+    (Lie::CreatedElsewhere, End::Granted),
+    (Lie::CreatedBelowZero, End::Error),
+    (Lie::CreatedForAnother, End::Error),
+    (Lie::CreatedForNobody, End::Error),
+    // The client crate makes room for as many names as are announced.
+    (Lie::EndlessListing, End::Death),
+    (Lie::NegativeListing, End::Error),
+    (Lie::ShortListing, End::Error),
+    (Lie::NoiseForAListing, End::Error),
+    (Lie::ListingWithoutMe, End::Error),
+    (Lie::ListingWithATwin, End::Error),
+    // The client crate panics over it; the session does not.
+    (Lie::ShortData, End::Error),
+    (Lie::FalseDeparture, End::Error),
+];
+
+#[test]
+fn no_lie_of_a_server_is_taken_for_a_grant() {
+    for some in ENDS.chunks(8) {
+        thread::scope(|scope| {
+            let clients: Vec<_> = some.iter().map(|(lie, end)| (lie, end, scope.spawn(|| client_of(*lie)))).collect();
+            for (lie, expected, client) in clients {
+                let (end, words) = client.join().unwrap();
+                assert_eq!(end, *expected, "{lie:?}: {words}");
+            }
+        });
+    }
+}

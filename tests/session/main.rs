@@ -1,0 +1,14 @@
+//! The session and its lease, on one server and on three: kept in time, lost in time, and closed to strangers.
+
+mod breaks;
+mod ensemble;
+mod keeper;
+mod kerberos;
+mod lease;
+mod liars;
+mod outages;
+mod ports;
+mod processes;
+mod security;
+mod sessions;
+mod silence;

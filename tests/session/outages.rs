@@ -1,0 +1,315 @@
+//! Holders whose link is bad for long: whatever they are told, and whenever, nobody holds beside them.
+//!
+//! `FLAP_SECONDS` sets for how long links flap.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::scene::*;
+use support::server::{Server, shared_server};
+use support::wire::Proxy;
+use zk_rwlock::coordinator::Operation;
+use zk_rwlock::{Contender, HoldState, Loss, Mode, ReadGuard, RwLock, WriteGuard};
+
+const SHORT: Duration = Duration::from_secs(2);
+
+/// Either guard, as the checks need it.
+trait Guard: Send + 'static {
+    fn is_held(&self) -> bool;
+}
+
+impl Guard for ReadGuard {
+    fn is_held(&self) -> bool {
+        ReadGuard::is_held(self)
+    }
+}
+
+impl Guard for WriteGuard {
+    fn is_held(&self) -> bool {
+        WriteGuard::is_held(self)
+    }
+}
+
+/// Asks the guard all the time until it says no, or until `stop` is set, from a thread that no runtime can block;
+/// returns it with the last moment at which it surely held.
+fn watch_closely<G: Guard>(guard: G, stop: Arc<AtomicBool>) -> thread::JoinHandle<(G, Option<Instant>)> {
+    thread::spawn(move || {
+        let mut last_yes = None;
+        while !stop.load(Ordering::Relaxed) {
+            // Taken before asking: the guard said so at this moment or later.
+            let asked = Instant::now();
+            if !guard.is_held() {
+                break;
+            }
+            last_yes = Some(asked);
+            thread::sleep(Duration::from_micros(200));
+        }
+        (guard, last_yes)
+    })
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// One way only
+
+/// The client hears its server all the time, and so believes to be connected until the server has closed its session.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_that_hears_events_while_its_requests_are_lost_says_lost_before_the_next_is_granted() {
+    const NODES: usize = 200;
+    let server = shared_server();
+    let proxy = Proxy::start(server.address());
+    let (zk, other) = (connect_with(&proxy.address(), SHORT).await, connect(&server.address()).await);
+
+    // Readers of another lock, on the holder's session, whose own nodes will be written to.
+    let busy = lock_at(&other, "/outages/busy").write().await.unwrap();
+    let readers: Vec<_> = (0..NODES).map(|_| reader(&lock_at(&zk, "/outages/busy"))).collect();
+    let guard = lock_at(&zk, "/outages/storm").write().await.unwrap();
+    let next = lock_at(&other, "/outages/storm").write();
+    let next = tokio::spawn(async move { next.await.map(|guard| (guard, Instant::now())) });
+    line_becomes(&lock_at(&other, "/outages/storm"), "W+ W-").await;
+    // The readers' own, the one on the writer, and the guard's own.
+    let id = format!("0x{:x}", session(&zk).await.id());
+    let watched = || async { watched_by(&server.four_letter("wchc"), &id) };
+    eventually("all watches", || async { watched().await == NODES + 2 }).await;
+    let names = children(&other, "/outages/busy").await;
+    let nodes = names.iter().filter(|name| name.contains("-READ-")).map(|name| format!("/outages/busy/{name}"));
+    let nodes: Vec<String> = nodes.collect();
+    assert_eq!(nodes.len(), NODES);
+
+    let never = Arc::new(AtomicBool::new(false));
+    let witness = watch_closely(guard, Arc::clone(&never));
+    proxy.reset();
+    proxy.black_hole_to_server();
+    let cut_at = Instant::now();
+    let storm = tokio::spawn(async move {
+        // One event every few milliseconds, for longer than a lease lasts.
+        let writer = session(&other).await;
+        for node in nodes {
+            let write = Operation::Set { path: node, data: Vec::new(), version: None };
+            if writer.transact(&[write]).await.is_err() {
+                // The session is over, and its nodes are gone.
+                break;
+            }
+            tokio::time::sleep(SHORT / NODES as u32).await;
+        }
+        other
+    });
+    let (guard, last_yes) = soon("the loss", tokio::task::spawn_blocking(|| witness.join().unwrap())).await.unwrap();
+    let last_yes = last_yes.expect("it was held at first");
+    let events = proxy.notifications();
+    let why = guard.lost().await;
+    let (next, granted_at) = granted(next).await;
+
+    assert!(last_yes < granted_at, "held {:?} after the next grant", last_yes - granted_at);
+    assert!(last_yes < cut_at + SHORT, "said held for {:?}", last_yes - cut_at);
+    assert_eq!(why, Loss::LeaseRanOut);
+    assert!(events > 2, "only {events} events were heard meanwhile");
+    let other = soon("the storm", storm).await.unwrap();
+    for reader in readers {
+        reader.abort();
+    }
+    proxy.heal();
+    next.release().await.unwrap();
+    busy.release().await.unwrap();
+    becomes_empty(&other, "/outages/busy").await;
+}
+
+/// How many paths a session watches, by the answer to `wchc`: a line with the session, and one with a tab for each path.
+fn watched_by(answer: &str, session: &str) -> usize {
+    let mut lines = answer.lines().skip_while(|line| line.trim() != session);
+    lines.next().map_or(0, |_| lines.take_while(|line| line.starts_with('\t')).count())
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Links that flap
+
+/// A time for which somebody surely held.
+#[derive(Clone, Copy, Debug)]
+struct Interval {
+    mode: Mode,
+    granted: Instant,
+    last_yes: Instant,
+    token: i64,
+}
+
+impl Interval {
+    fn excludes(self, other: Interval) -> bool {
+        self.mode == Mode::Write || other.mode == Mode::Write
+    }
+
+    fn overlaps(self, other: Interval) -> bool {
+        self.granted <= other.last_yes && other.granted <= self.last_yes
+    }
+}
+
+/// Holds for a moment, under the eyes of a witness; there is no interval if the guard was lost before it was seen.
+async fn hold<G: Guard>(guard: G, mode: Mode, token: i64) -> (G, Option<Interval>) {
+    let (granted, stop) = (Instant::now(), Arc::new(AtomicBool::new(false)));
+    let witness = watch_closely(guard, Arc::clone(&stop));
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    stop.store(true, Ordering::Relaxed);
+    let (guard, last_yes) = tokio::task::spawn_blocking(|| witness.join().unwrap()).await.unwrap();
+    (guard, last_yes.map(|last_yes| Interval { mode, granted, last_yes, token }))
+}
+
+/// Acquires again and again until the end, and until it has held once; writes down when it held.
+async fn contend(lock: RwLock, mut dice: Seeded, end: Instant) -> Vec<Interval> {
+    let mut held = Vec::new();
+    while Instant::now() < end || held.is_empty() {
+        // Whatever error there is, of a session that ended or of a timeout, one tries again.
+        if dice.below(3) == 0 {
+            if let Ok(guard) = lock.read().timeout(SHORT).await {
+                let token = guard.fencing_token();
+                let (guard, interval) = hold(guard, Mode::Read, token).await;
+                held.extend(interval);
+                drop(guard);
+            }
+        } else if let Ok(guard) = lock.write().timeout(SHORT).await {
+            let token = guard.fencing_token();
+            let (guard, interval) = hold(guard, Mode::Write, token).await;
+            held.extend(interval);
+            if dice.below(2) == 0 {
+                guard.release().await.ok();
+            }
+        }
+    }
+    held
+}
+
+/// Cuts the link, and heals it, every 50 to 200 ms; now and then it stays dead for longer than a session lives.
+fn flap(proxy: &Proxy, mut dice: Seeded, end: Instant) {
+    while Instant::now() < end {
+        match dice.below(8) {
+            0 => proxy.black_hole(),
+            1 => proxy.black_hole_to_server(),
+            2 => proxy.black_hole_to_client(),
+            3 => proxy.rst(),
+            4 => proxy.disconnect(),
+            _ => proxy.cut(),
+        }
+        let down = if dice.below(12) == 0 { SHORT } else { Duration::from_millis(50 + dice.below(150)) };
+        thread::sleep(down.min(end.saturating_duration_since(Instant::now())));
+        proxy.heal();
+        thread::sleep(Duration::from_millis(50 + dice.below(150)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_flapping_links_nobody_holds_beside_another_and_all_go_on_afterwards() {
+    const CLIENTS: u64 = 4;
+    let seconds = std::env::var("FLAP_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(6);
+    let seed = std::env::var("FLAP_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
+    let server = shared_server();
+    let operator = connect(&server.address()).await;
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        let proxy = Arc::new(Proxy::start(server.address()));
+        let zk = connect_with(&proxy.address(), SHORT).await;
+        clients.push((proxy, lock_at(&zk, "/outages/flapping")));
+    }
+
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let mut contenders = Vec::new();
+    let mut flapping = Vec::new();
+    for (number, (proxy, lock)) in (0..).zip(&clients) {
+        let (proxy, seed) = (Arc::clone(proxy), seed * 1_000 + number * 2);
+        // One link in four is sound, so that there is always somebody to be granted what others lose.
+        if number > 0 {
+            flapping.push(thread::spawn(move || flap(&proxy, Seeded(seed), end)));
+        }
+        contenders.push(tokio::spawn(contend(lock.clone(), Seeded(seed + 1), end)));
+    }
+    let mut held: Vec<Interval> = Vec::new();
+    for contender in contenders {
+        held.extend(within(Duration::from_secs(seconds) + 2 * SOON, "the contender's end", contender).await.unwrap());
+    }
+    for thread in flapping {
+        thread.join().unwrap();
+    }
+
+    held.sort_by_key(|interval| interval.granted);
+    for (position, one) in held.iter().enumerate() {
+        for other in &held[position + 1..] {
+            if one.excludes(*other) {
+                assert!(!one.overlaps(*other), "seed {seed}: {one:?} and {other:?}");
+                assert!(one.token < other.token, "seed {seed}: {one:?} and {other:?}");
+            }
+        }
+    }
+    println!("seed {seed}: {} grants in {seconds} s of flapping links, none beside another", held.len());
+
+    // Now that all links are sound, everyone is served, and nothing is left.
+    for (_, lock) in &clients {
+        soon("a grant after the flapping", lock.write()).await.unwrap().release().await.unwrap();
+    }
+    becomes_empty(&operator, "/outages/flapping").await;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// A server that comes back with nothing
+
+/// Its numbers begin anew, and may go on just where our last grant was: that does not make us the next after it.
+#[tokio::test]
+async fn on_a_server_that_lost_everything_a_lock_that_was_used_alone_looks_who_is_there() {
+    const PATH: &str = "/outages/anew";
+    let server = Server::start();
+    let (zk, sequence) =
+        (connect_with(&server.address(), SHORT).await, |path: String| Contender::parse(&path[PATH.len() + 1..]));
+    let lock = lock_at(&zk, PATH);
+    for _ in 0..2 {
+        lock.write().await.unwrap().release().await.unwrap();
+    }
+    let last = lock.write().await.unwrap();
+    let (token, number) = (last.fencing_token(), sequence(last.path()).unwrap().sequence());
+    last.release().await.unwrap();
+
+    server.start_over();
+    let other = connect(&server.address()).await;
+    let theirs = lock_at(&other, PATH);
+    for _ in 0..2 {
+        theirs.write().await.unwrap().release().await.unwrap();
+    }
+    let held = theirs.write().await.unwrap();
+    assert_eq!(sequence(held.path()).unwrap().sequence(), number);
+    let mut waiter = writer(&lock);
+    line_becomes(&theirs, "W+ W-").await;
+    assert!(tokio::time::timeout(Duration::from_millis(300), &mut waiter).await.is_err(), "granted beside the holder");
+    held.release().await.unwrap();
+    let guard = granted(waiter).await;
+    // By these numbers alone it could be the next.
+    assert_eq!(sequence(guard.path()).unwrap().sequence(), number + 1);
+    assert!((1..=number + 2).contains(&(guard.fencing_token() - token)), "{} after {token}", guard.fencing_token());
+}
+
+/// Nobody there knows of the holder, who has not heard of that yet: only a fence keeps the two apart, and its tokens
+/// have begun anew.
+#[tokio::test]
+async fn a_server_that_comes_back_empty_grants_beside_a_holder_that_is_still_suspect() {
+    const PATH: &str = "/outages/empty";
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    // Longer than a server needs to start, and short enough to wait for.
+    let zk = connect_with(&proxy.address(), Duration::from_secs(15)).await;
+    let lock = lock_at(&zk, PATH);
+    for _ in 0..8 {
+        lock.write().await.unwrap().release().await.unwrap();
+    }
+    let old = lock.write().await.unwrap();
+    proxy.cut();
+    server.start_over();
+    let other = connect(&server.address()).await;
+    let new = soon("the grant", lock_at(&other, PATH).write()).await.unwrap();
+    assert!(matches!(old.state(), HoldState::Suspect { .. }) && old.is_held() && new.is_held());
+    assert!(new.fencing_token() < old.fencing_token(), "a fence refuses the new holder");
+    // A server refuses the connection of one that has seen more than it has itself, so only the clock tells.
+    proxy.heal();
+    assert_eq!(soon("the loss", old.lost()).await, Loss::LeaseRanOut);
+    assert!(new.is_held());
+
+    let highest = old.fencing_token() + 1_000_000;
+    server.go_on_after(highest);
+    let third = connect(&server.address()).await;
+    let fenced = soon("the grant", lock_at(&third, "/outages/raised").write()).await.unwrap();
+    assert!(fenced.fencing_token() > highest, "a fence that has seen {highest} lets it pass");
+}

@@ -1,0 +1,192 @@
+//! The lock among processes that are killed, stopped, or simply end.
+//!
+//! The children are this test binary itself: see [`support::process`].
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use support::process::{Process, role, say};
+use support::scene::*;
+use support::server::shared_server;
+use zk_rwlock::{RwLock, ZooKeeper};
+
+/// What the servers of the tests grant, and what a crash is noticed by.
+const SHORT: Duration = Duration::from_secs(2);
+const TICK: Duration = Duration::from_millis(200);
+
+/// For a machine that is busy with other things.
+const SLACK: Duration = Duration::from_secs(3);
+
+/// Nanoseconds on the one clock of all processes of this machine.
+fn clock() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The children
+
+#[test]
+fn the_life_of_a_child() {
+    let Some(role) = role() else { return };
+    let mut words = role.split(' ').map(str::to_owned);
+    let mut word = || words.next().expect("a role, a server, a path and a session timeout");
+    let (role, server, path) = (word(), word(), word());
+    let session_timeout = Duration::from_millis(word().parse().expect("a number of milliseconds"));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let zk = runtime.block_on(connect_with(&server, session_timeout));
+    let lock = lock_at(&zk, &path);
+    match role.as_str() {
+        "hold" => hold(&lock),
+        "watch" => watch(&lock),
+        "drop-and-return" => drop_and_return(lock, zk),
+        "release-and-exit" => release_and_exit(&lock),
+        "return-with-guard" => return_with_guard(lock, zk),
+        other => panic!("there is no role {other}"),
+    }
+}
+
+/// Holds until it is killed.
+fn hold(lock: &RwLock) {
+    let _guard = lock.blocking_write().unwrap();
+    say("held");
+    loop {
+        thread::park();
+    }
+}
+
+/// Asks its guard all the time, without any help from a runtime, until it says no.
+fn watch(lock: &RwLock) {
+    let guard = lock.blocking_write().unwrap();
+    say("held");
+    let mut last_yes = clock();
+    loop {
+        let asked = clock();
+        if !guard.is_held() {
+            return say(&format!("{last_yes} {asked}"));
+        }
+        last_yes = asked;
+        // No pause: after a stop this asks before the library has had a chance to hear anything.
+        std::hint::spin_loop();
+    }
+}
+
+/// Drops the guard, then everything else, and returns from `main` as soon as it can.
+fn drop_and_return(lock: RwLock, zk: ZooKeeper) {
+    let guard = lock.blocking_write().unwrap();
+    say("held");
+    drop(guard);
+    drop((lock, zk));
+    std::process::exit(0);
+}
+
+/// Releases, and ends while the handles still live, as those in a `static` do.
+fn release_and_exit(lock: &RwLock) {
+    let guard = lock.blocking_write().unwrap();
+    say("held");
+    pollster::block_on(guard.release()).unwrap();
+    std::process::exit(0);
+}
+
+/// Drops the handles first, and the guard last.
+fn return_with_guard(lock: RwLock, zk: ZooKeeper) {
+    let guard = lock.blocking_write().unwrap();
+    say("held");
+    drop((lock, zk));
+    drop(guard);
+    std::process::exit(0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The parent
+
+fn start(role: &str, path: &str, session_timeout: Duration) -> Process {
+    Process::start(
+        module_path!(),
+        &format!("{role} {} {path} {}", shared_server().address(), session_timeout.as_millis()),
+    )
+}
+
+#[tokio::test]
+async fn a_killed_holder_is_followed_when_its_session_times_out() {
+    let zk = connect(&shared_server().address()).await;
+    let lock = lock_at(&zk, "/locks/killed");
+    let mut holder = start("hold", "/locks/killed", SHORT);
+    assert_eq!(holder.says(), "held");
+    let next = writer(&lock);
+    line_becomes(&lock, "W+ W-").await;
+
+    holder.signal("KILL");
+    let killed = Instant::now();
+    let next = granted(next).await;
+    let took = killed.elapsed();
+
+    assert!(took < SHORT + TICK * 2 + SLACK, "{took:?}");
+    assert!(next.is_held());
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_holder_that_ends_right_after_letting_go_is_followed_at_once() {
+    let zk = connect(&shared_server().address()).await;
+    for role in ["drop-and-return", "release-and-exit", "return-with-guard"] {
+        for round in 0..5 {
+            let path = format!("/locks/{role}-{round}");
+            let mut holder = start(role, &path, CALM);
+            assert_eq!(holder.says(), "held");
+            assert!(holder.child.wait().unwrap().success());
+            // Far below its session timeout.
+            let next = within(CALM / 6, role, lock_at(&zk, &path).write()).await.unwrap();
+            next.release().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_holder_that_was_stopped_says_no_in_its_first_answer_after_that() {
+    let zk = connect(&shared_server().address()).await;
+    let lock = lock_at(&zk, "/locks/stopped");
+    let mut holder = start("watch", "/locks/stopped", SHORT);
+    assert_eq!(holder.says(), "held");
+    let next = writer(&lock);
+    line_becomes(&lock, "W+ W-").await;
+
+    holder.signal("STOP");
+    let Ok(next) = tokio::time::timeout(SOON, next).await else {
+        let (sessions, watches) = (shared_server().four_letter("dump"), shared_server().four_letter("wchp"));
+        panic!("no grant within {SOON:?}; the queue is {}, {sessions} {watches}", line(&lock).await);
+    };
+    let next = next.expect("the task does not panic").expect("the lock is granted");
+    let granted_at = clock();
+    let continued = clock();
+    holder.signal("CONT");
+    let said = tokio::task::spawn_blocking(move || holder.says());
+    let said = soon("the holder's no", said).await.unwrap();
+
+    let (last_yes, first_no) = said.split_once(' ').unwrap();
+    let (last_yes, first_no): (u64, u64) = (last_yes.parse().unwrap(), first_no.parse().unwrap());
+    assert!(last_yes < granted_at, "held {} ns after the next grant", last_yes - granted_at);
+    assert!(last_yes < continued && last_yes < first_no);
+    assert!(next.is_held());
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_holder_that_was_stopped_for_less_than_its_lease_still_holds() {
+    let zk = connect(&shared_server().address()).await;
+    let lock = lock_at(&zk, "/locks/paused");
+    let mut holder = start("watch", "/locks/paused", CALM);
+    assert_eq!(holder.says(), "held");
+    let next = writer(&lock);
+    line_becomes(&lock, "W+ W-").await;
+
+    holder.signal("STOP");
+    holder.signal("CONT");
+    assert_eq!(line(&lock).await, "W+ W-");
+    assert!(!next.is_finished());
+    // It never said no: killed, it is silent, and its node still there.
+    holder.signal("KILL");
+    assert_eq!(holder.said().next(), None);
+    assert!(!next.is_finished());
+}

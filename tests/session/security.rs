@@ -1,0 +1,971 @@
+//! Who may touch a lock, and what a wire gives away: digest, ACLs, TLS and SASL, against real servers that have them on.
+
+use support::scene::{
+    CALM, SOON, becomes_empty, children, connect, eventually, granted, line_becomes, lock_at, reader, refused, session,
+    soon, writer,
+};
+use support::server::shared_server;
+use support::wire::{Op, Proxy};
+use zk_rwlock::coordinator::{Failure, Kind, Operation};
+use zk_rwlock::{Acl, Error, HoldState, Loss, Permissions, ZooKeeper, ZooKeeperBuilder};
+
+fn options() -> ZooKeeperBuilder {
+    ZooKeeper::builder().session_timeout(CALM).connect_timeout(SOON)
+}
+
+async fn user(address: &str, name: &str) -> ZooKeeper {
+    options().digest(name, &format!("password of {name}")).connect(address).await.expect("the server can be reached")
+}
+
+fn is_denied(error: &Error) -> bool {
+    matches!(error, Error::PermissionDenied { .. })
+}
+
+/// A lock directory of the user `owner`, in which everyone else has these permissions.
+async fn directory_for_guests(owner: &str, directory: &str, guests: Permissions) -> ZooKeeper {
+    let acl = Acl::creator().allow("world", "anyone", guests);
+    let owner = options().digest(owner, "secret").acl(acl).connect(&shared_server().address()).await.unwrap();
+    soon("the directory", lock_at(&owner, directory).read()).await.unwrap().release().await.unwrap();
+    owner
+}
+
+/// Tries everything that would disturb those in the directory; all of it must be refused.
+async fn assert_shut_out(stranger: &ZooKeeper, directory: &str, node: &str) {
+    let session = session(stranger).await;
+    let forged = format!("{directory}/evil~00000000-WRITE-");
+    let attempts = [
+        ("create", session.create(&forged, b"", Kind::EphemeralSequential).await.map(drop)),
+        ("create a plain node", session.create(&forged, b"", Kind::Persistent).await.map(drop)),
+        ("delete the node", session.delete(node).await),
+        ("delete the directory", session.delete(directory).await),
+        ("set", session.transact(&[set(node)]).await.map(drop)),
+        ("list", session.children(directory).await.map(drop)),
+        ("read", session.data(node).await.map(drop)),
+        ("watch", session.watch(node).await.map(drop)),
+    ];
+    for (what, answer) in attempts {
+        let denied = match &answer {
+            Err(Failure::Operation { failure, .. }) => **failure == Failure::NoAuth,
+            Err(failure) => *failure == Failure::NoAuth,
+            Ok(()) => false,
+        };
+        assert!(denied, "{what}: {answer:?}");
+    }
+    let lock = lock_at(stranger, directory);
+    let answers = [
+        lock.write().await.unwrap_err(),
+        lock.read().await.unwrap_err(),
+        lock.try_write().await.unwrap_err(),
+        lock.queue().await.unwrap_err(),
+    ];
+    assert!(answers.iter().all(is_denied), "{answers:?}");
+}
+
+fn set(path: &str) -> Operation {
+    Operation::Set { path: path.to_owned(), data: b"released".to_vec(), version: None }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Who can steal a lock
+
+#[tokio::test]
+async fn a_stranger_can_neither_see_nor_steal_the_lock_of_a_digest_user() {
+    let address = shared_server().address();
+    let owner = user(&address, "owner").await;
+    let guard = lock_at(&owner, "/owned/lock").write().await.unwrap();
+
+    for stranger in [connect(&address).await, user(&address, "somebody-else").await] {
+        assert_shut_out(&stranger, "/owned/lock", &guard.path()).await;
+    }
+    let wrong_password = options().digest("owner", "guessed").connect(&address).await.unwrap();
+    assert_shut_out(&wrong_password, "/owned/lock", &guard.path()).await;
+    assert_eq!(guard.state(), HoldState::Held);
+    assert_eq!(children(&owner, "/owned/lock").await.len(), 1);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn anyone_can_steal_a_lock_that_is_open_to_anyone() {
+    let address = shared_server().address();
+    let owner = options().digest("owner", "secret").acl(Acl::anyone()).connect(&address).await.unwrap();
+    let stranger = connect(&address).await;
+    let guard = lock_at(&owner, "/open/lock").write().await.unwrap();
+    let waiter = writer(&lock_at(&stranger, "/open/lock"));
+    line_becomes(&lock_at(&stranger, "/open/lock"), "W+ W-").await;
+
+    session(&stranger).await.delete(&guard.path()).await.unwrap();
+    assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed);
+    assert!(!guard.is_held());
+    drop(granted(waiter).await);
+}
+
+#[tokio::test]
+async fn whoever_may_queue_can_steal_even_though_every_node_is_closed_to_them() {
+    // What counts are the permissions on the directory, not those on the holder's node.
+    let directory = "/queueing/lock";
+    let owner = directory_for_guests("landlord", directory, Permissions::CREATE | Permissions::DELETE).await;
+    let tenant = options().digest("landlord", "secret").connect(&shared_server().address()).await.unwrap();
+    let guard = lock_at(&tenant, directory).write().await.unwrap();
+    let guest = connect(&shared_server().address()).await;
+
+    assert!(matches!(session(&guest).await.data(&guard.path()).await, Err(Failure::NoAuth)));
+    session(&guest).await.delete(&guard.path()).await.unwrap();
+    assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed);
+    becomes_empty(&owner, directory).await;
+}
+
+#[tokio::test]
+async fn a_directory_that_a_stranger_made_first_stays_the_strangers() {
+    let address = shared_server().address();
+    let stranger = connect(&address).await;
+    let owner = user(&address, "late-comer").await;
+    session(&stranger).await.create("/squatted", b"", Kind::Persistent).await.unwrap();
+    session(&stranger).await.create("/squatted/lock", b"", Kind::Container).await.unwrap();
+    let guard = lock_at(&owner, "/squatted/lock").write().await.unwrap();
+
+    session(&stranger).await.delete(&guard.path()).await.unwrap();
+    assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed);
+}
+
+#[tokio::test]
+async fn a_user_name_that_the_server_would_misread_is_refused_before_anything_is_sent() {
+    let proxy = Proxy::start_opaque(shared_server().address());
+    for name in ["", "a:b"] {
+        let error = options().digest(name, "secret").connect(&proxy.address()).await.unwrap_err();
+        assert!(matches!(&error, Error::InvalidInput(problem) if problem.contains("colon")), "{error:?}");
+    }
+    assert_eq!(proxy.connections(), 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Some permissions, and not all that it takes: what is left behind
+
+#[tokio::test]
+async fn one_who_may_create_and_delete_but_not_list_is_refused_and_leaves_no_node() {
+    let directory = "/partly-1/lock";
+    let owner = directory_for_guests("owner", directory, Permissions::CREATE | Permissions::DELETE).await;
+    let guest = connect(&shared_server().address()).await;
+    for error in
+        [refused(writer(&lock_at(&guest, directory))).await, refused(reader(&lock_at(&guest, directory))).await]
+    {
+        assert!(matches!(&error, Error::PermissionDenied { path, .. } if path == directory), "{error:?}");
+        // The answer to the delete comes before the error.
+        assert_eq!(children(&owner, directory).await, Vec::<String>::new());
+    }
+}
+
+#[tokio::test]
+async fn one_who_may_list_and_delete_but_not_create_is_refused_and_leaves_no_node() {
+    let directory = "/partly-2/lock";
+    let owner = directory_for_guests("owner", directory, Permissions::READ | Permissions::DELETE).await;
+    let guest = connect(&shared_server().address()).await;
+    let lock = lock_at(&guest, directory);
+    for error in [lock.write().await.unwrap_err(), lock.read().await.unwrap_err(), lock.try_write().await.unwrap_err()]
+    {
+        assert!(matches!(&error, Error::PermissionDenied { path, .. } if path == directory), "{error:?}");
+    }
+    assert_eq!(children(&owner, directory).await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn one_who_may_enter_but_not_leave_is_told_that_the_node_stays_until_the_session_ends() {
+    let directory = "/partly-3/lock";
+    let owner = directory_for_guests("owner", directory, Permissions::CREATE | Permissions::READ).await;
+    let guest = connect(&shared_server().address()).await;
+    let guard = lock_at(&guest, directory).write().await.unwrap();
+    let node = guard.path();
+
+    let error = guard.release().await.unwrap_err();
+    let Error::PermissionDenied { operation, path } = &error else { panic!("{error:?}") };
+    assert_eq!((*operation, path), (Error::DELETE_OWN_NODE, &node));
+    assert!(error.to_string().contains("until its session ends"), "{error}");
+    assert_eq!(children(&owner, directory).await, [node.rsplit('/').next().unwrap()]);
+    let next = writer(&lock_at(&owner, directory));
+    line_becomes(&lock_at(&owner, directory), "W+ W-").await;
+    guest.close().await;
+    drop(granted(next).await);
+    becomes_empty(&owner, directory).await;
+}
+
+#[tokio::test]
+async fn one_who_may_only_create_is_told_that_the_node_stays_until_the_session_ends() {
+    let directory = "/partly-4/lock";
+    let owner = directory_for_guests("owner", directory, Permissions::CREATE).await;
+    let guest = connect(&shared_server().address()).await;
+    let error = refused(writer(&lock_at(&guest, directory))).await;
+    let Error::PermissionDenied { operation, path } = &error else { panic!("{error:?}") };
+    assert_eq!(*operation, Error::DELETE_OWN_NODE);
+    assert_eq!(children(&owner, directory).await, [path.rsplit('/').next().unwrap()]);
+    guest.close().await;
+    becomes_empty(&owner, directory).await;
+}
+
+#[tokio::test]
+async fn one_who_may_not_watch_the_node_in_the_way_is_refused_and_leaves_no_node() {
+    let directory = "/partly-5/lock";
+    let all = Permissions::READ | Permissions::CREATE | Permissions::DELETE;
+    let owner = directory_for_guests("owner", directory, all).await;
+    let secretive = options().digest("owner", "secret").connect(&shared_server().address()).await.unwrap();
+    let guest = connect(&shared_server().address()).await;
+    let guard = lock_at(&secretive, directory).write().await.unwrap();
+
+    let error = refused(reader(&lock_at(&guest, directory))).await;
+    assert!(is_denied(&error), "{error:?}");
+    assert_eq!(children(&owner, directory).await.len(), 1);
+    assert!(lock_at(&guest, directory).try_write().await.unwrap_err().is_would_block());
+    guard.release().await.unwrap();
+    drop(soon("the lock", lock_at(&guest, directory).write()).await.unwrap());
+    becomes_empty(&owner, directory).await;
+}
+
+#[tokio::test]
+async fn one_who_may_not_write_its_own_node_still_hands_off() {
+    // Without WRITE the transaction that signals the release is refused, and a plain delete serves.
+    let acl = Acl::nobody().allow("world", "anyone", Permissions::READ | Permissions::CREATE | Permissions::DELETE);
+    let address = shared_server().address();
+    let zk = options().acl(acl).connect(&address).await.unwrap();
+    let lock = lock_at(&zk, "/unwritable/lock");
+    let guard = lock.write().await.unwrap();
+    let (second, third) = (writer(&lock), reader(&lock));
+    eventually("all are queued", || async { children(&zk, "/unwritable/lock").await.len() == 3 }).await;
+
+    guard.release().await.unwrap();
+    granted(second).await.release().await.unwrap();
+    granted(third).await.release().await.unwrap();
+    becomes_empty(&zk, "/unwritable/lock").await;
+}
+
+#[tokio::test]
+async fn one_who_may_not_write_its_own_node_is_refused_the_signal_once() {
+    let proxy = Proxy::start(shared_server().address());
+    let acl = Acl::nobody().allow("world", "anyone", Permissions::READ | Permissions::CREATE | Permissions::DELETE);
+    let zk = options().acl(acl).connect(&proxy.address()).await.unwrap();
+    let lock = lock_at(&zk, "/unsignalled/lock");
+    lock.write().await.unwrap().release().await.unwrap();
+    proxy.reset();
+    for _ in 0..21 {
+        drop(soon("the lock", lock.write()).await.unwrap());
+    }
+    becomes_empty(&connect(&shared_server().address()).await, "/unsignalled/lock").await;
+    let requests = proxy.requests();
+    assert!(requests.len() <= 45, "{}: {requests:#?}", requests.len());
+}
+
+/// A delete that one directory refuses says nothing about the signals in others.
+#[tokio::test]
+async fn a_directory_without_delete_leaves_the_signals_of_others() {
+    let address = shared_server().address();
+    let keep = Acl::nobody().allow("world", "anyone", Permissions::READ | Permissions::CREATE | Permissions::WRITE);
+    let maker = options().acl(keep).connect(&address).await.unwrap();
+    session(&maker).await.create("/undeletable", b"", Kind::Persistent).await.unwrap();
+    let proxy = Proxy::start(&address);
+    let zk = connect(&proxy.address()).await;
+    let stays = lock_at(&zk, "/undeletable").write().await.unwrap().release().await.unwrap_err();
+    assert!(matches!(stays, Error::PermissionDenied { .. }), "{stays:?}");
+    let lock = lock_at(&zk, "/signalled");
+    let guard = lock.write().await.unwrap();
+    proxy.reset();
+    guard.release().await.unwrap();
+    assert_eq!((proxy.count(Op::Multi), proxy.count(Op::Delete)), (1, 0), "it signals, and deletes in one transaction");
+}
+
+#[tokio::test]
+async fn what_a_wrong_acl_shuts_its_own_maker_out_of_is_left_to_nobody() {
+    let address = shared_server().address();
+    let operator = connect(&address).await;
+    session(&operator).await.create("/shut-out", b"", Kind::Persistent).await.unwrap();
+    let of_another = Acl::nobody().allow("digest", "other:7PYcjGmQ3sYfJDGSTrMnvTrrwKQ=", Permissions::ALL);
+    let unreadable = Acl::nobody().allow("world", "anyone", Permissions::CREATE | Permissions::DELETE);
+    for acl in [of_another, unreadable] {
+        let zk = options().acl(acl).digest("me", "secret").connect(&address).await.unwrap();
+        for path in ["/shut-out-lock", "/shut-out/lock", "/shut-out/a/b/lock"] {
+            let lock = lock_at(&zk, path);
+            for error in [
+                soon("the refusal", lock.write()).await.unwrap_err(),
+                soon("the refusal", lock.read()).await.unwrap_err(),
+                soon("the refusal", lock.try_write()).await.unwrap_err(),
+            ] {
+                let Error::PermissionDenied { operation, path: told } = &error else { panic!("{error:?}") };
+                assert_eq!((*operation, &**told), (Error::ENTER_OWN_DIRECTORY, path), "{error}");
+            }
+            assert_eq!(children(&operator, "/shut-out").await, [""; 0]);
+        }
+    }
+    for path in ["/shut-out-lock", "/shut-out/lock", "/shut-out/a/b/lock"] {
+        drop(soon("the lock", lock_at(&operator, path).write()).await.expect("nothing is in the way"));
+    }
+}
+
+#[tokio::test]
+async fn a_directory_that_may_not_be_made_is_denied_and_one_that_exists_below_closed_nodes_serves() {
+    let address = shared_server().address();
+    let owner = directory_for_guests("owner", "/closed/above/lock", Permissions::READ).await;
+    let guest = connect(&address).await;
+    let error = lock_at(&guest, "/closed/above/another").write().await.unwrap_err();
+    assert!(is_denied(&error), "{error:?}");
+    let error = lock_at(&guest, "/closed/beside/lock").write().await.unwrap_err();
+    assert!(is_denied(&error), "{error:?}");
+    assert_eq!(children(&owner, "/closed").await, ["above"]);
+    assert_eq!(children(&owner, "/closed/above").await, ["lock"]);
+
+    let open = options().digest("owner", "secret").acl(Acl::anyone()).connect(&address).await.unwrap();
+    drop(lock_at(&open, "/closed/above/open").write().await.unwrap());
+    drop(soon("the lock", lock_at(&guest, "/closed/above/open").write()).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_guarded_transaction_on_a_forbidden_node_is_refused_and_the_lock_is_kept() {
+    let address = shared_server().address();
+    let owner = user(&address, "owner").await;
+    session(&owner).await.create("/forbidden", b"mine", Kind::Persistent).await.unwrap();
+    let guest = connect(&address).await;
+    let guard = lock_at(&guest, "/locks/forbidden").write().await.unwrap();
+
+    let error = guard.transaction().set("/forbidden", "theirs").commit().await.unwrap_err();
+    assert!(
+        matches!(&error, Error::TransactionRefused { index: 0, reason: Failure::NoAuth, path } if path == "/forbidden"),
+        "{error:?}"
+    );
+    let error = guard.data("/forbidden").await.unwrap_err();
+    assert!(is_denied(&error), "{error:?}");
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// TLS
+
+mod tls {
+    use std::sync::OnceLock;
+    use std::time::{Duration, Instant};
+
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, IsCa, Issuer, KeyIdMethod,
+        KeyPair, RevokedCertParams, SerialNumber, date_time_ymd,
+    };
+    use zk_rwlock::Tls;
+
+    use super::*;
+    use support::port::Port;
+    use support::program::program;
+    use support::server::Server;
+
+    /// For a refusal: the client tries again and again until this long after.
+    const LIMIT: Duration = Duration::from_millis(1500);
+
+    /// One that signs certificates, made anew in each run.
+    struct Authority {
+        issuer: Issuer<'static, KeyPair>,
+        pem: String,
+    }
+
+    #[derive(Clone)]
+    struct Identity {
+        certificate: String,
+        key: String,
+        serial: SerialNumber,
+    }
+
+    impl Authority {
+        fn new() -> Authority {
+            let key = KeyPair::generate().unwrap();
+            let mut params = CertificateParams::new(Vec::new()).unwrap();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.distinguished_name.push(DnType::CommonName, "authority");
+            let pem = params.self_signed(&key).unwrap().pem();
+            Authority { issuer: Issuer::new(params, key), pem }
+        }
+
+        fn issue(&self, name: &str, host: &str) -> Identity {
+            let key = KeyPair::generate().unwrap();
+            let mut params = CertificateParams::new([host.to_owned()]).unwrap();
+            params.distinguished_name.push(DnType::CommonName, name);
+            let serial = SerialNumber::from(0x5eed);
+            params.serial_number = Some(serial.clone());
+            let certificate = params.signed_by(&key, &self.issuer).unwrap().pem();
+            Identity { certificate, key: key.serialize_pem(), serial }
+        }
+
+        fn revocation_list(&self, revoked: &Identity) -> String {
+            let params = CertificateRevocationListParams {
+                this_update: date_time_ymd(2020, 1, 1),
+                next_update: date_time_ymd(2199, 1, 1),
+                crl_number: SerialNumber::from(1),
+                issuing_distribution_point: None,
+                revoked_certs: vec![RevokedCertParams {
+                    serial_number: revoked.serial.clone(),
+                    revocation_time: date_time_ymd(2020, 1, 1),
+                    reason_code: None,
+                    invalidity_date: None,
+                }],
+                key_identifier_method: KeyIdMethod::Sha256,
+            };
+            params.signed_by(&self.issuer).unwrap().pem().unwrap()
+        }
+    }
+
+    /// A server with a port for TLS beside the plain one.
+    struct Secured {
+        server: Server,
+        address: String,
+        _port: Port,
+        authority: Authority,
+        identity: Identity,
+    }
+
+    impl Secured {
+        /// `client_auth` is `none` or `need`.
+        fn start(client_auth: &str) -> Secured {
+            let authority = Authority::new();
+            let identity = authority.issue("server", "127.0.0.1");
+            let port = Port::reserve();
+            let server = Server::start_with_files(
+                &[
+                    ("server.pem", &format!("{}{}", identity.key, identity.certificate)),
+                    ("authority.pem", &authority.pem),
+                ],
+                &[
+                    "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+                    &format!("secureClientPort={port}"),
+                    "secureClientPortAddress=127.0.0.1",
+                    "ssl.keyStore.location={home}/server.pem",
+                    "ssl.keyStore.type=PEM",
+                    "ssl.trustStore.location={home}/authority.pem",
+                    "ssl.trustStore.type=PEM",
+                    &format!("ssl.clientAuth={client_auth}"),
+                ],
+                &[],
+            );
+            Secured { server, address: port.address().to_string(), _port: port, authority, identity }
+        }
+
+        fn tls(&self) -> Tls {
+            Tls::from_ca_pem(&self.authority.pem).unwrap()
+        }
+
+        fn tls_as(&self, name: &str) -> Tls {
+            let identity = self.authority.issue(name, "127.0.0.1");
+            self.tls().identity_pem(&identity.certificate, &identity.key).unwrap()
+        }
+    }
+
+    /// One that asks no client for a certificate.
+    fn open() -> &'static Secured {
+        static SHARED: OnceLock<Secured> = OnceLock::new();
+        SHARED.get_or_init(|| Secured::start("none"))
+    }
+
+    /// One that asks every client for a certificate.
+    fn mutual() -> &'static Secured {
+        static SHARED: OnceLock<Secured> = OnceLock::new();
+        SHARED.get_or_init(|| Secured::start("need"))
+    }
+
+    async fn connect_with(tls: Tls, address: &str) -> ZooKeeper {
+        options().tls(tls).connect(address).await.expect("the server can be reached")
+    }
+
+    /// The connection must be refused, after a server answered, in time, and with an error that points to TLS.
+    async fn assert_refused(tls: Tls, host: &str, secured: &Secured) {
+        let proxy = Proxy::start_opaque(&secured.address);
+        let address = proxy.address().replace("127.0.0.1", host);
+        let started = Instant::now();
+        let builder = ZooKeeper::builder().session_timeout(CALM).connect_timeout(LIMIT).tls(tls);
+        let error = soon("the refusal", builder.connect(&address)).await.unwrap_err();
+        assert!(matches!(&error, Error::Unreachable(why) if why.contains("TLS")), "{error:?}");
+        assert!(started.elapsed() < LIMIT + Duration::from_secs(5), "{:?}", started.elapsed());
+        assert!(proxy.bytes_to_client() > 0, "no server was reached");
+    }
+
+    #[tokio::test]
+    async fn a_lock_over_tls_is_handed_off_and_survives_a_reconnect() {
+        let (secured, directory) = (open(), "/tls/handed-off");
+        let proxy = Proxy::start_opaque(&secured.address);
+        let holder = connect_with(secured.tls(), &proxy.address()).await;
+        let other = connect_with(secured.tls(), &proxy.address()).await;
+        let first = lock_at(&holder, directory).write().await.unwrap();
+        let second = writer(&lock_at(&other, directory));
+        line_becomes(&lock_at(&other, directory), "W+ W-").await;
+        let third = reader(&lock_at(&holder, directory));
+        line_becomes(&lock_at(&other, directory), "W+ W- R-").await;
+
+        let connections = proxy.connections();
+        proxy.rst();
+        line_becomes(&lock_at(&other, directory), "W+ W- R-").await;
+        eventually("both are back", || async { proxy.connections() >= connections + 2 }).await;
+        soon("the holder is back", session(&holder).await.connected()).await.unwrap();
+        assert!(first.is_held());
+        let token = first.fencing_token();
+        first.release().await.unwrap();
+        let second = granted(second).await;
+        assert!(second.fencing_token() > token);
+        let second = second.downgrade().await.unwrap();
+        drop(granted(third).await);
+        second.release().await.unwrap();
+        becomes_empty(&other, directory).await;
+        eventually("no watch is left", || async { secured.server.watches() == 0 }).await;
+    }
+
+    #[tokio::test]
+    async fn a_holder_over_tls_that_is_cut_off_says_lost_before_the_next_is_granted() {
+        let (secured, directory) = (open(), "/tls/cut-off");
+        let proxy = Proxy::start_opaque(&secured.address);
+        let short = options().session_timeout(Duration::from_secs(3));
+        let holder = short.tls(secured.tls()).connect(&proxy.address()).await.unwrap();
+        let other = connect_with(secured.tls(), &secured.address).await;
+        let guard = lock_at(&holder, directory).write().await.unwrap();
+        let next = writer(&lock_at(&other, directory));
+        line_becomes(&lock_at(&other, directory), "W+ W-").await;
+
+        proxy.black_hole();
+        let lost = tokio::spawn(async move {
+            let loss = guard.lost().await;
+            assert!(!guard.is_held());
+            (Instant::now(), loss)
+        });
+        let next = granted(next).await;
+        let granted_at = Instant::now();
+        let (lost_at, _) = soon("the loss", lost).await.unwrap();
+        assert!(lost_at < granted_at, "lost {:?} after the grant", lost_at - granted_at);
+        next.release().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_wire_with_tls_gives_away_neither_password_nor_path_nor_user() {
+        let secured = open();
+        let secrets = ["eavesdropper", "open sesame", "whispered", "the-label"];
+        for encrypted in [false, true] {
+            let target = if encrypted { secured.address.clone() } else { secured.server.address() };
+            let proxy = Proxy::start_opaque(target);
+            let mut builder = options().digest(secrets[0], secrets[1]);
+            if encrypted {
+                builder = builder.tls(secured.tls());
+            }
+            let zk = builder.connect(&proxy.address()).await.unwrap();
+            let guard = lock_at(&zk, "/tls-whispered").write().label("the-label").await.unwrap();
+            guard.release().await.unwrap();
+            assert!(proxy.bytes_to_server() > 0 && proxy.bytes_to_client() > 0);
+            for secret in secrets {
+                // Without TLS all of it can be read, which shows that this test listens well.
+                assert_eq!(proxy.overheard(secret), !encrypted, "{secret:?}, encrypted: {encrypted}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn digest_over_tls_keeps_strangers_out() {
+        let secured = open();
+        let builder = options().digest("owner", "secret").tls(secured.tls());
+        let owner = builder.connect(&secured.address).await.unwrap();
+        let guard = lock_at(&owner, "/tls-owned/lock").write().await.unwrap();
+        let stranger = connect_with(secured.tls(), &secured.address).await;
+        assert_shut_out(&stranger, "/tls-owned/lock", &guard.path()).await;
+        assert!(guard.is_held());
+        guard.release().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_client_with_tls_says_nothing_readable_to_a_port_that_is_plain() {
+        let proxy = Proxy::start_opaque(shared_server().address());
+        let builder = ZooKeeper::builder().session_timeout(CALM).connect_timeout(LIMIT);
+        let builder = builder.digest("eavesdropper", "open sesame").tls(open().tls());
+        let error = soon("the refusal", builder.connect(&format!("{}/apps", proxy.address()))).await.unwrap_err();
+        assert!(matches!(&error, Error::Unreachable(why) if why.contains("clear text")), "{error:?}");
+        assert!(proxy.bytes_to_server() > 0, "nothing was tried");
+        assert!(!proxy.overheard("eavesdropper") && !proxy.overheard("open sesame") && !proxy.overheard("/apps"));
+    }
+
+    #[tokio::test]
+    async fn a_client_without_tls_is_refused_by_a_port_that_is_encrypted() {
+        let started = Instant::now();
+        let builder = ZooKeeper::builder().session_timeout(CALM).connect_timeout(LIMIT);
+        let error = soon("the refusal", builder.connect(&open().address)).await.unwrap_err();
+        assert!(matches!(error, Error::Unreachable(_)), "{error:?}");
+        assert!(started.elapsed() < LIMIT + Duration::from_secs(5), "{:?}", started.elapsed());
+    }
+
+    #[tokio::test]
+    async fn a_connect_string_that_contradicts_the_options_is_refused_before_anything_is_sent() {
+        let (clear, encrypted) = (Proxy::start_opaque(shared_server().address()), Proxy::start_opaque(&open().address));
+        let (a, b) = (encrypted.address(), clear.address());
+        for servers in [format!("tcp://{b}"), format!("{a},tcp://{b}/apps"), format!("tcp://{b},tcp+tls://{a}")] {
+            let error = options().tls(open().tls()).connect(&servers).await.unwrap_err();
+            assert!(matches!(&error, Error::InvalidInput(problem) if problem.contains("clear text")), "{error:?}");
+        }
+        for servers in [format!("tcp+tls://{a}"), format!("{b},tcp+tls://{a}/apps")] {
+            let error = options().connect(&servers).await.unwrap_err();
+            assert!(matches!(&error, Error::InvalidInput(problem) if problem.contains("tls")), "{error:?}");
+        }
+        // The client crate would panic over these.
+        for servers in [format!("{a},-bad-.example:2281"), "under score:2281".to_owned(), "[::1%eth0]:2281".to_owned()]
+        {
+            let error = options().tls(open().tls()).connect(&servers).await.unwrap_err();
+            assert!(matches!(&error, Error::InvalidInput(problem) if problem.contains("host")), "{error:?}");
+        }
+        assert_eq!((clear.connections(), encrypted.connections()), (0, 0));
+        drop(connect_with(open().tls(), &format!("tcp+tls://{a}/apps")).await);
+    }
+
+    #[tokio::test]
+    async fn a_server_of_another_authority_is_refused() {
+        assert_refused(Tls::from_ca_pem(&Authority::new().pem).unwrap(), "127.0.0.1", open()).await;
+        // With the right one among several it is accepted.
+        let both = format!("{}{}", Authority::new().pem, open().authority.pem);
+        drop(connect_with(Tls::from_ca_pem(&both).unwrap(), &open().address).await);
+    }
+
+    #[tokio::test]
+    async fn a_server_certified_for_another_host_is_refused() {
+        assert_refused(open().tls(), "localhost", open()).await;
+    }
+
+    #[tokio::test]
+    async fn a_server_whose_certificate_was_revoked_is_refused() {
+        let secured = open();
+        let revoked = format!("{}{}", secured.authority.pem, secured.authority.revocation_list(&secured.identity));
+        assert_refused(Tls::from_ca_pem(&revoked).unwrap(), "127.0.0.1", secured).await;
+    }
+
+    /// The command, which takes its certificates from files.
+    #[tokio::test]
+    async fn zklock_trusts_the_authority_it_is_given_and_shows_its_own_certificate() {
+        let files = tempfile::tempdir().unwrap();
+        let identity = mutual().authority.issue("web-1", "127.0.0.1");
+        for (name, pem) in
+            [("ca", &mutual().authority.pem), ("certificate", &identity.certificate), ("key", &identity.key)]
+        {
+            std::fs::write(files.path().join(name), pem).unwrap();
+        }
+        let file = |name| files.path().join(name).display().to_string();
+        let whole = ["--tls-ca", &file("ca"), "--tls-cert", &file("certificate"), "--tls-key", &file("key")];
+        for (options, code) in [(&whole[..], 0), (&whole[..2], 69), (&[], 69), (&whole[..4], 64), (&whole[2..], 64)] {
+            let mut command = tokio::process::Command::new(program("zklock"));
+            command.args(["--zk", &mutual().address, "--session-timeout", "1500ms"]).args(options);
+            command.args(["/tls/zklock", "true"]).env_remove("ZK_AUTH").kill_on_drop(true);
+            let output = soon("the end", command.output()).await.unwrap();
+            assert_eq!(output.status.code(), Some(code), "{options:?}: {output:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_without_a_certificate_that_is_asked_for_one_is_refused() {
+        assert_refused(mutual().tls(), "127.0.0.1", mutual()).await;
+    }
+
+    #[tokio::test]
+    async fn a_client_with_a_certificate_of_another_authority_is_refused() {
+        let foreign = Authority::new().issue("web-1", "127.0.0.1");
+        let tls = mutual().tls().identity_pem(&foreign.certificate, &foreign.key).unwrap();
+        assert_refused(tls, "127.0.0.1", mutual()).await;
+    }
+
+    #[tokio::test]
+    async fn machines_with_certificates_share_a_lock_unless_its_acl_names_one_of_them() {
+        let address = &mutual().address;
+        let one = connect_with(mutual().tls_as("web-1"), address).await;
+        let two = connect_with(mutual().tls_as("web-2"), address).await;
+        let guard = lock_at(&one, "/machines/shared").write().await.unwrap();
+        let waiter = writer(&lock_at(&two, "/machines/shared"));
+        line_becomes(&lock_at(&one, "/machines/shared"), "W+ W-").await;
+        guard.release().await.unwrap();
+        drop(granted(waiter).await);
+
+        let mine = options().tls(mutual().tls_as("web-1")).acl(Acl::creator()).connect(address).await.unwrap();
+        let guard = lock_at(&mine, "/machines-mine/lock").write().await.unwrap();
+        assert_shut_out(&two, "/machines-mine/lock", &guard.path()).await;
+        session(&one).await.delete(&guard.path()).await.expect("who has the same name in its certificate may");
+    }
+
+    #[tokio::test]
+    async fn a_renewed_certificate_serves_the_next_connection() {
+        let foreign = Authority::new().issue("web-1", "127.0.0.1");
+        let ours = mutual().authority.issue("web-1", "127.0.0.1");
+        let tls = Tls::from_ca_pem(&Authority::new().pem).unwrap();
+        let tls = tls.identity_pem(&foreign.certificate, &foreign.key).unwrap();
+        let waiting = tokio::spawn(options().tls(tls.clone()).connect(&mutual().address).into_future());
+        assert_refused(tls.clone(), "127.0.0.1", mutual()).await;
+
+        let broken = tls.renew_identity_pem(&ours.certificate, &foreign.key).unwrap_err();
+        assert!(matches!(broken, Error::InvalidInput(_)), "{broken:?}");
+        assert!(!waiting.is_finished());
+        tls.renew_ca_pem(&mutual().authority.pem).unwrap();
+        tls.renew_identity_pem(&ours.certificate, &ours.key).unwrap();
+        drop(
+            soon("the connection", waiting)
+                .await
+                .unwrap()
+                .expect("a connection that is still tried takes the new ones"),
+        );
+    }
+
+    #[test]
+    fn certificates_that_cannot_serve_are_refused_with_what_is_wrong_with_them() {
+        let authority = Authority::new();
+        let (one, two) = (authority.issue("one", "127.0.0.1"), authority.issue("two", "127.0.0.1"));
+        let tls = || Tls::from_ca_pem(&authority.pem).unwrap();
+        let torn = authority.pem.replace("-----END CERTIFICATE-----", "");
+        let garbled = authority.pem.replace("\nMII", "\n!!!");
+        let hollow = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        let bad_list = format!("{}-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n", authority.pem);
+        let answers = [
+            ("authorities", Tls::from_ca_pem("")),
+            ("authorities", Tls::from_ca_pem("not PEM at all")),
+            ("authorities", Tls::from_ca_pem(&one.key)),
+            ("authorities", Tls::from_ca_pem(&torn)),
+            ("authorities", Tls::from_ca_pem(&garbled)),
+            ("authorities", Tls::from_ca_pem(hollow)),
+            ("authorities", Tls::from_ca_pem(&bad_list)),
+            ("certificate", tls().identity_pem("", &one.key)),
+            ("certificate", tls().identity_pem(&garbled, &one.key)),
+            ("certificate", tls().identity_pem(&one.key, &one.key)),
+            ("key", tls().identity_pem(&one.certificate, "")),
+            ("key", tls().identity_pem(&one.certificate, &one.certificate)),
+            ("key", tls().identity_pem(&one.certificate, &two.key)),
+        ];
+        for (number, (whose, answer)) in answers.into_iter().enumerate() {
+            let error = answer.unwrap_err();
+            let Error::InvalidInput(problem) = &error else { panic!("{number}: {error:?}") };
+            assert!(problem.to_lowercase().contains(whose), "{number}: {problem}");
+        }
+    }
+
+    #[test]
+    fn no_debug_output_shows_a_secret() {
+        let authority = Authority::new();
+        let identity = authority.issue("web-1", "127.0.0.1");
+        let tls = Tls::from_ca_pem(&authority.pem).unwrap();
+        let tls = tls.identity_pem(&identity.certificate, &identity.key).unwrap();
+        let shown = format!("{:?}", options().digest("user", "open sesame").tls(tls));
+        assert!(shown.contains("user") && shown.contains("Tls"), "{shown}");
+        assert!(!shown.contains("open sesame") && !shown.contains("PRIVATE") && shown.len() < 400, "{shown}");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// SASL
+
+mod sasl {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::sync::OnceLock;
+
+    use zk_rwlock::{Ending, Sasl};
+
+    use super::*;
+    use support::server::Server;
+
+    fn users(alice: &str) -> String {
+        let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
+        format!("Server {{ {module} required user_alice=\"{alice}\" user_bob=\"password of bob\"; }};\n")
+    }
+
+    fn start(more_lines: &[&str]) -> Server {
+        let mut lines = vec!["authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider"];
+        lines.extend(more_lines);
+        let files = [("jaas.conf", users("password of alice"))];
+        let files = files.each_ref().map(|(name, text)| (*name, text.as_str()));
+        Server::start_with_files(&files, &lines, &["-Djava.security.auth.login.config={home}/jaas.conf"])
+    }
+
+    fn server() -> &'static Server {
+        static SHARED: OnceLock<Server> = OnceLock::new();
+        SHARED.get_or_init(|| start(&[]))
+    }
+
+    fn as_user(name: &str) -> ZooKeeperBuilder {
+        options().sasl(Sasl::digest_md5(name, &format!("password of {name}")))
+    }
+
+    /// Connects, one after the other: ZooKeeper 3.8.0 keeps the name of whoever logs in in one place for all, so that
+    /// two at once may get each other's answer.
+    async fn login(builder: ZooKeeperBuilder, address: &str) -> Result<ZooKeeper, Error> {
+        static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+        let _turn = ONE_AT_A_TIME.lock().await;
+        soon("an answer to the login", builder.connect(address)).await
+    }
+
+    async fn sasl_user(name: &str, address: &str) -> ZooKeeper {
+        login(as_user(name), address).await.expect("the server can be reached")
+    }
+
+    /// What the server says of a node's ACL, as `scheme:id`, asked by nobody in particular.
+    fn acl(address: &str, path: &str) -> Vec<String> {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        let mut ask = |body: &[u8]| {
+            stream.write_all(&[&(body.len() as i32).to_be_bytes(), body].concat()).unwrap();
+            let mut length = [0; 4];
+            stream.read_exact(&mut length).unwrap();
+            let mut answer = vec![0; i32::from_be_bytes(length) as usize];
+            stream.read_exact(&mut answer).unwrap();
+            answer
+        };
+        // Version, last zxid, a timeout of 10 s, no session yet, a password of 16 zeros, not read-only.
+        ask(&[&[0; 4][..], &[0; 8], &10_000_i32.to_be_bytes(), &[0; 8], &16_i32.to_be_bytes(), &[0; 16], &[0]].concat());
+        let path_length = (path.len() as i32).to_be_bytes();
+        let answer = ask(&[&1_i32.to_be_bytes()[..], &6_i32.to_be_bytes(), &path_length, path.as_bytes()].concat());
+        let (header, mut rest) = answer.split_at(16);
+        assert_eq!(header[12..], [0; 4], "getACL {path} was refused");
+        let int = |rest: &mut &[u8]| {
+            let (int, after) = rest.split_at(4);
+            *rest = after;
+            i32::from_be_bytes(int.try_into().unwrap())
+        };
+        let mut entries = Vec::new();
+        for _ in 0..int(&mut rest) {
+            let _permissions = int(&mut rest);
+            let [scheme, id] = [(); 2].map(|()| {
+                let (text, after) =
+                    rest.split_at(4).1.split_at(i32::from_be_bytes(rest[..4].try_into().unwrap()) as usize);
+                rest = after;
+                String::from_utf8(text.to_vec()).unwrap()
+            });
+            entries.push(format!("{scheme}:{id}"));
+        }
+        entries
+    }
+
+    #[tokio::test]
+    async fn what_a_sasl_user_makes_belongs_to_that_user() {
+        let address = server().address();
+        // Readable by all only so that the ACL is.
+        let readable = Acl::creator().allow("world", "anyone", Permissions::READ);
+        let alice = login(as_user("alice").acl(readable), &address).await.unwrap();
+        let guard = lock_at(&alice, "/readable/lock").write().await.unwrap();
+        for path in ["/readable", "/readable/lock", &guard.path()] {
+            assert_eq!(acl(&address, path), ["sasl:alice", "world:anyone"], "{path}");
+        }
+        guard.release().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_stranger_can_neither_see_nor_steal_the_lock_of_a_sasl_user() {
+        let address = server().address();
+        let (alice, colleague) = (sasl_user("alice", &address).await, sasl_user("alice", &address).await);
+        let guard = lock_at(&alice, "/of-alice/lock").write().await.unwrap();
+        for stranger in [
+            sasl_user("bob", &address).await,
+            options().digest("alice", "password of alice").connect(&address).await.unwrap(),
+            connect(&address).await,
+        ] {
+            assert_shut_out(&stranger, "/of-alice/lock", &guard.path()).await;
+        }
+        assert_eq!(guard.state(), HoldState::Held);
+        let waiter = writer(&lock_at(&colleague, "/of-alice/lock"));
+        line_becomes(&lock_at(&alice, "/of-alice/lock"), "W+ W-").await;
+        guard.release().await.unwrap();
+        drop(granted(waiter).await);
+        becomes_empty(&alice, "/of-alice/lock").await;
+    }
+
+    #[tokio::test]
+    async fn a_stranger_can_steal_what_a_sasl_user_leaves_open_to_anyone() {
+        let address = server().address();
+        let alice = login(as_user("alice").acl(Acl::anyone()), &address).await.unwrap();
+        let guard = lock_at(&alice, "/open-by-alice/lock").write().await.unwrap();
+        session(&connect(&address).await).await.delete(&guard.path()).await.unwrap();
+        assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed);
+    }
+
+    #[tokio::test]
+    async fn a_wrong_password_is_refused_at_once() {
+        let wrong = [("alice", "guessed"), ("alice", ""), ("nobody", "guessed")];
+        for (name, password) in wrong {
+            let attempt = options().sasl(Sasl::digest_md5(name, password));
+            let error = login(attempt, &server().address()).await.unwrap_err();
+            // A hang would have ended as unreachable.
+            assert!(matches!(error, Error::Closed(Ending::AuthFailed)), "{name}: {error:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_user_name_that_the_client_would_garble_is_refused_before_anything_is_sent() {
+        let proxy = Proxy::start_opaque(server().address());
+        for name in ["", "a\"b", "a\\b", "a\nb"] {
+            let error = options().sasl(Sasl::digest_md5(name, "x")).connect(&proxy.address()).await.unwrap_err();
+            assert!(matches!(&error, Error::InvalidInput(problem) if problem.contains("SASL user")), "{error:?}");
+        }
+        assert_eq!(proxy.connections(), 0);
+    }
+
+    #[tokio::test]
+    async fn many_logins_in_a_row_succeed() {
+        // Each draws other random numbers; one in 16 is shorter than the rest.
+        for _ in 0..60 {
+            drop(sasl_user("bob", &server().address()).await);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_password_is_not_readable_on_the_wire_even_without_tls() {
+        let proxy = Proxy::start_opaque(server().address());
+        let alice = sasl_user("alice", &proxy.address()).await;
+        lock_at(&alice, "/listened-to/lock").write().await.unwrap().release().await.unwrap();
+        assert!(!proxy.overheard("password of alice"));
+        assert!(proxy.overheard("alice") && proxy.overheard("/listened-to/lock"), "this test listens well");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_insists_on_sasl_refuses_a_client_without_it_at_once() {
+        let server = start(&["sessionRequireClientSASLAuth=true"]);
+        let error = soon("the refusal", options().connect(&server.address())).await.unwrap_err();
+        assert!(matches!(error, Error::Closed(Ending::AuthFailed)), "{error:?}");
+        let alice = sasl_user("alice", &server.address()).await;
+        drop(lock_at(&alice, "/locks/insisting").write().await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_client_with_sasl_does_not_lock_on_a_server_that_does_not_know_it() {
+        let (address, directory) = (shared_server().address(), "/unauthenticated/lock");
+        // Open to all, so that nothing but the login is missing.
+        let nobody = connect(&address).await;
+        drop(lock_at(&nobody, directory).write().await.unwrap());
+        becomes_empty(&nobody, directory).await;
+        let alice = sasl_user("alice", &address).await;
+        let error = soon("the refusal", lock_at(&alice, directory).write()).await.unwrap_err();
+        assert!(matches!(&error, Error::Refused { reason, .. } if reason.contains("authenticated")), "{error:?}");
+        assert_eq!(children(&nobody, directory).await, Vec::<String>::new());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn waiters_and_holders_whose_credentials_are_withdrawn_are_told_at_once() {
+        let server = start(&[]);
+        let directory = "/withdrawn/lock";
+        let (nobody, alice) = (connect(&server.address()).await, sasl_user("alice", &server.address()).await);
+        let first = lock_at(&nobody, directory).write().await.unwrap();
+        let lock = lock_at(&alice, directory);
+        let held = lock_at(&alice, "/withdrawn/held").write().await.unwrap();
+        let (writers, readers) = ([(); 4].map(|()| writer(&lock)), [(); 4].map(|()| reader(&lock)));
+        eventually("all are queued", || async { children(&nobody, directory).await.len() == 9 }).await;
+
+        server.replace_file("jaas.conf", &users("a new password"));
+        tokio::task::block_in_place(|| server.restart());
+        // Long before the session times out: it lasts a minute.
+        assert_eq!(soon("the loss", held.lost()).await, Loss::SessionOver(Ending::AuthFailed));
+        assert!(!held.is_held());
+        let mut errors = Vec::new();
+        for waiter in writers {
+            errors.push(refused(waiter).await);
+        }
+        for waiter in readers {
+            errors.push(refused(waiter).await);
+        }
+        for error in errors {
+            assert!(
+                matches!(
+                    error,
+                    Error::Closed(Ending::AuthFailed) | Error::Evicted(Loss::SessionOver(Ending::AuthFailed))
+                ),
+                "{error:?}"
+            );
+        }
+        let error = soon("the refusal", lock.write()).await.unwrap_err();
+        assert!(matches!(error, Error::Closed(Ending::AuthFailed)), "{error:?}");
+        soon("others are back", session(&nobody).await.connected()).await.unwrap();
+        assert!(first.is_held(), "others are not touched by it");
+
+        server.replace_file("jaas.conf", &users("password of alice"));
+        tokio::task::block_in_place(|| server.restart());
+        drop(soon("the lock", lock_at(&alice, "/withdrawn/again").write()).await.expect("credentials can be mended"));
+    }
+}

@@ -1,0 +1,268 @@
+//! Sessions of one process with a real ensemble: how many are opened, what renews their lease, and how they end.
+
+use std::future::IntoFuture;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use support::scene::*;
+use support::server::{Server, shared_server};
+use support::wire::Proxy;
+use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
+use zk_rwlock::{Ending, Error, ReadGuard, ZooKeeper};
+
+/// The client cannot come back with more than 128 KiB of watched paths on one session, and the server knows them
+/// with what the connect string ends with.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_below_a_long_chroot_survive_a_reconnect_in_their_order() {
+    const WAITERS: usize = 60;
+    let proxy = Proxy::start(shared_server().address());
+    let chroot = format!("/{}", "long".repeat(500));
+    let zk = connect(&format!("{}{chroot}", proxy.address())).await;
+    let lock = lock_at(&zk, "/lock");
+    let first = soon("free", lock.write()).await.expect("free");
+    let mut waiters = Vec::new();
+    for waiting in 1..=WAITERS {
+        waiters.push(writer(&lock));
+        eventually("it is queued", || async { children(&zk, "/lock").await.len() == waiting + 1 }).await;
+    }
+    assert!(WAITERS * chroot.len() * 2 > 128 * 1024, "too few to prove anything");
+    assert!(proxy.connections() > 1, "all of them are on one session");
+    let before = proxy.connections();
+    proxy.rst();
+    eventually("the sessions are back", || async { proxy.connections() >= 2 * before }).await;
+    assert!(first.is_held());
+    first.release().await.expect("held");
+    for waiter in waiters {
+        granted(waiter).await.release().await.expect("held");
+    }
+    becomes_empty(&zk, "/lock").await;
+}
+
+#[tokio::test]
+async fn what_is_no_connect_string_is_refused_before_anything_is_sent() {
+    let proxy = Proxy::start(shared_server().address());
+    let good = proxy.address();
+    for servers in ["::::", "", "zk1:2181 zk2:2181", "[::1:2181", &format!("{good},:::"), &format!("{good}/a\u{1f512}")]
+    {
+        let error = soon("the refusal", ZooKeeper::connect(servers)).await.unwrap_err();
+        assert!(
+            matches!(&error, Error::InvalidInput(problem) if problem.contains("servers")),
+            "{servers:?}: {error:?}"
+        );
+    }
+    assert_eq!(proxy.connections(), 0);
+    drop(connect(&format!("tcp://{good}/apps")).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_client_itself_refuses_does_not_renew_the_lease() {
+    let zk = connect(&shared_server().address()).await;
+    let session = session(&zk).await;
+    let nothing = Operation::Check { path: "/".to_owned(), version: None };
+    session.transact(&[nothing]).await.expect("the root is there");
+    let remaining = || session.lease().remaining().expect("it was renewed just now");
+    let before = remaining();
+    eventually("time passes", || async { remaining() < before }).await;
+    let before = remaining();
+    let refused = session.transact(&[Operation::Delete { path: "no/path".to_owned(), version: None }]).await;
+    assert!(
+        matches!(&refused, Err(Failure::Operation { failure, .. }) if matches!(**failure, Failure::Refused(_))),
+        "{refused:?}"
+    );
+    assert!(remaining() <= before);
+}
+
+/// Only one of its sessions would be closed otherwise: the one being opened would come to life afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_is_being_opened_while_the_handle_is_closed_does_not_outlive_it() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let zk = ZooKeeper::builder().session_timeout(Duration::from_secs(2)).connect_timeout(SOON);
+    let zk = zk.connect(&proxy.address()).await.expect("the server can be reached");
+    let lock = lock_at(&zk, "/locks/closing");
+    let first = session(&zk).await;
+    proxy.cut();
+    assert_eq!(soon("the session ends", first.over()).await, Ending::Expired);
+    proxy.heal();
+    server.pause();
+    let connections = proxy.connections();
+    let next = writer(&lock);
+    eventually("a session is being opened", || async { proxy.connections() > connections }).await;
+    soon("closed", zk.close()).await;
+    server.resume();
+    let error = refused(next).await;
+    assert!(matches!(error, Error::Closed(Ending::Closed)), "{error:?}");
+    eventually("no session is left", || async { server.counter("zk_global_sessions") == 0 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_further_session_is_given_up_and_the_first_one_kept() {
+    let server = Server::start();
+    let zk = connect(&format!("{}/{}", server.address(), "long".repeat(500))).await;
+    let lock = lock_at(&zk, "/lock");
+    let held = soon("free", lock.write()).await.expect("free");
+    let mut waiters = Vec::new();
+    for waiting in 1..=40 {
+        waiters.push(writer(&lock));
+        eventually("it is queued", || async { children(&zk, "/lock").await.len() == waiting + 1 }).await;
+    }
+    let sessions = || server.counter("zk_global_sessions");
+    assert!(sessions() > 1);
+    for waiter in waiters {
+        waiter.abort();
+    }
+    held.release().await.expect("held");
+    becomes_empty(&zk, "/lock").await;
+    eventually("one session is left", || async {
+        soon("free", lock.write()).await.expect("free").release().await.expect("held");
+        sessions() == 1
+    })
+    .await;
+}
+
+/// A session that dies of being cut off, and a proxy through which the next one will come.
+async fn without_a_session() -> (Proxy, ZooKeeper) {
+    let proxy = Proxy::start(shared_server().address());
+    let zk = connect_with(&proxy.address(), Duration::from_secs(2)).await;
+    let session = session(&zk).await;
+    proxy.cut();
+    soon("the end of the session", session.over()).await;
+    (proxy, zk)
+}
+
+/// Polls an acquisition once, and no more: as a branch of a `select!` that lost, kept for later.
+fn parked(acquisition: impl IntoFuture<IntoFuture = Acquiring>) -> Acquiring {
+    let mut parked = acquisition.into_future();
+    assert!(matches!(parked.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
+    parked
+}
+
+type Acquiring = std::pin::Pin<Box<dyn Future<Output = Result<ReadGuard, Error>> + Send>>;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquisition_that_is_not_polled_while_a_session_is_opened_holds_up_no_other() {
+    let (proxy, zk) = without_a_session().await;
+    proxy.heal();
+    let lock = lock_at(&zk, "/sessions/parked");
+    let parked = parked(lock.read());
+    let guard = soon("another acquisition", lock.read()).await.expect("free");
+    drop(parked);
+    guard.release().await.expect("held");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acquisitions_that_give_up_while_a_session_is_opened_open_one_between_them() {
+    const TRIES: usize = 30;
+    let (proxy, zk) = without_a_session().await;
+    proxy.black_hole();
+    proxy.reset();
+    let lock = lock_at(&zk, "/sessions/given-up");
+    for _ in 0..TRIES {
+        let error = lock.read().timeout(Duration::from_millis(5)).await.expect_err("nobody is there");
+        assert!(error.is_timeout(), "{error}");
+    }
+    proxy.heal();
+    soon("the server is back", lock.read()).await.expect("free").release().await.expect("held");
+    assert!(proxy.connections() < TRIES as u64 / 2, "{} connections", proxy.connections());
+}
+
+/// Whatever is held or awaited then: the session would live on with all its nodes for as long as one request of it
+/// is kept by somebody who does not look at its answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_leaves_nothing_behind_even_if_an_acquisition_is_not_polled() {
+    let server = shared_server();
+    let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
+    let lock = lock_at(&zk, "/sessions/closed");
+    let guard = lock_at(&zk, "/sessions/held").write().await.expect("free");
+    lock.read().await.expect("free").release().await.expect("held");
+    // Its create is on its way, and its answer will not be looked at.
+    let parked = parked(lock.read());
+    soon("the close", zk.close()).await;
+    becomes_empty(&other, "/sessions/closed").await;
+    becomes_empty(&other, "/sessions/held").await;
+    drop((parked, guard));
+}
+
+/// Whoever looks at the sessions meanwhile finds one that nobody uses yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_further_session_is_not_given_up_before_it_was_used() {
+    const SESSIONS: usize = 8;
+    let proxy = Proxy::start(shared_server().address());
+    let zk = connect(&proxy.address()).await;
+    // Of the 96 KiB that a session watches at most.
+    let room_for_one = 60 * 1024;
+    let looking = tokio::spawn({
+        let zk = zk.clone();
+        async move {
+            loop {
+                drop(session(&zk).await);
+                tokio::task::yield_now().await;
+            }
+        }
+    });
+    let mut berths = Vec::new();
+    for _ in 0..SESSIONS {
+        berths.push(soon("a session", zk.berth(room_for_one)).await.expect("the server is there"));
+    }
+    looking.abort();
+    assert_eq!(proxy.connections(), SESSIONS as u64);
+}
+
+/// A program that ends gives the server a moment to hear that its locks are free, and no more than that.
+#[tokio::test]
+async fn dropping_the_last_handle_waits_only_a_moment_for_a_server_that_does_not_answer() {
+    const DIRECTORY: &str = "/locks/good-bye";
+    let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+    let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
+    let lock = lock_at(&zk, DIRECTORY);
+    let guard = soon("the grant", lock.write()).await.expect("free");
+    server.pause();
+    let begun = Instant::now();
+    tokio::task::spawn_blocking(move || drop((guard, lock, zk))).await.expect("no panic");
+    // It is a quarter of a second; the session would last a minute.
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    server.resume();
+    becomes_empty(&other, DIRECTORY).await;
+}
+
+#[tokio::test]
+async fn unless_it_is_told_otherwise_a_session_is_kept_for_ten_seconds() {
+    let zk = ZooKeeper::connect(&shared_server().address()).await.expect("the server can be reached");
+    assert_eq!(session(&zk).await.timeout(), Duration::from_secs(10));
+}
+
+#[tokio::test]
+async fn all_locks_and_handles_of_a_process_share_one_thread() {
+    let server = shared_server();
+    let (one, other) = (connect(&server.address()).await, connect(&server.address()).await);
+    let locks =
+        (0..8).map(|number| lock_at(if number % 2 == 0 { &one } else { &other }, &format!("/locks/thread/{number}")));
+    let mut guards = Vec::new();
+    for lock in locks {
+        guards.push(soon("the grant", lock.write()).await.expect("free"));
+    }
+    let threads = || {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names.filter(|name| name.trim() == "zk-rwlock").count()
+    };
+    // An earlier one may still be saying good-bye for other tests.
+    eventually("there is one thread", || async { threads() == 1 }).await;
+    assert!(guards.iter().all(|guard| guard.is_held()));
+}
+
+/// Before anything is sent: nobody listens there.
+#[tokio::test]
+async fn a_lease_that_cannot_be_is_refused_with_what_was_wrong() {
+    let second = Duration::from_secs(1);
+    let builder = || ZooKeeper::builder().session_timeout(4 * second);
+    for (builder, problem) in [
+        (builder().tick_time(Duration::ZERO), "a tick time of zero"),
+        (builder().tick_time(6 * second), "a tick time of 6s is too long for a session timeout of 4s"),
+        (builder().stop_margin(Duration::ZERO), "a stop margin of zero"),
+        (builder().stop_margin(4 * second), "a stop margin of 4s leaves nothing of a session timeout of 4s"),
+    ] {
+        let error = builder.connect("127.0.0.1:1").await.expect_err("it cannot be");
+        assert!(matches!(&error, Error::InvalidInput { .. }) && error.to_string().contains(problem), "{error}");
+    }
+}

@@ -1,0 +1,99 @@
+//! A holder that stands still, or is not heard, and whose server is cut off from the leader soon after: what the leader has
+//! not heard of keeps no session alive, though a quorum has acknowledged it.
+//!
+//! `SILENCE_ROUNDS` sets how many holders there are; `make soak` sets it high.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::ensemble::Ensemble;
+use support::scene::lock_at;
+use support::wire::Proxy;
+use support::witness::Witness;
+use zk_rwlock::ZooKeeper;
+use zk_rwlock::coordinator::Coordinator;
+
+/// What is heard of a holder that stood still, or was not heard, for a while, is at first known to its follower alone.
+async fn rounds_of_silence(timeout: Duration) {
+    const TICK: Duration = Duration::from_millis(500);
+    const TOGETHER: u64 = 8;
+    let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
+    let (follower, leader) = (ensemble.followers()[0], ensemble.leader());
+    // Not by our own client, whose thread is stopped.
+    let observer = zookeeper_client::Client::connector().with_session_timeout(Duration::from_secs(20));
+    let observer = observer.connect(&ensemble.server(leader).address()).await.expect("reachable");
+    let mut random = Seeded(timeout.as_micros() as u64);
+    let rounds = std::env::var("SILENCE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
+    let batches = rounds.unwrap_or(2 * TOGETHER).div_ceil(TOGETHER);
+    let (mut least, mut early) = (Duration::MAX, 0);
+    for batch in 0..batches {
+        let mut holders = Vec::new();
+        for number in 0..TOGETHER {
+            let proxy = Proxy::start(ensemble.server(follower).address());
+            let builder = ZooKeeper::builder().session_timeout(timeout).tick_time(TICK).connect_timeout(10 * TICK);
+            let zk = builder.connect(&proxy.address()).await.expect("reachable");
+            let lock = lock_at(&zk, &format!("/silence-{}/{batch}-{number}", timeout.as_millis()));
+            let guard = Arc::new(lock.write().await.expect("the lock is free"));
+            let (_, _, node) = observer.get_and_watch_data(&guard.path()).await.expect("it is there");
+            let gone = tokio::spawn(async move {
+                node.changed().await;
+                Instant::now()
+            });
+            holders.push((proxy, zk, Witness::of(&guard), gone));
+            tokio::time::sleep(timeout / 5 / TOGETHER as u32).await;
+        }
+        tokio::time::sleep(timeout.mul_f64(random.share())).await;
+        let silence = timeout.mul_f64(0.7 * random.share());
+        if batch % 2 == 0 {
+            // All sessions of a process have one thread, which stands still now, as by SIGSTOP.
+            let session = Arc::clone(holders[0].1.berth(0).await.expect("alive").session());
+            session.spawn(Box::pin(async move { thread::sleep(silence) }));
+            tokio::time::sleep(silence).await;
+        } else {
+            holders.iter().for_each(|(proxy, ..)| proxy.black_hole());
+            tokio::time::sleep(silence).await;
+            holders.iter().for_each(|(proxy, ..)| proxy.heal());
+        }
+        // Between the next heartbeat's acknowledgement and the follower's next answer to a ping, for one.
+        let after = TICK.mul_f64(1.5 * random.share());
+        tokio::time::sleep(after).await;
+        ensemble.cut_from_leader(follower);
+        for (_proxy, _zk, witness, gone) in holders {
+            let gone = tokio::time::timeout(10 * timeout + Duration::from_secs(10), gone).await;
+            let gone = gone.expect("the leader gives the session up").expect("no panic");
+            let held = witness.last_held();
+            assert!(held < gone, "{silence:?}, cut {after:?} later: held for {:?} too long", held - gone);
+            least = least.min(gone - held);
+            early += 1;
+        }
+        ensemble.heal_links();
+        let calm = Instant::now() + Duration::from_secs(30);
+        while !ensemble.is_whole() {
+            assert!(Instant::now() < calm, "the follower comes back");
+            tokio::time::sleep(TICK).await;
+        }
+    }
+    println!("T = {timeout:?}: {early} holders said lost in time, the latest by {least:?}");
+}
+
+/// SplitMix64.
+struct Seeded(u64);
+
+impl Seeded {
+    fn share(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+/// One after the other: all sessions of the process stand still together.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_whose_follower_is_cut_off_after_a_silence_says_lost_in_time() {
+    rounds_of_silence(Duration::from_secs(4)).await;
+    // Two ticks, which is the least that servers grant.
+    rounds_of_silence(Duration::from_secs(1)).await;
+}

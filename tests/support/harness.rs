@@ -1,0 +1,153 @@
+//! The two backends, as the checks see them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use zk_rwlock::coordinator::{Coordinator, Failure, Kind};
+use zk_rwlock::{Dialect, Memory, ZooKeeper};
+
+use super::scene::{SOON, eventually};
+use super::server::{Server, shared_server};
+use super::wire::Proxy;
+
+#[allow(async_fn_in_trait, reason = "no check needs to know that its futures are `Send`")]
+pub trait Harness {
+    type C: Coordinator + Clone + Send + Sync + 'static;
+    async fn start() -> Self;
+    async fn client(&self) -> Self::C;
+    /// A fresh absolute path, not created.
+    fn directory(&self) -> String;
+    async fn expire(&self, client: &Self::C);
+    async fn cut(&self, client: &Self::C);
+    async fn heal(&self, client: &Self::C);
+    /// Whose names the locks have.
+    fn dialect(&self) -> Dialect {
+        Dialect::Native
+    }
+}
+
+/// A backend on which the locks have other names.
+pub struct Speaking<H>(pub Dialect, pub H);
+
+impl<H: Harness + Sync> Harness for Speaking<H> {
+    type C = H::C;
+
+    async fn start() -> Self {
+        unreachable!("it is told which dialect to speak")
+    }
+
+    async fn client(&self) -> H::C {
+        self.1.client().await
+    }
+
+    fn directory(&self) -> String {
+        self.1.directory()
+    }
+
+    async fn expire(&self, client: &H::C) {
+        self.1.expire(client).await;
+    }
+
+    async fn cut(&self, client: &H::C) {
+        self.1.cut(client).await;
+    }
+
+    async fn heal(&self, client: &H::C) {
+        self.1.heal(client).await;
+    }
+
+    fn dialect(&self) -> Dialect {
+        self.0
+    }
+}
+
+fn fresh() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("/conformance/{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+pub struct OnMemory(Memory);
+
+impl Harness for OnMemory {
+    type C = Memory;
+
+    async fn start() -> Self {
+        OnMemory(Memory::new())
+    }
+
+    async fn client(&self) -> Memory {
+        self.0.connect()
+    }
+
+    fn directory(&self) -> String {
+        fresh()
+    }
+
+    async fn expire(&self, client: &Memory) {
+        client.expire();
+    }
+
+    async fn cut(&self, client: &Memory) {
+        client.cut();
+    }
+
+    async fn heal(&self, client: &Memory) {
+        client.heal();
+    }
+}
+
+pub struct OnZooKeeper {
+    server: &'static Server,
+    operator: ZooKeeper,
+    wires: Mutex<Vec<(Arc<ZooKeeper>, Arc<Proxy>)>>,
+}
+
+impl OnZooKeeper {
+    fn wire(&self, client: &Arc<ZooKeeper>) -> Arc<Proxy> {
+        let wires = self.wires.lock().expect("no check panics here");
+        let wire = wires.iter().find(|(zk, _)| Arc::ptr_eq(zk, client)).map(|(_, wire)| Arc::clone(wire));
+        wire.expect("this harness's client")
+    }
+}
+
+impl Harness for OnZooKeeper {
+    type C = Arc<ZooKeeper>;
+
+    async fn start() -> Self {
+        let server = shared_server();
+        let operator = super::scene::connect(&server.address()).await;
+        OnZooKeeper { server, operator, wires: Mutex::default() }
+    }
+
+    async fn client(&self) -> Arc<ZooKeeper> {
+        let wire = Arc::new(Proxy::start(self.server.address()));
+        let builder = ZooKeeper::builder().session_timeout(Duration::from_secs(1)).connect_timeout(SOON);
+        let zk = Arc::new(builder.connect(&wire.address()).await.expect("the server can be reached"));
+        self.wires.lock().expect("no check panics here").push((Arc::clone(&zk), wire));
+        zk
+    }
+
+    fn directory(&self) -> String {
+        fresh()
+    }
+
+    async fn expire(&self, client: &Arc<ZooKeeper>) {
+        let (session, wire) = (super::scene::session(client).await, self.wire(client));
+        let mark = fresh().replacen("/conformance/", "/mark-", 1);
+        session.create(&mark, &[], Kind::Ephemeral).await.expect("created");
+        wire.cut();
+        let operator = super::scene::session(&self.operator).await;
+        let (operator, mark) = (&operator, &mark);
+        eventually("the session expires", || async { operator.data(mark).await == Err(Failure::NoNode) }).await;
+        wire.heal();
+    }
+
+    async fn cut(&self, client: &Arc<ZooKeeper>) {
+        self.wire(client).cut();
+    }
+
+    async fn heal(&self, client: &Arc<ZooKeeper>) {
+        self.wire(client).heal();
+    }
+}

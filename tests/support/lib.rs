@@ -1,0 +1,37 @@
+//! What the tests stand on: a real server, a wire that can be tapped and cut, and acquisitions that are polled by hand.
+
+// It serves the tests and the benchmarks of this repository alone, and is no library that anybody reads the pages of.
+#![allow(missing_docs, missing_debug_implementations)]
+
+pub mod ensemble;
+pub mod fake;
+pub mod frames;
+pub mod harness;
+pub mod history;
+pub mod keeper;
+pub mod page;
+pub mod polled;
+pub mod port;
+pub mod postgres;
+pub mod process;
+pub mod program;
+pub mod rules;
+pub mod scene;
+pub mod server;
+pub mod slow;
+pub mod snapshot;
+pub mod wire;
+pub mod witness;
+
+/// The pages beside the library's own: their Rust is run here, where what it shows beside the lock is at hand.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../README.md")]
+    struct Readme;
+
+    #[doc = include_str!("../../docs/guide.md")]
+    struct Guide;
+
+    #[doc = include_str!("../../docs/coming-from.md")]
+    struct ComingFrom;
+}

@@ -1,0 +1,40 @@
+//! The programs of this repository: `zklock` and the examples, as `make programs` has built them.
+//!
+//! It knows where cargo puts them, and nothing of what they do.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::SystemTime;
+
+use tokio::process::Command;
+
+/// Where the program of this name is; refuses one that is missing, or older than what it was built from.
+pub fn program(name: &str) -> PathBuf {
+    // Test binaries are in `target/debug/deps`, programs in `target/debug`, and the examples of the root in `examples` there.
+    let test = std::env::current_exe().expect("a process knows its executable");
+    let target = test.ancestors().nth(2).expect("the test is in target/debug/deps");
+    let places = [target.join(name), target.join("examples").join(name)];
+    let Some(program) = places.into_iter().find(|place| place.exists()) else {
+        panic!("there is no {name} in {}: run `make programs` first", target.display())
+    };
+    let sources = fs::read_to_string(program.with_extension("d")).expect("cargo notes what it builds from");
+    let (_, sources) = sources.trim_end().split_once(": ").expect("the program, and the files that it was built from");
+    for source in sources.split(' ') {
+        let changed = modified(Path::new(source)) > modified(&program);
+        assert!(!changed, "{} is older than {source}: run `make programs` first", program.display());
+    }
+    program
+}
+
+/// A run of this example that ends with its handle at the latest; only its standard input is decided.
+pub fn example(name: &str) -> Command {
+    let mut command = Command::new(program(name));
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    command
+}
+
+/// `None` if it is not there, or nobody knows: then it is older than whatever is.
+fn modified(file: &Path) -> Option<SystemTime> {
+    fs::metadata(file).and_then(|file| file.modified()).ok()
+}

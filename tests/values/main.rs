@@ -1,0 +1,68 @@
+//! A value behind the lock: what it promises on both backends, and what a network, a server and a crash can do to it.
+
+mod checks;
+mod crashes;
+mod wire;
+
+macro_rules! on_both {
+    ($($name:ident),* $(,)?) => {
+        mod memory {
+            use support::harness::{Harness, OnMemory};
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    crate::checks::$name(&OnMemory::start().await).await;
+                }
+            )*
+        }
+        mod zookeeper {
+            use support::harness::{Harness, OnZooKeeper};
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    crate::checks::$name(&OnZooKeeper::start().await).await;
+                }
+            )*
+        }
+    };
+}
+
+on_both! {
+    what_was_committed_is_what_everyone_reads,
+    what_was_not_committed_is_discarded,
+    a_value_that_was_never_written_is_an_error,
+    an_empty_node_counts_as_never_written,
+    the_initial_value_is_written_once_whoever_reads_first,
+    a_write_begins_with_the_initial_value_and_writes_it_only_with_a_commit,
+    commits_under_one_lock_are_counted_and_all_say_who_wrote_them,
+    an_operator_sees_lines_of_text_and_the_value,
+    increments_of_many_tasks_are_never_lost,
+    a_value_stays_as_it_is_while_it_is_read,
+    foreign_bytes_are_an_error_and_stay_until_they_are_replaced,
+    a_value_of_another_type_is_an_error_and_stays,
+    a_value_of_another_format_is_an_error_and_stays,
+    a_value_of_a_newer_schema_is_an_error_and_stays,
+    a_value_of_an_older_schema_is_migrated_and_kept_so_by_the_next_commit,
+    a_value_that_cannot_be_read_again_is_not_written,
+    a_value_as_large_as_allowed_is_written_and_a_larger_one_is_not,
+    a_commit_after_the_lock_was_lost_changes_nothing,
+    a_write_without_the_lock_is_noticed_and_not_replaced,
+    a_deletion_without_the_lock_is_noticed,
+    a_dropped_commit_is_done_or_not_and_the_next_one_finds_out,
+    a_downgrade_keeps_the_lock_and_reads_what_was_committed,
+    trying_and_waiting_in_vain_say_who_is_in_the_way,
+    reads_can_be_shared,
+    a_plain_thread_reads_and_writes_by_blocking,
+    wrong_options_are_refused_before_anything_is_sent,
+    bytes_strings_and_formats_of_ones_own_are_kept_as_they_are,
+    the_copy_and_the_changes_follow_what_others_commit,
+    values_between_two_looks_are_passed_over_and_the_newest_is_not,
+    the_changes_are_a_stream_that_wakes_whoever_polls_it,
+    our_own_commits_are_in_the_copy_when_they_return,
+    a_value_that_is_made_later_is_told_however_much_of_its_path_is_missing,
+    a_deletion_and_foreign_bytes_are_told_and_the_last_value_stays,
+    what_happened_while_cut_off_is_told_afterwards,
+    the_end_of_a_session_does_not_end_the_watch,
+    a_coordinator_that_is_closed_ends_the_changes_and_the_last_value_stays,
+    many_threads_ask_for_the_copy_at_once_and_it_never_goes_back,
+}

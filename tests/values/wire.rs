@@ -1,0 +1,230 @@
+//! What is asked of a server, and what becomes of a commit whose request or answer is lost on the way.
+
+use std::time::Duration;
+
+use zk_rwlock::coordinator::Coordinator;
+use zk_rwlock::{Error, Raw, Shared, ValueError, ZooKeeper};
+
+use crate::checks::session;
+use support::scene::{CALM, connect, connect_with, soon};
+use support::server::{Server, shared_server};
+use support::wire::{Close, Frames, Op, Proxy, Rule};
+
+/// Of sessions that a test has expire.
+const SHORT: Duration = Duration::from_secs(1);
+
+fn counter(client: &ZooKeeper, path: &str) -> Shared<u64> {
+    Shared::builder(client, path).initial(|| 0).build().expect("a valid path")
+}
+
+async fn version(client: &impl Coordinator, shared: &Shared<u64>) -> i32 {
+    let session = session(client).await;
+    session.sync(shared.value_path()).await.expect("synced");
+    session.data(shared.value_path()).await.expect("there is a value").1.version
+}
+
+/// The requests about the value, and how many were about the lock, without those by which owners watch their nodes.
+fn requests(wire: &Proxy) -> (Vec<Op>, usize) {
+    let (about_value, about_lock): (Vec<_>, Vec<_>) =
+        wire.requests().into_iter().partition(|(_, path)| path.contains("/value"));
+    let about_lock = about_lock.into_iter().filter(|(op, _)| *op != Op::GetData).count();
+    (about_value.into_iter().map(|(op, _)| op).collect(), about_lock)
+}
+
+#[tokio::test]
+async fn a_read_is_one_request_more_than_the_lock_a_commit_one_and_a_look_at_the_copy_none() {
+    let wire = Proxy::start(shared_server().address());
+    let zk = connect(&wire.address()).await;
+    let shared = counter(&zk, "/shared/cost");
+    // Once the numbers prove that nobody comes between, a pair costs always the same.
+    shared.read().await.unwrap().release().await.unwrap();
+    let lock = shared.lock();
+    for _ in 0..5 {
+        wire.reset();
+        lock.read().await.unwrap().release().await.unwrap();
+    }
+    let (none, of_a_read) = requests(&wire);
+    assert_eq!((none, of_a_read), (vec![], 2));
+    wire.reset();
+    shared.read().await.unwrap().release().await.unwrap();
+    assert_eq!(requests(&wire), (vec![Op::GetData], of_a_read));
+
+    for _ in 0..5 {
+        wire.reset();
+        lock.write().await.unwrap().release().await.unwrap();
+    }
+    let (none, of_a_write) = requests(&wire);
+    assert_eq!((none, of_a_write), (vec![], 2));
+    wire.reset();
+    let mut guard = shared.write().await.unwrap();
+    assert_eq!(requests(&wire).0, [Op::GetData]);
+    *guard += 1;
+    guard.commit().await.unwrap();
+    *guard += 1;
+    guard.commit().await.unwrap();
+    guard.release().await.unwrap();
+    assert_eq!(requests(&wire), (vec![Op::GetData, Op::Multi, Op::Multi], of_a_write));
+
+    wire.reset();
+    let mut changes = shared.changes();
+    assert_eq!(**soon("the first", changes.next()).await.unwrap().unwrap(), 2);
+    assert_eq!(requests(&wire), (vec![Op::Multi, Op::GetData, Op::GetData], 0));
+    wire.reset();
+    for _ in 0..10_000 {
+        assert_eq!(**shared.latest().unwrap(), 2);
+    }
+    assert_eq!((wire.requests(), wire.notifications()), (vec![], 0));
+
+    let other = connect(&shared_server().address()).await;
+    counter(&other, "/shared/cost").write().replacing(7).await.unwrap().commit().await.unwrap();
+    assert_eq!(**soon("the next", changes.next()).await.unwrap().unwrap(), 7);
+    assert_eq!(requests(&wire), (vec![Op::GetData, Op::GetData], 0));
+    assert_eq!(wire.notifications(), 1);
+}
+
+#[tokio::test]
+async fn the_last_handle_takes_the_watch_with_it() {
+    let server = Server::start();
+    let zk = connect(&server.address()).await;
+    let shared = counter(&zk, "/shared/watch");
+    shared.read().await.unwrap().release().await.unwrap();
+    let mut changes = shared.changes();
+    soon("the first", changes.next()).await.unwrap().unwrap();
+    let missing = counter(&zk, "/not/there");
+    let mut none = missing.changes();
+    soon("that there is none", none.next()).await.unwrap().unwrap_err();
+    drop((shared, missing, none));
+    support::scene::eventually("only the other one watches", || async { server.watches() == 1 }).await;
+    drop(changes);
+    support::scene::eventually("nobody watches", || async { server.watches() == 0 }).await;
+}
+
+#[tokio::test]
+async fn a_commit_whose_request_or_answer_is_lost_is_done_once() {
+    let wire = Proxy::start(shared_server().address());
+    let (zk, operator) = (connect(&wire.address()).await, connect(&shared_server().address()).await);
+    let shared = counter(&zk, "/shared/lost");
+    let frames = |request: bool| if request { Frames::requests(Op::Multi) } else { Frames::replies(Op::Multi) };
+    // The first one makes the node.
+    for (round, (request, how)) in
+        [(true, Close::Fin), (false, Close::Fin), (true, Close::Rst), (false, Close::Rst)].into_iter().enumerate()
+    {
+        for path in ["/shared/lost", &format!("/shared/lost-{round}")] {
+            let shared = counter(&zk, path);
+            let mut guard = shared.write().await.unwrap();
+            let before = guard.written().cloned();
+            let fault = wire.apply(Rule::on(frames(request).about("/value")).close(0, how));
+            *guard += 1;
+            let written = soon("the commit", guard.commit()).await.unwrap();
+            assert!(fault.has_struck());
+            assert_eq!(written.token, guard.fencing_token());
+            let reader = soon("the downgrade", guard.downgrade()).await.unwrap();
+            assert_eq!((*reader, reader.written()), (if before.is_some() { round as u64 + 1 } else { 1 }, &written));
+            assert_eq!(version(&operator, &shared).await, if before.is_some() { round as i32 } else { 0 });
+        }
+    }
+    assert_eq!(*shared.read().await.unwrap(), 4);
+}
+
+#[tokio::test]
+async fn a_commit_that_is_cut_at_any_byte_is_done_once() {
+    let wire = Proxy::start(shared_server().address());
+    let (zk, operator) = (connect(&wire.address()).await, connect(&shared_server().address()).await);
+    let shared = counter(&zk, "/shared/cut");
+    let mut guard = shared.write().await.unwrap();
+    guard.commit().await.unwrap();
+    // Both frames of it are shorter.
+    for (number, bytes) in (0..400).step_by(9).enumerate() {
+        let how = if number % 2 == 0 { Close::Fin } else { Close::Rst };
+        let frames = if number % 3 == 0 { Frames::replies(Op::Multi) } else { Frames::requests(Op::Multi) };
+        let fault = wire.apply(Rule::on(frames.about("/value")).close(bytes, how));
+        *guard += 1;
+        let written = soon("the commit", guard.commit()).await.unwrap();
+        assert!(fault.has_struck());
+        assert_eq!(written.commit, number as u32 + 2);
+        assert_eq!(version(&operator, &shared).await, number as i32 + 1);
+    }
+    assert_eq!(*guard.downgrade().await.unwrap(), 45);
+}
+
+/// Who was cut off for longer than its session, and comes back after others have written, still learns what became of it.
+#[tokio::test]
+async fn a_commit_that_was_in_doubt_when_the_session_ended_is_told_apart_after_the_next_holders_commit() {
+    let operator = connect(&shared_server().address()).await;
+    for (is_done, path) in [(true, "/shared/doubt-done"), (false, "/shared/doubt-undone")] {
+        let wire = Proxy::start(shared_server().address());
+        let zk = connect_with(&wire.address(), SHORT).await;
+        let (here, there) = (counter(&zk, path), counter(&operator, path));
+        there.read().await.unwrap().release().await.unwrap();
+
+        let mut guard = here.write().await.unwrap();
+        *guard = 1;
+        let frames = if is_done { Frames::replies(Op::Multi) } else { Frames::requests(Op::Multi) };
+        let fault = wire.apply(Rule::on(frames.about("/value")).close(0, Close::Fin));
+        let commit = tokio::spawn(async move {
+            let answer = guard.commit().await;
+            (answer, guard.is_held())
+        });
+        soon("the fault", fault.strikes()).await;
+        wire.cut();
+        let mut next = soon("the next holder", there.write()).await.unwrap();
+        assert_eq!(*next, u64::from(is_done));
+        *next = 5;
+        next.commit().await.unwrap();
+        wire.heal();
+        let (answer, is_held) = soon("the commit", commit).await.unwrap();
+        match answer {
+            Ok(written) => assert!(is_done, "{written:?}"),
+            Err(error) => assert!(!is_done && matches!(error, Error::Lost(_)), "{error}"),
+        }
+        assert!(!is_held);
+        assert_eq!(*next.downgrade().await.unwrap(), 5);
+    }
+}
+
+#[tokio::test]
+async fn a_value_that_is_too_large_for_the_servers_is_refused_and_the_old_one_stays() {
+    let server = Server::start_with(&[], &["-Djute.maxbuffer=20000"]);
+    let zk = connect_with(&server.address(), CALM).await;
+    let shared: Shared<Vec<u8>> = Shared::with_format(&zk, "/shared/limit", Raw).build().unwrap();
+    let mut guard = shared.write().replacing(vec![1; 100]).await.unwrap();
+    for _ in 0..2 {
+        let sent = guard.len();
+        if sent == 100 {
+            guard.commit().await.unwrap();
+        }
+        guard.resize(30_000, 2);
+        let error = soon("the commit", guard.commit()).await.unwrap_err();
+        let error = error.value_error().unwrap_or_else(|| panic!("{error}"));
+        assert!(matches!(error, ValueError::TooLarge { bytes: 30_000.., limit: None }), "{error}");
+        assert!(error.to_string().contains("jute.maxbuffer"), "{error}");
+    }
+    assert!(guard.is_held());
+    let guard = guard.downgrade().await.unwrap();
+    assert_eq!(*guard, vec![1; 100]);
+    guard.release().await.unwrap();
+    let mut guard = shared.write().replacing(vec![3; 15_000]).await.unwrap();
+    guard.commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_timeout_ends_in_time_also_when_the_connection_breaks_after_the_grant() {
+    let wire = Proxy::start(shared_server().address());
+    let zk = connect(&wire.address()).await;
+    let shared = counter(&zk, "/shared/late");
+    shared.read().await.unwrap().release().await.unwrap();
+    for is_blocking in [false, true] {
+        let held = wire.hold(Frames::requests(Op::GetData).about("/value"));
+        let reading = shared.read().timeout(Duration::from_millis(300));
+        let answer = if is_blocking {
+            let blocked = tokio::task::spawn_blocking(|| reading.blocking());
+            soon("the timeout", blocked).await.unwrap()
+        } else {
+            soon("the timeout", reading).await
+        };
+        let error = answer.unwrap_err();
+        assert!(held.has_arrived() && error.is_timeout(), "{error}");
+        held.release();
+        assert_eq!(*soon("a read", shared.read()).await.unwrap(), 0);
+    }
+}
