@@ -144,11 +144,12 @@ pub use crate::snapshot::survey::Survey;
 pub use crate::telemetry::metrics;
 pub use crate::ticket::deadlock::Deadlock;
 pub use crate::value::cache::{CopyState, ValueChanges};
+pub use crate::value::codec::Stored;
 #[cfg(feature = "json")]
 pub use crate::value::format::Json;
 pub use crate::value::format::{Format, FormatError, Raw};
 pub use crate::value::guard::{SharedReadGuard, SharedWriteGuard};
-pub use crate::value::shared::{Shared, SharedBuilder, Stored};
+pub use crate::value::shared::{Shared, SharedBuilder};
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 pub use crate::zookeeper::client::Sasl;
 #[cfg(feature = "tls")]

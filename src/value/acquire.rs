@@ -13,7 +13,8 @@ use crate::error::error::Error;
 use crate::hold::guard::{ReadGuard, WriteGuard};
 use crate::queue::member::Blockers;
 use crate::value::guard::{SharedReadGuard, SharedWriteGuard};
-use crate::value::shared::{Inner, Shared};
+use crate::value::shared::Shared;
+use crate::value::store::Store;
 
 impl<T: Send + Sync + 'static> Shared<T> {
     /// Acquires the lock to read, and reads the value: it stays so for as long as the guard is held.
@@ -92,12 +93,13 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// # Errors
     /// [`Error::WouldBlock`], which says who is in the way; otherwise as for [`Shared::read`].
     pub fn try_read(&self) -> Call<SharedReadGuard<T>> {
-        let inner = Arc::clone(&self.inner);
+        let store = Arc::clone(&self.store);
         Call::new(|timeout| async move {
-            let rest = Rest::new(inner, None);
+            let rest = Rest::new(store, None);
             let late = rest.late(timeout);
-            let guard = rest.inner.lock.try_read().within(timeout).await?;
-            let (coordinator, limit) = (Arc::clone(&rest.inner.coordinator), guard.held().place().session().timeout());
+            let guard = rest.store.lock.try_read().within(timeout).await?;
+            let (coordinator, limit) =
+                (Arc::clone(&rest.store.cache.coordinator), guard.held().place().session().timeout());
             in_time(late, call::bounded(&coordinator, limit, rest.finish_read(guard))).await
         })
     }
@@ -111,12 +113,13 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// # Errors
     /// [`Error::WouldBlock`], which says who is in the way; otherwise as for [`Shared::read`].
     pub fn try_write(&self) -> Call<SharedWriteGuard<T>> {
-        let inner = Arc::clone(&self.inner);
+        let store = Arc::clone(&self.store);
         Call::new(|timeout| async move {
-            let rest = Rest::new(inner, None);
+            let rest = Rest::new(store, None);
             let late = rest.late(timeout);
-            let guard = rest.inner.lock.try_write().within(timeout).await?;
-            let (coordinator, limit) = (Arc::clone(&rest.inner.coordinator), guard.held().place().session().timeout());
+            let guard = rest.store.lock.try_write().within(timeout).await?;
+            let (coordinator, limit) =
+                (Arc::clone(&rest.store.cache.coordinator), guard.held().place().session().timeout());
             in_time(late, call::bounded(&coordinator, limit, rest.finish_write(guard))).await
         })
     }
@@ -127,7 +130,7 @@ impl<T: Send + Sync + 'static> Guard for SharedReadGuard<T> {
 
     fn acquire(shared: Shared<T>, options: Options) -> Granting<SharedReadGuard<T>> {
         Box::pin(async move {
-            let rest = Rest::new(shared.inner, options.label.clone());
+            let rest = Rest::new(shared.store, options.label.clone());
             let late = rest.late(options.timeout()?);
             let guard = Acquire::<ReadGuard> { source: rest.lock(), options }.await?;
             in_time(late, rest.finish_read(guard)).await
@@ -141,7 +144,7 @@ impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
 
     fn acquire((shared, instead): Self::Source, options: Options) -> Granting<SharedWriteGuard<T>> {
         Box::pin(async move {
-            let rest = Rest { instead, ..Rest::new(shared.inner, options.label.clone()) };
+            let rest = Rest { instead, ..Rest::new(shared.store, options.label.clone()) };
             let late = rest.late(options.timeout()?);
             let guard = Acquire::<WriteGuard> { source: rest.lock(), options }.await?;
             in_time(late, rest.finish_write(guard)).await
@@ -173,7 +176,7 @@ impl<T: Send + Sync + 'static> Acquire<SharedWriteGuard<T>> {
 
 /// What is left to do once the lock is granted.
 struct Rest<T> {
-    inner: Arc<Inner<T>>,
+    store: Arc<Store<T>>,
     label: Option<String>,
     instead: Option<T>,
 }
@@ -194,29 +197,29 @@ async fn in_time<G>(late: Late, finished: impl Future<Output = Result<G, Error>>
 }
 
 impl<T: Send + Sync + 'static> Rest<T> {
-    fn new(inner: Arc<Inner<T>>, label: Option<String>) -> Rest<T> {
-        Rest { inner, label, instead: None }
+    fn new(store: Arc<Store<T>>, label: Option<String>) -> Rest<T> {
+        Rest { store, label, instead: None }
     }
 
     fn lock(&self) -> Arc<Handle> {
-        Arc::clone(&self.inner.lock.handle)
+        Arc::clone(&self.store.lock.handle)
     }
 
     fn late(&self, timeout: Option<Duration>) -> Late {
-        timeout.map(|timeout| (timeout, self.inner.coordinator.sleep(timeout)))
+        timeout.map(|timeout| (timeout, self.store.cache.coordinator.sleep(timeout)))
     }
 
     async fn finish_read(self, guard: ReadGuard) -> Result<SharedReadGuard<T>, Error> {
-        let stored = self.inner.read(guard.held()).await?;
+        let stored = self.store.read(guard.held()).await?;
         Ok(SharedReadGuard::new(stored, guard))
     }
 
     async fn finish_write(self, guard: WriteGuard) -> Result<SharedWriteGuard<T>, Error> {
         let loaded = match self.instead {
-            Some(value) => self.inner.load_instead(guard.held(), value).await?,
-            None => self.inner.load(guard.held()).await?,
+            Some(value) => self.store.load_instead(guard.held(), value).await?,
+            None => self.store.load(guard.held()).await?,
         };
-        let label = self.label.or_else(|| self.inner.label());
-        Ok(SharedWriteGuard::new(loaded, label, self.inner, guard))
+        let label = self.label.or_else(|| self.store.label());
+        Ok(SharedWriteGuard::new(loaded, label, self.store, guard))
     }
 }

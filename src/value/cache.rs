@@ -1,12 +1,12 @@
 //! A copy of the value, kept fresh by a watch; knows no locks.
 //!
-//! What comes from the ensemble is kept as it came, and made a value of by whoever asks for it first: the thread that
-//! keeps the sessions alive runs no code of users.
+//! The bytes that come from the ensemble are kept as they came. The first caller who asks for them decodes them: the
+//! thread that keeps the sessions alive runs no code of users.
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::session::lease::Lease;
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::thread::Keeper;
 use crate::ticket::ticket;
-use crate::value::shared::{Inner, Shared, Stored};
+use crate::value::codec::{Stored, Terms};
 
 /// How soon it is tried again what was refused, or could not be asked.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// A directory that others use, too, is looked at no more often than that.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// How fresh the copy is that [`Shared::latest`] gives.
+/// How fresh the copy is that [`Shared::latest`](crate::Shared::latest) gives.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CopyState {
@@ -38,14 +38,15 @@ pub enum CopyState {
     Current,
     /// The connection is lost. What has changed since then is told when it is back.
     Disconnected,
-    /// What the node holds now is no value, or cannot be read. [`Shared::latest`] goes on giving the last one that was.
+    /// What the node holds now is no value, or cannot be read. [`Shared::latest`](crate::Shared::latest)
+    /// goes on giving the last one that was.
     Behind(Error),
     /// The coordinator was closed, and nothing more will come.
     Over(Error),
 }
 
 /// What is known of the node.
-pub(crate) struct Copy<T> {
+pub(crate) struct Known<T> {
     /// The newest that looked like a value.
     newest: Option<Arc<Seen<T>>>,
     /// Why what is there now is none.
@@ -67,13 +68,13 @@ pub(crate) struct Seen<T> {
     made: OnceLock<Result<Arc<Stored<T>>, Error>>,
 }
 
-impl<T> Default for Copy<T> {
+impl<T> Default for Known<T> {
     fn default() -> Self {
-        Copy { newest: None, trouble: None, news: 0, lease: None, over: None }
+        Known { newest: None, trouble: None, news: 0, lease: None, over: None }
     }
 }
 
-impl<T> Copy<T> {
+impl<T> Known<T> {
     fn state(&self) -> CopyState {
         match (&self.over, &self.trouble, &self.lease) {
             (Some(error), ..) => CopyState::Over(error.clone()),
@@ -134,86 +135,88 @@ enum News<T> {
     Over,
 }
 
-impl<T: Send + Sync + 'static> Shared<T> {
-    /// The newest value that has come from the ensemble: a copy in this process, kept fresh by a watch. Takes no lock,
-    /// sends nothing and waits for nothing, so that it can be asked for each request that is served.
-    ///
-    /// The first call starts the watch, which then lasts for as long as a clone of this handle does, and usually gives
-    /// `None`: wait for the first value with [`changes`](Self::changes). After that a call costs a look and an `Arc`; only
-    /// the first one after a change makes a value of the new bytes.
-    ///
-    /// # How old it may be
-    /// While connected, as old as the server's view, which is behind the others by milliseconds as a rule; a server that
-    /// is cut off from its leader gives up after `syncLimit` ticks. While disconnected, as old as the disconnection:
-    /// what has happened meanwhile is told after the reconnect, and also when the session had ended. It never goes back
-    /// to an older value. The commits of this handle, and of its clones, are in it when they return, unless they made the
-    /// node. [`copy_state`](Self::copy_state) says how fresh it is.
-    ///
-    /// If the node is deleted, or holds something that is no value, the last value stays, and `copy_state` and
-    /// [`changes`](Self::changes) tell why.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[cfg(feature = "json")]
-    /// # tokio_test::block_on(async {
-    /// # use zk_rwlock::{Error, Memory, Shared};
-    /// # let zk = Memory::new();
-    /// let limit: Shared<u32> = Shared::new(&zk, "/limits/requests")?;
-    /// limit.write().replacing(100).await?.commit().await?;
-    ///
-    /// limit.changes().next().await.expect("open")?; // once, at the start
-    /// assert_eq!(**limit.latest().expect("has come"), 100);
-    /// # Ok::<(), Error>(()) }).unwrap();
-    /// ```
-    pub fn latest(&self) -> Option<Arc<Stored<T>>> {
+/// A copy of the value in this process, and what it takes to watch the node.
+pub(crate) struct Cache<T> {
+    /// Dropped first, so that the watch and its place on a session are given up before the coordinator is.
+    following: OnceLock<oneshot::Sender<()>>,
+    known: watch::Sender<Known<T>>,
+    last_good: Mutex<LastGood<T>>,
+    pub(crate) coordinator: Arc<dyn Coordinator>,
+    /// The value's node.
+    pub(crate) path: String,
+    pub(crate) terms: Terms<T>,
+}
+
+/// The newest of the values that the copy was, and when it came.
+type LastGood<T> = Option<(u64, Arc<Stored<T>>)>;
+
+impl<T> Cache<T> {
+    pub(crate) fn new(coordinator: Arc<dyn Coordinator>, path: String, terms: Terms<T>) -> Arc<Cache<T>> {
+        let (following, known) = (OnceLock::new(), watch::Sender::new(Known::default()));
+        Arc::new(Cache { following, known, last_good: Mutex::new(None), coordinator, path, terms })
+    }
+
+    pub(crate) fn fault(&self, error: ValueError) -> Error {
+        Error::Value { path: self.path.clone(), error }
+    }
+
+    /// The node, or a directory above it, is watched.
+    fn watched_bytes(&self) -> usize {
+        self.path.len()
+    }
+
+    fn last_good(&self) -> MutexGuard<'_, LastGood<T>> {
+        self.last_good.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Send + Sync + 'static> Cache<T> {
+    /// The newest value that has come.
+    pub(crate) fn latest(self: &Arc<Self>) -> Option<Arc<Stored<T>>> {
         self.follow();
-        let newest = self.inner.copy.borrow().newest.clone()?;
-        match self.inner.made(&newest) {
+        let newest = self.known.borrow().newest.clone()?;
+        match self.made(&newest) {
             Ok(value) => Some(value),
-            Err(_) => self.inner.last_good().clone().map(|(_, value)| value),
+            Err(_) => self.last_good().clone().map(|(_, value)| value),
         }
     }
 
-    /// How fresh [`latest`](Self::latest) is now. Sends nothing, and waits for nothing.
-    pub fn copy_state(&self) -> CopyState {
+    /// How fresh that is.
+    pub(crate) fn state(self: &Arc<Self>) -> CopyState {
         self.follow();
         let (state, newest) = {
-            let copy = self.inner.copy.borrow();
-            (copy.state(), copy.newest.clone())
+            let known = self.known.borrow();
+            (known.state(), known.newest.clone())
         };
         match (state, newest) {
             (state @ (CopyState::Current | CopyState::Disconnected), Some(newest)) => {
-                self.inner.made(&newest).map_or_else(CopyState::Behind, |_| state)
+                self.made(&newest).map_or_else(CopyState::Behind, |_| state)
             }
             (state, _) => state,
         }
     }
 
-    /// The values as they come, beginning with the present one. See [`ValueChanges`].
-    pub fn changes(&self) -> ValueChanges<T> {
+    /// The values as they come.
+    pub(crate) fn changes(self: &Arc<Self>) -> ValueChanges<T> {
         self.follow();
-        ValueChanges { shared: self.clone(), copy: self.inner.copy.subscribe(), seen: 0, changed: None }
+        ValueChanges { cache: Arc::clone(self), known: self.known.subscribe(), seen: 0, changed: None }
     }
 
     /// Starts the watch, once.
-    fn follow(&self) {
-        let inner = &self.inner;
-        inner.following.get_or_init(|| {
+    fn follow(self: &Arc<Self>) {
+        self.following.get_or_init(|| {
             let (stop, stopped) = oneshot::channel();
-            start(inner, stopped);
+            start(self, stopped);
             stop
         });
     }
-}
 
-impl<T: Send + Sync + 'static> Inner<T> {
     /// The value that was seen, made by the first who asks.
     fn made(&self, seen: &Seen<T>) -> Result<Arc<Stored<T>>, Error> {
         let make = || {
             // Kept until then, because a format may panic.
             let mut bytes = seen.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-            let opened = self.open(&bytes);
+            let opened = self.terms.open(&bytes);
             *bytes = Vec::new();
             let value = Arc::new(opened.map_err(|error| self.fault(error))?);
             let mut last = self.last_good();
@@ -230,35 +233,35 @@ impl<T: Send + Sync + 'static> Inner<T> {
         if self.following.get().is_none() {
             return;
         }
-        self.copy.send_if_modified(|copy| {
-            let czxid = copy.newest.as_ref().map(|newest| newest.czxid);
+        self.known.send_if_modified(|known| {
+            let czxid = known.newest.as_ref().map(|newest| newest.czxid);
             // The number of a node that was just made is not known yet; that of an earlier one would be wrong.
-            czxid.filter(|_| version > 0).is_some_and(|czxid| copy.valued(bytes.to_vec(), czxid, version))
+            czxid.filter(|_| version > 0).is_some_and(|czxid| known.valued(bytes.to_vec(), czxid, version))
         });
     }
 
     fn came(&self, bytes: Vec<u8>, stat: Stat) {
-        self.copy.send_if_modified(|copy| match self.check(&bytes) {
-            Ok(()) => copy.valued(bytes, stat.czxid, stat.version),
-            Err(error) => copy.troubled(self.fault(error)),
+        self.known.send_if_modified(|known| match self.terms.check(&bytes) {
+            Ok(()) => known.valued(bytes, stat.czxid, stat.version),
+            Err(error) => known.troubled(self.fault(error)),
         });
     }
 
     fn troubled(&self, error: Error) {
-        self.copy.send_if_modified(|copy| copy.troubled(error));
+        self.known.send_if_modified(|known| known.troubled(error));
     }
 
     fn over(&self, error: Error) {
-        self.copy.send_modify(|copy| copy.over = Some(error));
+        self.known.send_modify(|known| known.over = Some(error));
     }
 }
 
 type Berthing = Pin<Box<dyn Future<Output = Result<Berth, Failure>> + Send>>;
 
 /// Has the node watched from now on: on the session's own thread, or, on the embedded ensemble, by whoever changes it.
-fn start<T: Send + Sync + 'static>(inner: &Arc<Inner<T>>, stopped: oneshot::Receiver<()>) {
-    let mut berthing = berth(Arc::clone(&inner.coordinator), inner.watched_bytes());
-    let follower = Follower { inner: Arc::downgrade(inner) };
+fn start<T: Send + Sync + 'static>(cache: &Arc<Cache<T>>, stopped: oneshot::Receiver<()>) {
+    let mut berthing = berth(Arc::clone(&cache.coordinator), cache.watched_bytes());
+    let follower = Follower { cache: Arc::downgrade(cache) };
     // As a rule it is there at once, and the embedded ensemble has no thread of its own.
     match berthing.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(berth)) => {
@@ -278,7 +281,7 @@ fn start<T: Send + Sync + 'static>(inner: &Arc<Inner<T>>, stopped: oneshot::Rece
                         drop(keeper);
                     });
                 }
-                Err(error) => inner.over(Error::Unreachable(error.to_string())),
+                Err(error) => cache.over(Error::Unreachable(error.to_string())),
             }
         }
     }
@@ -290,7 +293,7 @@ fn berth(coordinator: Arc<dyn Coordinator>, watched_bytes: usize) -> Berthing {
 
 /// Watches the node for as long as anybody has the handle, without keeping it.
 struct Follower<T> {
-    inner: Weak<Inner<T>>,
+    cache: Weak<Cache<T>>,
 }
 
 impl<T: Send + Sync + 'static> Follower<T> {
@@ -309,30 +312,30 @@ impl<T: Send + Sync + 'static> Follower<T> {
             match answer {
                 Ok(berth) => self.watch(berth.session()).await,
                 Err(failure) => {
-                    let Some(inner) = self.inner.upgrade() else { return };
+                    let Some(cache) = self.cache.upgrade() else { return };
                     let is_over = matches!(failure, Failure::Over(_));
-                    let error = Error::from_failure(failure, "watch", &inner.path);
+                    let error = Error::from_failure(failure, "watch", &cache.path);
                     match error {
-                        error if is_over => return inner.over(error),
+                        error if is_over => return cache.over(error),
                         // The connection is lost, which is no news of the value.
                         Error::Unreachable(_) | Error::OutcomeUnknown { .. } => {}
-                        error => inner.troubled(error),
+                        error => cache.troubled(error),
                     }
-                    let pause = inner.coordinator.sleep(PAUSE);
-                    drop(inner);
+                    let pause = cache.coordinator.sleep(PAUSE);
+                    drop(cache);
                     pause.await;
                 }
             }
-            let Some(inner) = self.inner.upgrade() else { return };
-            berthing = self::berth(Arc::clone(&inner.coordinator), inner.watched_bytes());
+            let Some(cache) = self.cache.upgrade() else { return };
+            berthing = self::berth(Arc::clone(&cache.coordinator), cache.watched_bytes());
         }
     }
 
     /// Until the session is over.
     async fn watch(&self, session: &Arc<dyn Session>) {
-        let Some(path) = self.inner.upgrade().map(|inner| {
-            inner.copy.send_modify(|copy| copy.lease = Some(Arc::clone(session.lease())));
-            inner.path.clone()
+        let Some(path) = self.cache.upgrade().map(|cache| {
+            cache.known.send_modify(|known| known.lease = Some(Arc::clone(session.lease())));
+            cache.path.clone()
         }) else {
             return;
         };
@@ -346,20 +349,20 @@ impl<T: Send + Sync + 'static> Follower<T> {
             synced = Ok(());
             let ended = match looked {
                 Ok((bytes, stat, change)) => {
-                    let Some(inner) = self.inner.upgrade() else { return };
+                    let Some(cache) = self.cache.upgrade() else { return };
                     // An empty node has been made for a value, by somebody who may do that.
                     if bytes.is_empty() {
-                        inner.troubled(inner.fault(ValueError::Unset));
+                        cache.troubled(cache.fault(ValueError::Unset));
                     } else {
-                        inner.came(bytes, stat);
+                        cache.came(bytes, stat);
                     }
-                    drop(inner);
+                    drop(cache);
                     change.await == Event::Over
                 }
                 Err(Failure::NoNode) => {
-                    let Some(inner) = self.inner.upgrade() else { return };
-                    inner.troubled(inner.fault(ValueError::Unset));
-                    drop(inner);
+                    let Some(cache) = self.cache.upgrade() else { return };
+                    cache.troubled(cache.fault(ValueError::Unset));
+                    drop(cache);
                     appears(session, &path).await.is_err()
                 }
                 Err(Failure::Over(_)) => true,
@@ -368,9 +371,9 @@ impl<T: Send + Sync + 'static> Follower<T> {
                     false
                 }
                 Err(failure) => {
-                    let Some(inner) = self.inner.upgrade() else { return };
-                    inner.troubled(Error::from_failure(failure, "watch", &inner.path));
-                    drop(inner);
+                    let Some(cache) = self.cache.upgrade() else { return };
+                    cache.troubled(Error::from_failure(failure, "watch", &cache.path));
+                    drop(cache);
                     session.sleep(PAUSE).await;
                     false
                 }
@@ -429,7 +432,8 @@ async fn appears(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> 
     }
 }
 
-/// The values of a [`Shared`], as they come. Made by [`Shared::changes`]; it keeps the watch up for as long as it lives.
+/// The values of a [`Shared`](crate::Shared), as they come. Made by
+/// [`Shared::changes`](crate::Shared::changes); it keeps the watch up for as long as it lives.
 ///
 /// It is a [`Stream`] as well, of what [`next`](Self::next) gives, for the combinators of `futures` and `tokio-stream`.
 ///
@@ -449,8 +453,8 @@ async fn appears(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> 
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
 pub struct ValueChanges<T> {
-    shared: Shared<T>,
-    copy: watch::Receiver<Copy<T>>,
+    cache: Arc<Cache<T>>,
+    known: watch::Receiver<Known<T>>,
     seen: u64,
     /// Ends at the next change of the copy, which may be no news.
     changed: Option<Changed>,
@@ -479,11 +483,11 @@ impl<T: Send + Sync + 'static> Stream for ValueChanges<T> {
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
         loop {
-            let news = this.copy.borrow_and_update().news_after(this.seen);
+            let news = this.known.borrow_and_update().news_after(this.seen);
             return Poll::Ready(match news {
                 Some(News::Value(value)) => {
                     this.seen = value.news;
-                    Some(this.shared.inner.made(&value))
+                    Some(this.cache.made(&value))
                 }
                 Some(News::Trouble(news, error)) => {
                     this.seen = news;
@@ -491,8 +495,8 @@ impl<T: Send + Sync + 'static> Stream for ValueChanges<T> {
                 }
                 Some(News::Over) => None,
                 None => {
-                    let copy = &this.copy;
-                    let changed = this.changed.get_or_insert_with(|| changed(copy.clone()));
+                    let known = &this.known;
+                    let changed = this.changed.get_or_insert_with(|| changed(known.clone()));
                     ready!(changed.as_mut().poll(context));
                     this.changed = None;
                     continue;
@@ -503,14 +507,14 @@ impl<T: Send + Sync + 'static> Stream for ValueChanges<T> {
 }
 
 /// Whoever has the handle, as the changes have, has the sender, so that it never ends for another reason.
-fn changed<T: Send + Sync + 'static>(mut copy: watch::Receiver<Copy<T>>) -> Changed {
+fn changed<T: Send + Sync + 'static>(mut known: watch::Receiver<Known<T>>) -> Changed {
     Box::pin(async move {
-        let _ = copy.changed().await;
+        let _ = known.changed().await;
     })
 }
 
 impl<T> fmt::Debug for ValueChanges<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ValueChanges").field("shared", &self.shared).finish_non_exhaustive()
+        f.debug_struct("ValueChanges").field("path", &self.cache.path).finish_non_exhaustive()
     }
 }

@@ -8,9 +8,10 @@ use crate::error::error::Error;
 use crate::error::value::Written;
 use crate::hold::guard::{ReadGuard, WriteGuard};
 use crate::session::node::Loss;
+use crate::value::codec::Stored;
 use crate::value::commit::Base;
 use crate::value::envelope::Mark;
-use crate::value::shared::{Inner, Loaded, Stored};
+use crate::value::store::{Loaded, Store};
 
 /// A [`Shared`](crate::Shared) value, held to read: it stays as it is for as long as this is held. Derefs to the value.
 ///
@@ -34,7 +35,7 @@ pub struct SharedWriteGuard<T> {
     /// A commit was dropped, or its outcome could not be found out.
     in_doubt: bool,
     label: Option<String>,
-    inner: Arc<Inner<T>>,
+    store: Arc<Store<T>>,
     guard: WriteGuard,
 }
 
@@ -113,9 +114,9 @@ impl<T> Deref for SharedReadGuard<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
-    pub(crate) fn new(loaded: Loaded<T>, label: Option<String>, inner: Arc<Inner<T>>, guard: WriteGuard) -> Self {
+    pub(crate) fn new(loaded: Loaded<T>, label: Option<String>, store: Arc<Store<T>>, guard: WriteGuard) -> Self {
         let Loaded { value, written, base } = loaded;
-        SharedWriteGuard { value, written, base, commits: 0, in_doubt: false, label, inner, guard }
+        SharedWriteGuard { value, written, base, commits: 0, in_doubt: false, label, store, guard }
     }
 
     /// Writes the value as it is now, in one transaction with a check that the lock is held, and that nobody has
@@ -158,17 +159,17 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// ```
     pub async fn commit(&mut self) -> Result<Written, Error> {
         if self.in_doubt {
-            self.base = self.inner.base(self.guard.held(), self.base).await?;
+            self.base = self.store.base(self.guard.held(), self.base).await?;
         }
         let (bytes, written) =
-            self.inner.seal(&self.value, self.guard.held(), &self.label, self.commits + 1, self.base)?;
+            self.store.seal(&self.value, self.guard.held(), &self.label, self.commits + 1, self.base)?;
         self.commits = written.commit;
         self.in_doubt = true;
-        let answer = self.inner.put(self.guard.held(), &bytes, &written, self.base).await;
+        let answer = self.store.put(self.guard.held(), &bytes, &written, self.base).await;
         self.in_doubt = matches!(answer, Err(Error::OutcomeUnknown { .. }));
         let version = answer?;
         self.base = Base { version: Some(version), mark: Some(Mark::of(&written)) };
-        self.inner.committed(&bytes, version);
+        self.store.cache.committed(&bytes, version);
         self.written = Some(written.clone());
         Ok(written)
     }
@@ -188,7 +189,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// As [`WriteGuard::downgrade`], and as [`Shared::read`](crate::Shared::read) for the value.
     pub async fn downgrade(self) -> Result<SharedReadGuard<T>, Error> {
         let guard = self.guard.downgrade().await?;
-        let stored = self.inner.read(guard.held()).await?;
+        let stored = self.store.read(guard.held()).await?;
         Ok(SharedReadGuard::new(stored, guard))
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod cache;
+pub(crate) mod codec;
 pub(crate) mod commit;
 pub(crate) mod envelope;
 #[cfg(feature = "json")]
@@ -9,3 +10,4 @@ pub(crate) mod finite;
 pub(crate) mod format;
 pub(crate) mod guard;
 pub(crate) mod shared;
+pub(crate) mod store;

@@ -1,35 +1,24 @@
 //! A value in a znode, behind the lock; knows no concrete backend, and of the lock only what any user of it does.
 
 use std::fmt;
-use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-
-use tokio::sync::{oneshot, watch};
+use std::sync::Arc;
 
 use crate::error::error::Error;
-use crate::error::value::{ValueError, Written};
-use crate::hold::guard::Held;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::session::contract::Coordinator;
-use crate::session::request::Failure;
-use crate::ticket::ticket;
 use crate::validation;
-use crate::value::cache::Copy;
-use crate::value::commit::{Base, Commit};
-use crate::value::envelope::{Envelope, Mark};
+use crate::value::cache::{Cache, CopyState, ValueChanges};
+use crate::value::codec::{Stored, Terms};
 #[cfg(feature = "json")]
 use crate::value::format::Json;
 use crate::value::format::{Format, FormatError};
-
-/// What servers take in one request unless they are told otherwise (`jute.maxbuffer`, 1 MiB less one byte), less what
-/// goes with the value: two paths, an ACL, and the frames of the transaction.
-const SIZE_LIMIT: usize = 0xf_ffff - 4096;
+use crate::value::store::Store;
 
 /// A value for many machines behind a read/write lock of theirs: what `tokio::sync::RwLock<T>` is for many tasks.
 ///
 /// [`read`](Self::read) gives a guard that derefs to the value, fresh under the lock; [`write`](Self::write) one whose
-/// changes go out with [`commit`](SharedWriteGuard::commit), in a transaction that checks that the lock is held, and are
-/// discarded without. [`latest`](Self::latest) is a copy in this process, kept fresh by a watch, for hot paths;
+/// changes go out with [`commit`](crate::SharedWriteGuard::commit), in a transaction that checks that the lock is held,
+/// and are discarded without. [`latest`](Self::latest) is a copy in this process, kept fresh by a watch, for hot paths;
 /// [`changes`](Self::changes) gives the values as they come. A handle is cheap to clone, and clones share the copy.
 ///
 /// Serialised by serde to [`Json`](crate::Json), or by a [`Format`] of your own.
@@ -53,8 +42,8 @@ const SIZE_LIMIT: usize = 0xf_ffff - 4096;
 /// {"endpoint":"db-1","password":"secret"}
 /// ```
 ///
-/// By these lines it is told from foreign bytes, which are an [error](ValueError::Foreign), and are left alone. An empty
-/// node counts as one that was never written, so that an operator can make it beforehand, with an ACL of its own.
+/// By these lines it is told from foreign bytes, which are an [error](crate::ValueError::Foreign), and are left alone. An
+/// empty node counts as one that was never written, so that an operator can make it beforehand, with an ACL of its own.
 ///
 /// Others who are to have part in the lock, such as `zklock`, find it at `/billing/database/lock`: one at the path itself
 /// would be another lock, and exclude nobody here.
@@ -93,63 +82,7 @@ const SIZE_LIMIT: usize = 0xf_ffff - 4096;
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
 pub struct Shared<T> {
-    pub(crate) inner: Arc<Inner<T>>,
-}
-
-/// What clones share.
-pub(crate) struct Inner<T> {
-    /// Dropped first, so that the watch and its place on a session are given up before the coordinator is.
-    pub(crate) following: OnceLock<oneshot::Sender<()>>,
-    pub(crate) copy: watch::Sender<Copy<T>>,
-    last_good: Mutex<LastGood<T>>,
-    pub(crate) coordinator: Arc<dyn Coordinator>,
-    pub(crate) lock: RwLock,
-    /// The value's node.
-    pub(crate) path: String,
-    terms: Terms<T>,
-}
-
-/// What the bytes of a value must be, and what may be made of them.
-struct Terms<T> {
-    format: Arc<dyn Format<T>>,
-    schema: u32,
-    initial: Option<Initial<T>>,
-    migrate: Option<Migrate<T>>,
-    size_limit: usize,
-}
-
-/// The newest of the values that the copy was, and when it came.
-type LastGood<T> = Option<(u64, Arc<Stored<T>>)>;
-
-type Initial<T> = Box<dyn Fn() -> T + Send + Sync>;
-
-type Migrate<T> = Box<dyn Fn(u32, &[u8]) -> Result<T, FormatError> + Send + Sync>;
-
-/// A value, and who wrote it. Derefs to the value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored<T> {
-    value: T,
-    written: Written,
-}
-
-impl<T> Stored<T> {
-    /// Who wrote it, and when.
-    pub fn written(&self) -> &Written {
-        &self.written
-    }
-
-    /// The value alone.
-    pub fn into_inner(self) -> T {
-        self.value
-    }
-}
-
-impl<T> Deref for Stored<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.value
-    }
+    pub(crate) store: Arc<Store<T>>,
 }
 
 #[cfg(feature = "json")]
@@ -160,7 +93,7 @@ where
     /// Opens the value that is kept at `path`, as JSON. Nothing is sent; what is missing is made by the first who needs it.
     ///
     /// Until somebody has [written](crate::Acquire::replacing) one there is no value, and to read it is
-    /// [`ValueError::Unset`]; [`SharedBuilder::initial`] sees to that.
+    /// [`ValueError::Unset`](crate::ValueError::Unset); [`SharedBuilder::initial`] sees to that.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if `path` is not an absolute ZooKeeper path, or is the root or in `/zookeeper`.
@@ -188,34 +121,81 @@ impl<T: Send + Sync + 'static> Shared<T> {
             lock: RwLock::builder(&coordinator, &format!("{path}/lock")),
             coordinator,
             path: path.to_owned(),
-            terms: Terms { format: Arc::new(format), schema: 1, initial: None, migrate: None, size_limit: SIZE_LIMIT },
+            terms: Terms::new(format),
         }
+    }
+}
+
+impl<T: Send + Sync + 'static> Shared<T> {
+    /// The newest value that has come from the ensemble: a copy in this process, kept fresh by a watch. Takes no lock,
+    /// sends nothing and waits for nothing, so that it can be asked for each request that is served.
+    ///
+    /// The first call starts the watch, which then lasts for as long as a clone of this handle does, and usually gives
+    /// `None`: wait for the first value with [`changes`](Self::changes). After that a call costs a look and an `Arc`; only
+    /// the first one after a change makes a value of the new bytes.
+    ///
+    /// # How old it may be
+    /// While connected, as old as the server's view, which is behind the others by milliseconds as a rule; a server that
+    /// is cut off from its leader gives up after `syncLimit` ticks. While disconnected, as old as the disconnection:
+    /// what has happened meanwhile is told after the reconnect, and also when the session had ended. It never goes back
+    /// to an older value. The commits of this handle, and of its clones, are in it when they return, unless they made the
+    /// node. [`copy_state`](Self::copy_state) says how fresh it is.
+    ///
+    /// If the node is deleted, or holds something that is no value, the last value stays, and `copy_state` and
+    /// [`changes`](Self::changes) tell why.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "json")]
+    /// # tokio_test::block_on(async {
+    /// # use zk_rwlock::{Error, Memory, Shared};
+    /// # let zk = Memory::new();
+    /// let limit: Shared<u32> = Shared::new(&zk, "/limits/requests")?;
+    /// limit.write().replacing(100).await?.commit().await?;
+    ///
+    /// limit.changes().next().await.expect("open")?; // once, at the start
+    /// assert_eq!(**limit.latest().expect("has come"), 100);
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn latest(&self) -> Option<Arc<Stored<T>>> {
+        self.store.cache.latest()
+    }
+
+    /// How fresh [`latest`](Self::latest) is now. Sends nothing, and waits for nothing.
+    pub fn copy_state(&self) -> CopyState {
+        self.store.cache.state()
+    }
+
+    /// The values as they come, beginning with the present one. See [`ValueChanges`].
+    pub fn changes(&self) -> ValueChanges<T> {
+        self.store.cache.changes()
     }
 }
 
 impl<T> Shared<T> {
     /// The lock: for its queue, and for those who need no value.
     pub fn lock(&self) -> &RwLock {
-        &self.inner.lock
+        &self.store.lock
     }
 
     /// The node that the value is kept in.
     pub fn value_path(&self) -> &str {
-        &self.inner.path
+        &self.store.cache.path
     }
 }
 
 impl<T> Clone for Shared<T> {
     fn clone(&self) -> Self {
-        Shared { inner: Arc::clone(&self.inner) }
+        Shared { store: Arc::clone(&self.store) }
     }
 }
 
 impl<T> fmt::Debug for Shared<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared")
-            .field("path", &self.inner.path)
-            .field("schema", &self.inner.terms.schema)
+            .field("path", &self.store.cache.path)
+            .field("schema", &self.store.cache.terms.schema)
             .finish_non_exhaustive()
     }
 }
@@ -262,15 +242,15 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// The version of the type, which is kept beside the value: raise it whenever programs that know only the last one
     /// must not touch what newer ones have written. Default: 1.
     ///
-    /// A value of a newer schema is [`ValueError::NewerSchema`], and left alone. One of an older schema goes through
-    /// [`migrate`](Self::migrate).
+    /// A value of a newer schema is [`ValueError::NewerSchema`](crate::ValueError::NewerSchema), and left alone. One of an
+    /// older schema goes through [`migrate`](Self::migrate).
     pub fn schema(mut self, schema: u32) -> Self {
         self.terms.schema = schema;
         self
     }
 
     /// How a value that was written with an older schema becomes one of ours: from its schema, and its bytes as the
-    /// format has them. Without it such a value is [`ValueError::OlderSchema`].
+    /// format has them. Without it such a value is [`ValueError::OlderSchema`](crate::ValueError::OlderSchema).
     ///
     /// Reading it changes nothing in the ensemble; with the next commit it is kept in our schema, which older programs
     /// cannot read.
@@ -305,9 +285,10 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         self
     }
 
-    /// How many bytes a value may take, with the lines beside it: a larger one is [`ValueError::TooLarge`], and nothing is
-    /// sent. Default: 1,044,479, which fits into what servers take by default. Lower it if their `jute.maxbuffer` is
-    /// lower; raise it if it is higher everywhere, on all clients that may read the node, too.
+    /// How many bytes a value may take, with the lines beside it. A larger one is
+    /// [`ValueError::TooLarge`](crate::ValueError::TooLarge), and nothing is sent. Default: 1,044,479, which fits into what
+    /// servers take by default. Lower it if their `jute.maxbuffer` is lower; raise it if it is higher everywhere, on all
+    /// clients that may read the node, too.
     pub fn size_limit(mut self, bytes: usize) -> Self {
         self.terms.size_limit = bytes;
         self
@@ -321,17 +302,10 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         validation::check_directory(&self.path)?;
         let path = format!("{}/value", self.path);
         validation::check(&path)?;
-        check_name(self.terms.format.name())?;
-        let inner = Inner {
-            following: OnceLock::new(),
-            copy: watch::Sender::new(Copy::default()),
-            last_good: Mutex::new(None),
-            coordinator: self.coordinator,
-            lock: self.lock.build()?,
-            path,
-            terms: self.terms,
-        };
-        Ok(Shared { inner: Arc::new(inner) })
+        self.terms.check_name()?;
+        let lock = self.lock.build()?;
+        let cache = Cache::new(self.coordinator, path, self.terms);
+        Ok(Shared { store: Arc::new(Store { cache, lock }) })
     }
 }
 
@@ -341,190 +315,5 @@ impl<T> fmt::Debug for SharedBuilder<T> {
             .field("lock", &self.lock)
             .field("schema", &self.terms.schema)
             .finish_non_exhaustive()
-    }
-}
-
-fn check_name(name: &str) -> Result<(), Error> {
-    let is_fit = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '+' | '-');
-    if name.is_empty() || name.len() > 64 || !name.chars().all(is_fit) {
-        return Err(Error::invalid(format!("the name of the format is {name:?}")));
-    }
-    Ok(())
-}
-
-/// What a write begins with.
-pub(crate) struct Loaded<T> {
-    pub(crate) value: T,
-    pub(crate) written: Option<Written>,
-    pub(crate) base: Base,
-}
-
-impl<T> Inner<T> {
-    pub(crate) fn fault(&self, error: ValueError) -> Error {
-        Error::Value { path: self.path.clone(), error }
-    }
-
-    pub(crate) fn label(&self) -> Option<String> {
-        self.lock.handle.label.clone()
-    }
-
-    /// The node, or a directory above it, is watched.
-    pub(crate) fn watched_bytes(&self) -> usize {
-        self.path.len()
-    }
-
-    pub(crate) fn last_good(&self) -> MutexGuard<'_, LastGood<T>> {
-        self.last_good.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<T: Send + Sync + 'static> Inner<T> {
-    /// Whether these bytes look like a value that we can read.
-    pub(crate) fn check(&self, bytes: &[u8]) -> Result<(), ValueError> {
-        self.envelope(bytes).map(drop)
-    }
-
-    fn envelope<'bytes>(&self, bytes: &'bytes [u8]) -> Result<(Envelope, &'bytes [u8]), ValueError> {
-        if bytes.is_empty() {
-            return Err(ValueError::Unset);
-        }
-        let (envelope, payload) = Envelope::open(bytes).map_err(|problem| ValueError::Foreign { problem })?;
-        if envelope.written.schema > self.terms.schema {
-            return Err(ValueError::NewerSchema { known: self.terms.schema, written: Box::new(envelope.written) });
-        }
-        if envelope.format != self.terms.format.name() && envelope.written.schema == self.terms.schema {
-            let expected = self.terms.format.name().to_owned();
-            return Err(ValueError::OtherFormat {
-                found: envelope.format,
-                expected,
-                written: Box::new(envelope.written),
-            });
-        }
-        Ok((envelope, payload))
-    }
-
-    /// The value that these bytes are.
-    pub(crate) fn open(&self, bytes: &[u8]) -> Result<Stored<T>, ValueError> {
-        let (Envelope { written, .. }, payload) = self.envelope(bytes)?;
-        let known = self.terms.schema;
-        let value = if written.schema == known {
-            self.terms.format.decode(payload).map_err(|problem| ValueError::WrongType {
-                problem: problem.to_string(),
-                written: Box::new(written.clone()),
-            })
-        } else {
-            let migrated = match &self.terms.migrate {
-                Some(migrate) => migrate(written.schema, payload).map_err(|problem| problem.to_string()),
-                None => Err("there is no migration".to_owned()),
-            };
-            migrated.map_err(|problem| ValueError::OlderSchema { known, problem, written: Box::new(written.clone()) })
-        };
-        Ok(Stored { value: value?, written })
-    }
-
-    /// The bytes of a value, and what is kept beside it; nothing that could not be read again.
-    pub(crate) fn seal(
-        &self,
-        value: &T,
-        held: &Held,
-        label: &Option<String>,
-        commit: u32,
-        base: Base,
-    ) -> Result<(Vec<u8>, Written), Error> {
-        let unwritable = |problem: FormatError| self.fault(ValueError::Unwritable { problem: problem.to_string() });
-        let payload = self.terms.format.encode(value).map_err(unwritable)?;
-        let written = Written {
-            host: self.lock.handle.host.clone(),
-            label: label.clone(),
-            token: held.standing().czxid,
-            commit,
-            at: crate::value::envelope::now(),
-            schema: self.terms.schema,
-        };
-        let envelope =
-            Envelope { format: self.terms.format.name().to_owned(), written: written.clone(), after: base.mark };
-        let bytes = envelope.seal(&payload);
-        if bytes.len() > self.terms.size_limit {
-            let (bytes, limit) = (bytes.len(), Some(self.terms.size_limit));
-            return Err(self.fault(ValueError::TooLarge { bytes, limit }));
-        }
-        self.terms.format.decode(&payload).map_err(unwritable)?;
-        Ok((bytes, written))
-    }
-
-    /// Puts the bytes into the node, and says which version that made.
-    pub(crate) async fn put(&self, held: &Held, bytes: &[u8], written: &Written, base: Base) -> Result<i32, Error> {
-        let Written { token, commit, .. } = *written;
-        let mark = Mark { token, commit };
-        Commit { held, coordinator: &self.coordinator, path: &self.path, bytes, mark, base }.put().await
-    }
-
-    /// What is in the node, after a commit of ours of which nobody knows what became; whatever holders before us, or
-    /// others without the lock, have put there is not what a commit of ours may replace.
-    pub(crate) async fn base(&self, held: &Held, before: Base) -> Result<Base, Error> {
-        if let Some(loss) = held.loss() {
-            return Err(Error::Lost(loss));
-        }
-        let node = match crate::value::commit::look(held.place().session(), &self.path).await {
-            Ok(node) => node,
-            Err(Failure::Over(ending)) => return Err(Error::Lost(crate::Loss::SessionOver(ending))),
-            Err(failure) => return Err(Error::from_failure(failure, "read", &self.path)),
-        };
-        let now = Base::of(node.as_ref().map(|(bytes, stat)| (bytes.as_slice(), stat.version)));
-        let is_ours = now.mark.is_some_and(|mark| mark.token == held.standing().czxid);
-        Ok(if is_ours { now } else { before })
-    }
-
-    /// The value, read under the lock.
-    pub(crate) async fn read(&self, held: &Held) -> Result<Stored<T>, Error> {
-        let mut tries = 0;
-        loop {
-            let node = held.data(&self.path).await?;
-            let (bytes, version) = node.map_or((Vec::new(), None), |node| (node.data, Some(node.version)));
-            match (self.open(&bytes), &self.terms.initial) {
-                (Err(ValueError::Unset), Some(initial)) if tries < ticket::UNKNOWN_TRIES => {
-                    tries += 1;
-                    self.begin(held, initial(), Base { version, mark: None }).await?;
-                }
-                (answer, _) => return answer.map_err(|error| self.fault(error)),
-            }
-        }
-    }
-
-    /// Puts the first value there, unless another reader has been faster.
-    async fn begin(&self, held: &Held, value: T, base: Base) -> Result<(), Error> {
-        let (bytes, written) = self.seal(&value, held, &self.label(), 1, base)?;
-        drop(value);
-        match self.put(held, &bytes, &written, base).await {
-            Ok(version) => {
-                self.committed(&bytes, version);
-                Ok(())
-            }
-            Err(Error::TransactionRefused { reason: Failure::NodeExists | Failure::BadVersion, .. }) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// What a write begins with: the value as it is, or the initial one, which is not there yet.
-    pub(crate) async fn load(&self, held: &Held) -> Result<Loaded<T>, Error> {
-        let (bytes, base) = self.node(held).await?;
-        match (self.open(&bytes), &self.terms.initial) {
-            (Ok(Stored { value, written }), _) => Ok(Loaded { value, written: Some(written), base }),
-            (Err(ValueError::Unset), Some(initial)) => Ok(Loaded { value: initial(), written: None, base }),
-            (Err(error), _) => Err(self.fault(error)),
-        }
-    }
-
-    /// What a write begins with that replaces whatever is there.
-    pub(crate) async fn load_instead(&self, held: &Held, value: T) -> Result<Loaded<T>, Error> {
-        let (bytes, base) = self.node(held).await?;
-        let written = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope.written);
-        Ok(Loaded { value, written, base })
-    }
-
-    async fn node(&self, held: &Held) -> Result<(Vec<u8>, Base), Error> {
-        let node = held.data(&self.path).await?;
-        let base = Base::of(node.as_ref().map(|node| (node.data.as_slice(), node.version)));
-        Ok((node.map(|node| node.data).unwrap_or_default(), base))
     }
 }

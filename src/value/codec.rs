@@ -1,0 +1,126 @@
+//! What the bytes of a value must be, and what is made of them; knows neither locks nor nodes.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::error::error::Error;
+use crate::error::value::{ValueError, Written};
+use crate::value::envelope::{Envelope, Mark};
+use crate::value::format::{Format, FormatError};
+
+/// What servers take in one request unless they are told otherwise (`jute.maxbuffer`, 1 MiB less one byte), less what
+/// goes with the value: two paths, an ACL, and the frames of the transaction.
+const SIZE_LIMIT: usize = 0xf_ffff - 4096;
+
+/// A value, and who wrote it. Derefs to the value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored<T> {
+    pub(crate) value: T,
+    pub(crate) written: Written,
+}
+
+impl<T> Stored<T> {
+    /// Who wrote it, and when.
+    pub fn written(&self) -> &Written {
+        &self.written
+    }
+
+    /// The value alone.
+    pub fn into_inner(self) -> T {
+        self.value
+    }
+}
+
+impl<T> Deref for Stored<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+/// What the bytes of a value must be, and what may be made of them.
+pub(crate) struct Terms<T> {
+    pub(crate) format: Arc<dyn Format<T>>,
+    pub(crate) schema: u32,
+    pub(crate) initial: Option<Initial<T>>,
+    pub(crate) migrate: Option<Migrate<T>>,
+    pub(crate) size_limit: usize,
+}
+
+pub(crate) type Initial<T> = Box<dyn Fn() -> T + Send + Sync>;
+
+pub(crate) type Migrate<T> = Box<dyn Fn(u32, &[u8]) -> Result<T, FormatError> + Send + Sync>;
+
+impl<T: 'static> Terms<T> {
+    /// Those of a handle that was given no options.
+    pub(crate) fn new(format: impl Format<T>) -> Terms<T> {
+        Terms { format: Arc::new(format), schema: 1, initial: None, migrate: None, size_limit: SIZE_LIMIT }
+    }
+
+    /// Refuses a format whose name could not be read back.
+    pub(crate) fn check_name(&self) -> Result<(), Error> {
+        let name = self.format.name();
+        let is_fit = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '+' | '-');
+        if name.is_empty() || name.len() > 64 || !name.chars().all(is_fit) {
+            return Err(Error::invalid(format!("the name of the format is {name:?}")));
+        }
+        Ok(())
+    }
+
+    /// Whether these bytes look like a value that we can read.
+    pub(crate) fn check(&self, bytes: &[u8]) -> Result<(), ValueError> {
+        self.envelope(bytes).map(drop)
+    }
+
+    fn envelope<'bytes>(&self, bytes: &'bytes [u8]) -> Result<(Envelope, &'bytes [u8]), ValueError> {
+        if bytes.is_empty() {
+            return Err(ValueError::Unset);
+        }
+        let (envelope, payload) = Envelope::open(bytes).map_err(|problem| ValueError::Foreign { problem })?;
+        if envelope.written.schema > self.schema {
+            return Err(ValueError::NewerSchema { known: self.schema, written: Box::new(envelope.written) });
+        }
+        if envelope.format != self.format.name() && envelope.written.schema == self.schema {
+            let expected = self.format.name().to_owned();
+            return Err(ValueError::OtherFormat {
+                found: envelope.format,
+                expected,
+                written: Box::new(envelope.written),
+            });
+        }
+        Ok((envelope, payload))
+    }
+
+    /// The value that these bytes are.
+    pub(crate) fn open(&self, bytes: &[u8]) -> Result<Stored<T>, ValueError> {
+        let (Envelope { written, .. }, payload) = self.envelope(bytes)?;
+        let known = self.schema;
+        let value = if written.schema == known {
+            self.format.decode(payload).map_err(|problem| ValueError::WrongType {
+                problem: problem.to_string(),
+                written: Box::new(written.clone()),
+            })
+        } else {
+            let migrated = match &self.migrate {
+                Some(migrate) => migrate(written.schema, payload).map_err(|problem| problem.to_string()),
+                None => Err("there is no migration".to_owned()),
+            };
+            migrated.map_err(|problem| ValueError::OlderSchema { known, problem, written: Box::new(written.clone()) })
+        };
+        Ok(Stored { value: value?, written })
+    }
+
+    /// The bytes of a value, with what is kept beside it; nothing that could not be read again.
+    pub(crate) fn seal(&self, value: &T, written: &Written, after: Option<Mark>) -> Result<Vec<u8>, ValueError> {
+        let unwritable = |problem: FormatError| ValueError::Unwritable { problem: problem.to_string() };
+        let payload = self.format.encode(value).map_err(unwritable)?;
+        let envelope = Envelope { format: self.format.name().to_owned(), written: written.clone(), after };
+        let bytes = envelope.seal(&payload);
+        if bytes.len() > self.size_limit {
+            return Err(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.size_limit) });
+        }
+        self.format.decode(&payload).map_err(unwritable)?;
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,136 @@
+//! The value's node while the lock is held: read, begun, written; knows the lock only by its host and its label.
+
+use std::sync::Arc;
+
+use crate::error::error::Error;
+use crate::error::value::{ValueError, Written};
+use crate::hold::guard::Held;
+use crate::lock::rw_lock::RwLock;
+use crate::session::node::Loss;
+use crate::session::request::Failure;
+use crate::ticket::ticket;
+use crate::value::cache::Cache;
+use crate::value::codec::Stored;
+use crate::value::commit::{self, Base, Commit};
+use crate::value::envelope::{self, Envelope, Mark};
+
+/// What the clones of a [`Shared`](crate::Shared) share.
+pub(crate) struct Store<T> {
+    /// Dropped first, so that the watch and its place on a session are given up before the coordinator is.
+    pub(crate) cache: Arc<Cache<T>>,
+    pub(crate) lock: RwLock,
+}
+
+/// What a write begins with.
+pub(crate) struct Loaded<T> {
+    pub(crate) value: T,
+    pub(crate) written: Option<Written>,
+    pub(crate) base: Base,
+}
+
+impl<T> Store<T> {
+    pub(crate) fn label(&self) -> Option<String> {
+        self.lock.handle.label.clone()
+    }
+}
+
+impl<T: Send + Sync + 'static> Store<T> {
+    /// The bytes of a value, and what is kept beside it; nothing that could not be read again.
+    pub(crate) fn seal(
+        &self,
+        value: &T,
+        held: &Held,
+        label: &Option<String>,
+        commit: u32,
+        base: Base,
+    ) -> Result<(Vec<u8>, Written), Error> {
+        let terms = &self.cache.terms;
+        let written = Written {
+            host: self.lock.handle.host.clone(),
+            label: label.clone(),
+            token: held.standing().czxid,
+            commit,
+            at: envelope::now(),
+            schema: terms.schema,
+        };
+        let bytes = terms.seal(value, &written, base.mark).map_err(|error| self.cache.fault(error))?;
+        Ok((bytes, written))
+    }
+
+    /// Puts the bytes into the node, and says which version that made.
+    pub(crate) async fn put(&self, held: &Held, bytes: &[u8], written: &Written, base: Base) -> Result<i32, Error> {
+        let Written { token, commit, .. } = *written;
+        let mark = Mark { token, commit };
+        let (coordinator, path) = (&self.cache.coordinator, &self.cache.path);
+        Commit { held, coordinator, path, bytes, mark, base }.put().await
+    }
+
+    /// What is in the node, after a commit of ours of which nobody knows what became; whatever holders before us, or
+    /// others without the lock, have put there is not what a commit of ours may replace.
+    pub(crate) async fn base(&self, held: &Held, before: Base) -> Result<Base, Error> {
+        if let Some(loss) = held.loss() {
+            return Err(Error::Lost(loss));
+        }
+        let node = match commit::look(held.place().session(), &self.cache.path).await {
+            Ok(node) => node,
+            Err(Failure::Over(ending)) => return Err(Error::Lost(Loss::SessionOver(ending))),
+            Err(failure) => return Err(Error::from_failure(failure, "read", &self.cache.path)),
+        };
+        let now = Base::of(node.as_ref().map(|(bytes, stat)| (bytes.as_slice(), stat.version)));
+        let is_ours = now.mark.is_some_and(|mark| mark.token == held.standing().czxid);
+        Ok(if is_ours { now } else { before })
+    }
+
+    /// The value, read under the lock.
+    pub(crate) async fn read(&self, held: &Held) -> Result<Stored<T>, Error> {
+        let mut tries = 0;
+        loop {
+            let node = held.data(&self.cache.path).await?;
+            let (bytes, version) = node.map_or((Vec::new(), None), |node| (node.data, Some(node.version)));
+            match (self.cache.terms.open(&bytes), &self.cache.terms.initial) {
+                (Err(ValueError::Unset), Some(initial)) if tries < ticket::UNKNOWN_TRIES => {
+                    tries += 1;
+                    self.begin(held, initial(), Base { version, mark: None }).await?;
+                }
+                (answer, _) => return answer.map_err(|error| self.cache.fault(error)),
+            }
+        }
+    }
+
+    /// Puts the first value there, unless another reader has been faster.
+    async fn begin(&self, held: &Held, value: T, base: Base) -> Result<(), Error> {
+        let (bytes, written) = self.seal(&value, held, &self.label(), 1, base)?;
+        drop(value);
+        match self.put(held, &bytes, &written, base).await {
+            Ok(version) => {
+                self.cache.committed(&bytes, version);
+                Ok(())
+            }
+            Err(Error::TransactionRefused { reason: Failure::NodeExists | Failure::BadVersion, .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What a write begins with: the value as it is, or the initial one, which is not there yet.
+    pub(crate) async fn load(&self, held: &Held) -> Result<Loaded<T>, Error> {
+        let (bytes, base) = self.node(held).await?;
+        match (self.cache.terms.open(&bytes), &self.cache.terms.initial) {
+            (Ok(Stored { value, written }), _) => Ok(Loaded { value, written: Some(written), base }),
+            (Err(ValueError::Unset), Some(initial)) => Ok(Loaded { value: initial(), written: None, base }),
+            (Err(error), _) => Err(self.cache.fault(error)),
+        }
+    }
+
+    /// What a write begins with that replaces whatever is there.
+    pub(crate) async fn load_instead(&self, held: &Held, value: T) -> Result<Loaded<T>, Error> {
+        let (bytes, base) = self.node(held).await?;
+        let written = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope.written);
+        Ok(Loaded { value, written, base })
+    }
+
+    async fn node(&self, held: &Held) -> Result<(Vec<u8>, Base), Error> {
+        let node = held.data(&self.cache.path).await?;
+        let base = Base::of(node.as_ref().map(|node| (node.data.as_slice(), node.version)));
+        Ok((node.map(|node| node.data).unwrap_or_default(), base))
+    }
+}
