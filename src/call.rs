@@ -11,7 +11,7 @@ use crate::error::error::Error;
 use crate::queue::member::Blockers;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::request::{Failure, Reply};
-use crate::ticket::ticket;
+use crate::session::retry;
 
 /// How often something starts over because its session ended before anything of ours was in it.
 pub(crate) const SESSION_TRIES: usize = 3;
@@ -129,13 +129,13 @@ pub(crate) async fn bounded<T>(
     unless(coordinator.sleep(limit), work).await.unwrap_or_else(|| Err(Error::Unreachable(no_answer(limit))))
 }
 
-/// As [`place::settled`], and fails if nothing is answered for a session timeout.
+/// As [`retry::settled`], and fails if nothing is answered for a session timeout.
 pub(crate) async fn answered<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
     let limit = session.timeout();
-    let answer = unless(session.sleep(limit), ticket::settled(session, ask)).await;
+    let answer = unless(session.sleep(limit), retry::settled(session, ask)).await;
     answer.unwrap_or_else(|| Err(Failure::Unreachable(no_answer(limit))))
 }
 
@@ -147,10 +147,10 @@ pub(crate) async fn names(
 ) -> Result<Vec<String>, Failure> {
     let children: fn(&dyn Session, &str) -> Reply<Vec<String>> = |session, path| session.children(path);
     let listing = answered(session, || match is_synced {
-        true => ticket::synced(session, directory, children),
+        true => retry::synced(session, directory, children),
         false => session.children(directory),
     });
-    listing.await.or_else(ticket::none_without_directory)
+    listing.await.or_else(retry::none_without_directory)
 }
 
 /// What is answered on a session, or on a fresh one if the session turns out to be over: nothing of ours was in it.

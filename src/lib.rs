@@ -125,6 +125,7 @@ pub use crate::acquisition::builder::{Acquire, Guard};
 pub use crate::call::Call;
 pub use crate::error::error::Error;
 pub use crate::error::value::{ValueError, Written};
+pub use crate::hold::changes::Changes;
 pub use crate::hold::guard::{NodeData, ReadGuard, WriteGuard};
 pub use crate::hold::transaction::Transaction;
 pub use crate::lock::rw_lock::{RwLock, RwLockBuilder};
@@ -136,7 +137,7 @@ pub use crate::queue::dialect::Dialect;
 pub use crate::queue::member::{Blockers, Member, MemberState, Queue};
 pub use crate::queue::mode::Mode;
 pub use crate::queue::turn::{Turn, turn};
-pub use crate::session::node::{Changes, HoldState, Loss};
+pub use crate::session::loss::{HoldState, Loss};
 pub use crate::session::request::{Ending, Failure, Outcome};
 pub use crate::snapshot::progress::Progress;
 pub use crate::snapshot::survey::Survey;
@@ -163,8 +164,8 @@ pub use crate::zookeeper::client::{Acl, Permissions, ZooKeeper, ZooKeeperBuilder
 /// [`Session`](coordinator::Session#contract); `tests/conformance` proves each clause of it by name, against both.
 pub mod coordinator {
     pub use crate::session::contract::{Berth, Coordinator, Reservation, Session};
+    pub use crate::session::keep_alive::keep_alive;
     pub use crate::session::lease::{Lease, Moment};
-    pub use crate::session::node::keep_alive;
     pub use crate::session::request::{
         Chore, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Watch,
     };

@@ -14,7 +14,8 @@ use crate::queue::mode;
 use crate::queue::note::Note;
 use crate::session::listing::Names;
 use crate::session::request::Failure;
-use crate::ticket::ticket::{self, Place};
+use crate::session::retry;
+use crate::ticket::ticket::Place;
 
 /// How often a directory may vanish between its making and our entering before something must be wrong.
 pub(crate) const DIRECTORY_TRIES: usize = 64;
@@ -84,8 +85,8 @@ impl Acquisition {
                         Err(failure) => return Err(failure),
                     }
                 }
-                Err(Failure::NotTried) if unknown < ticket::UNKNOWN_TRIES => unknown += 1,
-                Err(Failure::Unknown(_)) if unknown < ticket::UNKNOWN_TRIES => {
+                Err(Failure::NotTried) if unknown < retry::UNKNOWN_TRIES => unknown += 1,
+                Err(Failure::Unknown(_)) if unknown < retry::UNKNOWN_TRIES => {
                     unknown += 1;
                     if place.recover().await? {
                         return Ok(None);
@@ -109,7 +110,7 @@ impl Acquisition {
             return Ok(false);
         }
         let is_passing = |name: &String| Contender::parse_as(name, dialect).is_some_and(|other| is_used_up(&other));
-        match ticket::settled(place.session(), || place.list()).await {
+        match retry::settled(place.session(), || place.list()).await {
             Ok(names) => Ok(names.iter().all(is_passing)),
             Err(Failure::NoNode) => Ok(true),
             Err(failure) => Err(self.stop(failure)),

@@ -6,10 +6,10 @@ use crate::acquisition::request::Acquisition;
 use crate::error::error::Error;
 use crate::hold::guard::Held;
 use crate::queue::local::Ground;
-use crate::session::node::Loss;
+use crate::session::loss::Loss;
 use crate::session::request::{Failure, Operation};
+use crate::session::retry;
 use crate::telemetry::meter;
-use crate::ticket::ticket;
 
 /// How often a quorum may confirm our node without the lease becoming valid, before something must be wrong.
 pub(crate) const LEASE_TRIES: u32 = 100;
@@ -62,7 +62,7 @@ impl Acquisition {
                 session.sleep(session.timeout() / 20).await;
             }
             let check = [Operation::Check { path: tenure.path(), version: None }];
-            match ticket::settled(session, || session.transact(&check)).await {
+            match retry::settled(session, || session.transact(&check)).await {
                 Ok(_) => {}
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => tenure.lose(Loss::Removed),
                 Err(failure) => return Err(self.stop(failure)),

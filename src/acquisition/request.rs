@@ -9,7 +9,7 @@ use crate::acquisition::options::Options;
 use crate::error::error::Error;
 use crate::hold::trace::{self, Acquiring};
 use crate::queue::mode::Mode;
-use crate::session::node::Loss;
+use crate::session::loss::Loss;
 use crate::session::request::{Ending, Failure};
 use crate::ticket::deadlock::Asker;
 

@@ -12,14 +12,15 @@ use crate::queue::local::Ground;
 use crate::queue::mode::Mode;
 use crate::queue::turn::{self, Turn};
 use crate::session::books::{Ahead, Found};
+use crate::session::keep_alive;
 use crate::session::listing::Names;
-use crate::session::node::{self, Loss};
+use crate::session::loss::Loss;
 use crate::session::request::{Event, Failure, Watch};
+use crate::session::retry;
 use crate::snapshot::progress::{OnWait, Progress};
 use crate::snapshot::read;
 use crate::telemetry::meter;
 use crate::ticket::deadlock::{Deadlock, OwnHold};
-use crate::ticket::ticket;
 
 /// What to do when the contender in the way would have to be waited for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -134,7 +135,7 @@ impl Acquisition {
         let session = place.session();
         let names = match wait.look.take() {
             // The answer was lost: ask again.
-            None | Some(Err(Failure::Unknown(_))) => ticket::settled(session, || place.list()).await,
+            None | Some(Err(Failure::Unknown(_))) => retry::settled(session, || place.list()).await,
             Some(names) => names,
         };
         let names = names.map_err(|failure| self.stop(failure))?;
@@ -237,14 +238,14 @@ impl Acquisition {
                 (Err(failure @ (Failure::Unknown(_) | Failure::Over(_))), _) => failure,
                 // It does not hear of its own node, and so perhaps not of the predecessor's either.
                 (Err(failure), None) => {
-                    node::cannot_watch(tenure, &failure);
+                    keep_alive::cannot_watch(tenure, &failure);
                     needs_watch = true;
                     continue;
                 }
                 (Ok(()), None) => return Ok(Vigil::Book),
                 (own, Some(watch)) => {
                     if let Err(failure) = own {
-                        node::cannot_watch(tenure, &failure);
+                        keep_alive::cannot_watch(tenure, &failure);
                     }
                     match watch {
                         Ok(watch) => return Ok(Vigil::Predecessor(watch)),
@@ -254,8 +255,8 @@ impl Acquisition {
                 }
             };
             match failure {
-                Failure::Unknown(_) if tries < ticket::UNKNOWN_TRIES => {
-                    ticket::before_next_try(session, &mut tries).await.map_err(|failure| self.stop(failure))?;
+                Failure::Unknown(_) if tries < retry::UNKNOWN_TRIES => {
+                    retry::before_next_try(session, &mut tries).await.map_err(|failure| self.stop(failure))?;
                 }
                 failure => return Err(self.stop(failure)),
             }

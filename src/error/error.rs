@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::error::value::ValueError;
 use crate::queue::dialect::Dialect;
 use crate::queue::member::Blockers;
-use crate::session::node::Loss;
+use crate::session::loss::Loss;
 use crate::session::request::{Ending, Failure};
 
 /// Why a lock operation did not succeed.

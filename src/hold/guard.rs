@@ -6,15 +6,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::error::Error;
+use crate::hold::changes::Changes;
 use crate::hold::trace::Holding;
 use crate::hold::transaction::Transaction;
 use crate::queue::contender::Contender;
 use crate::queue::turn;
 use crate::session::contract::Coordinator;
 use crate::session::lease::Moment;
-use crate::session::node::{Changes, HoldState, Loss, Tenure};
+use crate::session::loss::{HoldState, Loss};
+use crate::session::node::Tenure;
+use crate::session::position::Standing;
 use crate::session::request::{Event, Failure};
-use crate::ticket::ticket::{self, Place, Standing};
+use crate::session::retry;
+use crate::ticket::ticket::Place;
 use crate::validation;
 
 /// A holder who asks to be told of others looks no more often than that.
@@ -115,7 +119,7 @@ impl Held {
         let (session, directory) = (self.place.session(), &self.directory);
         let mut last_change: Option<Moment> = None;
         loop {
-            let seen = ticket::settled(session, || session.watch_children(directory)).await;
+            let seen = retry::settled(session, || session.watch_children(directory)).await;
             let (names, change) = seen.map_err(|failure| self.lost_by(failure, "watch"))?;
             if let Some(first) = turn::first_kept_out(self.contender(), &names) {
                 return Ok(first);
@@ -152,7 +156,7 @@ impl Held {
         if let Some(loss) = self.loss() {
             return Err(Error::Lost(loss));
         }
-        match ticket::read(self.place.session(), path, false).await {
+        match retry::read(self.place.session(), path, false).await {
             Ok(node) => Ok(node.map(|(data, stat)| NodeData { data, version: stat.version })),
             Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "read", path)),

@@ -1,5 +1,6 @@
 //! Holding: the guard, its transactions, how it is lost.
 
+pub(crate) mod changes;
 pub(crate) mod guard;
 pub(crate) mod trace;
 pub(crate) mod transaction;

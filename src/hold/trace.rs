@@ -10,8 +10,8 @@ use tracing::{Instrument, Span};
 
 use crate::error::error::Error;
 use crate::queue::mode::Mode;
+use crate::session::position::Standing;
 use crate::telemetry::meter::{self, Began};
-use crate::ticket::ticket::Standing;
 
 type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 

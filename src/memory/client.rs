@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use crate::memory::server::{Ensemble, Fault, Fired, World};
 use crate::memory::session::{MemorySession, sleep};
 use crate::session::contract::{Berth, Coordinator, Session};
-use crate::session::node::keep_alive;
+use crate::session::keep_alive::keep_alive;
 use crate::session::request::{Ending, Failure};
 
 /// A client of an embedded ensemble: the lock without a server, for tests and examples.

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use crate::error::error::Error;
+use crate::hold::changes::Changes;
 use crate::hold::guard::{Held, NodeData};
 use crate::hold::transaction::Transaction;
 use crate::lock::rw_lock::RwLock;
 use crate::queue::contender::Contender;
-use crate::session::node::{Changes, HoldState, Loss};
+use crate::session::loss::{HoldState, Loss};
 use crate::validation;
 
 /// Which of several locks was lost, and why. Told by [`MultiGuard::lost`].

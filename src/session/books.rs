@@ -10,7 +10,7 @@ use crate::queue::dialect::Dialect;
 use crate::queue::local::{Ground, LocalQueue, Parting, Told, Way};
 use crate::queue::mode::Mode;
 use crate::session::node::Tenure;
-use crate::ticket::ticket::Standing;
+use crate::session::position::Standing;
 
 /// The books of one session, by directory and dialect. A book lives as long as somebody uses it.
 #[derive(Debug, Default)]

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use crate::session::books::Books;
 use crate::session::listing::Listings;
-use crate::session::node::Roll;
+use crate::session::nodes::Roll;
 use crate::session::request::Ending;
 use crate::ticket::deadlock::Holds;
 

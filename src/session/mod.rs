@@ -2,8 +2,14 @@
 
 pub(crate) mod books;
 pub(crate) mod contract;
+pub(crate) mod keep_alive;
 pub(crate) mod lease;
 pub(crate) mod listing;
+pub(crate) mod loss;
 pub(crate) mod node;
+pub(crate) mod nodes;
+pub(crate) mod position;
 pub(crate) mod request;
+pub(crate) mod retry;
 pub(crate) mod thread;
+pub(crate) mod wakeup;

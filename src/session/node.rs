@@ -1,123 +1,23 @@
 //! Whether a node of ours is still where we put it; knows neither modes nor turns.
-//!
-//! A [`Tenure`] is one node that this process keeps in a queue. The [`Roll`] lists those of one session, and
-//! [`keep_alive`] looks after them: it watches each node, and renews the session's lease while there are any.
 
-use std::collections::HashMap;
-use std::mem::discriminant;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use thiserror::Error;
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
-use crate::queue::local::HandOff;
-use crate::session::contract::Session;
 use crate::session::lease::{Lease, Moment};
-use crate::session::request::{Ending, Event, Failure, Operation, Reply, Watch};
+// Moved: import these from `loss`.
+pub(crate) use crate::session::loss::{HoldState, Loss};
+use crate::session::request::{Event, Failure, Reply, Watch};
 use crate::telemetry::meter;
-
-/// At most so many checks go into one heartbeat: its request must stay far below ZooKeeper's limit of 1 MiB.
-const CHECKS_PER_HEARTBEAT: usize = 1_000;
-
-/// So many watches on nodes of our own are asked for before the first is answered.
-const ARMED_AT_ONCE: usize = 64;
-
-/// Why a lock was lost. A lost guard never becomes valid again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum Loss {
-    /// The session is over, and its nodes with it.
-    #[error("{0}")]
-    SessionOver(#[from] Ending),
-    /// The servers may give the session up soon, and grant the lock to others: too long ago was what they surely have
-    /// heard of it.
-    #[error("the lease on the session ran out before a quorum renewed it")]
-    LeaseRanOut,
-    /// Somebody deleted the lock's node.
-    #[error("the lock's node was removed by somebody else")]
-    Removed,
-    /// Somebody wrote to a lock node, which passed for a hand-off while the holder still held.
-    ///
-    /// Found out a few milliseconds after such a grant. Whoever releases before that hands the false grant on, and
-    /// the next one cannot tell: only an ACL that keeps strangers from writing helps.
-    #[error("a stranger wrote to a lock node, which was taken for a hand-off")]
-    Interfered,
-}
-
-impl Loss {
-    /// Its name in the metrics.
-    fn label(self) -> &'static str {
-        match self {
-            Loss::SessionOver(_) => "session-over",
-            Loss::LeaseRanOut => "lease-ran-out",
-            Loss::Removed => "removed",
-            Loss::Interfered => "interfered",
-        }
-    }
-}
-
-/// How sure it is that a lock is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum HoldState {
-    /// The lock is held.
-    Held,
-    /// The connection is lost, but nobody else can be granted the lock yet. Start nothing new.
-    Suspect {
-        /// Unless the connection comes back, the lock is lost then.
-        until: Instant,
-    },
-    /// The lock is lost, for good.
-    Lost {
-        /// Why.
-        why: Loss,
-    },
-}
-
-/// The changes of a guard's [`HoldState`]. Made by [`ReadGuard::changes`](crate::ReadGuard::changes) and
-/// [`WriteGuard::changes`](crate::WriteGuard::changes).
-#[derive(Debug)]
-pub struct Changes {
-    tenure: Arc<Tenure>,
-    session: Arc<dyn Session>,
-    last: Option<HoldState>,
-}
-
-impl Changes {
-    pub(crate) fn new(tenure: Arc<Tenure>, session: Arc<dyn Session>) -> Changes {
-        Changes { tenure, session, last: None }
-    }
-
-    /// Waits for the next state: the first call answers at once with the present one, and after
-    /// [`HoldState::Lost`] there are no more.
-    ///
-    /// States that came and went between two calls are passed over. Once the guard is released there are no more.
-    ///
-    /// # Cancel safety
-    /// No state is lost by dropping the future.
-    pub async fn next(&mut self) -> Option<HoldState> {
-        if matches!(self.last, Some(HoldState::Lost { .. })) {
-            return None;
-        }
-        let (tenure, lease, last) = (&self.tenure, self.session.lease(), self.last);
-        let is_news = |state: &HoldState| last.is_none_or(|last| discriminant(&last) != discriminant(state));
-        let look = || match tenure.has_left() {
-            true => Some(None),
-            false => Some(tenure.hold_state(lease)).filter(is_news).map(Some),
-        };
-        let next = tenure.until(&self.session, look).await;
-        self.last = next.or(self.last);
-        next
-    }
-}
 
 /// A watch on our own node that was asked for.
 pub(crate) struct Asked {
-    path: String,
-    watch: Reply<Watch>,
+    pub(super) path: String,
+    pub(super) watch: Reply<Watch>,
 }
 
 /// One node of ours: where it is, what for, and whether it was lost.
@@ -249,13 +149,22 @@ impl Tenure {
         self.changed.notify_waiters();
     }
 
-    /// Waits until it is called to do so, or until the node is lost.
-    pub(crate) async fn called(&self, session: &Arc<dyn Session>) -> Result<(), Loss> {
-        let is_called = || std::mem::take(&mut self.state().is_called).then_some(Ok(()));
-        self.until(session, || self.loss(session.lease()).map(Err).or_else(is_called)).await
+    /// Whether it was called since the last time that this was asked.
+    pub(super) fn take_call(&self) -> bool {
+        std::mem::take(&mut self.state().is_called)
     }
 
-    fn has_left(&self) -> bool {
+    /// The next change of anything that a task may wait for.
+    pub(super) fn changed(&self) -> Notified<'_> {
+        self.changed.notified()
+    }
+
+    /// Has every task look that waits for a change.
+    pub(super) fn wake_all(&self) {
+        self.changed.notify_waiters();
+    }
+
+    pub(crate) fn has_left(&self) -> bool {
         self.state().phase == Phase::Left
     }
 
@@ -324,17 +233,6 @@ impl Tenure {
         }
     }
 
-    /// Waits until the node is lost, at the latest when the lease runs out.
-    pub(crate) async fn lost(&self, session: &Arc<dyn Session>) -> Loss {
-        self.until(session, || self.loss(session.lease())).await
-    }
-
-    /// Waits until it is not held any more, whether released or lost.
-    pub(crate) async fn ended(&self, session: &Arc<dyn Session>) {
-        let look = || (self.has_left() || self.loss(session.lease()).is_some()).then_some(());
-        self.until(session, look).await;
-    }
-
     /// How sure it is that the lock is held.
     pub(crate) fn hold_state(&self, lease: &Lease) -> HoldState {
         match (self.loss(lease), lease.remaining()) {
@@ -346,37 +244,12 @@ impl Tenure {
         }
     }
 
-    /// Waits until `look` finds something; looks again after every change, and when the lease would run out.
-    async fn until<T>(&self, session: &Arc<dyn Session>, mut look: impl FnMut() -> Option<T>) -> T {
-        loop {
-            // Registered before looking, so that a change in between is not missed.
-            let mut changed = std::pin::pin!(self.changed.notified());
-            changed.as_mut().enable();
-            if let Some(found) = look() {
-                return found;
-            }
-            match session.lease().remaining() {
-                // It ran out since we looked.
-                None if self.is_holding() => {}
-                Some(left) if self.is_holding() && left < Duration::MAX => {
-                    // In slices, because timers stand still while the machine is suspended and the lease does not.
-                    let slice = left.min(session.timeout() / 20);
-                    tokio::select! {
-                        () = changed => {}
-                        () = session.sleep(slice) => {}
-                    }
-                }
-                _ => changed.await,
-            }
-        }
-    }
-
-    fn is_standing_at(&self, path: &str) -> bool {
+    pub(super) fn is_standing_at(&self, path: &str) -> bool {
         let state = self.state();
         state.path == path && !matches!(state.phase, Phase::Left | Phase::Moving(_))
     }
 
-    fn gone_from(&self, path: &str) {
+    pub(super) fn gone_from(&self, path: &str) {
         if self.is_standing_at(path) {
             self.lose(Loss::Removed);
         }
@@ -387,16 +260,14 @@ impl Tenure {
         self.state().own.is_some()
     }
 
-    /// Asks for a watch on our own node, unless that is done. The request is on its way when this returns.
-    pub(crate) fn ask_to_watch(&self, session: &Arc<dyn Session>) -> Option<Asked> {
+    /// Where the watch on our own node is to be armed now, unless one was asked for already.
+    pub(super) fn begin_to_watch(&self) -> Option<String> {
         let mut state = self.state();
         if state.is_watched || matches!(state.phase, Phase::Left | Phase::Moving(_)) {
             return None;
         }
         state.is_watched = true;
-        let path = state.path.clone();
-        drop(state);
-        Some(Asked { watch: session.watch(&path), path })
+        Some(state.path.clone())
     }
 
     /// Keeps the watch on our own node. A node that is not there any more is lost.
@@ -489,404 +360,10 @@ impl State {
     }
 }
 
-/// The nodes that are kept under one session.
-#[derive(Debug, Default)]
-pub(crate) struct Roll {
-    members: Mutex<Members>,
-    /// The connection was lost or is back, the session is over, or somebody joined an empty roll.
-    stirred: Notify,
-    /// Somebody has a node that is not watched yet, or must confirm a hand-off.
-    unwatched: Notify,
-}
-
-#[derive(Debug, Default)]
-struct Members {
-    next: u64,
-    all: HashMap<u64, Arc<Tenure>>,
-    unwatched: Vec<Unwatched>,
-    /// Nodes that must be gone, because those who waited for them were granted by a hand-off.
-    handed_off: HashMap<Arc<str>, HandedOff>,
-    /// The last of them that was gone indeed.
-    gone: Option<Arc<HandOff>>,
-    over: bool,
-}
-
-/// A node that its owner does not watch yet.
-#[derive(Debug)]
-struct Unwatched {
-    tenure: Arc<Tenure>,
-    was_passed_over: bool,
-}
-
-#[derive(Debug)]
-struct HandedOff {
-    signal: Arc<HandOff>,
-    granted: Vec<Arc<Tenure>>,
-    is_asked: bool,
-}
-
-impl Roll {
-    /// Enters a node; it stays until [`Roll::strike`].
-    pub(crate) fn enter(&self, tenure: &Arc<Tenure>) -> u64 {
-        let mut members = self.members();
-        let number = members.next;
-        members.next += 1;
-        members.all.insert(number, Arc::clone(tenure));
-        let is_first = members.all.len() == 1;
-        drop(members);
-        if is_first {
-            self.stir();
-        }
-        self.watch(tenure);
-        number
-    }
-
-    pub(crate) fn strike(&self, number: u64) {
-        self.members().all.remove(&number);
-    }
-
-    /// Has the node watched, soon.
-    pub(crate) fn watch(&self, tenure: &Arc<Tenure>) {
-        let mut members = self.members();
-        members.unwatched.push(Unwatched { tenure: Arc::clone(tenure), was_passed_over: false });
-        let first = members.unwatched.len() == 1;
-        drop(members);
-        if first {
-            self.unwatched.notify_one();
-        }
-    }
-
-    /// The nodes to watch now, out of those that are looked at once in each `grace`, and whether there are others.
-    ///
-    /// Each is passed over once: many are gone again by then.
-    fn to_watch(&self, grace: Duration) -> (Vec<Arc<Tenure>>, bool) {
-        let mut members = self.members();
-        let mut due = Vec::new();
-        members.unwatched.retain_mut(|it| {
-            let has_left = it.tenure.has_left();
-            let is_due = grace.is_zero() || it.was_passed_over;
-            it.was_passed_over = true;
-            if is_due && !has_left {
-                due.push(Arc::clone(&it.tenure));
-            }
-            !is_due && !has_left
-        });
-        (due, !members.unwatched.is_empty())
-    }
-
-    /// The signal that the holder whose node is at `path` has sent. Thousands of readers may be let in by one.
-    pub(crate) fn hand_off(&self, path: &Arc<str>) -> Arc<HandOff> {
-        let members = self.members();
-        let known = members.handed_off.get(path).map(|handed| &handed.signal);
-        let known = known.or(members.gone.as_ref().filter(|gone| gone.path == *path));
-        known.cloned().unwrap_or_else(|| Arc::new(HandOff::new(Arc::clone(path))))
-    }
-
-    /// Asks for a look whether the node is gone by whose hand-off `tenure` was granted.
-    pub(crate) fn confirm_gone(&self, signal: &Arc<HandOff>, tenure: &Arc<Tenure>) {
-        if signal.is_confirmed() {
-            return;
-        }
-        let mut members = self.members();
-        if members.gone.as_ref().is_some_and(|gone| gone.path == signal.path) {
-            return signal.confirm();
-        }
-        let handed = members.handed_off.entry(Arc::clone(&signal.path)).or_insert_with(|| {
-            let signal = Arc::clone(signal);
-            HandedOff { signal, granted: Vec::new(), is_asked: false }
-        });
-        handed.granted.push(Arc::clone(tenure));
-        drop(members);
-        self.unwatched.notify_one();
-    }
-
-    /// The paths of nodes to look at, of which somebody still holds by their hand-off.
-    fn to_look_at(&self) -> Vec<Arc<str>> {
-        let mut members = self.members();
-        members.handed_off.retain(|_, handed| handed.is_asked || handed.granted.iter().any(|it| it.is_holding()));
-        let unasked = members.handed_off.iter_mut().filter(|(_, handed)| !handed.is_asked);
-        let asked = unasked.map(|(path, handed)| {
-            handed.is_asked = true;
-            Arc::clone(path)
-        });
-        asked.collect()
-    }
-
-    /// Ends a look at a node that was handed off; returns those who were granted by that.
-    fn looked_at(&self, path: &Arc<str>, is_gone: bool) -> Vec<Arc<Tenure>> {
-        let mut members = self.members();
-        let Some(HandedOff { signal, granted, .. }) = members.handed_off.remove(path) else { return Vec::new() };
-        if is_gone {
-            signal.confirm();
-            members.gone = Some(signal);
-        }
-        granted
-    }
-
-    /// Whoever has not been told otherwise by now lost its node with the session, and not to whoever removes it next.
-    pub(crate) fn session_is_over(&self, lease: &Lease) {
-        self.members().over = true;
-        self.look_at_all(lease);
-        self.tell_all();
-        self.stir();
-        self.unwatched.notify_one();
-    }
-
-    /// Has the renewal of the lease look again.
-    pub(crate) fn stir(&self) {
-        self.stirred.notify_one();
-    }
-
-    /// Notices who has lost its node, and tells.
-    pub(crate) fn look_at_all(&self, lease: &Lease) {
-        for tenure in self.all() {
-            tenure.loss(lease);
-        }
-    }
-
-    /// Tells of the holds that are in doubt because the connection is lost, and of those that are not any more.
-    pub(crate) fn link_changed(&self, lease: &Lease, is_connected: bool) {
-        if !tracing::enabled!(tracing::Level::WARN) {
-            return;
-        }
-        for tenure in self.all().into_iter().filter(|tenure| tenure.is_holding() && tenure.loss(lease).is_none()) {
-            let (node, left) = (tenure.path(), lease.remaining().unwrap_or_default());
-            if is_connected {
-                tracing::info!(node, ?left, "the connection is back, and the lock is still held");
-            } else {
-                tracing::warn!(node, ?left, "the connection is lost while a lock is held");
-            }
-        }
-    }
-
-    /// Has everyone who waits for a loss look again.
-    pub(crate) fn tell_all(&self) {
-        for tenure in self.all() {
-            tenure.changed.notify_waiters();
-        }
-    }
-
-    fn all(&self) -> Vec<Arc<Tenure>> {
-        self.members().all.values().cloned().collect()
-    }
-
-    /// The nodes for a heartbeat to check: all that hold, or else one that waits.
-    pub(crate) fn to_check(&self) -> Vec<(Arc<Tenure>, String)> {
-        let members = self.members();
-        let standing = || members.all.values().filter(|tenure| tenure.is_standing_at(&tenure.path()));
-        let holding = standing().filter(|tenure| tenure.is_holding());
-        let mut chosen: Vec<_> = holding.map(|tenure| (Arc::clone(tenure), tenure.path())).collect();
-        if chosen.is_empty() {
-            chosen.extend(standing().next().map(|tenure| (Arc::clone(tenure), tenure.path())));
-        }
-        chosen
-    }
-
-    fn is_empty(&self) -> bool {
-        self.members().all.is_empty()
-    }
-
-    fn is_over(&self) -> bool {
-        self.members().over
-    }
-
-    fn members(&self) -> MutexGuard<'_, Members> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Looks after the nodes of a session until it is over: a backend spawns this once a session, on its own thread.
-///
-/// Each node is watched by its owner, at the latest from one to two `grace` after it was entered: a short hold is over by
-/// then and costs nothing. A waiter watches its node from the first moment. Each fifth of the session timeout a read
-/// touches the session, each quarter also while there are no nodes, so that the next acquisition need not wait for the
-/// lease; while there are, a transaction that only checks them follows, by which that counts.
-pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
-    let Some(lease) = session.upgrade().map(|session| Arc::clone(session.lease())) else {
-        return;
-    };
-    tokio::join!(watch_nodes(&session, &lease, grace), renew(&session, &lease));
-}
-
-async fn watch_nodes(session: &Weak<dyn Session>, lease: &Lease, grace: Duration) {
-    let roll = lease.roll();
-    let mut more = false;
-    loop {
-        if !more {
-            roll.unwatched.notified().await;
-        }
-        let pause = session.upgrade().filter(|_| !grace.is_zero()).map(|session| session.sleep(grace));
-        if let Some(pause) = pause {
-            pause.await;
-        }
-        let Some(session) = session.upgrade().filter(|_| !roll.is_over()) else {
-            return;
-        };
-        let unwatched;
-        (unwatched, more) = roll.to_watch(grace);
-        if !unwatched.is_empty() {
-            session.spawn(Box::pin(watch_own(Arc::clone(&session), unwatched)));
-        }
-        for path in roll.to_look_at() {
-            session.spawn(Box::pin(expect_gone(Arc::downgrade(&session), path)));
-        }
-    }
-}
-
-/// Arms the watches of nodes on their owners' behalf: of thousands, a few at a time.
-async fn watch_own(session: Arc<dyn Session>, unwatched: Vec<Arc<Tenure>>) {
-    for some in unwatched.chunks(ARMED_AT_ONCE) {
-        let asked: Vec<_> = some.iter().map(|tenure| (tenure, tenure.ask_to_watch(&session))).collect();
-        for (tenure, asked) in asked {
-            let Some(asked) = asked else { continue };
-            match tenure.watched(asked).await {
-                Ok(()) | Err(Failure::Over(_)) => {}
-                Err(Failure::Unknown(_)) => {
-                    if session.connected().await.is_ok() {
-                        session.lease().roll().watch(tenure);
-                    }
-                }
-                Err(failure) => cannot_watch(tenure, &failure),
-            }
-        }
-    }
-}
-
-pub(crate) fn cannot_watch(tenure: &Tenure, failure: &Failure) {
-    tracing::warn!(path = tenure.path(), %failure, "cannot watch a lock node of our own");
-}
-
-/// A hand-off is the one write to a lock node, in the transaction that deletes it: if the node is still there, somebody
-/// else wrote to it, and the contenders that took that for a hand-off do not hold.
-///
-/// A server that lags may show a node that is gone. So a node that is seen is no proof: a quorum is asked as well.
-async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
-    loop {
-        let Some(live) = session.upgrade() else {
-            return;
-        };
-        let mut answer = live.data(&path).await.map(drop);
-        if answer.is_ok() {
-            let check = [Operation::Check { path: path.to_string(), version: None }];
-            answer = live.transact(&check).await.map(drop).map_err(|failure| match failure {
-                Failure::Operation { failure, .. } => *failure,
-                failure => failure,
-            });
-        }
-        if matches!(answer, Err(Failure::Unknown(_))) && live.connected().await.is_ok() {
-            continue;
-        }
-        let is_gone = answer == Err(Failure::NoNode);
-        let is_there = answer.is_ok();
-        let granted = live.lease().roll().looked_at(&path, is_gone);
-        if is_there {
-            tracing::error!(path = &*path, "a stranger wrote to a lock node, which was taken for a hand-off");
-            for tenure in granted {
-                tenure.lose(Loss::Interfered);
-            }
-        }
-        return;
-    }
-}
-
-async fn renew(session: &Weak<dyn Session>, lease: &Arc<Lease>) {
-    // At first the handshake counts.
-    let Some(timeout) = session.upgrade().map(|session| session.timeout()) else { return };
-    let mut due = lease.now() + timeout / 4;
-    let mut is_told = true;
-    loop {
-        let stirred = lease.roll().stirred.notified();
-        let Some(live) = session.upgrade().filter(|_| !lease.roll().is_over()) else {
-            return;
-        };
-        let left = lease.remaining();
-        // What was held is lost when the lease runs out, whether anybody looks or not.
-        if left.is_none() && !std::mem::replace(&mut is_told, true) {
-            lease.roll().look_at_all(lease);
-            lease.roll().tell_all();
-        }
-        is_told &= left.is_none();
-        let now = lease.now();
-        // While nothing is kept the client's own pings must have room in between: requests put them off.
-        let period = if lease.roll().is_empty() { live.timeout() / 4 } else { lease.heartbeat_period() };
-        due = due.min(now + period);
-        if lease.is_steady() {
-            drop(live);
-            stirred.await;
-            continue;
-        } else if !lease.is_connected() {
-            // As soon as the connection is back.
-            due = now;
-        } else if due <= now {
-            due = now + period;
-            live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(lease))));
-        }
-        let nap = if lease.is_connected() { due - now } else { live.timeout() };
-        let nap = nap.min(left.unwrap_or(nap));
-        let pause = live.sleep(nap);
-        drop(live);
-        let mut stirred = std::pin::pin!(stirred);
-        let is_over = tokio::select! {
-            () = &mut stirred => false,
-            () = pause => lease.now() < now + nap / 2,
-        };
-        // Timers that are over at once are those of a runtime that is gone.
-        if is_over {
-            stirred.await;
-        }
-    }
-}
-
-/// Touches the session, and has that count if anything is kept under it.
-async fn heartbeat(session: Weak<dyn Session>, lease: Arc<Lease>) {
-    let Some(live) = session.upgrade() else { return };
-    if !lease.roll().is_empty() {
-        meter::heartbeat();
-    }
-    let soon = live.timeout() / 20;
-    let touched = lease.now();
-    if lease.since_touch() > soon {
-        let touch = live.data("/");
-        drop(live);
-        if let Err(Failure::Unknown(_) | Failure::Over(_)) = touch.await {
-            return;
-        }
-    } else {
-        drop(live);
-    }
-    let Some(pause) = session.upgrade().map(|session| session.sleep(lease.settling())) else { return };
-    pause.await;
-    // A session that is busy needs no check.
-    if let Some(live) = session.upgrade().filter(|_| !lease.counts_since(touched.saturating_sub(soon)))
-        && lease.is_connected()
-    {
-        check_own(&live).await;
-    }
-}
-
-/// A check-only transaction commits through the quorum, changes nothing, and fails when a node is gone.
-async fn check_own(session: &Arc<dyn Session>) {
-    for some in session.lease().roll().to_check().chunks(CHECKS_PER_HEARTBEAT) {
-        let check = |(_, path): &(_, String)| Operation::Check { path: path.clone(), version: None };
-        let checks: Vec<_> = some.iter().map(check).collect();
-        match session.transact(&checks).await {
-            Err(Failure::Operation { index, failure }) if *failure == Failure::NoNode => {
-                if let Some((tenure, path)) = some.get(index) {
-                    tenure.gone_from(path);
-                }
-            }
-            Err(Failure::Operation { failure, .. }) => {
-                tracing::warn!(%failure, "a heartbeat cannot check a lock node of our own");
-            }
-            Err(_) => return,
-            Ok(_) => {}
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU64;
+    use std::time::Duration;
 
     use super::*;
 

@@ -1,8 +1,48 @@
-//! The way to a lock directory; knows no sessions.
+//! How a lock directory is made, with those above it, and unmade; knows nothing of what is in it.
+
+use std::sync::Arc;
+
+use crate::session::contract::Session;
+use crate::session::request::{Failure, Kind};
+use crate::session::retry::settled;
 
 /// Each directory on the way to `path`, outermost first, with `path` itself.
-pub(crate) fn steps(path: &str) -> impl Iterator<Item = &str> {
+fn steps(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').skip(1).map(|(at, _)| &path[..at]).chain(Some(path))
+}
+
+/// Makes the lock directory at `path`, below ordinary nodes: a container, which the server reaps when it has been empty
+/// for a while, unless it has to stay. Each directory that it made is given to `made` at once.
+pub(super) async fn make(
+    session: &Arc<dyn Session>,
+    path: &str,
+    has_to_stay: bool,
+    made: impl Fn(&str),
+) -> Result<(), Failure> {
+    let mut denied = false;
+    for step in steps(path) {
+        let kind = if step == path && !has_to_stay { Kind::Container } else { Kind::Persistent };
+        match settled(session, || session.create(step, &[], kind)).await {
+            Ok(_) => made(step),
+            Err(Failure::NodeExists) => {}
+            // We may not create up there, but what is needed may be there already.
+            Err(Failure::NoAuth) if step != path => denied = true,
+            // It was not.
+            Err(Failure::NoNode) if denied => return Err(Failure::NoAuth),
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(())
+}
+
+/// Removes the directories that were made, the innermost first, and says whether there was one. Only an empty one is
+/// removed.
+pub(super) async fn unmake(session: &Arc<dyn Session>, made: Vec<String>) -> bool {
+    let mut is_removed = false;
+    for step in made.iter().rev() {
+        is_removed |= settled(session, || session.delete(step)).await.is_ok();
+    }
+    is_removed
 }
 
 #[cfg(test)]

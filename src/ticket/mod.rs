@@ -2,4 +2,5 @@
 
 pub(crate) mod deadlock;
 pub(crate) mod directory;
+pub(crate) mod removal;
 pub(crate) mod ticket;

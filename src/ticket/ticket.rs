@@ -1,24 +1,26 @@
 //! One place in a queue, from asking for it until it is surely gone; knows nothing of turns.
 
 use std::future::poll_fn;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::Poll;
 
 use crate::queue::contender::{Contender, Owner};
-use crate::queue::local::{Key, Parting};
+use crate::queue::local::Parting;
 use crate::queue::mode::{self, Mode};
 use crate::session::books::Book;
 use crate::session::contract::{Berth, Session};
 use crate::session::listing::{self, Names};
-use crate::session::node::{Loss, Tenure};
-use crate::session::request::{Chore, Created, Failure, Kind, Operation, Outcome, Reply, Stat};
+use crate::session::loss::Loss;
+use crate::session::node::Tenure;
+use crate::session::position::Standing;
+use crate::session::request::{Created, Failure, Kind, Operation, Reply};
+// Moved: import these from `session::retry`.
+#[allow(unused_imports)]
+pub(crate) use crate::session::retry::{UNKNOWN_TRIES, before_next_try, none_without_directory, read, settled, synced};
 use crate::telemetry::meter;
 use crate::ticket::directory;
-
-/// How often an answer may be lost before that is the answer: a broken server must not be asked for ever.
-pub(crate) const UNKNOWN_TRIES: u32 = 64;
+use crate::ticket::removal::{Leaving, hand_off, remove, remove_all_of, remove_when_created, removed_in_background};
 
 /// What tells the places of this process apart.
 static IDS: AtomicU64 = AtomicU64::new(0);
@@ -42,28 +44,6 @@ struct Node {
     unsure: bool,
     /// The directories that we made to get here, the outermost first.
     made: Vec<String>,
-}
-
-/// A node of ours that is in the directory.
-#[derive(Debug)]
-pub(crate) struct Standing {
-    pub(crate) contender: Contender,
-    /// The number of the transaction that created the first node of this place: ensemble-wide, rising, never reset.
-    pub(crate) czxid: i64,
-    pub(crate) tenure: Arc<Tenure>,
-    number: u64,
-    /// What no other place of this process has.
-    id: u64,
-}
-
-impl Standing {
-    pub(crate) fn new(contender: Contender, czxid: i64, tenure: Arc<Tenure>, number: u64, id: u64) -> Standing {
-        Standing { contender, czxid, tenure, number, id }
-    }
-
-    pub(crate) fn key(&self) -> Key {
-        Key { number: self.contender.sequence(), id: self.id }
-    }
 }
 
 enum Step {
@@ -138,35 +118,17 @@ impl Place {
         }
     }
 
-    /// Makes the lock directory, below ordinary nodes: a container, which the server reaps when it has been empty for a
-    /// while, unless it has to stay.
+    /// Makes the lock directory, with the directories above it.
     pub(crate) async fn make_directory(&self, has_to_stay: bool) -> Result<(), Failure> {
-        let session = self.session();
-        let mut denied = false;
-        for step in directory::steps(&self.directory) {
-            let kind = if step == &*self.directory && !has_to_stay { Kind::Container } else { Kind::Persistent };
-            match settled(session, || session.create(step, &[], kind)).await {
-                Ok(_) => self.node().made.push(step.to_owned()),
-                Err(Failure::NodeExists) => {}
-                // We may not create up there, but what is needed may be there already.
-                Err(Failure::NoAuth) if step != &*self.directory => denied = true,
-                // It was not.
-                Err(Failure::NoNode) if denied => return Err(Failure::NoAuth),
-                Err(failure) => return Err(failure),
-            }
-        }
-        Ok(())
+        let made = |step: &str| self.node().made.push(step.to_owned());
+        directory::make(self.session(), &self.directory, has_to_stay, made).await
     }
 
     /// Removes the directories that we made and, by their ACL, cannot use, or others would fail on them: whether there
     /// was one. Nobody else can have put anything into one that is removed, since only an empty one is.
     pub(crate) async fn unmake_directory(&self) -> bool {
-        let (session, made) = (self.session(), std::mem::take(&mut self.node().made));
-        let mut is_removed = false;
-        for step in made.iter().rev() {
-            is_removed |= settled(session, || session.delete(step)).await.is_ok();
-        }
-        is_removed
+        let made = std::mem::take(&mut self.node().made);
+        directory::unmake(self.session(), made).await
     }
 
     /// After a lost answer: looks for a node that nobody saw, and takes it for ours if it is there.
@@ -389,46 +351,6 @@ impl Drop for Place {
     }
 }
 
-/// A node on its way out: a future of its removal. Dropping it lets the removal go on in the background.
-pub(crate) struct Leaving {
-    work: Option<Reply<()>>,
-    session: Arc<dyn Session>,
-}
-
-impl Future for Leaving {
-    type Output = Result<(), Failure>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(work) = &mut self.work else {
-            return Poll::Ready(Ok(()));
-        };
-        let answer = work.as_mut().poll(context);
-        if answer.is_ready() {
-            self.work = None;
-        }
-        answer
-    }
-}
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        if let Some(work) = self.work.take() {
-            let chore: Chore = Box::pin(async move {
-                match work.await {
-                    Ok(()) => {}
-                    Err(failure @ (Failure::NoNode | Failure::Over(_))) => {
-                        tracing::debug!(%failure, "a lock node was not there to be removed");
-                    }
-                    Err(failure) => {
-                        tracing::error!(%failure, "a lock node could not be removed and stays until its session ends");
-                    }
-                }
-            });
-            self.session.spawn(chore);
-        }
-    }
-}
-
 impl std::fmt::Debug for Step {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -438,177 +360,4 @@ impl std::fmt::Debug for Step {
             Step::Left => f.write_str("Left"),
         }
     }
-}
-
-/// A holder's release: whoever watches the node sees its data change, and knows that it was held and let go.
-fn hand_off(session: &Arc<dyn Session>, path: &str) -> Reply<()> {
-    nothing_of(session.transact(&[
-        Operation::Set { path: path.to_owned(), data: Vec::new(), version: None },
-        Operation::Delete { path: path.to_owned(), version: None },
-    ]))
-}
-
-fn nothing_of(reply: Reply<Vec<Outcome>>) -> Reply<()> {
-    Box::pin(async move { reply.await.map(drop) })
-}
-
-/// Repeats the removal until it is certain. [`Failure::NoNode`] says that the node had gone before we asked.
-async fn remove(
-    session: Arc<dyn Session>,
-    path: String,
-    mut reply: Reply<()>,
-    mut signal: bool,
-    restart: Option<Arc<str>>,
-) -> Result<(), Failure> {
-    let mut tries = 0;
-    loop {
-        let (index, failure) = match reply.await {
-            Ok(()) => break,
-            Err(Failure::Operation { index, failure }) => (index, *failure),
-            Err(failure) => (0, failure),
-        };
-        reply = match failure {
-            Failure::NoNode if tries > 0 => break,
-            Failure::Unknown(_) => {
-                before_next_try(&session, &mut tries).await?;
-                if signal { hand_off(&session, &path) } else { session.delete(&path) }
-            }
-            // A server that refuses the signal may still allow a plain delete, which waiters also see. A refused delete is about
-            // this directory alone.
-            Failure::NoAuth | Failure::Refused(_) if signal && index == 0 => {
-                signal = false;
-                session.lease().signal_refused();
-                session.delete(&path)
-            }
-            failure => return Err(failure),
-        };
-    }
-    if let Some(directory) = restart {
-        // Refused while anybody is queued; when it succeeds, the sequence starts again from 0.
-        let _refused_unless_empty = session.delete(&directory).await;
-    }
-    Ok(())
-}
-
-async fn removed_in_background(session: Arc<dyn Session>, path: String, reply: Reply<()>) {
-    let _pending = meter::Removal::begin();
-    match remove(session, path.clone(), reply, false, None).await {
-        Ok(()) | Err(Failure::NoNode | Failure::Over(_)) => {}
-        Err(failure) => {
-            tracing::error!(path, %failure, "a lock node could not be removed and stays until its session ends")
-        }
-    }
-}
-
-/// For an acquisition that was dropped while its create was under way.
-async fn remove_when_created(
-    session: Arc<dyn Session>,
-    directory: Arc<str>,
-    owner: Owner,
-    reply: Reply<Created>,
-    unsure: bool,
-) {
-    let pending = meter::Removal::begin();
-    match reply.await {
-        Ok(created) => {
-            let deletion = session.delete(&created.path);
-            drop(pending);
-            removed_in_background(Arc::clone(&session), created.path, deletion).await;
-        }
-        Err(Failure::Unknown(_)) => {
-            drop(pending);
-            return remove_all_of(session, directory, owner).await;
-        }
-        Err(_) => drop(pending),
-    }
-    if unsure {
-        remove_all_of(session, directory, owner).await;
-    }
-}
-
-/// Removes every node of this owner, also one whose create took effect although its answer was lost: the lost request
-/// cannot follow the sync any more, which is a write of ours.
-async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: Owner) {
-    let listing = settled_at_last(&session, || synced(&session, &directory, |it, path| it.children(path)));
-    let children = match listing.await.or_else(none_without_directory) {
-        Ok(children) => children,
-        Err(Failure::Over(_)) => return,
-        Err(failure) => {
-            tracing::error!(%directory, %owner, %failure, "a node that a lost answer may have left cannot be looked for");
-            return;
-        }
-    };
-    for child in children.iter().filter(|child| owner.owns(child)) {
-        let path = format!("{directory}/{child}");
-        let reply = session.delete(&path);
-        removed_in_background(Arc::clone(&session), path, reply).await;
-    }
-}
-
-/// Asks, and asks again after each reconnect until the outcome is known.
-pub(crate) async fn settled<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
-where
-    F: Future<Output = Result<T, Failure>>,
-{
-    settled_within(UNKNOWN_TRIES, session, ask).await
-}
-
-/// As [`settled`], for as long as the session lives: nobody waits for it, and what it is about must not stay.
-async fn settled_at_last<T>(session: &Arc<dyn Session>, ask: impl Fn() -> Reply<T>) -> Result<T, Failure> {
-    settled_within(u32::MAX, session, ask).await
-}
-
-async fn settled_within<T, F>(most: u32, session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
-where
-    F: Future<Output = Result<T, Failure>>,
-{
-    let mut tries = 0;
-    loop {
-        match ask().await {
-            Err(Failure::Unknown(_)) if tries < most => before_next_try(session, &mut tries).await?,
-            answer => return answer,
-        }
-    }
-}
-
-/// What `read` finds after a sync; both requests are on their way when this returns.
-pub(crate) fn synced<T: 'static>(
-    session: &Arc<dyn Session>,
-    path: &str,
-    read: fn(&dyn Session, &str) -> Reply<T>,
-) -> Reply<T> {
-    let (synced, read) = (session.sync(path), read(&**session, path));
-    Box::pin(async move {
-        synced.await?;
-        read.await
-    })
-}
-
-/// What is in a node, `None` if it does not exist; after a sync if it may not be older than this call.
-pub(crate) async fn read(
-    session: &Arc<dyn Session>,
-    path: &str,
-    is_synced: bool,
-) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
-    let data = |session: &dyn Session, path: &str| session.data(path);
-    let node = settled(session, || if is_synced { synced(session, path, data) } else { session.data(path) });
-    match node.await {
-        Ok(node) => Ok(Some(node)),
-        Err(Failure::NoNode) => Ok(None),
-        Err(failure) => Err(failure),
-    }
-}
-
-/// Waits for the connection, and longer and longer if the answers are lost again and again while it is there.
-pub(crate) async fn before_next_try(session: &Arc<dyn Session>, tries: &mut u32) -> Result<(), Failure> {
-    session.connected().await.map_err(Failure::Over)?;
-    *tries = tries.saturating_add(1);
-    if *tries > 3 {
-        session.sleep(session.timeout() / 50 * (*tries - 3).min(12)).await;
-    }
-    Ok(())
-}
-
-pub(crate) fn none_without_directory(failure: Failure) -> Result<Vec<String>, Failure> {
-    if failure == Failure::NoNode { Ok(Vec::new()) } else { Err(failure) }
 }

@@ -18,8 +18,8 @@ use crate::error::value::ValueError;
 use crate::session::contract::{Berth, Coordinator, Session};
 use crate::session::lease::Lease;
 use crate::session::request::{Event, Failure, Stat, Watch};
+use crate::session::retry;
 use crate::session::thread::Keeper;
-use crate::ticket::ticket;
 use crate::value::codec::{Stored, Terms};
 
 /// How soon it is tried again what was refused, or could not be asked.
@@ -340,7 +340,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
             return;
         };
         // Another server may not know yet what the last one has shown us.
-        let mut synced = ticket::settled(session, || session.sync(&path)).await;
+        let mut synced = retry::settled(session, || session.sync(&path)).await;
         loop {
             let looked = match synced {
                 Ok(()) => look_and_watch(session, &path).await,
@@ -391,7 +391,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
 
 /// What is in the node, and a watch that tells of the first change after it.
 async fn look_and_watch(session: &Arc<dyn Session>, path: &str) -> Result<(Vec<u8>, Stat, Watch), Failure> {
-    let looked = ticket::settled(session, || {
+    let looked = retry::settled(session, || {
         // In this order: what changes between the two is in the data, and told besides.
         let (change, node) = (session.watch(path), session.data(path));
         Box::pin(async move {
@@ -410,7 +410,7 @@ async fn appears(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> 
     loop {
         let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
         let directory = if directory.is_empty() { "/" } else { directory };
-        match ticket::settled(session, || session.watch_children(directory)).await {
+        match retry::settled(session, || session.watch_children(directory)).await {
             Ok((names, _)) if names.iter().any(|it| it == name) => return Ok(()),
             Ok((names, change)) => {
                 drop(names);

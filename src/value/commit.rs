@@ -7,9 +7,9 @@ use crate::error::value::ValueError;
 use crate::hold::guard::Held;
 use crate::hold::transaction::Transaction;
 use crate::session::contract::{Coordinator, Session};
-use crate::session::node::Loss;
+use crate::session::loss::Loss;
 use crate::session::request::{Failure, Outcome, Stat};
-use crate::ticket::ticket;
+use crate::session::retry;
 use crate::value::envelope::{Envelope, Mark};
 
 /// So often is the answer lost, while smaller requests pass, before the size must be why.
@@ -117,7 +117,7 @@ impl Commit<'_> {
             return Fate::Unknown;
         };
         let (session, node) = (berth.session(), self.held.tenure().path());
-        match ticket::settled(session, || session.delete(&node)).await {
+        match retry::settled(session, || session.delete(&node)).await {
             Ok(()) | Err(Failure::NoNode) => {}
             Err(_) => return Fate::Unknown,
         }
@@ -158,5 +158,5 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
 
 /// What is in the node, as far as anybody can know.
 pub(crate) async fn look(session: &Arc<dyn Session>, path: &str) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
-    ticket::read(session, path, true).await
+    retry::read(session, path, true).await
 }

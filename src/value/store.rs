@@ -6,9 +6,9 @@ use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::hold::guard::Held;
 use crate::lock::rw_lock::RwLock;
-use crate::session::node::Loss;
+use crate::session::loss::Loss;
 use crate::session::request::Failure;
-use crate::ticket::ticket;
+use crate::session::retry;
 use crate::value::cache::Cache;
 use crate::value::codec::Stored;
 use crate::value::commit::{self, Base, Commit};
@@ -88,7 +88,7 @@ impl<T: Send + Sync + 'static> Store<T> {
             let node = held.data(&self.cache.path).await?;
             let (bytes, version) = node.map_or((Vec::new(), None), |node| (node.data, Some(node.version)));
             match (self.cache.terms.open(&bytes), &self.cache.terms.initial) {
-                (Err(ValueError::Unset), Some(initial)) if tries < ticket::UNKNOWN_TRIES => {
+                (Err(ValueError::Unset), Some(initial)) if tries < retry::UNKNOWN_TRIES => {
                     tries += 1;
                     self.begin(held, initial(), Base { version, mark: None }).await?;
                 }

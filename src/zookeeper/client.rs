@@ -37,8 +37,8 @@ use zookeeper_client as zk;
 
 use crate::error::error::Error;
 use crate::session::contract::{Berth, Coordinator, Reservation, Session};
+use crate::session::keep_alive::keep_alive;
 use crate::session::lease::{Lease, Moment, since_boot};
-use crate::session::node::keep_alive;
 use crate::session::request::{Chore, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Watch};
 use crate::session::thread::Keeper;
 

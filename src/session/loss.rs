@@ -1,0 +1,59 @@
+//! Why a lock was lost, and how sure it is that one is held; knows neither nodes nor leases.
+
+use std::time::Instant;
+
+use thiserror::Error;
+
+use crate::session::request::Ending;
+
+/// Why a lock was lost. A lost guard never becomes valid again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Loss {
+    /// The session is over, and its nodes with it.
+    #[error("{0}")]
+    SessionOver(#[from] Ending),
+    /// The servers may give the session up soon, and grant the lock to others: too long ago was what they surely have
+    /// heard of it.
+    #[error("the lease on the session ran out before a quorum renewed it")]
+    LeaseRanOut,
+    /// Somebody deleted the lock's node.
+    #[error("the lock's node was removed by somebody else")]
+    Removed,
+    /// Somebody wrote to a lock node, which passed for a hand-off while the holder still held.
+    ///
+    /// Found out a few milliseconds after such a grant. Whoever releases before that hands the false grant on, and
+    /// the next one cannot tell: only an ACL that keeps strangers from writing helps.
+    #[error("a stranger wrote to a lock node, which was taken for a hand-off")]
+    Interfered,
+}
+
+impl Loss {
+    /// Its name in the metrics.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Loss::SessionOver(_) => "session-over",
+            Loss::LeaseRanOut => "lease-ran-out",
+            Loss::Removed => "removed",
+            Loss::Interfered => "interfered",
+        }
+    }
+}
+
+/// How sure it is that a lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HoldState {
+    /// The lock is held.
+    Held,
+    /// The connection is lost, but nobody else can be granted the lock yet. Start nothing new.
+    Suspect {
+        /// Unless the connection comes back, the lock is lost then.
+        until: Instant,
+    },
+    /// The lock is lost, for good.
+    Lost {
+        /// Why.
+        why: Loss,
+    },
+}

@@ -1,0 +1,217 @@
+//! The nodes that are kept under one session, and what is to be done for them; does none of it itself.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::queue::local::HandOff;
+use crate::session::lease::Lease;
+use crate::session::node::Tenure;
+
+/// The nodes that are kept under one session.
+#[derive(Debug, Default)]
+pub(crate) struct Roll {
+    members: Mutex<Members>,
+    /// The connection was lost or is back, the session is over, or somebody joined an empty roll.
+    pub(super) stirred: Notify,
+    /// Somebody has a node that is not watched yet, or must confirm a hand-off.
+    pub(super) unwatched: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Members {
+    next: u64,
+    all: HashMap<u64, Arc<Tenure>>,
+    unwatched: Vec<Unwatched>,
+    /// Nodes that must be gone, because those who waited for them were granted by a hand-off.
+    handed_off: HashMap<Arc<str>, HandedOff>,
+    /// The last of them that was gone indeed.
+    gone: Option<Arc<HandOff>>,
+    over: bool,
+}
+
+/// A node that its owner does not watch yet.
+#[derive(Debug)]
+struct Unwatched {
+    tenure: Arc<Tenure>,
+    was_passed_over: bool,
+}
+
+#[derive(Debug)]
+struct HandedOff {
+    signal: Arc<HandOff>,
+    granted: Vec<Arc<Tenure>>,
+    is_asked: bool,
+}
+
+impl Roll {
+    /// Enters a node; it stays until [`Roll::strike`].
+    pub(crate) fn enter(&self, tenure: &Arc<Tenure>) -> u64 {
+        let mut members = self.members();
+        let number = members.next;
+        members.next += 1;
+        members.all.insert(number, Arc::clone(tenure));
+        let is_first = members.all.len() == 1;
+        drop(members);
+        if is_first {
+            self.stir();
+        }
+        self.watch(tenure);
+        number
+    }
+
+    pub(crate) fn strike(&self, number: u64) {
+        self.members().all.remove(&number);
+    }
+
+    /// Has the node watched, soon.
+    pub(crate) fn watch(&self, tenure: &Arc<Tenure>) {
+        let mut members = self.members();
+        members.unwatched.push(Unwatched { tenure: Arc::clone(tenure), was_passed_over: false });
+        let first = members.unwatched.len() == 1;
+        drop(members);
+        if first {
+            self.unwatched.notify_one();
+        }
+    }
+
+    /// The nodes to watch now, out of those that are looked at once in each `grace`, and whether there are others.
+    ///
+    /// Each is passed over once: many are gone again by then.
+    pub(super) fn to_watch(&self, grace: Duration) -> (Vec<Arc<Tenure>>, bool) {
+        let mut members = self.members();
+        let mut due = Vec::new();
+        members.unwatched.retain_mut(|it| {
+            let has_left = it.tenure.has_left();
+            let is_due = grace.is_zero() || it.was_passed_over;
+            it.was_passed_over = true;
+            if is_due && !has_left {
+                due.push(Arc::clone(&it.tenure));
+            }
+            !is_due && !has_left
+        });
+        (due, !members.unwatched.is_empty())
+    }
+
+    /// The signal that the holder whose node is at `path` has sent. Thousands of readers may be let in by one.
+    pub(crate) fn hand_off(&self, path: &Arc<str>) -> Arc<HandOff> {
+        let members = self.members();
+        let known = members.handed_off.get(path).map(|handed| &handed.signal);
+        let known = known.or(members.gone.as_ref().filter(|gone| gone.path == *path));
+        known.cloned().unwrap_or_else(|| Arc::new(HandOff::new(Arc::clone(path))))
+    }
+
+    /// Asks for a look whether the node is gone by whose hand-off `tenure` was granted.
+    pub(crate) fn confirm_gone(&self, signal: &Arc<HandOff>, tenure: &Arc<Tenure>) {
+        if signal.is_confirmed() {
+            return;
+        }
+        let mut members = self.members();
+        if members.gone.as_ref().is_some_and(|gone| gone.path == signal.path) {
+            return signal.confirm();
+        }
+        let handed = members.handed_off.entry(Arc::clone(&signal.path)).or_insert_with(|| {
+            let signal = Arc::clone(signal);
+            HandedOff { signal, granted: Vec::new(), is_asked: false }
+        });
+        handed.granted.push(Arc::clone(tenure));
+        drop(members);
+        self.unwatched.notify_one();
+    }
+
+    /// The paths of nodes to look at, of which somebody still holds by their hand-off.
+    pub(super) fn to_look_at(&self) -> Vec<Arc<str>> {
+        let mut members = self.members();
+        members.handed_off.retain(|_, handed| handed.is_asked || handed.granted.iter().any(|it| it.is_holding()));
+        let unasked = members.handed_off.iter_mut().filter(|(_, handed)| !handed.is_asked);
+        let asked = unasked.map(|(path, handed)| {
+            handed.is_asked = true;
+            Arc::clone(path)
+        });
+        asked.collect()
+    }
+
+    /// Ends a look at a node that was handed off; returns those who were granted by that.
+    pub(super) fn looked_at(&self, path: &Arc<str>, is_gone: bool) -> Vec<Arc<Tenure>> {
+        let mut members = self.members();
+        let Some(HandedOff { signal, granted, .. }) = members.handed_off.remove(path) else { return Vec::new() };
+        if is_gone {
+            signal.confirm();
+            members.gone = Some(signal);
+        }
+        granted
+    }
+
+    /// Whoever has not been told otherwise by now lost its node with the session, and not to whoever removes it next.
+    pub(crate) fn session_is_over(&self, lease: &Lease) {
+        self.members().over = true;
+        self.look_at_all(lease);
+        self.tell_all();
+        self.stir();
+        self.unwatched.notify_one();
+    }
+
+    /// Has the renewal of the lease look again.
+    pub(crate) fn stir(&self) {
+        self.stirred.notify_one();
+    }
+
+    /// Notices who has lost its node, and tells.
+    pub(crate) fn look_at_all(&self, lease: &Lease) {
+        for tenure in self.all() {
+            tenure.loss(lease);
+        }
+    }
+
+    /// Tells of the holds that are in doubt because the connection is lost, and of those that are not any more.
+    pub(crate) fn link_changed(&self, lease: &Lease, is_connected: bool) {
+        if !tracing::enabled!(tracing::Level::WARN) {
+            return;
+        }
+        for tenure in self.all().into_iter().filter(|tenure| tenure.is_holding() && tenure.loss(lease).is_none()) {
+            let (node, left) = (tenure.path(), lease.remaining().unwrap_or_default());
+            if is_connected {
+                tracing::info!(node, ?left, "the connection is back, and the lock is still held");
+            } else {
+                tracing::warn!(node, ?left, "the connection is lost while a lock is held");
+            }
+        }
+    }
+
+    /// Has everyone who waits for a loss look again.
+    pub(crate) fn tell_all(&self) {
+        for tenure in self.all() {
+            tenure.wake_all();
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<Tenure>> {
+        self.members().all.values().cloned().collect()
+    }
+
+    /// The nodes for a heartbeat to check: all that hold, or else one that waits.
+    pub(crate) fn to_check(&self) -> Vec<(Arc<Tenure>, String)> {
+        let members = self.members();
+        let standing = || members.all.values().filter(|tenure| tenure.is_standing_at(&tenure.path()));
+        let holding = standing().filter(|tenure| tenure.is_holding());
+        let mut chosen: Vec<_> = holding.map(|tenure| (Arc::clone(tenure), tenure.path())).collect();
+        if chosen.is_empty() {
+            chosen.extend(standing().next().map(|tenure| (Arc::clone(tenure), tenure.path())));
+        }
+        chosen
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.members().all.is_empty()
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.members().over
+    }
+
+    fn members(&self) -> MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

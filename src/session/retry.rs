@@ -1,0 +1,78 @@
+//! Asking again until the outcome is known; knows neither nodes nor queues.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use crate::session::contract::Session;
+use crate::session::request::{Failure, Reply, Stat};
+
+/// How often an answer may be lost before that is the answer: a broken server must not be asked for ever.
+pub(crate) const UNKNOWN_TRIES: u32 = 64;
+
+/// Asks, and asks again after each reconnect until the outcome is known.
+pub(crate) async fn settled<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Failure>>,
+{
+    settled_within(UNKNOWN_TRIES, session, ask).await
+}
+
+/// As [`settled`], for as long as the session lives: nobody waits for it, and what it is about must not stay.
+pub(crate) async fn settled_at_last<T>(session: &Arc<dyn Session>, ask: impl Fn() -> Reply<T>) -> Result<T, Failure> {
+    settled_within(u32::MAX, session, ask).await
+}
+
+async fn settled_within<T, F>(most: u32, session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Failure>>,
+{
+    let mut tries = 0;
+    loop {
+        match ask().await {
+            Err(Failure::Unknown(_)) if tries < most => before_next_try(session, &mut tries).await?,
+            answer => return answer,
+        }
+    }
+}
+
+/// Waits for the connection, and longer and longer if the answers are lost again and again while it is there.
+pub(crate) async fn before_next_try(session: &Arc<dyn Session>, tries: &mut u32) -> Result<(), Failure> {
+    session.connected().await.map_err(Failure::Over)?;
+    *tries = tries.saturating_add(1);
+    if *tries > 3 {
+        session.sleep(session.timeout() / 50 * (*tries - 3).min(12)).await;
+    }
+    Ok(())
+}
+
+/// What `read` finds after a sync; both requests are on their way when this returns.
+pub(crate) fn synced<T: 'static>(
+    session: &Arc<dyn Session>,
+    path: &str,
+    read: fn(&dyn Session, &str) -> Reply<T>,
+) -> Reply<T> {
+    let (synced, read) = (session.sync(path), read(&**session, path));
+    Box::pin(async move {
+        synced.await?;
+        read.await
+    })
+}
+
+/// What is in a node, `None` if it does not exist; after a sync if it may not be older than this call.
+pub(crate) async fn read(
+    session: &Arc<dyn Session>,
+    path: &str,
+    is_synced: bool,
+) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
+    let data = |session: &dyn Session, path: &str| session.data(path);
+    let node = settled(session, || if is_synced { synced(session, path, data) } else { session.data(path) });
+    match node.await {
+        Ok(node) => Ok(Some(node)),
+        Err(Failure::NoNode) => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+pub(crate) fn none_without_directory(failure: Failure) -> Result<Vec<String>, Failure> {
+    if failure == Failure::NoNode { Ok(Vec::new()) } else { Err(failure) }
+}

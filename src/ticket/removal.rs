@@ -1,0 +1,156 @@
+//! How a node of ours is removed, however often that must be asked for; knows nothing of turns.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::queue::contender::Owner;
+use crate::session::contract::Session;
+use crate::session::request::{Chore, Created, Failure, Operation, Outcome, Reply};
+use crate::session::retry::{before_next_try, none_without_directory, settled_at_last, synced};
+use crate::telemetry::meter;
+
+/// A node on its way out: a future of its removal. Dropping it lets the removal go on in the background.
+pub(crate) struct Leaving {
+    pub(super) work: Option<Reply<()>>,
+    pub(super) session: Arc<dyn Session>,
+}
+
+impl Future for Leaving {
+    type Output = Result<(), Failure>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(work) = &mut self.work else {
+            return Poll::Ready(Ok(()));
+        };
+        let answer = work.as_mut().poll(context);
+        if answer.is_ready() {
+            self.work = None;
+        }
+        answer
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if let Some(work) = self.work.take() {
+            let chore: Chore = Box::pin(async move {
+                match work.await {
+                    Ok(()) => {}
+                    Err(failure @ (Failure::NoNode | Failure::Over(_))) => {
+                        tracing::debug!(%failure, "a lock node was not there to be removed");
+                    }
+                    Err(failure) => {
+                        tracing::error!(%failure, "a lock node could not be removed and stays until its session ends");
+                    }
+                }
+            });
+            self.session.spawn(chore);
+        }
+    }
+}
+
+/// A holder's release: whoever watches the node sees its data change, and knows that it was held and let go.
+pub(super) fn hand_off(session: &Arc<dyn Session>, path: &str) -> Reply<()> {
+    nothing_of(session.transact(&[
+        Operation::Set { path: path.to_owned(), data: Vec::new(), version: None },
+        Operation::Delete { path: path.to_owned(), version: None },
+    ]))
+}
+
+fn nothing_of(reply: Reply<Vec<Outcome>>) -> Reply<()> {
+    Box::pin(async move { reply.await.map(drop) })
+}
+
+/// Repeats the removal until it is certain. [`Failure::NoNode`] says that the node had gone before we asked.
+pub(super) async fn remove(
+    session: Arc<dyn Session>,
+    path: String,
+    mut reply: Reply<()>,
+    mut signal: bool,
+    restart: Option<Arc<str>>,
+) -> Result<(), Failure> {
+    let mut tries = 0;
+    loop {
+        let (index, failure) = match reply.await {
+            Ok(()) => break,
+            Err(Failure::Operation { index, failure }) => (index, *failure),
+            Err(failure) => (0, failure),
+        };
+        reply = match failure {
+            Failure::NoNode if tries > 0 => break,
+            Failure::Unknown(_) => {
+                before_next_try(&session, &mut tries).await?;
+                if signal { hand_off(&session, &path) } else { session.delete(&path) }
+            }
+            // A server that refuses the signal may still allow a plain delete, which waiters also see. A refused delete is about
+            // this directory alone.
+            Failure::NoAuth | Failure::Refused(_) if signal && index == 0 => {
+                signal = false;
+                session.lease().signal_refused();
+                session.delete(&path)
+            }
+            failure => return Err(failure),
+        };
+    }
+    if let Some(directory) = restart {
+        // Refused while anybody is queued; when it succeeds, the sequence starts again from 0.
+        let _refused_unless_empty = session.delete(&directory).await;
+    }
+    Ok(())
+}
+
+pub(super) async fn removed_in_background(session: Arc<dyn Session>, path: String, reply: Reply<()>) {
+    let _pending = meter::Removal::begin();
+    match remove(session, path.clone(), reply, false, None).await {
+        Ok(()) | Err(Failure::NoNode | Failure::Over(_)) => {}
+        Err(failure) => {
+            tracing::error!(path, %failure, "a lock node could not be removed and stays until its session ends")
+        }
+    }
+}
+
+/// For an acquisition that was dropped while its create was under way.
+pub(super) async fn remove_when_created(
+    session: Arc<dyn Session>,
+    directory: Arc<str>,
+    owner: Owner,
+    reply: Reply<Created>,
+    unsure: bool,
+) {
+    let pending = meter::Removal::begin();
+    match reply.await {
+        Ok(created) => {
+            let deletion = session.delete(&created.path);
+            drop(pending);
+            removed_in_background(Arc::clone(&session), created.path, deletion).await;
+        }
+        Err(Failure::Unknown(_)) => {
+            drop(pending);
+            return remove_all_of(session, directory, owner).await;
+        }
+        Err(_) => drop(pending),
+    }
+    if unsure {
+        remove_all_of(session, directory, owner).await;
+    }
+}
+
+/// Removes every node of this owner, also one whose create took effect although its answer was lost: the lost request
+/// cannot follow the sync any more, which is a write of ours.
+pub(super) async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: Owner) {
+    let listing = settled_at_last(&session, || synced(&session, &directory, |it, path| it.children(path)));
+    let children = match listing.await.or_else(none_without_directory) {
+        Ok(children) => children,
+        Err(Failure::Over(_)) => return,
+        Err(failure) => {
+            tracing::error!(%directory, %owner, %failure, "a node that a lost answer may have left cannot be looked for");
+            return;
+        }
+    };
+    for child in children.iter().filter(|child| owner.owns(child)) {
+        let path = format!("{directory}/{child}");
+        let reply = session.delete(&path);
+        removed_in_background(Arc::clone(&session), path, reply).await;
+    }
+}
