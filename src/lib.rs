@@ -151,11 +151,13 @@ pub use crate::value::format::Json;
 pub use crate::value::format::{Format, FormatError, Raw};
 pub use crate::value::guard::{SharedReadGuard, SharedWriteGuard};
 pub use crate::value::shared::{Shared, SharedBuilder};
+pub use crate::zookeeper::client::ZooKeeper;
+pub use crate::zookeeper::options::ZooKeeperBuilder;
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
-pub use crate::zookeeper::client::Sasl;
+pub use crate::zookeeper::security::Sasl;
 #[cfg(feature = "tls")]
-pub use crate::zookeeper::client::Tls;
-pub use crate::zookeeper::client::{Acl, Permissions, ZooKeeper, ZooKeeperBuilder};
+pub use crate::zookeeper::security::Tls;
+pub use crate::zookeeper::security::{Acl, Permissions};
 
 /// The contract between the lock and what keeps its nodes: for those who write a backend.
 ///

@@ -1,24 +1,38 @@
-//! How one session's requests go out, and in which order; knows neither modes nor turns.
+//! How one session's requests go out, and in which order; owns the client, and knows neither the session nor locks.
 //!
-//! A removal is held back until the keeper's thread comes round to it, some microseconds later, or until the next
-//! request, whichever is first. If that one creates a node beside it, as when a task drops a lock and asks for it again,
-//! both go out as one transaction: one round trip and one commit for the two.
+//! A removal is held back until our own thread comes round to it, some microseconds later, or until the next request,
+//! whichever is first. If that request creates a node beside it, as when a task drops a lock and asks for it again, both
+//! go out as one transaction: one round trip and one commit for the two.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
 use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 use zookeeper_client as zk;
 
+use crate::session::lease::Lease;
 use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply};
-use crate::zookeeper::client::{Owner, ZooKeeperSession, commit, failure, outcome};
+use crate::session::thread::Keeper;
+use crate::zookeeper::identity::{Identity, Owner};
+use crate::zookeeper::security::Acl;
+use crate::zookeeper::translate::{commit, failure, outcome};
+
+/// The requests of one session.
+pub(super) struct Pipeline {
+    line: Mutex<Line>,
+    lease: Arc<Lease>,
+    keeper: Arc<Keeper>,
+    identity: Arc<Identity>,
+    acl: Acl,
+    this: Weak<Pipeline>,
+}
 
 /// Locked while a request is sent, so that what was held back goes out before it.
-pub(crate) struct Line {
+struct Line {
     /// Taken when the session is closed: the last clone gone closes it.
     client: Option<Arc<zk::Client>>,
     held_back: Option<HeldBack>,
@@ -35,7 +49,7 @@ struct HeldBack {
 type Answer = oneshot::Sender<Result<Vec<Outcome>, Failure>>;
 
 /// What deletes one node, and does nothing to others.
-pub(crate) struct Removal {
+pub(super) struct Removal {
     path: String,
     operations: Vec<Operation>,
     /// Asked for as a transaction, whose failure names the operation; otherwise as a plain delete.
@@ -43,10 +57,6 @@ pub(crate) struct Removal {
 }
 
 impl Line {
-    pub(crate) fn new(client: zk::Client) -> Line {
-        Line { client: Some(Arc::new(client)), held_back: None, joins: true }
-    }
-
     fn hold_back(&mut self, removal: Removal) -> oneshot::Receiver<Result<Vec<Outcome>, Failure>> {
         let (answer, answered) = oneshot::channel();
         self.held_back = Some(HeldBack { removal, answer });
@@ -55,13 +65,13 @@ impl Line {
 }
 
 impl Removal {
-    pub(crate) fn delete(path: &str) -> Removal {
+    pub(super) fn delete(path: &str) -> Removal {
         let operations = vec![Operation::Delete { path: path.to_owned(), version: None }];
         Removal { path: path.to_owned(), operations, is_transaction: false }
     }
 
     /// The transaction as a removal, if it is one.
-    pub(crate) fn of(operations: &[Operation]) -> Option<Removal> {
+    pub(super) fn of(operations: &[Operation]) -> Option<Removal> {
         let Some(Operation::Delete { path, .. }) = operations.last() else { return None };
         let is_of_it = |operation: &Operation| match operation {
             Operation::Set { path: other, .. } | Operation::Delete { path: other, .. } => other == path,
@@ -134,7 +144,7 @@ impl InTransaction {
         };
         if stat.is_invalid() {
             if let Some(zxid) = self.zxid.filter(|_| owner.is_known()) {
-                return owner.created(path, zxid, owner.session);
+                return owner.created(path, zxid, owner.session());
             }
             // Gone again or not seen: whoever asked will look for it.
             let unseen = |error: zk::Error| Failure::Unknown(error.to_string());
@@ -159,12 +169,29 @@ impl<T> Sent<T> {
     }
 }
 
-impl ZooKeeperSession {
+impl Pipeline {
+    pub(super) fn new(
+        client: zk::Client,
+        lease: &Arc<Lease>,
+        keeper: &Arc<Keeper>,
+        identity: &Arc<Identity>,
+        acl: Acl,
+    ) -> Arc<Pipeline> {
+        Arc::new_cyclic(|this| Pipeline {
+            line: Mutex::new(Line { client: Some(Arc::new(client)), held_back: None, joins: true }),
+            lease: Arc::clone(lease),
+            keeper: Arc::clone(keeper),
+            identity: Arc::clone(identity),
+            acl,
+            this: Weak::clone(this),
+        })
+    }
+
     fn line(&self) -> MutexGuard<'_, Line> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn client(&self) -> Result<Arc<zk::Client>, Failure> {
+    pub(super) fn client(&self) -> Result<Arc<zk::Client>, Failure> {
         self.line().client.clone().ok_or_else(|| self.no_client())
     }
 
@@ -173,7 +200,7 @@ impl ZooKeeperSession {
     }
 
     /// Lets go of the client, which closes the session once the requests under way are answered.
-    pub(crate) fn close(&self) {
+    pub(super) fn close(&self) {
         let mut line = self.line();
         self.send_held_back(&mut line);
         let client = line.client.take();
@@ -181,13 +208,8 @@ impl ZooKeeperSession {
         drop(client);
     }
 
-    pub(crate) fn owner(&self) -> Owner {
-        let identity = Arc::clone(&self.identity);
-        Owner { session: self.id, this: Weak::clone(&self.this), connection: identity.connection(), identity }
-    }
-
     /// Sends now, and tells the lease when a quorum has answered.
-    pub(crate) fn write<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
+    pub(super) fn write<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, Failure>> + Send + 'static,
@@ -196,7 +218,7 @@ impl ZooKeeperSession {
     }
 
     /// Sends now, and tells the lease when it is answered.
-    pub(crate) fn read<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
+    pub(super) fn read<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, Failure>> + Send + 'static,
@@ -252,7 +274,7 @@ impl ZooKeeperSession {
         T: Send + 'static,
         F: Future<Output = Result<T, Failure>> + Send + 'static,
     {
-        let (lease, this, identity) = (Arc::clone(&self.lease), Weak::clone(&self.this), Arc::clone(&self.identity));
+        let (lease, identity) = (Arc::clone(&self.lease), Arc::clone(&self.identity));
         let sent = lease.now();
         async move {
             let answer = answer.await;
@@ -260,8 +282,8 @@ impl ZooKeeperSession {
                 if identity.is_known() {
                     lease.resumed();
                     lease.acknowledged(sent);
-                } else if let Some(session) = this.upgrade() {
-                    session.ask_identity();
+                } else {
+                    identity.ask();
                 }
             }
             answer
@@ -269,14 +291,14 @@ impl ZooKeeperSession {
     }
 
     /// Sends a removal as soon as the keeper's thread comes round to it, or with or before the next request.
-    pub(crate) fn remove(&self, removal: Removal) -> Reply<Vec<Outcome>> {
+    pub(super) fn remove(&self, removal: Removal) -> Reply<Vec<Outcome>> {
         let mut line = self.line();
         self.send_held_back(&mut line);
         let answered = line.hold_back(removal);
         drop(line);
-        let session = self.this.upgrade();
+        let pipeline = self.this.upgrade();
         self.keeper.handle().spawn(async move {
-            let answering = session.and_then(|session| session.held_back_sent(&mut session.line()));
+            let answering = pipeline.and_then(|pipeline| pipeline.held_back_sent(&mut pipeline.line()));
             if let Some(answering) = answering {
                 answering.await;
             }
@@ -323,14 +345,14 @@ impl ZooKeeperSession {
 
     /// Sends the create of a sequential node, and in the same transaction the removal that was held back, if there is
     /// one beside it.
-    pub(crate) fn create_with_removal(&self, path: &str, data: &[u8]) -> Option<Reply<Created>> {
+    pub(super) fn create_with_removal(&self, path: &str, data: &[u8]) -> Option<Reply<Created>> {
         let mut line = self.line();
         let joins = line.joins;
         let held_back = line.held_back.take_if(|it| joins && it.removal.is_beside(path))?;
         let mut operations = held_back.removal.operations.clone();
         let kind = Kind::EphemeralSequential;
         operations.push(Operation::Create { path: path.to_owned(), data: data.to_vec(), kind });
-        let (owner, acl) = (self.owner(), self.acl.clone());
+        let (owner, acl) = (self.identity.owner(), self.acl.clone());
         let sent = self.send(&line, |client| {
             self.counted(async move {
                 let results = commit(&client, &operations, &acl).await?;
@@ -351,7 +373,7 @@ impl ZooKeeperSession {
                 Err(failure) => {
                     let Parted { removal, create, joins } = held_back.removal.parted(failure);
                     match (removal, this.upgrade()) {
-                        (None, Some(session)) => session.remove_alone(held_back, joins),
+                        (None, Some(pipeline)) => pipeline.remove_alone(held_back, joins),
                         (removal, _) => held_back.failed(removal.unwrap_or(Failure::Over(Ending::Closed))),
                     }
                     // So that what removes it in another way goes out before the next create.
@@ -391,7 +413,7 @@ fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
 
 pin_project! {
     /// A request of the client, which panics over some answers that are too short. Whatever was asked for may be done.
-    pub(crate) struct Survived<F> {
+    struct Survived<F> {
         #[pin]
         request: F,
     }

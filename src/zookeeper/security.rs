@@ -115,7 +115,7 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// Authentication with SASL, for [`ZooKeeperBuilder::sasl`](super::ZooKeeperBuilder::sasl).
+/// Authentication with SASL, for [`ZooKeeperBuilder::sasl`](crate::ZooKeeperBuilder::sasl).
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))))]
 #[derive(Clone)]
@@ -238,7 +238,7 @@ mod tls {
     use crate::error::error::Error;
 
     /// Whom to trust on an encrypted connection, and who we are there, for
-    /// [`ZooKeeperBuilder::tls`](super::super::ZooKeeperBuilder::tls).
+    /// [`ZooKeeperBuilder::tls`](crate::ZooKeeperBuilder::tls).
     ///
     /// A server's certificate must be signed by a trusted authority and carry the name or address that the connect
     /// string has for the server. That cannot be switched off.

@@ -121,11 +121,11 @@ fn the_figures_of_the_section_on_scale_are_made_or_stand_in_the_code() {
     let mut by_hand = report::written_by_hand(section);
     let source = |file: &str| text(&format!("../../src/{file}"));
     for (cited, is_so) in [
-        ("T/5", source("lease.rs").contains("self.timeout / 5") && scale::HEARTBEAT_SHARE == 0.2),
+        ("T/5", source("session/lease.rs").contains("self.timeout / 5") && scale::HEARTBEAT_SHARE == 0.2),
         ("`5 · S / T`", scale::HEARTBEAT_SHARE == 0.2),
-        ("96 KiB", source("zookeeper.rs").contains("const WATCHED_BYTES_MAX: usize = 96 * 1024;")),
-        ("1,000 nodes", source("tenure.rs").contains("const CHECKS_PER_HEARTBEAT: usize = 1_000;")),
-        ("10 s", source("zookeeper.rs").contains("const SESSION_TIMEOUT: Duration = Duration::from_secs(10);")),
+        ("96 KiB", source("zookeeper/session.rs").contains("const WATCHED_BYTES_MAX: usize = 96 * 1024;")),
+        ("1,000 nodes", source("session/keep_alive.rs").contains("const CHECKS_PER_HEARTBEAT: usize = 1_000;")),
+        ("10 s", source("zookeeper/options.rs").contains("const SESSION_TIMEOUT: Duration = Duration::from_secs(10);")),
         ("USENIX 2010", true),
         ("1 MiB", true),
     ] {
@@ -148,7 +148,7 @@ async fn a_waiter_takes_the_watched_bytes_that_the_page_says() {
     let guard = lock.write().await.expect("free");
     let twice = 2.0 * guard.path().len() as f64;
     assert_eq!(twice, scale::watched_bytes("/locks/config".len(), "web-1".len()), "{}", guard.path());
-    assert!(text("../../src/zookeeper/client.rs").contains("96 * 1024") && scale::WATCHED_BYTES_MAX == 98_304.0);
+    assert!(text("../../src/zookeeper/session.rs").contains("96 * 1024") && scale::WATCHED_BYTES_MAX == 98_304.0);
 }
 
 /// A result with errors must not get into a median.

@@ -6,7 +6,7 @@ use super::figures::{figure, number, requests, whole};
 use super::plots;
 use super::results::{Outcome, Results};
 
-/// `WATCHED_BYTES_MAX` of `src/zookeeper.rs`.
+/// `WATCHED_BYTES_MAX` of `src/zookeeper/session.rs`.
 pub(crate) const WATCHED_BYTES_MAX: f64 = 96.0 * 1024.0;
 
 /// What ZooKeeper's `jute.maxbuffer` is unless set.

@@ -1,0 +1,105 @@
+//! Whether the server has shown that it takes us for the session that owns our nodes; sends nothing itself.
+//!
+//! Some servers answer a reconnect with another session, and the client crate does not say so.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use crate::session::request::{Created, Ending, Failure};
+
+/// The session whose identity is in question.
+pub(super) trait Claimant: Send + Sync {
+    /// Asks the server, in the background, whom it takes us for; then calls [`Identity::was_asked`].
+    fn confirm(&self);
+
+    /// The server takes us for another session: this one serves no more.
+    fn replaced(&self);
+}
+
+/// What the server has shown of one session since its last reconnect.
+pub(super) struct Identity {
+    session: i64,
+    claimant: Weak<dyn Claimant>,
+    /// Counts the connections of this session.
+    connection: AtomicU64,
+    /// The newest connection on which the server has shown it.
+    shown_on: AtomicU64,
+    is_asked: AtomicBool,
+}
+
+impl Identity {
+    pub(super) fn new(session: i64, claimant: Weak<dyn Claimant>) -> Identity {
+        let (connection, shown_on) = (AtomicU64::new(0), AtomicU64::new(0));
+        Identity { session, claimant, connection, shown_on, is_asked: AtomicBool::new(false) }
+    }
+
+    /// The number of the connection that the session has now.
+    pub(super) fn connection(&self) -> u64 {
+        self.connection.load(Ordering::Acquire)
+    }
+
+    /// The session has lost its connection, or has another one: nothing is shown on that yet.
+    pub(super) fn connection_changes(&self) {
+        self.connection.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn is_shown_on(&self, connection: u64) {
+        self.shown_on.fetch_max(connection, Ordering::AcqRel);
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        self.shown_on.load(Ordering::Acquire) == self.connection()
+    }
+
+    /// Has it confirmed, in the background, that this is the session that owns our nodes.
+    pub(super) fn ask(&self) {
+        if !self.is_known()
+            && let Some(claimant) = self.claimant.upgrade()
+            && !self.is_asked.swap(true, Ordering::AcqRel)
+        {
+            claimant.confirm();
+        }
+    }
+
+    /// The session has asked, whatever the answer was.
+    pub(super) fn was_asked(&self) {
+        self.is_asked.store(false, Ordering::Release);
+    }
+
+    /// The owner of a node that the session asks for now.
+    pub(super) fn owner(self: &Arc<Self>) -> Owner {
+        Owner { connection: self.connection(), identity: Arc::clone(self) }
+    }
+}
+
+/// The owner that a node must have which this session creates.
+pub(super) struct Owner {
+    identity: Arc<Identity>,
+    /// The connection on which the node is asked for.
+    connection: u64,
+}
+
+impl Owner {
+    pub(super) fn session(&self) -> i64 {
+        self.identity.session
+    }
+
+    /// A node that was created. If it belongs to another session, this one was replaced.
+    pub(super) fn created(&self, path: String, czxid: i64, ephemeral_owner: i64) -> Result<Created, Failure> {
+        if ephemeral_owner != 0 && ephemeral_owner != self.session() {
+            if let Some(claimant) = self.identity.claimant.upgrade() {
+                claimant.replaced();
+            }
+            return Err(Failure::Over(Ending::Replaced));
+        }
+        if ephemeral_owner == self.session() {
+            self.identity.is_shown_on(self.connection);
+        }
+        Ok(Created { path, czxid, ephemeral_owner })
+    }
+
+    /// Whether it is known without looking at the node.
+    pub(super) fn is_known(&self) -> bool {
+        self.identity.is_known() && self.identity.connection() == self.connection
+    }
+}

@@ -1,0 +1,257 @@
+//! The options of a connection, and which of them cannot be; knows no sessions.
+
+use std::time::Duration;
+
+use zookeeper_client as zk;
+
+use crate::error::error::Error;
+use crate::session::lease::Lease;
+#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+use crate::zookeeper::security::Sasl;
+#[cfg(feature = "tls")]
+use crate::zookeeper::security::Tls;
+use crate::zookeeper::security::{Acl, Digest};
+use crate::zookeeper::servers;
+
+/// Long enough for a garbage collection and a leader election, short enough to take over from a dead holder.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Options of a connection. Made by [`ZooKeeper::builder`](crate::ZooKeeper::builder).
+#[derive(Clone, Debug)]
+#[must_use = "nothing is connected before `connect`"]
+pub struct ZooKeeperBuilder {
+    pub(super) session_timeout: Duration,
+    connect_timeout: Option<Duration>,
+    tick_time: Option<Duration>,
+    stop_margin: Option<Duration>,
+    digest: Option<Digest>,
+    #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+    sasl: Option<Sasl>,
+    #[cfg(feature = "tls")]
+    tls: Option<Tls>,
+    acl: Option<Acl>,
+}
+
+impl ZooKeeperBuilder {
+    pub(super) fn new() -> ZooKeeperBuilder {
+        ZooKeeperBuilder {
+            session_timeout: SESSION_TIMEOUT,
+            connect_timeout: None,
+            tick_time: None,
+            stop_margin: None,
+            digest: None,
+            #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+            sasl: None,
+            #[cfg(feature = "tls")]
+            tls: None,
+            acl: None,
+        }
+    }
+
+    /// How long the ensemble keeps a session it does not hear from. Default: 10 s.
+    ///
+    /// A crashed holder's lock is free after this long, and a holder that is cut off says lost
+    /// [before that](Self::stop_margin).
+    /// The servers bound it (2 to 20 ticks, by default 4 to 40 s); give all of them the same bounds, or ask for no
+    /// more than the least of their upper ones: that a server grants less on a reconnect than another one did at
+    /// first, the client does not tell, and a holder that is cut off after that may be told too late.
+    pub fn session_timeout(mut self, timeout: Duration) -> Self {
+        self.session_timeout = timeout;
+        self
+    }
+
+    /// How long to try to reach a server when a session is opened. Default: the session timeout.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = Some(timeout);
+        self
+    }
+
+    /// What the servers' configuration calls `tickTime`. Default: the smaller of 3 s, as servers have it unless set, and
+    /// half the session timeout.
+    ///
+    /// Servers do not tell it, and their leader hears of a session each half tick only. With a tick that is told, and
+    /// small beside the session timeout, a longer break of the connection loses nothing. It must not be less than what
+    /// the servers have: then a holder that is cut off may be told too late.
+    pub fn tick_time(mut self, tick: Duration) -> Self {
+        self.tick_time = Some(tick);
+        self
+    }
+
+    /// How long before the ensemble may give the lock to others a holder that is cut off says lost: for work to stop in,
+    /// and for clocks that differ. Default: a sixth of the session timeout, but at least 300 ms (and at most a quarter).
+    ///
+    /// Shorter in proportion where the servers grant a shorter timeout. With a longer one than by default heartbeats are
+    /// sent more often, up to 20 in a session timeout, so that it shortens the breaks that are ridden out by less.
+    pub fn stop_margin(mut self, margin: Duration) -> Self {
+        self.stop_margin = Some(margin);
+        self
+    }
+
+    /// Authenticates with ZooKeeper's `digest` scheme. Unless an [`acl`](Self::acl) is given, only the same user may
+    /// then touch the nodes that are made. No server refuses a password: a wrong one makes another user.
+    ///
+    /// The password travels as it is, and again on each reconnect: encrypt the connection, with
+    #[cfg_attr(feature = "tls", doc = "[`tls`](Self::tls).")]
+    #[cfg_attr(not(feature = "tls"), doc = "the feature `tls`.")]
+    pub fn digest(mut self, user: &str, password: &str) -> Self {
+        self.digest = Some(Digest::new(user, password));
+        self
+    }
+
+    /// Authenticates with SASL. Unless an [`acl`](Self::acl) is given, only the same user may then touch the nodes
+    /// that are made.
+    ///
+    /// Wrong credentials end [`connect`](Self::connect) with [`Error::Closed`]. If they are refused later, on a
+    /// reconnect, guards are lost and waiting acquisitions fail, at once.
+    #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+    #[cfg_attr(docsrs, doc(cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))))]
+    pub fn sasl(mut self, sasl: Sasl) -> Self {
+        self.sasl = Some(sasl);
+        self
+    }
+
+    /// Encrypts every connection, and verifies every server. Nothing is sent in clear text, whatever a server answers.
+    ///
+    /// The port is the servers' `secureClientPort`.
+    #[cfg(feature = "tls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
+    /// Who may do what with the nodes that are made: lock directories and the nodes in them.
+    ///
+    /// Default: [`Acl::anyone`], or [`Acl::creator`] after [`digest`](Self::digest) or `sasl`. A client certificate
+    /// alone changes nothing, because machines that share a lock have different ones.
+    pub fn acl(mut self, acl: Acl) -> Self {
+        self.acl = Some(acl);
+        self
+    }
+
+    /// Refuses what cannot be, before anything is sent.
+    pub(super) fn check(&self, servers: &str) -> Result<(), Error> {
+        let longest = Duration::from_millis(i32::MAX as u64);
+        if self.session_timeout < Duration::from_millis(1) || self.session_timeout > longest {
+            return Err(Error::invalid(format!("a session timeout of {:?}", self.session_timeout)));
+        }
+        if self.connect_timeout == Some(Duration::ZERO) {
+            return Err(Error::invalid("a connect timeout of zero"));
+        }
+        self.check_lease(self.session_timeout).map_err(Error::invalid)?;
+        if self.acl.as_ref().is_some_and(|acl| acl.entries.is_empty()) {
+            return Err(Error::invalid("an ACL that allows nobody anything"));
+        }
+        if let Some(digest) = &self.digest {
+            digest.check()?;
+        }
+        #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+        if let Some(sasl) = &self.sasl {
+            sasl.check()?;
+        }
+        servers::check(servers)?;
+        self.check_encryption(servers)
+    }
+
+    /// Refuses a session timeout that leaves no time for a lease.
+    pub(super) fn check_lease(&self, timeout: Duration) -> Result<(), String> {
+        match (self.tick_time, self.stop_margin) {
+            (Some(Duration::ZERO), _) => Err("a tick time of zero".to_owned()),
+            (_, Some(Duration::ZERO)) => Err("a stop margin of zero".to_owned()),
+            (_, Some(margin)) if margin >= self.session_timeout => {
+                Err(format!("a stop margin of {margin:?} leaves nothing of a session timeout of {timeout:?}"))
+            }
+            (Some(tick), _) if !self.lease(timeout).is_renewable() => {
+                Err(format!("a tick time of {tick:?} is too long for a session timeout of {timeout:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn lease(&self, timeout: Duration) -> Lease {
+        let mut lease = Lease::new(timeout);
+        if let Some(tick) = self.tick_time {
+            lease = lease.with_tick_time(tick);
+        }
+        match self.stop_margin {
+            Some(margin) => lease.with_stop_margin(margin.mul_f64(timeout.div_duration_f64(self.session_timeout))),
+            None => lease,
+        }
+    }
+
+    /// Whether the connect string says the same about encryption as the options: the client crate would follow a
+    /// `tcp://` in it, and send a password in clear text.
+    fn check_encryption(&self, servers: &str) -> Result<(), Error> {
+        for server in servers.split(',') {
+            let (encrypted, clear) = (server.starts_with("tcp+tls://"), server.starts_with("tcp://"));
+            match self.is_encrypted() {
+                true if clear => {
+                    return Err(Error::invalid(format!("servers: {server:?} is clear text, but TLS is set")));
+                }
+                false if encrypted => return Err(Error::invalid(format!("servers: {server:?} needs `tls` to be set"))),
+                _ => {}
+            }
+            #[cfg(feature = "tls")]
+            if self.tls.is_some() {
+                crate::zookeeper::security::check_host(host_of(server))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_encrypted(&self) -> bool {
+        #[cfg(feature = "tls")]
+        return self.tls.is_some();
+        #[cfg(not(feature = "tls"))]
+        return false;
+    }
+
+    /// The ACL of the nodes that are made.
+    pub(super) fn acl_of_nodes(&self) -> Acl {
+        let default = || if self.is_authenticated() { Acl::creator() } else { Acl::anyone() };
+        self.acl.clone().unwrap_or_else(default)
+    }
+
+    /// How long to try to reach a server.
+    pub(super) fn bound(&self) -> Duration {
+        self.connect_timeout.unwrap_or(self.session_timeout)
+    }
+
+    fn is_authenticated(&self) -> bool {
+        #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+        return self.digest.is_some() || self.sasl.is_some();
+        #[cfg(not(any(feature = "sasl-digest-md5", zk_rwlock_gssapi)))]
+        return self.digest.is_some();
+    }
+
+    /// A connector that gives up a connection which is silent for so long, or as late as the client crate does by default.
+    pub(super) fn connector(&self, gives_up_after: Option<Duration>) -> zk::Connector {
+        let mut connector = zk::Client::connector().with_session_timeout(self.session_timeout);
+        if let Some(silence) = gives_up_after {
+            connector = connector.with_connection_timeout(silence);
+        }
+        if let Some(digest) = &self.digest {
+            connector = connector.with_auth("digest", &digest.identity());
+        }
+        #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+        if let Some(sasl) = &self.sasl {
+            connector = connector.with_sasl(sasl.options());
+        }
+        #[cfg(feature = "tls")]
+        if let Some(tls) = &self.tls {
+            connector = connector.with_tls(tls.options());
+        }
+        connector
+    }
+}
+
+/// The host of one server in a connect string, as the client crate takes it.
+#[cfg(feature = "tls")]
+fn host_of(server: &str) -> &str {
+    let server = server.strip_prefix("tcp+tls://").unwrap_or(server);
+    let server = server.split_once('/').map_or(server, |(server, _path)| server);
+    match server.strip_prefix('[') {
+        Some(address) => address.split_once(']').map_or(address, |(address, _port)| address),
+        None => server.rsplit_once(':').map_or(server, |(host, _port)| host),
+    }
+}

@@ -1,0 +1,451 @@
+//! One session of a ZooKeeper ensemble, as the contract asks for it; knows neither locks nor how it was opened.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+use zookeeper_client as zk;
+
+use crate::session::contract::{Berth, Reservation, Session};
+use crate::session::keep_alive::keep_alive;
+use crate::session::lease::{Lease, Moment};
+use crate::session::request::{Chore, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Watch};
+use crate::session::thread::Keeper;
+use crate::zookeeper::abilities::Abilities;
+use crate::zookeeper::identity::{Claimant, Identity};
+use crate::zookeeper::options::ZooKeeperBuilder;
+use crate::zookeeper::pipeline::{Pipeline, Removal};
+use crate::zookeeper::security::Acl;
+use crate::zookeeper::translate::{self, commit, event, failure, mode, outcome};
+
+/// A reconnect fails for good beyond 128 KiB; a good part is kept free for what else is watched.
+const WATCHED_BYTES_MAX: usize = 96 * 1024;
+
+/// How soon an owner watches its node: see [`keep_alive`].
+const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
+
+/// One session of a ZooKeeper ensemble.
+pub(super) struct ZooKeeperSession {
+    id: i64,
+    timeout: Duration,
+    acl: Acl,
+    abilities: Arc<Abilities>,
+    pipeline: Arc<Pipeline>,
+    lease: Arc<Lease>,
+    link: watch::Sender<Link>,
+    finished: Arc<Finished>,
+    keeper: Arc<Keeper>,
+    watched_bytes: Arc<AtomicUsize>,
+    /// Those it was opened for have not looked at it yet.
+    is_fresh: AtomicBool,
+    /// How long the path is that everything is kept below.
+    root_bytes: usize,
+    identity: Arc<Identity>,
+    this: Weak<ZooKeeperSession>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Link {
+    Up,
+    Down,
+    Over(Ending),
+}
+
+/// Whether the client's task has ended, for threads that must not be async.
+#[derive(Debug, Default)]
+pub(super) struct Finished {
+    yes: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Finished {
+    fn is_so_now(&self) {
+        *self.yes.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    /// Blocks until it has, or until the deadline.
+    pub(super) fn wait_until(&self, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let yes = self.yes.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.changed.wait_timeout_while(yes, left, |yes| !*yes));
+    }
+}
+
+impl ZooKeeperSession {
+    /// A session that was opened at `asked` or later. Starts what looks after it.
+    pub(super) fn new(
+        client: zk::Client,
+        keeper: &Arc<Keeper>,
+        options: &ZooKeeperBuilder,
+        asked: Moment,
+        abilities: Arc<Abilities>,
+    ) -> Result<Arc<ZooKeeperSession>, Failure> {
+        let requested = options.session_timeout;
+        // A server may raise the timeout, and another one lower it again on a reconnect: the shorter one counts.
+        let timeout = client.session_timeout().min(requested);
+        if timeout < requested {
+            // What is asked for on a reconnect is what was granted here, so only a server that grants even less can
+            // lower it again, and that the client does not tell.
+            tracing::warn!(?timeout, ?requested, "less is granted than was asked for: no server must grant less still");
+        }
+        options.check_lease(timeout).map_err(|problem| Failure::Refused(format!("{problem}, which they grant")))?;
+        let lease = Arc::new(options.lease(timeout));
+        lease.began(asked);
+        let finished = Arc::new(Finished::default());
+        let (link, _) = watch::channel(Link::Up);
+        let states = client.state_watcher();
+        let (id, root_bytes, acl) = (client.session_id().0, client.path().len(), options.acl_of_nodes());
+        let session = Arc::new_cyclic(|this: &Weak<ZooKeeperSession>| {
+            let claimant: Weak<dyn Claimant> = this.clone();
+            let identity = Arc::new(Identity::new(id, claimant));
+            ZooKeeperSession {
+                id,
+                timeout,
+                pipeline: Pipeline::new(client, &lease, keeper, &identity, acl.clone()),
+                acl,
+                abilities,
+                lease,
+                link,
+                finished,
+                keeper: Arc::clone(keeper),
+                watched_bytes: Arc::default(),
+                is_fresh: AtomicBool::new(true),
+                root_bytes,
+                identity,
+                this: Weak::clone(this),
+            }
+        });
+        let (lease, link, finished) = (Arc::clone(&session.lease), session.link.clone(), Arc::clone(&session.finished));
+        let follow = follow_state(states, Arc::downgrade(&session), lease, link, finished);
+        let tenant = keeper.tenant();
+        keeper.handle().spawn(async move {
+            follow.await;
+            drop(tenant);
+        });
+        let shared: Arc<dyn Session> = session.clone();
+        keeper.handle().spawn(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
+        Ok(session)
+    }
+
+    /// A berth, if there is room.
+    pub(super) fn berth(self: &Arc<Self>, watched_bytes: usize) -> Option<Berth> {
+        // What counts are the paths as the server knows them, and two are watched.
+        let watched_bytes = if watched_bytes == 0 { 0 } else { watched_bytes + 2 * self.root_bytes };
+        let reserved = Arc::clone(&self.watched_bytes);
+        let fits = |used: usize| used.checked_add(watched_bytes).filter(|total| *total <= WATCHED_BYTES_MAX);
+        reserved.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits).ok()?;
+        let give_back = move || {
+            reserved.fetch_sub(watched_bytes, Ordering::AcqRel);
+        };
+        let session: Arc<dyn Session> = self.clone();
+        Some(Berth::with_reservation(session, Reservation::new(give_back)))
+    }
+
+    /// Whether the server lists this node as one of the session that it takes us for.
+    async fn lists_as_its_own(&self, path: &str) -> Result<bool, Failure> {
+        let (node, connection, abilities) = (path.to_owned(), self.identity.connection(), Arc::clone(&self.abilities));
+        let owned = self.pipeline.read(move |client| async move {
+            let owned = client.list_ephemerals(&node).await;
+            abilities.ephemerals.heard(&owned);
+            match owned {
+                Err(_) if abilities.ephemerals.is_lacking() => Err(Failure::Unknown("not understood".to_owned())),
+                owned => owned.map_err(failure),
+            }
+        });
+        if owned.await?.iter().any(|owned| owned == path) {
+            self.identity.is_shown_on(connection);
+            return Ok(true);
+        }
+        if matches!(self.data(path).await, Ok((_, stat)) if stat.ephemeral_owner == self.id) {
+            self.ended(Ending::Replaced);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Makes a node beside this one, whose owner shows which session the server takes us for, and removes it again.
+    async fn owns_what_it_makes(&self, path: &str) -> Result<bool, Failure> {
+        let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
+        let own = format!("{directory}/session-{:x}", self.id);
+        let made = self.create(&own, &[], Kind::Ephemeral).await;
+        // An answer that was lost may have left it behind, and it says nothing of this connection.
+        if !matches!(made, Ok(_) | Err(Failure::NodeExists)) {
+            return made.map(|_| true);
+        }
+        loop {
+            match self.delete(&own).await {
+                Ok(()) | Err(Failure::NoNode) => return Ok(made.is_ok()),
+                Err(Failure::Unknown(_)) if self.connected().await.is_ok() => self.sleep(self.timeout / 20).await,
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// Makes the path that the connect string ends with.
+    pub(super) async fn make_root(&self) -> Result<(), Failure> {
+        let client = self.pipeline.client()?;
+        let root = client.path().to_owned();
+        if root == "/" || client.check_stat("/").await.map_err(failure)?.is_some() {
+            return Ok(());
+        }
+        let whole = client.as_ref().clone().chroot("/").map_err(|_| Failure::Refused(format!("path {root:?}")))?;
+        let options = zk::CreateMode::Persistent.with_acls(zk::Acls::new(&self.acl.entries));
+        whole.mkdir(&root, &options).await.map_err(failure)
+    }
+
+    pub(super) fn is_needed(&self) -> bool {
+        self.watched_bytes.load(Ordering::Acquire) > 0 || self.is_fresh.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        *self.link.borrow() == Link::Up
+    }
+
+    /// Those it was opened for have looked at it.
+    pub(super) fn is_used(&self) {
+        self.is_fresh.store(false, Ordering::Release);
+    }
+
+    /// Whether the client's task has ended.
+    pub(super) fn finished(&self) -> Arc<Finished> {
+        Arc::clone(&self.finished)
+    }
+
+    /// Asks the server to end the session.
+    pub(super) fn close(&self) {
+        // Its guards are lost before the server is asked to give their locks to others.
+        self.lease.end(Ending::Closed);
+        self.pipeline.close();
+    }
+
+    /// This session serves no more, as is known now.
+    pub(super) fn ended(&self, why: Ending) {
+        self.lease.end(why);
+        self.link.send_if_modified(|link| {
+            let first = !matches!(link, Link::Over(_));
+            if first {
+                *link = Link::Over(why);
+            }
+            first
+        });
+        self.pipeline.close();
+    }
+}
+
+impl Claimant for ZooKeeperSession {
+    fn confirm(&self) {
+        let (this, identity) = (Weak::clone(&self.this), Arc::clone(&self.identity));
+        self.spawn(Box::pin(async move {
+            confirm_identity(this).await;
+            identity.was_asked();
+        }));
+    }
+
+    fn replaced(&self) {
+        self.ended(Ending::Replaced);
+    }
+}
+
+#[async_trait]
+impl Session for ZooKeeperSession {
+    fn id(&self) -> i64 {
+        self.id
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
+    async fn connected(&self) -> Result<(), Ending> {
+        match self.link.subscribe().wait_for(|link| *link != Link::Down).await.map(|link| *link) {
+            Ok(Link::Over(why)) => Err(why),
+            Ok(_) => Ok(()),
+            Err(_) => Err(self.lease.over().unwrap_or(Ending::Closed)),
+        }
+    }
+
+    async fn over(&self) -> Ending {
+        match self.link.subscribe().wait_for(|link| matches!(link, Link::Over(_))).await.map(|link| *link) {
+            Ok(Link::Over(why)) => why,
+            _ => self.lease.over().unwrap_or(Ending::Closed),
+        }
+    }
+
+    fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
+        if kind == Kind::EphemeralSequential
+            && let Some(reply) = self.pipeline.create_with_removal(path, data)
+        {
+            return reply;
+        }
+        let kind = match kind {
+            Kind::Container if self.abilities.containers.is_lacking() => Kind::Persistent,
+            kind => kind,
+        };
+        let (path, data, acl, owner) = (path.to_owned(), data.to_vec(), self.acl.clone(), self.identity.owner());
+        let abilities = Arc::clone(&self.abilities);
+        self.pipeline.write(move |client| async move {
+            let options = mode(kind).with_acls(zk::Acls::new(&acl.entries));
+            let created = client.create(&path, &data, &options).await;
+            if kind == Kind::Container {
+                abilities.containers.heard(&created);
+                if abilities.containers.is_lacking() {
+                    return Err(Failure::Unknown("the servers do not know container nodes".to_owned()));
+                }
+            }
+            let (stat, sequence) = created.map_err(failure)?;
+            let path = if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path };
+            owner.created(path, stat.czxid, stat.ephemeral_owner)
+        })
+    }
+
+    fn delete(&self, path: &str) -> Reply<()> {
+        let removed = self.pipeline.remove(Removal::delete(path));
+        Box::pin(async move { removed.await.map(drop) })
+    }
+
+    fn children(&self, path: &str) -> Reply<Vec<String>> {
+        let path = path.to_owned();
+        self.pipeline.read(move |client| async move { client.list_children(&path).await.map_err(failure) })
+    }
+
+    fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
+        let path = path.to_owned();
+        self.pipeline.read(move |client| async move {
+            let (data, stat) = client.get_data(&path).await.map_err(failure)?;
+            Ok((data, translate::stat(&stat)))
+        })
+    }
+
+    fn watch(&self, path: &str) -> Reply<Watch> {
+        let path = path.to_owned();
+        self.pipeline.read(move |client| async move {
+            let (_, stat, watcher) = client.get_and_watch_data(&path).await.map_err(failure)?;
+            Ok(Watch::new(event(watcher.changed())).with_owner(stat.ephemeral_owner))
+        })
+    }
+
+    fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
+        let path = path.to_owned();
+        self.pipeline.read(move |client| async move {
+            let (names, watcher) = client.list_and_watch_children(&path).await.map_err(failure)?;
+            Ok((names, Watch::new(event(watcher.changed()))))
+        })
+    }
+
+    fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
+        if let Some(removal) = Removal::of(operations) {
+            return self.pipeline.remove(removal);
+        }
+        let (operations, acl) = (operations.to_vec(), self.acl.clone());
+        self.pipeline.write(move |client| async move {
+            let results = commit(&client, &operations, &acl).await?;
+            Ok(results.into_iter().map(outcome).collect())
+        })
+    }
+
+    fn spawn(&self, chore: Chore) {
+        let tenant = self.keeper.tenant();
+        self.keeper.handle().spawn(async move {
+            chore.await;
+            drop(tenant);
+        });
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.keeper.sleep(duration)
+    }
+}
+
+impl fmt::Debug for ZooKeeperSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let link = *self.link.borrow();
+        f.debug_struct("ZooKeeperSession")
+            .field("id", &self.id)
+            .field("link", &link)
+            .field("lease", &self.lease)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Tells the session's state to those who wait for it, until the session is over.
+async fn follow_state(
+    mut states: zk::StateWatcher,
+    session: Weak<ZooKeeperSession>,
+    lease: Arc<Lease>,
+    link: watch::Sender<Link>,
+    finished: Arc<Finished>,
+) {
+    let mut state = states.peek_state();
+    loop {
+        let now = match state {
+            zk::SessionState::SyncConnected => Link::Up,
+            // A read-only server cannot confirm anything.
+            zk::SessionState::Disconnected | zk::SessionState::ConnectedReadOnly => Link::Down,
+            zk::SessionState::AuthFailed => Link::Over(Ending::AuthFailed),
+            zk::SessionState::Expired => Link::Over(Ending::Expired),
+            zk::SessionState::Closed => Link::Over(Ending::Closed),
+        };
+        if let Link::Over(ending) = now {
+            lease.end(ending);
+        }
+        let was = *link.borrow();
+        if let Some(session) = session.upgrade().filter(|_| was != now && !matches!(now, Link::Over(_))) {
+            session.identity.connection_changes();
+            // Answers are taken on this thread too, and those of the next connection come later than the news of it: of
+            // none of them has the lease been told when it is told that the connection before is lost.
+            session.lease.connected(now == Link::Up);
+            if now == Link::Up {
+                session.identity.ask();
+            }
+        }
+        link.send_if_modified(|link| {
+            let changes = *link != now && !matches!(link, Link::Over(_));
+            if changes {
+                *link = now;
+            }
+            changes
+        });
+        if let Link::Over(_) = now {
+            break;
+        }
+        state = states.changed().await;
+    }
+    finished.is_so_now();
+}
+
+/// After a reconnect: makes sure that the session the server took us for is the one that owns our nodes.
+async fn confirm_identity(session: Weak<ZooKeeperSession>) {
+    loop {
+        let Some(session) = session.upgrade().filter(|session| session.lease.over().is_none()) else { return };
+        // With nothing kept there is nothing to lose; it is asked again when there is an answer to count.
+        let Some((_, path)) = session.lease.roll().to_check().into_iter().next() else { return };
+        let lists = !session.abilities.ephemerals.is_lacking();
+        let shown = match lists {
+            true => session.lists_as_its_own(&path).await,
+            false => session.owns_what_it_makes(&path).await,
+        };
+        match shown {
+            Ok(true) if session.identity.is_known() => return session.lease.resumed(),
+            // The connection has been lost since, or the session has been replaced.
+            Ok(true) => {}
+            // There is another way to ask.
+            Err(Failure::Unknown(_)) if lists && session.abilities.ephemerals.is_lacking() => {
+                let _over = session.connected().await;
+            }
+            // The node is gone, which its watch will tell; ask about another one.
+            Ok(false) | Err(Failure::NoNode) => session.sleep(session.timeout / 20).await,
+            Err(Failure::Unknown(_)) if session.connected().await.is_ok() => session.sleep(session.timeout / 20).await,
+            // It is asked again with the next answer.
+            Err(_) => return,
+        }
+    }
+}

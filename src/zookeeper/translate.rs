@@ -1,0 +1,138 @@
+//! The client crate's types and ours, each turned into the other; knows no sessions.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, UNIX_EPOCH};
+
+use pin_project_lite::pin_project;
+use zookeeper_client as zk;
+
+use crate::session::request::{Ending, Event, Failure, Kind, Operation, Outcome, Stat};
+use crate::zookeeper::security::Acl;
+
+/// The client crate tells the reason of a failed handshake to its log alone.
+pub(super) const UNTRUSTED_HINT: &str = " (over TLS: the port may be one for clear text, or one side does not accept the \
+     other's certificate; zookeeper_client logs the reason at level debug)";
+
+pub(super) fn mode(kind: Kind) -> zk::CreateMode {
+    match kind {
+        Kind::Persistent => zk::CreateMode::Persistent,
+        Kind::Container => zk::CreateMode::Container,
+        Kind::Ephemeral => zk::CreateMode::Ephemeral,
+        Kind::EphemeralSequential => zk::CreateMode::EphemeralSequential,
+    }
+}
+
+/// Commits all or none; sent in the first poll.
+pub(super) async fn commit(
+    client: &zk::Client,
+    operations: &[Operation],
+    acl: &Acl,
+) -> Result<Vec<zk::MultiWriteResult>, Failure> {
+    let of = |index: usize| move |error| Failure::Operation { index, failure: Box::new(failure(error)) };
+    let mut writer = client.new_multi_writer();
+    for (index, operation) in operations.iter().enumerate() {
+        let added = match operation {
+            Operation::Create { path, data, kind } => {
+                writer.add_create(path, data, &mode(*kind).with_acls(zk::Acls::new(&acl.entries)))
+            }
+            Operation::Set { path, data, version } => writer.add_set_data(path, data, *version),
+            Operation::Delete { path, version } => writer.add_delete(path, *version),
+            Operation::Check { path, version } => writer.add_check_version(path, version.unwrap_or(-1)),
+        };
+        added.map_err(of(index))?;
+    }
+    writer.commit().await.map_err(|error| match error {
+        zk::MultiWriteError::RequestFailed { source } => failure(source),
+        zk::MultiWriteError::OperationFailed { index, source } => of(index)(source),
+    })
+}
+
+pub(super) fn outcome(result: zk::MultiWriteResult) -> Outcome {
+    match result {
+        zk::MultiWriteResult::Create { .. } => Outcome::Created,
+        zk::MultiWriteResult::SetData { stat } => Outcome::Set { version: stat.version },
+        zk::MultiWriteResult::Delete => Outcome::Deleted,
+        _ => Outcome::Checked,
+    }
+}
+
+/// What an error allows to conclude. Whatever is not a clear refusal leaves the outcome unknown: a reset or silent
+/// connection gives `Custom`, an orderly close `ConnectionLoss`, and the request may have been carried out in each.
+///
+/// `SessionMoved` and `Throttled` are refusals, but passing ones: the session lives on, and whatever is said to be
+/// unknown is asked again.
+pub(super) fn failure(error: zk::Error) -> Failure {
+    match error {
+        zk::Error::NoNode => Failure::NoNode,
+        zk::Error::NodeExists => Failure::NodeExists,
+        zk::Error::NotEmpty => Failure::NotEmpty,
+        zk::Error::BadVersion => Failure::BadVersion,
+        zk::Error::NoAuth => Failure::NoAuth,
+        zk::Error::NoChildrenForEphemerals => Failure::ParentIsEphemeral,
+        zk::Error::SessionExpired => Failure::Over(Ending::Expired),
+        zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
+        zk::Error::ClientClosed => Failure::Over(Ending::Closed),
+        zk::Error::InvalidAcl => Failure::Refused(
+            "the ACL is not valid on these servers; `Acl::creator` needs a client that they have authenticated"
+                .to_owned(),
+        ),
+        zk::Error::NoHosts
+        | zk::Error::BadArguments(_)
+        | zk::Error::NotReadOnly
+        | zk::Error::NoWatcher
+        | zk::Error::QuotaExceeded
+        | zk::Error::MarshallingError
+        | zk::Error::Unimplemented
+        | zk::Error::ReconfigDisabled => Failure::Refused(error.to_string()),
+        _ => Failure::Unknown(error.to_string()),
+    }
+}
+
+pub(super) fn stat(stat: &zk::Stat) -> Stat {
+    let ctime = UNIX_EPOCH + Duration::from_millis(stat.ctime.unsigned_abs());
+    Stat { czxid: stat.czxid, version: stat.version, ctime, ephemeral_owner: stat.ephemeral_owner }
+}
+
+/// What an error on the way to a session allows to conclude.
+pub(super) fn connect_failure(error: zk::Error, servers: &str, encrypted: bool) -> Failure {
+    match error {
+        zk::Error::BadArguments(problem) => Failure::Refused((*problem).to_owned()),
+        zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
+        // What goes wrong on the network ends in a timeout; this is about certificates, before anything was sent.
+        zk::Error::Custom(problem) => Failure::Refused(problem.to_string()),
+        error => Failure::Unreachable(format!("{servers}: {error}{}", if encrypted { UNTRUSTED_HINT } else { "" })),
+    }
+}
+
+/// The event that a one-shot watcher of the client crate tells.
+pub(super) fn event(watcher: impl Future<Output = zk::WatchedEvent>) -> impl Future<Output = Event> {
+    Watched { watcher }
+}
+
+pin_project! {
+    /// A one-shot watcher, which panics when its session's task is gone: for us the session is over then.
+    struct Watched<F> {
+        #[pin]
+        watcher: F,
+    }
+}
+
+impl<F: Future<Output = zk::WatchedEvent>> Future for Watched<F> {
+    type Output = Event;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Event> {
+        let watcher = self.project().watcher;
+        match catch_unwind(AssertUnwindSafe(|| watcher.poll(context))) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(event)) => Poll::Ready(match event.event_type {
+                zk::EventType::NodeDeleted => Event::Deleted,
+                zk::EventType::Session => Event::Over,
+                _ => Event::Changed,
+            }),
+            Err(_) => Poll::Ready(Event::Over),
+        }
+    }
+}
