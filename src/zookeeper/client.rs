@@ -18,6 +18,7 @@ use crate::session::thread::Keeper;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::connect::new_session;
 use crate::zookeeper::options::ZooKeeperBuilder;
+use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 
 /// How long dropping the last user of a session may wait for the server to have heard of it.
@@ -47,7 +48,7 @@ pub struct ZooKeeper {
 }
 
 struct Ensemble {
-    servers: String,
+    servers: Servers,
     options: ZooKeeperBuilder,
     keeper: Arc<Keeper>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
@@ -100,14 +101,16 @@ impl ZooKeeperBuilder {
     /// # Errors
     /// As there; also [`Error::InvalidInput`] for an option that cannot be.
     pub async fn connect(self, servers: &str) -> Result<ZooKeeper, Error> {
-        self.check(servers)?;
+        self.check()?;
+        let servers = Servers::parse(servers)?;
+        self.check_encryption(&servers)?;
         let keeper = Keeper::get().map_err(|error| Error::Refused {
             operation: "start the thread for",
-            path: servers.to_owned(),
+            path: servers.to_string(),
             reason: error.to_string(),
         })?;
         let ensemble = Ensemble {
-            servers: servers.to_owned(),
+            servers: servers.clone(),
             options: self,
             keeper,
             sessions: Mutex::new(Vec::new()),
@@ -117,8 +120,8 @@ impl ZooKeeperBuilder {
         };
         let opened = ensemble.connect().await.and_then(|session| ensemble.install(session, 0));
         opened.map_err(|failure| match failure {
-            Failure::Refused(problem) => Error::invalid(format!("servers {servers:?}: {problem}")),
-            failure => Error::from_failure(failure, "connect to", servers),
+            Failure::Refused(problem) => Error::invalid(format!("servers {:?}: {problem}", servers.as_str())),
+            failure => Error::from_failure(failure, "connect to", servers.as_str()),
         })?;
         Ok(ZooKeeper { ensemble: Arc::new(ensemble) })
     }
@@ -168,7 +171,10 @@ impl Coordinator for ZooKeeper {
 impl fmt::Debug for ZooKeeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sessions = self.ensemble.sessions().iter().map(|session| session.id()).collect::<Vec<_>>();
-        f.debug_struct("ZooKeeper").field("servers", &self.ensemble.servers).field("sessions", &sessions).finish()
+        f.debug_struct("ZooKeeper")
+            .field("servers", &self.ensemble.servers.as_str())
+            .field("sessions", &sessions)
+            .finish()
     }
 }
 

@@ -10,6 +10,7 @@ use crate::session::request::Failure;
 use crate::session::thread::Keeper;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::options::ZooKeeperBuilder;
+use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::{UNTRUSTED_HINT, connect_failure};
 
@@ -22,31 +23,64 @@ const LONG: Duration = Duration::from_secs(3);
 /// As soon as that is possible without taking every pause of a server's for a break.
 const QUICKEST: Duration = Duration::from_millis(500);
 
-/// How soon a silent connection is given up for a fresh one, and each attempt at one: the sooner, the sooner a break
-/// is over when it is over, since the kernel sends what was lost again after longer and longer pauses.
-///
-/// A session of a moment has the client crate's own measure: less would take every pause of a server's for a break.
-fn quick(session_timeout: Duration) -> Duration {
-    if session_timeout < LONG { session_timeout * 2 / 5 } else { (session_timeout / 12).max(QUICKEST) }
+/// How long a client bears with a server that is silent. Quick and patient attempts take turns, so that a server which
+/// takes longer to answer than a quick client waits is reached, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Patience {
+    /// Gives up a silent connection for a fresh one soon, and so each attempt at one: the sooner, the sooner a break is
+    /// over when the network is back, since the kernel sends what was lost again after longer and longer pauses.
+    Quick,
+    /// Gives it up as late as the client crate does by default: for servers that are slow.
+    Patient,
 }
 
-/// Opens a session, and tells when it was asked for at the earliest.
-///
-/// A server that takes longer to answer than a quick client waits is met with patience, for as long as the session lasts.
-async fn open(servers: &str, options: &ZooKeeperBuilder) -> Result<(zk::Client, Moment), zk::Error> {
-    let (named, quick, encrypted) =
-        (to_connect_to(servers, options.session_timeout), quick(options.session_timeout), options.is_encrypted());
-    for patience in [Some(quick), None].into_iter().cycle() {
-        let (asked, limit) = (since_boot(), options.session_timeout / if patience.is_some() { 4 } else { 1 });
-        let connecting = connect(options.connector(patience), &named, encrypted);
-        let client = match tokio::time::timeout(limit, connecting).await {
-            // It gives up after a session timeout, whatever time it has.
+impl Patience {
+    /// How soon a connection of a quick client counts as silent.
+    ///
+    /// A session of a moment has the client crate's own measure: less would take every pause of a server's for a break.
+    fn quick(session_timeout: Duration) -> Duration {
+        if session_timeout < LONG { session_timeout * 2 / 5 } else { (session_timeout / 12).max(QUICKEST) }
+    }
+
+    /// How long a connection may be silent; `None` for the client crate's default.
+    fn silence(self, session_timeout: Duration) -> Option<Duration> {
+        match self {
+            Patience::Quick => Some(Patience::quick(session_timeout)),
+            Patience::Patient => None,
+        }
+    }
+
+    /// How long one attempt to open a session may take.
+    fn limit(self, session_timeout: Duration) -> Duration {
+        match self {
+            Patience::Quick => session_timeout / 4,
+            Patience::Patient => session_timeout,
+        }
+    }
+
+    /// Whether a session that was opened so is kept. A patient client is not, if the server is quick now: it was not
+    /// slow, but away.
+    async fn suits(self, client: &zk::Client, session_timeout: Duration) -> bool {
+        let asked = Instant::now();
+        self == Patience::Quick
+            || client.check_stat("/").await.is_err()
+            || asked.elapsed() > Patience::quick(session_timeout) / 4
+    }
+}
+
+/// Opens a session, and tells when it was asked for at the earliest. Tries for as long as it is polled.
+async fn open(servers: &Servers, options: &ZooKeeperBuilder) -> Result<(zk::Client, Moment), zk::Error> {
+    let timeout = options.session_timeout;
+    let (named, encrypted) = (to_connect_to(servers, timeout), options.is_encrypted());
+    for patience in [Patience::Quick, Patience::Patient].into_iter().cycle() {
+        let asked = since_boot();
+        let connecting = connect(options.connector(patience.silence(timeout)), &named, encrypted);
+        let client = match tokio::time::timeout(patience.limit(timeout), connecting).await {
+            // The client gives up after a session timeout, however long it may try.
             Err(_) | Ok(Err(zk::Error::Timeout)) => continue,
             Ok(answer) => answer?,
         };
-        let checked = Instant::now();
-        // It was not slow, but away.
-        if patience.is_some() || client.check_stat("/").await.is_err() || checked.elapsed() > quick / 4 {
+        if patience.suits(&client, timeout).await {
             return Ok((client, asked));
         }
     }
@@ -55,7 +89,7 @@ async fn open(servers: &str, options: &ZooKeeperBuilder) -> Result<(zk::Client, 
 
 /// Opens a session, and makes the path that the connect string ends with.
 pub(super) async fn new_session(
-    servers: String,
+    servers: Servers,
     options: ZooKeeperBuilder,
     keeper: Arc<Keeper>,
     abilities: Arc<Abilities>,
@@ -68,7 +102,7 @@ pub(super) async fn new_session(
         let hint = if encrypted { UNTRUSTED_HINT } else { "" };
         return Err(Failure::Unreachable(format!("no session with {servers} within {waited}{hint}")));
     };
-    let (client, asked) = connected.map_err(|error| connect_failure(error, &servers, encrypted))?;
+    let (client, asked) = connected.map_err(|error| connect_failure(error, servers.as_str(), encrypted))?;
     if client.session_timeout() < SHORTEST_TIMEOUT {
         return Err(Failure::Unreachable(format!("{servers} grants sessions no time to live")));
     }
@@ -93,16 +127,12 @@ async fn connect(connector: zk::Connector, servers: &str, encrypted: bool) -> Re
 /// The client doubles its pauses with each round through the list, so that it would come back only up to twice as long
 /// after a break began as the break lasted: too late for the lease. Within a round the pauses grow by 50 ms only, and in
 /// the first there are none. It shuffles the list, so a frozen one of several may come twice in a row, which costs
-/// [little](quick).
-fn to_connect_to(servers: &str, session_timeout: Duration) -> String {
-    let last = servers.rfind(',').map_or(0, |comma| comma + 1);
-    let scheme = servers[last..].find("://").map_or(last, |colon| last + colon + "://".len());
-    let root = servers[scheme..].find('/').map_or(servers.len(), |slash| scheme + slash);
-    let (servers, root) = servers.split_at(root);
+/// [little](Patience::Quick).
+fn to_connect_to(servers: &Servers, session_timeout: Duration) -> String {
     // The second round begins after 100 ms for each name, at most 1 s, and the third half a session timeout later.
     let names = (session_timeout.as_millis() / 300).clamp(2, 24);
-    let times = (names as usize).div_ceil(servers.split(',').count());
-    vec![servers; times].join(",") + root
+    let times = (names as usize).div_ceil(servers.each().count());
+    vec![servers.list(); times].join(",") + servers.root()
 }
 
 #[cfg(test)]
@@ -112,6 +142,7 @@ mod tests {
     #[test]
     fn each_server_is_named_several_times() {
         let second = Duration::from_secs(1);
+        let to_connect_to = |servers, timeout| to_connect_to(&Servers::parse(servers).unwrap(), timeout);
         assert_eq!(to_connect_to("a:1,b:2/root", second), "a:1,b:2,a:1,b:2/root");
         assert_eq!(to_connect_to("a:1/root/of", second), "a:1,a:1,a:1/root/of");
         assert_eq!(to_connect_to("tcp://[::1]:2181", second), "tcp://[::1]:2181,tcp://[::1]:2181,tcp://[::1]:2181");

@@ -17,7 +17,7 @@
 //!   are refused before it is asked ([`options`]). Why a handshake failed only its log tells.
 //! - It sends each request as it comes: a removal that the next create may join is held back on our side ([`pipeline`]).
 //! - Its pauses before it tries a server again grow too fast for the lease ([`connect::to_connect_to`]), and a silent
-//!   connection is given up too late ([`connect::quick`]).
+//!   connection is given up too late ([`connect::Patience`]).
 //! - It says `Expired` only at 1.4 session timeouts: the lease is what tells that a lock is lost.
 
 pub(crate) mod client;

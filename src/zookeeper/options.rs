@@ -11,7 +11,7 @@ use crate::zookeeper::security::Sasl;
 #[cfg(feature = "tls")]
 use crate::zookeeper::security::Tls;
 use crate::zookeeper::security::{Acl, Digest};
-use crate::zookeeper::servers;
+use crate::zookeeper::servers::Servers;
 
 /// Long enough for a garbage collection and a leader election, short enough to take over from a dead holder.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -130,7 +130,7 @@ impl ZooKeeperBuilder {
     }
 
     /// Refuses what cannot be, before anything is sent.
-    pub(super) fn check(&self, servers: &str) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         let longest = Duration::from_millis(i32::MAX as u64);
         if self.session_timeout < Duration::from_millis(1) || self.session_timeout > longest {
             return Err(Error::invalid(format!("a session timeout of {:?}", self.session_timeout)));
@@ -149,8 +149,7 @@ impl ZooKeeperBuilder {
         if let Some(sasl) = &self.sasl {
             sasl.check()?;
         }
-        servers::check(servers)?;
-        self.check_encryption(servers)
+        Ok(())
     }
 
     /// Refuses a session timeout that leaves no time for a lease.
@@ -179,21 +178,23 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// Whether the connect string says the same about encryption as the options: the client crate would follow a
+    /// Refuses a connect string that says otherwise about encryption than the options: the client crate would follow a
     /// `tcp://` in it, and send a password in clear text.
-    fn check_encryption(&self, servers: &str) -> Result<(), Error> {
-        for server in servers.split(',') {
-            let (encrypted, clear) = (server.starts_with("tcp+tls://"), server.starts_with("tcp://"));
+    pub(super) fn check_encryption(&self, servers: &Servers) -> Result<(), Error> {
+        for server in servers.each() {
+            let text = server.as_str();
             match self.is_encrypted() {
-                true if clear => {
-                    return Err(Error::invalid(format!("servers: {server:?} is clear text, but TLS is set")));
+                true if server.is_clear() => {
+                    return Err(Error::invalid(format!("servers: {text:?} is clear text, but TLS is set")));
                 }
-                false if encrypted => return Err(Error::invalid(format!("servers: {server:?} needs `tls` to be set"))),
+                false if server.is_encrypted() => {
+                    return Err(Error::invalid(format!("servers: {text:?} needs `tls` to be set")));
+                }
                 _ => {}
             }
             #[cfg(feature = "tls")]
             if self.tls.is_some() {
-                crate::zookeeper::security::check_host(host_of(server))?;
+                crate::zookeeper::security::check_host(server.host())?;
             }
         }
         Ok(())
@@ -242,16 +243,5 @@ impl ZooKeeperBuilder {
             connector = connector.with_tls(tls.options());
         }
         connector
-    }
-}
-
-/// The host of one server in a connect string, as the client crate takes it.
-#[cfg(feature = "tls")]
-fn host_of(server: &str) -> &str {
-    let server = server.strip_prefix("tcp+tls://").unwrap_or(server);
-    let server = server.split_once('/').map_or(server, |(server, _path)| server);
-    match server.strip_prefix('[') {
-        Some(address) => address.split_once(']').map_or(address, |(address, _port)| address),
-        None => server.rsplit_once(':').map_or(server, |(host, _port)| host),
     }
 }

@@ -1,63 +1,125 @@
-//! What a list of servers may look like; knows nothing of what is behind their names.
+//! The connect string: what it may look like, its servers and its path; knows nothing of what is behind their names.
 
+use std::fmt;
 use std::net::Ipv6Addr;
 
 use crate::error::error::Error;
 use crate::validation;
 
-const SCHEMES: [&str; 2] = ["tcp://", "tcp+tls://"];
+const CLEAR: &str = "tcp://";
+const ENCRYPTED: &str = "tcp+tls://";
 
-/// Refuses what is no connect string. The client crate would take `::::` for a host, and look for it until its time is
-/// over.
-pub(crate) fn check(servers: &str) -> Result<(), Error> {
-    let (list, root) = split(servers);
-    let told = |what: &str, problem: &str| Error::invalid(format!("servers {servers:?}: {what:?} {problem}"));
-    for server in list.split(',') {
-        if let Some(problem) = problem_with(without_scheme(server)) {
-            return Err(told(server, problem));
+/// A connect string that can be meant: `zk1:2181,zk2:2181/apps`.
+#[derive(Clone, Debug)]
+pub(super) struct Servers {
+    text: String,
+    /// Where the root begins in it.
+    root: usize,
+}
+
+/// One server of a connect string: `tcp+tls://zk1:2281`.
+pub(super) struct Server<'a> {
+    text: &'a str,
+}
+
+impl Servers {
+    /// Refuses what is no connect string. The client crate would take `::::` for a host, and look for it until its time
+    /// is over.
+    pub(super) fn parse(text: &str) -> Result<Servers, Error> {
+        let last = text.rfind(',').map_or(0, |comma| comma + 1);
+        let address = text.len() - Server { text: &text[last..] }.address().len();
+        let root = text[address..].find('/').map_or(text.len(), |slash| address + slash);
+        let servers = Servers { text: text.to_owned(), root };
+        let refused = |what: &str, problem: &str| Error::invalid(format!("servers {text:?}: {what:?} {problem}"));
+        for server in servers.each() {
+            server.host_and_port().map_err(|problem| refused(server.text, problem))?;
+        }
+        match servers.root() {
+            "" => Ok(servers),
+            root => validation::malformed(root).map_or(Ok(servers.clone()), |problem| Err(refused(root, problem))),
         }
     }
-    validation::malformed(root).map_or(Ok(()), |problem| Err(told(root, problem)))
-}
 
-/// The servers, and the path at the end, which is `/` if there is none.
-fn split(servers: &str) -> (&str, &str) {
-    let last = servers.rfind(',').map_or(0, |comma| comma + 1);
-    let address = servers.len() - without_scheme(&servers[last..]).len();
-    servers[address..].find('/').map_or((servers, "/"), |slash| servers.split_at(address + slash))
-}
-
-fn without_scheme(server: &str) -> &str {
-    SCHEMES.iter().find_map(|scheme| server.strip_prefix(scheme)).unwrap_or(server)
-}
-
-fn problem_with(address: &str) -> Option<&'static str> {
-    if address.is_empty() {
-        return Some("names no server");
+    pub(super) fn each(&self) -> impl Iterator<Item = Server<'_>> {
+        self.list().split(',').map(|text| Server { text })
     }
-    if address.contains('/') {
-        return Some("has a slash in it; only tcp:// goes before a server, and a path only after the last one");
+
+    /// The servers alone.
+    pub(super) fn list(&self) -> &str {
+        &self.text[..self.root]
     }
-    let (is_host, port) = match address.strip_prefix('[').map(|rest| rest.rsplit_once(']')) {
-        Some(None) => return Some("has no closing bracket"),
-        Some(Some((host, port))) => (is_ipv6(host), port),
-        None => {
-            let (host, port) = address.split_at(address.find(':').unwrap_or(address.len()));
-            if port.matches(':').count() > 1 {
-                return Some("has too many colons; an IPv6 address goes into brackets, as in [::1]:2181");
+
+    /// The path that everything is kept below, empty if there is none.
+    pub(super) fn root(&self) -> &str {
+        &self.text[self.root..]
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
+impl fmt::Display for Servers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl<'a> Server<'a> {
+    pub(super) fn as_str(&self) -> &'a str {
+        self.text
+    }
+
+    /// Whether the connect string asks for clear text.
+    pub(super) fn is_clear(&self) -> bool {
+        self.text.starts_with(CLEAR)
+    }
+
+    /// Whether the connect string asks for encryption.
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.text.starts_with(ENCRYPTED)
+    }
+
+    /// The name or address, without the brackets of IPv6.
+    #[cfg(feature = "tls")]
+    pub(super) fn host(&self) -> &'a str {
+        self.host_and_port().map_or(self.address(), |(host, _port)| host)
+    }
+
+    /// The server without its scheme.
+    fn address(&self) -> &'a str {
+        [CLEAR, ENCRYPTED].iter().find_map(|scheme| self.text.strip_prefix(scheme)).unwrap_or(self.text)
+    }
+
+    /// The host, and the port if there is one; or what is wrong with them.
+    fn host_and_port(&self) -> Result<(&'a str, Option<u16>), &'static str> {
+        let address = self.address();
+        if address.is_empty() {
+            return Err("names no server");
+        }
+        if address.contains('/') {
+            return Err("has a slash in it; only tcp:// goes before a server, and a path only after the last one");
+        }
+        let (host, is_host, port) = match address.strip_prefix('[').map(|rest| rest.rsplit_once(']')) {
+            Some(None) => return Err("has no closing bracket"),
+            Some(Some((host, port))) => (host, is_ipv6(host), port),
+            None => {
+                let (host, port) = address.split_at(address.find(':').unwrap_or(address.len()));
+                if port.matches(':').count() > 1 {
+                    return Err("has too many colons; an IPv6 address goes into brackets, as in [::1]:2181");
+                }
+                (host, is_name(host), port)
             }
-            (is_name(host), port)
+        };
+        if !is_host {
+            return Err("has no host name or address before the port");
         }
-    };
-    if !is_host {
-        return Some("has no host name or address before the port");
-    }
-    let is_port =
-        |port: &str| port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0);
-    match port.strip_prefix(':') {
-        None if port.is_empty() => None,
-        Some(port) if is_port(port) => None,
-        _ => Some("has no port from 1 to 65535 after the host"),
+        let port = match port.strip_prefix(':') {
+            None if port.is_empty() => return Ok((host, None)),
+            Some(port) if port.bytes().all(|b| b.is_ascii_digit()) => port.parse().ok().filter(|port| *port > 0),
+            _ => None,
+        };
+        port.map(|port| (host, Some(port))).ok_or("has no port from 1 to 65535 after the host")
     }
 }
 
@@ -85,9 +147,9 @@ mod tests {
             "tcp://zk1:2181,tcp+tls://[::1]:2281/apps/billing",
             "zk1:2181/",
         ] {
-            assert!(check(servers).is_ok(), "{servers:?}: {:?}", check(servers));
+            assert!(Servers::parse(servers).is_ok(), "{servers:?}: {:?}", Servers::parse(servers));
         }
-        assert!(check(&format!("zk1:2181/{}", "long".repeat(500))).is_ok());
+        assert!(Servers::parse(&format!("zk1:2181/{}", "long".repeat(500))).is_ok());
     }
 
     #[test]
@@ -117,8 +179,22 @@ mod tests {
             ("zk1:2181//apps", "empty component"),
             ("zk1:2181/\u{1f512}", "character that ZooKeeper does not allow"),
         ] {
-            let error = check(servers).unwrap_err().to_string();
+            let error = Servers::parse(servers).unwrap_err().to_string();
             assert!(error.contains(reason) && error.contains("servers"), "{servers:?}: {error}");
+        }
+    }
+    #[test]
+    fn a_connect_string_tells_its_servers_their_hosts_and_its_path() {
+        for (text, hosts, root) in [
+            ("zk1", &["zk1"][..], ""),
+            ("zk1:2181,10.0.0.2/", &["zk1", "10.0.0.2"], "/"),
+            ("tcp://zk1:2181,tcp+tls://[::1]:2281/apps/billing", &["zk1", "::1"], "/apps/billing"),
+            ("tcp+tls://[fe80::1%eth0]", &["fe80::1%eth0"], ""),
+        ] {
+            let servers = Servers::parse(text).unwrap();
+            let found: Vec<_> = servers.each().map(|server| server.host_and_port().unwrap().0).collect();
+            assert_eq!((found.as_slice(), servers.root()), (hosts, root), "{text}");
+            assert_eq!(format!("{}{}", servers.list(), servers.root()), text);
         }
     }
 }
