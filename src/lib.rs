@@ -130,7 +130,7 @@ pub use crate::hold::guard::{NodeData, ReadGuard, WriteGuard};
 pub use crate::hold::transaction::Transaction;
 pub use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 pub use crate::memory::client::Memory;
-pub use crate::multi::guard::{MultiChanges, MultiGuard, MultiLoss};
+pub use crate::multi::guard::MultiGuard;
 pub use crate::multi::lock::{MultiLock, MultiLockBuilder};
 pub use crate::queue::contender::Contender;
 pub use crate::queue::dialect::Dialect;

@@ -1,24 +1,57 @@
-//! How a guard reports what becomes of its hold; knows nothing of modes and turns.
+//! The states of a hold as they come, or of several holds as one; knows nothing of modes and turns.
 
+use std::fmt;
+use std::future::Future;
 use std::mem::discriminant;
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use futures_core::Stream;
+use futures_util::StreamExt;
+use futures_util::future::select_all;
 
 use crate::session::contract::Session;
 use crate::session::loss::HoldState;
 use crate::session::node::Tenure;
 
-/// The changes of a guard's [`HoldState`]. Made by [`ReadGuard::changes`](crate::ReadGuard::changes) and
-/// [`WriteGuard::changes`](crate::WriteGuard::changes).
-#[derive(Debug)]
+/// The changes of a guard's [`HoldState`]. Made by [`ReadGuard::changes`](crate::ReadGuard::changes),
+/// [`WriteGuard::changes`](crate::WriteGuard::changes) and [`MultiGuard::changes`](crate::MultiGuard::changes).
+///
+/// It is a [`Stream`] as well, of what [`next`](Self::next) gives, for the combinators of `futures` and `tokio-stream`.
+///
+/// # Examples
+///
+/// ```
+/// # use zk_rwlock::{Error, HoldState, Loss, Memory, RwLock};
+/// # tokio_test::block_on(async {
+/// use futures_util::StreamExt;
+///
+/// # let zk = Memory::new();
+/// let guard = RwLock::new(&zk, "/locks/config")?.write().await?;
+/// let mut changes = guard.changes();
+/// assert_eq!(changes.next().await, Some(HoldState::Held));
+/// zk.remove("/locks/config"); // an operator breaks the lock
+/// let rest: Vec<HoldState> = changes.collect().await;
+/// assert_eq!(rest, [HoldState::Lost { why: Loss::Removed }]);
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
 pub struct Changes {
-    tenure: Arc<Tenure>,
-    session: Arc<dyn Session>,
+    holds: Arc<[OneHold]>,
     last: Option<HoldState>,
+    /// The wait for the next state, while it is pending. The mutex is never contended: it makes this `Sync`.
+    wait: Mutex<Option<Wait>>,
 }
 
+/// A node that is held, and its session.
+pub(crate) type OneHold = (Arc<Tenure>, Arc<dyn Session>);
+
+type Wait = Pin<Box<dyn Future<Output = Option<HoldState>> + Send>>;
+
 impl Changes {
-    pub(crate) fn new(tenure: Arc<Tenure>, session: Arc<dyn Session>) -> Changes {
-        Changes { tenure, session, last: None }
+    pub(crate) fn new(holds: impl IntoIterator<Item = OneHold>) -> Changes {
+        Changes { holds: holds.into_iter().collect(), last: None, wait: Mutex::new(None) }
     }
 
     /// Waits for the next state: the first call answers at once with the present one, and after
@@ -29,17 +62,65 @@ impl Changes {
     /// # Cancel safety
     /// No state is lost by dropping the future.
     pub async fn next(&mut self) -> Option<HoldState> {
-        if matches!(self.last, Some(HoldState::Lost { .. })) {
-            return None;
-        }
-        let (tenure, lease, last) = (&self.tenure, self.session.lease(), self.last);
-        let is_news = |state: &HoldState| last.is_none_or(|last| discriminant(&last) != discriminant(state));
-        let look = || match tenure.has_left() {
-            true => Some(None),
-            false => Some(tenure.hold_state(lease)).filter(is_news).map(Some),
-        };
-        let next = tenure.until(&self.session, look).await;
-        self.last = next.or(self.last);
-        next
+        StreamExt::next(self).await
     }
+}
+
+impl Stream for Changes {
+    type Item = HoldState;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<HoldState>> {
+        let this = &mut *self;
+        if matches!(this.last, Some(HoldState::Lost { .. })) {
+            return Poll::Ready(None);
+        }
+        let wait = this.wait.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let begun = wait.get_or_insert_with(|| Box::pin(next_state(Arc::clone(&this.holds), this.last)));
+        let next = ready!(begun.as_mut().poll(context));
+        *wait = None;
+        this.last = next.or(this.last);
+        Poll::Ready(next)
+    }
+}
+
+impl fmt::Debug for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changes").field("last", &self.last).finish_non_exhaustive()
+    }
+}
+
+/// Waits for a state of all the holds together that is of another kind than the last; `None` once one is released.
+async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<HoldState> {
+    loop {
+        let states = holds.iter().map(state_of).collect::<Option<Vec<HoldState>>>()?;
+        let state = worst_of(states.iter().copied())?;
+        if last.is_none_or(|last| discriminant(&last) != discriminant(&state)) {
+            return Some(state);
+        }
+        // Each waits until its own state is another than it was just now, so that a change costs one look at each.
+        let changed = holds.iter().zip(&states).map(|(hold, before)| {
+            let look = || {
+                let is_as_before = state_of(hold).is_some_and(|now| discriminant(&now) == discriminant(before));
+                (!is_as_before).then_some(())
+            };
+            Box::pin(hold.0.until(&hold.1, look))
+        });
+        select_all(changed).await;
+    }
+}
+
+/// `None` if it was released.
+fn state_of((tenure, session): &OneHold) -> Option<HoldState> {
+    (!tenure.has_left()).then(|| tenure.hold_state(session.lease()))
+}
+
+/// The state of all of these together, `None` if there are none: lost if one is, or in doubt until the earliest would be
+/// lost. Of several that are lost, the first.
+pub(crate) fn worst_of(states: impl Iterator<Item = HoldState>) -> Option<HoldState> {
+    let rank = |state: &HoldState| match state {
+        HoldState::Lost { .. } => (0, None::<Instant>),
+        HoldState::Suspect { until } => (1, Some(*until)),
+        HoldState::Held => (2, None),
+    };
+    states.min_by_key(rank)
 }

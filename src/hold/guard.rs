@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::error::Error;
-use crate::hold::changes::Changes;
+use crate::hold::changes::{Changes, OneHold};
 use crate::hold::trace::Holding;
 use crate::hold::transaction::Transaction;
 use crate::queue::contender::Contender;
@@ -102,8 +102,12 @@ impl Held {
         self.place.session().lease().session_left()
     }
 
+    pub(crate) fn node_and_session(&self) -> OneHold {
+        (Arc::clone(self.tenure()), Arc::clone(self.place.session()))
+    }
+
     pub(crate) fn changes(&self) -> Changes {
-        Changes::new(Arc::clone(self.tenure()), Arc::clone(self.place.session()))
+        Changes::new([self.node_and_session()])
     }
 
     /// Waits until somebody waits whom it keeps out: the first of them.

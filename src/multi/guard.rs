@@ -1,16 +1,15 @@
 //! What it means to hold several locks: loss of the first, release of all, tokens, guarded writes; knows no order.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::{Future, pending};
 use std::mem;
 use std::sync::OnceLock;
-use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use thiserror::Error;
+use futures_util::future::{join_all, select_all};
 
 use crate::error::error::Error;
-use crate::hold::changes::Changes;
+use crate::hold::changes::{Changes, worst_of};
 use crate::hold::guard::{Held, NodeData};
 use crate::hold::transaction::Transaction;
 use crate::lock::rw_lock::RwLock;
@@ -18,29 +17,12 @@ use crate::queue::contender::Contender;
 use crate::session::loss::{HoldState, Loss};
 use crate::validation;
 
-/// Which of several locks was lost, and why. Told by [`MultiGuard::lost`].
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-#[error("{path}: {why}")]
-pub struct MultiLoss {
-    /// The lock's directory.
-    pub path: String,
-    /// Why it was lost.
-    pub why: Loss,
-}
-
-impl From<MultiLoss> for Error {
-    fn from(loss: MultiLoss) -> Error {
-        Error::Lost(loss.why).of_one(&loss.path)
-    }
-}
-
 /// What was taken. Given back from the last to the first when it is dropped.
 #[derive(Default)]
 pub(crate) struct Taken {
     /// In the order in which they were taken, which is that of their paths.
     locks: Vec<Held>,
-    first_loss: OnceLock<MultiLoss>,
+    first_loss: OnceLock<(String, Loss)>,
 }
 
 impl Taken {
@@ -67,19 +49,23 @@ impl Taken {
         }
     }
 
-    fn loss(&self) -> Option<MultiLoss> {
-        let found = self.locks.iter().find_map(|held| Some(loss_of(held, held.loss()?)));
-        // What was found first stays the answer.
-        self.first_loss.get().cloned().or_else(|| found.map(|loss| self.first_loss.get_or_init(|| loss).clone()))
+    /// Which of the locks is lost, and why. The loss that was found first stays the answer.
+    fn loss(&self) -> Option<(&str, Loss)> {
+        let lost = self.first_loss.get().or_else(|| {
+            let found = self.locks.iter().find_map(|held| Some((held.directory().to_owned(), held.loss()?)))?;
+            Some(self.first_loss.get_or_init(|| found))
+        });
+        lost.map(|(path, why)| (path.as_str(), *why))
     }
 
-    async fn lost(&self) -> MultiLoss {
-        let each = self.locks.iter().map(|held| async { loss_of(held, held.lost().await) });
-        let loss = match self.loss() {
-            Some(loss) => loss,
-            None => first_of(each.collect()).await,
-        };
-        self.first_loss.get_or_init(|| loss).clone()
+    /// Waits until one of the locks is lost. Of those that are lost together, the first is named.
+    async fn lost(&self) -> (&str, Loss) {
+        loop {
+            if let Some(loss) = self.loss() {
+                return loss;
+            }
+            first_of(self.locks.iter().map(Held::lost)).await;
+        }
     }
 
     fn find(&self, path: &str) -> Option<&Held> {
@@ -93,13 +79,23 @@ impl Drop for Taken {
     }
 }
 
-fn loss_of(held: &Held, why: Loss) -> MultiLoss {
-    MultiLoss { path: held.directory().to_owned(), why }
+/// A loss before all were granted.
+fn evicted((path, why): (&str, Loss)) -> Error {
+    Error::Evicted(why).of_one(path)
 }
 
-/// A loss before all were granted.
-fn evicted(loss: MultiLoss) -> Error {
-    Error::Evicted(loss.why).of_one(&loss.path)
+/// A loss of what was held.
+fn lost_error((path, why): (&str, Loss)) -> Error {
+    Error::Lost(why).of_one(path)
+}
+
+/// What the first of these gives; of those that are ready together, the first in the list. Pending if there are none.
+async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
+    let futures: Vec<_> = futures.map(Box::pin).collect();
+    match futures.is_empty() {
+        true => pending().await,
+        false => select_all(futures).await.0,
+    }
 }
 
 /// Several locks, held together. Made by [`MultiLock::lock`](crate::MultiLock::lock).
@@ -161,8 +157,8 @@ impl MultiGuard {
     /// How sure it is that all the locks are held: in doubt if one of them is, until the earliest would be lost.
     pub fn state(&self) -> HoldState {
         match self.taken.loss() {
-            Some(loss) => HoldState::Lost { why: loss.why },
-            None => together(self.taken.locks.iter().map(|held| held.state())),
+            Some((_, why)) => HoldState::Lost { why },
+            None => worst_of(self.taken.locks.iter().map(Held::state)).unwrap_or(HoldState::Held),
         }
     }
 
@@ -183,11 +179,11 @@ impl MultiGuard {
     /// assert_eq!(changes.next().await, None);
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub fn changes(&self) -> MultiChanges {
-        MultiChanges { each: self.taken.locks.iter().map(|held| (held.changes(), None)).collect(), last: None }
+    pub fn changes(&self) -> Changes {
+        Changes::new(self.taken.locks.iter().map(Held::node_and_session))
     }
 
-    /// Waits until the first of the locks is lost, and says which and why: before the ensemble can give it to anybody
+    /// Waits until the first of the locks is lost, and gives its directory and why it was lost: before the ensemble can give it to anybody
     /// else. Pending for as long as all are held.
     ///
     /// Of locks that are found lost together, the first by path is named; the answer never changes later.
@@ -205,11 +201,11 @@ impl MultiGuard {
     /// let guard = both.lock().await?;
     /// tokio::select! {
     ///     () = process_batch() => guard.release().await?,
-    ///     loss = guard.lost() => eprintln!("stopped: lost {}, because {}", loss.path, loss.why),
+    ///     (path, why) = guard.lost() => eprintln!("stopped: {path} was lost: {why}"),
     /// }
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub async fn lost(&self) -> MultiLoss {
+    pub async fn lost(&self) -> (&str, Loss) {
         self.taken.lost().await
     }
 
@@ -252,8 +248,8 @@ impl MultiGuard {
         });
         tokio::select! {
             biased;
-            loss = self.lost() => Err(loss.into()),
-            first = first_of(each.collect()) => first,
+            loss = self.lost() => Err(lost_error(loss)),
+            first = first_of(each) => first,
         }
     }
 
@@ -279,7 +275,7 @@ impl MultiGuard {
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
         tokio::select! {
             biased;
-            loss = self.lost() => Err(loss.into()),
+            loss = self.lost() => Err(lost_error(loss)),
             output = work => Ok(output),
         }
     }
@@ -315,7 +311,7 @@ impl MultiGuard {
                     error => error,
                 })
             }
-            (Some(loss), _) => Err(loss.into()),
+            (Some(loss), _) => Err(lost_error(loss)),
             (None, None) => Ok(None),
         }
     }
@@ -352,15 +348,15 @@ impl MultiGuard {
     /// [`Error::OneOfMany`] with the lock that had been lost before, or else the first whose node could not be deleted:
     /// see [`WriteGuard::release`](crate::WriteGuard::release). All the others have been given back.
     pub async fn release(mut self) -> Result<(), Error> {
-        let loss = self.taken.loss();
+        let loss = self.taken.loss().map(lost_error);
         let locks = mem::take(&mut self.taken.locks);
         let release = |held: Held| async {
             let path = held.directory().to_owned();
             held.release().await.map_err(|error| error.of_one(&path))
         };
-        let released = all_of(locks.into_iter().rev().map(release).collect()).await;
+        let released = join_all(locks.into_iter().rev().map(release)).await;
         match loss {
-            Some(loss) => Err(loss.into()),
+            Some(lost) => Err(lost),
             None => released.into_iter().rev().collect(),
         }
     }
@@ -373,82 +369,4 @@ impl fmt::Debug for MultiGuard {
             .field("is_held", &self.is_held())
             .finish()
     }
-}
-
-/// The changes of a [`MultiGuard`]'s [`HoldState`]. Made by [`MultiGuard::changes`].
-#[derive(Debug)]
-pub struct MultiChanges {
-    /// With the state that each told last.
-    each: Vec<(Changes, Option<HoldState>)>,
-    last: Option<HoldState>,
-}
-
-impl MultiChanges {
-    /// Waits for the next state: the first call answers at once with the present one, and after
-    /// [`HoldState::Lost`], or when the guard was released, there are no more.
-    ///
-    /// # Cancel safety
-    /// No state is lost by dropping the future.
-    pub async fn next(&mut self) -> Option<HoldState> {
-        while !matches!(self.last, Some(HoldState::Lost { .. })) {
-            let told = self.each.iter_mut().map(|(changes, state)| async {
-                let next = changes.next().await;
-                *state = next;
-                next.is_some()
-            });
-            if !first_of(told.collect()).await {
-                return None;
-            }
-            // Until each has told its first state there is none of the whole.
-            let Some(states) = self.each.iter().map(|(_, state)| *state).collect::<Option<Vec<_>>>() else {
-                continue;
-            };
-            let state = together(states.into_iter());
-            if self.last.map(|last| mem::discriminant(&last)) != Some(mem::discriminant(&state)) {
-                self.last = Some(state);
-                return self.last;
-            }
-        }
-        None
-    }
-}
-
-/// The state of all of these together: the worst of them.
-fn together(states: impl Iterator<Item = HoldState>) -> HoldState {
-    let rank = |state: &HoldState| match state {
-        HoldState::Held => (2, None),
-        HoldState::Suspect { until } => (1, Some(*until)),
-        HoldState::Lost { .. } => (0, None::<Instant>),
-    };
-    states.min_by_key(rank).unwrap_or(HoldState::Held)
-}
-
-/// What the first of them gives; of those that are ready together, the first in the list. Pending if there are none.
-async fn first_of<F: Future>(futures: Vec<F>) -> F::Output {
-    let mut futures: Vec<_> = futures.into_iter().map(Box::pin).collect();
-    poll_fn(|context| {
-        let ready = futures.iter_mut().find_map(|future| match future.as_mut().poll(context) {
-            Poll::Ready(output) => Some(output),
-            Poll::Pending => None,
-        });
-        ready.map_or(Poll::Pending, Poll::Ready)
-    })
-    .await
-}
-
-/// What all of them give, in their order. They are first polled in that order, too.
-pub(crate) async fn all_of<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
-    let mut running: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), None)).collect();
-    poll_fn(|context| {
-        for (future, output) in &mut running {
-            if output.is_none()
-                && let Poll::Ready(ready) = future.as_mut().poll(context)
-            {
-                *output = Some(ready);
-            }
-        }
-        if running.iter().all(|(_, output)| output.is_some()) { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    running.into_iter().filter_map(|(_, output)| output).collect()
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::time::Instant;
 use tracing::Instrument;
 
@@ -15,7 +16,7 @@ use crate::error::error::Error;
 use crate::hold::guard::Held;
 use crate::hold::trace;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
-use crate::multi::guard::{MultiGuard, Taken, all_of};
+use crate::multi::guard::{MultiGuard, Taken};
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::session::contract::Coordinator;
@@ -161,9 +162,9 @@ impl MultiLock {
     }
 
     async fn attempt(&self) -> Result<MultiGuard, Error> {
-        let looks = self.locks.iter().map(|(lock, mode)| look(lock, *mode)).collect();
+        let looks = self.locks.iter().map(|(lock, mode)| look(lock, *mode));
         let mut limit = Duration::MAX;
-        for ((lock, mode), look) in self.locks.iter().zip(all_of(looks).await) {
+        for ((lock, mode), look) in self.locks.iter().zip(join_all(looks).await) {
             limit = look.map_err(|error| refused(lock, *mode, error).of_one(lock.path()))?;
         }
         let mut taken = Taken::default();

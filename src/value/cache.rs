@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use futures_core::Stream;
+use futures_util::StreamExt;
 use tokio::sync::{oneshot, watch};
 
 use crate::error::error::Error;
@@ -473,7 +474,7 @@ impl<T: Send + Sync + 'static> ValueChanges<T> {
     /// # Cancel safety
     /// No value is lost by dropping the future.
     pub async fn next(&mut self) -> Option<Result<Arc<Stored<T>>, Error>> {
-        std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
+        StreamExt::next(self).await
     }
 }
 

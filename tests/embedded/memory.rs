@@ -1388,6 +1388,23 @@ fn the_changes_of_a_guard_end_with_its_release() {
     assert_eq!(next.poll(), std::task::Poll::Ready(None));
 }
 
+#[test]
+fn the_changes_of_a_guard_are_a_stream() {
+    use futures::StreamExt;
+
+    let zk = Memory::new();
+    let guard =
+        pollster::block_on(RwLock::new(&zk, "/locks/stream").expect("valid").write().into_future()).expect("free");
+    let mut states = tokio_test::task::spawn(guard.changes().enumerate());
+    assert_eq!(states.poll_next(), std::task::Poll::Ready(Some((0, zk_rwlock::HoldState::Held))));
+    assert!(states.poll_next().is_pending());
+    zk.remove("/locks/stream");
+    assert!(states.is_woken(), "nobody woke the stream for the loss");
+    let lost = zk_rwlock::HoldState::Lost { why: zk_rwlock::Loss::Removed };
+    assert_eq!(states.poll_next(), std::task::Poll::Ready(Some((1, lost))));
+    assert_eq!(states.poll_next(), std::task::Poll::Ready(None));
+}
+
 /// Tokio has a future that has run for long come back later; outside its worker threads by waking it at once. What runs
 /// beside it on the same thread must not be told so, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

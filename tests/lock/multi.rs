@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::StreamExt;
 use support::polled::now;
 use support::scene::*;
 use support::server::shared_server;
@@ -485,8 +486,8 @@ fn the_loss_of_one_is_the_loss_of_the_guard_and_the_others_stay_until_it_goes() 
     zk.connect().remove(&node);
     assert!(lost.is_woken() && working.is_woken());
     let loss = assert_ready!(lost.poll());
-    assert_eq!((loss.path.as_str(), loss.why), ("/b", Loss::Removed));
-    assert_eq!(loss.to_string(), "/b: the lock's node was removed by somebody else");
+    assert_eq!(loss, ("/b", Loss::Removed));
+    assert_eq!(loss.1.to_string(), "the lock's node was removed by somebody else");
     let stopped = assert_ready_err!(working.poll());
     assert!(matches!(of_one(&stopped), ("/b", Error::Lost(Loss::Removed))));
     assert!(!guard.is_held());
@@ -550,7 +551,7 @@ async fn a_guard_that_is_cut_off_is_in_doubt_and_then_held_again_or_lost() {
     zk.cut();
     assert!(matches!(changes.next().await, Some(HoldState::Suspect { .. })));
     assert_eq!(changes.next().await, Some(HoldState::Lost { why: Loss::LeaseRanOut }));
-    assert_eq!(guard.lost().await.path, "/a");
+    assert_eq!(guard.lost().await.0, "/a");
     zk.heal();
     assert!(!guard.is_held());
 }
@@ -563,6 +564,20 @@ fn changes_end_with_the_release() {
     assert_eq!(now(changes.next()), Some(HoldState::Held));
     now(guard.release()).expect("held");
     assert_eq!(now(changes.next()), None);
+}
+
+#[test]
+fn the_changes_of_several_locks_are_a_stream() {
+    let zk = Memory::new();
+    let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read)]));
+    let mut states = task::spawn(guard.changes().map(|state| matches!(state, HoldState::Held)));
+    assert_eq!(states.poll_next(), Poll::Ready(Some(true)));
+    assert_pending!(states.poll_next());
+    zk.remove("/b");
+    assert!(states.is_woken());
+    assert_eq!(states.poll_next(), Poll::Ready(Some(false)));
+    assert_eq!(states.poll_next(), Poll::Ready(None));
+    assert_eq!(states.poll_next(), Poll::Ready(None), "and nothing after the end");
 }
 
 #[test]
@@ -600,7 +615,7 @@ fn a_transaction_is_refused_by_the_ensemble_when_any_of_the_nodes_is_gone() {
         assert_eq!(told, path);
         assert!(matches!(cause, Error::Lost(Loss::Removed)), "{refused}");
         assert!(!guard.is_held() && zk.children("/x").is_empty());
-        assert_eq!(now(guard.lost()).path, path);
+        assert_eq!(now(guard.lost()).0, path);
         zk.catch_up();
         // From now on it does not even ask.
         let before = zk.requests();
@@ -648,7 +663,7 @@ fn locks_on_several_sessions_are_checked_in_one_transaction_and_lost_with_either
         let refused = now(guard.transaction().set("/x", "2").commit()).unwrap_err();
         assert!(matches!(of_one(&refused).1, Error::Lost(_)), "{refused}");
         assert_eq!(of_one(&refused).0, path);
-        assert_eq!(now(guard.lost()).path, path);
+        assert_eq!(now(guard.lost()).0, path);
         drop(guard);
         assert_eq!((queued(&zk, ["/a", "/b"]), zk.watches()), ([0; 2], 0));
     }
@@ -776,8 +791,7 @@ async fn an_operator_who_breaks_one_of_the_locks_is_told_and_no_transaction_pass
     // Whether or not the news has come: the ensemble refuses.
     let refused = guard.transaction().create("/from-the-broken", "").commit().await.unwrap_err();
     assert!(matches!(of_one(&refused), ("/locks/broken/b", Error::Lost(Loss::Removed))), "{refused}");
-    let loss = soon("the news", guard.lost()).await;
-    assert_eq!((loss.path.as_str(), loss.why), ("/locks/broken/b", Loss::Removed));
+    assert_eq!(soon("the news", guard.lost()).await, ("/locks/broken/b", Loss::Removed));
     assert!(session(&operator).await.data("/from-the-broken").await.is_err());
     assert_eq!(children(&operator, "/locks/broken/a").await.len(), 1);
     assert_eq!(of_one(&guard.release().await.unwrap_err()).0, "/locks/broken/b");
@@ -826,8 +840,7 @@ async fn on_a_server_all_are_kept_in_one_session_and_go_with_it() {
     owners.dedup();
     assert_eq!(owners, [session(&zk).await.id()]);
     zk.close().await;
-    let loss = soon("the news", guard.lost()).await;
-    assert_eq!((loss.path, loss.why), (paths[0].clone(), Loss::SessionOver(Ending::Closed)));
+    assert_eq!(soon("the news", guard.lost()).await, (paths[0].as_str(), Loss::SessionOver(Ending::Closed)));
     for path in &paths {
         becomes_empty(&other, path).await;
     }
