@@ -60,7 +60,7 @@ impl RwLock {
     /// Only reads.
     ///
     /// # Errors
-    /// [`Error::ForeignContender`] where another [dialect](Dialect) is spoken, too; [`Error::Unreachable`] when no server
+    /// [`Error::ForeignContender`] where another [dialect](crate::Dialect) is spoken, too; [`Error::Unreachable`] when no server
     /// answers in time, or session after session ends; otherwise see [`Error`].
     ///
     /// # Examples
