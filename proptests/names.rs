@@ -1,7 +1,8 @@
 //! P7: parsing inverts formatting, and no text makes it panic.
 
 use proptest::prelude::*;
-use zk_rwlock::{Contender, Mode, turn};
+use zk_rwlock::coordinator::turn;
+use zk_rwlock::{Contender, Mode};
 
 fn mode() -> impl Strategy<Value = Mode> {
     prop_oneof![Just(Mode::Read), Just(Mode::Write)]

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use zk_rwlock::{Contender, Mode, Turn, turn};
+use zk_rwlock::coordinator::{Departure, Known, News, Rules, Step, Turn, Waiter, turn};
+use zk_rwlock::{Contender, Mode};
 
 fn contender(position: usize, mode: Mode) -> Contender {
     let name = format!("h~{position}-{mode}-{position:010}");
@@ -62,6 +63,73 @@ fn check_departure(queue: &[Contender], leaver: usize) {
         let changed = before[contender.name()] != now;
         assert!(!changed || watches(contender.name()), "{contender} was not told that {gone} left");
         assert!(now != Turn::Granted || !changed || watches(contender.name()), "a wake-up was lost");
+    }
+}
+
+/// One contender of a queue, as its waiter has it.
+struct Waits {
+    me: Contender,
+    waiter: Waiter<Contender>,
+    /// What the waiter decided last: to wait for this node, or to take the lock.
+    awaits: Option<String>,
+}
+
+impl Waits {
+    /// Carries out what the waiter decides. Returns whether it pauses, if it takes the lock.
+    fn follow(&mut self, mut step: Step<()>, names: &[String]) -> Option<bool> {
+        loop {
+            step = match step {
+                Step::Consult => self.waiter.next(News::Known { known: Known::Nothing, has_listing: false }),
+                Step::List => self.waiter.next(News::Listed { names, known: Known::Nothing }),
+                Step::Await { predecessor, watches } => {
+                    assert!(watches, "{} does not watch a node that only a listing has shown", self.me);
+                    self.awaits = Some(predecessor.name.to_string());
+                    return None;
+                }
+                Step::Take(take) => {
+                    self.awaits = None;
+                    return Some(take.pauses);
+                }
+                Step::Evicted | Step::Foreign(_) => panic!("{} gives up in {names:?}", self.me),
+            }
+        }
+    }
+}
+
+/// P1 to P4 through time: contenders leave one after the other, and every waiter does what its turn says, no sooner and no
+/// later. A writer that holds vanishes instead of letting go if `vanishes` says so, and then its successor pauses.
+fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
+    let rules = Rules { hands_off: true, trusts_book: true, pauses: true };
+    let mut names: Vec<String> = queue(modes).iter().map(|it| it.name().to_owned()).collect();
+    let begin = |me: Contender| Waits { waiter: Waiter::new(me.clone(), rules), me, awaits: None };
+    let mut all: Vec<Waits> = queue(modes).into_iter().map(begin).collect();
+    for waits in &mut all {
+        assert_ne!(waits.follow(Step::Consult, &names), Some(true), "nobody has vanished");
+    }
+    let mut has_vanished = false;
+    for (time, leaver) in order.iter().enumerate() {
+        let leaver = contender(*leaver, modes[*leaver]);
+        let at = all.iter().position(|waits| waits.me == leaver).expect("everybody leaves once");
+        let held = all.remove(at).awaits.is_none();
+        let is_signalled = held && leaver.mode() == Mode::Write && vanishes >> (time % 64) & 1 == 0;
+        names.retain(|name| name != leaver.name());
+        has_vanished |= !is_signalled && leaver.mode() == Mode::Write;
+        for waits in all.iter_mut().filter(|waits| waits.awaits.as_deref() == Some(leaver.name())) {
+            let departure = if is_signalled { Departure::Signalled(None) } else { Departure::Seen(None) };
+            let step = waits.waiter.next(News::Departed(departure));
+            let pauses = waits.follow(step, &names);
+            let must_pause = held && !is_signalled && leaver.mode() == Mode::Write;
+            assert!(pauses != Some(false) || !must_pause, "{} follows a vanished writer at once", waits.me);
+            assert!(pauses != Some(true) || has_vanished, "{} pauses, and nobody has vanished", waits.me);
+        }
+        for waits in &all {
+            let expected = match turn(&waits.me, &names) {
+                Turn::Granted => None,
+                Turn::Behind(nearest) => Some(nearest.name().to_owned()),
+                Turn::Evicted => panic!("{} is in the queue", waits.me),
+            };
+            assert_eq!(waits.awaits, expected, "{} after {leaver} has left", waits.me);
+        }
     }
 }
 
@@ -150,6 +218,17 @@ fn every_tie_and_negative_number_among_up_to_six_grants_nobody() {
     }
 }
 
+#[test]
+fn every_order_of_leaving_among_up_to_five_lets_in_whose_turn_it_is() {
+    for modes in (1..=5).flat_map(mode_vectors) {
+        let mut order: Vec<usize> = (0..modes.len()).collect();
+        let size = order.len();
+        permutations(&mut order, size, &mut |order| {
+            (0..1_u64 << size).for_each(|vanishes| check_waits(&modes, order, vanishes));
+        });
+    }
+}
+
 fn modes() -> impl Strategy<Value = Vec<Mode>> {
     prop::collection::vec(prop_oneof![Just(Mode::Read), Just(Mode::Write)], 1..60)
 }
@@ -159,6 +238,13 @@ proptest! {
     fn large_queues_have_their_turns(modes in modes(), leaver in any::<prop::sample::Index>()) {
         check_turns(&queue(&modes));
         check_departure(&queue(&modes), leaver.index(modes.len()));
+    }
+
+    #[test]
+    fn large_queues_empty_in_order(modes in modes(), seed in any::<u64>(), vanishes in any::<u64>()) {
+        let mut order: Vec<usize> = (0..modes.len()).collect();
+        order.sort_by_key(|position| seed.rotate_left(*position as u32).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        check_waits(&modes, &order, vanishes);
     }
 
     #[test]

@@ -98,8 +98,8 @@
 //! # Where the law is
 //!
 //! What the lock may rely on, and what whoever writes another backend has to keep, is written in [`coordinator`], on
-//! [`Session`](coordinator::Session). Whose turn it is follows from the names of the nodes alone: [`turn()`] is that one
-//! decision, [`Contender`] is a name that was read, and [`Turn`] the answer.
+//! [`Session`](coordinator::Session). Whose turn it is follows from the names of the nodes alone:
+//! [`turn()`](coordinator::turn) is that one decision, and [`Waiter`](coordinator::Waiter) carries it through a wait.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The first file of a folder has its name.
@@ -136,7 +136,6 @@ pub use crate::queue::contender::Contender;
 pub use crate::queue::dialect::Dialect;
 pub use crate::queue::member::{Blockers, Member, MemberState, Queue};
 pub use crate::queue::mode::Mode;
-pub use crate::queue::turn::{Turn, turn};
 pub use crate::session::loss::{HoldState, Loss};
 pub use crate::session::request::{Ending, Failure, Outcome};
 pub use crate::snapshot::progress::Progress;
@@ -159,12 +158,20 @@ pub use crate::zookeeper::security::Sasl;
 pub use crate::zookeeper::security::Tls;
 pub use crate::zookeeper::security::{Acl, Permissions};
 
-/// The contract between the lock and what keeps its nodes: for those who write a backend.
+/// The inside of the lock, for those who write a backend, a tool or a model of it. **Semantic versioning does not cover
+/// this module**: it may change in any release.
 ///
 /// A backend is a [`Coordinator`](coordinator::Coordinator), which hands out [`Session`](coordinator::Session)s. Two come
 /// with this crate: [`Memory`] and [`ZooKeeper`]. The law they keep is written on
 /// [`Session`](coordinator::Session#contract); `tests/conformance` proves each clause of it by name, against both.
+///
+/// Whose turn it is follows from the names of the nodes alone: [`turn()`](coordinator::turn) is that one decision, and
+/// [`Turn`](coordinator::Turn) the answer. How a contender waits is a value that takes news and gives steps:
+/// [`Waiter`](coordinator::Waiter).
 pub mod coordinator {
+    pub use crate::queue::contender::Contender;
+    pub use crate::queue::turn::{Turn, turn};
+    pub use crate::queue::waiter::{Departure, Evidence, Known, News, Predecessor, Rules, Step, Take, Waiter};
     pub use crate::session::contract::{Berth, Coordinator, Reservation, Session};
     pub use crate::session::keep_alive::keep_alive;
     pub use crate::session::lease::{Lease, Moment};

@@ -69,7 +69,7 @@ impl Acquisition {
         if let Some(waiting) = waiting {
             self.warn_in_background(&held, waiting);
         }
-        let mut wait = Wait { patience, waiting, on_wait, look, vanished: None, has_waited: false };
+        let mut wait = Wait { patience, waiting, on_wait, look };
         let turn = tokio::select! {
             biased;
             turn = self.wait_for_turn(&held, &mut wait) => turn,

@@ -7,6 +7,7 @@ use crate::error::error::Error;
 use crate::hold::guard::Held;
 use crate::queue::local::Ground;
 use crate::session::loss::Loss;
+use crate::queue::waiter::{Evidence, Take};
 use crate::session::request::{Failure, Operation};
 use crate::session::retry;
 use crate::telemetry::meter;
@@ -19,6 +20,21 @@ pub(crate) struct Grant {
     pub(crate) ground: Ground,
     /// The kind of the grant, for traces and metrics.
     pub(crate) kind: &'static str,
+}
+
+impl Grant {
+    /// What a waiter's evidence is worth.
+    pub(crate) fn by(take: Take<Ground>, held: &Held) -> Grant {
+        let (ground, kind) = match take.evidence {
+            Evidence::Book(ground) => (ground, if take.has_waited { "pass" } else { "next" }),
+            Evidence::Listing => (Ground::Sure, if take.has_waited { "look" } else { "at once" }),
+            Evidence::Signal(name) => {
+                let (place, node) = (held.place(), held.place().child(&name));
+                (Ground::HandOff(place.session().lease().roll().hand_off(&node.into())), "hand-off")
+            }
+        };
+        Grant { ground, kind }
+    }
 }
 
 impl Acquisition {

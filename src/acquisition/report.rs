@@ -53,6 +53,13 @@ impl Waiting {
         !self.is_warned_of.swap(true, Ordering::Relaxed)
     }
 
+    /// The acquisition has looked at the queue.
+    pub(crate) fn sees(&self, session: &Arc<dyn Session>, me: &Contender, seen: Progress) {
+        let mut waits = self.waits();
+        let looks = waits.as_ref().map_or(1, |waits| waits.looks + 1);
+        *waits = Some(Waits { session: Arc::clone(session), me: me.clone(), seen, looks });
+    }
+
     /// Who was in the way when it last looked.
     pub(crate) fn seen_in_the_way(&self) -> Blockers {
         self.waits().as_ref().map(|waits| waits.seen.blockers.clone()).unwrap_or_default()

@@ -3,16 +3,14 @@
 use std::sync::Arc;
 
 use crate::acquisition::grant::Grant;
-use crate::acquisition::report::{Waiting, Waits};
+use crate::acquisition::report::Waiting;
 use crate::acquisition::request::Acquisition;
 use crate::error::error::Error;
 use crate::hold::guard::Held;
 use crate::queue::contender::Contender;
 use crate::queue::local::Ground;
-use crate::queue::mode::Mode;
-use crate::queue::turn::{self, Turn};
-use crate::session::books::{Ahead, Found};
 use crate::session::keep_alive;
+use crate::queue::waiter::{Departure, Known, News, Predecessor, Rules, Step, Waiter};
 use crate::session::listing::Names;
 use crate::session::loss::Loss;
 use crate::session::request::{Event, Failure, Watch};
@@ -32,35 +30,18 @@ pub(crate) enum Patience {
 /// What an acquisition that has its place keeps until its turn has come.
 pub(crate) struct Wait<'a> {
     pub(crate) patience: Patience,
-    /// Is told who is in the way.
+    /// Learns who is in the way.
     pub(crate) waiting: Option<&'a Arc<Waiting>>,
     pub(crate) on_wait: Option<Box<OnWait>>,
-    /// What was to be seen when it came, if it has asked.
+    /// The listing that was asked for together with the node, if it was.
     pub(crate) look: Option<Result<Names, Failure>>,
-    /// The last writer that vanished, and may have held.
-    pub(crate) vanished: Option<Vanished>,
-    pub(crate) has_waited: bool,
 }
 
 impl Wait<'_> {
-    /// Whether there is nobody to be told what only a look at the queue shows.
-    pub(crate) fn needs_no_look(&self) -> bool {
+    /// Whether nobody wants to hear what only a listing shows.
+    fn needs_no_look(&self) -> bool {
         self.patience == Patience::Wait && self.waiting.is_none() && self.on_wait.is_none()
     }
-}
-
-pub(crate) struct Vanished {
-    writer: Contender,
-    /// Its session, if that is known.
-    owner: Option<i64>,
-}
-
-/// What became of the predecessor.
-pub(crate) enum Departure {
-    /// This happened to its node, which this session owned.
-    Seen(Event, Option<i64>),
-    /// It let us in, or its node had gone before it could be watched.
-    Unseen,
 }
 
 /// What a waiter watches beside its own node.
@@ -74,63 +55,55 @@ pub(crate) enum Vigil {
 }
 
 impl Acquisition {
-    /// Look, wait, and look again, until it is our turn.
+    /// Carries out what a [`Waiter`] decides, until it is our turn.
     ///
-    /// What is alive here while it waits is kept for each of the thousands who may wait; so nothing else is done here.
+    /// What is alive here while it waits is kept for each of thousands of waiters, so nothing else is done here.
     pub(crate) async fn wait_for_turn(&self, held: &Held, wait: &mut Wait<'_>) -> Result<Grant, Error> {
-        let session = held.place().session();
-        let hands_off = self.handle.dialect.hands_off();
-        let may_skip = hands_off && wait.needs_no_look() && !self.may_deadlock(held);
-        // Whom it waits for, or has waited for last.
-        let mut ahead: Option<Ahead> = None;
+        let mut waiter = Waiter::new(held.contender(), self.rules(held, wait));
+        let mut step = Step::Consult;
         loop {
-            ahead = match self.known(held, wait.has_waited, ahead.as_ref()) {
-                Found::Granted(ground) => {
-                    return Ok(Grant { ground, kind: if wait.has_waited { "pass" } else { "next" } });
+            step = match step {
+                Step::Consult => {
+                    let (known, has_listing) = (self.known(held), wait.look.is_some());
+                    waiter.next(News::Known { known, has_listing })
                 }
-                Found::Behind(ahead) if may_skip && wait.look.is_none() => Some(ahead),
-                _ => Box::pin(self.look_from(held, wait)).await?,
-            };
-            let Some(nearest) = &mut ahead else {
-                return Ok(Grant { ground: Ground::Sure, kind: if wait.has_waited { "look" } else { "at once" } });
-            };
-            wait.has_waited = true;
-            held.place().book().waits(held.standing(), nearest);
-            // How the predecessor goes is only to be seen by its node, and that is also what `on_wait` reports.
-            nearest.is_local &= may_skip && self.handle.lock_delay.is_zero();
-            let departure = match &mut wait.on_wait {
-                None => self.departure(held, nearest).await?,
-                Some(on_wait) => Box::pin(self.departure_watched(held, nearest, on_wait)).await?,
-            };
-            let owner = match departure {
-                Departure::Seen(_, owner) => owner,
-                Departure::Unseen => None,
-            };
-            // A writer that vanished while its predecessor was still there has only waited. It may have held if both are of
-            // one session, because the earlier one lets the later one in before its own node is gone.
-            wait.vanished.take_if(|it| owner.is_some() && it.owner.is_some() && it.owner != owner);
-            match departure {
-                // Only a writer that held says so when it goes; then nothing before us is left. Elsewhere anybody may have
-                // written, for any reason.
-                Departure::Seen(Event::Changed, _) if nearest.mode == Mode::Write && hands_off => {
-                    if wait.vanished.is_some() {
+                Step::List => Box::pin(self.list(held, wait, &mut waiter)).await?,
+                Step::Await { predecessor, watches } => {
+                    held.place().book().waits(held.standing(), &predecessor);
+                    let departure = match &mut wait.on_wait {
+                        None => self.departure(held, &predecessor, watches).await?,
+                        Some(on_wait) => Box::pin(self.departure_watched(held, &predecessor, on_wait)).await?,
+                    };
+                    waiter.next(News::Departed(departure))
+                }
+                Step::Take(take) => {
+                    if take.pauses {
                         self.delay(held).await?;
                     }
-                    let signal = session.lease().roll().hand_off(&nearest.path);
-                    return Ok(Grant { ground: Ground::HandOff(signal), kind: "hand-off" });
+                    return Ok(Grant::by(take, held));
                 }
-                Departure::Seen(..) | Departure::Unseen => {}
-            }
-            if nearest.mode == Mode::Write {
-                let name = nearest.path.rsplit('/').next().unwrap_or_default();
-                let writer = Contender::parse_as(name, self.handle.dialect);
-                wait.vanished = writer.map(|writer| Vanished { writer, owner });
+                Step::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
+                Step::Foreign(name) => return Err(self.handle.doubt(&name)),
             }
         }
     }
 
-    /// Looks at the queue from our place in it, and tells whoever asked: the nearest one before us that excludes us, if there is one.
-    pub(crate) async fn look_from(&self, held: &Held, wait: &mut Wait<'_>) -> Result<Option<Ahead>, Error> {
+    fn rules(&self, held: &Held, wait: &Wait<'_>) -> Rules {
+        let hands_off = self.handle.dialect.hands_off();
+        Rules {
+            hands_off,
+            trusts_book: hands_off && wait.needs_no_look() && !self.may_deadlock(held),
+            pauses: !self.handle.lock_delay.is_zero(),
+        }
+    }
+
+    /// Lists the queue, and reports who is in the way if a contender has to be waited for.
+    async fn list(
+        &self,
+        held: &Held,
+        wait: &mut Wait<'_>,
+        waiter: &mut Waiter<&Contender>,
+    ) -> Result<Step<Ground>, Error> {
         let (place, me) = (held.place(), held.contender());
         let session = place.session();
         let names = match wait.look.take() {
@@ -140,70 +113,42 @@ impl Acquisition {
         };
         let names = names.map_err(|failure| self.stop(failure))?;
         place.remove_strays(&names);
-        if !wait.has_waited {
+        let is_first = !waiter.has_waited();
+        if is_first {
             meter::entered(self.mode, names.len().saturating_sub(1));
         }
-        // A writer that became a reader is still there, and lets go as readers do.
-        wait.vanished.take_if(|Vanished { writer, .. }| {
-            let reader = writer.downgraded();
-            names.iter().any(|name| *name == reader || name == writer.name())
-        });
-        let (turn, stranger) = turn::turn_among_strangers(me, &names);
-        if let Some(stranger) = stranger.filter(|_| turn != Turn::Evicted) {
-            return Err(self.handle.doubt(stranger));
-        }
-        let nearest = match turn {
-            Turn::Granted => {
-                if wait.vanished.is_some() {
-                    self.delay(held).await?;
-                }
-                return Ok(None);
-            }
-            Turn::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
-            Turn::Behind(nearest) => nearest,
-        };
+        let step = waiter.next(News::Listed { names: &names, known: place.book().find(held.standing()) });
+        let Step::Await { predecessor, .. } = &step else { return Ok(step) };
         if wait.patience == Patience::GiveUp {
             let blockers = read::blockers(session, &self.handle.path, &names, me).await;
             return Err(Error::WouldBlock { blockers });
         }
-        if !wait.has_waited {
-            self.check_for_deadlock(held, &names, &nearest)?;
+        if is_first {
+            self.check_for_deadlock(held, &names, predecessor)?;
         }
         if let Some(on_wait) = &mut wait.on_wait {
             on_wait.tell(session, me.dialect(), Progress::by_name(&self.handle.path, &names, me)).await;
         }
         if let Some(waiting) = wait.waiting {
-            let seen = Progress::by_name(&self.handle.path, &names, me);
-            let mut waiting = waiting.waits();
-            let looks = waiting.as_ref().map_or(1, |waits| waits.looks + 1);
-            *waiting = Some(Waits { session: Arc::clone(session), me: me.clone(), seen, looks });
+            waiting.sees(session, me, Progress::by_name(&self.handle.path, &names, me));
         }
-        let path = place.child(nearest.name());
-        Ok(Some(match place.book().find(held.standing()) {
-            Found::Behind(ahead) if *ahead.path == *path => ahead,
-            _ => Ahead { path: path.into(), mode: nearest.mode(), is_local: false },
-        }))
+        Ok(step)
     }
 
-    /// Where we stand, as far as that is known without a look, and `watched`, whose node has told something, does not make
-    /// a look necessary.
-    pub(crate) fn known(&self, held: &Held, has_waited: bool, watched: Option<&Ahead>) -> Found {
+    /// What the book of the session knows of where we stand.
+    fn known(&self, held: &Held) -> Known<Ground> {
         let place = held.place();
         // A listing shows whether there is a second node of ours, which has to go.
-        if place.is_unsure() {
-            return Found::Nothing;
-        }
-        match place.book().find(held.standing()) {
-            // Where contenders of other libraries may come, which go by another rule, a waiter looks for them.
-            Found::Granted(_) if has_waited && !self.handle.dialect.hands_off() => Found::Nothing,
-            // The book does not know yet that it has gone.
-            Found::Behind(ahead) if watched.is_some_and(|it| !it.is_local && it.path == ahead.path) => Found::Nothing,
-            found => found,
-        }
+        if place.is_unsure() { Known::Nothing } else { place.book().find(held.standing()) }
+    }
+
+    /// Whether a contender of the session has let us in, and may be believed.
+    fn is_let_in(&self, held: &Held) -> bool {
+        self.handle.dialect.hands_off() && matches!(self.known(held), Known::Granted(_))
     }
 
     /// Lets pass what a writer that vanished may have sent.
-    pub(crate) async fn delay(&self, held: &Held) -> Result<(), Error> {
+    async fn delay(&self, held: &Held) -> Result<(), Error> {
         let delay = self.handle.lock_delay;
         if delay.is_zero() {
             return Ok(());
@@ -218,13 +163,14 @@ impl Acquisition {
     ///
     /// Events come in the order of the changes. Our own watch is armed first, so if our node is removed before the
     /// predecessor lets us in, we hear of that first.
-    pub(crate) async fn keep_vigil(&self, held: &Held, ahead: &Ahead) -> Result<Vigil, Error> {
+    async fn keep_vigil(&self, held: &Held, predecessor: &Predecessor, watches: bool) -> Result<Vigil, Error> {
         let (session, tenure) = (held.place().session(), held.tenure());
-        let mut needs_watch = !ahead.is_local;
+        let node = held.place().child(&predecessor.name);
+        let mut needs_watch = watches;
         let mut tries = 0;
         loop {
             let own = tenure.ask_to_watch(session);
-            let watch = needs_watch.then(|| session.watch(&ahead.path));
+            let watch = needs_watch.then(|| session.watch(&node));
             // Answered last, so waiting for it first wakes the task once, and not twice.
             let watch = match watch {
                 Some(watch) => Some(watch.await),
@@ -264,9 +210,9 @@ impl Acquisition {
     }
 
     /// Waits until the predecessor has let us in, or something happened to its node.
-    pub(crate) async fn departure(&self, held: &Held, ahead: &Ahead) -> Result<Departure, Error> {
+    async fn departure(&self, held: &Held, predecessor: &Predecessor, watches: bool) -> Result<Departure, Error> {
         let (session, tenure) = (held.place().session(), held.tenure());
-        let mut watch = match Box::pin(self.keep_vigil(held, ahead)).await? {
+        let mut watch = match Box::pin(self.keep_vigil(held, predecessor, watches)).await? {
             Vigil::Predecessor(watch) => watch,
             Vigil::Gone => return Ok(Departure::Unseen),
             Vigil::Book => {
@@ -280,7 +226,7 @@ impl Acquisition {
                 biased;
                 called = tenure.called(session) => {
                     called.map_err(|loss| self.evicted(loss))?;
-                    if matches!(self.known(held, true, None), Found::Granted(_)) {
+                    if self.is_let_in(held) {
                         // The watch's event is on the way. To take it back would cost a request.
                         session.spawn(Box::pin(async move {
                             let _gone = watch.await;
@@ -288,21 +234,24 @@ impl Acquisition {
                         return Ok(Departure::Unseen);
                     }
                 }
-                event = &mut watch => return Ok(Departure::Seen(event, owner)),
+                event = &mut watch => return Ok(match event {
+                    Event::Changed => Departure::Signalled(owner),
+                    _ => Departure::Seen(owner),
+                }),
             }
         }
     }
 
-    /// As [`Self::departure`], and tells meanwhile what changes.
-    pub(crate) async fn departure_watched(
+    /// As [`Self::departure`] by a watch, and reports meanwhile what changes.
+    async fn departure_watched(
         &self,
         held: &Held,
-        ahead: &Ahead,
+        predecessor: &Predecessor,
         on_wait: &mut OnWait,
     ) -> Result<Departure, Error> {
         tokio::select! {
             biased;
-            departure = self.departure(held, ahead) => departure,
+            departure = self.departure(held, predecessor, true) => departure,
             () = on_wait.keep_looking(held.place().session(), &self.handle.path, held.contender()) => {
                 Ok(Departure::Unseen)
             }
@@ -310,7 +259,7 @@ impl Acquisition {
     }
 
     /// Whether it may be going to wait for a hold of its own: then it looks who is before it.
-    pub(crate) fn may_deadlock(&self, held: &Held) -> bool {
+    fn may_deadlock(&self, held: &Held) -> bool {
         let holds = held.place().session().lease().holds();
         match self.handle.deadlock {
             Deadlock::Ignore => false,
@@ -320,11 +269,12 @@ impl Acquisition {
     }
 
     /// Says so, or fails, if what it is going to wait for is its own.
-    pub(crate) fn check_for_deadlock(&self, held: &Held, queue: &[String], nearest: &Contender) -> Result<(), Error> {
+    fn check_for_deadlock(&self, held: &Held, queue: &[String], predecessor: &Predecessor) -> Result<(), Error> {
         let deadlock = self.handle.deadlock;
         if deadlock == Deadlock::Ignore {
             return Ok(());
         }
+        let Some(nearest) = Contender::parse_as(&predecessor.name, self.handle.dialect) else { return Ok(()) };
         let holds = held.place().session().lease().holds();
         let Some(own) = holds.waited_for(&self.handle.path, queue, nearest.sequence(), self.asker()) else {
             return Ok(());

@@ -79,7 +79,7 @@ pub(crate) enum Way {
     Clear(Ground),
     /// The nearest contender that excludes it has this number, and is of this session.
     Behind(i64),
-    /// The nearest contender that excludes it is a writer of another session, whose node is at this path.
+    /// The nearest contender that excludes it is a writer of another session, whose node has this name.
     BehindRemote(Arc<str>),
 }
 
@@ -224,10 +224,10 @@ impl<T: Clone> LocalQueue<T> {
     }
 
     /// It waits for a node of another session.
-    pub(crate) fn waits_for(&mut self, key: Key, path: &Arc<str>) {
+    pub(crate) fn waits_for(&mut self, key: Key, name: &Arc<str>) {
         let Some(member) = self.members.get_mut(&key.number).filter(|it| it.id == key.id) else { return };
         if member.mode == Mode::Read && matches!(member.way, Way::Unknown | Way::BehindRemote(_)) {
-            member.way = Way::BehindRemote(Arc::clone(path));
+            member.way = Way::BehindRemote(Arc::clone(name));
         }
     }
 

@@ -8,3 +8,4 @@ pub(crate) mod mode;
 pub(crate) mod native;
 pub(crate) mod note;
 pub(crate) mod turn;
+pub(crate) mod waiter;

@@ -25,7 +25,8 @@ pub enum Turn {
 /// of another dialect is there is for the lock to see to.
 ///
 /// ```
-/// use zk_rwlock::{Contender, Turn, turn};
+/// use zk_rwlock::Contender;
+/// use zk_rwlock::coordinator::{Turn, turn};
 /// let queue = ["b~2-READ-0000000001", "a~1-WRITE-0000000000", "c~3-WRITE-0000000002"];
 /// let of = |name| turn(&Contender::parse(name).unwrap(), queue);
 /// assert_eq!(of("a~1-WRITE-0000000000"), Turn::Granted);

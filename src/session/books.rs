@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use crate::queue::dialect::Dialect;
 use crate::queue::local::{Ground, LocalQueue, Parting, Told, Way};
 use crate::queue::mode::Mode;
+use crate::queue::waiter::{Known, Predecessor};
 use crate::session::node::Tenure;
 use crate::session::position::Standing;
 
@@ -30,25 +31,6 @@ struct State {
     was_next: bool,
     /// Counts how often the connection was lost.
     connection: u64,
-}
-
-/// The nearest contender before another that excludes it.
-#[derive(Clone, Debug)]
-pub(crate) struct Ahead {
-    /// Where its node is, or was.
-    pub(crate) path: Arc<str>,
-    pub(crate) mode: Mode,
-    /// It is of the same session, and the book tells when it has left or lost its node.
-    pub(crate) is_local: bool,
-}
-
-/// Where a contender stands, as far as that is known without a look at the queue.
-#[derive(Debug)]
-pub(crate) enum Found {
-    Nothing,
-    /// Nothing excludes it.
-    Granted(Ground),
-    Behind(Ahead),
 }
 
 impl Books {
@@ -125,22 +107,24 @@ impl Book {
     }
 
     /// Where `me` stands.
-    pub(crate) fn find(&self, me: &Standing) -> Found {
+    pub(crate) fn find(&self, me: &Standing) -> Known<Ground> {
         let state = self.state();
         match state.queue.way(me.key()) {
-            Way::Clear(ground) => Found::Granted(ground),
+            Way::Clear(ground) => Known::Granted(ground),
             Way::Behind(number) => match state.queue.member(number) {
                 Some(other) => {
-                    let path = other.tenure.path();
+                    let (name, mode) = (other.contender.name(), other.contender.mode());
                     // A writer may have become a reader just now.
-                    let is_it = path.ends_with(other.contender.name());
-                    let ahead = Ahead { path: path.into(), mode: other.contender.mode(), is_local: true };
-                    if is_it { Found::Behind(ahead) } else { Found::Nothing }
+                    if other.tenure.path().ends_with(name) {
+                        Known::Behind(Predecessor { name: name.into(), mode, is_local: true })
+                    } else {
+                        Known::Nothing
+                    }
                 }
-                None => Found::Nothing,
+                None => Known::Nothing,
             },
-            Way::BehindRemote(path) => Found::Behind(Ahead { path, mode: Mode::Write, is_local: false }),
-            Way::Unknown => Found::Nothing,
+            Way::BehindRemote(name) => Known::Behind(Predecessor { name, mode: Mode::Write, is_local: false }),
+            Way::Unknown => Known::Nothing,
         }
     }
 
@@ -150,9 +134,9 @@ impl Book {
     }
 
     /// `me` waits for this contender.
-    pub(crate) fn waits(&self, me: &Standing, ahead: &Ahead) {
-        if !ahead.is_local {
-            self.state().queue.waits_for(me.key(), &ahead.path);
+    pub(crate) fn waits(&self, me: &Standing, predecessor: &Predecessor) {
+        if !predecessor.is_local {
+            self.state().queue.waits_for(me.key(), &predecessor.name);
         }
     }
 
@@ -209,7 +193,7 @@ mod tests {
         book.entered(&after, book.connection());
         book.left(&late, Parting::LetGo);
         assert_eq!(late.key(), Key { number: 2, id: 2 });
-        assert!(matches!(book.find(&late), Found::Nothing));
-        assert!(matches!(book.find(&after), Found::Nothing), "what comes right after it learns nothing from it");
+        assert!(matches!(book.find(&late), Known::Nothing));
+        assert!(matches!(book.find(&after), Known::Nothing), "what comes right after it learns nothing from it");
     }
 }

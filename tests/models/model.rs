@@ -1,13 +1,14 @@
 //! The protocol as a model, searched exhaustively: every interleaving of a few contenders, with every fault.
 //!
 //! The model's server orders the requests and keeps the nodes and watches; its contenders decide with the library's
-//! own [`turn`]. Whatever the protocol must keep is checked in every reachable state, and the same search must find
+//! own [`Waiter`]. Whatever the protocol must keep is checked in every reachable state, and the same search must find
 //! the two changes of the protocol that are known to be wrong, so that the check is known to bite.
 //!
 //! Three contenders take seconds; `MODEL_CONTENDERS=4`, which `make soak` sets, takes minutes.
 
 use stateright::{Checker, Model, Property};
-use zk_rwlock::{Contender, Mode, Turn, turn};
+use zk_rwlock::Mode;
+use zk_rwlock::coordinator::{Contender, Departure, Known, News, Rules, Step as Decision, Waiter};
 
 /// Who says, by a data change, that it held and let go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,8 @@ struct Node {
 struct Member {
     mode: Mode,
     step: Step,
+    /// Decides what it does, from its node on until it holds.
+    waiter: Option<Waiter<Contender>>,
     /// The server has given its session up; it does not know yet.
     expired: bool,
     /// Events that the server has sent and the member has not seen, in their order, with the node they are about.
@@ -115,6 +118,43 @@ impl State {
         }
     }
 
+    /// The member has a node, and begins to wait.
+    fn begins(&mut self, i: usize, me: Node) {
+        let rules = Rules { hands_off: true, trusts_book: true, pauses: false };
+        self.members[i].waiter = Some(Waiter::new(me.contender(), rules));
+        self.follows(i, me, Decision::Consult);
+    }
+
+    /// The member's waiter hears news.
+    fn hears(&mut self, i: usize, me: Node, news: News<'_, ()>) {
+        if let Some(decision) = self.members[i].waiter.as_mut().map(|waiter| waiter.next(news)) {
+            self.follows(i, me, decision);
+        }
+    }
+
+    fn follows(&mut self, i: usize, me: Node, decision: Decision<()>) {
+        let step = match decision {
+            // No two members are of one session, so the book knows nothing.
+            Decision::Consult => return self.hears(i, me, News::Known { known: Known::Nothing, has_listing: false }),
+            Decision::List => Step::Listing(me),
+            Decision::Await { predecessor, watches } => {
+                assert!(watches);
+                let is_it = |node: &&Node| *node.contender().name() == *predecessor.name;
+                Step::Arming(me, *self.nodes.iter().find(is_it).expect("it was in the listing"))
+            }
+            // The lease of an expired session has run out, so the quorum is asked, and says no.
+            Decision::Take(_) if self.members[i].expired => Step::Done,
+            Decision::Take(_) => Step::Holding(me),
+            Decision::Evicted => Step::Done,
+            Decision::Foreign(name) => unreachable!("{name} is no name of the model"),
+        };
+        let member = &mut self.members[i];
+        member.step = step;
+        if matches!(step, Step::Holding(_) | Step::Done) {
+            member.waiter = None;
+        }
+    }
+
     fn stands(&self, node: Node) -> bool {
         self.nodes.contains(&node)
     }
@@ -129,6 +169,7 @@ impl Model for Protocol {
         let member = |bits: u32, i: usize| Member {
             mode: if bits >> i & 1 == 0 { Mode::Read } else { Mode::Write },
             step: Step::Outside,
+            waiter: None,
             expired: false,
             events: Vec::new(),
         };
@@ -173,7 +214,7 @@ impl Model for Protocol {
         match action {
             Action::Enter(i) => {
                 let node = state.create(i);
-                state.members[i].step = Step::Listing(node);
+                state.begins(i, node);
             }
             Action::EnterAnswerLost(i) => {
                 state.create(i);
@@ -183,40 +224,37 @@ impl Model for Protocol {
             Action::Recover(i) => {
                 // Sync, list, and look for our own id.
                 let mine = state.nodes.iter().find(|node| node.owner == i).copied();
-                state.members[i].step = match mine {
-                    _ if state.members[i].expired => Step::Done,
-                    Some(node) => Step::Listing(node),
-                    None => Step::Outside,
-                };
+                match mine {
+                    _ if state.members[i].expired => state.members[i].step = Step::Done,
+                    Some(node) => state.begins(i, node),
+                    None => state.members[i].step = Step::Outside,
+                }
             }
             Action::List(i) => {
                 let Step::Listing(me) = state.members[i].step else { return None };
                 let names: Vec<String> = state.nodes.iter().map(|node| node.contender().name().to_owned()).collect();
-                state.members[i].step = match turn(&me.contender(), &names) {
-                    Turn::Granted => Step::Holding(me),
-                    Turn::Evicted => Step::Done,
-                    Turn::Behind(nearest) => {
-                        let nearest = state.nodes.iter().find(|node| node.contender() == nearest).copied()?;
-                        Step::Arming(me, nearest)
-                    }
-                };
+                state.hears(i, me, News::Listed { names: &names, known: Known::Nothing });
             }
             Action::Arm(i) => {
                 let Step::Arming(me, nearest) = state.members[i].step else { return None };
-                let step = if state.stands(nearest) { Step::Waiting(me, nearest) } else { Step::Listing(me) };
-                state.members[i].step = step;
+                if state.stands(nearest) {
+                    state.members[i].step = Step::Waiting(me, nearest);
+                } else {
+                    state.hears(i, me, News::Departed(Departure::Unseen));
+                }
             }
             Action::See(i) => {
-                let Step::Waiting(me, nearest) = state.members[i].step else { return None };
+                let Step::Waiting(me, _) = state.members[i].step else { return None };
                 let (_, event) = state.members[i].events.remove(0);
-                state.members[i].step = match event {
-                    // The lease of an expired session has run out, so the quorum is asked, and says no.
-                    Event::Changed if nearest.mode == Mode::Write && state.members[i].expired => Step::Done,
-                    Event::Changed if nearest.mode == Mode::Write => Step::Holding(me),
+                match event {
                     // The wrong protocols take a reader's or a waiter's word for a hand-off, too.
-                    Event::Changed if self.signals != Signals::HoldingWriters => Step::Holding(me),
-                    _ => Step::Listing(me),
-                };
+                    Event::Changed if self.signals != Signals::HoldingWriters && !state.members[i].expired => {
+                        state.members[i].step = Step::Holding(me);
+                        state.members[i].waiter = None;
+                    }
+                    Event::Changed => state.hears(i, me, News::Departed(Departure::Signalled(None))),
+                    Event::Deleted => state.hears(i, me, News::Departed(Departure::Seen(None))),
+                }
             }
             Action::Release(i) => {
                 let Step::Holding(me) = state.members[i].step else { return None };
@@ -240,6 +278,7 @@ impl Model for Protocol {
             Action::Cancel(i) => {
                 let mine: Vec<Node> = state.nodes.iter().filter(|node| node.owner == i).copied().collect();
                 state.members[i].step = Step::Done;
+                state.members[i].waiter = None;
                 state.members[i].events.clear();
                 let signals = self.signals == Signals::CancelledWaitersToo;
                 for node in mine {

@@ -1,7 +1,8 @@
 //! What other libraries do with the names in a directory, written after their sources line by line, so that it shares
 //! nothing with ours.
 
-use zk_rwlock::{Contender, Dialect, Mode, Turn, turn};
+use zk_rwlock::coordinator::{Turn, turn};
+use zk_rwlock::{Contender, Dialect, Mode};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Library {

@@ -1,0 +1,253 @@
+//! How one contender waits for its turn: a value that takes news and says what to do next; knows no I/O and no clock.
+//!
+//! ```text
+//!              new
+//!               |
+//!               v     nothing      +------+   behind    +-------+
+//!   +------> Consult ------------> | List | ----------> | Await |
+//!   |           |                  +------+             +-------+
+//!   |           |  behind, if the book may be trusted    ^  |  |
+//!   |           +----------------------------------------+  |  |
+//!   |           |                      | granted            |  | signalled by a writer
+//!   |           | granted              v                    |  v
+//!   |           +-------------------> Take <----------------|--+
+//!   |                                                       |
+//!   +-------------------------------------------------------+
+//!                     the predecessor has gone
+//! ```
+//!
+//! `List` can also end the wait: with `Evicted` if our node is not in the queue, or with `Foreign` if a contender is
+//! there that goes by another rule.
+//!
+//! The acquisition carries the steps out. The exhaustive model and the property tests drive the same value.
+
+use std::borrow::Borrow;
+use std::sync::Arc;
+
+use crate::queue::contender::Contender;
+use crate::queue::mode::Mode;
+use crate::queue::turn::{self, Turn};
+
+/// One contender that waits. `C` is its [`Contender`], or a reference to it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Waiter<C> {
+    me: C,
+    rules: Rules,
+    has_waited: bool,
+    awaited: Option<Awaited>,
+    /// The last writer that vanished, and may have held.
+    vanished: Option<Vanished>,
+}
+
+/// What a waiter may go by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rules {
+    /// A writer that held signals its release by a write to its node.
+    pub hands_off: bool,
+    /// The book of its session may be trusted with who the predecessor is. Not so if a caller wants to hear who is in the
+    /// way, because only a listing says that.
+    pub trusts_book: bool,
+    /// The successor of a writer that vanished pauses before it takes the lock.
+    pub pauses: bool,
+}
+
+/// The nearest contender before another that excludes it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Predecessor {
+    /// The name of its node.
+    pub name: Arc<str>,
+    /// What it asked for.
+    pub mode: Mode,
+    /// It is of the same session, and the session's book says when it has left or lost its node.
+    pub is_local: bool,
+}
+
+/// What the book of its session knows of where a contender stands. `E` is what a grant rests on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Known<E> {
+    /// Nothing.
+    Nothing,
+    /// Nothing excludes it.
+    Granted(E),
+    /// This contender excludes it.
+    Behind(Predecessor),
+}
+
+/// What a waiter learns.
+#[derive(Debug)]
+pub enum News<'a, E> {
+    /// What the book knows: the answer to [`Step::Consult`].
+    Known {
+        /// Where the contender stands.
+        known: Known<E>,
+        /// A listing that is as new is at hand, and costs nothing.
+        has_listing: bool,
+    },
+    /// Who is in the queue: the answer to [`Step::List`].
+    Listed {
+        /// The names in the directory, in any order.
+        names: &'a [String],
+        /// What the book knows.
+        known: Known<E>,
+    },
+    /// What became of the predecessor: the answer to [`Step::Await`].
+    Departed(Departure),
+}
+
+/// What became of a predecessor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// Its node was written to. It was of this session, if that is known.
+    Signalled(Option<i64>),
+    /// Something else happened to its node, which was of this session, if that is known.
+    Seen(Option<i64>),
+    /// The book said so, or its node had gone before it could be watched.
+    Unseen,
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step<E> {
+    /// Ask the book.
+    Consult,
+    /// List the directory.
+    List,
+    /// Wait until the predecessor has gone.
+    Await {
+        /// For whom to wait.
+        predecessor: Predecessor,
+        /// By a watch on its node. Otherwise the book says when it has gone.
+        watches: bool,
+    },
+    /// Take the lock.
+    Take(Take<E>),
+    /// Give up: our node is not in the queue, or has no number of its own.
+    Evicted,
+    /// Give up: nobody can say whose turn it is, because of the node of this name.
+    Foreign(String),
+}
+
+/// That it is the contender's turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Take<E> {
+    /// How that is known.
+    pub evidence: Evidence<E>,
+    /// A writer vanished before it. Let pass what that writer may have sent.
+    pub pauses: bool,
+    /// The contender had to wait.
+    pub has_waited: bool,
+}
+
+/// How a contender knows that it is its turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Evidence<E> {
+    /// The book knows.
+    Book(E),
+    /// A listing shows it.
+    Listing,
+    /// The node of this name was written to, as a writer does that lets go.
+    Signal(Arc<str>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Awaited {
+    predecessor: Predecessor,
+    watches: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Vanished {
+    writer: Contender,
+    /// Its session, if that is known.
+    owner: Option<i64>,
+}
+
+impl<C: Borrow<Contender>> Waiter<C> {
+    /// A contender that has its node. Its first step is [`Step::Consult`].
+    pub fn new(me: C, rules: Rules) -> Waiter<C> {
+        Waiter { me, rules, has_waited: false, awaited: None, vanished: None }
+    }
+
+    /// What to do, after the last step brought this.
+    pub fn next<E>(&mut self, news: News<'_, E>) -> Step<E> {
+        match news {
+            News::Known { known, has_listing } => self.after_book(known, has_listing),
+            News::Listed { names, known } => self.after_listing(names, known),
+            News::Departed(departure) => self.after_departure(departure),
+        }
+    }
+
+    /// Whether the contender has waited for another.
+    pub fn has_waited(&self) -> bool {
+        self.has_waited
+    }
+
+    fn after_book<E>(&mut self, known: Known<E>, has_listing: bool) -> Step<E> {
+        let awaited = self.awaited.take();
+        // The book may not know yet that a node has gone whose watch has said so.
+        let is_gone = |it: &Predecessor| awaited.is_some_and(|last| last.watches && last.predecessor.name == it.name);
+        match known {
+            // Where contenders of other libraries may come, which go by another rule, a waiter looks for them.
+            Known::Granted(evidence) if self.rules.hands_off || !self.has_waited => {
+                self.take(Evidence::Book(evidence), false)
+            }
+            Known::Behind(predecessor) if self.rules.trusts_book && !has_listing && !is_gone(&predecessor) => {
+                self.wait(predecessor)
+            }
+            _ => Step::List,
+        }
+    }
+
+    fn after_listing<E>(&mut self, names: &[String], known: Known<E>) -> Step<E> {
+        // A writer that became a reader is still there, and lets go as readers do.
+        self.vanished.take_if(|Vanished { writer, .. }| {
+            let reader = writer.downgraded();
+            names.iter().any(|name| *name == reader || name == writer.name())
+        });
+        let (turn, foreign) = turn::turn_among_strangers(self.me.borrow(), names);
+        match (turn, foreign) {
+            (Turn::Evicted, _) => Step::Evicted,
+            (_, Some(name)) => Step::Foreign(name.to_owned()),
+            (Turn::Granted, None) => self.take(Evidence::Listing, self.vanished.is_some()),
+            (Turn::Behind(nearest), None) => self.wait(match known {
+                Known::Behind(predecessor) if *predecessor.name == *nearest.name() => predecessor,
+                _ => Predecessor { name: nearest.name().into(), mode: nearest.mode(), is_local: false },
+            }),
+        }
+    }
+
+    fn after_departure<E>(&mut self, departure: Departure) -> Step<E> {
+        let owner = match departure {
+            Departure::Signalled(owner) | Departure::Seen(owner) => owner,
+            Departure::Unseen => None,
+        };
+        // A writer that vanished while its predecessor was still there has only waited. It may have held if both are of
+        // one session, because the earlier one lets the later one in before its own node is gone.
+        self.vanished.take_if(|it| owner.is_some() && it.owner.is_some() && it.owner != owner);
+        let Some(Awaited { predecessor, .. }) = &self.awaited else { return Step::Consult };
+        if predecessor.mode == Mode::Write {
+            // Only a writer that held writes to its node when it goes, and then nothing before us is left. In another
+            // dialect anybody may have written, for any reason.
+            if matches!(departure, Departure::Signalled(_)) && self.rules.hands_off {
+                return self.take(Evidence::Signal(Arc::clone(&predecessor.name)), self.vanished.is_some());
+            }
+            if self.rules.pauses {
+                let writer = Contender::parse_as(&predecessor.name, self.me.borrow().dialect());
+                self.vanished = writer.map(|writer| Vanished { writer, owner });
+            }
+        }
+        Step::Consult
+    }
+
+    fn wait<E>(&mut self, predecessor: Predecessor) -> Step<E> {
+        self.has_waited = true;
+        // Only a watch shows how the predecessor goes, and that decides whether to pause.
+        let watches = !(predecessor.is_local && self.rules.trusts_book && !self.rules.pauses);
+        self.awaited = Some(Awaited { predecessor: predecessor.clone(), watches });
+        Step::Await { predecessor, watches }
+    }
+
+    fn take<E>(&self, evidence: Evidence<E>, pauses: bool) -> Step<E> {
+        Step::Take(Take { evidence, pauses, has_waited: self.has_waited })
+    }
+}
