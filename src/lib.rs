@@ -178,6 +178,7 @@ pub mod coordinator {
     pub use crate::session::request::{
         Chore, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Watch,
     };
+    pub use crate::session::upkeep::Upkeep;
 }
 
 /// How to use one lock well, task by task.

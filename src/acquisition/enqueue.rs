@@ -12,7 +12,7 @@ use crate::hold::guard::Held;
 use crate::queue::contender::{Contender, Owner};
 use crate::queue::mode;
 use crate::queue::note::Note;
-use crate::session::listing::Names;
+use crate::session::listings::Names;
 use crate::session::request::Failure;
 use crate::session::retry;
 use crate::ticket::ticket::Place;

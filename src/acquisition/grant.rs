@@ -30,7 +30,7 @@ impl Grant {
             Evidence::Listing => (Ground::Sure, if take.has_waited { "look" } else { "at once" }),
             Evidence::Signal(name) => {
                 let (place, node) = (held.place(), held.place().child(&name));
-                (Ground::HandOff(place.session().lease().roll().hand_off(&node.into())), "hand-off")
+                (Ground::HandOff(place.session().upkeep().nodes().hand_off(&node.into())), "hand-off")
             }
         };
         Grant { ground, kind }
@@ -60,7 +60,7 @@ impl Acquisition {
         }
         tenure.hold(tenure.stretch(session.lease())?);
         held.place().book().granted(held.standing(), &grant.ground);
-        let roll = session.lease().roll();
+        let roll = session.upkeep().nodes();
         if let Ground::HandOff(signal) = &grant.ground {
             roll.confirm_gone(signal, tenure);
         }
@@ -93,9 +93,9 @@ impl Acquisition {
 
     /// Has it seen from outside that the lock is held.
     pub(crate) fn begin_hold(&self, held: &mut Held) {
-        let (standing, lease) = (held.standing(), held.place().session().lease());
+        let (standing, upkeep) = (held.standing(), held.place().session().upkeep());
         let sequence = standing.contender.sequence();
-        lease.holds().begin(standing.czxid, &self.handle.path, sequence, self.asker(), &standing.tenure);
+        upkeep.holds().begin(standing.czxid, &self.handle.path, sequence, self.asker(), &standing.tenure);
         held.granted(self.trace.granted(&self.handle.path, self.label(), held.standing()));
         let Some(limit) = self.handle.warn_holding else {
             return;

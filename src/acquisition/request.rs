@@ -9,9 +9,9 @@ use crate::acquisition::options::Options;
 use crate::error::error::Error;
 use crate::hold::trace::{self, Acquiring};
 use crate::queue::mode::Mode;
+use crate::session::holds::Asker;
 use crate::session::loss::Loss;
 use crate::session::request::{Ending, Failure};
-use crate::ticket::deadlock::Asker;
 
 /// One acquisition under way.
 #[derive(Debug)]

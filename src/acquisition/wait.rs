@@ -10,15 +10,16 @@ use crate::hold::guard::Held;
 use crate::queue::contender::Contender;
 use crate::queue::local::Ground;
 use crate::queue::waiter::{Departure, Known, News, Predecessor, Rules, Step, Waiter};
+use crate::session::holds::OwnHold;
 use crate::session::keep_alive;
-use crate::session::listing::Names;
+use crate::session::listings::Names;
 use crate::session::loss::Loss;
 use crate::session::request::{Event, Failure, Watch};
 use crate::session::retry;
 use crate::snapshot::progress::{OnWait, Progress};
 use crate::snapshot::read;
 use crate::telemetry::meter;
-use crate::ticket::deadlock::{Deadlock, OwnHold};
+use crate::ticket::deadlock::Deadlock;
 
 /// What to do when the contender in the way would have to be waited for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -260,7 +261,7 @@ impl Acquisition {
 
     /// Whether it may be going to wait for a hold of its own: then it looks who is before it.
     fn may_deadlock(&self, held: &Held) -> bool {
-        let holds = held.place().session().lease().holds();
+        let holds = held.place().session().upkeep().holds();
         match self.handle.deadlock {
             Deadlock::Ignore => false,
             Deadlock::Warn | Deadlock::Refuse => holds.has_one_of(&self.handle.path, self.asker()),
@@ -275,7 +276,7 @@ impl Acquisition {
             return Ok(());
         }
         let Some(nearest) = Contender::parse_as(&predecessor.name, self.handle.dialect) else { return Ok(()) };
-        let holds = held.place().session().lease().holds();
+        let holds = held.place().session().upkeep().holds();
         let Some(own) = holds.waited_for(&self.handle.path, queue, nearest.sequence(), self.asker()) else {
             return Ok(());
         };

@@ -9,8 +9,8 @@ use tokio::sync::{oneshot, watch};
 
 use crate::memory::executor::Executor;
 use crate::memory::tree::{Change, Node, Tree, children_of, commit, deletion, parent_of};
-use crate::session::lease::Lease;
 use crate::session::request::{Chore, Created, Ending, Event, Failure, Kind, Operation, Outcome, Watch};
+use crate::session::upkeep::Upkeep;
 
 /// An ensemble, which all its clients share.
 #[derive(Default)]
@@ -36,7 +36,7 @@ pub(super) struct World {
 }
 
 struct SessionState {
-    lease: Arc<Lease>,
+    upkeep: Arc<Upkeep>,
     link: watch::Sender<Link>,
     /// Why the ensemble has given the session up, although its client does not know yet.
     given_up: Option<Ending>,
@@ -97,19 +97,19 @@ impl Ensemble {
     pub(super) fn request<T: Send + 'static>(
         &self,
         session: i64,
-        lease: &Arc<Lease>,
+        upkeep: &Arc<Upkeep>,
         is_write: bool,
         act: impl FnOnce(&mut World, &mut Vec<Fired>) -> Result<T, Failure> + Send + 'static,
     ) -> oneshot::Receiver<Result<T, Failure>> {
         let (reply, answer) = oneshot::channel();
-        let lease = Arc::clone(lease);
+        let upkeep = Arc::clone(upkeep);
         let job: Job = Box::new(move |world, fired| {
             let result = match world.sessions.get_mut(&session) {
                 Some(state) => {
                     let fault = if is_write { state.faults.pop_front() } else { None };
                     world.carry_out(session, is_write, fault, act, fired)
                 }
-                None => Err(Failure::Over(lease.over().unwrap_or(Ending::Expired))),
+                None => Err(Failure::Over(upkeep.lease().over().unwrap_or(Ending::Expired))),
             };
             fired.push(Box::new(move || drop(reply.send(result))));
         });
@@ -169,10 +169,10 @@ impl SessionState {
 
 impl World {
     /// Opens a session: its number, and its connection.
-    pub(super) fn open(&mut self, lease: &Arc<Lease>) -> (i64, watch::Receiver<Link>) {
+    pub(super) fn open(&mut self, upkeep: &Arc<Upkeep>) -> (i64, watch::Receiver<Link>) {
         let (link, links) = watch::channel(Link::Up);
         let state = SessionState {
-            lease: Arc::clone(lease),
+            upkeep: Arc::clone(upkeep),
             link,
             given_up: None,
             view: None,
@@ -332,9 +332,9 @@ impl World {
         let Some(mut state) = self.sessions.remove(&session) else {
             return;
         };
-        let lease = Arc::clone(&state.lease);
+        let upkeep = Arc::clone(&state.upkeep);
         let link = state.link_changes(Link::Over(why));
-        fired.push(Box::new(move || lease.end(why)));
+        fired.push(Box::new(move || upkeep.end(why)));
         fired.push(link);
         for armed in state.watches.drain().flat_map(|(_, armed)| armed) {
             fired.push(Box::new(move || armed.fire(Event::Over)));
@@ -352,10 +352,10 @@ impl World {
         };
         state.seen = self.zxid;
         fired.push(state.link_changes(Link::Down));
-        let lease = Arc::clone(&state.lease);
+        let upkeep = Arc::clone(&state.upkeep);
         fired.push(Box::new(move || {
-            lease.steady(false);
-            lease.connected(false);
+            upkeep.steady(false);
+            upkeep.connected(false);
         }));
     }
 
@@ -367,10 +367,10 @@ impl World {
         if let Some(why) = state.given_up {
             return self.end(session, why, fired);
         }
-        let lease = Arc::clone(&state.lease);
+        let upkeep = Arc::clone(&state.upkeep);
         fired.push(Box::new(move || {
-            lease.steady(true);
-            lease.connected(true);
+            upkeep.steady(true);
+            upkeep.connected(true);
         }));
         let link = state.link_changes(Link::Up);
         // The server compares what it has with what the client has seen, as it does for SetWatches.

@@ -17,6 +17,7 @@ use crate::session::contract::Session;
 use crate::session::lease::Lease;
 use crate::session::request::{Chore, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Watch};
 use crate::session::thread::Keeper;
+use crate::session::upkeep::Upkeep;
 
 /// The timeout of every session of an embedded ensemble.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,7 +26,7 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct MemorySession {
     id: i64,
     ensemble: Arc<Ensemble>,
-    lease: Arc<Lease>,
+    upkeep: Arc<Upkeep>,
     link: watch::Receiver<Link>,
 }
 
@@ -34,10 +35,10 @@ impl MemorySession {
         let opened = Instant::now();
         // Never zero, which stands for a lease that ran out.
         let clock = move || opened.elapsed() + Duration::from_nanos(1);
-        let lease = Arc::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock)));
-        lease.steady(true);
-        let (id, link) = ensemble.change(|world, _| world.open(&lease));
-        Arc::new(MemorySession { id, ensemble: Arc::clone(ensemble), lease, link })
+        let upkeep = Arc::new(Upkeep::new(Lease::with_clock(SESSION_TIMEOUT, Box::new(clock))));
+        upkeep.steady(true);
+        let (id, link) = ensemble.change(|world, _| world.open(&upkeep));
+        Arc::new(MemorySession { id, ensemble: Arc::clone(ensemble), upkeep, link })
     }
 
     fn request<T: Send + 'static>(
@@ -45,7 +46,7 @@ impl MemorySession {
         is_write: bool,
         act: impl FnOnce(&mut World, &mut Vec<Fired>) -> Result<T, Failure> + Send + 'static,
     ) -> Reply<T> {
-        let answer = self.ensemble.request(self.id, &self.lease, is_write, act);
+        let answer = self.ensemble.request(self.id, &self.upkeep, is_write, act);
         Box::pin(async move {
             answer.await.unwrap_or_else(|_| Err(Failure::Unknown("the ensemble was dropped".to_owned())))
         })
@@ -71,8 +72,8 @@ impl Session for MemorySession {
         SESSION_TIMEOUT
     }
 
-    fn lease(&self) -> &Arc<Lease> {
-        &self.lease
+    fn upkeep(&self) -> &Arc<Upkeep> {
+        &self.upkeep
     }
 
     async fn connected(&self) -> Result<(), Ending> {
@@ -80,7 +81,7 @@ impl Session for MemorySession {
         match link {
             Ok(Link::Over(why)) => Err(why),
             Ok(_) => Ok(()),
-            Err(_) => Err(self.lease.over().unwrap_or(Ending::Closed)),
+            Err(_) => Err(self.upkeep.lease().over().unwrap_or(Ending::Closed)),
         }
     }
 
@@ -88,7 +89,7 @@ impl Session for MemorySession {
         let link = self.link.clone().wait_for(|link| matches!(link, Link::Over(_))).await.map(|link| *link);
         match link {
             Ok(Link::Over(why)) => why,
-            _ => self.lease.over().unwrap_or(Ending::Closed),
+            _ => self.upkeep.lease().over().unwrap_or(Ending::Closed),
         }
     }
 
@@ -166,7 +167,10 @@ impl Session for MemorySession {
 
 impl fmt::Debug for MemorySession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemorySession").field("id", &self.id).field("lease", &self.lease).finish_non_exhaustive()
+        f.debug_struct("MemorySession")
+            .field("id", &self.id)
+            .field("lease", self.upkeep.lease())
+            .finish_non_exhaustive()
     }
 }
 

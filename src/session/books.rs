@@ -171,10 +171,11 @@ mod tests {
     use crate::queue::contender::Contender;
     use crate::queue::local::Key;
     use crate::session::lease::Lease;
+    use crate::session::upkeep::Upkeep;
 
     fn standing(sequence: i64) -> Arc<Standing> {
         let name = format!("h~i-WRITE-{sequence:010}");
-        let tenure = Tenure::new(format!("/a/{name}"), &Arc::new(Lease::new(Duration::from_secs(6))));
+        let tenure = Tenure::new(format!("/a/{name}"), &Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6)))));
         let contender = Contender::parse(&name).unwrap();
         Arc::new(Standing::new(contender, 10 + sequence, tenure, 0, sequence.unsigned_abs()))
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::session::lease::Lease;
+use crate::session::upkeep::Upkeep;
 // Moved: import these from `request`.
 #[allow(unused_imports)]
 pub(crate) use crate::session::request::{
@@ -126,9 +127,10 @@ impl fmt::Debug for Reservation {
 ///    request with [`Failure::Over`], and never comes back.
 /// 10. **An unknown outcome is never guessed**: [`Failure::Unknown`] says that the request may or may not have been
 ///     carried out, every other failure that it was not.
-/// 11. **The lease** ([`Session::lease`]) is told when the session [began](Lease::began), of every request that was
-///     [answered](Lease::answered), by a quorum ([`Lease::acknowledged`]) or not, of each
-///     [connection](Lease::connected), and when a handshake is known to have [resumed](Lease::resumed) the session.
+/// 11. **The upkeep** ([`Session::upkeep`]) is told when the session [began](Upkeep::began), of every request that was
+///     [answered](Upkeep::answered), by a quorum ([`Upkeep::acknowledged`]) or not, of each
+///     [connection](Upkeep::connected), when a handshake is known to have [resumed](Upkeep::resumed) the session, and of
+///     its [end](Upkeep::end).
 ///
 /// # Implementing it
 /// Spawn [`keep_alive`](crate::coordinator::keep_alive) once for each session.
@@ -140,8 +142,13 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// The negotiated session timeout.
     fn timeout(&self) -> Duration;
 
-    /// Until when this session is surely alive, and which nodes are kept under it.
-    fn lease(&self) -> &Arc<Lease>;
+    /// What the library keeps for this session, which the backend has made and tells what happens.
+    fn upkeep(&self) -> &Arc<Upkeep>;
+
+    /// Until when this session is surely alive.
+    fn lease(&self) -> &Arc<Lease> {
+        self.upkeep().lease()
+    }
 
     /// Waits until the session is connected; an error when it is over.
     async fn connected(&self) -> Result<(), Ending>;

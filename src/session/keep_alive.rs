@@ -4,10 +4,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::session::contract::Session;
-use crate::session::lease::Lease;
 use crate::session::loss::Loss;
 use crate::session::node::Tenure;
+use crate::session::nodes::Roll;
 use crate::session::request::{Failure, Operation};
+use crate::session::upkeep::Upkeep;
 use crate::telemetry::meter;
 
 /// At most so many checks go into one heartbeat: its request must stay far below ZooKeeper's limit of 1 MiB.
@@ -23,14 +24,13 @@ const ARMED_AT_ONCE: usize = 64;
 /// touches the session, each quarter also while there are no nodes, so that the next acquisition need not wait for the
 /// lease; while there are, a transaction that only checks them follows, by which that counts.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
-    let Some(lease) = session.upgrade().map(|session| Arc::clone(session.lease())) else {
+    let Some(upkeep) = session.upgrade().map(|session| Arc::clone(session.upkeep())) else {
         return;
     };
-    tokio::join!(watch_nodes(&session, &lease, grace), renew(&session, &lease));
+    tokio::join!(watch_nodes(&session, upkeep.nodes(), grace), renew(&session, &upkeep));
 }
 
-async fn watch_nodes(session: &Weak<dyn Session>, lease: &Lease, grace: Duration) {
-    let roll = lease.roll();
+async fn watch_nodes(session: &Weak<dyn Session>, roll: &Roll, grace: Duration) {
     let mut more = false;
     loop {
         if !more {
@@ -64,7 +64,7 @@ async fn watch_own(session: Arc<dyn Session>, unwatched: Vec<Arc<Tenure>>) {
                 Ok(()) | Err(Failure::Over(_)) => {}
                 Err(Failure::Unknown(_)) => {
                     if session.connected().await.is_ok() {
-                        session.lease().roll().watch(tenure);
+                        session.upkeep().nodes().watch(tenure);
                     }
                 }
                 Err(failure) => cannot_watch(tenure, &failure),
@@ -99,7 +99,7 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
         }
         let is_gone = answer == Err(Failure::NoNode);
         let is_there = answer.is_ok();
-        let granted = live.lease().roll().looked_at(&path, is_gone);
+        let granted = live.upkeep().nodes().looked_at(&path, is_gone);
         if is_there {
             tracing::error!(path = &*path, "a stranger wrote to a lock node, which was taken for a hand-off");
             for tenure in granted {
@@ -110,26 +110,27 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     }
 }
 
-async fn renew(session: &Weak<dyn Session>, lease: &Arc<Lease>) {
+async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
+    let (lease, nodes) = (upkeep.lease(), upkeep.nodes());
     // At first the handshake counts.
     let Some(timeout) = session.upgrade().map(|session| session.timeout()) else { return };
     let mut due = lease.now() + timeout / 4;
     let mut is_told = true;
     loop {
-        let stirred = lease.roll().stirred.notified();
-        let Some(live) = session.upgrade().filter(|_| !lease.roll().is_over()) else {
+        let stirred = nodes.stirred.notified();
+        let Some(live) = session.upgrade().filter(|_| !nodes.is_over()) else {
             return;
         };
         let left = lease.remaining();
         // What was held is lost when the lease runs out, whether anybody looks or not.
         if left.is_none() && !std::mem::replace(&mut is_told, true) {
-            lease.roll().look_at_all(lease);
-            lease.roll().tell_all();
+            nodes.look_at_all(lease);
+            nodes.tell_all();
         }
         is_told &= left.is_none();
         let now = lease.now();
         // While nothing is kept the client's own pings must have room in between: requests put them off.
-        let period = if lease.roll().is_empty() { live.timeout() / 4 } else { lease.heartbeat_period() };
+        let period = if nodes.is_empty() { live.timeout() / 4 } else { lease.heartbeat_period() };
         due = due.min(now + period);
         if lease.is_steady() {
             drop(live);
@@ -140,7 +141,7 @@ async fn renew(session: &Weak<dyn Session>, lease: &Arc<Lease>) {
             due = now;
         } else if due <= now {
             due = now + period;
-            live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(lease))));
+            live.spawn(Box::pin(heartbeat(Weak::clone(session), Arc::clone(upkeep))));
         }
         let nap = if lease.is_connected() { due - now } else { live.timeout() };
         let nap = nap.min(left.unwrap_or(nap));
@@ -159,9 +160,10 @@ async fn renew(session: &Weak<dyn Session>, lease: &Arc<Lease>) {
 }
 
 /// Touches the session, and has that count if anything is kept under it.
-async fn heartbeat(session: Weak<dyn Session>, lease: Arc<Lease>) {
+async fn heartbeat(session: Weak<dyn Session>, upkeep: Arc<Upkeep>) {
+    let lease = upkeep.lease();
     let Some(live) = session.upgrade() else { return };
-    if !lease.roll().is_empty() {
+    if !upkeep.nodes().is_empty() {
         meter::heartbeat();
     }
     let soon = live.timeout() / 20;
@@ -187,7 +189,7 @@ async fn heartbeat(session: Weak<dyn Session>, lease: Arc<Lease>) {
 
 /// A check-only transaction commits through the quorum, changes nothing, and fails when a node is gone.
 async fn check_own(session: &Arc<dyn Session>) {
-    for some in session.lease().roll().to_check().chunks(CHECKS_PER_HEARTBEAT) {
+    for some in session.upkeep().nodes().to_check().chunks(CHECKS_PER_HEARTBEAT) {
         let check = |(_, path): &(_, String)| Operation::Check { path: path.clone(), version: None };
         let checks: Vec<_> = some.iter().map(check).collect();
         match session.transact(&checks).await {

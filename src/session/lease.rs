@@ -1,4 +1,4 @@
-//! Until when a session is surely alive; knows no locks.
+//! Until when a session is surely alive: a clock that is told of requests and answers; knows neither nodes nor locks.
 //!
 //! The ensemble may give a session up one session timeout T after its leader last heard of it, and nobody tells the
 //! client in time: not the connection's state, not a read of one's own node (both stay green on a server that is cut off
@@ -15,15 +15,10 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::session::books::Books;
-use crate::session::listing::Listings;
-use crate::session::nodes::Roll;
 use crate::session::request::Ending;
-use crate::ticket::deadlock::Holds;
 
 /// A moment on a session's clock.
 pub type Moment = Duration;
@@ -41,18 +36,15 @@ const LEAST_MARGIN: Duration = Duration::from_millis(300);
 /// So many touches that do not count yet are told apart in the time of one session timeout.
 const TOUCHES: u32 = 64;
 
-/// The library's own knowledge of how long its session lives, and what is kept under it.
+/// The library's own knowledge of how long its session lives.
+///
+/// A backend tells it what happens through the session's [`Upkeep`](crate::coordinator::Upkeep).
 pub struct Lease {
     timeout: Duration,
     settling: Duration,
     margin: Duration,
     clock: Clock,
     state: Mutex<State>,
-    roll: Roll,
-    listings: Listings,
-    holds: Holds,
-    books: Books,
-    is_signal_refused: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -86,7 +78,7 @@ struct Touch {
 impl Lease {
     /// A lease for a session with this timeout, on a clock that also runs while the machine is suspended.
     ///
-    /// It has run out until [`Lease::began`].
+    /// It has run out until [`Upkeep::began`](crate::coordinator::Upkeep::began).
     pub fn new(timeout: Duration) -> Lease {
         Lease::with_clock(timeout, Box::new(since_boot))
     }
@@ -111,11 +103,6 @@ impl Lease {
             margin: default_margin(timeout),
             clock,
             state: Mutex::new(state),
-            roll: Roll::default(),
-            listings: Listings::default(),
-            holds: Holds::default(),
-            books: Books::default(),
-            is_signal_refused: AtomicBool::new(false),
         };
         lease.with_tick_time(LONGEST_TICK.min(timeout / 2))
     }
@@ -141,14 +128,15 @@ impl Lease {
         (self.clock)()
     }
 
-    /// The ensemble created the session, and was asked to at this moment or later.
-    pub fn began(&self, asked: Moment) {
+    /// The ensemble created the session, and was asked to at this moment or later. Says whether the lease has run out just
+    /// now.
+    pub(super) fn began(&self, asked: Moment) -> bool {
         self.state().answered = asked;
-        self.counts(asked);
+        self.counts(asked)
     }
 
     /// A request was answered that was sent at `sent`.
-    pub fn answered(&self, sent: Moment) {
+    pub(super) fn answered(&self, sent: Moment) {
         let now = self.now();
         let step = self.timeout / TOUCHES;
         let mut state = self.state();
@@ -169,8 +157,8 @@ impl Lease {
         }
     }
 
-    /// As [`Lease::answered`], for an operation that a quorum has acknowledged.
-    pub fn acknowledged(&self, sent: Moment) {
+    /// As [`Lease::answered`], for an operation that a quorum has acknowledged. Says whether the lease has run out just now.
+    pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
         let mut state = self.state();
         if sent >= state.connected_since {
@@ -180,23 +168,20 @@ impl Lease {
             }
         }
         drop(state);
-        if let Some(touch) = newest {
-            self.counts(touch);
-        }
+        let lapsed = newest.is_some_and(|touch| self.counts(touch));
         self.answered(sent);
+        lapsed
     }
 
-    /// The connection that is up now is known to be this session's: the handshake that resumed it counts.
+    /// The handshake that resumed the session counts. Says whether the lease has run out just now.
     ///
-    /// When that was sent is not told. It was not before any request was sent that the connection before it answered.
-    pub fn resumed(&self) {
+    /// Nobody says when it was sent. It was not before any request was sent that the connection before it answered.
+    pub(super) fn resumed(&self) -> bool {
         let handshake = self.state().handshake.take();
-        if let Some(sent) = handshake {
-            self.counts(sent);
-        }
+        handshake.is_some_and(|sent| self.counts(sent))
     }
 
-    fn counts(&self, touch: Moment) {
+    fn counts(&self, touch: Moment) -> bool {
         let now = self.now();
         let mut state = self.state();
         let lapsed = state.lapse(now);
@@ -204,30 +189,20 @@ impl Lease {
             *end = (*end).max(touch + self.term());
         }
         state.counted = state.counted.max(touch);
-        drop(state);
-        if lapsed {
-            self.roll.look_at_all(self);
-            self.roll.tell_all();
-        }
+        lapsed
     }
 
-    /// Counts every moment as acknowledged from now on, or no longer: for backends that need no heartbeat.
-    pub fn steady(&self, steady: bool) {
+    /// Counts every moment as acknowledged from now on, or no longer.
+    pub(super) fn steady(&self, steady: bool) {
         let now = self.now();
         let mut state = self.state();
         state.lapse(now);
         state.end = if steady { None } else { Some(now + self.term()) };
         state.counted = now;
-        drop(state);
-        self.roll.stir();
-        self.roll.tell_all();
     }
 
-    /// The connection was lost or is back. This changes nothing about the lease itself: it only makes it
-    /// [suspect](crate::HoldState::Suspect).
-    ///
-    /// That it is lost must be told before any answer that comes on the next one.
-    pub fn connected(&self, connected: bool) {
+    /// The connection was lost or is back. Says whether that was unknown.
+    pub(super) fn connected(&self, connected: bool) -> bool {
         let now = self.now();
         let mut state = self.state();
         let was = std::mem::replace(&mut state.connected, connected);
@@ -236,15 +211,7 @@ impl Lease {
             state.connected_since = now;
             state.handshake = Some(state.answered);
         }
-        drop(state);
-        self.roll.stir();
-        if was && !connected {
-            self.books.disconnected();
-        }
-        if was != connected {
-            self.roll.link_changed(self, connected);
-        }
-        self.roll.tell_all();
+        was != connected
     }
 
     pub(crate) fn is_connected(&self) -> bool {
@@ -252,9 +219,8 @@ impl Lease {
     }
 
     /// The session is over; the first reason stays.
-    pub fn end(&self, why: Ending) {
+    pub(super) fn end(&self, why: Ending) {
         self.state().over.get_or_insert(why);
-        self.roll.session_is_over(self);
     }
 
     /// Why the session is over, if it is.
@@ -340,31 +306,6 @@ impl Lease {
         self.stretch() == Some(stretch)
     }
 
-    pub(crate) fn roll(&self) -> &Roll {
-        &self.roll
-    }
-
-    pub(crate) fn listings(&self) -> &Listings {
-        &self.listings
-    }
-
-    pub(crate) fn books(&self) -> &Books {
-        &self.books
-    }
-
-    pub(crate) fn holds(&self) -> &Holds {
-        &self.holds
-    }
-
-    /// The ensemble does not let this session write to its own nodes before it deletes them.
-    pub(crate) fn signal_refused(&self) {
-        self.is_signal_refused.store(true, Ordering::Relaxed);
-    }
-
-    pub(crate) fn is_signal_refused(&self) -> bool {
-        self.is_signal_refused.load(Ordering::Relaxed)
-    }
-
     fn validity(&self) -> Option<(Duration, u64)> {
         let now = self.now();
         let mut state = self.state();
@@ -427,214 +368,4 @@ pub(crate) fn since_boot() -> Moment {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::AtomicU64;
-
-    use super::*;
-
-    const fn ms(milliseconds: u64) -> Duration {
-        Duration::from_millis(milliseconds)
-    }
-
-    /// What is left of the session when a lease of 6 s ends.
-    const MARGIN: Duration = ms(1_000);
-
-    /// Half a tick of 2 s, and an eighth.
-    const SETTLING: Duration = ms(1_250);
-
-    struct Stage {
-        lease: Lease,
-        hands: Arc<AtomicU64>,
-    }
-
-    impl Stage {
-        /// A session of 6 s that began just now, with a clock in milliseconds.
-        fn set() -> Stage {
-            let stage = Stage::before_the_session();
-            stage.lease.began(stage.lease.now());
-            stage
-        }
-
-        fn before_the_session() -> Stage {
-            let hands = Arc::new(AtomicU64::new(100_000));
-            let read = Arc::clone(&hands);
-            let read = move || ms(read.load(Ordering::SeqCst));
-            Stage { lease: Lease::with_clock(ms(6_000), Box::new(read)).with_tick_time(ms(2_000)), hands }
-        }
-
-        fn passes(&self, time: Duration) {
-            self.hands.fetch_add(u64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
-        }
-
-        /// A read that is answered at once, and when it was sent.
-        fn touch(&self) -> Moment {
-            self.lease.answered(self.lease.now());
-            self.lease.now()
-        }
-
-        /// A write that is acknowledged at once.
-        fn write(&self) {
-            self.lease.acknowledged(self.lease.now());
-        }
-
-        /// What the newest touch that counts is now.
-        fn counts(&self, touch: Moment) -> bool {
-            self.lease.remaining() == (touch + ms(6_000) - MARGIN).checked_sub(self.lease.now())
-        }
-    }
-
-    #[test]
-    fn it_has_run_out_until_the_session_began_and_that_counts_at_once() {
-        let stage = Stage::before_the_session();
-        assert_eq!(stage.lease.remaining(), None);
-        stage.write();
-        assert_eq!(stage.lease.remaining(), None);
-        stage.lease.began(stage.lease.now() - ms(500));
-        assert_eq!(stage.lease.remaining(), Some(ms(4_500)));
-        assert_eq!(stage.lease.session_left(), ms(5_500));
-    }
-
-    #[test]
-    fn a_touch_counts_by_an_operation_sent_a_settling_time_after_its_answer() {
-        let stage = Stage::set();
-        let began = stage.lease.now();
-        let sent = stage.lease.now();
-        stage.passes(ms(400));
-        stage.lease.answered(sent);
-        stage.passes(SETTLING - ms(1));
-        let early = stage.lease.now();
-        stage.passes(ms(1));
-        let in_time = stage.lease.now();
-        stage.lease.acknowledged(early);
-        assert!(stage.counts(began));
-        stage.lease.acknowledged(in_time);
-        assert!(stage.counts(sent));
-        // By itself an operation says no more of its session's end than a read.
-        stage.passes(ms(300));
-        stage.write();
-        assert!(stage.counts(sent));
-    }
-
-    #[test]
-    fn an_operation_is_a_touch_that_counts_by_a_later_one() {
-        let stage = Stage::set();
-        stage.passes(ms(1_000));
-        let first = stage.lease.now();
-        stage.write();
-        stage.passes(SETTLING);
-        stage.write();
-        assert!(stage.counts(first));
-    }
-
-    #[test]
-    fn of_many_touches_the_newest_that_is_old_enough_counts() {
-        let stage = Stage::set();
-        let mut touches = Vec::new();
-        for _ in 0..40_000 {
-            stage.passes(ms(1));
-            touches.push(stage.touch());
-        }
-        let old_enough = stage.lease.now() - SETTLING;
-        stage.write();
-        let newest = stage.lease.now() + stage.lease.remaining().unwrap() + MARGIN - ms(6_000);
-        assert!(newest <= old_enough && newest + ms(6_000) / TOUCHES >= old_enough, "{newest:?} of {old_enough:?}");
-        assert!(stage.lease.state().touches.len() <= TOUCHES as usize + 2);
-        // After them all a single one is enough.
-        let last = *touches.last().unwrap();
-        stage.passes(SETTLING);
-        stage.write();
-        assert!(stage.counts(last));
-    }
-
-    #[test]
-    fn what_was_sent_on_another_connection_makes_nothing_count() {
-        let stage = Stage::set();
-        let began = stage.lease.now();
-        stage.passes(ms(1));
-        stage.lease.answered(stage.lease.now());
-        stage.passes(SETTLING);
-        let sent = stage.lease.now();
-        stage.passes(ms(1));
-        stage.lease.connected(false);
-        stage.lease.connected(true);
-        // It waited for the connection, or its answer is told late.
-        stage.lease.acknowledged(sent);
-        stage.lease.answered(sent);
-        stage.passes(SETTLING);
-        stage.write();
-        assert!(stage.counts(began));
-    }
-
-    #[test]
-    fn a_handshake_counts_from_the_last_request_that_was_answered_before_it() {
-        let stage = Stage::set();
-        stage.passes(ms(1_000));
-        let last = stage.touch();
-        stage.passes(ms(500));
-        stage.lease.connected(false);
-        stage.passes(ms(500));
-        stage.lease.connected(true);
-        stage.touch();
-        assert!(!stage.counts(last), "not before it is known whose session it resumed");
-        stage.lease.resumed();
-        assert!(stage.counts(last));
-        // Once.
-        let newer = stage.touch();
-        stage.lease.resumed();
-        assert!(!stage.counts(newer));
-    }
-
-    #[test]
-    fn what_was_held_when_it_ran_out_stays_lost_after_a_renewal() {
-        let stage = Stage::set();
-        let stretch = stage.lease.stretch().unwrap();
-        assert!(stage.lease.covers(stretch));
-        stage.passes(ms(4_000));
-        stage.touch();
-        stage.passes(SETTLING);
-        stage.write();
-        assert!(stage.lease.remaining().is_some());
-        assert!(!stage.lease.covers(stretch));
-    }
-
-    #[test]
-    fn renewals_in_time_are_one_stretch() {
-        let stage = Stage::set();
-        let stretch = stage.lease.stretch().unwrap();
-        for _ in 0..5 {
-            stage.passes(ms(2_400));
-            stage.touch();
-            stage.passes(SETTLING);
-            stage.write();
-        }
-        assert!(stage.lease.covers(stretch));
-    }
-
-    #[test]
-    fn nothing_remains_of_an_ended_session() {
-        let stage = Stage::set();
-        stage.lease.end(Ending::Expired);
-        stage.lease.end(Ending::Closed);
-        stage.lease.began(stage.lease.now());
-        assert_eq!((stage.lease.remaining(), stage.lease.over()), (None, Some(Ending::Expired)));
-    }
-
-    #[test]
-    fn of_a_short_session_something_remains() {
-        for timeout in [ms(400), ms(1_000), ms(2_000), ms(4_000), ms(60_000)] {
-            let lease = Lease::new(timeout);
-            assert!(lease.is_renewable() && lease.heartbeat_period() + lease.settling < lease.term(), "{timeout:?}");
-        }
-    }
-
-    #[test]
-    fn heartbeats_are_sent_more_often_where_answers_come_late() {
-        let stage = Stage::set();
-        assert_eq!(stage.lease.heartbeat_period(), ms(1_200));
-        let sent = stage.lease.now();
-        stage.passes(ms(1_500));
-        stage.lease.answered(sent);
-        assert_eq!(stage.lease.heartbeat_period(), ms(375));
-    }
-}
+mod tests;

@@ -2,9 +2,11 @@
 
 pub(crate) mod books;
 pub(crate) mod contract;
+pub(crate) mod holds;
 pub(crate) mod keep_alive;
 pub(crate) mod lease;
 pub(crate) mod listing;
+pub(crate) mod listings;
 pub(crate) mod loss;
 pub(crate) mod node;
 pub(crate) mod nodes;
@@ -12,4 +14,5 @@ pub(crate) mod position;
 pub(crate) mod request;
 pub(crate) mod retry;
 pub(crate) mod thread;
+pub(crate) mod upkeep;
 pub(crate) mod wakeup;

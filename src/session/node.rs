@@ -1,5 +1,6 @@
 //! Whether a node of ours is still where we put it; knows neither modes nor turns.
 
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
@@ -20,6 +21,17 @@ pub(crate) struct Asked {
     pub(super) watch: Reply<Watch>,
 }
 
+/// Knows the lease that nodes are kept under, and hears what becomes of them.
+pub(crate) trait Listener: fmt::Debug + Send + Sync {
+    fn lease(&self) -> &Lease;
+
+    /// The node was lost while its session lives on.
+    fn lost(&self, node: &Tenure);
+
+    /// A stranger's write has used up the watch on this node.
+    fn watch_again(&self, node: &Arc<Tenure>);
+}
+
 /// One node of ours: where it is, what for, and whether it was lost.
 #[derive(Debug)]
 pub(crate) struct Tenure {
@@ -27,7 +39,7 @@ pub(crate) struct Tenure {
     changed: Notify,
     /// Transactions under this hold of which nobody has heard what became of them, and others' who may send some.
     unsettled: AtomicUsize,
-    lease: Weak<Lease>,
+    listener: Weak<dyn Listener>,
     /// When we knew of the node.
     entered: Moment,
     this: Weak<Tenure>,
@@ -62,7 +74,7 @@ enum Phase {
 }
 
 impl Tenure {
-    pub(crate) fn new(path: String, lease: &Arc<Lease>) -> Arc<Tenure> {
+    pub(crate) fn new<L: Listener + 'static>(path: String, listener: &Arc<L>) -> Arc<Tenure> {
         let state = Mutex::new(State {
             path,
             phase: Phase::Waiting,
@@ -73,9 +85,9 @@ impl Tenure {
             own: None,
             is_watched: false,
         });
-        let (changed, unsettled, entered) = (Notify::new(), AtomicUsize::new(0), lease.now());
-        let lease = Arc::downgrade(lease);
-        Arc::new_cyclic(|this| Tenure { state, changed, unsettled, lease, entered, this: Weak::clone(this) })
+        let (changed, unsettled, entered) = (Notify::new(), AtomicUsize::new(0), listener.lease().now());
+        let listener: Weak<L> = Arc::downgrade(listener);
+        Arc::new_cyclic(|this| Tenure { state, changed, unsettled, listener, entered, this: Weak::clone(this) })
     }
 
     pub(crate) fn path(&self) -> String {
@@ -186,9 +198,9 @@ impl Tenure {
     /// lost as well.
     fn tell_book(&self, loss: Loss) {
         if matches!(loss, Loss::Removed | Loss::Interfered)
-            && let Some(lease) = self.lease.upgrade()
+            && let Some(listener) = self.listener.upgrade()
         {
-            lease.books().lost(self);
+            listener.lost(self);
         }
     }
 
@@ -224,12 +236,11 @@ impl Tenure {
     fn told(&self, event: Option<Event>) {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
-        // A stranger's write has used the watch up.
         if event == Event::Changed
             && self.is_standing_at(&self.path())
-            && let (Some(this), Some(lease)) = (self.this.upgrade(), self.lease.upgrade())
+            && let (Some(this), Some(listener)) = (self.this.upgrade(), self.listener.upgrade())
         {
-            lease.roll().watch(&this);
+            listener.watch_again(&this);
         }
     }
 
@@ -301,8 +312,8 @@ impl Tenure {
 
     /// Looks at the watch on our own node, which may have something to tell.
     fn look(&self) {
-        if let Some(lease) = self.lease.upgrade() {
-            self.loss(&lease);
+        if let Some(listener) = self.listener.upgrade() {
+            self.loss(listener.lease());
             return;
         }
         let mut state = self.state();
@@ -366,6 +377,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::session::upkeep::Upkeep;
 
     /// The server removes the node of a session that has expired, and tells its owner, if it listens again, of that first.
     #[test]
@@ -374,15 +386,16 @@ mod tests {
             let clock = Arc::new(AtomicU64::new(100_000));
             let hands = Arc::clone(&clock);
             let read = move || Duration::from_millis(hands.load(Ordering::SeqCst));
-            let lease = Arc::new(Lease::with_clock(Duration::from_secs(6), Box::new(read)));
-            lease.began(lease.now());
-            let tenure = Tenure::new("/lock/node".to_owned(), &lease);
+            let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
+            let lease = upkeep.lease();
+            upkeep.began(lease.now());
+            let tenure = Tenure::new("/lock/node".to_owned(), &upkeep);
             tenure.hold(lease.stretch().unwrap());
-            assert_eq!(tenure.loss(&lease), None);
+            assert_eq!(tenure.loss(lease), None);
 
             clock.fetch_add(stopped_for, Ordering::SeqCst);
             tenure.arm("/lock/node", Watch::new(std::future::ready(Event::Deleted)));
-            assert_eq!(tenure.loss(&lease), Some(why));
+            assert_eq!(tenure.loss(lease), Some(why));
         }
     }
 }

@@ -87,7 +87,7 @@ pub(super) async fn remove(
             // this directory alone.
             Failure::NoAuth | Failure::Refused(_) if signal && index == 0 => {
                 signal = false;
-                session.lease().signal_refused();
+                session.upkeep().signal_refused();
                 session.delete(&path)
             }
             failure => return Err(failure),

@@ -10,7 +10,8 @@ use crate::queue::local::Parting;
 use crate::queue::mode::{self, Mode};
 use crate::session::books::Book;
 use crate::session::contract::{Berth, Session};
-use crate::session::listing::{self, Names};
+use crate::session::listing;
+use crate::session::listings::Names;
 use crate::session::loss::Loss;
 use crate::session::node::Tenure;
 use crate::session::position::Standing;
@@ -57,7 +58,7 @@ enum Step {
 
 impl Place {
     pub(crate) fn new(berth: Berth, directory: Arc<str>, owner: Owner) -> Place {
-        let book = berth.session().lease().books().of(&directory, owner.dialect());
+        let book = berth.session().upkeep().books().of(&directory, owner.dialect());
         let node = Mutex::new(Node { step: Step::Absent, connection: 0, unsure: false, made: Vec::new() });
         Place { berth, directory, owner, book, node }
     }
@@ -197,7 +198,7 @@ impl Place {
         // Looked at in any case: it is told if it has been lost.
         let loss = standing.tenure.loss(session.lease());
         let held_alone = standing.tenure.is_holding() && standing.contender.mode() == Mode::Write;
-        let may_signal = self.owner.dialect().hands_off() && !session.lease().is_signal_refused();
+        let may_signal = self.owner.dialect().hands_off() && !session.upkeep().is_signal_refused();
         let signal = may_signal && held_alone && loss != Some(Loss::Interfered);
         let parting = match loss {
             Some(_) => Parting::Lost,
@@ -205,8 +206,8 @@ impl Place {
             None => Parting::Plain,
         };
         standing.tenure.left();
-        session.lease().roll().strike(standing.number);
-        session.lease().holds().end(standing.czxid);
+        session.upkeep().nodes().strike(standing.number);
+        session.upkeep().holds().end(standing.czxid);
         let reply = if signal { hand_off(&session, &path) } else { session.delete(&path) };
         // The next local holder may write before our removal commits. It must not overtake a transaction of ours that is
         // still unanswered. What it reads on this session comes after our removal, so it sees what we wrote.
@@ -269,7 +270,7 @@ impl Place {
         standing.tenure.moved(to);
         let (czxid, tenure) = (standing.czxid, Arc::clone(&standing.tenure));
         let (number, id) = (standing.number, standing.id);
-        session.lease().roll().watch(&standing.tenure);
+        session.upkeep().nodes().watch(&standing.tenure);
         let standing = Arc::new(Standing::new(contender, czxid, tenure, number, id));
         let mut node = self.node();
         node.unsure = false;
@@ -289,8 +290,8 @@ impl Place {
         let Some(contender) = Contender::parse_as(name, self.owner.dialect()) else {
             return Err(Failure::Refused(format!("the server named the node {name:?}, which is no contender's name")));
         };
-        let tenure = Tenure::new(self.child(name), session.lease());
-        let number = session.lease().roll().enter(&tenure);
+        let tenure = Tenure::new(self.child(name), session.upkeep());
+        let number = session.upkeep().nodes().enter(&tenure);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
         let standing = Arc::new(Standing::new(contender, created.czxid, tenure, number, id));
         let mut node = self.node();

@@ -14,9 +14,9 @@ use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 use zookeeper_client as zk;
 
-use crate::session::lease::Lease;
 use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply};
 use crate::session::thread::Keeper;
+use crate::session::upkeep::Upkeep;
 use crate::zookeeper::identity::{Identity, Owner};
 use crate::zookeeper::security::Acl;
 use crate::zookeeper::translate::{commit, failure, outcome};
@@ -24,7 +24,7 @@ use crate::zookeeper::translate::{commit, failure, outcome};
 /// The requests of one session.
 pub(super) struct Pipeline {
     line: Mutex<Line>,
-    lease: Arc<Lease>,
+    upkeep: Arc<Upkeep>,
     keeper: Arc<Keeper>,
     identity: Arc<Identity>,
     acl: Acl,
@@ -172,14 +172,14 @@ impl<T> Sent<T> {
 impl Pipeline {
     pub(super) fn new(
         client: zk::Client,
-        lease: &Arc<Lease>,
+        upkeep: &Arc<Upkeep>,
         keeper: &Arc<Keeper>,
         identity: &Arc<Identity>,
         acl: Acl,
     ) -> Arc<Pipeline> {
         Arc::new_cyclic(|this| Pipeline {
             line: Mutex::new(Line { client: Some(Arc::new(client)), held_back: None, joins: true }),
-            lease: Arc::clone(lease),
+            upkeep: Arc::clone(upkeep),
             keeper: Arc::clone(keeper),
             identity: Arc::clone(identity),
             acl,
@@ -196,7 +196,7 @@ impl Pipeline {
     }
 
     fn no_client(&self) -> Failure {
-        Failure::Over(self.lease.over().unwrap_or(Ending::Closed))
+        Failure::Over(self.upkeep.lease().over().unwrap_or(Ending::Closed))
     }
 
     /// Lets go of the client, which closes the session once the requests under way are answered.
@@ -223,13 +223,13 @@ impl Pipeline {
         T: Send + 'static,
         F: Future<Output = Result<T, Failure>> + Send + 'static,
     {
-        let lease = Arc::clone(&self.lease);
+        let upkeep = Arc::clone(&self.upkeep);
         self.ask(|client| {
-            let (sent, answer) = (lease.now(), send(client));
+            let (sent, answer) = (upkeep.lease().now(), send(client));
             async move {
                 let answer = answer.await;
                 if is_from_server(&answer) {
-                    lease.answered(sent);
+                    upkeep.answered(sent);
                 }
                 answer
             }
@@ -274,14 +274,14 @@ impl Pipeline {
         T: Send + 'static,
         F: Future<Output = Result<T, Failure>> + Send + 'static,
     {
-        let (lease, identity) = (Arc::clone(&self.lease), Arc::clone(&self.identity));
-        let sent = lease.now();
+        let (upkeep, identity) = (Arc::clone(&self.upkeep), Arc::clone(&self.identity));
+        let sent = upkeep.lease().now();
         async move {
             let answer = answer.await;
             if is_from_quorum(&answer) {
                 if identity.is_known() {
-                    lease.resumed();
-                    lease.acknowledged(sent);
+                    upkeep.resumed();
+                    upkeep.acknowledged(sent);
                 } else {
                     identity.ask();
                 }

@@ -12,9 +12,10 @@ use zookeeper_client as zk;
 
 use crate::session::contract::{Berth, Reservation, Session};
 use crate::session::keep_alive::keep_alive;
-use crate::session::lease::{Lease, Moment};
+use crate::session::lease::Moment;
 use crate::session::request::{Chore, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Watch};
 use crate::session::thread::Keeper;
+use crate::session::upkeep::Upkeep;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::identity::{Claimant, Identity};
 use crate::zookeeper::options::ZooKeeperBuilder;
@@ -35,7 +36,7 @@ pub(super) struct ZooKeeperSession {
     acl: Acl,
     abilities: Arc<Abilities>,
     pipeline: Arc<Pipeline>,
-    lease: Arc<Lease>,
+    upkeep: Arc<Upkeep>,
     link: watch::Sender<Link>,
     finished: Arc<Finished>,
     keeper: Arc<Keeper>,
@@ -94,8 +95,8 @@ impl ZooKeeperSession {
             tracing::warn!(?timeout, ?requested, "less is granted than was asked for: no server must grant less still");
         }
         options.check_lease(timeout).map_err(|problem| Failure::Refused(format!("{problem}, which they grant")))?;
-        let lease = Arc::new(options.lease(timeout));
-        lease.began(asked);
+        let upkeep = Arc::new(Upkeep::new(options.lease(timeout)));
+        upkeep.began(asked);
         let finished = Arc::new(Finished::default());
         let (link, _) = watch::channel(Link::Up);
         let states = client.state_watcher();
@@ -106,10 +107,10 @@ impl ZooKeeperSession {
             ZooKeeperSession {
                 id,
                 timeout,
-                pipeline: Pipeline::new(client, &lease, keeper, &identity, acl.clone()),
+                pipeline: Pipeline::new(client, &upkeep, keeper, &identity, acl.clone()),
                 acl,
                 abilities,
-                lease,
+                upkeep,
                 link,
                 finished,
                 keeper: Arc::clone(keeper),
@@ -120,8 +121,9 @@ impl ZooKeeperSession {
                 this: Weak::clone(this),
             }
         });
-        let (lease, link, finished) = (Arc::clone(&session.lease), session.link.clone(), Arc::clone(&session.finished));
-        let follow = follow_state(states, Arc::downgrade(&session), lease, link, finished);
+        let (upkeep, link, finished) =
+            (Arc::clone(&session.upkeep), session.link.clone(), Arc::clone(&session.finished));
+        let follow = follow_state(states, Arc::downgrade(&session), upkeep, link, finished);
         let tenant = keeper.tenant();
         keeper.handle().spawn(async move {
             follow.await;
@@ -219,13 +221,13 @@ impl ZooKeeperSession {
     /// Asks the server to end the session.
     pub(super) fn close(&self) {
         // Its guards are lost before the server is asked to give their locks to others.
-        self.lease.end(Ending::Closed);
+        self.upkeep.end(Ending::Closed);
         self.pipeline.close();
     }
 
     /// This session serves no more, as is known now.
     pub(super) fn ended(&self, why: Ending) {
-        self.lease.end(why);
+        self.upkeep.end(why);
         self.link.send_if_modified(|link| {
             let first = !matches!(link, Link::Over(_));
             if first {
@@ -261,22 +263,22 @@ impl Session for ZooKeeperSession {
         self.timeout
     }
 
-    fn lease(&self) -> &Arc<Lease> {
-        &self.lease
+    fn upkeep(&self) -> &Arc<Upkeep> {
+        &self.upkeep
     }
 
     async fn connected(&self) -> Result<(), Ending> {
         match self.link.subscribe().wait_for(|link| *link != Link::Down).await.map(|link| *link) {
             Ok(Link::Over(why)) => Err(why),
             Ok(_) => Ok(()),
-            Err(_) => Err(self.lease.over().unwrap_or(Ending::Closed)),
+            Err(_) => Err(self.upkeep.lease().over().unwrap_or(Ending::Closed)),
         }
     }
 
     async fn over(&self) -> Ending {
         match self.link.subscribe().wait_for(|link| matches!(link, Link::Over(_))).await.map(|link| *link) {
             Ok(Link::Over(why)) => why,
-            _ => self.lease.over().unwrap_or(Ending::Closed),
+            _ => self.upkeep.lease().over().unwrap_or(Ending::Closed),
         }
     }
 
@@ -371,7 +373,7 @@ impl fmt::Debug for ZooKeeperSession {
         f.debug_struct("ZooKeeperSession")
             .field("id", &self.id)
             .field("link", &link)
-            .field("lease", &self.lease)
+            .field("lease", self.upkeep.lease())
             .finish_non_exhaustive()
     }
 }
@@ -380,7 +382,7 @@ impl fmt::Debug for ZooKeeperSession {
 async fn follow_state(
     mut states: zk::StateWatcher,
     session: Weak<ZooKeeperSession>,
-    lease: Arc<Lease>,
+    upkeep: Arc<Upkeep>,
     link: watch::Sender<Link>,
     finished: Arc<Finished>,
 ) {
@@ -395,14 +397,14 @@ async fn follow_state(
             zk::SessionState::Closed => Link::Over(Ending::Closed),
         };
         if let Link::Over(ending) = now {
-            lease.end(ending);
+            upkeep.end(ending);
         }
         let was = *link.borrow();
         if let Some(session) = session.upgrade().filter(|_| was != now && !matches!(now, Link::Over(_))) {
             session.identity.connection_changes();
             // Answers are taken on this thread too, and those of the next connection come later than the news of it: of
             // none of them has the lease been told when it is told that the connection before is lost.
-            session.lease.connected(now == Link::Up);
+            session.upkeep.connected(now == Link::Up);
             if now == Link::Up {
                 session.identity.ask();
             }
@@ -425,16 +427,16 @@ async fn follow_state(
 /// After a reconnect: makes sure that the session the server took us for is the one that owns our nodes.
 async fn confirm_identity(session: Weak<ZooKeeperSession>) {
     loop {
-        let Some(session) = session.upgrade().filter(|session| session.lease.over().is_none()) else { return };
+        let Some(session) = session.upgrade().filter(|session| session.upkeep.lease().over().is_none()) else { return };
         // With nothing kept there is nothing to lose; it is asked again when there is an answer to count.
-        let Some((_, path)) = session.lease.roll().to_check().into_iter().next() else { return };
+        let Some((_, path)) = session.upkeep.nodes().to_check().into_iter().next() else { return };
         let lists = !session.abilities.ephemerals.is_lacking();
         let shown = match lists {
             true => session.lists_as_its_own(&path).await,
             false => session.owns_what_it_makes(&path).await,
         };
         match shown {
-            Ok(true) if session.identity.is_known() => return session.lease.resumed(),
+            Ok(true) if session.identity.is_known() => return session.upkeep.resumed(),
             // The connection has been lost since, or the session has been replaced.
             Ok(true) => {}
             // There is another way to ask.

@@ -14,7 +14,7 @@ use support::slow::{Slow, SlowSession};
 use tokio::task::JoinSet;
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
-use zk_rwlock::coordinator::{Berth, Coordinator, Ending, Failure, Kind, Lease, Operation, Session};
+use zk_rwlock::coordinator::{Berth, Coordinator, Ending, Failure, Kind, Lease, Operation, Session, Upkeep};
 use zk_rwlock::{Contender, Error, Loss, MemberState, Memory, Mode, Progress, RwLock, WriteGuard};
 
 const DIRECTORY: &str = "/lock";
@@ -958,7 +958,7 @@ async fn a_guard_that_is_cut_off_is_lost_when_its_lease_runs_out() {
 
 /// An ensemble whose client has its lease on a clock that the test sets, and no heartbeat.
 #[derive(Clone, Debug)]
-struct Suspended(Memory, Arc<Lease>);
+struct Suspended(Memory, Arc<Upkeep>);
 
 #[async_trait]
 impl Coordinator for Suspended {
@@ -982,9 +982,9 @@ async fn a_machine_that_was_suspended_has_lost_its_locks_before_any_timer_ran() 
     let clock = Arc::new(AtomicU64::new(1_000));
     let hands = Arc::clone(&clock);
     let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
-    let lease = Arc::new(Lease::with_clock(Duration::from_secs(10), Box::new(read)));
-    lease.began(lease.now());
-    let lock = open(&Suspended(Memory::new(), lease));
+    let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
+    upkeep.began(upkeep.lease().now());
+    let lock = open(&Suspended(Memory::new(), upkeep));
     let (asked, waiting) = (lock.read().await.expect("free"), lock.read().await.expect("shared"));
     let mut lost = task::spawn(waiting.lost());
     assert_pending!(lost.poll());

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use zk_rwlock::coordinator::Lease;
+use zk_rwlock::coordinator::{Lease, Upkeep};
 
 /// In microseconds.
 type Time = u64;
@@ -100,7 +100,7 @@ struct World {
     tick: Time,
     now: Time,
     clock: Arc<AtomicU64>,
-    lease: Lease,
+    upkeep: Upkeep,
     events: BinaryHeap<Reverse<(Time, u64)>>,
     /// What the numbers in `events` stand for.
     what: Vec<Event>,
@@ -133,14 +133,15 @@ impl World {
         let read = move || Duration::from_micros(hands.load(Ordering::SeqCst) + 1);
         let lease = Lease::with_clock(Duration::from_micros(timeout), Box::new(read));
         let lease = lease.with_tick_time(Duration::from_micros(tick));
-        lease.began(Duration::from_micros(1));
+        let upkeep = Upkeep::new(lease);
+        upkeep.began(Duration::from_micros(1));
         World {
             random: Seeded(seed),
             timeout,
             tick,
             now: 0,
             clock,
-            lease,
+            upkeep,
             events: BinaryHeap::new(),
             what: Vec::new(),
             arrives: [0; 8],
@@ -222,7 +223,7 @@ impl World {
             }
             self.now = time;
             self.clock.store(time, Ordering::SeqCst);
-            if self.lease.remaining().is_none() {
+            if self.upkeep.lease().remaining().is_none() {
                 lost.get_or_insert(time);
             }
             if self.now >= self.session_end || self.now > end {
@@ -233,7 +234,7 @@ impl World {
         if lost.is_none_or(|lost| lost > cut) {
             scores.kept += 1;
         }
-        let ours = self.lease.remaining().map_or(0, |left| self.now + left.as_micros() as Time);
+        let ours = self.upkeep.lease().remaining().map_or(0, |left| self.now + left.as_micros() as Time);
         scores.ours.compare(ours, self.session_end);
         if let Some(newest) = self.newest_acknowledged {
             scores.sending.compare(newest + self.timeout * 2 / 3, self.session_end);
@@ -304,7 +305,7 @@ impl World {
             Event::Cut => self.cut = Some(self.follower),
             Event::Breaks => {
                 self.connected = false;
-                self.lease.connected(false);
+                self.upkeep.connected(false);
             }
             // To the other one, which knows nothing of what the first has noted.
             Event::Mends => {
@@ -322,15 +323,15 @@ impl World {
         let sent = Duration::from_micros(request.sent + 1);
         if request.is_handshake {
             self.connected = true;
-            self.lease.connected(true);
-            self.lease.resumed();
+            self.upkeep.connected(true);
+            self.upkeep.resumed();
             self.ask(false);
             self.at(self.now + self.settling() + 20 * MS, Event::Check);
         } else if request.asks_quorum {
-            self.lease.acknowledged(sent);
+            self.upkeep.acknowledged(sent);
             self.newest_acknowledged = self.newest_acknowledged.max(Some(request.sent));
         } else {
-            self.lease.answered(sent);
+            self.upkeep.answered(sent);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
-    Berth, Chore, Coordinator, Created, Ending, Failure, Kind, Lease, Operation, Outcome, Reply, Session, Stat, Watch,
+    Berth, Chore, Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, Stat, Upkeep, Watch,
 };
 
 /// A client whose answers all come one poll late, so that a future can be dropped between any two requests.
@@ -17,7 +17,7 @@ use zk_rwlock::coordinator::{
 pub struct Slow(pub Memory);
 
 #[derive(Debug)]
-pub struct SlowSession(pub Arc<dyn Session>, pub Arc<Lease>);
+pub struct SlowSession(pub Arc<dyn Session>, pub Arc<Upkeep>);
 
 fn late<T: Send + 'static>(reply: Reply<T>) -> Reply<T> {
     let mut came = false;
@@ -42,8 +42,8 @@ impl Coordinator for Slow {
             async move { zk.berth(watched_bytes).await }
         }));
         let inner = Arc::clone(inner.await?.session());
-        let lease = Arc::clone(inner.lease());
-        Ok(Berth::new(Arc::new(SlowSession(inner, lease))))
+        let upkeep = Arc::clone(inner.upkeep());
+        Ok(Berth::new(Arc::new(SlowSession(inner, upkeep))))
     }
 
     async fn close(&self) {
@@ -65,7 +65,7 @@ impl Session for SlowSession {
         self.0.timeout()
     }
 
-    fn lease(&self) -> &Arc<Lease> {
+    fn upkeep(&self) -> &Arc<Upkeep> {
         &self.1
     }
 

@@ -1,0 +1,456 @@
+use super::*;
+
+/// A node as a server keeps it.
+#[derive(Clone, Debug)]
+struct Node {
+    place: Place,
+    /// Whose it is, if it is ours.
+    own: Option<usize>,
+}
+
+/// One of our contenders.
+#[derive(Clone, Copy, Debug)]
+struct Own {
+    place: Place,
+    czxid: i64,
+    connection: usize,
+    is_entered: bool,
+    is_granted: bool,
+    has_left: bool,
+    /// What it saw of the loss of its node.
+    knows_its_loss: bool,
+}
+
+/// The lock's directory, contenders of other sessions, and what this session does and knows.
+#[derive(Default)]
+struct World {
+    czxid: i64,
+    next: i64,
+    nodes: Vec<Node>,
+    own: Vec<Own>,
+    queue: LocalQueue<usize>,
+    /// How often the connection was lost, and on which connection each of ours was created.
+    connection: usize,
+    seed: u64,
+    /// Nobody else comes, and nothing goes wrong.
+    is_calm: bool,
+    history: Vec<String>,
+    known_on_entry: u64,
+    let_in: u64,
+}
+
+impl World {
+    /// SplitMix64.
+    fn below(&mut self, limit: usize) -> usize {
+        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.seed;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((z ^ (z >> 31)) % limit as u64).unwrap()
+    }
+
+    fn mode(&mut self) -> Mode {
+        if self.below(2) == 0 { Mode::Read } else { Mode::Write }
+    }
+
+    fn any_own(&mut self, which: impl Fn(&Own) -> bool) -> Option<usize> {
+        let some: Vec<usize> = (0..self.own.len()).filter(|i| which(&self.own[*i])).collect();
+        (!some.is_empty()).then(|| some[self.below(some.len())])
+    }
+
+    fn key(&self, own: usize) -> Key {
+        Key { number: self.own[own].place.sequence, id: own as u64 }
+    }
+
+    fn is_there(&self, own: usize) -> bool {
+        self.nodes.iter().any(|node| node.own == Some(own))
+    }
+
+    /// The nearest one before it that excludes it; whoever has left does not, though its node may still be there.
+    fn in_the_way(&self, own: usize, by_a_look: bool) -> Option<&Node> {
+        let me = &self.own[own];
+        self.nodes
+            .iter()
+            .filter(|node| node.place.sequence < me.place.sequence && node.place.mode.excludes(me.place.mode))
+            .filter(|node| by_a_look || node.own.is_none_or(|other| !self.own[other].has_left))
+            .max_by_key(|node| node.place.sequence)
+    }
+
+    fn create(&mut self, mode: Mode, own: Option<usize>) -> (Place, i64) {
+        let place = Place { mode, sequence: self.next };
+        self.nodes.push(Node { place, own });
+        self.next += 1;
+        self.czxid += 1;
+        (place, self.czxid)
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut LocalQueue<usize>) -> Told<usize>) {
+        let told = change(&mut self.queue);
+        for who in told {
+            let way = self.queue.way(self.key(who));
+            self.history.push(format!("{who} is told, and stands {way:?}"));
+            assert!(!self.own[who].has_left, "a contender that has left hears nothing: {:#?}", self.history);
+            if let Way::Clear(_) = way {
+                self.let_in += 1;
+                self.check_clear(who);
+            }
+        }
+    }
+
+    fn check_clear(&self, own: usize) {
+        // A contender without a node will find out, and what it is told is for nothing.
+        if self.is_there(own) {
+            let other = self.in_the_way(own, false);
+            assert!(other.is_none(), "{own} is let in past {other:?}: {:#?}", self.history);
+        }
+    }
+
+    fn check(&self) {
+        for (i, me) in self.own.iter().enumerate() {
+            if me.has_left || !me.is_entered || !self.is_there(i) {
+                continue;
+            }
+            match self.queue.way(self.key(i)) {
+                Way::Unknown => {}
+                Way::Clear(_) => self.check_clear(i),
+                Way::Behind(number) => {
+                    let other = *self.queue.member(number).expect("who is waited for is in the queue");
+                    // Otherwise its owner finds out, and the book tells.
+                    if self.is_there(other) {
+                        let nearest = self.in_the_way(i, false).and_then(|node| node.own);
+                        assert_eq!(nearest, Some(other), "{i} waits for the wrong one: {:#?}", self.history);
+                    }
+                }
+                Way::BehindRemote(path) => {
+                    if self.nodes.iter().any(|node| node.place.sequence.to_string() == *path) {
+                        let nearest = self.in_the_way(i, false).map(|node| node.place.sequence.to_string());
+                        assert_eq!(nearest.as_deref(), Some(&*path), "{i} waits wrongly: {:#?}", self.history);
+                    }
+                }
+            }
+        }
+    }
+
+    fn grant(&mut self, own: usize, ground: &Ground) {
+        self.own[own].is_granted = true;
+        let key = self.key(own);
+        self.change(|queue| queue.granted(key, ground));
+    }
+
+    fn step(&mut self) {
+        let standing = |own: &Own| own.is_entered && !own.has_left;
+        match self.below(if self.is_calm { 12 } else { 15 }) {
+            0..4 => {
+                let (own, mode) = (self.own.len(), self.mode());
+                let (place, czxid) = self.create(mode, Some(own));
+                let it = Own {
+                    place,
+                    czxid,
+                    connection: self.connection,
+                    is_entered: false,
+                    is_granted: false,
+                    has_left: false,
+                    knows_its_loss: false,
+                };
+                self.history.push(format!("{own} is created: {it:?}"));
+                self.own.push(it);
+                if self.below(4) > 0 {
+                    self.enter(own);
+                }
+            }
+            // An answer that came late.
+            4 => {
+                if let Some(own) = self.any_own(|own| !own.is_entered && !own.has_left) {
+                    self.enter(own);
+                }
+            }
+            5 if self.is_calm => {}
+            5 => {
+                let mode = self.mode();
+                let (place, _) = self.create(mode, None);
+                self.history.push(format!("a contender of another session comes: {place:?}"));
+            }
+            6 => self.other_leaves(),
+            7 | 8 => {
+                if let Some(own) = self.any_own(standing) {
+                    self.look(own);
+                }
+            }
+            9 | 10 => {
+                if let Some(own) = self.any_own(standing) {
+                    self.leave(own);
+                }
+            }
+            // The deletion of a node takes effect.
+            11 => {
+                let left: Vec<usize> = (0..self.own.len()).filter(|i| self.own[*i].has_left).collect();
+                self.nodes.retain(|node| node.own.is_none_or(|own| !left.contains(&own)));
+                self.czxid += 1;
+            }
+            12 => {
+                let may = |own: &Own| standing(own) && own.is_granted && own.place.mode == Mode::Write;
+                if let Some(own) = self.any_own(may).filter(|own| self.is_there(*own)) {
+                    self.downgrade(own);
+                }
+            }
+            13 if self.below(4) == 0 => self.crash(),
+            _ => self.mishap(),
+        }
+        self.check();
+    }
+
+    fn enter(&mut self, own: usize) {
+        self.own[own].is_entered = true;
+        let (Own { place, czxid, connection, .. }, key) = (self.own[own], self.key(own));
+        if connection != self.connection {
+            return;
+        }
+        self.history.push(format!("{own} has entered"));
+        self.change(|queue| queue.enter(key.id, place, czxid, &own));
+        self.known_on_entry += u64::from(self.queue.way(key) != Way::Unknown);
+    }
+
+    fn look(&mut self, own: usize) {
+        if !self.is_there(own) {
+            self.own[own].knows_its_loss = true;
+            return;
+        }
+        let key = self.key(own);
+        match self.in_the_way(own, true).cloned() {
+            None => {
+                self.history.push(format!("{own} looks, and is granted"));
+                self.grant(own, &Ground::Sure);
+            }
+            Some(Node { own: None, place: other }) => {
+                let path = other.sequence.to_string().into();
+                self.history.push(format!("{own} looks, and waits for {path} of another session"));
+                self.queue.waits_for(key, &path);
+            }
+            Some(Node { own: Some(other), .. }) => self.history.push(format!("{own} sees {other}")),
+        }
+    }
+
+    fn leave(&mut self, own: usize) {
+        let it = &mut self.own[own];
+        it.has_left = true;
+        let parting = match (it.knows_its_loss, it.is_granted, it.place.mode) {
+            (true, ..) => Parting::Lost,
+            (_, true, Mode::Write) => Parting::LetGo,
+            _ => Parting::Plain,
+        };
+        let key = self.key(own);
+        self.history.push(format!("{own} leaves: {parting:?}"));
+        if self.below(2) == 0 {
+            self.nodes.retain(|node| node.own != Some(own));
+            self.czxid += 1;
+        }
+        self.change(|queue| queue.left(key, parting));
+    }
+
+    fn downgrade(&mut self, own: usize) {
+        self.history.push(format!("{own} holds to read from now on"));
+        let key = self.key(own);
+        self.own[own].place.mode = Mode::Read;
+        self.nodes.iter_mut().filter(|node| node.own == Some(own)).for_each(|it| it.place.mode = Mode::Read);
+        // Its new node takes a number, too.
+        self.next += 1;
+        self.czxid += 1;
+        self.change(|queue| queue.downgraded(key, &own));
+    }
+
+    /// A contender of another session leaves. If it held, it hands off to those of us who wait for it.
+    fn other_leaves(&mut self) {
+        let others: Vec<Place> = self.nodes.iter().filter(|node| node.own.is_none()).map(|node| node.place).collect();
+        if others.is_empty() {
+            return;
+        }
+        let it = others[self.below(others.len())];
+        let held = it.mode == Mode::Write && self.nodes.iter().all(|node| node.place.sequence >= it.sequence);
+        let waiting = |i: &usize| {
+            let me = &self.own[*i];
+            let nearest = || self.in_the_way(*i, true).map(|node| node.place);
+            me.is_entered && !me.has_left && self.is_there(*i) && nearest() == Some(it)
+        };
+        let waiting: Vec<usize> = (0..self.own.len()).filter(waiting).collect();
+        self.history.push(format!("{it:?} of another session leaves, having held: {held}"));
+        self.nodes.retain(|node| node.place.sequence != it.sequence);
+        self.czxid += 1;
+        if held {
+            let ground = Ground::HandOff(Arc::new(HandOff::new(it.sequence.to_string().into())));
+            waiting.into_iter().for_each(|own| self.grant(own, &ground));
+        }
+    }
+
+    /// The server crashes, and has lost its last moments: the newest node, and that its number was given.
+    fn crash(&mut self) {
+        self.history.push("the server crashes".to_owned());
+        self.connection += 1;
+        if let Some(newest) = self.nodes.iter().map(|node| node.place.sequence).max() {
+            self.nodes.retain(|node| node.place.sequence != newest);
+            (self.next, self.czxid) = (newest, self.czxid - 1);
+        }
+        self.change(LocalQueue::forget_all);
+    }
+
+    fn mishap(&mut self) {
+        match self.below(4) {
+            // Somebody removes a node of ours.
+            0 => {
+                let standing = self.any_own(|own| !own.has_left);
+                if let Some(own) = standing {
+                    self.history.push(format!("the node of {own} is removed"));
+                    self.nodes.retain(|node| node.own != Some(own));
+                    self.czxid += 1;
+                }
+            }
+            // The ensemble is busy with something else.
+            1 => self.czxid += 3,
+            // Another leader.
+            2 => self.czxid = ((self.czxid >> 32) + 1) << 32,
+            _ => {
+                self.history.push("the directory is made anew".to_owned());
+                self.nodes.clear();
+                self.next = 0;
+                self.czxid += 2;
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_known_of_the_queue_is_true_whatever_anybody_does() {
+    let (mut known, mut let_in) = (0, 0);
+    for seed in 0..4_000 {
+        let mut world = World { seed, is_calm: seed % 4 == 0, ..World::default() };
+        (0..80).for_each(|_| world.step());
+        known += world.known_on_entry;
+        let_in += world.let_in;
+    }
+    assert!(known > 20_000 && let_in > 1_500, "of {known} it was known where they stood, {let_in} were let in");
+}
+
+fn key(number: i64) -> Key {
+    Key { number, id: number.unsigned_abs() }
+}
+
+/// Contenders of one process alone, behind a writer that holds: their modes, and in which order all leave.
+fn alone(modes: &[Mode], leaving: &[i64]) {
+    let mode = |number: i64| modes[usize::try_from(number).unwrap()];
+    let mut queue = LocalQueue::default();
+    let mut there: Vec<i64> = (0..).take(modes.len()).collect();
+    for number in &there {
+        let place = Place { mode: mode(*number), sequence: *number };
+        assert!(queue.enter(key(*number).id, place, number + 7, number).is_empty());
+    }
+    // The first one looks, and nobody else ever has to.
+    let mut told = queue.granted(key(0), &Ground::Sure);
+    let mut heard = vec![0];
+    for leaver in leaving.iter().map(Some).chain([None]) {
+        heard.append(&mut told);
+        for (at, number) in there.iter().enumerate() {
+            let is_clear = there[..at].iter().all(|other| !mode(*other).excludes(mode(*number)));
+            let way = queue.way(key(*number));
+            assert_eq!(matches!(way, Way::Clear(_)), is_clear, "{number} of {modes:?}, after {leaving:?}: {way:?}");
+            assert_eq!(heard.contains(number), is_clear, "{number} of {modes:?}, after {leaving:?}");
+        }
+        let Some(leaver) = leaver else { break };
+        let held = heard.contains(leaver) && mode(*leaver) == Mode::Write;
+        told = queue.left(key(*leaver), if held { Parting::LetGo } else { Parting::Plain });
+        there.retain(|number| number != leaver);
+    }
+    let told_in_all = heard.len();
+    heard.sort_unstable();
+    heard.dedup();
+    assert_eq!(heard.len(), told_in_all, "each is told once");
+}
+
+#[test]
+fn among_its_own_each_is_let_in_when_its_turn_has_come_and_is_told_once() {
+    for modes in 0..1 << 4 {
+        let mode = |i: i32| if modes >> i & 1 == 0 { Mode::Read } else { Mode::Write };
+        let modes: Vec<Mode> = [Mode::Write].into_iter().chain((0..4).map(mode)).collect();
+        permutations(&mut (0..5).collect(), 0, &mut |leaving| alone(&modes, leaving));
+    }
+}
+
+fn permutations(of: &mut Vec<i64>, from: usize, each: &mut impl FnMut(&[i64])) {
+    if from == of.len() {
+        return each(of);
+    }
+    for i in from..of.len() {
+        of.swap(from, i);
+        permutations(of, from + 1, each);
+        of.swap(from, i);
+    }
+}
+
+#[test]
+fn whoever_uses_a_lock_alone_is_always_known_to_be_granted_and_nothing_piles_up() {
+    let mut queue = LocalQueue::default();
+    for number in 0..1_000 {
+        let mode = if number % 3 == 0 { Mode::Write } else { Mode::Read };
+        queue.enter(key(number).id, Place { mode, sequence: number }, number * 2 + 7, &());
+        let way = queue.way(key(number));
+        // A writer cannot know by a reader before it that no other reader is there, but by all of them that it can.
+        assert_eq!(way == Way::Clear(Ground::Sure), number > 0, "{number}");
+        queue.granted(key(number), &Ground::Sure);
+        let parting = if mode == Mode::Write { Parting::LetGo } else { Parting::Plain };
+        queue.left(key(number), parting);
+        assert_eq!((queue.members.len(), queue.left), (1, 1));
+    }
+}
+
+#[test]
+fn of_those_whose_next_one_never_came_only_the_newest_are_remembered() {
+    let mut queue = LocalQueue::default();
+    for number in (0..1_000).map(|i| i * 2) {
+        let place = Place { mode: Mode::Write, sequence: number };
+        queue.enter(key(number).id, place, number, &());
+        queue.left(key(number), Parting::Plain);
+        assert!(queue.members.len() <= REMEMBERED && queue.left == queue.members.len());
+    }
+    assert_eq!(queue.members.len(), REMEMBERED);
+}
+
+#[test]
+fn after_the_numbers_began_anew_those_of_before_crowd_out_nobody() {
+    let mut queue = LocalQueue::default();
+    let mut use_once = |number: i64, czxid: i64| {
+        queue.enter(key(number).id, Place { mode: Mode::Write, sequence: number }, czxid, &());
+        let is_known = queue.way(key(number)) == Way::Clear(Ground::Sure);
+        queue.granted(key(number), &Ground::Sure);
+        queue.left(key(number), Parting::LetGo);
+        is_known
+    };
+    (0..200).for_each(|i| assert!(!use_once(1_000 + i * 2, i * 2)));
+    assert!(!use_once(0, 1_000));
+    (1..200).for_each(|number| assert!(use_once(number, 1_000 + number), "{number}"));
+}
+
+#[test]
+fn nothing_known_before_the_connection_was_lost_is_known_after_it() {
+    let mut queue = LocalQueue::default();
+    let place = |sequence| Place { mode: Mode::Write, sequence };
+    for number in 0..3 {
+        queue.enter(key(number).id, place(number), 10 + number, &number);
+    }
+    queue.granted(key(0), &Ground::Sure);
+    assert_eq!(queue.way(key(1)), Way::Behind(0));
+    assert_eq!(queue.forget_all(), [0, 1, 2], "all are to look");
+    assert!(queue.left(key(0), Parting::LetGo).is_empty());
+    assert_eq!(queue.way(key(1)), Way::Unknown);
+    queue.enter(key(3).id, place(3), 13, &3);
+    assert_eq!(queue.way(key(3)), Way::Unknown);
+}
+
+#[test]
+fn numbers_at_the_ends_of_their_range_are_next_to_nobody() {
+    let mut queue = LocalQueue::default();
+    for (number, czxid) in [(i64::MAX, 5), (i64::MIN, 6), (i64::MAX - 1, 7), (i64::MIN + 1, 8)] {
+        queue.enter(key(number).id, Place { mode: Mode::Write, sequence: number }, czxid, &number);
+        queue.granted(key(number), &Ground::Sure);
+    }
+    for number in [i64::MAX, i64::MIN] {
+        assert!(queue.left(key(number), Parting::LetGo).is_empty());
+    }
+}

@@ -1,0 +1,170 @@
+//! Which holds of one session somebody of the same session waits for; knows no I/O and no turns.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
+
+use tokio::runtime::Handle;
+use tokio::task;
+
+use crate::session::node::Tenure;
+
+/// Who asks for a lock, as far as that can be known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asker {
+    Task(task::Id),
+    Thread(ThreadId),
+    Unknown,
+}
+
+impl Asker {
+    /// The task or thread that runs this, which is not given away by an executor other than tokio's.
+    pub(crate) fn here(is_blocking: bool) -> Asker {
+        match task::try_id() {
+            Some(id) => Asker::Task(id),
+            None if is_blocking || Handle::try_current().is_ok() => Asker::Thread(thread::current().id()),
+            None => Asker::Unknown,
+        }
+    }
+
+    fn is(self, other: Asker) -> bool {
+        self == other && self != Asker::Unknown
+    }
+}
+
+/// What is held under one session.
+#[derive(Debug, Default)]
+pub(crate) struct Holds(Mutex<HashMap<i64, Hold>>);
+
+#[derive(Debug)]
+struct Hold {
+    directory: Arc<str>,
+    sequence: i64,
+    asker: Asker,
+    tenure: Arc<Tenure>,
+}
+
+/// A hold that is in the way of somebody of the same process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OwnHold {
+    pub(crate) node: String,
+    pub(crate) is_of_the_same: bool,
+}
+
+impl Holds {
+    /// The node that transaction `czxid` made has been granted.
+    pub(crate) fn begin(&self, czxid: i64, directory: &Arc<str>, sequence: i64, asker: Asker, tenure: &Arc<Tenure>) {
+        let hold = Hold { directory: Arc::clone(directory), sequence, asker, tenure: Arc::clone(tenure) };
+        self.all().insert(czxid, hold);
+    }
+
+    pub(crate) fn end(&self, czxid: i64) {
+        let ended = self.all().remove(&czxid);
+        // Not while it is locked: others may look at the tenure.
+        drop(ended);
+    }
+
+    /// Whether anybody holds in this directory.
+    pub(crate) fn has_one(&self, directory: &str) -> bool {
+        self.all().values().any(|hold| *hold.directory == *directory)
+    }
+
+    /// Whether `asker` holds in this directory.
+    pub(crate) fn has_one_of(&self, directory: &str, asker: Asker) -> bool {
+        self.all().values().any(|hold| hold.asker.is(asker) && *hold.directory == *directory)
+    }
+
+    /// A hold that `asker` waits for, if it is behind the contender of this number; one of its own if there is any.
+    ///
+    /// Who is behind a contender waits for it, and that one, if it waits, for every holder before it: of two holders one
+    /// cannot be a writer, so whoever waits before us does not hold together with a hold before it.
+    ///
+    /// Only what is still in the `queue` is in the way: a guard outlives its node when somebody has removed that.
+    pub(crate) fn waited_for(&self, directory: &str, queue: &[String], nearest: i64, asker: Asker) -> Option<OwnHold> {
+        let all = self.all();
+        let before = all.values().filter(|hold| hold.sequence <= nearest && *hold.directory == *directory);
+        let holding = before.filter(|hold| hold.tenure.is_holding());
+        let in_the_way = holding.filter_map(|hold| {
+            let node = hold.tenure.path();
+            let name = node.rsplit('/').next().unwrap_or_default();
+            queue.iter().any(|other| other == name).then(|| OwnHold { is_of_the_same: hold.asker.is(asker), node })
+        });
+        in_the_way.max_by_key(|hold| hold.is_of_the_same)
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<i64, Hold>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::session::lease::Lease;
+    use crate::session::upkeep::Upkeep;
+
+    fn here() -> Asker {
+        Asker::Thread(thread::current().id())
+    }
+
+    fn elsewhere() -> Asker {
+        Asker::Thread(thread::spawn(|| thread::current().id()).join().unwrap())
+    }
+
+    /// Holds of these numbers and askers in `/a`.
+    fn holds(of: &[(i64, Asker)]) -> (Holds, Vec<Arc<Tenure>>) {
+        let (holds, upkeep) = (Holds::default(), Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6)))));
+        let tenures = of.iter().map(|(sequence, asker)| {
+            let tenure = Tenure::new(format!("/a/{sequence}"), &upkeep);
+            tenure.hold(0);
+            holds.begin(100 + sequence, &Arc::from("/a"), *sequence, *asker, &tenure);
+            tenure
+        });
+        let tenures = tenures.collect();
+        (holds, tenures)
+    }
+
+    /// In a queue where 4 has been removed.
+    fn found(holds: &Holds, directory: &str, nearest: i64, asker: Asker) -> Option<(String, bool)> {
+        let queue = ["1", "2", "3", "5", "9"].map(str::to_owned);
+        holds.waited_for(directory, &queue, nearest, asker).map(|own| (own.node, own.is_of_the_same))
+    }
+
+    #[test]
+    fn what_is_held_at_or_before_the_one_waited_for_is_waited_for() {
+        let (holds, _tenures) = holds(&[(3, here())]);
+        assert_eq!(found(&holds, "/a", 3, here()), Some(("/a/3".to_owned(), true)));
+        assert_eq!(found(&holds, "/a", 9, elsewhere()), Some(("/a/3".to_owned(), false)));
+        assert_eq!(found(&holds, "/a", 2, here()), None);
+        assert_eq!(found(&holds, "/b", 3, here()), None);
+    }
+
+    #[test]
+    fn the_own_one_of_several_is_named() {
+        let (holds, _tenures) = holds(&[(1, elsewhere()), (2, here()), (3, elsewhere())]);
+        assert_eq!(found(&holds, "/a", 3, here()), Some(("/a/2".to_owned(), true)));
+    }
+
+    #[test]
+    fn nobody_knows_whether_the_unknown_are_the_same() {
+        let (holds, _tenures) = holds(&[(1, Asker::Unknown)]);
+        assert_eq!(found(&holds, "/a", 1, Asker::Unknown), Some(("/a/1".to_owned(), false)));
+    }
+
+    #[test]
+    fn what_is_held_but_not_in_the_queue_any_more_is_not_waited_for() {
+        let (holds, _tenures) = holds(&[(4, here())]);
+        assert_eq!(found(&holds, "/a", 9, here()), None);
+    }
+
+    #[test]
+    fn what_has_left_or_has_ended_is_not_waited_for() {
+        let (holds, tenures) = holds(&[(1, here()), (2, here())]);
+        tenures[0].left();
+        assert_eq!(found(&holds, "/a", 2, here()), Some(("/a/2".to_owned(), true)));
+        holds.end(102);
+        assert_eq!(found(&holds, "/a", 2, here()), None);
+    }
+}

@@ -1,0 +1,209 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+
+const fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+/// What is left of the session when a lease of 6 s ends.
+const MARGIN: Duration = ms(1_000);
+
+/// Half a tick of 2 s, and an eighth.
+const SETTLING: Duration = ms(1_250);
+
+struct Stage {
+    lease: Lease,
+    hands: Arc<AtomicU64>,
+}
+
+impl Stage {
+    /// A session of 6 s that began just now, with a clock in milliseconds.
+    fn set() -> Stage {
+        let stage = Stage::before_the_session();
+        stage.lease.began(stage.lease.now());
+        stage
+    }
+
+    fn before_the_session() -> Stage {
+        let hands = Arc::new(AtomicU64::new(100_000));
+        let read = Arc::clone(&hands);
+        let read = move || ms(read.load(Ordering::SeqCst));
+        Stage { lease: Lease::with_clock(ms(6_000), Box::new(read)).with_tick_time(ms(2_000)), hands }
+    }
+
+    fn passes(&self, time: Duration) {
+        self.hands.fetch_add(u64::try_from(time.as_millis()).unwrap(), Ordering::SeqCst);
+    }
+
+    /// A read that is answered at once, and when it was sent.
+    fn touch(&self) -> Moment {
+        self.lease.answered(self.lease.now());
+        self.lease.now()
+    }
+
+    /// A write that is acknowledged at once.
+    fn write(&self) {
+        self.lease.acknowledged(self.lease.now());
+    }
+
+    /// What the newest touch that counts is now.
+    fn counts(&self, touch: Moment) -> bool {
+        self.lease.remaining() == (touch + ms(6_000) - MARGIN).checked_sub(self.lease.now())
+    }
+}
+
+#[test]
+fn it_has_run_out_until_the_session_began_and_that_counts_at_once() {
+    let stage = Stage::before_the_session();
+    assert_eq!(stage.lease.remaining(), None);
+    stage.write();
+    assert_eq!(stage.lease.remaining(), None);
+    stage.lease.began(stage.lease.now() - ms(500));
+    assert_eq!(stage.lease.remaining(), Some(ms(4_500)));
+    assert_eq!(stage.lease.session_left(), ms(5_500));
+}
+
+#[test]
+fn a_touch_counts_by_an_operation_sent_a_settling_time_after_its_answer() {
+    let stage = Stage::set();
+    let began = stage.lease.now();
+    let sent = stage.lease.now();
+    stage.passes(ms(400));
+    stage.lease.answered(sent);
+    stage.passes(SETTLING - ms(1));
+    let early = stage.lease.now();
+    stage.passes(ms(1));
+    let in_time = stage.lease.now();
+    stage.lease.acknowledged(early);
+    assert!(stage.counts(began));
+    stage.lease.acknowledged(in_time);
+    assert!(stage.counts(sent));
+    // By itself an operation says no more of its session's end than a read.
+    stage.passes(ms(300));
+    stage.write();
+    assert!(stage.counts(sent));
+}
+
+#[test]
+fn an_operation_is_a_touch_that_counts_by_a_later_one() {
+    let stage = Stage::set();
+    stage.passes(ms(1_000));
+    let first = stage.lease.now();
+    stage.write();
+    stage.passes(SETTLING);
+    stage.write();
+    assert!(stage.counts(first));
+}
+
+#[test]
+fn of_many_touches_the_newest_that_is_old_enough_counts() {
+    let stage = Stage::set();
+    let mut touches = Vec::new();
+    for _ in 0..40_000 {
+        stage.passes(ms(1));
+        touches.push(stage.touch());
+    }
+    let old_enough = stage.lease.now() - SETTLING;
+    stage.write();
+    let newest = stage.lease.now() + stage.lease.remaining().unwrap() + MARGIN - ms(6_000);
+    assert!(newest <= old_enough && newest + ms(6_000) / TOUCHES >= old_enough, "{newest:?} of {old_enough:?}");
+    assert!(stage.lease.state().touches.len() <= TOUCHES as usize + 2);
+    // After them all a single one is enough.
+    let last = *touches.last().unwrap();
+    stage.passes(SETTLING);
+    stage.write();
+    assert!(stage.counts(last));
+}
+
+#[test]
+fn what_was_sent_on_another_connection_makes_nothing_count() {
+    let stage = Stage::set();
+    let began = stage.lease.now();
+    stage.passes(ms(1));
+    stage.lease.answered(stage.lease.now());
+    stage.passes(SETTLING);
+    let sent = stage.lease.now();
+    stage.passes(ms(1));
+    stage.lease.connected(false);
+    stage.lease.connected(true);
+    // It waited for the connection, or its answer is told late.
+    stage.lease.acknowledged(sent);
+    stage.lease.answered(sent);
+    stage.passes(SETTLING);
+    stage.write();
+    assert!(stage.counts(began));
+}
+
+#[test]
+fn a_handshake_counts_from_the_last_request_that_was_answered_before_it() {
+    let stage = Stage::set();
+    stage.passes(ms(1_000));
+    let last = stage.touch();
+    stage.passes(ms(500));
+    stage.lease.connected(false);
+    stage.passes(ms(500));
+    stage.lease.connected(true);
+    stage.touch();
+    assert!(!stage.counts(last), "not before it is known whose session it resumed");
+    stage.lease.resumed();
+    assert!(stage.counts(last));
+    // Once.
+    let newer = stage.touch();
+    stage.lease.resumed();
+    assert!(!stage.counts(newer));
+}
+
+#[test]
+fn what_was_held_when_it_ran_out_stays_lost_after_a_renewal() {
+    let stage = Stage::set();
+    let stretch = stage.lease.stretch().unwrap();
+    assert!(stage.lease.covers(stretch));
+    stage.passes(ms(4_000));
+    stage.touch();
+    stage.passes(SETTLING);
+    stage.write();
+    assert!(stage.lease.remaining().is_some());
+    assert!(!stage.lease.covers(stretch));
+}
+
+#[test]
+fn renewals_in_time_are_one_stretch() {
+    let stage = Stage::set();
+    let stretch = stage.lease.stretch().unwrap();
+    for _ in 0..5 {
+        stage.passes(ms(2_400));
+        stage.touch();
+        stage.passes(SETTLING);
+        stage.write();
+    }
+    assert!(stage.lease.covers(stretch));
+}
+
+#[test]
+fn nothing_remains_of_an_ended_session() {
+    let stage = Stage::set();
+    stage.lease.end(Ending::Expired);
+    stage.lease.end(Ending::Closed);
+    stage.lease.began(stage.lease.now());
+    assert_eq!((stage.lease.remaining(), stage.lease.over()), (None, Some(Ending::Expired)));
+}
+
+#[test]
+fn of_a_short_session_something_remains() {
+    for timeout in [ms(400), ms(1_000), ms(2_000), ms(4_000), ms(60_000)] {
+        let lease = Lease::new(timeout);
+        assert!(lease.is_renewable() && lease.heartbeat_period() + lease.settling < lease.term(), "{timeout:?}");
+    }
+}
+
+#[test]
+fn heartbeats_are_sent_more_often_where_answers_come_late() {
+    let stage = Stage::set();
+    assert_eq!(stage.lease.heartbeat_period(), ms(1_200));
+    let sent = stage.lease.now();
+    stage.passes(ms(1_500));
+    stage.lease.answered(sent);
+    assert_eq!(stage.lease.heartbeat_period(), ms(375));
+}

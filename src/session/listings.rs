@@ -1,0 +1,92 @@
+//! Which listings of a session are under way, and who waits for the next; knows neither names nor turns, and sends
+//! nothing.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use crate::session::request::Failure;
+
+/// Few do not wait for each other: theirs are all under way at once.
+const UNDER_WAY_MAX: usize = 4;
+
+/// With more names than this, one listing at a time: they would fill memory with copies of the same names.
+pub(super) const MANY: usize = 256;
+
+/// The names of a directory's children.
+pub(crate) type Names = Arc<Vec<String>>;
+
+type Answer = Option<Result<Names, Failure>>;
+
+/// To answer the callers that wait for a listing.
+pub(super) type Next = watch::Sender<Answer>;
+
+/// The listings of one session.
+#[derive(Default)]
+pub(crate) struct Listings(Mutex<HashMap<Arc<str>, Directory>>);
+
+#[derive(Default)]
+struct Directory {
+    under_way: usize,
+    /// The last answer had many names.
+    is_large: bool,
+    /// The one that is sent when one of those under way is answered, and who waits for it.
+    next: Option<Next>,
+}
+
+impl Directory {
+    fn most(&self) -> usize {
+        if self.is_large { 1 } else { UNDER_WAY_MAX }
+    }
+}
+
+/// What a caller that asks for a listing does.
+pub(super) enum Begin {
+    /// It sends one, and calls [`Listings::end`] afterwards.
+    Send,
+    /// It waits for the next one, which another caller sends.
+    Join(watch::Receiver<Answer>),
+}
+
+impl Listings {
+    pub(super) fn begin(&self, directory: &Arc<str>) -> Begin {
+        let mut all = self.all();
+        let listed = all.entry(Arc::clone(directory)).or_default();
+        if listed.under_way < listed.most() {
+            listed.under_way += 1;
+            return Begin::Send;
+        }
+        Begin::Join(listed.next.get_or_insert_with(|| watch::channel(None).0).subscribe())
+    }
+
+    /// A listing was answered, with many names or few, or its caller has gone. Returns the next one if it is to be sent now,
+    /// and whether the directory is large.
+    pub(super) fn end(&self, directory: &Arc<str>, is_large: Option<bool>) -> Option<(Next, bool)> {
+        let mut all = self.all();
+        let listed = all.get_mut(directory)?;
+        listed.is_large = is_large.unwrap_or(listed.is_large);
+        let is_large = listed.is_large;
+        // With more under way than there may be, the next one waits for them, too.
+        let next = if listed.under_way <= listed.most() { listed.next.take() } else { None };
+        let next = next.filter(|next| next.receiver_count() > 0);
+        if next.is_none() {
+            listed.under_way -= 1;
+            if listed.under_way == 0 {
+                all.remove(directory);
+            }
+        }
+        next.map(|next| (next, is_large))
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<Arc<str>, Directory>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Listings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Listings")
+    }
+}
