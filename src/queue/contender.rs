@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::queue::dialect::Dialect;
-use crate::queue::mode::{Mode, Place};
+use crate::queue::mode::{self, Mode, Place};
 
 /// One acquisition in the queue, as its node's name tells it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +17,14 @@ pub struct Contender {
 }
 
 impl Contender {
+    /// The first [sequence number](Contender::sequence) from which on the last contender to leave a directory deletes it,
+    /// which restarts the numbers; but not in kazoo's dialect.
+    pub const RESTART_FROM: i64 = mode::RESTART_FROM;
+
+    /// The first [sequence number](Contender::sequence) from which on nobody may enter: see
+    /// [`Error::SequenceExhausted`](crate::Error::SequenceExhausted).
+    pub const REFUSED_FROM: i64 = mode::REFUSED_FROM;
+
     /// Reads the name of a lock directory's child; `None` if it is not that of a contender.
     ///
     /// The id is optional, so that nodes made by other programs after the same scheme take part in the queue.
@@ -90,6 +98,20 @@ impl Contender {
     /// Its number in the order of arrival. Not a fencing token: it restarts when the directory is made anew.
     pub fn sequence(&self) -> i64 {
         self.sequence
+    }
+
+    /// Whether this contender and the other may be two nodes of one holder, which have one number: a thread of Curator
+    /// that holds to write may read, too.
+    ///
+    /// ```
+    /// use zk_rwlock::{Contender, Dialect};
+    /// let of = |name| Contender::parse_as(name, Dialect::Curator).unwrap();
+    /// let (read, write) = (of("a__READ__0000000007"), of("a__WRIT__0000000007"));
+    /// assert!(read.may_be_one_holder_with(&write) && !read.may_be_one_holder_with(&of("a__WRIT__0000000008")));
+    /// ```
+    pub fn may_be_one_holder_with(&self, other: &Contender) -> bool {
+        let (mine, its) = (self.place(), other.place());
+        self.dialect == other.dialect && mine.sequence == its.sequence && self.dialect.is_one_holder(mine, its)
     }
 
     /// The name that its node has after a downgrade.

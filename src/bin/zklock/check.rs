@@ -4,18 +4,12 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 use zk_rwlock::coordinator::{Coordinator, Failure, Stat};
-use zk_rwlock::{Contender, Dialect, Error, Mode, ZooKeeper};
+use zk_rwlock::{Contender, Dialect, Error, ZooKeeper};
 
 use crate::arguments::{Check, Connection};
 use crate::connect::{self, connect_to};
 use crate::exit::{self, Exit};
 use crate::output::{self, tame};
-
-/// From this number on, the last one out restarts the numbers.
-const OLD: i64 = 1 << 30;
-
-/// From this number on, nobody may enter.
-const USED_UP: i64 = (1 << 31) - (1 << 20);
 
 /// How many nodes are read at once.
 const READS_IN_FLIGHT: usize = 256;
@@ -84,12 +78,15 @@ async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
 /// What is odd about these nodes, in the order of the nodes, and about the counter last.
 fn oddities(nodes: &[Node], dialect: Dialect) -> Vec<Odd> {
     let contenders: Vec<_> = nodes.iter().filter_map(|(name, _)| Contender::parse_as(name, dialect)).collect();
-    let mut sharers = BTreeMap::<i64, Vec<Mode>>::new();
+    let mut sharers = BTreeMap::<i64, Vec<&Contender>>::new();
     for contender in &contenders {
-        sharers.entry(contender.sequence()).or_default().push(contender.mode());
+        sharers.entry(contender.sequence()).or_default().push(contender);
     }
-    // A thread of Curator that reads under its own write lock.
-    let is_one_holder = |modes: &[Mode]| dialect == Dialect::Curator && modes.len() == 2 && modes[0] != modes[1];
+    let are_tied = |sharers: &[&Contender]| match sharers {
+        [_] => false,
+        [one, other] => !one.may_be_one_holder_with(other),
+        _ => true,
+    };
     let mut odd = Vec::new();
     for (name, stat) in nodes {
         let mut add = |kind, what: &str| odd.push(Odd { kind, node: Some(name.clone()), what: what.to_owned() });
@@ -122,17 +119,17 @@ fn oddities(nodes: &[Node], dialect: Dialect) -> Vec<Odd> {
         if contender.sequence() < 0 {
             add("negative", "its number is negative, because the counter has wrapped: it will never hold");
         }
-        if sharers.get(&contender.sequence()).is_some_and(|modes| modes.len() > 1 && !is_one_holder(modes)) {
+        if sharers.get(&contender.sequence()).is_some_and(|sharers| are_tied(sharers)) {
             add("tie", "its number is not its alone: none of those who share it will ever hold");
         }
     }
     match sharers.last_key_value() {
-        Some((&highest, _)) if highest >= USED_UP => odd.push(Odd {
+        Some((&highest, _)) if highest >= Contender::REFUSED_FROM => odd.push(Odd {
             kind: "used-up",
             node: None,
             what: format!("at {highest} of 2147483647: nobody may enter until the directory is deleted and made anew"),
         }),
-        Some((&highest, _)) if highest >= OLD => {
+        Some((&highest, _)) if highest >= Contender::RESTART_FROM => {
             let cure = match dialect {
                 Dialect::Kazoo => "kazoo needs the directory, so stop its programs before you delete it",
                 _ => "it starts anew when everybody has left",
