@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use crate::acquisition::request::Acquisition;
 use crate::call::{self, SESSION_TRIES};
 use crate::error::error::Error;
-use crate::hold::guard::Held;
+use crate::hold::hold::Held;
 use crate::queue::contender::{Contender, Owner};
 use crate::queue::mode;
 use crate::queue::note::Note;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::acquisition::request::Acquisition;
 use crate::error::error::Error;
-use crate::hold::guard::Held;
+use crate::hold::hold::Held;
 use crate::queue::local::Ground;
 use crate::queue::waiter::{Evidence, Take};
 use crate::session::loss::Loss;

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use crate::acquisition::handle::Handle;
 use crate::acquisition::options::Options;
-use crate::acquisition::report::{Waiting, looked_since};
 use crate::acquisition::request::Acquisition;
 use crate::acquisition::shared_reads::Work;
 use crate::acquisition::wait::Patience;
+use crate::acquisition::waiting::{Waiting, looked_since};
 use crate::call::Call;
 use crate::error::error::Error;
-use crate::hold::guard::{Held, ReadGuard};
+use crate::hold::guard::ReadGuard;
+use crate::hold::hold::Held;
 use crate::hold::trace::Acquiring;
 use crate::queue::mode::Mode;
 use crate::snapshot::progress::OnWait;

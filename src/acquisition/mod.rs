@@ -12,3 +12,4 @@ pub(crate) mod request;
 pub(crate) mod shared_reads;
 pub(crate) mod timeout;
 pub(crate) mod wait;
+pub(crate) mod waiting;

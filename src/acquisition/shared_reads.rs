@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::acquisition::report::Waiting;
+use crate::acquisition::waiting::Waiting;
 use crate::error::error::Error;
-use crate::hold::guard::Held;
+use crate::hold::hold::Held;
 use crate::session::lease::Moment;
 
 /// An acquisition that nobody has to finish alone.

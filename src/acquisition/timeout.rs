@@ -3,8 +3,9 @@
 use std::future::Future;
 use std::time::Duration;
 
-use crate::acquisition::report::{LOOK_UP_AHEAD, Waiting};
+use crate::acquisition::report::LOOK_UP_AHEAD;
 use crate::acquisition::request::Acquisition;
+use crate::acquisition::waiting::Waiting;
 use crate::call;
 use crate::error::error::Error;
 use crate::queue::member::Blockers;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use crate::acquisition::grant::Grant;
-use crate::acquisition::report::Waiting;
 use crate::acquisition::request::Acquisition;
+use crate::acquisition::waiting::Waiting;
 use crate::error::error::Error;
-use crate::hold::guard::Held;
+use crate::hold::hold::Held;
 use crate::queue::contender::Contender;
 use crate::queue::local::Ground;
 use crate::queue::waiter::{Departure, Known, News, Predecessor, Rules, Step, Waiter};

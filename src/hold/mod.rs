@@ -2,5 +2,6 @@
 
 pub(crate) mod changes;
 pub(crate) mod guard;
+pub(crate) mod hold;
 pub(crate) mod trace;
 pub(crate) mod transaction;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::error::Error;
-use crate::hold::guard::Held;
+use crate::hold::hold::Held;
 use crate::session::loss::Loss;
 use crate::session::request::{Failure, Kind, Operation, Outcome};
 use crate::validation;

@@ -10,7 +10,7 @@ use futures_util::future::{join_all, select_all};
 
 use crate::error::error::Error;
 use crate::hold::changes::{Changes, worst_of};
-use crate::hold::guard::{Held, NodeData};
+use crate::hold::hold::{Held, NodeData};
 use crate::hold::transaction::Transaction;
 use crate::lock::rw_lock::RwLock;
 use crate::queue::contender::Contender;

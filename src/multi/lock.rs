@@ -13,7 +13,7 @@ use crate::acquisition::options::{Limit, Options};
 use crate::acquisition::request::Acquisition;
 use crate::call::{self, Call};
 use crate::error::error::Error;
-use crate::hold::guard::Held;
+use crate::hold::hold::Held;
 use crate::hold::trace;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::multi::guard::{MultiGuard, Taken};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::error::value::ValueError;
-use crate::hold::guard::Held;
+use crate::hold::hold::Held;
 use crate::hold::transaction::Transaction;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::loss::Loss;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
-use crate::hold::guard::Held;
+use crate::hold::hold::Held;
 use crate::lock::rw_lock::RwLock;
 use crate::session::loss::Loss;
 use crate::session::request::Failure;

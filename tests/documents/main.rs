@@ -3,6 +3,7 @@
 mod examples;
 mod fault_table;
 mod guide;
+mod layers;
 mod migrations;
 mod performance_doc;
 

@@ -1,0 +1,209 @@
+//! One hold: a place in the queue that was granted; what can be done with it, and how it ends. It knows no modes.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::error::Error;
+use crate::hold::changes::{Changes, OneHold};
+use crate::hold::trace::Holding;
+use crate::queue::contender::Contender;
+use crate::queue::turn;
+use crate::session::contract::Coordinator;
+use crate::session::lease::Moment;
+use crate::session::loss::{HoldState, Loss};
+use crate::session::node::Tenure;
+use crate::session::position::Standing;
+use crate::session::request::{Event, Failure};
+use crate::session::retry;
+use crate::ticket::ticket::Place;
+use crate::validation;
+
+/// A holder who asks to be told of others looks no more often than that.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+
+/// A place in the queue with what belongs to it. It is given up when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    place: Place,
+    pub(crate) standing: Arc<Standing>,
+    directory: Arc<str>,
+    data: Vec<u8>,
+    holding: Holding,
+    /// Its last user closes the sessions, and that may be a hold.
+    _coordinator: Arc<dyn Coordinator>,
+}
+
+impl Held {
+    /// `None` if the place has no node yet.
+    ///
+    /// Boxed, because it goes through several futures, which would each keep room for all of it.
+    pub(crate) fn new(
+        place: Place,
+        directory: &Arc<str>,
+        coordinator: &Arc<dyn Coordinator>,
+        data: Vec<u8>,
+    ) -> Option<Box<Held>> {
+        let (standing, holding) = (place.standing()?, Holding::default());
+        let (directory, _coordinator) = (Arc::clone(directory), Arc::clone(coordinator));
+        Some(Box::new(Held { place, standing, directory, data, holding, _coordinator }))
+    }
+
+    /// It was granted, and for as long as it is held this is, too.
+    pub(crate) fn granted(&mut self, holding: Holding) {
+        self.holding = holding;
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub(crate) fn standing(&self) -> &Arc<Standing> {
+        &self.standing
+    }
+
+    pub(crate) fn contender(&self) -> &Contender {
+        &self.standing.contender
+    }
+
+    pub(crate) fn tenure(&self) -> &Arc<Tenure> {
+        &self.standing.tenure
+    }
+
+    /// Now, on the clock of its session.
+    pub(crate) fn now(&self) -> Moment {
+        self.place.session().lease().now()
+    }
+
+    /// Why it was lost, if it was.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        self.tenure().loss(self.place.session().lease())
+    }
+
+    /// Waits until it is lost.
+    pub(crate) async fn lost(&self) -> Loss {
+        self.tenure().lost(self.place.session()).await
+    }
+
+    /// The lock's directory.
+    pub(crate) fn directory(&self) -> &str {
+        &self.directory
+    }
+
+    /// How sure it is that it is held.
+    pub(crate) fn state(&self) -> HoldState {
+        self.tenure().hold_state(self.place.session().lease())
+    }
+
+    /// For how long its session is surely kept.
+    pub(crate) fn session_left(&self) -> Duration {
+        self.place.session().lease().session_left()
+    }
+
+    pub(crate) fn node_and_session(&self) -> OneHold {
+        (Arc::clone(self.tenure()), Arc::clone(self.place.session()))
+    }
+
+    pub(crate) fn changes(&self) -> Changes {
+        Changes::new([self.node_and_session()])
+    }
+
+    /// Waits until somebody waits whom it keeps out: the first of them.
+    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
+        tokio::select! {
+            biased;
+            loss = self.lost() => Err(Error::Lost(loss)),
+            first = self.somebody_kept_out() => first,
+        }
+    }
+
+    async fn somebody_kept_out(&self) -> Result<Contender, Error> {
+        let (session, directory) = (self.place.session(), &self.directory);
+        let mut last_change: Option<Moment> = None;
+        loop {
+            let seen = retry::settled(session, || session.watch_children(directory)).await;
+            let (names, change) = seen.map_err(|failure| self.lost_by(failure, "watch"))?;
+            if let Some(first) = turn::first_kept_out(self.contender(), &names) {
+                return Ok(first);
+            }
+            // A long listing must not be kept for long.
+            drop(names);
+            if change.await == Event::Over {
+                // What that means for the lock is told by its loss.
+                return std::future::pending().await;
+            }
+            // Readers may come and go by the thousand.
+            let since = last_change.map(|last| self.now().saturating_sub(last));
+            if let Some(rest) = since.and_then(|since| LOOK_PAUSE.checked_sub(since)) {
+                session.sleep(rest).await;
+            }
+            last_change = Some(self.now());
+        }
+    }
+
+    pub(crate) async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
+        tokio::select! {
+            biased;
+            loss = self.lost() => Err(Error::Lost(loss)),
+            output = work => Ok(output),
+        }
+    }
+
+    pub(crate) async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
+        validation::check(path)?;
+        if let Some(loss) = self.loss() {
+            return Err(Error::Lost(loss));
+        }
+        match retry::read(self.place.session(), path, false).await {
+            Ok(node) => Ok(node.map(|(data, stat)| NodeData { data, version: stat.version })),
+            Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
+            Err(failure) => Err(Error::from_failure(failure, "read", path)),
+        }
+    }
+
+    pub(crate) async fn release(mut self) -> Result<(), Error> {
+        let loss = self.loss();
+        // However long it takes the ensemble to hear of it.
+        self.holding = Holding::default();
+        // Deleted even when lost: the session may still be alive, and the node in everyone's way.
+        let answer = self.place.leave().await;
+        match (loss, answer) {
+            (Some(loss), _) => Err(Error::Lost(loss)),
+            (None, Ok(())) => Ok(()),
+            (None, Err(Failure::NoAuth)) => Err(Error::stays(self.tenure().path())),
+            (None, Err(failure)) => Err(self.lost_by(failure, "release")),
+        }
+    }
+
+    pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
+        if let Some(loss) = self.loss() {
+            return Err(Error::Lost(loss));
+        }
+        self.place.downgrade(&self.data).await.map_err(|failure| self.lost_by(failure, "downgrade"))?;
+        if let Some(standing) = self.place.standing() {
+            self.standing = standing;
+        }
+        self.holding.goes_on_as(&self.directory, &self.standing);
+        Ok(())
+    }
+
+    /// What a failed request about our own node means for its holder.
+    fn lost_by(&self, failure: Failure, operation: &'static str) -> Error {
+        match failure {
+            Failure::NoNode => Error::Lost(Loss::Removed),
+            Failure::Over(ending) => Error::Lost(Loss::SessionOver(ending)),
+            Failure::Operation { failure, .. } => self.lost_by(*failure, operation),
+            failure => Error::from_failure(failure, operation, &self.directory),
+        }
+    }
+}
+
+/// What a node holds. Read by [`ReadGuard::data`] and [`WriteGuard::data`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeData {
+    /// Its data.
+    pub data: Vec<u8>,
+    /// How often the data was set: to give to [`Transaction::set_version`].
+    pub version: i32,
+}

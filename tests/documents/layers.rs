@@ -1,0 +1,103 @@
+//! The street of `src/`: no folder imports what stands after it, and no two files import each other in a circle.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+/// The folders and files of `src/`, each with those that it may import. What stands later is imported by nobody before it.
+const STREET: [(&str, &[&str]); 15] = [
+    ("queue", &[]),
+    ("telemetry", &["queue"]),
+    ("session", &["queue", "telemetry"]),
+    ("error", &["queue", "session"]),
+    ("validation", &["queue", "error"]),
+    ("call", &["queue", "session", "error"]),
+    ("memory", &["session"]),
+    ("zookeeper", &["session", "error", "validation"]),
+    ("ticket", &["queue", "session", "telemetry"]),
+    ("snapshot", &["queue", "session", "error", "validation", "call"]),
+    ("hold", &["queue", "session", "telemetry", "error", "validation", "call", "ticket"]),
+    (
+        "acquisition",
+        &["queue", "session", "telemetry", "error", "validation", "call", "ticket", "snapshot", "hold"],
+    ),
+    ("lock", &["queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition"]),
+    (
+        "multi",
+        &["queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition", "lock"],
+    ),
+    (
+        "value",
+        &["queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition", "lock"],
+    ),
+];
+
+/// The files of the library, each with the modules that its code imports.
+fn imports() -> BTreeMap<String, BTreeSet<String>> {
+    let mut files = BTreeMap::new();
+    visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
+    let modules: BTreeSet<String> = files.keys().cloned().collect();
+    let imports = |code: String| -> BTreeSet<String> {
+        let paths = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let paths = paths.flat_map(|line| line.split("crate::").skip(1).map(str::to_owned).collect::<Vec<_>>());
+        // The longest beginning of the path that is a file.
+        let module = |path: String| {
+            let path: String = path.chars().take_while(|c| c.is_ascii_alphanumeric() || "_:".contains(*c)).collect();
+            let parts: Vec<&str> = path.split("::").collect();
+            (1..=parts.len()).rev().map(|n| parts[..n].join("::")).find(|name| modules.contains(name))
+        };
+        paths.filter_map(module).collect()
+    };
+    files.into_iter().map(|(name, code)| (name, imports(code))).collect()
+}
+
+/// Reads the files below a folder, without their unit tests.
+fn visit(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
+    for entry in fs::read_dir(folder).expect("a folder of the project").flatten() {
+        let (path, name) = (entry.path(), entry.file_name().into_string().expect("a plain name"));
+        if path.is_dir() && name != "bin" && name != "tests" {
+            visit(&path, &format!("{prefix}{name}::"), files);
+        } else if let Some(stem) = name.strip_suffix(".rs").filter(|stem| !matches!(*stem, "lib" | "mod" | "tests")) {
+            let code = fs::read_to_string(&path).expect("a source file");
+            let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+            files.insert(format!("{prefix}{stem}"), code.to_owned());
+        }
+    }
+}
+
+fn folder(module: &str) -> &str {
+    module.split("::").next().unwrap_or_default()
+}
+
+#[test]
+fn no_folder_imports_what_stands_after_it() {
+    let (imports, mut wrong) = (imports(), Vec::new());
+    assert!(imports.len() > 60, "{} files", imports.len());
+    for (file, imported) in &imports {
+        let may = STREET.iter().find(|(name, _)| *name == folder(file)).map(|(_, may)| *may);
+        let may = may.unwrap_or_else(|| panic!("{file} stands nowhere in the street"));
+        let upward = imported.iter().filter(|it| folder(it) != folder(file) && !may.contains(&folder(it)));
+        wrong.extend(upward.map(|it| format!("{file} imports {it}")));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_two_files_import_each_other_in_a_circle() {
+    let mut imports = imports();
+    // A file that imports no other one is in no circle, and then no more is one that imports only such.
+    while let Some(done) = imports.iter().find(|(_, imported)| imported.is_empty()).map(|(file, _)| file.clone()) {
+        imports.remove(&done);
+        imports.values_mut().for_each(|imported| drop(imported.remove(&done)));
+    }
+    assert!(imports.is_empty(), "among these files there is a circle: {imports:#?}");
+}
+
+#[test]
+fn the_street_is_in_order() {
+    for (at, (name, may)) in STREET.iter().enumerate() {
+        for other in *may {
+            assert!(STREET[..at].iter().any(|(earlier, _)| earlier == other), "{other} stands before {name}");
+        }
+    }
+}
