@@ -10,7 +10,6 @@ use crate::hold::changes::Changes;
 use crate::hold::hold::{Held, NodeData};
 use crate::hold::transaction::Transaction;
 use crate::queue::contender::Contender;
-use crate::session::contract::Coordinator;
 use crate::session::loss::{HoldState, Loss};
 
 /// The lock, held to read: shared with other readers. Made by [`RwLock::read`](crate::RwLock::read).
