@@ -9,12 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::session::lease::Lease;
+use crate::session::request::{Chore, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Watch};
 use crate::session::upkeep::Upkeep;
-// Moved: import these from `request`.
-#[allow(unused_imports)]
-pub(crate) use crate::session::request::{
-    Chore, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Watch,
-};
 
 /// An ensemble, as one process reaches it: the maker of sessions.
 ///
@@ -171,7 +167,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Arms a one-shot watch on an existing node.
     fn watch(&self, path: &str) -> Reply<Watch>;
 
-    /// The names of a node's children, in no order, and a one-shot watch on them: it tells with [`Event::Changed`] when
+    /// The names of a node's children, in no order, and a one-shot watch on them: it tells with [`Event::Changed`](crate::coordinator::Event::Changed) when
     /// the first of them comes or goes, and of nothing that happens to them otherwise.
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)>;
 

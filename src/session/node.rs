@@ -10,8 +10,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::session::lease::{Lease, Moment};
-// Moved: import these from `loss`.
-pub(crate) use crate::session::loss::{HoldState, Loss};
+use crate::session::loss::{HoldState, Loss};
 use crate::session::request::{Event, Failure, Reply, Watch};
 use crate::telemetry::meter;
 

@@ -16,9 +16,7 @@ use crate::session::loss::Loss;
 use crate::session::node::Tenure;
 use crate::session::position::Standing;
 use crate::session::request::{Created, Failure, Kind, Operation, Reply};
-// Moved: import these from `session::retry`.
-#[allow(unused_imports)]
-pub(crate) use crate::session::retry::{UNKNOWN_TRIES, before_next_try, none_without_directory, read, settled, synced};
+use crate::session::retry::{before_next_try, none_without_directory, settled, synced};
 use crate::telemetry::meter;
 use crate::ticket::directory;
 use crate::ticket::removal::{Leaving, hand_off, remove, remove_all_of, remove_when_created, removed_in_background};
