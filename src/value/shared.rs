@@ -118,7 +118,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     ) -> SharedBuilder<T> {
         let coordinator: Arc<dyn Coordinator> = Arc::new(coordinator.clone());
         SharedBuilder {
-            lock: RwLock::builder(&coordinator, &format!("{path}/lock")),
+            lock: RwLock::builder(&coordinator, format!("{path}/lock")),
             coordinator,
             path: path.to_owned(),
             terms: Terms::new(format),
