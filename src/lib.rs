@@ -59,6 +59,7 @@
 //!   [hears](Acquire::on_wait) of itself and of them. [`Survey`]: the queues of all locks below a prefix.
 //! - [`ZooKeeper`]: the backend; [`ZooKeeperBuilder`] has its options, among them the session timeout and the [`Acl`]:
 //!   who may use a lock may also steal it. TLS and SASL are behind the features `tls` and `sasl-digest-md5`.
+//! - [`ConnectionState`]: what [`state`](ZooKeeper::state) of a backend tells a readiness probe.
 //! - [`Memory`]: the same without a server, for tests: it can be cut off, made to lag, lose answers and sessions.
 //! - [`Error`]: what went wrong, told apart by what you can do about it.
 //!
@@ -137,6 +138,7 @@ pub use crate::queue::contender::Contender;
 pub use crate::queue::dialect::Dialect;
 pub use crate::queue::member::{Blockers, Member, MemberState, Queue};
 pub use crate::queue::mode::Mode;
+pub use crate::session::connection::ConnectionState;
 pub use crate::session::loss::{HoldState, Loss};
 pub use crate::session::request::{Ending, Failure, Outcome};
 pub use crate::snapshot::progress::Progress;

@@ -14,6 +14,7 @@ use async_trait::async_trait;
 
 use crate::memory::server::{Ensemble, Fault, Fired, World};
 use crate::memory::session::{MemorySession, sleep};
+use crate::session::connection::ConnectionState;
 use crate::session::contract::{Berth, Coordinator, Session};
 use crate::session::keep_alive::keep_alive;
 use crate::session::request::{Ending, Failure};
@@ -68,6 +69,18 @@ impl Memory {
 
     fn of(ensemble: Arc<Ensemble>) -> Memory {
         Memory { client: Arc::new(Client { ensemble, session: Mutex::new(None), closed: AtomicBool::new(false) }) }
+    }
+
+    /// Whether this client is connected. It is not while it is [cut](Memory::cut) off.
+    pub fn state(&self) -> ConnectionState {
+        if self.client.closed.load(Ordering::Acquire) {
+            return ConnectionState::Closed;
+        }
+        let cut = self.session().and_then(|session| self.client.ensemble.world().cut_since(session.id()));
+        match cut {
+            Some(since) => ConnectionState::Connecting { since, why: Some("the connection is cut".to_owned()) },
+            None => ConnectionState::Connected,
+        }
     }
 
     /// Ends this client's session, and with it every node it owns. Its guards are lost, its waiting acquisitions

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use tokio::sync::{oneshot, watch};
 
@@ -38,6 +39,8 @@ pub(super) struct World {
 struct SessionState {
     upkeep: Arc<Upkeep>,
     link: watch::Sender<Link>,
+    /// When the connection was cut, unless it is there.
+    cut: Option<Instant>,
     /// Why the ensemble has given the session up, although its client does not know yet.
     given_up: Option<Ending>,
     /// What a lagging server shows.
@@ -174,6 +177,7 @@ impl World {
         let state = SessionState {
             upkeep: Arc::clone(upkeep),
             link,
+            cut: None,
             given_up: None,
             view: None,
             late: Vec::new(),
@@ -351,6 +355,7 @@ impl World {
             return;
         };
         state.seen = self.zxid;
+        state.cut = Some(Instant::now());
         fired.push(state.link_changes(Link::Down));
         let upkeep = Arc::clone(&state.upkeep);
         fired.push(Box::new(move || {
@@ -372,6 +377,7 @@ impl World {
             upkeep.steady(true);
             upkeep.connected(true);
         }));
+        state.cut = None;
         let link = state.link_changes(Link::Up);
         // The server compares what it has with what the client has seen, as it does for SetWatches.
         let missed = state.watches.keys().filter_map(|key| {
@@ -395,6 +401,11 @@ impl World {
             job(self, fired);
         }
     }
+    /// When a session's connection was cut, if it is.
+    pub(super) fn cut_since(&self, session: i64) -> Option<Instant> {
+        self.sessions.get(&session)?.cut
+    }
+
     /// From now on a session's server is behind the others.
     pub(super) fn lag(&mut self, session: i64) {
         if let Some(state) = self.sessions.get_mut(&session) {

@@ -12,12 +12,14 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::error::error::Error;
+use crate::session::connection::ConnectionState;
 use crate::session::contract::{Berth, Coordinator, Session};
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::Keeper;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::connect::new_session;
 use crate::zookeeper::options::ZooKeeperBuilder;
+use crate::zookeeper::outage::Outage;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 
@@ -57,6 +59,7 @@ struct Ensemble {
     /// The attempt to open a session that is under way, so that a crowd opens one and not one each.
     opening: Mutex<Option<Opening>>,
     closed: AtomicBool,
+    outage: Arc<Outage>,
 }
 
 /// How an attempt to open a session ends, for all who wait for it.
@@ -81,6 +84,34 @@ impl ZooKeeper {
     /// Options for a connection.
     pub fn builder() -> ZooKeeperBuilder {
         ZooKeeperBuilder::new()
+    }
+
+    /// Whether this client is connected: for readiness probes.
+    ///
+    /// Answers at once, from what is known, and never waits. While connected that costs no request. A client has a session
+    /// from the moment it is made; at times it has several, and then the oldest that lives is reported, which the next
+    /// acquisition is likely to use. Between sessions it is [`Connecting`](ConnectionState::Connecting), since the last one
+    /// lost its connection.
+    ///
+    /// While it is not connected, asking has two effects, in the background and at most once a second: a session that is
+    /// over is replaced by a fresh one, as an acquisition would do; and the servers' ports are tried, to learn
+    /// [why](ConnectionState::Connecting::why). So the first answers may come without the reason.
+    ///
+    /// `Connected` says nothing of a lock: a guard's [`state`](crate::WriteGuard::state) does.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use zk_rwlock::{ConnectionState, ZooKeeper};
+    /// # fn ready(zk: &ZooKeeper) -> (u16, String) {
+    /// match zk.state() {
+    ///     ConnectionState::Connected => (200, "ready".to_owned()),
+    ///     state => (503, state.to_string()), // connecting for 7s: zk1:2181: Connection refused (os error 111)
+    /// }
+    /// # }
+    /// ```
+    pub fn state(&self) -> ConnectionState {
+        self.ensemble.state()
     }
 
     /// Ends every session, and with them every node they own; returns when the server has confirmed it, or when it
@@ -117,6 +148,7 @@ impl ZooKeeperBuilder {
             abilities: Arc::default(),
             opening: Mutex::new(None),
             closed: AtomicBool::new(false),
+            outage: Arc::default(),
         };
         let opened = ensemble.connect().await.and_then(|session| ensemble.install(session, 0));
         opened.map_err(|failure| match failure {
@@ -222,8 +254,33 @@ impl Ensemble {
         let mut idle = if sessions.len() > 1 { sessions.split_off(1) } else { Vec::new() };
         sessions.extend(idle.extract_if(.., |session| session.is_needed()));
         drop(sessions);
-        drop((over as Vec<Arc<ZooKeeperSession>>, idle));
+        let over: Vec<Arc<ZooKeeperSession>> = over;
+        if let Some((lost, ending)) = over.first().and_then(|first| first.lost().zip(first.lease().over())) {
+            self.outage.begins(lost, ending);
+        }
+        drop((over, idle));
         berth
+    }
+
+    /// Whether the session that the next acquisition will be on is connected.
+    fn state(self: &Arc<Self>) -> ConnectionState {
+        if self.closed.load(Ordering::Acquire) {
+            return ConnectionState::Closed;
+        }
+        let sessions = self.sessions();
+        let alive = sessions.iter().find(|session| session.lease().over().is_none());
+        let (is_alive, lost) = (alive.is_some(), alive.or(sessions.first()).and_then(|session| session.lost()));
+        drop(sessions);
+        if is_alive && lost.is_none() {
+            return ConnectionState::Connected;
+        }
+        let looks = self.outage.look_into(&self.servers, self.options.is_encrypted(), &self.keeper);
+        if looks && !is_alive {
+            // A program that acquires nothing until it is connected would never be.
+            let _berth_or_opening = self.berth_or_opening(0);
+        }
+        let since = lost.or_else(|| self.outage.since()).unwrap_or_else(Instant::now);
+        ConnectionState::Connecting { since, why: self.outage.why(since) }
     }
 
     /// A berth, or else the attempt to open a session for one.
@@ -248,6 +305,9 @@ impl Ensemble {
             // With nobody left to use it the session is closed again.
             let Some(ensemble) = ensemble.upgrade() else { return };
             let outcome = connected.and_then(|session| ensemble.install(session, watched_bytes)).map(drop);
+            if let Err(failure) = &outcome {
+                ensemble.outage.failed(failure);
+            }
             *ensemble.opening() = None;
             end.send_replace(Some(outcome));
         });
@@ -282,6 +342,7 @@ impl Ensemble {
             return Err(Failure::Over(Ending::Closed));
         }
         sessions.push(session);
+        self.outage.ends();
         Ok(berth)
     }
 }

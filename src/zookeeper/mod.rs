@@ -27,6 +27,7 @@ pub(crate) mod security;
 mod abilities;
 mod connect;
 mod identity;
+mod outage;
 mod pipeline;
 mod servers;
 mod session;

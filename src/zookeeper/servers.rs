@@ -9,6 +9,9 @@ use crate::validation;
 const CLEAR: &str = "tcp://";
 const ENCRYPTED: &str = "tcp+tls://";
 
+/// The port of a server that is named without one.
+const PORT: u16 = 2181;
+
 /// A connect string that can be meant: `zk1:2181,zk2:2181/apps`.
 #[derive(Clone, Debug)]
 pub(super) struct Servers {
@@ -27,7 +30,7 @@ impl Servers {
     /// is over.
     pub(super) fn parse(text: &str) -> Result<Servers, Error> {
         let last = text.rfind(',').map_or(0, |comma| comma + 1);
-        let address = text.len() - Server { text: &text[last..] }.address().len();
+        let address = text.len() - Server { text: &text[last..] }.without_scheme().len();
         let root = text[address..].find('/').map_or(text.len(), |slash| address + slash);
         let servers = Servers { text: text.to_owned(), root };
         let refused = |what: &str, problem: &str| Error::invalid(format!("servers {text:?}: {what:?} {problem}"));
@@ -80,20 +83,27 @@ impl<'a> Server<'a> {
         self.text.starts_with(ENCRYPTED)
     }
 
+    /// The host and the port, as the operating system takes them.
+    pub(super) fn address(&self) -> String {
+        let (host, port) = self.host_and_port().unwrap_or((self.without_scheme(), None));
+        let port = port.unwrap_or(PORT);
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    }
+
     /// The name or address, without the brackets of IPv6.
     #[cfg(feature = "tls")]
     pub(super) fn host(&self) -> &'a str {
-        self.host_and_port().map_or(self.address(), |(host, _port)| host)
+        self.host_and_port().map_or(self.without_scheme(), |(host, _port)| host)
     }
 
     /// The server without its scheme.
-    fn address(&self) -> &'a str {
+    fn without_scheme(&self) -> &'a str {
         [CLEAR, ENCRYPTED].iter().find_map(|scheme| self.text.strip_prefix(scheme)).unwrap_or(self.text)
     }
 
     /// The host, and the port if there is one; or what is wrong with them.
     fn host_and_port(&self) -> Result<(&'a str, Option<u16>), &'static str> {
-        let address = self.address();
+        let address = self.without_scheme();
         if address.is_empty() {
             return Err("names no server");
         }

@@ -38,6 +38,8 @@ pub(super) struct ZooKeeperSession {
     pipeline: Arc<Pipeline>,
     upkeep: Arc<Upkeep>,
     link: watch::Sender<Link>,
+    /// When the connection was lost, unless it is there.
+    lost: Mutex<Option<Instant>>,
     finished: Arc<Finished>,
     keeper: Arc<Keeper>,
     watched_bytes: Arc<AtomicUsize>,
@@ -112,6 +114,7 @@ impl ZooKeeperSession {
                 abilities,
                 upkeep,
                 link,
+                lost: Mutex::new(None),
                 finished,
                 keeper: Arc::clone(keeper),
                 watched_bytes: Arc::default(),
@@ -208,6 +211,19 @@ impl ZooKeeperSession {
         *self.link.borrow() == Link::Up
     }
 
+    /// When the connection was lost, unless it is there.
+    pub(super) fn lost(&self) -> Option<Instant> {
+        *self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn link_is(&self, now: Link) {
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        match now {
+            Link::Up => *lost = None,
+            Link::Down | Link::Over(_) => drop(lost.get_or_insert_with(Instant::now)),
+        }
+    }
+
     /// Those it was opened for have looked at it.
     pub(super) fn is_used(&self) {
         self.is_fresh.store(false, Ordering::Release);
@@ -227,6 +243,7 @@ impl ZooKeeperSession {
 
     /// This session serves no more, as is known now.
     pub(super) fn ended(&self, why: Ending) {
+        self.link_is(Link::Over(why));
         self.upkeep.end(why);
         self.link.send_if_modified(|link| {
             let first = !matches!(link, Link::Over(_));
@@ -396,10 +413,13 @@ async fn follow_state(
             zk::SessionState::Expired => Link::Over(Ending::Expired),
             zk::SessionState::Closed => Link::Over(Ending::Closed),
         };
+        let was = *link.borrow();
+        if let Some(session) = session.upgrade().filter(|_| !matches!(was, Link::Over(_))) {
+            session.link_is(now);
+        }
         if let Link::Over(ending) = now {
             upkeep.end(ending);
         }
-        let was = *link.borrow();
         if let Some(session) = session.upgrade().filter(|_| was != now && !matches!(now, Link::Over(_))) {
             session.identity.connection_changes();
             // Answers are taken on this thread too, and those of the next connection come later than the news of it: of

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use support::polled::*;
@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Berth, Coordinator, Ending, Failure, Kind, Lease, Operation, Session, Upkeep};
-use zk_rwlock::{Contender, Error, Loss, MemberState, Memory, Mode, Progress, RwLock, WriteGuard};
+use zk_rwlock::{ConnectionState, Contender, Error, Loss, MemberState, Memory, Mode, Progress, RwLock, WriteGuard};
 
 const DIRECTORY: &str = "/lock";
 
@@ -1418,4 +1418,20 @@ async fn a_task_that_never_pauses_does_not_keep_the_ensembles_chores_running_for
     drop(guard);
     lock.write().await.expect("free").release().await.expect("held");
     assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_probe_is_told_that_a_client_is_cut_off_and_since_when() {
+    let before = Instant::now();
+    let zk = Memory::new();
+    assert_eq!(zk.state(), ConnectionState::Connected);
+    drop(write(&open(&zk)));
+    zk.cut();
+    zk.expire();
+    let ConnectionState::Connecting { since, why: Some(_) } = zk.state() else { panic!("{}", zk.state()) };
+    assert!(before <= since && since <= Instant::now());
+    zk.heal();
+    assert!(zk.state().is_connected());
+    now(zk.close());
+    assert_eq!(zk.state(), ConnectionState::Closed);
 }

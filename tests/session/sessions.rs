@@ -8,7 +8,7 @@ use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
-use zk_rwlock::{Ending, Error, ReadGuard, ZooKeeper};
+use zk_rwlock::{ConnectionState, Ending, Error, ReadGuard, ZooKeeper};
 
 /// The client cannot come back with more than 128 KiB of watched paths on one session, and the server knows them
 /// with what the connect string ends with.
@@ -118,6 +118,68 @@ async fn an_idle_further_session_is_given_up_and_the_first_one_kept() {
         sessions() == 1
     })
     .await;
+}
+
+/// Since when it is not connected, and why, when the reason is known.
+async fn reason(zk: &ZooKeeper) -> (Instant, String) {
+    let told = || match zk.state() {
+        ConnectionState::Connecting { since, why: Some(why) } => Some((since, why)),
+        _ => None,
+    };
+    eventually("the reason is known", || async { told().is_some() }).await;
+    told().expect("the server is away")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_probe_is_told_since_when_the_server_is_away_and_why_and_when_it_is_back() {
+    let server = Server::start();
+    let zk = connect_with(&server.address(), Duration::from_secs(4)).await;
+    assert_eq!(zk.state(), ConnectionState::Connected);
+
+    let stopped = Instant::now();
+    server.kill();
+    eventually("the connection is lost", || async { !zk.state().is_connected() }).await;
+    let seen = Instant::now();
+    let (since, why) = reason(&zk).await;
+    assert!(stopped <= since && since <= seen, "{:?} after the stop", since - stopped);
+    assert!(why.contains(&server.address()) && why.contains("refused"), "{why}");
+    assert!(zk.state().to_string().contains("refused"), "{}", zk.state());
+
+    server.start_again();
+    eventually("it is connected again", || async { zk.state().is_connected() }).await;
+    soon("closed", zk.close()).await;
+    assert_eq!(zk.state(), ConnectionState::Closed);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_probe_alone_brings_a_client_back_whose_session_has_expired() {
+    let (proxy, zk) = without_a_session().await;
+    let (since, why) = reason(&zk).await;
+    assert!(since.elapsed() >= Duration::from_secs(1), "since the break, not since the end: {why}");
+    let later = reason(&zk).await.0;
+    assert_eq!(later, since);
+    proxy.heal();
+    eventually("there is a fresh session", || async { zk.state().is_connected() }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_probe_is_told_of_a_server_that_takes_connections_and_is_silent() {
+    let proxy = Proxy::start(shared_server().address());
+    let zk = connect_with(&proxy.address(), Duration::from_secs(4)).await;
+    proxy.black_hole();
+    let (_, why) = reason(&zk).await;
+    assert!(why.contains(&proxy.address()) && why.contains("takes connections"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_probe_of_a_connected_client_sends_nothing() {
+    let proxy = Proxy::start(shared_server().address());
+    let zk = connect(&proxy.address()).await;
+    let (connections, sent) = (proxy.connections(), proxy.requests().len());
+    for _ in 0..1_000 {
+        assert!(zk.state().is_connected());
+    }
+    assert_eq!((proxy.connections(), proxy.requests().len()), (connections, sent));
 }
 
 /// A session that dies of being cut off, and a proxy through which the next one will come.

@@ -1,0 +1,45 @@
+//! Whether a client is connected, as a readiness probe asks; knows no backend.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// Whether a client reaches its ensemble now. Given by [`ZooKeeper::state`](crate::ZooKeeper::state) and
+/// [`Memory::state`](crate::Memory::state).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConnectionState {
+    /// There is a session, and it is connected.
+    Connected,
+    /// The session has lost its connection, or is over, and the client tries to come back. Acquisitions wait.
+    Connecting {
+        /// When the connection was lost.
+        since: Instant,
+        /// The words of the last refusal, for people to read: of the operating system, or of a server; `None` if nothing
+        /// is known yet.
+        why: Option<String>,
+    },
+    /// The client was closed. It never comes back.
+    Closed,
+}
+
+impl ConnectionState {
+    /// Whether it is [`Connected`](ConnectionState::Connected).
+    pub fn is_connected(&self) -> bool {
+        *self == ConnectionState::Connected
+    }
+}
+
+/// For logs and for the answers of probes: `connecting for 7s: zk1:2181: Connection refused (os error 111)`.
+impl fmt::Display for ConnectionState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConnectionState::Connected => f.write_str("connected"),
+            ConnectionState::Connecting { since, why } => {
+                let seconds = Duration::from_secs(since.elapsed().as_secs());
+                write!(f, "connecting for {}", humantime::format_duration(seconds))?;
+                why.as_ref().map_or(Ok(()), |why| write!(f, ": {why}"))
+            }
+            ConnectionState::Closed => f.write_str("closed"),
+        }
+    }
+}
