@@ -5,9 +5,9 @@
 //! - Errors other than a clear refusal leave the outcome unknown, whatever their name ([`translate::failure`]).
 //! - While disconnected it queues requests without bound: a berth is given only on a session that is connected.
 //! - More than 128 KiB of watched paths make a reconnect impossible, so a session takes no more than
-//!   [`session::WATCHED_BYTES_MAX`], and further ones are opened beyond that.
-//! - Some answers that are too short make the caller panic ([`pipeline::Survived`]).
-//! - A one-shot watcher panics when its session's task is gone ([`translate::Watched`]); persistent ones are lost on a
+//!   `WATCHED_BYTES_MAX` ([`session`]), and further ones are opened beyond that.
+//! - Some answers that are too short make the caller panic (`Survived` in [`pipeline`]).
+//! - A one-shot watcher panics when its session's task is gone (`Watched` in [`translate`]); persistent ones are lost on a
 //!   reconnect and are not used. Watches are armed with `getData`: `exists` would leave one on a node that never returns.
 //! - After `Expired` a client is dead for good: the next berth is on a fresh one.
 //! - Its session id may change silently on a reconnect (ClickHouse Keeper does that): who owns our nodes is looked
@@ -16,8 +16,8 @@
 //! - Servers of one connect string may differ in encryption, and one whose name TLS cannot verify makes it panic: both
 //!   are refused before it is asked ([`options`]). Why a handshake failed only its log tells.
 //! - It sends each request as it comes: a removal that the next create may join is held back on our side ([`pipeline`]).
-//! - Its pauses before it tries a server again grow too fast for the lease ([`connect::to_connect_to`]), and a silent
-//!   connection is given up too late ([`connect::Patience`]).
+//! - Its pauses before it tries a server again grow too fast for the lease (`to_connect_to` in [`connect`]), and a silent
+//!   connection is given up too late (`Patience` there).
 //! - It says `Expired` only at 1.4 session timeouts: the lease is what tells that a lock is lost.
 
 pub(crate) mod client;
