@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::error::Error;
 use crate::queue::member::Blockers;
@@ -35,7 +35,7 @@ pub(crate) const SESSION_TRIES: usize = 3;
 /// # Examples
 ///
 /// ```
-/// # use std::time::Duration;
+/// # use std::time::{Duration, Instant};
 /// # use zk_rwlock::{Error, Memory, RwLock};
 /// # tokio_test::block_on(async {
 /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
@@ -46,9 +46,33 @@ pub(crate) const SESSION_TRIES: usize = 3;
 /// ```
 #[must_use = "nothing is sent before this is awaited"]
 pub struct Call<T> {
-    timeout: Option<Duration>,
+    limit: Option<Limit>,
     begin: Option<Box<Begin<T>>>,
     answer: Option<Answer<T>>,
+}
+
+/// How long something may take, counted from its first poll.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Limit {
+    Timeout(Duration),
+    Deadline(Instant),
+}
+
+impl Limit {
+    /// The time from now on.
+    ///
+    /// # Errors
+    /// There is none: a timeout of zero is a mistake of the caller's, and a deadline may have passed.
+    pub(crate) fn left(self) -> Result<Duration, Error> {
+        match self {
+            Limit::Timeout(Duration::ZERO) => Err(Error::invalid("a timeout of zero")),
+            Limit::Timeout(timeout) => Ok(timeout),
+            Limit::Deadline(deadline) => match deadline.saturating_duration_since(Instant::now()) {
+                Duration::ZERO => Err(Error::Timeout { waited: Duration::ZERO, blockers: Blockers::default() }),
+                left => Ok(left),
+            },
+        }
+    }
 }
 
 /// Makes the future of the answer, which is to come within the time given.
@@ -61,7 +85,7 @@ impl<T: Send + 'static> Call<T> {
     where
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
-        Call { timeout: None, begin: Some(Box::new(|timeout| Box::pin(begin(timeout)))), answer: None }
+        Call { limit: None, begin: Some(Box::new(|timeout| Box::pin(begin(timeout)))), answer: None }
     }
 
     /// Gives up when there is no answer within `timeout`, with [`Error::Timeout`], which is told in time, also while
@@ -70,8 +94,15 @@ impl<T: Send + 'static> Call<T> {
         self.within(Some(timeout))
     }
 
+    /// As [`timeout`](Self::timeout), with the moment when to give up. If that has passed at the first poll, nothing is
+    /// sent, and the error is [`Error::Timeout`].
+    pub fn deadline(mut self, deadline: Instant) -> Self {
+        self.limit = Some(Limit::Deadline(deadline));
+        self
+    }
+
     pub(crate) fn within(mut self, timeout: Option<Duration>) -> Self {
-        self.timeout = timeout;
+        self.limit = timeout.map(Limit::Timeout);
         self
     }
 
@@ -89,10 +120,10 @@ impl<T> Future for Call<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(begin) = self.begin.take() {
-            if self.timeout == Some(Duration::ZERO) {
-                return Poll::Ready(Err(Error::invalid("a timeout of zero")));
+            match self.limit.map(Limit::left).transpose() {
+                Ok(timeout) => self.answer = Some(begin(timeout)),
+                Err(error) => return Poll::Ready(Err(error)),
             }
-            self.answer = Some(begin(self.timeout));
         }
         match &mut self.answer {
             Some(answer) => answer.as_mut().poll(context),
@@ -103,7 +134,7 @@ impl<T> Future for Call<T> {
 
 impl<T> fmt::Debug for Call<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Call").field("timeout", &self.timeout).finish_non_exhaustive()
+        f.debug_struct("Call").field("limit", &self.limit).finish_non_exhaustive()
     }
 }
 

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acquisition::handle::Handle;
-use crate::acquisition::options::{Limit, Options};
+use crate::acquisition::options::Options;
 use crate::acquisition::request::Acquisition;
+use crate::call::Limit;
 use crate::error::error::Error;
 use crate::hold::guard::{ReadGuard, WriteGuard};
 use crate::hold::trace::Acquiring;

@@ -1,7 +1,8 @@
 //! What can be set before an acquisition starts; sends nothing.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::call::Limit;
 use crate::error::error::Error;
 use crate::snapshot::progress::Listener;
 use crate::validation;
@@ -15,13 +16,6 @@ pub struct Options {
     pub(crate) is_blocking: bool,
 }
 
-/// How long an acquisition may take.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Limit {
-    Timeout(Duration),
-    Deadline(Instant),
-}
-
 impl Options {
     /// How long the acquisition that starts now may take.
     ///
@@ -32,16 +26,9 @@ impl Options {
         if self.on_wait.as_ref().is_some_and(|listener| listener.every == Some(Duration::ZERO)) {
             return Err(Error::invalid("an interval of zero between looks at the queue"));
         }
-        match self.limit {
-            None => Ok(None),
-            Some(Limit::Timeout(Duration::ZERO)) => {
-                Err(Error::invalid("a timeout of zero; to not wait at all, use a try_ method"))
-            }
-            Some(Limit::Timeout(timeout)) => Ok(Some(timeout)),
-            Some(Limit::Deadline(deadline)) => match deadline.saturating_duration_since(Instant::now()) {
-                Duration::ZERO => Err(Error::Timeout { waited: Duration::ZERO, blockers: Default::default() }),
-                left => Ok(Some(left)),
-            },
+        if matches!(self.limit, Some(Limit::Timeout(Duration::ZERO))) {
+            return Err(Error::invalid("a timeout of zero; to not wait at all, use a try_ method"));
         }
+        self.limit.map(Limit::left).transpose()
     }
 }

@@ -1,5 +1,6 @@
 //! What went wrong, told apart by what the caller can do about it.
 
+use std::io;
 use std::time::Duration;
 
 use thiserror::Error;
@@ -11,6 +12,28 @@ use crate::session::loss::Loss;
 use crate::session::request::{Ending, Failure};
 
 /// Why a lock operation did not succeed.
+///
+/// What it displays includes what its [`source`](std::error::Error::source) displays. It converts into an
+/// [`io::Error`] whose kind says the same, as far as the standard library has a kind for it, and from which
+/// [`into_inner`](io::Error::into_inner) gives it back.
+///
+/// # Examples
+///
+/// ```
+/// # use std::error::Error as _;
+/// # use std::io;
+/// # use std::time::Duration;
+/// # use zk_rwlock::{Error, Loss, Memory, RwLock};
+/// fn migrate(lock: &RwLock) -> io::Result<()> {
+///     let guard = lock.write().timeout(Duration::from_millis(10)).blocking()?;
+///     Ok(guard.blocking_release()?)
+/// }
+/// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+/// let _held = lock.blocking_read()?;
+/// assert_eq!(migrate(&lock).unwrap_err().kind(), io::ErrorKind::TimedOut);
+/// assert_eq!(Error::Lost(Loss::Removed).source().unwrap().to_string(), Loss::Removed.to_string());
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -51,11 +74,11 @@ pub enum Error {
 
     /// The lock was held and is not any more. Stop the work it guarded; somebody else may hold it already.
     #[error("the lock was lost: {0}")]
-    Lost(Loss),
+    Lost(#[source] Loss),
 
     /// The place in the queue was lost before the lock was granted. Acquire again if you still want it.
     #[error("lost the place in the queue: {0}")]
-    Evicted(Loss),
+    Evicted(#[source] Loss),
 
     /// No server answered in time. Look at the network and at the ensemble; nothing is held or queued. Whether an
     /// [eviction](crate::RwLock::evict) that was sent has been done, is not known then.
@@ -64,7 +87,7 @@ pub enum Error {
 
     /// This coordinator was closed and will never connect again, or its credentials were refused: mend those.
     #[error("{0}, and no new one can be opened")]
-    Closed(Ending),
+    Closed(#[source] Ending),
 
     /// The ensemble does not allow it. `delete` and `create` are permissions of the *parent* node.
     ///
@@ -118,6 +141,7 @@ pub enum Error {
         /// That lock's directory.
         path: String,
         /// What went wrong with it.
+        #[source]
         error: Box<Error>,
     },
 
@@ -129,6 +153,7 @@ pub enum Error {
         /// Its node.
         path: String,
         /// Why.
+        #[source]
         reason: Failure,
     },
 
@@ -139,6 +164,7 @@ pub enum Error {
         /// The value's node.
         path: String,
         /// What is wrong with it.
+        #[source]
         error: ValueError,
     },
 
@@ -248,5 +274,30 @@ impl Error {
             Failure::Operation { failure, .. } => Error::from_failure(*failure, operation, &path),
             other => Error::Refused { operation, path, reason: other.to_string() },
         }
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> io::Error {
+        use io::ErrorKind;
+        let kind = match error.cause() {
+            Error::InvalidInput(_) => ErrorKind::InvalidInput,
+            Error::Timeout { .. } => ErrorKind::TimedOut,
+            Error::WouldBlock { .. } => ErrorKind::WouldBlock,
+            Error::WouldDeadlock { .. } => ErrorKind::Deadlock,
+            Error::Lost(_) | Error::Evicted(_) => ErrorKind::ConnectionAborted,
+            Error::Unreachable(_) | Error::Closed(_) => ErrorKind::NotConnected,
+            Error::PermissionDenied { .. } => ErrorKind::PermissionDenied,
+            Error::EphemeralParent { .. } => ErrorKind::NotADirectory,
+            Error::SequenceExhausted { .. } => ErrorKind::QuotaExceeded,
+            Error::ForeignContender { .. } => ErrorKind::ResourceBusy,
+            Error::TransactionRefused { reason: Failure::NoNode, .. } => ErrorKind::NotFound,
+            Error::TransactionRefused { reason: Failure::NodeExists, .. } => ErrorKind::AlreadyExists,
+            Error::TransactionRefused { reason: Failure::NoAuth, .. } => ErrorKind::PermissionDenied,
+            Error::Value { .. } => ErrorKind::InvalidData,
+            Error::OutcomeUnknown { .. } => ErrorKind::ConnectionReset,
+            Error::TransactionRefused { .. } | Error::Refused { .. } | Error::OneOfMany { .. } => ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
     }
 }

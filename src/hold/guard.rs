@@ -243,8 +243,16 @@ macro_rules! guard {
             /// }
             /// # Ok::<(), Error>(()) }).unwrap();
             /// ```
-            pub async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
-                self.held.data(path).await
+            pub async fn data(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
+                self.held.data(path.as_ref()).await
+            }
+
+            /// [`data`](Self::data) for code that is not async: blocks the thread, and needs no runtime.
+            ///
+            /// # Errors
+            /// As for [`data`](Self::data).
+            pub fn blocking_data(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
+                pollster::block_on(self.data(path))
             }
 
             /// Starts a transaction that is committed only if the lock is still held then. See [`Transaction`].
@@ -315,6 +323,15 @@ impl ReadGuard {
             None => Ok(()),
         }
     }
+
+    /// Blocks the thread until the lock is given back: [`release`](Self::release) for code that is not async. Needs no
+    /// runtime.
+    ///
+    /// # Errors
+    /// As for [`release`](Self::release).
+    pub fn blocking_release(self) -> Result<(), Error> {
+        pollster::block_on(self.release())
+    }
 }
 
 impl WriteGuard {
@@ -332,6 +349,15 @@ impl WriteGuard {
     /// it then stays, and the lock is taken, until its session ends.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
+    }
+
+    /// Blocks the thread until the lock is given back: [`release`](Self::release) for code that is not async. Needs no
+    /// runtime.
+    ///
+    /// # Errors
+    /// As for [`release`](Self::release).
+    pub fn blocking_release(self) -> Result<(), Error> {
+        pollster::block_on(self.release())
     }
 
     /// Turns the write lock into a read lock, in place and in one transaction: nobody writes in between, readers
@@ -361,5 +387,13 @@ impl WriteGuard {
     pub async fn downgrade(mut self) -> Result<ReadGuard, Error> {
         self.held.downgrade().await?;
         Ok(ReadGuard::new(self.held))
+    }
+
+    /// [`downgrade`](Self::downgrade) for code that is not async: blocks the thread, and needs no runtime.
+    ///
+    /// # Errors
+    /// As for [`downgrade`](Self::downgrade).
+    pub fn blocking_downgrade(self) -> Result<ReadGuard, Error> {
+        pollster::block_on(self.downgrade())
     }
 }

@@ -55,43 +55,43 @@ impl<'guard> Transaction<'guard> {
     }
 
     /// Sets a node's data.
-    pub fn set(self, path: &str, data: impl Into<Vec<u8>>) -> Self {
-        self.with(Operation::Set { path: path.to_owned(), data: data.into(), version: None })
+    pub fn set(self, path: impl AsRef<str>, data: impl Into<Vec<u8>>) -> Self {
+        self.with(Operation::Set { path: path.as_ref().to_owned(), data: data.into(), version: None })
     }
 
     /// Sets a node's data, if the node has this version.
-    pub fn set_version(self, path: &str, data: impl Into<Vec<u8>>, version: i32) -> Self {
-        self.with(Operation::Set { path: path.to_owned(), data: data.into(), version: Some(version) })
+    pub fn set_version(self, path: impl AsRef<str>, data: impl Into<Vec<u8>>, version: i32) -> Self {
+        self.with(Operation::Set { path: path.as_ref().to_owned(), data: data.into(), version: Some(version) })
     }
 
     /// Creates a persistent node, whose parent must exist.
-    pub fn create(self, path: &str, data: impl Into<Vec<u8>>) -> Self {
-        self.with(Operation::Create { path: path.to_owned(), data: data.into(), kind: Kind::Persistent })
+    pub fn create(self, path: impl AsRef<str>, data: impl Into<Vec<u8>>) -> Self {
+        self.with(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Persistent })
     }
 
     /// Creates a node that goes with this process's session.
-    pub fn create_ephemeral(self, path: &str, data: impl Into<Vec<u8>>) -> Self {
-        self.with(Operation::Create { path: path.to_owned(), data: data.into(), kind: Kind::Ephemeral })
+    pub fn create_ephemeral(self, path: impl AsRef<str>, data: impl Into<Vec<u8>>) -> Self {
+        self.with(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Ephemeral })
     }
 
     /// Deletes a node, which must have no children.
-    pub fn delete(self, path: &str) -> Self {
-        self.with(Operation::Delete { path: path.to_owned(), version: None })
+    pub fn delete(self, path: impl AsRef<str>) -> Self {
+        self.with(Operation::Delete { path: path.as_ref().to_owned(), version: None })
     }
 
     /// Deletes a node, if it has this version.
-    pub fn delete_version(self, path: &str, version: i32) -> Self {
-        self.with(Operation::Delete { path: path.to_owned(), version: Some(version) })
+    pub fn delete_version(self, path: impl AsRef<str>, version: i32) -> Self {
+        self.with(Operation::Delete { path: path.as_ref().to_owned(), version: Some(version) })
     }
 
     /// Fails the transaction unless the node has this version.
-    pub fn check(self, path: &str, version: i32) -> Self {
-        self.with(Operation::Check { path: path.to_owned(), version: Some(version) })
+    pub fn check(self, path: impl AsRef<str>, version: i32) -> Self {
+        self.with(Operation::Check { path: path.as_ref().to_owned(), version: Some(version) })
     }
 
     /// Fails the transaction unless the node exists.
-    pub fn check_exists(self, path: &str) -> Self {
-        self.with(Operation::Check { path: path.to_owned(), version: None })
+    pub fn check_exists(self, path: impl AsRef<str>) -> Self {
+        self.with(Operation::Check { path: path.as_ref().to_owned(), version: None })
     }
 
     fn with(mut self, operation: Operation) -> Self {
@@ -155,6 +155,14 @@ impl<'guard> Transaction<'guard> {
             Err(Failure::Over(ending)) => Err(locks.lost(speaker, Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "transaction under", speaker.directory())),
         }
+    }
+
+    /// [`commit`](Self::commit) for code that is not async: blocks the thread, and needs no runtime.
+    ///
+    /// # Errors
+    /// As for [`commit`](Self::commit).
+    pub fn blocking_commit(self) -> Result<Vec<Outcome>, Error> {
+        pollster::block_on(self.commit())
     }
 }
 

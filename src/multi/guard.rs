@@ -301,12 +301,12 @@ impl MultiGuard {
     /// assert_eq!(guard.data("/config").await?, None);
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
-        validation::check(path)?;
+    pub async fn data(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
+        validation::check(path.as_ref())?;
         match (self.taken.loss(), self.taken.locks.last()) {
             (None, Some(last)) => {
                 // Its node was created last, so its session shows what was written before any of the locks was granted.
-                last.data(path).await.map_err(|error| match error {
+                last.data(path.as_ref()).await.map_err(|error| match error {
                     lost @ Error::Lost(_) => lost.of_one(last.directory()),
                     error => error,
                 })
@@ -314,6 +314,14 @@ impl MultiGuard {
             (Some(loss), _) => Err(lost_error(loss)),
             (None, None) => Ok(None),
         }
+    }
+
+    /// [`data`](Self::data) for code that is not async: blocks the thread, and needs no runtime.
+    ///
+    /// # Errors
+    /// As for [`data`](Self::data).
+    pub fn blocking_data(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
+        pollster::block_on(self.data(path))
     }
 
     /// Starts a transaction that is committed only if all the locks are still held then. See [`Transaction`].
@@ -359,6 +367,15 @@ impl MultiGuard {
             Some(lost) => Err(lost),
             None => released.into_iter().rev().collect(),
         }
+    }
+
+    /// Blocks the thread until the lock is given back: [`release`](Self::release) for code that is not async. Needs no
+    /// runtime.
+    ///
+    /// # Errors
+    /// As for [`release`](Self::release).
+    pub fn blocking_release(self) -> Result<(), Error> {
+        pollster::block_on(self.release())
     }
 }
 

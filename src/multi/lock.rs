@@ -9,8 +9,9 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::acquisition::builder::{Acquire, Granting, Guard};
-use crate::acquisition::options::{Limit, Options};
+use crate::acquisition::options::Options;
 use crate::acquisition::request::Acquisition;
+use crate::call::Limit;
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::hold::hold::Held;
@@ -78,10 +79,10 @@ impl MultiLock {
     pub fn new<C, P>(coordinator: &C, locks: impl IntoIterator<Item = (P, Mode)>) -> Result<MultiLock, Error>
     where
         C: Coordinator + Clone,
-        P: Into<String>,
+        P: AsRef<str>,
     {
         let mut builder = MultiLock::builder(coordinator);
-        builder.locks.extend(locks.into_iter().map(|(path, mode)| (path.into(), mode)));
+        builder.locks.extend(locks.into_iter().map(|(path, mode)| (path.as_ref().to_owned(), mode)));
         builder.build()
     }
 
@@ -241,14 +242,14 @@ pub struct MultiLockBuilder {
 
 impl MultiLockBuilder {
     /// Adds the lock in directory `path`, to be taken shared with other readers.
-    pub fn read(mut self, path: impl Into<String>) -> Self {
-        self.locks.push((path.into(), Mode::Read));
+    pub fn read(mut self, path: impl AsRef<str>) -> Self {
+        self.locks.push((path.as_ref().to_owned(), Mode::Read));
         self
     }
 
     /// Adds the lock in directory `path`, to be taken alone.
-    pub fn write(mut self, path: impl Into<String>) -> Self {
-        self.locks.push((path.into(), Mode::Write));
+    pub fn write(mut self, path: impl AsRef<str>) -> Self {
+        self.locks.push((path.as_ref().to_owned(), Mode::Write));
         self
     }
 

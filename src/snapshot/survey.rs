@@ -49,9 +49,9 @@ impl Survey {
     /// assert_eq!(survey.queues.iter().map(|queue| &queue.path[..]).collect::<Vec<_>>(), ["/locks/a", "/locks/deep/b"]);
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub fn below<C: Coordinator + Clone>(coordinator: &C, prefix: &str) -> Call<Survey> {
+    pub fn below<C: Coordinator + Clone>(coordinator: &C, prefix: impl AsRef<str>) -> Call<Survey> {
         let coordinator: Arc<dyn Coordinator> = Arc::new(coordinator.clone());
-        let prefix = prefix.to_owned();
+        let prefix = prefix.as_ref().to_owned();
         Call::new(move |timeout| async move {
             validation::check(&prefix)?;
             let walk = call::on_a_session(&coordinator, |session| Survey::walk(session, &prefix));

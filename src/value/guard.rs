@@ -76,6 +76,15 @@ macro_rules! shared_guard {
             pub async fn release(self) -> Result<(), Error> {
                 self.guard.release().await
             }
+
+            /// Blocks the thread until the lock is given back: [`release`](Self::release) for code that is not async. Needs no
+            /// runtime.
+            ///
+            /// # Errors
+            /// As for [`release`](Self::release).
+            pub fn blocking_release(self) -> Result<(), Error> {
+                pollster::block_on(self.release())
+            }
         }
 
         impl<T: fmt::Debug> fmt::Debug for $guard<T> {
@@ -174,6 +183,14 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         Ok(written)
     }
 
+    /// [`commit`](Self::commit) for code that is not async: blocks the thread, and needs no runtime.
+    ///
+    /// # Errors
+    /// As for [`commit`](Self::commit).
+    pub fn blocking_commit(&mut self) -> Result<Written, Error> {
+        pollster::block_on(self.commit())
+    }
+
     /// Who wrote the value before its last commit, or by that; `None` if nobody has yet.
     pub fn written(&self) -> Option<&Written> {
         self.written.as_ref()
@@ -191,6 +208,14 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         let guard = self.guard.downgrade().await?;
         let stored = self.store.read(guard.held()).await?;
         Ok(SharedReadGuard::new(stored, guard))
+    }
+
+    /// [`downgrade`](Self::downgrade) for code that is not async: blocks the thread, and needs no runtime.
+    ///
+    /// # Errors
+    /// As for [`downgrade`](Self::downgrade).
+    pub fn blocking_downgrade(self) -> Result<SharedReadGuard<T>, Error> {
+        pollster::block_on(self.downgrade())
     }
 }
 

@@ -98,13 +98,13 @@ where
     /// # Errors
     /// [`Error::InvalidInput`] if `path` is not an absolute ZooKeeper path, or is the root or in `/zookeeper`.
     #[cfg_attr(docsrs, doc(cfg(feature = "json")))]
-    pub fn new<C: Coordinator + Clone>(coordinator: &C, path: &str) -> Result<Shared<T>, Error> {
+    pub fn new<C: Coordinator + Clone>(coordinator: &C, path: impl AsRef<str>) -> Result<Shared<T>, Error> {
         Shared::builder(coordinator, path).build()
     }
 
     /// As [`Shared::new`], with options.
     #[cfg_attr(docsrs, doc(cfg(feature = "json")))]
-    pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: &str) -> SharedBuilder<T> {
+    pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: impl AsRef<str>) -> SharedBuilder<T> {
         Shared::with_format(coordinator, path, Json)
     }
 }
@@ -113,10 +113,11 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// As [`Shared::builder`], in a format of your choice, for any type that this format can write down. See [`Format`].
     pub fn with_format<C: Coordinator + Clone>(
         coordinator: &C,
-        path: &str,
+        path: impl AsRef<str>,
         format: impl Format<T>,
     ) -> SharedBuilder<T> {
         let coordinator: Arc<dyn Coordinator> = Arc::new(coordinator.clone());
+        let path = path.as_ref();
         SharedBuilder {
             lock: RwLock::builder(&coordinator, format!("{path}/lock")),
             coordinator,

@@ -77,8 +77,17 @@ impl ZooKeeper {
     /// # Errors
     /// - [`Error::Unreachable`] when no server answered within the session timeout (10 s).
     /// - [`Error::InvalidInput`] when `servers` is not such a list.
-    pub async fn connect(servers: &str) -> Result<ZooKeeper, Error> {
+    pub async fn connect(servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
         ZooKeeper::builder().connect(servers).await
+    }
+
+    /// Blocks the thread until a session is established: [`ZooKeeper::connect`] for code that is not async. Needs no
+    /// runtime.
+    ///
+    /// # Errors
+    /// As for [`ZooKeeper::connect`].
+    pub fn blocking_connect(servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
+        pollster::block_on(ZooKeeper::connect(servers))
     }
 
     /// Options for a connection.
@@ -124,16 +133,30 @@ impl ZooKeeper {
     pub async fn close(&self) {
         Coordinator::close(self).await;
     }
+
+    /// Blocks the thread until every session has ended: [`ZooKeeper::close`] for code that is not async. Needs no runtime.
+    pub fn blocking_close(&self) {
+        pollster::block_on(self.close());
+    }
 }
 
 impl ZooKeeperBuilder {
+    /// Blocks the thread until a session is established: [`connect`](Self::connect) for code that is not async. Needs no
+    /// runtime.
+    ///
+    /// # Errors
+    /// As for [`connect`](Self::connect).
+    pub fn blocking_connect(self, servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
+        pollster::block_on(self.connect(servers))
+    }
+
     /// Connects. See [`ZooKeeper::connect`].
     ///
     /// # Errors
     /// As there; also [`Error::InvalidInput`] for an option that cannot be.
-    pub async fn connect(self, servers: &str) -> Result<ZooKeeper, Error> {
+    pub async fn connect(self, servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
         self.check()?;
-        let servers = Servers::parse(servers)?;
+        let servers = Servers::parse(servers.as_ref())?;
         self.check_encryption(&servers)?;
         let keeper = Keeper::get().map_err(|error| Error::Refused {
             operation: "start the thread for",

@@ -1,6 +1,7 @@
 //! The lock on the embedded backend, polled by hand or in virtual time: what no server can be made to repeat.
 
 mod dialects;
+mod face;
 mod memory;
 mod seeing;
 mod shared_reads;
