@@ -26,7 +26,7 @@ test: servers
 
 # The long versions of what `make test` runs: more rounds, more waiters, more schedules, more contenders, more crashes,
 # and the swarm for ten minutes on one server and ten on three. Each says how many descriptors it had open at most.
-COUNTED_TEST := cargo --config 'target."cfg(unix)".runner = ["$(CURDIR)/tests/descriptors.sh"]' test --release
+COUNTED_TEST := cargo --config 'target."cfg(unix)".runner = ["$(CURDIR)/tests/descriptors.sh"]' test --release --no-fail-fast
 soak: zookeeper
 	export SCHEDULES=100000 MULTI_SCHEDULES=5000 LEASE_ROUNDS=40 SILENCE_ROUNDS=200 LEASE_HISTORIES=60000 BREAK_ROUNDS=20 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
 	export FREEZE_ROUNDS=10 CRASH_ROUNDS=25 ROLLS=5 FLAP_SECONDS=60 SWARM_SECONDS=600

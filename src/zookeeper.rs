@@ -73,7 +73,7 @@ const SHORTEST_TIMEOUT: Duration = Duration::from_millis(20);
 const LONG: Duration = Duration::from_secs(3);
 
 /// As soon as that is possible without taking every pause of a server's for a break.
-const QUICKEST: Duration = Duration::from_millis(500);
+const QUICKEST: Duration = Duration::from_millis(350);
 
 /// How long dropping the last user of a session may wait for the server to have heard of it.
 const FAREWELL: Duration = Duration::from_millis(250);
