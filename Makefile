@@ -37,14 +37,20 @@ COUNTED_TEST := cargo --config 'target."cfg(unix)".runner = ["$(CURDIR)/tests/de
 soak: zookeeper
 	export SCHEDULES=100000 MULTI_SCHEDULES=5000 LEASE_ROUNDS=40 SILENCE_ROUNDS=200 LEASE_HISTORIES=60000 BREAK_ROUNDS=20 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
 	export FREEZE_ROUNDS=10 CRASH_ROUNDS=25 ROLLS=5 FLAP_SECONDS=60 SWARM_SECONDS=600
-	$(COUNTED_TEST) -p zk-rwlock-proptests -- --nocapture
-	$(COUNTED_TEST) -p zk-rwlock-tests --test models -- --nocapture
+	failed=
+	$(COUNTED_TEST) -p zk-rwlock-proptests -- --nocapture || failed+=' proptests'
+	$(COUNTED_TEST) -p zk-rwlock-tests --test models -- --nocapture || failed+=' models'
 	for stage in session::{lease,silence,breaks,ensemble,outages} crowd::scale lock::multi; do
-		$(COUNTED_TEST) -p zk-rwlock-tests --test "$${stage%%::*}" "$${stage#*::}::" -- --nocapture
+		$(COUNTED_TEST) -p zk-rwlock-tests --test "$${stage%%::*}" "$${stage#*::}::" -- --nocapture || failed+=" $$stage"
 	done
 	for servers in 1 3; do
-		SWARM_SERVERS=$$servers $(COUNTED_TEST) -p zk-rwlock-tests --test crowd swarm:: -- --nocapture
+		SWARM_SERVERS=$$servers $(COUNTED_TEST) -p zk-rwlock-tests --test crowd swarm:: -- --nocapture || failed+=" swarm-$$servers"
 	done
+	if [[ -n $$failed ]]; then
+		echo "make soak: FAILED:$$failed" >&2
+		exit 1
+	fi
+	echo 'make soak: all stages passed'
 
 # The lock among real Curator, kazoo and zookeeper-client on one path, each killed in turn: fleets that contend for so
 # many seconds in all. The first run needs the network: PySpark's source distribution (434 MB) for Curator's jars, and

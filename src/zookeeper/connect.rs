@@ -21,7 +21,7 @@ const SHORTEST_TIMEOUT: Duration = Duration::from_millis(20);
 const LONG: Duration = Duration::from_secs(3);
 
 /// As soon as that is possible without taking every pause of a server's for a break.
-const QUICKEST: Duration = Duration::from_millis(500);
+const QUICKEST: Duration = Duration::from_millis(350);
 
 /// How long a client bears with a server that is silent. Quick and patient attempts take turns, so that a server which
 /// takes longer to answer than a quick client waits is reached, too.

@@ -36,6 +36,7 @@ struct Link {
 struct State {
     broken: Option<Kind>,
     open: Vec<TcpStream>,
+    is_over: bool,
 }
 
 impl Link {
@@ -44,9 +45,11 @@ impl Link {
         let listener = port.listen();
         let state = Arc::<Mutex<State>>::default();
         let link = Link { port, state: Arc::clone(&state) };
-        // Ends with the process, as do those of its connections.
         thread::spawn(move || {
             for near in listener.incoming().flatten() {
+                if state.lock().expect("nobody panics").is_over {
+                    break;
+                }
                 if state.lock().expect("nobody panics").broken == Some(Kind::Refused) {
                     continue;
                 }
@@ -82,6 +85,19 @@ impl Link {
     }
 }
 
+impl Drop for Link {
+    fn drop(&mut self) {
+        let mut state = self.state.lock().expect("nobody panics");
+        state.is_over = true;
+        for stream in state.open.drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        drop(state);
+        // Wakes the thread that listens.
+        let _ = TcpStream::connect(self.port.address());
+    }
+}
+
 /// Passes on what comes, until something is lost.
 fn carry(mut from: TcpStream, mut to: TcpStream, survives: Kind, mut is_lost: bool, state: &Mutex<State>) {
     let mut buffer = [0; 16 * 1024];
@@ -93,6 +109,9 @@ fn carry(mut from: TcpStream, mut to: TcpStream, survives: Kind, mut is_lost: bo
         }
     }
     let _ = to.shutdown(Shutdown::Both);
+    let _ = from.shutdown(Shutdown::Both);
+    // Only what is still open has another side.
+    state.lock().expect("nobody panics").open.retain(|stream| stream.peer_addr().is_ok());
 }
 
 /// What a session is opened with.
