@@ -1,4 +1,19 @@
 //! Whether a node of ours is still where we put it; knows neither modes nor turns.
+//!
+//! ```text
+//!               granted               a downgrade begins
+//! new --> Waiting ---------> Holding ---------------------> Moving
+//!            |                |   ^                           |  |
+//!            |                |   +---------------------------+  |
+//!            |                |     the node has its new name    |
+//!            |                v                                  |
+//!            +-------------> Left <------------------------------+
+//!                             the node is about to be deleted
+//! ```
+//!
+//! Beside its phase a node has the reason of its loss. It is set once, and never taken back: the session is over, the
+//! lease had a gap since the grant (or since it was first valid for a waiter), the node was removed, or its grant was a
+//! stranger's doing. A node that was lost is still left by its owner, who deletes it in case it is there.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};

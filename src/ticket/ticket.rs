@@ -1,4 +1,21 @@
 //! One place in a queue, from asking for it until it is surely gone; knows nothing of turns.
+//!
+//! ```text
+//!                                     refused, or the answer is lost
+//!            +----------------------------------------------------+
+//!            v                                                    |
+//! new --> Absent -- the node is asked for --> Coming -------------+
+//!            |                                  |  |
+//!            | found again, after the           |  | dropped: the node is removed once it is there
+//!            | answer was lost                  |  +----------------------------------+
+//!            |                                  | created                             v
+//!            +-----------------------------> Standing -- released, or dropped --> Left
+//!                                             |    ^
+//!                                             +----+
+//!                                   downgraded: another node, of the same number
+//! ```
+//!
+//! Standing is not holding: what a node is for, and whether it was lost, is its own affair (`session/node.rs`).
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 /// Every `file::test` in backticks; commands and types are spelt otherwise.
-fn named(table: &str) -> Vec<&str> {
+pub(super) fn named(table: &str) -> Vec<&str> {
     let of_tests = |name: &&str| {
         name.contains("::") && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c))
     };
@@ -12,7 +12,7 @@ fn named(table: &str) -> Vec<&str> {
 }
 
 /// Whether `lock::faults::some_test` is a test in `tests/lock/faults.rs`, and so on.
-fn exists(name: &str) -> bool {
+pub(super) fn exists(name: &str) -> bool {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let Some((module, test)) = name.rsplit_once("::") else { return false };
     let file = format!("{}.rs", module.replace("::", "/"));

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 /// The folders and files of `src/`, each with those that it may import. What stands later is imported by nobody before it.
-const STREET: [(&str, &[&str]); 15] = [
+pub(super) const STREET: [(&str, &[&str]); 15] = [
     ("queue", &[]),
     ("telemetry", &["queue"]),
     ("session", &["queue", "telemetry"]),

@@ -1,5 +1,6 @@
 //! What the pages say, and the programs that they show.
 
+mod architecture;
 mod examples;
 mod fault_table;
 mod guide;

@@ -1,0 +1,45 @@
+//! `docs/architecture.md` names files, functions and tests that exist, and shows the street as `layers.rs` holds it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use support::page::rows;
+
+use crate::{fault_table, layers};
+
+const PAGE: &str = include_str!("../../docs/architecture.md");
+
+/// The single words in backticks.
+fn spans(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2).filter(|span| !span.contains(char::is_whitespace))
+}
+
+#[test]
+fn the_page_shows_each_folder_and_what_it_may_import() {
+    let rows = rows(PAGE).into_iter().skip_while(|row| row[0] != "`queue`").take(layers::STREET.len());
+    for (row, (name, may)) in rows.zip(layers::STREET) {
+        let shown = (spans(row[0]).next(), spans(row[2]).collect::<BTreeSet<_>>());
+        assert_eq!(shown, (Some(name), may.iter().copied().collect()));
+    }
+}
+
+#[test]
+fn the_page_names_files_functions_and_tests_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let source = |file: &str| fs::read_to_string(root.join("src").join(file)).or(fs::read_to_string(root.join(file)));
+    let mut functions = 0;
+    for span in spans(PAGE) {
+        let Some((file, function)) = span.split_once(".rs") else { continue };
+        let source = source(&format!("{file}.rs")).unwrap_or_else(|error| panic!("{span}: {error}"));
+        if let Some(function) = function.strip_prefix("::") {
+            let is_there = [format!("fn {function}("), format!("fn {function}<")].iter().any(|it| source.contains(it));
+            assert!(is_there, "{span}: no such function");
+            functions += 1;
+        }
+    }
+    let tests = fault_table::named(PAGE);
+    let missing: Vec<_> = tests.iter().filter(|name| !fault_table::exists(name)).collect();
+    assert_eq!(missing, Vec::<&&str>::new());
+    assert!(functions > 30 && tests.len() > 20, "{functions} functions and {} tests", tests.len());
+}
