@@ -317,8 +317,8 @@ async fn waiters(
 
 /// Waits until the gate and all contenders have their nodes, and then for the server to have gone quiet.
 async fn await_queue(args: &Args, zk: &ZooKeeper, directory: &str) -> Outcome<()> {
-    let berth = zk.berth(0).await?;
-    while berth.session().children(directory).await?.len() < args.n + 1 {
+    let session_slot = zk.session_slot(0).await?;
+    while session_slot.session().children(directory).await?.len() < args.n + 1 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     meter::quiet(&args.zk, args.sessions).await

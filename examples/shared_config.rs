@@ -162,12 +162,12 @@ async fn publish_unlocked(zk: &Client) -> common::Result<()> {
     sleep(Duration::from_millis(5)).await; // time enough for a change to come between
     let data = Json.encode(&Config::of(version + 1))?;
     let set = Operation::Set { path: format!("{UNLOCKED}/value"), data, version: None };
-    zk.berth(0).await?.session().transact(&[set]).await?;
+    zk.session_slot(0).await?.session().transact(&[set]).await?;
     Ok(())
 }
 
 async fn read_unlocked(zk: &Client) -> common::Result<Config> {
-    let (bytes, _) = zk.berth(0).await?.session().data(&format!("{UNLOCKED}/value")).await?;
+    let (bytes, _) = zk.session_slot(0).await?.session().data(&format!("{UNLOCKED}/value")).await?;
     let is_first = !bytes.starts_with(b"{");
     if is_first { Ok(Config::of(0)) } else { Json.decode(&bytes).map_err(|error| error.to_string().into()) }
 }

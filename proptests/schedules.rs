@@ -118,7 +118,7 @@ impl World {
         };
         let locks = clients.iter().map(open).collect();
         let actors = (0..ACTORS).map(|_| Actor::Idle).collect();
-        let observer = Arc::clone(first.connect().berth(0).await.expect("always open").session());
+        let observer = Arc::clone(first.connect().session_slot(0).await.expect("always open").session());
         observer.create(VALUE, b"0", Kind::Persistent).await.expect("an empty ensemble");
         let (cut, lagging) = (vec![false; CLIENTS], vec![false; CLIENTS]);
         World {

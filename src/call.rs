@@ -160,13 +160,13 @@ pub(crate) async fn bounded<T>(
     unless(coordinator.sleep(limit), work).await.unwrap_or_else(|| Err(Error::Unreachable(no_answer(limit))))
 }
 
-/// As [`retry::settled`], and fails if nothing is answered for a session timeout.
+/// As [`retry::until_known`], and fails if nothing is answered for a session timeout.
 pub(crate) async fn answered<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
     let limit = session.timeout();
-    let answer = unless(session.sleep(limit), retry::settled(session, ask)).await;
+    let answer = unless(session.sleep(limit), retry::until_known(session, ask)).await;
     answer.unwrap_or_else(|| Err(Failure::Unreachable(no_answer(limit))))
 }
 
@@ -194,10 +194,10 @@ where
 {
     let mut tries = 0;
     loop {
-        let berth = coordinator.berth(0).await?;
+        let session_slot = coordinator.session_slot(0).await?;
         tries += 1;
-        match ask(Arc::clone(berth.session())).await {
-            Err(Failure::Over(_)) if tries < SESSION_TRIES => is_known_to_be_over(berth.session()).await,
+        match ask(Arc::clone(session_slot.session())).await {
+            Err(Failure::Over(_)) if tries < SESSION_TRIES => is_known_to_be_over(session_slot.session()).await,
             answer => return answer,
         }
     }

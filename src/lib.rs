@@ -174,12 +174,12 @@ pub use crate::zookeeper::security::{Acl, Permissions};
 pub mod coordinator {
     pub use crate::queue::contender::Contender;
     pub use crate::queue::turn::{Turn, turn};
-    pub use crate::queue::waiter::{Departure, Evidence, Known, News, Predecessor, Rules, Step, Take, Waiter};
-    pub use crate::session::contract::{Berth, Coordinator, Reservation, Session};
+    pub use crate::queue::waiter::{Departure, Known, News, Predecessor, Proof, Rules, Step, Take, Waiter};
+    pub use crate::session::contract::{Coordinator, Reservation, Session, SessionSlot};
     pub use crate::session::keep_alive::keep_alive;
     pub use crate::session::lease::{Lease, Moment};
     pub use crate::session::request::{
-        Chore, Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Watch,
+        Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
     };
     pub use crate::session::upkeep::Upkeep;
 }

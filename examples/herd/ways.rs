@@ -168,8 +168,8 @@ pub(crate) async fn queue_up(way: Way, scene: &Scene) -> Result<Line> {
                 Ok(())
             });
         }
-        let berth = gate.berth(0).await?;
-        while berth.session().children(&directory).await?.len() <= *n {
+        let session_slot = gate.session_slot(0).await?;
+        while session_slot.session().children(&directory).await?.len() <= *n {
             sleep(Duration::from_millis(20)).await;
         }
         // What each does once it has a node was sent behind the node; all that remains is to let it arrive.

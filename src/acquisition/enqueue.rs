@@ -8,14 +8,14 @@ use std::time::SystemTime;
 use crate::acquisition::request::Acquisition;
 use crate::call::{self, SESSION_TRIES};
 use crate::error::error::Error;
-use crate::hold::hold::Held;
+use crate::hold::hold::Hold;
 use crate::queue::contender::{Contender, Owner};
 use crate::queue::mode;
-use crate::queue::note::Note;
+use crate::queue::note::Metadata;
 use crate::session::listings::Names;
 use crate::session::request::Failure;
 use crate::session::retry;
-use crate::ticket::ticket::Place;
+use crate::ticket::ticket::Ticket;
 
 /// How often a directory may vanish between its making and our entering before something must be wrong.
 pub(crate) const DIRECTORY_TRIES: usize = 64;
@@ -27,10 +27,10 @@ pub(crate) fn is_used_up(contender: &Contender) -> bool {
 
 impl Acquisition {
     /// Takes a place at the end of the queue, with a look at the queue as it is then, unless none may be needed.
-    pub(crate) async fn queue_up(&self) -> Result<(Box<Held>, Option<Result<Names, Failure>>), Error> {
+    pub(crate) async fn queue_up(&self) -> Result<(Box<Hold>, Option<Result<Names, Failure>>), Error> {
         let handle = &self.handle;
         let owner = Owner::new(handle.dialect, handle.dialect.new_owner(&handle.host, random));
-        let note = Note {
+        let note = Metadata {
             host: handle.host.clone(),
             pid: std::process::id(),
             label: self.options.label.clone(),
@@ -40,38 +40,38 @@ impl Acquisition {
         // Each waiter watches two nodes: its own, and the one before it.
         let watched = 2 * (handle.path.len() + owner.len() + "/READ-lock-0000000000".len());
         let mut tries = 0;
-        let (place, look) = loop {
-            let berth = handle.coordinator.berth(watched).await.map_err(|failure| self.stop(failure))?;
-            let place = Place::new(berth, Arc::clone(&handle.path), owner.clone());
-            *handle.book.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(place.book()));
+        let (ticket, look) = loop {
+            let session_slot = handle.coordinator.session_slot(watched).await.map_err(|failure| self.stop(failure))?;
+            let ticket = Ticket::new(session_slot, Arc::clone(&handle.path), owner.clone());
+            *handle.book.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(ticket.book()));
             tries += 1;
-            match self.take_place(&place, &data).await {
-                Ok(look) => break (place, look),
+            match self.take_place(&ticket, &data).await {
+                Ok(look) => break (ticket, look),
                 // The session ended unnoticed while it was idle: nothing of ours was in it, so a fresh one will do.
                 Err(Failure::Over(_)) if tries < SESSION_TRIES => {
-                    call::is_known_to_be_over(place.session()).await;
+                    call::is_known_to_be_over(ticket.session()).await;
                 }
-                Err(Failure::NoAuth) if place.unmake_directory().await => return Err(Error::shut_out(&handle.path)),
+                Err(Failure::NoAuth) if ticket.unmake_directory().await => return Err(Error::shut_out(&handle.path)),
                 Err(failure) => return Err(self.stop(failure)),
             }
         };
         let held =
-            Held::new(place, &handle.path, &handle.coordinator, data).ok_or_else(|| self.stop(Failure::NoNode))?;
+            Hold::new(ticket, &handle.path, &handle.coordinator, data).ok_or_else(|| self.stop(Failure::NoNode))?;
         Ok((held, look))
     }
 
     /// Puts a node into the directory, with a look at the children as they are then, unless none may be needed.
     pub(crate) async fn take_place(
         &self,
-        place: &Place,
+        ticket: &Ticket,
         data: &[u8],
     ) -> Result<Option<Result<Names, Failure>>, Failure> {
         let (mut missing, mut unknown) = (0, 0_u32);
         loop {
-            let entered = if place.book().expects_others() {
-                place.enter_and_list(self.mode, data).await.map(Some)
+            let entered = if ticket.book().expects_others() {
+                ticket.enter_and_list(self.mode, data).await.map(Some)
             } else {
-                place.enter(self.mode, data).await.map(|()| None)
+                ticket.enter(self.mode, data).await.map(|()| None)
             };
             match entered {
                 Ok(look) => return Ok(look),
@@ -79,7 +79,7 @@ impl Acquisition {
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
                     let has_to_stay = self.handle.dialect.keeps_directories();
-                    match place.make_directory(has_to_stay).await {
+                    match ticket.make_directory(has_to_stay).await {
                         // One above it may be a container, too, where Curator made it.
                         Ok(()) | Err(Failure::NoNode) => {}
                         Err(failure) => return Err(failure),
@@ -88,7 +88,7 @@ impl Acquisition {
                 Err(Failure::NotTried) if unknown < retry::UNKNOWN_TRIES => unknown += 1,
                 Err(Failure::Unknown(_)) if unknown < retry::UNKNOWN_TRIES => {
                     unknown += 1;
-                    if place.recover().await? {
+                    if ticket.recover().await? {
                         return Ok(None);
                     }
                 }
@@ -99,18 +99,18 @@ impl Acquisition {
 
     /// Leaves a directory whose numbers are used up: whether they may begin anew, because nobody is in it any more but
     /// those who will find the same.
-    pub(crate) async fn restarts(&self, held: Box<Held>) -> Result<bool, Error> {
-        let (place, dialect) = (held.place(), self.handle.dialect);
-        match place.leave().await {
+    pub(crate) async fn restarts(&self, held: Box<Hold>) -> Result<bool, Error> {
+        let (ticket, dialect) = (held.ticket(), self.handle.dialect);
+        match ticket.leave().await {
             Ok(()) | Err(Failure::NoNode) => {}
-            Err(Failure::NoAuth) => return Err(Error::stays(held.tenure().path())),
+            Err(Failure::NoAuth) => return Err(Error::stays(held.own_node().path())),
             Err(failure) => return Err(self.stop(failure)),
         }
         if dialect.keeps_directories() {
             return Ok(false);
         }
         let is_passing = |name: &String| Contender::parse_as(name, dialect).is_some_and(|other| is_used_up(&other));
-        match retry::settled(place.session(), || place.list()).await {
+        match retry::until_known(ticket.session(), || ticket.list()).await {
             Ok(names) => Ok(names.iter().all(is_passing)),
             Err(Failure::NoNode) => Ok(true),
             Err(failure) => Err(self.stop(failure)),

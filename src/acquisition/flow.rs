@@ -14,7 +14,7 @@ use crate::acquisition::waiting::Waiting;
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::hold::guard::WriteGuard;
-use crate::hold::hold::Held;
+use crate::hold::hold::Hold;
 use crate::queue::mode::Mode;
 use crate::session::request::Failure;
 use crate::snapshot::progress::OnWait;
@@ -27,7 +27,7 @@ const RESTARTS: u32 = 8;
 
 impl Acquisition {
     /// Queues up, and waits until the lock is granted.
-    pub(crate) async fn acquire(&mut self) -> Result<Box<Held>, Error> {
+    pub(crate) async fn acquire(&mut self) -> Result<Box<Hold>, Error> {
         let answer = match self.options.timeout() {
             Err(error) => Err(error),
             Ok(None) if self.handle.warn_waiting.is_none() => {
@@ -40,7 +40,7 @@ impl Acquisition {
         self.reported(answer)
     }
 
-    async fn enter_watched(&mut self, timeout: Option<Duration>) -> Result<Box<Held>, Error> {
+    async fn enter_watched(&mut self, timeout: Option<Duration>) -> Result<Box<Hold>, Error> {
         let waiting = Arc::new(Waiting::begin());
         let on_wait = self.options.on_wait.take().map(OnWait::new);
         let granted = self.warned(&waiting, self.enter(Patience::Wait, Some(&waiting), on_wait));
@@ -56,7 +56,7 @@ impl Acquisition {
         patience: Patience,
         waiting: Option<&Arc<Waiting>>,
         on_wait: Option<Box<OnWait>>,
-    ) -> Result<Box<Held>, Error> {
+    ) -> Result<Box<Hold>, Error> {
         let (mut held, mut look) = Box::pin(self.queue_up()).await?;
         let mut tries = 0;
         while is_used_up(held.contender()) {
@@ -66,7 +66,7 @@ impl Acquisition {
             }
             (held, look) = Box::pin(self.queue_up()).await?;
         }
-        self.trace.entered(held.standing());
+        self.trace.entered(held.position());
         if let Some(waiting) = waiting {
             self.warn_in_background(&held, waiting);
         }
@@ -87,9 +87,9 @@ impl Acquisition {
                 Ok(held)
             }
             // Who may not do all that it takes may not be allowed to leave either, and must be told.
-            Err(error @ Error::PermissionDenied { .. }) => match held.place().leave().await {
-                Err(Failure::NoAuth) => Err(Error::stays(held.tenure().path())),
-                Ok(()) if held.place().unmake_directory().await => Err(Error::shut_out(&self.handle.path)),
+            Err(error @ Error::PermissionDenied { .. }) => match held.ticket().leave().await {
+                Err(Failure::NoAuth) => Err(Error::stays(held.own_node().path())),
+                Ok(()) if held.ticket().unmake_directory().await => Err(Error::shut_out(&self.handle.path)),
                 _ => Err(error),
             },
             Err(error) => Err(error),
@@ -97,7 +97,7 @@ impl Acquisition {
     }
 
     /// Acquires without waiting, and without writing when the lock is taken.
-    pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<Held>, Error> {
+    pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<Hold>, Error> {
         let span = self.begin();
         let attempt = async {
             let limit = self.look().await?;
@@ -116,7 +116,7 @@ impl Acquisition {
             Ok((session, names))
         });
         let (session, names) = seen.await.map_err(|failure| Error::from_failure(failure, "list", path))?;
-        self.handle.check_for_strangers(&names)?;
+        self.handle.check_for_foreign(&names)?;
         let newcomer = (self.handle.dialect, self.mode);
         let blockers = read::blockers_of_newcomer(&session, path, &names, newcomer).await;
         if blockers.ahead > 0 {
@@ -126,7 +126,7 @@ impl Acquisition {
     }
 
     /// Takes the lock after a look, without waiting for anybody, and no longer than `limit` for the servers.
-    pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<Held>, Error> {
+    pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<Hold>, Error> {
         call::bounded(&self.handle.coordinator, limit, self.enter(Patience::GiveUp, None, None)).await
     }
 }

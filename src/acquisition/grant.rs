@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::acquisition::request::Acquisition;
 use crate::error::error::Error;
-use crate::hold::hold::Held;
-use crate::queue::local::Ground;
-use crate::queue::waiter::{Evidence, Take};
+use crate::hold::hold::Hold;
+use crate::queue::local::Evidence;
+use crate::queue::waiter::{Proof, Take};
 use crate::session::loss::Loss;
 use crate::session::request::{Failure, Operation};
 use crate::session::retry;
@@ -17,23 +17,23 @@ pub(crate) const LEASE_TRIES: u32 = 100;
 
 /// That it is our turn, and how that is known.
 pub(crate) struct Grant {
-    pub(crate) ground: Ground,
+    pub(crate) evidence: Evidence,
     /// The kind of the grant, for traces and metrics.
     pub(crate) kind: &'static str,
 }
 
 impl Grant {
     /// What a waiter's evidence is worth.
-    pub(crate) fn by(take: Take<Ground>, held: &Held) -> Grant {
-        let (ground, kind) = match take.evidence {
-            Evidence::Book(ground) => (ground, if take.has_waited { "pass" } else { "next" }),
-            Evidence::Listing => (Ground::Sure, if take.has_waited { "look" } else { "at once" }),
-            Evidence::Signal(name) => {
-                let (place, node) = (held.place(), held.place().child(&name));
-                (Ground::HandOff(place.session().upkeep().nodes().hand_off(&node.into())), "hand-off")
+    pub(crate) fn by(take: Take<Evidence>, held: &Hold) -> Grant {
+        let (evidence, kind) = match take.evidence {
+            Proof::Book(evidence) => (evidence, if take.has_waited { "pass" } else { "next" }),
+            Proof::Listing => (Evidence::Sure, if take.has_waited { "look" } else { "at once" }),
+            Proof::Signal(name) => {
+                let (ticket, node) = (held.ticket(), held.ticket().child(&name));
+                (Evidence::HandOff(ticket.session().upkeep().nodes().hand_off(&node.into())), "hand-off")
             }
         };
-        Grant { ground, kind }
+        Grant { evidence, kind }
     }
 }
 
@@ -42,9 +42,9 @@ impl Acquisition {
     ///
     /// What we know may be old, if we were cut off: only under a valid lease is it certain that the session, and so
     /// our node, still exists. Without one a quorum is asked first.
-    pub(crate) async fn grant(&self, held: &Held, grant: Grant) -> Result<(), Error> {
+    pub(crate) async fn grant(&self, held: &Hold, grant: Grant) -> Result<(), Error> {
         // A waiter that does not watch its own node, because a stranger's write has used the watch up, might have been evicted.
-        let is_deaf = matches!(grant.kind, "pass" | "hand-off") && !held.tenure().is_armed();
+        let is_deaf = matches!(grant.kind, "pass" | "hand-off") && !held.own_node().is_armed();
         let granted = if is_deaf { None } else { self.granted(held, &grant) };
         match granted {
             Some(answer) => answer,
@@ -53,34 +53,34 @@ impl Acquisition {
     }
 
     /// As [`Self::grant`]; `None` if a quorum has to be asked.
-    pub(crate) fn granted(&self, held: &Held, grant: &Grant) -> Option<Result<(), Error>> {
-        let (session, tenure) = (held.place().session(), held.tenure());
+    pub(crate) fn granted(&self, held: &Hold, grant: &Grant) -> Option<Result<(), Error>> {
+        let (session, own_node) = (held.ticket().session(), held.own_node());
         if let Some(loss) = held.loss() {
             return Some(Err(Error::Evicted(loss)));
         }
-        tenure.hold(tenure.stretch(session.lease())?);
-        held.place().book().granted(held.standing(), &grant.ground);
-        let roll = session.upkeep().nodes();
-        if let Ground::HandOff(signal) = &grant.ground {
-            roll.confirm_gone(signal, tenure);
+        own_node.hold(own_node.epoch(session.lease())?);
+        held.ticket().book().granted(held.position(), &grant.evidence);
+        let own_nodes = session.upkeep().nodes();
+        if let Evidence::HandOff(signal) = &grant.evidence {
+            own_nodes.confirm_gone(signal, own_node);
         }
         let kind = grant.kind;
         meter::granted(self.mode, kind);
-        let (sequence, token) = (held.contender().sequence(), held.standing().czxid);
+        let (sequence, token) = (held.contender().sequence(), held.position().czxid);
         tracing::debug!(path = &*self.handle.path, mode = %self.mode, sequence, token, kind, "granted");
         Some(Ok(()))
     }
 
-    pub(crate) async fn grant_once_confirmed(&self, held: &Held, grant: &Grant) -> Result<(), Error> {
-        let (session, tenure) = (held.place().session(), held.tenure());
+    pub(crate) async fn grant_once_confirmed(&self, held: &Hold, grant: &Grant) -> Result<(), Error> {
+        let (session, own_node) = (held.ticket().session(), held.own_node());
         for tries in 0..LEASE_TRIES {
             if tries > 1 {
                 session.sleep(session.timeout() / 20).await;
             }
-            let check = [Operation::Check { path: tenure.path(), version: None }];
-            match retry::settled(session, || session.transact(&check)).await {
+            let check = [Operation::Check { path: own_node.path(), version: None }];
+            match retry::until_known(session, || session.transact(&check)).await {
                 Ok(_) => {}
-                Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => tenure.lose(Loss::Removed),
+                Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => own_node.lose(Loss::Removed),
                 Err(failure) => return Err(self.stop(failure)),
             }
             if let Some(answer) = self.granted(held, grant) {
@@ -92,23 +92,23 @@ impl Acquisition {
     }
 
     /// Has it seen from outside that the lock is held.
-    pub(crate) fn begin_hold(&self, held: &mut Held) {
-        let (standing, upkeep) = (held.standing(), held.place().session().upkeep());
-        let sequence = standing.contender.sequence();
-        upkeep.holds().begin(standing.czxid, &self.handle.path, sequence, self.asker(), &standing.tenure);
-        held.granted(self.trace.granted(&self.handle.path, self.label(), held.standing()));
+    pub(crate) fn begin_hold(&self, held: &mut Hold) {
+        let (position, upkeep) = (held.position(), held.ticket().session().upkeep());
+        let sequence = position.contender.sequence();
+        upkeep.holds().begin(position.czxid, &self.handle.path, sequence, self.asker(), &position.own_node);
+        held.granted(self.trace.granted(&self.handle.path, self.label(), held.position()));
         let Some(limit) = self.handle.warn_holding else {
             return;
         };
-        let (session, tenure) = (Arc::clone(held.place().session()), Arc::clone(held.tenure()));
-        let (path, label, token) = (Arc::clone(&self.handle.path), self.options.label.clone(), held.standing().czxid);
+        let (session, own_node) = (Arc::clone(held.ticket().session()), Arc::clone(held.own_node()));
+        let (path, label, token) = (Arc::clone(&self.handle.path), self.options.label.clone(), held.position().czxid);
         let watch = Arc::clone(&session);
         session.spawn(Box::pin(async move {
             tokio::select! {
                 biased;
-                () = tenure.ended(&watch) => {}
+                () = own_node.ended(&watch) => {}
                 () = watch.sleep(limit) => {
-                    let node = tenure.path();
+                    let node = own_node.path();
                     tracing::warn!(path = &*path, node, label, token, held = ?limit, "a lock is held for long");
                 }
             }

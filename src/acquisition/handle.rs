@@ -30,13 +30,13 @@ pub struct Handle {
 
 impl Handle {
     /// Fails if somebody is in the directory who may go by another rule.
-    pub(crate) fn check_for_strangers(&self, names: &[String]) -> Result<(), Error> {
-        turn::stranger(self.dialect, names).map_or(Ok(()), |node| Err(self.doubt(node)))
+    pub(crate) fn check_for_foreign(&self, names: &[String]) -> Result<(), Error> {
+        turn::foreign(self.dialect, names).map_or(Ok(()), |node| Err(self.doubt(node)))
     }
 
-    pub(crate) fn doubt(&self, stranger: &str) -> Error {
-        let speaks = self.dialect.stranger(stranger).unwrap_or(self.dialect);
-        let (path, node) = (self.path.to_string(), stranger.to_owned());
+    pub(crate) fn doubt(&self, foreign: &str) -> Error {
+        let speaks = self.dialect.foreign(foreign).unwrap_or(self.dialect);
+        let (path, node) = (self.path.to_string(), foreign.to_owned());
         Error::ForeignContender { path, node, speaks, dialect: self.dialect }
     }
 }

@@ -11,7 +11,7 @@ use crate::acquisition::waiting::{Waiting, looked_since};
 use crate::call::Call;
 use crate::error::error::Error;
 use crate::hold::guard::ReadGuard;
-use crate::hold::hold::Held;
+use crate::hold::hold::Hold;
 use crate::hold::trace::Acquiring;
 use crate::queue::mode::Mode;
 use crate::snapshot::progress::OnWait;
@@ -53,12 +53,12 @@ impl Acquisition {
                 self.reported(answer)?
             }
         };
-        self.trace.shares(held.standing());
+        self.trace.shares(held.position());
         Ok(ReadGuard::on(held))
     }
 
     /// Waits, together with all who do, for the one that enters.
-    pub(crate) async fn enter_shared(&mut self) -> Result<Arc<Held>, Error> {
+    pub(crate) async fn enter_shared(&mut self) -> Result<Arc<Hold>, Error> {
         let timeout = self.options.timeout()?;
         let on_wait = self.options.on_wait.take().map(OnWait::new);
         let reads = &self.handle.reads;

@@ -10,7 +10,7 @@ use crate::acquisition::options::Options;
 use crate::acquisition::request::Acquisition;
 use crate::acquisition::waiting::{Waiting, Waits};
 use crate::call;
-use crate::hold::hold::Held;
+use crate::hold::hold::Hold;
 use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
 use crate::queue::turn::{self, Turn};
@@ -28,7 +28,7 @@ impl Acquisition {
 
     /// Has the session's background warn if it takes long. An acquisition that is not polled could not do that, and is in
     /// everybody's way once its turn has come.
-    pub(crate) fn warn_in_background(&self, held: &Held, waiting: &Arc<Waiting>) {
+    pub(crate) fn warn_in_background(&self, held: &Hold, waiting: &Arc<Waiting>) {
         let Some(limit) = self.handle.warn_waiting.filter(|_| waiting.takes_warning_on()) else {
             return;
         };
@@ -36,12 +36,12 @@ impl Acquisition {
         let _first = waiting.background.set(end);
         let options = Options { label: self.options.label.clone(), ..Options::default() };
         let acquisition = Acquisition::new(&self.handle, self.mode, options);
-        let (session, tenure, me) =
-            (Arc::clone(held.place().session()), Arc::clone(held.tenure()), held.contender().clone());
+        let (session, own_node, me) =
+            (Arc::clone(held.ticket().session()), Arc::clone(held.own_node()), held.contender().clone());
         let (left, waiting) = (limit.saturating_sub(waiting.began.elapsed()), Arc::downgrade(waiting));
         let work = async move {
             let mut ended = std::pin::pin!(async { drop(ended.await) });
-            if call::unless(&mut ended, session.sleep(left)).await.is_none() || tenure.is_holding() {
+            if call::unless(&mut ended, session.sleep(left)).await.is_none() || own_node.is_holding() {
                 return;
             }
             let Some(found) = call::unless(&mut ended, acquisition.turn_and_blockers(&session, &me)).await else {
@@ -52,7 +52,7 @@ impl Acquisition {
             let seen = || waiting.upgrade().map(|waiting| waiting.seen_in_the_way()).unwrap_or_default();
             let blockers = found.map_or_else(seen, |(_, blockers)| blockers);
             let grace = acquisition.handle.lock_delay + LOOK_UP_AHEAD;
-            if is_its_turn && call::unless(&mut ended, session.sleep(grace)).await.is_some() && !tenure.is_holding() {
+            if is_its_turn && call::unless(&mut ended, session.sleep(grace)).await.is_some() && !own_node.is_holding() {
                 let (path, node, label) = (&*acquisition.handle.path, me.name(), acquisition.label());
                 tracing::warn!(
                     path,
@@ -66,7 +66,7 @@ impl Acquisition {
                 acquisition.warn(limit, &blockers);
             }
         };
-        held.place().session().spawn(Box::pin(work.instrument(self.trace.span())));
+        held.ticket().session().spawn(Box::pin(work.instrument(self.trace.span())));
     }
 
     /// Whether it is our turn, and who is in the way; `None` if that cannot be read soon.

@@ -13,13 +13,13 @@ use tokio::sync::Notify;
 
 use crate::acquisition::waiting::Waiting;
 use crate::error::error::Error;
-use crate::hold::hold::Held;
+use crate::hold::hold::Hold;
 use crate::session::lease::Moment;
 
 /// An acquisition that nobody has to finish alone.
-pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Held>, Error>> + Send>>;
+pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Hold>, Error>> + Send>>;
 
-type Outcome = Result<Arc<Held>, Error>;
+type Outcome = Result<Arc<Hold>, Error>;
 
 /// What the reads of one lock share; nothing if the age is zero.
 pub(crate) struct SharedReads {
@@ -36,7 +36,7 @@ struct State {
 
 /// A node that reads may join.
 struct Granted {
-    held: Weak<Held>,
+    held: Weak<Hold>,
     /// On the clock of the node's session: nobody joins from then on.
     until: Moment,
 }
@@ -51,7 +51,7 @@ impl SharedReads {
     }
 
     /// One more hold on the node, if there is one that is surely held and still young.
-    pub(crate) fn join(&self) -> Option<Arc<Held>> {
+    pub(crate) fn join(&self) -> Option<Arc<Hold>> {
         let (held, until) = self.state().granted.as_ref().map(|granted| (granted.held.upgrade(), granted.until))?;
         match held {
             Some(held) if held.now() < until && held.loss().is_none() => Some(held),
@@ -63,7 +63,7 @@ impl SharedReads {
     }
 
     /// As [`SharedReads::join`], or else the acquisition that is under way, which is `start`ed if there is none.
-    pub(crate) fn join_or_enter(&self, start: impl FnOnce() -> (Work, Arc<Waiting>)) -> Result<Arc<Held>, Arc<Entry>> {
+    pub(crate) fn join_or_enter(&self, start: impl FnOnce() -> (Work, Arc<Waiting>)) -> Result<Arc<Hold>, Arc<Entry>> {
         loop {
             if let Some(held) = self.join() {
                 return Ok(held);
@@ -82,7 +82,7 @@ impl SharedReads {
     }
 
     /// From now on reads may join this one, which was granted just now.
-    pub(crate) fn offer(&self, held: &Arc<Held>) {
+    pub(crate) fn offer(&self, held: &Arc<Hold>) {
         if !self.are_shared() {
             return;
         }
@@ -129,7 +129,7 @@ impl SharedReads {
         Some(outcome)
     }
 
-    fn forget(&self, unfit: Option<Arc<Held>>) {
+    fn forget(&self, unfit: Option<Arc<Hold>>) {
         let mut state = self.state();
         let now = state.granted.as_ref().and_then(|granted| granted.held.upgrade());
         if now.as_ref().map(Arc::as_ptr) == unfit.as_ref().map(Arc::as_ptr) {

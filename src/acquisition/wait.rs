@@ -6,9 +6,9 @@ use crate::acquisition::grant::Grant;
 use crate::acquisition::request::Acquisition;
 use crate::acquisition::waiting::Waiting;
 use crate::error::error::Error;
-use crate::hold::hold::Held;
+use crate::hold::hold::Hold;
 use crate::queue::contender::Contender;
-use crate::queue::local::Ground;
+use crate::queue::local::Evidence;
 use crate::queue::waiter::{Departure, Known, News, Predecessor, Rules, Step, Waiter};
 use crate::session::holds::OwnHold;
 use crate::session::keep_alive;
@@ -59,7 +59,7 @@ impl Acquisition {
     /// Carries out what a [`Waiter`] decides, until it is our turn.
     ///
     /// What is alive here while it waits is kept for each of thousands of waiters, so nothing else is done here.
-    pub(crate) async fn wait_for_turn(&self, held: &Held, wait: &mut Wait<'_>) -> Result<Grant, Error> {
+    pub(crate) async fn wait_for_turn(&self, held: &Hold, wait: &mut Wait<'_>) -> Result<Grant, Error> {
         let mut waiter = Waiter::new(held.contender(), self.rules(held, wait));
         let mut step = Step::Consult;
         loop {
@@ -70,7 +70,7 @@ impl Acquisition {
                 }
                 Step::List => Box::pin(self.list(held, wait, &mut waiter)).await?,
                 Step::Await { predecessor, watches } => {
-                    held.place().book().waits(held.standing(), &predecessor);
+                    held.ticket().book().waits(held.position(), &predecessor);
                     let departure = match &mut wait.on_wait {
                         None => self.departure(held, &predecessor, watches).await?,
                         Some(on_wait) => Box::pin(self.departure_watched(held, &predecessor, on_wait)).await?,
@@ -89,7 +89,7 @@ impl Acquisition {
         }
     }
 
-    fn rules(&self, held: &Held, wait: &Wait<'_>) -> Rules {
+    fn rules(&self, held: &Hold, wait: &Wait<'_>) -> Rules {
         let hands_off = self.handle.dialect.hands_off();
         Rules {
             hands_off,
@@ -101,24 +101,24 @@ impl Acquisition {
     /// Lists the queue, and reports who is in the way if a contender has to be waited for.
     async fn list(
         &self,
-        held: &Held,
+        held: &Hold,
         wait: &mut Wait<'_>,
         waiter: &mut Waiter<&Contender>,
-    ) -> Result<Step<Ground>, Error> {
-        let (place, me) = (held.place(), held.contender());
-        let session = place.session();
+    ) -> Result<Step<Evidence>, Error> {
+        let (ticket, me) = (held.ticket(), held.contender());
+        let session = ticket.session();
         let names = match wait.look.take() {
             // The answer was lost: ask again.
-            None | Some(Err(Failure::Unknown(_))) => retry::settled(session, || place.list()).await,
+            None | Some(Err(Failure::Unknown(_))) => retry::until_known(session, || ticket.list()).await,
             Some(names) => names,
         };
         let names = names.map_err(|failure| self.stop(failure))?;
-        place.remove_strays(&names);
+        ticket.remove_strays(&names);
         let is_first = !waiter.has_waited();
         if is_first {
             meter::entered(self.mode, names.len().saturating_sub(1));
         }
-        let step = waiter.next(News::Listed { names: &names, known: place.book().find(held.standing()) });
+        let step = waiter.next(News::Listed { names: &names, known: ticket.book().find(held.position()) });
         let Step::Await { predecessor, .. } = &step else { return Ok(step) };
         if wait.patience == Patience::GiveUp {
             let blockers = read::blockers(session, &self.handle.path, &names, me).await;
@@ -137,25 +137,25 @@ impl Acquisition {
     }
 
     /// What the book of the session knows of where we stand.
-    fn known(&self, held: &Held) -> Known<Ground> {
-        let place = held.place();
+    fn known(&self, held: &Hold) -> Known<Evidence> {
+        let ticket = held.ticket();
         // A listing shows whether there is a second node of ours, which has to go.
-        if place.is_unsure() { Known::Nothing } else { place.book().find(held.standing()) }
+        if ticket.is_unsure() { Known::Nothing } else { ticket.book().find(held.position()) }
     }
 
     /// Whether a contender of the session has let us in, and may be believed.
-    fn is_let_in(&self, held: &Held) -> bool {
+    fn is_let_in(&self, held: &Hold) -> bool {
         self.handle.dialect.hands_off() && matches!(self.known(held), Known::Granted(_))
     }
 
     /// Lets pass what a writer that vanished may have sent.
-    async fn delay(&self, held: &Held) -> Result<(), Error> {
+    async fn delay(&self, held: &Hold) -> Result<(), Error> {
         let delay = self.handle.lock_delay;
         if delay.is_zero() {
             return Ok(());
         }
         tokio::select! {
-            () = held.place().session().sleep(delay) => Ok(()),
+            () = held.ticket().session().sleep(delay) => Ok(()),
             loss = held.lost() => Err(Error::Evicted(loss)),
         }
     }
@@ -164,13 +164,13 @@ impl Acquisition {
     ///
     /// Events come in the order of the changes. Our own watch is armed first, so if our node is removed before the
     /// predecessor lets us in, we hear of that first.
-    async fn keep_vigil(&self, held: &Held, predecessor: &Predecessor, watches: bool) -> Result<Vigil, Error> {
-        let (session, tenure) = (held.place().session(), held.tenure());
-        let node = held.place().child(&predecessor.name);
+    async fn keep_vigil(&self, held: &Hold, predecessor: &Predecessor, watches: bool) -> Result<Vigil, Error> {
+        let (session, own_node) = (held.ticket().session(), held.own_node());
+        let node = held.ticket().child(&predecessor.name);
         let mut needs_watch = watches;
         let mut tries = 0;
         loop {
-            let own = tenure.ask_to_watch(session);
+            let own = own_node.ask_to_watch(session);
             let watch = needs_watch.then(|| session.watch(&node));
             // Answered last, so waiting for it first wakes the task once, and not twice.
             let watch = match watch {
@@ -178,21 +178,21 @@ impl Acquisition {
                 None => None,
             };
             let own = match own {
-                Some(asked) => tenure.watched(asked).await,
+                Some(asked) => own_node.watched(asked).await,
                 None => Ok(()),
             };
             let failure = match (own, watch) {
                 (Err(failure @ (Failure::Unknown(_) | Failure::Over(_))), _) => failure,
                 // It does not hear of its own node, and so perhaps not of the predecessor's either.
                 (Err(failure), None) => {
-                    keep_alive::cannot_watch(tenure, &failure);
+                    keep_alive::cannot_watch(own_node, &failure);
                     needs_watch = true;
                     continue;
                 }
                 (Ok(()), None) => return Ok(Vigil::Book),
                 (own, Some(watch)) => {
                     if let Err(failure) = own {
-                        keep_alive::cannot_watch(tenure, &failure);
+                        keep_alive::cannot_watch(own_node, &failure);
                     }
                     match watch {
                         Ok(watch) => return Ok(Vigil::Predecessor(watch)),
@@ -211,13 +211,13 @@ impl Acquisition {
     }
 
     /// Waits until the predecessor has let us in, or something happened to its node.
-    async fn departure(&self, held: &Held, predecessor: &Predecessor, watches: bool) -> Result<Departure, Error> {
-        let (session, tenure) = (held.place().session(), held.tenure());
+    async fn departure(&self, held: &Hold, predecessor: &Predecessor, watches: bool) -> Result<Departure, Error> {
+        let (session, own_node) = (held.ticket().session(), held.own_node());
         let mut watch = match Box::pin(self.keep_vigil(held, predecessor, watches)).await? {
             Vigil::Predecessor(watch) => watch,
             Vigil::Gone => return Ok(Departure::Unseen),
             Vigil::Book => {
-                tenure.called(session).await.map_err(|loss| self.evicted(loss))?;
+                own_node.called(session).await.map_err(|loss| self.evicted(loss))?;
                 return Ok(Departure::Unseen);
             }
         };
@@ -225,7 +225,7 @@ impl Acquisition {
         loop {
             tokio::select! {
                 biased;
-                called = tenure.called(session) => {
+                called = own_node.called(session) => {
                     called.map_err(|loss| self.evicted(loss))?;
                     if self.is_let_in(held) {
                         // The watch's event is on the way. To take it back would cost a request.
@@ -246,22 +246,22 @@ impl Acquisition {
     /// As [`Self::departure`] by a watch, and reports meanwhile what changes.
     async fn departure_watched(
         &self,
-        held: &Held,
+        held: &Hold,
         predecessor: &Predecessor,
         on_wait: &mut OnWait,
     ) -> Result<Departure, Error> {
         tokio::select! {
             biased;
             departure = self.departure(held, predecessor, true) => departure,
-            () = on_wait.keep_looking(held.place().session(), &self.handle.path, held.contender()) => {
+            () = on_wait.keep_looking(held.ticket().session(), &self.handle.path, held.contender()) => {
                 Ok(Departure::Unseen)
             }
         }
     }
 
     /// Whether it may be going to wait for a hold of its own: then it looks who is before it.
-    fn may_deadlock(&self, held: &Held) -> bool {
-        let holds = held.place().session().upkeep().holds();
+    fn may_deadlock(&self, held: &Hold) -> bool {
+        let holds = held.ticket().session().upkeep().holds();
         match self.handle.deadlock {
             Deadlock::Ignore => false,
             Deadlock::Warn | Deadlock::Refuse => holds.has_one_of(&self.handle.path, self.asker()),
@@ -270,13 +270,13 @@ impl Acquisition {
     }
 
     /// Says so, or fails, if what it is going to wait for is its own.
-    fn check_for_deadlock(&self, held: &Held, queue: &[String], predecessor: &Predecessor) -> Result<(), Error> {
+    fn check_for_deadlock(&self, held: &Hold, queue: &[String], predecessor: &Predecessor) -> Result<(), Error> {
         let deadlock = self.handle.deadlock;
         if deadlock == Deadlock::Ignore {
             return Ok(());
         }
         let Some(nearest) = Contender::parse_as(&predecessor.name, self.handle.dialect) else { return Ok(()) };
-        let holds = held.place().session().upkeep().holds();
+        let holds = held.ticket().session().upkeep().holds();
         let Some(own) = holds.waited_for(&self.handle.path, queue, nearest.sequence(), self.asker()) else {
             return Ok(());
         };

@@ -14,7 +14,7 @@ use futures_util::future::select_all;
 
 use crate::session::contract::Session;
 use crate::session::loss::HoldState;
-use crate::session::node::Tenure;
+use crate::session::node::OwnNode;
 
 /// The changes of a guard's [`HoldState`]. Made by [`ReadGuard::changes`](crate::ReadGuard::changes),
 /// [`WriteGuard::changes`](crate::WriteGuard::changes) and [`MultiGuard::changes`](crate::MultiGuard::changes).
@@ -45,7 +45,7 @@ pub struct Changes {
 }
 
 /// A node that is held, and its session.
-pub(crate) type OneHold = (Arc<Tenure>, Arc<dyn Session>);
+pub(crate) type OneHold = (Arc<OwnNode>, Arc<dyn Session>);
 
 type Wait = Pin<Box<dyn Future<Output = Option<HoldState>> + Send>>;
 
@@ -110,8 +110,8 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
 }
 
 /// `None` if it was released.
-fn state_of((tenure, session): &OneHold) -> Option<HoldState> {
-    (!tenure.has_left()).then(|| tenure.hold_state(session.lease()))
+fn state_of((own_node, session): &OneHold) -> Option<HoldState> {
+    (!own_node.has_left()).then(|| own_node.hold_state(session.lease()))
 }
 
 /// The state of all of these together, `None` if there are none: lost if one is, or in doubt until the earliest would be

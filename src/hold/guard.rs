@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::error::error::Error;
 use crate::hold::changes::Changes;
-use crate::hold::hold::{Held, NodeData};
+use crate::hold::hold::{Hold, NodeData};
 use crate::hold::transaction::Transaction;
 use crate::queue::contender::Contender;
 use crate::session::loss::{HoldState, Loss};
@@ -19,7 +19,7 @@ use crate::session::loss::{HoldState, Loss};
 /// dropping the last of them waits a moment for the server, while a process that exits takes the request with it.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct ReadGuard {
-    held: Arc<Held>,
+    held: Arc<Hold>,
 }
 
 /// The lock, held to write: alone. Made by [`RwLock::write`](crate::RwLock::write).
@@ -29,13 +29,13 @@ pub struct ReadGuard {
 /// dropping the last of them waits a moment for the server, while a process that exits takes the request with it.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct WriteGuard {
-    held: Box<Held>,
+    held: Box<Hold>,
 }
 
 macro_rules! guard {
     ($guard:ident, $acquire:literal) => {
         impl $guard {
-            pub(crate) fn held(&self) -> &Held {
+            pub(crate) fn held(&self) -> &Hold {
                 &self.held
             }
 
@@ -208,7 +208,7 @@ macro_rules! guard {
             /// across a lock directory that was deleted and made anew, and is kept by
             /// [`downgrade`](WriteGuard::downgrade) and [`share`](ReadGuard::share).
             pub fn fencing_token(&self) -> i64 {
-                self.held.standing.czxid
+                self.held.position.czxid
             }
 
             /// The path of the lock's node.
@@ -216,7 +216,7 @@ macro_rules! guard {
             /// Anybody's ZooKeeper transaction that checks that this node exists is done only while the lock is held. So that
             /// this stays true of who has been told, the next contender of this session then waits for the removal.
             pub fn path(&self) -> String {
-                self.held.tenure().path_for_others()
+                self.held.own_node().path_for_others()
             }
 
             /// Reads any node; `None` if it does not exist.
@@ -264,7 +264,7 @@ macro_rules! guard {
         impl fmt::Debug for $guard {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 let mut debug = f.debug_struct(stringify!($guard));
-                debug.field("path", &self.held.tenure().path()).field("fencing_token", &self.fencing_token());
+                debug.field("path", &self.held.own_node().path()).field("fencing_token", &self.fencing_token());
                 debug.field("is_held", &self.is_held()).finish()
             }
         }
@@ -275,12 +275,12 @@ guard!(ReadGuard, "read");
 guard!(WriteGuard, "write");
 
 impl ReadGuard {
-    pub(crate) fn new(held: Box<Held>) -> ReadGuard {
+    pub(crate) fn new(held: Box<Hold>) -> ReadGuard {
         ReadGuard::on(Arc::from(held))
     }
 
     /// One more guard on a place that is held.
-    pub(crate) fn on(held: Arc<Held>) -> ReadGuard {
+    pub(crate) fn on(held: Arc<Hold>) -> ReadGuard {
         ReadGuard { held }
     }
 
@@ -335,7 +335,7 @@ impl ReadGuard {
 }
 
 impl WriteGuard {
-    pub(crate) fn new(held: Box<Held>) -> WriteGuard {
+    pub(crate) fn new(held: Box<Hold>) -> WriteGuard {
         WriteGuard { held }
     }
 

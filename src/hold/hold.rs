@@ -12,11 +12,11 @@ use crate::queue::turn;
 use crate::session::contract::Coordinator;
 use crate::session::lease::Moment;
 use crate::session::loss::{HoldState, Loss};
-use crate::session::node::Tenure;
-use crate::session::position::Standing;
+use crate::session::node::OwnNode;
+use crate::session::position::Position;
 use crate::session::request::{Event, Failure};
 use crate::session::retry;
-use crate::ticket::ticket::Place;
+use crate::ticket::ticket::Ticket;
 use crate::validation;
 
 /// A holder who asks to be told of others looks no more often than that.
@@ -24,9 +24,9 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// A place in the queue with what belongs to it. It is given up when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
-    place: Place,
-    pub(crate) standing: Arc<Standing>,
+pub(crate) struct Hold {
+    ticket: Ticket,
+    pub(crate) position: Arc<Position>,
     directory: Arc<str>,
     data: Vec<u8>,
     holding: Holding,
@@ -34,19 +34,19 @@ pub(crate) struct Held {
     _coordinator: Arc<dyn Coordinator>,
 }
 
-impl Held {
+impl Hold {
     /// `None` if the place has no node yet.
     ///
     /// Boxed, because it goes through several futures, which would each keep room for all of it.
     pub(crate) fn new(
-        place: Place,
+        ticket: Ticket,
         directory: &Arc<str>,
         coordinator: &Arc<dyn Coordinator>,
         data: Vec<u8>,
-    ) -> Option<Box<Held>> {
-        let (standing, holding) = (place.standing()?, Holding::default());
+    ) -> Option<Box<Hold>> {
+        let (position, holding) = (ticket.position()?, Holding::default());
         let (directory, _coordinator) = (Arc::clone(directory), Arc::clone(coordinator));
-        Some(Box::new(Held { place, standing, directory, data, holding, _coordinator }))
+        Some(Box::new(Hold { ticket, position, directory, data, holding, _coordinator }))
     }
 
     /// It was granted, and for as long as it is held this is, too.
@@ -54,35 +54,35 @@ impl Held {
         self.holding = holding;
     }
 
-    pub(crate) fn place(&self) -> &Place {
-        &self.place
+    pub(crate) fn ticket(&self) -> &Ticket {
+        &self.ticket
     }
 
-    pub(crate) fn standing(&self) -> &Arc<Standing> {
-        &self.standing
+    pub(crate) fn position(&self) -> &Arc<Position> {
+        &self.position
     }
 
     pub(crate) fn contender(&self) -> &Contender {
-        &self.standing.contender
+        &self.position.contender
     }
 
-    pub(crate) fn tenure(&self) -> &Arc<Tenure> {
-        &self.standing.tenure
+    pub(crate) fn own_node(&self) -> &Arc<OwnNode> {
+        &self.position.own_node
     }
 
     /// Now, on the clock of its session.
     pub(crate) fn now(&self) -> Moment {
-        self.place.session().lease().now()
+        self.ticket.session().lease().now()
     }
 
     /// Why it was lost, if it was.
     pub(crate) fn loss(&self) -> Option<Loss> {
-        self.tenure().loss(self.place.session().lease())
+        self.own_node().loss(self.ticket.session().lease())
     }
 
     /// Waits until it is lost.
     pub(crate) async fn lost(&self) -> Loss {
-        self.tenure().lost(self.place.session()).await
+        self.own_node().lost(self.ticket.session()).await
     }
 
     /// The lock's directory.
@@ -92,16 +92,16 @@ impl Held {
 
     /// How sure it is that it is held.
     pub(crate) fn state(&self) -> HoldState {
-        self.tenure().hold_state(self.place.session().lease())
+        self.own_node().hold_state(self.ticket.session().lease())
     }
 
     /// For how long its session is surely kept.
     pub(crate) fn session_left(&self) -> Duration {
-        self.place.session().lease().session_left()
+        self.ticket.session().lease().session_left()
     }
 
     pub(crate) fn node_and_session(&self) -> OneHold {
-        (Arc::clone(self.tenure()), Arc::clone(self.place.session()))
+        (Arc::clone(self.own_node()), Arc::clone(self.ticket.session()))
     }
 
     pub(crate) fn changes(&self) -> Changes {
@@ -118,10 +118,10 @@ impl Held {
     }
 
     async fn somebody_kept_out(&self) -> Result<Contender, Error> {
-        let (session, directory) = (self.place.session(), &self.directory);
+        let (session, directory) = (self.ticket.session(), &self.directory);
         let mut last_change: Option<Moment> = None;
         loop {
-            let seen = retry::settled(session, || session.watch_children(directory)).await;
+            let seen = retry::until_known(session, || session.watch_children(directory)).await;
             let (names, change) = seen.map_err(|failure| self.lost_by(failure, "watch"))?;
             if let Some(first) = turn::first_kept_out(self.contender(), &names) {
                 return Ok(first);
@@ -154,7 +154,7 @@ impl Held {
         if let Some(loss) = self.loss() {
             return Err(Error::Lost(loss));
         }
-        match retry::read(self.place.session(), path, false).await {
+        match retry::read(self.ticket.session(), path, false).await {
             Ok(node) => Ok(node.map(|(data, stat)| NodeData { data, version: stat.version })),
             Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "read", path)),
@@ -166,11 +166,11 @@ impl Held {
         // However long it takes the ensemble to hear of it.
         self.holding = Holding::default();
         // Deleted even when lost: the session may still be alive, and the node in everyone's way.
-        let answer = self.place.leave().await;
+        let answer = self.ticket.leave().await;
         match (loss, answer) {
             (Some(loss), _) => Err(Error::Lost(loss)),
             (None, Ok(())) => Ok(()),
-            (None, Err(Failure::NoAuth)) => Err(Error::stays(self.tenure().path())),
+            (None, Err(Failure::NoAuth)) => Err(Error::stays(self.own_node().path())),
             (None, Err(failure)) => Err(self.lost_by(failure, "release")),
         }
     }
@@ -179,11 +179,11 @@ impl Held {
         if let Some(loss) = self.loss() {
             return Err(Error::Lost(loss));
         }
-        self.place.downgrade(&self.data).await.map_err(|failure| self.lost_by(failure, "downgrade"))?;
-        if let Some(standing) = self.place.standing() {
-            self.standing = standing;
+        self.ticket.downgrade(&self.data).await.map_err(|failure| self.lost_by(failure, "downgrade"))?;
+        if let Some(position) = self.ticket.position() {
+            self.position = position;
         }
-        self.holding.goes_on_as(&self.directory, &self.standing);
+        self.holding.goes_on_as(&self.directory, &self.position);
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use tracing::{Instrument, Span};
 
 use crate::error::error::Error;
 use crate::queue::mode::Mode;
-use crate::session::position::Standing;
+use crate::session::position::Position;
 use crate::telemetry::meter::{self, Began};
 
 type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
@@ -56,23 +56,23 @@ impl Acquiring {
     }
 
     /// There is a node, which may have to wait.
-    pub(crate) fn entered(&self, standing: &Standing) {
-        self.record("sequence", standing.contender.sequence());
+    pub(crate) fn entered(&self, position: &Position) {
+        self.record("sequence", position.contender.sequence());
     }
 
     /// The lock was granted: its hold begins.
-    pub(crate) fn granted(&self, path: &str, label: Option<&str>, standing: &Standing) -> Holding {
-        self.record("token", standing.czxid);
-        self.waited(standing.contender.mode());
-        let begin = |spans: &Spans| Hold::begin(path, standing, label, &spans.caller, &spans.acquire);
+    pub(crate) fn granted(&self, path: &str, label: Option<&str>, position: &Position) -> Holding {
+        self.record("token", position.czxid);
+        self.waited(position.contender.mode());
+        let begin = |spans: &Spans| HoldSpan::begin(path, position, label, &spans.caller, &spans.acquire);
         let seen = self.spans.as_deref().map(begin).map(Box::new);
-        Holding { seen, _metered: meter::Hold::begin(standing.contender.mode()) }
+        Holding { seen, _metered: meter::HoldTimer::begin(position.contender.mode()) }
     }
 
     /// The lock was granted together with others: whose hold it is, is told of one of them.
-    pub(crate) fn shares(&self, standing: &Standing) {
-        self.record("sequence", standing.contender.sequence());
-        self.record("token", standing.czxid);
+    pub(crate) fn shares(&self, position: &Position) {
+        self.record("sequence", position.contender.sequence());
+        self.record("token", position.czxid);
     }
 
     pub(crate) fn waited(&self, mode: Mode) {
@@ -105,11 +105,11 @@ pub(crate) fn not_granted(path: &str, mode: Mode, error: &Error) {
 /// What is seen of a hold, until it ends.
 #[derive(Default)]
 pub(crate) struct Holding {
-    seen: Option<Box<Hold>>,
-    _metered: meter::Hold,
+    seen: Option<Box<HoldSpan>>,
+    _metered: meter::HoldTimer,
 }
 
-struct Hold {
+struct HoldSpan {
     span: Span,
     began: Instant,
     caller: Span,
@@ -118,23 +118,24 @@ struct Hold {
 
 impl Holding {
     /// The hold of one mode ends here, and that of another begins.
-    pub(crate) fn goes_on_as(&mut self, path: &str, standing: &Standing) {
-        let goes_on = |hold: &Hold| Hold::begin(path, standing, hold.label.as_deref(), &hold.caller, &hold.span);
+    pub(crate) fn goes_on_as(&mut self, path: &str, position: &Position) {
+        let goes_on =
+            |hold: &HoldSpan| HoldSpan::begin(path, position, hold.label.as_deref(), &hold.caller, &hold.span);
         self.seen = self.seen.as_deref().map(goes_on).map(Box::new);
-        self._metered = meter::Hold::begin(standing.contender.mode());
+        self._metered = meter::HoldTimer::begin(position.contender.mode());
     }
 }
 
-impl Hold {
-    fn begin(path: &str, standing: &Standing, label: Option<&str>, caller: &Span, after: &Span) -> Hold {
-        let (mode, sequence, token) = (standing.contender.mode(), standing.contender.sequence(), standing.czxid);
+impl HoldSpan {
+    fn begin(path: &str, position: &Position, label: Option<&str>, caller: &Span, after: &Span) -> HoldSpan {
+        let (mode, sequence, token) = (position.contender.mode(), position.contender.sequence(), position.czxid);
         let span = tracing::debug_span!(parent: caller, "hold", path, %mode, sequence, token, label, held = Empty);
         span.follows_from(after);
-        Hold { span, began: Instant::now(), caller: caller.clone(), label: label.map(str::to_owned) }
+        HoldSpan { span, began: Instant::now(), caller: caller.clone(), label: label.map(str::to_owned) }
     }
 }
 
-impl Drop for Hold {
+impl Drop for HoldSpan {
     fn drop(&mut self) {
         self.span.record("held", debug(self.began.elapsed()));
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::error::Error;
-use crate::hold::hold::Held;
+use crate::hold::hold::Hold;
 use crate::session::loss::Loss;
 use crate::session::request::{Failure, Kind, Operation, Outcome};
 use crate::validation;
@@ -39,18 +39,18 @@ pub struct Transaction<'guard> {
 /// Those that have to be held.
 #[derive(Debug)]
 enum Locks<'guard> {
-    One(&'guard Held),
+    One(&'guard Hold),
     /// Not empty; the last was granted last.
-    Many(&'guard [Held]),
+    Many(&'guard [Hold]),
 }
 
 impl<'guard> Transaction<'guard> {
-    pub(crate) fn under(lock: &'guard Held) -> Self {
+    pub(crate) fn under(lock: &'guard Hold) -> Self {
         Transaction { locks: Locks::One(lock), operations: Vec::new() }
     }
 
     /// Under each of these locks, of which there is at least one.
-    pub(crate) fn under_all(locks: &'guard [Held]) -> Self {
+    pub(crate) fn under_all(locks: &'guard [Hold]) -> Self {
         Transaction { locks: Locks::Many(locks), operations: Vec::new() }
     }
 
@@ -124,18 +124,18 @@ impl<'guard> Transaction<'guard> {
         let Some(speaker) = locks.iter().last() else {
             return Err(Error::invalid("a transaction under no lock"));
         };
-        let standing = |lock: &Held| Operation::Check { path: lock.tenure().path(), version: None };
-        let mut operations: Vec<_> = locks.iter().map(standing).collect();
+        let position = |lock: &Hold| Operation::Check { path: lock.own_node().path(), version: None };
+        let mut operations: Vec<_> = locks.iter().map(position).collect();
         let checks = operations.len();
         operations.extend(wanted);
         // A transaction stays unsettled if nobody hears its answer, or if it goes through another session than the lock's,
         // which has no common order with it. The next local contender then waits until the ensemble has removed our node.
-        let session = speaker.place().session();
-        locks.iter().for_each(|lock| lock.tenure().write_begins());
+        let session = speaker.ticket().session();
+        locks.iter().for_each(|lock| lock.own_node().write_begins());
         let answer = session.transact(&operations).await;
         if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
-            let of_this_session = locks.iter().filter(|lock| Arc::ptr_eq(lock.place().session(), session));
-            of_this_session.for_each(|lock| lock.tenure().write_settled());
+            let of_this_session = locks.iter().filter(|lock| Arc::ptr_eq(lock.ticket().session(), session));
+            of_this_session.for_each(|lock| lock.own_node().write_settled());
         }
         match answer {
             Ok(mut outcomes) => {
@@ -144,7 +144,7 @@ impl<'guard> Transaction<'guard> {
             }
             Err(Failure::Operation { index, failure }) => match locks.iter().nth(index) {
                 Some(lock) if *failure == Failure::NoNode => {
-                    lock.tenure().lose(Loss::Removed);
+                    lock.own_node().lose(Loss::Removed);
                     Err(locks.lost(lock, lock.loss().unwrap_or(Loss::Removed)))
                 }
                 _ => {
@@ -167,7 +167,7 @@ impl<'guard> Transaction<'guard> {
 }
 
 impl<'guard> Locks<'guard> {
-    fn iter(&self) -> impl Iterator<Item = &'guard Held> {
+    fn iter(&self) -> impl Iterator<Item = &'guard Hold> {
         let (one, many) = match *self {
             Locks::One(lock) => (Some(lock), &[][..]),
             Locks::Many(locks) => (None, locks),
@@ -175,7 +175,7 @@ impl<'guard> Locks<'guard> {
         one.into_iter().chain(many)
     }
 
-    fn lost(&self, lock: &Held, loss: Loss) -> Error {
+    fn lost(&self, lock: &Hold, loss: Loss) -> Error {
         match self {
             Locks::One(_) => Error::Lost(loss),
             Locks::Many(_) => Error::Lost(loss).of_one(lock.directory()),

@@ -22,7 +22,7 @@ impl Handle {
             Ok((names, queue))
         });
         let (names, queue) = seen.await.map_err(|failure| Error::from_failure(failure, "read the queue of", path))?;
-        self.check_for_strangers(&names)?;
+        self.check_for_foreign(&names)?;
         Ok(queue)
     }
 
@@ -33,8 +33,8 @@ impl Handle {
             return Ok(None);
         };
         let fault = |failure| Error::from_failure(failure, "remove a node of", &self.path);
-        let berth = self.coordinator.berth(0).await.map_err(fault)?;
-        let (session, path) = (berth.session(), format!("{}/{}", self.path, member.node));
+        let session_slot = self.coordinator.session_slot(0).await.map_err(fault)?;
+        let (session, path) = (session_slot.session(), format!("{}/{}", self.path, member.node));
         let tries = AtomicU32::new(0);
         let removal = call::answered(session, || {
             tries.fetch_add(1, Ordering::Relaxed);

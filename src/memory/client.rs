@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use crate::memory::server::{Ensemble, Fault, Fired, World};
 use crate::memory::session::{MemorySession, sleep};
 use crate::session::connection::ConnectionState;
-use crate::session::contract::{Berth, Coordinator, Session};
+use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::keep_alive::keep_alive;
 use crate::session::request::{Ending, Failure};
 
@@ -223,13 +223,13 @@ impl Drop for Client {
 
 #[async_trait]
 impl Coordinator for Memory {
-    async fn berth(&self, _watched_bytes: usize) -> Result<Berth, Failure> {
+    async fn session_slot(&self, _watched_bytes: usize) -> Result<SessionSlot, Failure> {
         loop {
             let Some(session) = self.open() else {
                 return Err(Failure::Over(Ending::Closed));
             };
             if session.connected().await.is_ok() {
-                return Ok(Berth::new(session));
+                return Ok(SessionSlot::new(session));
             }
         }
     }

@@ -5,24 +5,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Wake, Waker};
 
-use crate::session::request::Chore;
+use crate::session::request::Task;
 
 /// Runs chores on the thread that makes them ready: nothing happens in the background that a test did not cause.
 #[derive(Default)]
 pub(super) struct Executor {
-    chores: Mutex<Chores>,
+    chores: Mutex<Tasks>,
     running: AtomicBool,
 }
 
 #[derive(Default)]
-struct Chores {
+struct Tasks {
     next: u64,
-    pending: HashMap<u64, Chore>,
+    pending: HashMap<u64, Task>,
     ready: VecDeque<u64>,
 }
 
 impl Executor {
-    pub(super) fn spawn(self: &Arc<Self>, chore: Chore) {
+    pub(super) fn spawn(self: &Arc<Self>, chore: Task) {
         let number = {
             let mut chores = self.chores();
             chores.next += 1;
@@ -57,7 +57,7 @@ impl Executor {
         }
     }
 
-    fn next(&self) -> Option<(u64, Chore)> {
+    fn next(&self) -> Option<(u64, Task)> {
         let mut chores = self.chores();
         loop {
             let number = chores.ready.pop_front()?;
@@ -67,7 +67,7 @@ impl Executor {
         }
     }
 
-    fn chores(&self) -> MutexGuard<'_, Chores> {
+    fn chores(&self) -> MutexGuard<'_, Tasks> {
         self.chores.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

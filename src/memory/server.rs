@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::memory::executor::Executor;
 use crate::memory::tree::{Change, Node, Tree, children_of, commit, deletion, parent_of};
-use crate::session::request::{Chore, Created, Ending, Event, Failure, Kind, Operation, Outcome, Watch};
+use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Task, Watch};
 use crate::session::upkeep::Upkeep;
 
 /// An ensemble, which all its clients share.
@@ -130,7 +130,7 @@ impl Ensemble {
     }
 
     /// Runs a chore on the threads that make it ready.
-    pub(super) fn spawn(&self, chore: Chore) {
+    pub(super) fn spawn(&self, chore: Task) {
         self.executor.spawn(chore);
     }
 }

@@ -15,8 +15,8 @@ use crate::memory::server::{Ensemble, Fired, Link, World};
 use crate::memory::tree::{Node, Tree, children_key, children_of};
 use crate::session::contract::Session;
 use crate::session::lease::Lease;
-use crate::session::request::{Chore, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Watch};
-use crate::session::thread::Keeper;
+use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
+use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
 
 /// The timeout of every session of an embedded ensemble.
@@ -156,7 +156,7 @@ impl Session for MemorySession {
         })
     }
 
-    fn spawn(&self, chore: Chore) {
+    fn spawn(&self, chore: Task) {
         self.ensemble.spawn(chore);
     }
 
@@ -189,8 +189,8 @@ pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Sen
             return Box::pin(Sleep(sleep));
         }
     }
-    match Keeper::get() {
-        Ok(keeper) => keeper.sleep(duration),
+    match BackgroundThread::get() {
+        Ok(background) => background.sleep(duration),
         Err(_) => {
             std::thread::sleep(duration);
             Box::pin(std::future::ready(()))

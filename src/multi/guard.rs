@@ -10,7 +10,7 @@ use futures_util::future::{join_all, select_all};
 
 use crate::error::error::Error;
 use crate::hold::changes::{Changes, worst_of};
-use crate::hold::hold::{Held, NodeData};
+use crate::hold::hold::{Hold, NodeData};
 use crate::hold::transaction::Transaction;
 use crate::lock::rw_lock::RwLock;
 use crate::queue::contender::Contender;
@@ -21,7 +21,7 @@ use crate::validation;
 #[derive(Default)]
 pub(crate) struct Taken {
     /// In the order in which they were taken, which is that of their paths.
-    locks: Vec<Held>,
+    locks: Vec<Hold>,
     first_loss: OnceLock<(String, Loss)>,
 }
 
@@ -30,7 +30,7 @@ impl Taken {
     pub(crate) async fn add(
         &mut self,
         lock: &RwLock,
-        granted: impl Future<Output = Result<Box<Held>, Error>>,
+        granted: impl Future<Output = Result<Box<Hold>, Error>>,
     ) -> Result<(), Error> {
         let held = tokio::select! {
             biased;
@@ -64,11 +64,11 @@ impl Taken {
             if let Some(loss) = self.loss() {
                 return loss;
             }
-            first_of(self.locks.iter().map(Held::lost)).await;
+            first_of(self.locks.iter().map(Hold::lost)).await;
         }
     }
 
-    fn find(&self, path: &str) -> Option<&Held> {
+    fn find(&self, path: &str) -> Option<&Hold> {
         self.locks.iter().find(|held| held.directory() == path)
     }
 }
@@ -119,7 +119,7 @@ impl MultiGuard {
     ///
     /// Anybody's ZooKeeper transaction that checks that these nodes exist is done only while all the locks are held.
     pub fn nodes(&self) -> impl Iterator<Item = String> {
-        self.taken.locks.iter().map(|held| held.tenure().path_for_others())
+        self.taken.locks.iter().map(|held| held.own_node().path_for_others())
     }
 
     /// The [fencing token](crate::WriteGuard::fencing_token) of the lock in directory `path`; `None` if that is not
@@ -141,12 +141,12 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn fencing_token(&self, path: &str) -> Option<i64> {
-        self.taken.find(path).map(|held| held.standing().czxid)
+        self.taken.find(path).map(|held| held.position().czxid)
     }
 
     /// Each lock's directory with its fencing token, in the order in which they were taken.
     pub fn fencing_tokens(&self) -> impl Iterator<Item = (&str, i64)> {
-        self.taken.locks.iter().map(|held| (held.directory(), held.standing().czxid))
+        self.taken.locks.iter().map(|held| (held.directory(), held.position().czxid))
     }
 
     /// Whether all the locks are still held. See [`WriteGuard::is_held`](crate::WriteGuard::is_held).
@@ -158,7 +158,7 @@ impl MultiGuard {
     pub fn state(&self) -> HoldState {
         match self.taken.loss() {
             Some((_, why)) => HoldState::Lost { why },
-            None => worst_of(self.taken.locks.iter().map(Held::state)).unwrap_or(HoldState::Held),
+            None => worst_of(self.taken.locks.iter().map(Hold::state)).unwrap_or(HoldState::Held),
         }
     }
 
@@ -180,7 +180,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> Changes {
-        Changes::new(self.taken.locks.iter().map(Held::node_and_session))
+        Changes::new(self.taken.locks.iter().map(Hold::node_and_session))
     }
 
     /// Waits until the first of the locks is lost, and gives its directory and why it was lost: before the ensemble can give it to anybody
@@ -212,7 +212,7 @@ impl MultiGuard {
     /// For how long the ensemble surely keeps all the locks' sessions. See
     /// [`WriteGuard::session_left`](crate::WriteGuard::session_left).
     pub fn session_left(&self) -> Duration {
-        self.taken.locks.iter().map(Held::session_left).min().unwrap_or_default()
+        self.taken.locks.iter().map(Hold::session_left).min().unwrap_or_default()
     }
 
     /// Waits until somebody queues up whom one of the locks keeps out, and says at which lock, and who is the first of
@@ -358,7 +358,7 @@ impl MultiGuard {
     pub async fn release(mut self) -> Result<(), Error> {
         let loss = self.taken.loss().map(lost_error);
         let locks = mem::take(&mut self.taken.locks);
-        let release = |held: Held| async {
+        let release = |held: Hold| async {
             let path = held.directory().to_owned();
             held.release().await.map_err(|error| error.of_one(&path))
         };
@@ -382,7 +382,7 @@ impl MultiGuard {
 impl fmt::Debug for MultiGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MultiGuard")
-            .field("nodes", &self.taken.locks.iter().map(|held| held.tenure().path()).collect::<Vec<_>>())
+            .field("nodes", &self.taken.locks.iter().map(|held| held.own_node().path()).collect::<Vec<_>>())
             .field("is_held", &self.is_held())
             .finish()
     }

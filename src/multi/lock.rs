@@ -14,7 +14,7 @@ use crate::acquisition::request::Acquisition;
 use crate::call::Limit;
 use crate::call::{self, Call};
 use crate::error::error::Error;
-use crate::hold::hold::Held;
+use crate::hold::hold::Hold;
 use crate::hold::trace;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::multi::guard::{MultiGuard, Taken};
@@ -326,14 +326,14 @@ impl Guard for MultiGuard {
 }
 
 /// Waits for one of the locks.
-async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Held>, Error> {
+async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Hold>, Error> {
     let mut acquisition = Acquisition::new(&lock.handle, mode, options);
     let span = acquisition.begin();
     acquisition.acquire().instrument(span).await
 }
 
 /// Takes one of the locks after a look, without waiting for anybody, and no longer than `limit` for the servers.
-async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Held>, Error> {
+async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Hold>, Error> {
     let mut acquisition = Acquisition::new(&lock.handle, mode, Options::default());
     let span = acquisition.begin();
     let take = async { acquisition.reported(acquisition.take_now(limit).await) };

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::queue::dialect::Dialect;
-use crate::queue::mode::{self, Mode, Place};
+use crate::queue::mode::{self, Mode, Slot};
 
 /// One acquisition in the queue, as its node's name tells it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -51,7 +51,7 @@ impl Contender {
     /// assert_eq!(Contender::parse_as(name, Dialect::Kazoo), None);
     /// ```
     pub fn parse_as(name: &str, dialect: Dialect) -> Option<Contender> {
-        let (owner, place) = dialect.split(name)?;
+        let (owner, slot) = dialect.split(name)?;
         let host_len = match dialect {
             Dialect::Native => owner.find('~').unwrap_or(owner.len()),
             _ => 0,
@@ -61,8 +61,8 @@ impl Contender {
             dialect,
             host_len,
             owner_len: owner.len(),
-            mode: place.mode,
-            sequence: place.sequence,
+            mode: slot.mode,
+            sequence: slot.sequence,
         })
     }
 
@@ -110,7 +110,7 @@ impl Contender {
     /// assert!(read.may_be_one_holder_with(&write) && !read.may_be_one_holder_with(&of("a__WRIT__0000000008")));
     /// ```
     pub fn may_be_one_holder_with(&self, other: &Contender) -> bool {
-        let (mine, its) = (self.place(), other.place());
+        let (mine, its) = (self.slot(), other.slot());
         self.dialect == other.dialect && mine.sequence == its.sequence && self.dialect.is_one_holder(mine, its)
     }
 
@@ -124,8 +124,8 @@ impl Contender {
         self.name[..self.owner_len] == other.name[..other.owner_len]
     }
 
-    pub(crate) fn place(&self) -> Place {
-        Place { mode: self.mode, sequence: self.sequence }
+    pub(crate) fn slot(&self) -> Slot {
+        Slot { mode: self.mode, sequence: self.sequence }
     }
 }
 

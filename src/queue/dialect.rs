@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::queue::mode::{self, Mode, Place};
+use crate::queue::mode::{self, Mode, Slot};
 use crate::queue::native;
 
 /// Whose names a lock's nodes have: this library's, or those of one that was on the path before.
@@ -165,7 +165,7 @@ impl Dialect {
     }
 
     /// Splits the name of one of its contenders into the owner and the place; `None` for any other name.
-    pub(crate) fn split(self, name: &str) -> Option<(&str, Place)> {
+    pub(crate) fn split(self, name: &str) -> Option<(&str, Slot)> {
         if self == Dialect::Native {
             return native::split(name);
         }
@@ -175,7 +175,7 @@ impl Dialect {
         })?;
         // As Curator's readers look for it: anywhere.
         let mode = if self == Dialect::Curator && name.contains(CURATOR_WRITE) { Mode::Write } else { mode };
-        Some((owner, Place { mode, sequence }))
+        Some((owner, Slot { mode, sequence }))
     }
 
     fn split_mode(self, before: &str) -> Option<(&str, Mode)> {
@@ -190,8 +190,8 @@ impl Dialect {
     }
 
     /// Its contender's place.
-    pub(crate) fn place(self, name: &str) -> Option<Place> {
-        self.split(name).map(|(_, place)| place)
+    pub(crate) fn slot(self, name: &str) -> Option<Slot> {
+        self.split(name).map(|(_, slot)| slot)
     }
 
     /// The dialect that a node's name is of, if it is that of a contender in any.
@@ -217,7 +217,7 @@ impl Dialect {
     /// assert_eq!(Dialect::Kazoo.stranger(kazoos), None);
     /// assert_eq!(Dialect::Native.stranger("config"), None);
     /// ```
-    pub fn stranger(self, name: &str) -> Option<Dialect> {
+    pub fn foreign(self, name: &str) -> Option<Dialect> {
         // Whatever queues up has a number.
         if !name.as_bytes().last_chunk::<9>().is_some_and(|digits| digits.iter().all(u8::is_ascii_digit))
             || self.split(name).is_some()
@@ -256,7 +256,7 @@ impl Dialect {
 
     /// Whether two nodes of one number may be one holder's: a thread of Curator that holds to write may read, too, and
     /// makes a node of the number that it has.
-    pub(crate) fn is_one_holder(self, one: Place, other: Place) -> bool {
+    pub(crate) fn is_one_holder(self, one: Slot, other: Slot) -> bool {
         self == Dialect::Curator && one.mode != other.mode && (0..mode::REFUSED_FROM).contains(&one.sequence)
     }
 
@@ -313,8 +313,8 @@ mod tests {
 
     /// As `split` reads them: the mode's first letter, and the number.
     fn read(dialect: Dialect, name: &str) -> Option<(char, i64)> {
-        let place = dialect.place(name)?;
-        Some((if place.mode == Mode::Read { 'R' } else { 'W' }, place.sequence))
+        let slot = dialect.slot(name)?;
+        Some((if slot.mode == Mode::Read { 'R' } else { 'W' }, slot.sequence))
     }
 
     #[test]
@@ -332,8 +332,8 @@ mod tests {
                     let is_own = other == dialect;
                     assert_eq!(read(other, &reader), is_own.then_some(('R', number)), "{reader} as {other}");
                     assert_eq!(read(other, &writer), is_own.then_some(('W', number)), "{writer} as {other}");
-                    assert_eq!(other.stranger(&reader), (!is_own).then_some(dialect), "{reader} among {other}");
-                    assert_eq!(other.stranger(&writer), (!is_own).then_some(dialect), "{writer} among {other}");
+                    assert_eq!(other.foreign(&reader), (!is_own).then_some(dialect), "{reader} among {other}");
+                    assert_eq!(other.foreign(&writer), (!is_own).then_some(dialect), "{writer} among {other}");
                 }
             }
         }
@@ -350,7 +350,7 @@ mod tests {
             let owner = Owner::new(dialect, owner);
             for mode in [Mode::Read, Mode::Write] {
                 let name = owner.name(mode, 42);
-                assert_eq!(dialect.place(&name), Some(Place { mode, sequence: 42 }), "{name}");
+                assert_eq!(dialect.slot(&name), Some(Slot { mode, sequence: 42 }), "{name}");
                 assert!(name.starts_with(&owner.prefix(mode)) && owner.owns(&name), "{name}");
                 assert_eq!(Dialect::of(&name), Some(dialect), "{name}");
             }
@@ -408,7 +408,7 @@ mod tests {
             ("x-lock-1f-0000000005", Dialect::CuratorMutex),
         ] {
             for among in Dialect::ALL {
-                assert_eq!(among.stranger(name), Some(dialect), "{name} among {among}");
+                assert_eq!(among.foreign(name), Some(dialect), "{name} among {among}");
             }
         }
     }
@@ -417,11 +417,11 @@ mod tests {
     fn what_nobody_queues_up_with_is_passed_over() {
         for name in ["", "foo", "leases", "__lock__", "config-0000000005", "0000000005", "x-READ-abc", "a-WRITE-12"] {
             for among in Dialect::ALL {
-                assert_eq!((among.stranger(name), Dialect::of(name)), (None, None), "{name} among {among}");
+                assert_eq!((among.foreign(name), Dialect::of(name)), (None, None), "{name} among {among}");
             }
         }
         for among in [Dialect::Native, Dialect::Curator, Dialect::Kazoo] {
-            assert_eq!(among.stranger("block-0000000005"), None, "a common word, among {among}");
+            assert_eq!(among.foreign("block-0000000005"), None, "a common word, among {among}");
         }
     }
 
@@ -438,7 +438,7 @@ mod tests {
     fn a_name_may_be_anything() {
         for name in ["é__lock__0000000001", "ü0000000001", "_c_é-lock-0000000001", "\u{200b}", "-", "--0000000001"] {
             for dialect in Dialect::ALL {
-                let _whatever = (dialect.split(name), dialect.stranger(name));
+                let _whatever = (dialect.split(name), dialect.foreign(name));
             }
         }
         assert_eq!(read(Dialect::Kazoo, "é__lock__0000000001"), Some(('W', 1)));

@@ -13,7 +13,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::queue::mode::{Mode, Place};
+use crate::queue::mode::{Mode, Slot};
 use crate::queue::turn;
 
 /// So many are remembered that have left and whose next one has not come: it may be somebody else's, and never will.
@@ -21,7 +21,7 @@ const REMEMBERED: usize = 64;
 
 /// What a grant rests on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Ground {
+pub(crate) enum Evidence {
     /// On what nobody can have forged.
     Sure,
     /// On the signal of a holder, which others can forge until its node is known to be gone.
@@ -61,7 +61,7 @@ impl Eq for HandOff {}
 
 /// How a contender leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Parting {
+pub(crate) enum Exit {
     /// It held the write lock until now.
     LetGo,
     /// It held the read lock, or waited.
@@ -72,11 +72,11 @@ pub(crate) enum Parting {
 
 /// Where a contender stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum LocalTurn {
     /// That is not known here.
     Unknown,
     /// Nothing excludes it.
-    Clear(Ground),
+    Clear(Evidence),
     /// The nearest contender that excludes it has this number, and is of this session.
     Behind(i64),
     /// The nearest contender that excludes it is a writer of another session, whose node has this name.
@@ -88,9 +88,9 @@ pub(crate) enum Way {
 enum Before {
     Unknown,
     /// No writer, at any distance.
-    NoWriter(Ground),
+    NoWriter(Evidence),
     /// Nobody, at any distance.
-    Nobody(Ground),
+    Nobody(Evidence),
     /// The contender of this number, of this session.
     Next(i64),
 }
@@ -103,9 +103,6 @@ pub(crate) struct Key {
     /// What no other contender of this process has.
     pub(crate) id: u64,
 }
-
-/// The waiters that are to look again where they stand: nothing excludes them now, or that is not known any more.
-pub(crate) type Told<T> = Vec<T>;
 
 /// One session's contenders for one lock.
 #[derive(Clone, Debug)]
@@ -122,7 +119,7 @@ struct Member<T> {
     czxid: i64,
     who: T,
     before: Before,
-    way: Way,
+    way: LocalTurn,
     /// It is remembered for the contender that comes right after it.
     has_left: bool,
 }
@@ -135,19 +132,19 @@ impl<T> Default for LocalQueue<T> {
 
 impl<T: Clone> LocalQueue<T> {
     /// Transaction `czxid` created the node of `who`.
-    pub(crate) fn enter(&mut self, id: u64, place: Place, czxid: i64, who: &T) -> Told<T> {
-        let mut told = Vec::new();
-        let number = place.sequence;
+    pub(crate) fn enter(&mut self, id: u64, slot: Slot, czxid: i64, who: &T) -> Vec<T> {
+        let mut woken = Vec::new();
+        let number = slot.sequence;
         // A member with this number, or a neighbour that leaves no room for it, is from before the directory was made
         // anew.
-        self.part(number, Parting::Lost, &mut told);
+        self.part(number, Exit::Lost, &mut woken);
         self.forget(number);
         if let Some((upper, member)) = self.members.range_mut(number..).next()
             && matches!(member.before, Before::Next(lower) if lower < number)
         {
             member.before = Before::Unknown;
             let upper = *upper;
-            self.renew(upper, &mut told);
+            self.renew(upper, &mut woken);
         }
         // Members with higher numbers and older nodes left before the numbers began anew.
         let above = self.members.range(above(number)).rev().take_while(|(_, it)| it.czxid < czxid);
@@ -155,28 +152,28 @@ impl<T: Clone> LocalQueue<T> {
         before.into_iter().for_each(|number| self.forget(number));
         let member = Member {
             id,
-            mode: place.mode,
+            mode: slot.mode,
             czxid,
             who: who.clone(),
             before: Before::Unknown,
-            way: Way::Unknown,
+            way: LocalTurn::Unknown,
             has_left: false,
         };
         self.members.insert(number, member);
-        self.join(number, &mut told);
+        self.join(number, &mut woken);
         // The answer to a later create may have come first.
         if let Some(upper) = number.checked_add(1)
             && self.members.get(&upper).is_some_and(|upper| upper.before == Before::Unknown && !upper.has_left)
         {
-            self.join(upper, &mut told);
+            self.join(upper, &mut woken);
         }
-        told
+        woken
     }
 
     /// Where it stands.
-    pub(crate) fn way(&self, key: Key) -> Way {
+    pub(crate) fn way(&self, key: Key) -> LocalTurn {
         let member = self.members.get(&key.number).filter(|it| it.id == key.id);
-        member.map_or(Way::Unknown, |member| member.way.clone())
+        member.map_or(LocalTurn::Unknown, |member| member.way.clone())
     }
 
     /// The contender of this number, if it stands in the queue.
@@ -200,64 +197,64 @@ impl<T: Clone> LocalQueue<T> {
     }
 
     /// It was granted.
-    pub(crate) fn granted(&mut self, key: Key, ground: &Ground) -> Told<T> {
-        let mut told = Vec::new();
+    pub(crate) fn granted(&mut self, key: Key, evidence: &Evidence) -> Vec<T> {
+        let mut woken = Vec::new();
         let number = key.number;
         let Some(member) = self.members.get(&number).filter(|it| it.id == key.id && !it.has_left) else {
-            return told;
+            return woken;
         };
-        let (mode, way) = (member.mode, Way::Clear(ground.clone()));
+        let (mode, way) = (member.mode, LocalTurn::Clear(evidence.clone()));
         let before = match (mode, &member.before) {
-            (Mode::Write, _) => Before::Nobody(ground.clone()),
+            (Mode::Write, _) => Before::Nobody(evidence.clone()),
             // The contender right before it excludes it, so it has lost its node and has not found out.
-            (Mode::Read, Before::Next(lower)) if self.excludes(*lower, mode) => Before::NoWriter(ground.clone()),
+            (Mode::Read, Before::Next(lower)) if self.excludes(*lower, mode) => Before::NoWriter(evidence.clone()),
             (Mode::Read, before) => before.clone(),
         };
         if let Some(member) = self.members.get_mut(&number) {
             member.before = before;
-            if !matches!(member.way, Way::Clear(_)) {
+            if !matches!(member.way, LocalTurn::Clear(_)) {
                 member.way = way;
             }
         }
-        self.renew_above(number, &mut told);
-        told
+        self.renew_above(number, &mut woken);
+        woken
     }
 
     /// It waits for a node of another session.
     pub(crate) fn waits_for(&mut self, key: Key, name: &Arc<str>) {
         let Some(member) = self.members.get_mut(&key.number).filter(|it| it.id == key.id) else { return };
-        if member.mode == Mode::Read && matches!(member.way, Way::Unknown | Way::BehindRemote(_)) {
-            member.way = Way::BehindRemote(Arc::clone(name));
+        if member.mode == Mode::Read && matches!(member.way, LocalTurn::Unknown | LocalTurn::BehindRemote(_)) {
+            member.way = LocalTurn::BehindRemote(Arc::clone(name));
         }
     }
 
     /// It held the write lock, and holds the read lock now, as `who`.
-    pub(crate) fn downgraded(&mut self, key: Key, who: &T) -> Told<T> {
-        let mut told = Vec::new();
+    pub(crate) fn downgraded(&mut self, key: Key, who: &T) -> Vec<T> {
+        let mut woken = Vec::new();
         if let Some(member) = self.members.get_mut(&key.number).filter(|it| it.id == key.id) {
             member.mode = Mode::Read;
             member.who = who.clone();
-            self.renew_above(key.number, &mut told);
+            self.renew_above(key.number, &mut woken);
         }
-        told
+        woken
     }
 
     /// It leaves the queue: it does not hold, and will not.
-    pub(crate) fn left(&mut self, key: Key, parting: Parting) -> Told<T> {
-        let mut told = Vec::new();
+    pub(crate) fn left(&mut self, key: Key, exit: Exit) -> Vec<T> {
+        let mut woken = Vec::new();
         if self.is_here(key) {
-            self.part(key.number, parting, &mut told);
+            self.part(key.number, exit, &mut woken);
             if self.left > REMEMBERED
                 && let Some(oldest) = self.members.iter().find(|(_, it)| it.has_left).map(|(number, _)| *number)
             {
                 self.forget(oldest);
             }
         }
-        told
+        woken
     }
 
     /// Nothing that was known holds any more. All waiters are to look again.
-    pub(crate) fn forget_all(&mut self) -> Told<T> {
+    pub(crate) fn forget_all(&mut self) -> Vec<T> {
         self.left = 0;
         std::mem::take(&mut self.members).into_values().filter(|it| !it.has_left).map(|it| it.who).collect()
     }
@@ -277,11 +274,11 @@ impl<T: Clone> LocalQueue<T> {
     }
 
     /// Finds out what is right before this contender, if it is not known.
-    fn join(&mut self, number: i64, told: &mut Told<T>) {
+    fn join(&mut self, number: i64, woken: &mut Vec<T>) {
         let Some(below) = number.checked_sub(1) else { return };
         let (Some(me), Some(lower)) = (self.members.get(&number), self.members.get(&below)) else { return };
-        let place = |member: &Member<T>, sequence| Place { mode: member.mode, sequence };
-        let is_next = turn::is_next(place(me, number), me.czxid, place(lower, below), lower.czxid);
+        let slot = |member: &Member<T>, sequence| Slot { mode: member.mode, sequence };
+        let is_next = turn::is_next(slot(me, number), me.czxid, slot(lower, below), lower.czxid);
         if me.before != Before::Unknown || !is_next {
             return;
         }
@@ -293,17 +290,17 @@ impl<T: Clone> LocalQueue<T> {
         if let Some(me) = self.members.get_mut(&number) {
             me.before = before;
         }
-        self.renew(number, told);
+        self.renew(number, woken);
     }
 
-    fn part(&mut self, number: i64, parting: Parting, told: &mut Told<T>) {
+    fn part(&mut self, number: i64, exit: Exit, woken: &mut Vec<T>) {
         let Some(member) = self.members.get_mut(&number).filter(|it| !it.has_left) else { return };
-        let left_behind = match (parting, &member.way, &member.before) {
+        let left_behind = match (exit, &member.way, &member.before) {
             // What was before a writer that held had left.
-            (Parting::LetGo, Way::Clear(ground), _) => Before::Nobody(ground.clone()),
-            (Parting::LetGo | Parting::Lost, ..) => Before::Unknown,
-            (Parting::Plain, Way::Clear(ground), Before::Unknown) => Before::NoWriter(ground.clone()),
-            (Parting::Plain, _, before) => before.clone(),
+            (Exit::LetGo, LocalTurn::Clear(evidence), _) => Before::Nobody(evidence.clone()),
+            (Exit::LetGo | Exit::Lost, ..) => Before::Unknown,
+            (Exit::Plain, LocalTurn::Clear(evidence), Before::Unknown) => Before::NoWriter(evidence.clone()),
+            (Exit::Plain, _, before) => before.clone(),
         };
         member.before = left_behind.clone();
         member.has_left = true;
@@ -313,7 +310,7 @@ impl<T: Clone> LocalQueue<T> {
             if let Some(upper) = self.members.get_mut(&upper) {
                 upper.before = left_behind;
             }
-            self.renew(upper, told);
+            self.renew(upper, woken);
         }
     }
 
@@ -323,26 +320,26 @@ impl<T: Clone> LocalQueue<T> {
         (member.before == Before::Next(number)).then_some(*upper)
     }
 
-    fn renew_above(&mut self, number: i64, told: &mut Told<T>) {
+    fn renew_above(&mut self, number: i64, woken: &mut Vec<T>) {
         if let Some(upper) = self.right_after(number) {
-            self.renew(upper, told);
+            self.renew(upper, woken);
         }
     }
 
     /// Finds out where this contender stands, now that something has changed before it; and all that stand where it stands.
-    fn renew(&mut self, mut number: i64, told: &mut Told<T>) {
+    fn renew(&mut self, mut number: i64, woken: &mut Vec<T>) {
         loop {
             let Some(member) = self.members.get(&number) else { return };
             let way = self.way_after(&member.before, member.mode);
             // A grant stays a grant.
-            if way == member.way || matches!(member.way, Way::Clear(_)) {
+            if way == member.way || matches!(member.way, LocalTurn::Clear(_)) {
                 return;
             }
-            let is_news = matches!(way, Way::Clear(_) | Way::Unknown) && !member.has_left;
+            let is_news = matches!(way, LocalTurn::Clear(_) | LocalTurn::Unknown) && !member.has_left;
             let Some(member) = self.members.get_mut(&number) else { return };
             member.way = way;
             if is_news {
-                told.push(member.who.clone());
+                woken.push(member.who.clone());
             }
             match self.right_after(number) {
                 Some(upper) => number = upper,
@@ -351,14 +348,14 @@ impl<T: Clone> LocalQueue<T> {
         }
     }
 
-    fn way_after(&self, before: &Before, mode: Mode) -> Way {
+    fn way_after(&self, before: &Before, mode: Mode) -> LocalTurn {
         match before {
-            Before::Nobody(ground) => Way::Clear(ground.clone()),
-            Before::NoWriter(ground) if mode == Mode::Read => Way::Clear(ground.clone()),
-            Before::Unknown | Before::NoWriter(_) => Way::Unknown,
+            Before::Nobody(evidence) => LocalTurn::Clear(evidence.clone()),
+            Before::NoWriter(evidence) if mode == Mode::Read => LocalTurn::Clear(evidence.clone()),
+            Before::Unknown | Before::NoWriter(_) => LocalTurn::Unknown,
             Before::Next(number) => match self.members.get(number) {
-                None => Way::Unknown,
-                Some(lower) if lower.mode.excludes(mode) => Way::Behind(*number),
+                None => LocalTurn::Unknown,
+                Some(lower) if lower.mode.excludes(mode) => LocalTurn::Behind(*number),
                 Some(lower) => lower.way.clone(),
             },
         }

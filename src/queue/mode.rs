@@ -42,7 +42,7 @@ impl fmt::Display for Mode {
 
 /// A contender's mode and sequence number: all that decides its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Slot {
     pub(crate) mode: Mode,
     pub(crate) sequence: i64,
 }

@@ -7,10 +7,10 @@
 //!
 //! Names are read from the right, because a host may itself contain `-WRITE-`.
 
-use crate::queue::mode::{Mode, Place};
+use crate::queue::mode::{Mode, Slot};
 
 /// Splits a native name into `host` or `host~id`, and its place.
-pub(crate) fn split(name: &str) -> Option<(&str, Place)> {
+pub(crate) fn split(name: &str) -> Option<(&str, Slot)> {
     let (before, digits) = name.rsplit_once('-')?;
     let sign = usize::from(before.ends_with('-'));
     let before = &before[..before.len() - sign];
@@ -21,7 +21,7 @@ pub(crate) fn split(name: &str) -> Option<(&str, Place)> {
     };
     let (host, id) = owner.split_once('~').unwrap_or((owner, "0"));
     let well_formed = host_problem(host).is_none() && !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric());
-    well_formed.then_some((owner, Place { mode, sequence }))
+    well_formed.then_some((owner, Slot { mode, sequence }))
 }
 
 /// Accepts exactly what the server prints (`%010d`), so that one number has one spelling.
@@ -79,7 +79,7 @@ mod tests {
         for digits in ["0000000007", "2147483647", "9999999999", "-000000005", "-2147483648", "12147483647"] {
             for mode in ["READ", "WRITE"] {
                 let name = format!("h-READ-0000000001~i-{mode}-{digits}");
-                let looked = split(&name).map(|(_, place)| place.sequence);
+                let looked = split(&name).map(|(_, slot)| slot.sequence);
                 let glanced = sequence_if_plain(&name);
                 assert!(glanced.is_none() || glanced == looked, "{name}: {glanced:?}, {looked:?}");
                 assert_eq!(glanced.is_some(), digits.len() == 10 && !digits.starts_with('-'), "{name}");

@@ -9,14 +9,14 @@ use crate::queue::native;
 
 /// What a contender writes into its node, for people to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Note {
+pub(crate) struct Metadata {
     pub(crate) host: String,
     pub(crate) pid: u32,
     pub(crate) label: Option<String>,
     pub(crate) since: SystemTime,
 }
 
-impl Note {
+impl Metadata {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let since = humantime::format_rfc3339_millis(self.since.max(UNIX_EPOCH));
         let mut text = format!("host={}\npid={}\nsince={since}\n", self.host, self.pid);
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn a_note_is_text_that_can_be_read_back() {
         let since = UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
-        let note = Note { host: "web-1".to_owned(), pid: 42, label: Some("migrate = v42".to_owned()), since };
+        let note = Metadata { host: "web-1".to_owned(), pid: 42, label: Some("migrate = v42".to_owned()), since };
         let text = String::from_utf8(note.encode()).unwrap();
         assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\nlabel=migrate = v42\n");
         let label = Some("migrate = v42".to_owned());

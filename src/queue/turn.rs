@@ -2,7 +2,7 @@
 
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
-use crate::queue::mode::{Mode, Place};
+use crate::queue::mode::{Mode, Slot};
 use crate::queue::native;
 
 /// Where a contender stands in its queue.
@@ -41,28 +41,28 @@ where
 }
 
 /// As [`turn`], and the node of one who may go by another rule, if there is one: then nobody can say whose turn it is.
-pub(crate) fn turn_among_strangers<'q>(me: &Contender, queue: &'q [String]) -> (Turn, Option<&'q str>) {
-    let mut stranger: Option<&str> = None;
+pub(crate) fn turn_among_foreign<'q>(me: &Contender, queue: &'q [String]) -> (Turn, Option<&'q str>) {
+    let mut foreign: Option<&str> = None;
     let look = |name: &'q String| {
-        if me.dialect().stranger(name).is_some() && stranger.is_none_or(|first| &name[..] < first) {
-            stranger = Some(name);
+        if me.dialect().foreign(name).is_some() && foreign.is_none_or(|first| &name[..] < first) {
+            foreign = Some(name);
         }
     };
     let turn = decide(me, queue, look, |_| false);
-    (turn, stranger)
+    (turn, foreign)
 }
 
 /// As [`turn`], as it is shown to people: two nodes of one number may be one holder's.
 pub(crate) fn as_seen(me: &Contender, queue: &[String]) -> Turn {
-    decide(me, queue, |_| {}, |other| me.dialect().is_one_holder(other, me.place()))
+    decide(me, queue, |_| {}, |other| me.dialect().is_one_holder(other, me.slot()))
 }
 
 /// What is no contender is given to `pass_over`; `may_share` says who may have the number of `me`.
-fn decide<I>(me: &Contender, queue: I, mut pass_over: impl FnMut(I::Item), may_share: impl Fn(Place) -> bool) -> Turn
+fn decide<I>(me: &Contender, queue: I, mut pass_over: impl FnMut(I::Item), may_share: impl Fn(Slot) -> bool) -> Turn
 where
     I: IntoIterator<Item: AsRef<str>>,
 {
-    let (mine, dialect) = (me.place(), me.dialect());
+    let (mine, dialect) = (me.slot(), me.dialect());
     let mut present = false;
     let mut alone = true;
     let mut nearest: Option<(i64, I::Item)> = None;
@@ -75,7 +75,7 @@ where
         {
             continue;
         }
-        let Some(other) = dialect.place(name) else {
+        let Some(other) = dialect.slot(name) else {
             pass_over(child);
             continue;
         };
@@ -99,8 +99,8 @@ where
 }
 
 /// The first of the names, as texts are sorted, that is of a contender by another rule.
-pub(crate) fn stranger(dialect: Dialect, queue: &[String]) -> Option<&str> {
-    queue.iter().map(String::as_str).filter(|name| dialect.stranger(name).is_some()).min()
+pub(crate) fn foreign(dialect: Dialect, queue: &[String]) -> Option<&str> {
+    queue.iter().map(String::as_str).filter(|name| dialect.foreign(name).is_some()).min()
 }
 
 /// Those that a newcomer of this mode would have to wait for, first come first.
@@ -110,25 +110,25 @@ pub(crate) fn ahead_of_newcomer(dialect: Dialect, mode: Mode, queue: &[String]) 
 
 /// Those that `me` waits for, first come first.
 pub(crate) fn ahead_of<'q>(me: &Contender, queue: &'q [String]) -> Vec<&'q str> {
-    in_order(me.dialect(), queue, |other| blocks(other, me.place()))
+    in_order(me.dialect(), queue, |other| blocks(other, me.slot()))
 }
 
 /// The place of `me`, counted from 1, whether it waits for those before it or not; and how many there are in all.
 pub(crate) fn place_of(me: &Contender, queue: &[String]) -> (usize, usize) {
-    let places = queue.iter().filter_map(|child| me.dialect().place(child));
+    let places = queue.iter().filter_map(|child| me.dialect().slot(child));
     places.fold((1, 0), |(mine, all), other| (mine + usize::from(other.sequence < me.sequence()), all + 1))
 }
 
 /// The first of those who wait and whom `me`, which holds, keeps out.
 pub(crate) fn first_kept_out(me: &Contender, queue: &[String]) -> Option<Contender> {
-    let later = |other: &Place| other.sequence > me.sequence() && other.mode.excludes(me.mode());
+    let later = |other: &Slot| other.sequence > me.sequence() && other.mode.excludes(me.mode());
     // A second node of ours, from a create whose answer was lost, is nobody who waits.
     let later = in_order(me.dialect(), queue, |other| later(&other));
     later.into_iter().filter_map(|name| Contender::parse_as(name, me.dialect())).find(|it| !it.has_owner_of(me))
 }
 
 /// The whole queue in the order of arrival, each with its turn: [`as_seen`] for everyone, in one pass.
-pub(crate) fn line(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)> {
+pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)> {
     let ordered = in_order(dialect, queue, |_| true).into_iter();
     let ordered: Vec<Contender> = ordered.filter_map(|name| Contender::parse_as(name, dialect)).collect();
     let shares = |a: Option<&Contender>, b: &Contender| a.is_some_and(|a| a.sequence() == b.sequence());
@@ -142,7 +142,7 @@ pub(crate) fn line(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)>
         for contender in group {
             let nearest = if contender.mode() == Mode::Write { last } else { last_write };
             let mut others = group.iter().filter(|it| it.name() != contender.name());
-            let is_doubtful = others.any(|it| !dialect.is_one_holder(it.place(), contender.place()));
+            let is_doubtful = others.any(|it| !dialect.is_one_holder(it.slot(), contender.slot()));
             turns.push(if is_doubtful || contender.sequence() < 0 {
                 Turn::Evicted
             } else {
@@ -163,7 +163,7 @@ pub(crate) fn line(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)>
 /// Every create in a directory takes a number, so consecutive numbers have nothing between them, unless the directory
 /// was made anew in the meantime. To come up to our number, that one has seen as many creates, each of them a
 /// transaction later than the other (and one that made it): fewer have passed.
-pub(crate) fn is_next(me: Place, czxid: i64, other: Place, its_czxid: i64) -> bool {
+pub(crate) fn is_next(me: Slot, czxid: i64, other: Slot, its_czxid: i64) -> bool {
     let creates_since_anew = me.sequence.saturating_add(1);
     other.sequence >= 0
         && other.sequence.checked_add(1) == Some(me.sequence)
@@ -173,15 +173,15 @@ pub(crate) fn is_next(me: Place, czxid: i64, other: Place, its_czxid: i64) -> bo
         && czxid - its_czxid <= creates_since_anew
 }
 
-fn blocks(other: Place, mine: Place) -> bool {
+fn blocks(other: Slot, mine: Slot) -> bool {
     other.sequence < mine.sequence && other.mode.excludes(mine.mode)
 }
 
-fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Place) -> bool) -> Vec<&str> {
+fn in_order(dialect: Dialect, queue: &[String], wanted: impl Fn(Slot) -> bool) -> Vec<&str> {
     let mut chosen: Vec<(i64, &str)> = queue
         .iter()
         .filter_map(|child| {
-            dialect.place(child).filter(|place| wanted(*place)).map(|place| (place.sequence, child.as_str()))
+            dialect.slot(child).filter(|slot| wanted(*slot)).map(|slot| (slot.sequence, child.as_str()))
         })
         .collect();
     chosen.sort_unstable();
@@ -257,7 +257,7 @@ mod tests {
     fn the_line_is_everyones_turn() {
         let tied = ["a~1-WRITE-0000000005", "b~2-READ-0000000005", "c~3-READ-0000000006", "d~4-WRITE--000000001"];
         for queue in [queue("WRRWRWWR"), queue("RRRW"), tied.map(str::to_owned).to_vec()] {
-            for (me, its_turn) in line(Dialect::Native, &queue) {
+            for (me, its_turn) in turns(Dialect::Native, &queue) {
                 assert_eq!(its_turn, turn(&me, &queue), "{me} in {queue:?}");
             }
         }
@@ -290,13 +290,13 @@ mod tests {
 
     #[test]
     fn nobody_is_next_across_a_change_of_leader_or_after_many_transactions() {
-        let other = Place { mode: Mode::Write, sequence: 7 };
-        let me = Place { mode: Mode::Write, sequence: 8 };
+        let other = Slot { mode: Mode::Write, sequence: 7 };
+        let me = Slot { mode: Mode::Write, sequence: 8 };
         let is_next = |me, czxid| is_next(me, czxid, other, (3 << 32) + 50);
         assert!(is_next(me, (3 << 32) + 59));
         assert!(!is_next(me, (3 << 32) + 60), "the directory may have been made anew");
         assert!(!is_next(me, (3 << 32) + 49));
         assert!(!is_next(me, (4 << 32) + 2));
-        assert!(!is_next(Place { sequence: 9, ..me }, (3 << 32) + 59));
+        assert!(!is_next(Slot { sequence: 9, ..me }, (3 << 32) + 59));
     }
 }

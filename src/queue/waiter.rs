@@ -131,7 +131,7 @@ pub enum Step<E> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Take<E> {
     /// How that is known.
-    pub evidence: Evidence<E>,
+    pub evidence: Proof<E>,
     /// A writer vanished before it. Let pass what that writer may have sent.
     pub pauses: bool,
     /// The contender had to wait.
@@ -140,7 +140,7 @@ pub struct Take<E> {
 
 /// How a contender knows that it is its turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Evidence<E> {
+pub enum Proof<E> {
     /// The book knows.
     Book(E),
     /// A listing shows it.
@@ -189,7 +189,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
         match known {
             // Where contenders of other libraries may come, which go by another rule, a waiter looks for them.
             Known::Granted(evidence) if self.rules.hands_off || !self.has_waited => {
-                self.take(Evidence::Book(evidence), false)
+                self.take(Proof::Book(evidence), false)
             }
             Known::Behind(predecessor) if self.rules.trusts_book && !has_listing && !is_gone(&predecessor) => {
                 self.wait(predecessor)
@@ -204,11 +204,11 @@ impl<C: Borrow<Contender>> Waiter<C> {
             let reader = writer.downgraded();
             names.iter().any(|name| *name == reader || name == writer.name())
         });
-        let (turn, foreign) = turn::turn_among_strangers(self.me.borrow(), names);
+        let (turn, foreign) = turn::turn_among_foreign(self.me.borrow(), names);
         match (turn, foreign) {
             (Turn::Evicted, _) => Step::Evicted,
             (_, Some(name)) => Step::Foreign(name.to_owned()),
-            (Turn::Granted, None) => self.take(Evidence::Listing, self.vanished.is_some()),
+            (Turn::Granted, None) => self.take(Proof::Listing, self.vanished.is_some()),
             (Turn::Behind(nearest), None) => self.wait(match known {
                 Known::Behind(predecessor) if *predecessor.name == *nearest.name() => predecessor,
                 _ => Predecessor { name: nearest.name().into(), mode: nearest.mode(), is_local: false },
@@ -229,7 +229,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
             // Only a writer that held writes to its node when it goes, and then nothing before us is left. In another
             // dialect anybody may have written, for any reason.
             if matches!(departure, Departure::Signalled(_)) && self.rules.hands_off {
-                return self.take(Evidence::Signal(Arc::clone(&predecessor.name)), self.vanished.is_some());
+                return self.take(Proof::Signal(Arc::clone(&predecessor.name)), self.vanished.is_some());
             }
             if self.rules.pauses {
                 let writer = Contender::parse_as(&predecessor.name, self.me.borrow().dialect());
@@ -247,7 +247,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
         Step::Await { predecessor, watches }
     }
 
-    fn take<E>(&self, evidence: Evidence<E>, pauses: bool) -> Step<E> {
+    fn take<E>(&self, evidence: Proof<E>, pauses: bool) -> Step<E> {
         Step::Take(Take { evidence, pauses, has_waited: self.has_waited })
     }
 }

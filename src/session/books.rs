@@ -7,11 +7,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::queue::dialect::Dialect;
-use crate::queue::local::{Ground, LocalQueue, Parting, Told, Way};
+use crate::queue::local::{Evidence, Exit, LocalQueue, LocalTurn};
 use crate::queue::mode::Mode;
 use crate::queue::waiter::{Known, Predecessor};
-use crate::session::node::Tenure;
-use crate::session::position::Standing;
+use crate::session::node::OwnNode;
+use crate::session::position::Position;
 
 /// The books of one session, by directory and dialect. A book lives as long as somebody uses it.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ pub(crate) struct Book(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    queue: LocalQueue<Arc<Standing>>,
+    queue: LocalQueue<Arc<Position>>,
     /// The newest contender came right after another of the session, so the next one may well do so, too. A lost connection
     /// does not change that.
     was_next: bool,
@@ -61,11 +61,11 @@ impl Books {
     }
 
     /// The node was lost. Its owner may keep the guard for long; the contenders behind it look now.
-    pub(crate) fn lost(&self, tenure: &Tenure) {
+    pub(crate) fn lost(&self, own_node: &OwnNode) {
         for book in self.all() {
             book.change(|state| {
-                let lost = state.queue.members().find(|it| std::ptr::eq(&*it.tenure, tenure)).map(|it| it.key());
-                lost.map(|key| state.queue.left(key, Parting::Lost)).unwrap_or_default()
+                let lost = state.queue.members().find(|it| std::ptr::eq(&*it.own_node, own_node)).map(|it| it.key());
+                lost.map(|key| state.queue.left(key, Exit::Lost)).unwrap_or_default()
             });
         }
     }
@@ -92,30 +92,30 @@ impl Book {
     }
 
     /// The node of `me` was created, having been asked for on this connection.
-    pub(crate) fn entered(&self, me: &Arc<Standing>, connection: u64) {
+    pub(crate) fn entered(&self, me: &Arc<Position>, connection: u64) {
         self.change(|state| {
             if state.connection != connection {
-                return Told::new();
+                return Vec::new();
             }
             let is_first = state.queue.is_empty();
-            let told = state.queue.enter(me.key().id, me.contender.place(), me.czxid, me);
+            let woken = state.queue.enter(me.key().id, me.contender.slot(), me.czxid, me);
             if !is_first {
                 state.was_next = state.queue.was_next(me.contender.sequence());
             }
-            told
+            woken
         });
     }
 
     /// Where `me` stands.
-    pub(crate) fn find(&self, me: &Standing) -> Known<Ground> {
+    pub(crate) fn find(&self, me: &Position) -> Known<Evidence> {
         let state = self.state();
         match state.queue.way(me.key()) {
-            Way::Clear(ground) => Known::Granted(ground),
-            Way::Behind(number) => match state.queue.member(number) {
+            LocalTurn::Clear(evidence) => Known::Granted(evidence),
+            LocalTurn::Behind(number) => match state.queue.member(number) {
                 Some(other) => {
                     let (name, mode) = (other.contender.name(), other.contender.mode());
                     // A writer may have become a reader just now.
-                    if other.tenure.path().ends_with(name) {
+                    if other.own_node.path().ends_with(name) {
                         Known::Behind(Predecessor { name: name.into(), mode, is_local: true })
                     } else {
                         Known::Nothing
@@ -123,38 +123,38 @@ impl Book {
                 }
                 None => Known::Nothing,
             },
-            Way::BehindRemote(name) => Known::Behind(Predecessor { name, mode: Mode::Write, is_local: false }),
-            Way::Unknown => Known::Nothing,
+            LocalTurn::BehindRemote(name) => Known::Behind(Predecessor { name, mode: Mode::Write, is_local: false }),
+            LocalTurn::Unknown => Known::Nothing,
         }
     }
 
     /// `me` was granted.
-    pub(crate) fn granted(&self, me: &Standing, ground: &Ground) {
-        self.change(|state| state.queue.granted(me.key(), ground));
+    pub(crate) fn granted(&self, me: &Position, evidence: &Evidence) {
+        self.change(|state| state.queue.granted(me.key(), evidence));
     }
 
     /// `me` waits for this contender.
-    pub(crate) fn waits(&self, me: &Standing, predecessor: &Predecessor) {
+    pub(crate) fn waits(&self, me: &Position, predecessor: &Predecessor) {
         if !predecessor.is_local {
             self.state().queue.waits_for(me.key(), &predecessor.name);
         }
     }
 
     /// `me`, which held the write lock, holds the read lock now.
-    pub(crate) fn downgraded(&self, me: &Arc<Standing>) {
+    pub(crate) fn downgraded(&self, me: &Arc<Position>) {
         self.change(|state| state.queue.downgraded(me.key(), me));
     }
 
     /// `me` does not hold, and will not.
-    pub(crate) fn left(&self, me: &Standing, parting: Parting) {
-        self.change(|state| state.queue.left(me.key(), parting));
+    pub(crate) fn left(&self, me: &Position, exit: Exit) {
+        self.change(|state| state.queue.left(me.key(), exit));
     }
 
-    fn change(&self, change: impl FnOnce(&mut State) -> Told<Arc<Standing>>) {
-        let told = change(&mut self.state());
+    fn change(&self, change: impl FnOnce(&mut State) -> Vec<Arc<Position>>) {
+        let woken = change(&mut self.state());
         // Not while it is locked: a contender that is called may come back at once.
-        for who in told {
-            who.tenure.call();
+        for who in woken {
+            who.own_node.call();
         }
     }
 
@@ -173,26 +173,26 @@ mod tests {
     use crate::session::lease::Lease;
     use crate::session::upkeep::Upkeep;
 
-    fn standing(sequence: i64) -> Arc<Standing> {
+    fn position(sequence: i64) -> Arc<Position> {
         let name = format!("h~i-WRITE-{sequence:010}");
-        let tenure = Tenure::new(format!("/a/{name}"), &Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6)))));
+        let own_node = OwnNode::new(format!("/a/{name}"), &Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6)))));
         let contender = Contender::parse(&name).unwrap();
-        Arc::new(Standing::new(contender, 10 + sequence, tenure, 0, sequence.unsigned_abs()))
+        Arc::new(Position::new(contender, 10 + sequence, own_node, 0, sequence.unsigned_abs()))
     }
 
     #[test]
     fn a_node_that_was_asked_for_before_the_connection_was_lost_is_not_entered() {
         let books = Books::default();
         let book = books.of(&Arc::from("/a"), Dialect::Native);
-        let (first, late, after) = (standing(1), standing(2), standing(3));
+        let (first, late, after) = (position(1), position(2), position(3));
         book.entered(&first, book.connection());
-        book.granted(&first, &Ground::Sure);
+        book.granted(&first, &Evidence::Sure);
         let before = book.connection();
         books.disconnected();
         book.entered(&late, before);
-        book.granted(&late, &Ground::Sure);
+        book.granted(&late, &Evidence::Sure);
         book.entered(&after, book.connection());
-        book.left(&late, Parting::LetGo);
+        book.left(&late, Exit::LetGo);
         assert_eq!(late.key(), Key { number: 2, id: 2 });
         assert!(matches!(book.find(&late), Known::Nothing));
         assert!(matches!(book.find(&after), Known::Nothing), "what comes right after it learns nothing from it");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::session::lease::Lease;
-use crate::session::request::{Chore, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Watch};
+use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::upkeep::Upkeep;
 
 /// An ensemble, as one process reaches it: the maker of sessions.
@@ -18,7 +18,7 @@ use crate::session::upkeep::Upkeep;
 /// Handles are cheap to clone and share their sessions.
 #[async_trait]
 pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
-    /// Returns a berth on a session that is connected and alive now, with room for `watched_bytes` of watched paths.
+    /// Returns a session slot on a session that is connected and alive now, with room for `watched_bytes` of watched paths.
     ///
     /// After a session ended, the next call opens a fresh one. While the session is disconnected the call waits for
     /// it to come back or to end.
@@ -29,7 +29,7 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`Failure::Unreachable`] when no server answered within the backend's own bound, [`Failure::Over`] when this
     /// coordinator was closed or its credentials were refused.
-    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure>;
+    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure>;
 
     /// Ends every session, and with them every node they own; returns when the ensemble has confirmed it, or when
     /// it could not be asked within the session timeout.
@@ -43,8 +43,8 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
 
 #[async_trait]
 impl<C: Coordinator + ?Sized> Coordinator for Arc<C> {
-    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
-        (**self).berth(watched_bytes).await
+    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
+        (**self).session_slot(watched_bytes).await
     }
 
     async fn close(&self) {
@@ -58,20 +58,20 @@ impl<C: Coordinator + ?Sized> Coordinator for Arc<C> {
 
 /// A place on a session: while it lives, room for its watches stays reserved.
 #[derive(Debug)]
-pub struct Berth {
+pub struct SessionSlot {
     session: Arc<dyn Session>,
     _reservation: Option<Reservation>,
 }
 
-impl Berth {
-    /// A berth on a session that never runs out of room.
-    pub fn new(session: Arc<dyn Session>) -> Berth {
-        Berth { session, _reservation: None }
+impl SessionSlot {
+    /// A session slot on a session that never runs out of room.
+    pub fn new(session: Arc<dyn Session>) -> SessionSlot {
+        SessionSlot { session, _reservation: None }
     }
 
-    /// A berth that gives its room back when it is dropped.
-    pub fn with_reservation(session: Arc<dyn Session>, reservation: Reservation) -> Berth {
-        Berth { session, _reservation: Some(reservation) }
+    /// A session slot that gives its room back when it is dropped.
+    pub fn with_reservation(session: Arc<dyn Session>, reservation: Reservation) -> SessionSlot {
+        SessionSlot { session, _reservation: Some(reservation) }
     }
 
     /// The session.
@@ -191,7 +191,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>>;
 
     /// Runs `chore` to its end in the background, without help from the caller's runtime, or until the session is over.
-    fn spawn(&self, chore: Chore);
+    fn spawn(&self, chore: Task);
 
     /// A timer that runs even if the caller's runtime has none.
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;

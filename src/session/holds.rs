@@ -7,7 +7,7 @@ use std::thread::{self, ThreadId};
 use tokio::runtime::Handle;
 use tokio::task;
 
-use crate::session::node::Tenure;
+use crate::session::node::OwnNode;
 
 /// Who asks for a lock, as far as that can be known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,14 +34,14 @@ impl Asker {
 
 /// What is held under one session.
 #[derive(Debug, Default)]
-pub(crate) struct Holds(Mutex<HashMap<i64, Hold>>);
+pub(crate) struct Holds(Mutex<HashMap<i64, Granted>>);
 
 #[derive(Debug)]
-struct Hold {
+struct Granted {
     directory: Arc<str>,
     sequence: i64,
     asker: Asker,
-    tenure: Arc<Tenure>,
+    own_node: Arc<OwnNode>,
 }
 
 /// A hold that is in the way of somebody of the same process.
@@ -53,8 +53,8 @@ pub(crate) struct OwnHold {
 
 impl Holds {
     /// The node that transaction `czxid` made has been granted.
-    pub(crate) fn begin(&self, czxid: i64, directory: &Arc<str>, sequence: i64, asker: Asker, tenure: &Arc<Tenure>) {
-        let hold = Hold { directory: Arc::clone(directory), sequence, asker, tenure: Arc::clone(tenure) };
+    pub(crate) fn begin(&self, czxid: i64, directory: &Arc<str>, sequence: i64, asker: Asker, own_node: &Arc<OwnNode>) {
+        let hold = Granted { directory: Arc::clone(directory), sequence, asker, own_node: Arc::clone(own_node) };
         self.all().insert(czxid, hold);
     }
 
@@ -83,16 +83,16 @@ impl Holds {
     pub(crate) fn waited_for(&self, directory: &str, queue: &[String], nearest: i64, asker: Asker) -> Option<OwnHold> {
         let all = self.all();
         let before = all.values().filter(|hold| hold.sequence <= nearest && *hold.directory == *directory);
-        let holding = before.filter(|hold| hold.tenure.is_holding());
+        let holding = before.filter(|hold| hold.own_node.is_holding());
         let in_the_way = holding.filter_map(|hold| {
-            let node = hold.tenure.path();
+            let node = hold.own_node.path();
             let name = node.rsplit('/').next().unwrap_or_default();
             queue.iter().any(|other| other == name).then(|| OwnHold { is_of_the_same: hold.asker.is(asker), node })
         });
         in_the_way.max_by_key(|hold| hold.is_of_the_same)
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<i64, Hold>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<i64, Granted>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -114,16 +114,16 @@ mod tests {
     }
 
     /// Holds of these numbers and askers in `/a`.
-    fn holds(of: &[(i64, Asker)]) -> (Holds, Vec<Arc<Tenure>>) {
+    fn holds(of: &[(i64, Asker)]) -> (Holds, Vec<Arc<OwnNode>>) {
         let (holds, upkeep) = (Holds::default(), Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6)))));
-        let tenures = of.iter().map(|(sequence, asker)| {
-            let tenure = Tenure::new(format!("/a/{sequence}"), &upkeep);
-            tenure.hold(0);
-            holds.begin(100 + sequence, &Arc::from("/a"), *sequence, *asker, &tenure);
-            tenure
+        let own_nodes = of.iter().map(|(sequence, asker)| {
+            let own_node = OwnNode::new(format!("/a/{sequence}"), &upkeep);
+            own_node.hold(0);
+            holds.begin(100 + sequence, &Arc::from("/a"), *sequence, *asker, &own_node);
+            own_node
         });
-        let tenures = tenures.collect();
-        (holds, tenures)
+        let own_nodes = own_nodes.collect();
+        (holds, own_nodes)
     }
 
     /// In a queue where 4 has been removed.
@@ -161,8 +161,8 @@ mod tests {
 
     #[test]
     fn what_has_left_or_has_ended_is_not_waited_for() {
-        let (holds, tenures) = holds(&[(1, here()), (2, here())]);
-        tenures[0].left();
+        let (holds, own_nodes) = holds(&[(1, here()), (2, here())]);
+        own_nodes[0].left();
         assert_eq!(found(&holds, "/a", 2, here()), Some(("/a/2".to_owned(), true)));
         holds.end(102);
         assert_eq!(found(&holds, "/a", 2, here()), None);

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::session::contract::Session;
 use crate::session::loss::Loss;
-use crate::session::node::Tenure;
-use crate::session::nodes::Roll;
+use crate::session::node::OwnNode;
+use crate::session::nodes::OwnNodes;
 use crate::session::request::{Failure, Operation};
 use crate::session::upkeep::Upkeep;
 use crate::telemetry::meter;
@@ -30,51 +30,51 @@ pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     tokio::join!(watch_nodes(&session, upkeep.nodes(), grace), renew(&session, &upkeep));
 }
 
-async fn watch_nodes(session: &Weak<dyn Session>, roll: &Roll, grace: Duration) {
+async fn watch_nodes(session: &Weak<dyn Session>, own_nodes: &OwnNodes, grace: Duration) {
     let mut more = false;
     loop {
         if !more {
-            roll.unwatched.notified().await;
+            own_nodes.unwatched.notified().await;
         }
         let pause = session.upgrade().filter(|_| !grace.is_zero()).map(|session| session.sleep(grace));
         if let Some(pause) = pause {
             pause.await;
         }
-        let Some(session) = session.upgrade().filter(|_| !roll.is_over()) else {
+        let Some(session) = session.upgrade().filter(|_| !own_nodes.is_over()) else {
             return;
         };
         let unwatched;
-        (unwatched, more) = roll.to_watch(grace);
+        (unwatched, more) = own_nodes.to_watch(grace);
         if !unwatched.is_empty() {
             session.spawn(Box::pin(watch_own(Arc::clone(&session), unwatched)));
         }
-        for path in roll.to_look_at() {
+        for path in own_nodes.to_look_at() {
             session.spawn(Box::pin(expect_gone(Arc::downgrade(&session), path)));
         }
     }
 }
 
 /// Arms the watches of nodes on their owners' behalf: of thousands, a few at a time.
-async fn watch_own(session: Arc<dyn Session>, unwatched: Vec<Arc<Tenure>>) {
+async fn watch_own(session: Arc<dyn Session>, unwatched: Vec<Arc<OwnNode>>) {
     for some in unwatched.chunks(ARMED_AT_ONCE) {
-        let asked: Vec<_> = some.iter().map(|tenure| (tenure, tenure.ask_to_watch(&session))).collect();
-        for (tenure, asked) in asked {
+        let asked: Vec<_> = some.iter().map(|own_node| (own_node, own_node.ask_to_watch(&session))).collect();
+        for (own_node, asked) in asked {
             let Some(asked) = asked else { continue };
-            match tenure.watched(asked).await {
+            match own_node.watched(asked).await {
                 Ok(()) | Err(Failure::Over(_)) => {}
                 Err(Failure::Unknown(_)) => {
                     if session.connected().await.is_ok() {
-                        session.upkeep().nodes().watch(tenure);
+                        session.upkeep().nodes().watch(own_node);
                     }
                 }
-                Err(failure) => cannot_watch(tenure, &failure),
+                Err(failure) => cannot_watch(own_node, &failure),
             }
         }
     }
 }
 
-pub(crate) fn cannot_watch(tenure: &Tenure, failure: &Failure) {
-    tracing::warn!(path = tenure.path(), %failure, "cannot watch a lock node of our own");
+pub(crate) fn cannot_watch(own_node: &OwnNode, failure: &Failure) {
+    tracing::warn!(path = own_node.path(), %failure, "cannot watch a lock node of our own");
 }
 
 /// A hand-off is the one write to a lock node, in the transaction that deletes it: if the node is still there, somebody
@@ -102,8 +102,8 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
         let granted = live.upkeep().nodes().looked_at(&path, is_gone);
         if is_there {
             tracing::error!(path = &*path, "a stranger wrote to a lock node, which was taken for a hand-off");
-            for tenure in granted {
-                tenure.lose(Loss::Interfered);
+            for own_node in granted {
+                own_node.lose(Loss::Interfered);
             }
         }
         return;
@@ -194,8 +194,8 @@ async fn check_own(session: &Arc<dyn Session>) {
         let checks: Vec<_> = some.iter().map(check).collect();
         match session.transact(&checks).await {
             Err(Failure::Operation { index, failure }) if *failure == Failure::NoNode => {
-                if let Some((tenure, path)) = some.get(index) {
-                    tenure.gone_from(path);
+                if let Some((own_node, path)) = some.get(index) {
+                    own_node.gone_from(path);
                 }
             }
             Err(Failure::Operation { failure, .. }) => {

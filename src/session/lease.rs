@@ -297,13 +297,13 @@ impl Lease {
     }
 
     /// The current uninterrupted stretch of validity, if the lease is valid now.
-    pub(crate) fn stretch(&self) -> Option<u64> {
-        self.validity().map(|(_, stretch)| stretch)
+    pub(crate) fn epoch(&self) -> Option<u64> {
+        self.validity().map(|(_, epoch)| epoch)
     }
 
     /// Whether the lease is valid and has been ever since that stretch began.
-    pub(crate) fn covers(&self, stretch: u64) -> bool {
-        self.stretch() == Some(stretch)
+    pub(crate) fn covers(&self, epoch: u64) -> bool {
+        self.epoch() == Some(epoch)
     }
 
     fn validity(&self) -> Option<(Duration, u64)> {

@@ -40,15 +40,15 @@ pub(crate) trait Listener: fmt::Debug + Send + Sync {
     fn lease(&self) -> &Lease;
 
     /// The node was lost while its session lives on.
-    fn lost(&self, node: &Tenure);
+    fn lost(&self, node: &OwnNode);
 
     /// A stranger's write has used up the watch on this node.
-    fn watch_again(&self, node: &Arc<Tenure>);
+    fn watch_again(&self, node: &Arc<OwnNode>);
 }
 
 /// One node of ours: where it is, what for, and whether it was lost.
 #[derive(Debug)]
-pub(crate) struct Tenure {
+pub(crate) struct OwnNode {
     state: Mutex<State>,
     changed: Notify,
     /// Transactions under this hold of which nobody has heard what became of them, and others' who may send some.
@@ -56,7 +56,7 @@ pub(crate) struct Tenure {
     listener: Weak<dyn Listener>,
     /// When we knew of the node.
     entered: Moment,
-    this: Weak<Tenure>,
+    this: Weak<OwnNode>,
 }
 
 #[derive(Debug)]
@@ -87,8 +87,8 @@ enum Phase {
     Left,
 }
 
-impl Tenure {
-    pub(crate) fn new<L: Listener + 'static>(path: String, listener: &Arc<L>) -> Arc<Tenure> {
+impl OwnNode {
+    pub(crate) fn new<L: Listener + 'static>(path: String, listener: &Arc<L>) -> Arc<OwnNode> {
         let state = Mutex::new(State {
             path,
             phase: Phase::Waiting,
@@ -101,7 +101,7 @@ impl Tenure {
         });
         let (changed, unsettled, entered) = (Notify::new(), AtomicUsize::new(0), listener.lease().now());
         let listener: Weak<L> = Arc::downgrade(listener);
-        Arc::new_cyclic(|this| Tenure { state, changed, unsettled, listener, entered, this: Weak::clone(this) })
+        Arc::new_cyclic(|this| OwnNode { state, changed, unsettled, listener, entered, this: Weak::clone(this) })
     }
 
     pub(crate) fn path(&self) -> String {
@@ -109,8 +109,8 @@ impl Tenure {
     }
 
     /// The stretch of the lease that the node can rely on, if there is one by now.
-    pub(crate) fn stretch(&self, lease: &Lease) -> Option<u64> {
-        lease.stretch().filter(|_| lease.lasts_from(self.entered))
+    pub(crate) fn epoch(&self, lease: &Lease) -> Option<u64> {
+        lease.epoch().filter(|_| lease.lasts_from(self.entered))
     }
 
     /// Its path, to tell others: what they do while the node is there is settled once it is gone, and not before.
@@ -120,8 +120,8 @@ impl Tenure {
     }
 
     /// From now on this node's owner holds, as long as the lease stays valid without a gap.
-    pub(crate) fn hold(&self, stretch: u64) {
-        self.state().phase = Phase::Holding(stretch);
+    pub(crate) fn hold(&self, epoch: u64) {
+        self.state().phase = Phase::Holding(epoch);
     }
 
     pub(crate) fn is_holding(&self) -> bool {
@@ -143,11 +143,11 @@ impl Tenure {
         self.unsettled.load(Ordering::Relaxed) > 0
     }
 
-    /// The node is about to be replaced; [`Tenure::moved`] ends this.
+    /// The node is about to be replaced; [`OwnNode::moved`] ends this.
     pub(crate) fn moving(&self) {
         let mut state = self.state();
-        if let Phase::Holding(stretch) = state.phase {
-            state.phase = Phase::Moving(stretch);
+        if let Phase::Holding(epoch) = state.phase {
+            state.phase = Phase::Moving(epoch);
         }
     }
 
@@ -158,8 +158,8 @@ impl Tenure {
         // The watch on the node that was replaced has nothing more to tell.
         state.own = None;
         state.is_watched = false;
-        if let Phase::Moving(stretch) = state.phase {
-            state.phase = Phase::Holding(stretch);
+        if let Phase::Moving(epoch) = state.phase {
+            state.phase = Phase::Holding(epoch);
         }
     }
 
@@ -225,14 +225,14 @@ impl Tenure {
         // Before the watch: who was stopped for too long finds its node removed, by the server and for that reason.
         if state.loss.is_none() {
             let since = match state.phase {
-                Phase::Holding(stretch) | Phase::Moving(stretch) => Some(stretch),
+                Phase::Holding(epoch) | Phase::Moving(epoch) => Some(epoch),
                 Phase::Waiting => {
-                    state.valid_since = state.valid_since.or_else(|| self.stretch(lease));
+                    state.valid_since = state.valid_since.or_else(|| self.epoch(lease));
                     state.valid_since
                 }
                 Phase::Left => None,
             };
-            let ran_out = since.is_some_and(|stretch| !lease.covers(stretch)).then_some(Loss::LeaseRanOut);
+            let ran_out = since.is_some_and(|epoch| !lease.covers(epoch)).then_some(Loss::LeaseRanOut);
             state.loss = lease.over().map(Loss::SessionOver).or(ran_out);
         }
         let told = state.look();
@@ -342,7 +342,7 @@ impl Tenure {
     }
 }
 
-impl Wake for Tenure {
+impl Wake for OwnNode {
     fn wake(self: Arc<Self>) {
         self.look();
     }
@@ -403,13 +403,13 @@ mod tests {
             let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
             let lease = upkeep.lease();
             upkeep.began(lease.now());
-            let tenure = Tenure::new("/lock/node".to_owned(), &upkeep);
-            tenure.hold(lease.stretch().unwrap());
-            assert_eq!(tenure.loss(lease), None);
+            let own_node = OwnNode::new("/lock/node".to_owned(), &upkeep);
+            own_node.hold(lease.epoch().unwrap());
+            assert_eq!(own_node.loss(lease), None);
 
             clock.fetch_add(stopped_for, Ordering::SeqCst);
-            tenure.arm("/lock/node", Watch::new(std::future::ready(Event::Deleted)));
-            assert_eq!(tenure.loss(lease), Some(why));
+            own_node.arm("/lock/node", Watch::new(std::future::ready(Event::Deleted)));
+            assert_eq!(own_node.loss(lease), Some(why));
         }
     }
 }

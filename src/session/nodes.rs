@@ -8,11 +8,11 @@ use tokio::sync::Notify;
 
 use crate::queue::local::HandOff;
 use crate::session::lease::Lease;
-use crate::session::node::Tenure;
+use crate::session::node::OwnNode;
 
 /// The nodes that are kept under one session.
 #[derive(Debug, Default)]
-pub(crate) struct Roll {
+pub(crate) struct OwnNodes {
     members: Mutex<Members>,
     /// The connection was lost or is back, the session is over, or somebody joined an empty roll.
     pub(super) stirred: Notify,
@@ -23,7 +23,7 @@ pub(crate) struct Roll {
 #[derive(Debug, Default)]
 struct Members {
     next: u64,
-    all: HashMap<u64, Arc<Tenure>>,
+    all: HashMap<u64, Arc<OwnNode>>,
     unwatched: Vec<Unwatched>,
     /// Nodes that must be gone, because those who waited for them were granted by a hand-off.
     handed_off: HashMap<Arc<str>, HandedOff>,
@@ -35,30 +35,30 @@ struct Members {
 /// A node that its owner does not watch yet.
 #[derive(Debug)]
 struct Unwatched {
-    tenure: Arc<Tenure>,
+    own_node: Arc<OwnNode>,
     was_passed_over: bool,
 }
 
 #[derive(Debug)]
 struct HandedOff {
     signal: Arc<HandOff>,
-    granted: Vec<Arc<Tenure>>,
+    granted: Vec<Arc<OwnNode>>,
     is_asked: bool,
 }
 
-impl Roll {
-    /// Enters a node; it stays until [`Roll::strike`].
-    pub(crate) fn enter(&self, tenure: &Arc<Tenure>) -> u64 {
+impl OwnNodes {
+    /// Enters a node; it stays until [`OwnNodes::strike`].
+    pub(crate) fn enter(&self, own_node: &Arc<OwnNode>) -> u64 {
         let mut members = self.members();
         let number = members.next;
         members.next += 1;
-        members.all.insert(number, Arc::clone(tenure));
+        members.all.insert(number, Arc::clone(own_node));
         let is_first = members.all.len() == 1;
         drop(members);
         if is_first {
             self.stir();
         }
-        self.watch(tenure);
+        self.watch(own_node);
         number
     }
 
@@ -67,9 +67,9 @@ impl Roll {
     }
 
     /// Has the node watched, soon.
-    pub(crate) fn watch(&self, tenure: &Arc<Tenure>) {
+    pub(crate) fn watch(&self, own_node: &Arc<OwnNode>) {
         let mut members = self.members();
-        members.unwatched.push(Unwatched { tenure: Arc::clone(tenure), was_passed_over: false });
+        members.unwatched.push(Unwatched { own_node: Arc::clone(own_node), was_passed_over: false });
         let first = members.unwatched.len() == 1;
         drop(members);
         if first {
@@ -80,15 +80,15 @@ impl Roll {
     /// The nodes to watch now, out of those that are looked at once in each `grace`, and whether there are others.
     ///
     /// Each is passed over once: many are gone again by then.
-    pub(super) fn to_watch(&self, grace: Duration) -> (Vec<Arc<Tenure>>, bool) {
+    pub(super) fn to_watch(&self, grace: Duration) -> (Vec<Arc<OwnNode>>, bool) {
         let mut members = self.members();
         let mut due = Vec::new();
         members.unwatched.retain_mut(|it| {
-            let has_left = it.tenure.has_left();
+            let has_left = it.own_node.has_left();
             let is_due = grace.is_zero() || it.was_passed_over;
             it.was_passed_over = true;
             if is_due && !has_left {
-                due.push(Arc::clone(&it.tenure));
+                due.push(Arc::clone(&it.own_node));
             }
             !is_due && !has_left
         });
@@ -104,7 +104,7 @@ impl Roll {
     }
 
     /// Asks for a look whether the node is gone by whose hand-off `tenure` was granted.
-    pub(crate) fn confirm_gone(&self, signal: &Arc<HandOff>, tenure: &Arc<Tenure>) {
+    pub(crate) fn confirm_gone(&self, signal: &Arc<HandOff>, own_node: &Arc<OwnNode>) {
         if signal.is_confirmed() {
             return;
         }
@@ -116,7 +116,7 @@ impl Roll {
             let signal = Arc::clone(signal);
             HandedOff { signal, granted: Vec::new(), is_asked: false }
         });
-        handed.granted.push(Arc::clone(tenure));
+        handed.granted.push(Arc::clone(own_node));
         drop(members);
         self.unwatched.notify_one();
     }
@@ -134,7 +134,7 @@ impl Roll {
     }
 
     /// Ends a look at a node that was handed off; returns those who were granted by that.
-    pub(super) fn looked_at(&self, path: &Arc<str>, is_gone: bool) -> Vec<Arc<Tenure>> {
+    pub(super) fn looked_at(&self, path: &Arc<str>, is_gone: bool) -> Vec<Arc<OwnNode>> {
         let mut members = self.members();
         let Some(HandedOff { signal, granted, .. }) = members.handed_off.remove(path) else { return Vec::new() };
         if is_gone {
@@ -160,8 +160,8 @@ impl Roll {
 
     /// Notices who has lost its node, and tells.
     pub(crate) fn look_at_all(&self, lease: &Lease) {
-        for tenure in self.all() {
-            tenure.loss(lease);
+        for own_node in self.all() {
+            own_node.loss(lease);
         }
     }
 
@@ -170,8 +170,10 @@ impl Roll {
         if !tracing::enabled!(tracing::Level::WARN) {
             return;
         }
-        for tenure in self.all().into_iter().filter(|tenure| tenure.is_holding() && tenure.loss(lease).is_none()) {
-            let (node, left) = (tenure.path(), lease.remaining().unwrap_or_default());
+        for own_node in
+            self.all().into_iter().filter(|own_node| own_node.is_holding() && own_node.loss(lease).is_none())
+        {
+            let (node, left) = (own_node.path(), lease.remaining().unwrap_or_default());
             if is_connected {
                 tracing::info!(node, ?left, "the connection is back, and the lock is still held");
             } else {
@@ -182,23 +184,23 @@ impl Roll {
 
     /// Has everyone who waits for a loss look again.
     pub(crate) fn tell_all(&self) {
-        for tenure in self.all() {
-            tenure.wake_all();
+        for own_node in self.all() {
+            own_node.wake_all();
         }
     }
 
-    fn all(&self) -> Vec<Arc<Tenure>> {
+    fn all(&self) -> Vec<Arc<OwnNode>> {
         self.members().all.values().cloned().collect()
     }
 
     /// The nodes for a heartbeat to check: all that hold, or else one that waits.
-    pub(crate) fn to_check(&self) -> Vec<(Arc<Tenure>, String)> {
+    pub(crate) fn to_check(&self) -> Vec<(Arc<OwnNode>, String)> {
         let members = self.members();
-        let standing = || members.all.values().filter(|tenure| tenure.is_standing_at(&tenure.path()));
-        let holding = standing().filter(|tenure| tenure.is_holding());
-        let mut chosen: Vec<_> = holding.map(|tenure| (Arc::clone(tenure), tenure.path())).collect();
+        let position = || members.all.values().filter(|own_node| own_node.is_standing_at(&own_node.path()));
+        let holding = position().filter(|own_node| own_node.is_holding());
+        let mut chosen: Vec<_> = holding.map(|own_node| (Arc::clone(own_node), own_node.path())).collect();
         if chosen.is_empty() {
-            chosen.extend(standing().next().map(|tenure| (Arc::clone(tenure), tenure.path())));
+            chosen.extend(position().next().map(|own_node| (Arc::clone(own_node), own_node.path())));
         }
         chosen
     }

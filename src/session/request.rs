@@ -14,7 +14,7 @@ use thiserror::Error;
 pub type Reply<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
 
 /// Work that outlives its caller: it removes what a dropped future or guard left behind.
-pub type Chore = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// What kind of node to create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,19 +10,22 @@ use crate::session::request::{Failure, Reply, Stat};
 pub(crate) const UNKNOWN_TRIES: u32 = 64;
 
 /// Asks, and asks again after each reconnect until the outcome is known.
-pub(crate) async fn settled<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
+pub(crate) async fn until_known<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
-    settled_within(UNKNOWN_TRIES, session, ask).await
+    until_known_within(UNKNOWN_TRIES, session, ask).await
 }
 
-/// As [`settled`], for as long as the session lives: nobody waits for it, and what it is about must not stay.
-pub(crate) async fn settled_at_last<T>(session: &Arc<dyn Session>, ask: impl Fn() -> Reply<T>) -> Result<T, Failure> {
-    settled_within(u32::MAX, session, ask).await
+/// As [`until_known`], for as long as the session lives: nobody waits for it, and what it is about must not stay.
+pub(crate) async fn until_known_at_last<T>(
+    session: &Arc<dyn Session>,
+    ask: impl Fn() -> Reply<T>,
+) -> Result<T, Failure> {
+    until_known_within(u32::MAX, session, ask).await
 }
 
-async fn settled_within<T, F>(most: u32, session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
+async fn until_known_within<T, F>(most: u32, session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
@@ -65,7 +68,7 @@ pub(crate) async fn read(
     is_synced: bool,
 ) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
     let data = |session: &dyn Session, path: &str| session.data(path);
-    let node = settled(session, || if is_synced { synced(session, path, data) } else { session.data(path) });
+    let node = until_known(session, || if is_synced { synced(session, path, data) } else { session.data(path) });
     match node.await {
         Ok(node) => Ok(Some(node)),
         Err(Failure::NoNode) => Ok(None),

@@ -16,10 +16,10 @@ use tokio::sync::{mpsc, oneshot};
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// One thread for the whole process, for as long as anyone uses it.
-static KEEPER: Mutex<Weak<Keeper>> = Mutex::new(Weak::new());
+static KEEPER: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct BackgroundThread {
     handle: Handle,
     thread: ThreadId,
     /// Dropped to stop the thread.
@@ -28,21 +28,21 @@ pub(crate) struct Keeper {
 }
 
 /// Keeps the thread running a little longer, for something that must still be finished.
-pub(crate) type Tenant = mpsc::Sender<()>;
+pub(crate) type KeepRunning = mpsc::Sender<()>;
 
-impl Keeper {
+impl BackgroundThread {
     /// The process's keeper, started if need be.
-    pub(crate) fn get() -> io::Result<Arc<Keeper>> {
+    pub(crate) fn get() -> io::Result<Arc<BackgroundThread>> {
         let mut current = KEEPER.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(keeper) = current.upgrade() {
-            return Ok(keeper);
+        if let Some(background) = current.upgrade() {
+            return Ok(background);
         }
-        let keeper = Arc::new(Keeper::start()?);
-        *current = Arc::downgrade(&keeper);
-        Ok(keeper)
+        let background = Arc::new(BackgroundThread::start()?);
+        *current = Arc::downgrade(&background);
+        Ok(background)
     }
 
-    fn start() -> io::Result<Keeper> {
+    fn start() -> io::Result<BackgroundThread> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -53,14 +53,14 @@ impl Keeper {
                 let _or_late = tokio::time::timeout(FAREWELL, all_gone.recv()).await;
             });
         })?;
-        Ok(Keeper { handle, thread: thread.thread().id(), _stop: stop, tenants })
+        Ok(BackgroundThread { handle, thread: thread.thread().id(), _stop: stop, tenants })
     }
 
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    pub(crate) fn tenant(&self) -> Tenant {
+    pub(crate) fn tenant(&self) -> KeepRunning {
         self.tenants.clone()
     }
 
@@ -70,12 +70,12 @@ impl Keeper {
 
     /// A timer that runs on this thread, whatever polls it.
     pub(crate) fn sleep(self: &Arc<Self>, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        let keeper = Arc::clone(self);
+        let background = Arc::clone(self);
         let _context = self.handle.enter();
         let sleep = tokio::time::sleep(duration);
         Box::pin(async move {
             sleep.await;
-            drop(keeper);
+            drop(background);
         })
     }
 }

@@ -8,8 +8,8 @@ use crate::session::books::Books;
 use crate::session::holds::Holds;
 use crate::session::lease::{Lease, Moment};
 use crate::session::listings::Listings;
-use crate::session::node::{Listener, Tenure};
-use crate::session::nodes::Roll;
+use crate::session::node::{Listener, OwnNode};
+use crate::session::nodes::OwnNodes;
 use crate::session::request::Ending;
 
 /// What the library keeps for one session. Its backend makes it, hands it out, and tells it what happens.
@@ -20,7 +20,7 @@ use crate::session::request::Ending;
 /// [`end`](Upkeep::end) when the session is over. None of these calls blocks or waits.
 pub struct Upkeep {
     lease: Arc<Lease>,
-    nodes: Roll,
+    nodes: OwnNodes,
     books: Books,
     listings: Listings,
     holds: Holds,
@@ -32,7 +32,7 @@ impl Upkeep {
     pub fn new(lease: Lease) -> Upkeep {
         Upkeep {
             lease: Arc::new(lease),
-            nodes: Roll::default(),
+            nodes: OwnNodes::default(),
             books: Books::default(),
             listings: Listings::default(),
             holds: Holds::default(),
@@ -97,7 +97,7 @@ impl Upkeep {
         self.nodes.session_is_over(&self.lease);
     }
 
-    pub(crate) fn nodes(&self) -> &Roll {
+    pub(crate) fn nodes(&self) -> &OwnNodes {
         &self.nodes
     }
 
@@ -136,11 +136,11 @@ impl Listener for Upkeep {
         &self.lease
     }
 
-    fn lost(&self, node: &Tenure) {
+    fn lost(&self, node: &OwnNode) {
         self.books.lost(node);
     }
 
-    fn watch_again(&self, node: &Arc<Tenure>) {
+    fn watch_again(&self, node: &Arc<OwnNode>) {
         self.nodes.watch(node);
     }
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use crate::session::contract::Session;
 use crate::session::loss::Loss;
-use crate::session::node::{Asked, Tenure};
+use crate::session::node::{Asked, OwnNode};
 
-impl Tenure {
+impl OwnNode {
     /// Waits until it is called to do so, or until the node is lost.
     pub(crate) async fn called(&self, session: &Arc<dyn Session>) -> Result<(), Loss> {
         let is_called = || self.take_call().then_some(Ok(()));

@@ -25,7 +25,7 @@ pub(crate) async fn of(
     dialect: Dialect,
     children: &[String],
 ) -> Result<Queue, Failure> {
-    let line = turn::line(dialect, children);
+    let line = turn::turns(dialect, children);
     let mut members = Vec::with_capacity(line.len());
     for some in line.chunks(READS_IN_FLIGHT) {
         members.extend(call::answered(session, || read(session, directory, some)).await?);

@@ -21,12 +21,12 @@ impl Began {
 
 /// A hold, measured when it ends.
 #[derive(Debug, Default)]
-pub(crate) struct Hold(#[cfg(feature = "metrics")] Option<(Mode, Instant)>);
+pub(crate) struct HoldTimer(#[cfg(feature = "metrics")] Option<(Mode, Instant)>);
 
-impl Hold {
+impl HoldTimer {
     #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
-    pub(crate) fn begin(mode: Mode) -> Hold {
-        Hold(
+    pub(crate) fn begin(mode: Mode) -> HoldTimer {
+        HoldTimer(
             #[cfg(feature = "metrics")]
             Some((mode, Instant::now())),
         )
@@ -34,7 +34,7 @@ impl Hold {
 }
 
 #[cfg(feature = "metrics")]
-impl Drop for Hold {
+impl Drop for HoldTimer {
     fn drop(&mut self) {
         if let Some((mode, began)) = self.0 {
             metrics::histogram!(names::HOLD_SECONDS, "mode" => label(mode)).record(began.elapsed());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Kind};
-use crate::session::retry::settled;
+use crate::session::retry::until_known;
 
 /// Each directory on the way to `path`, outermost first, with `path` itself.
 fn steps(path: &str) -> impl Iterator<Item = &str> {
@@ -22,7 +22,7 @@ pub(super) async fn make(
     let mut denied = false;
     for step in steps(path) {
         let kind = if step == path && !has_to_stay { Kind::Container } else { Kind::Persistent };
-        match settled(session, || session.create(step, &[], kind)).await {
+        match until_known(session, || session.create(step, &[], kind)).await {
             Ok(_) => made(step),
             Err(Failure::NodeExists) => {}
             // We may not create up there, but what is needed may be there already.
@@ -40,7 +40,7 @@ pub(super) async fn make(
 pub(super) async fn unmake(session: &Arc<dyn Session>, made: Vec<String>) -> bool {
     let mut is_removed = false;
     for step in made.iter().rev() {
-        is_removed |= settled(session, || session.delete(step)).await.is_ok();
+        is_removed |= until_known(session, || session.delete(step)).await.is_ok();
     }
     is_removed
 }

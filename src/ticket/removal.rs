@@ -6,8 +6,8 @@ use std::task::{Context, Poll};
 
 use crate::queue::contender::Owner;
 use crate::session::contract::Session;
-use crate::session::request::{Chore, Created, Failure, Operation, Outcome, Reply};
-use crate::session::retry::{before_next_try, none_without_directory, settled_at_last, synced};
+use crate::session::request::{Created, Failure, Operation, Outcome, Reply, Task};
+use crate::session::retry::{before_next_try, none_without_directory, synced, until_known_at_last};
 use crate::telemetry::meter;
 
 /// A node on its way out: a future of its removal. Dropping it lets the removal go on in the background.
@@ -34,7 +34,7 @@ impl Future for Leaving {
 impl Drop for Leaving {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
-            let chore: Chore = Box::pin(async move {
+            let chore: Task = Box::pin(async move {
                 match work.await {
                     Ok(()) => {}
                     Err(failure @ (Failure::NoNode | Failure::Over(_))) => {
@@ -139,7 +139,7 @@ pub(super) async fn remove_when_created(
 /// Removes every node of this owner, also one whose create took effect although its answer was lost: the lost request
 /// cannot follow the sync any more, which is a write of ours.
 pub(super) async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: Owner) {
-    let listing = settled_at_last(&session, || synced(&session, &directory, |it, path| it.children(path)));
+    let listing = until_known_at_last(&session, || synced(&session, &directory, |it, path| it.children(path)));
     let children = match listing.await.or_else(none_without_directory) {
         Ok(children) => children,
         Err(Failure::Over(_)) => return,

@@ -23,17 +23,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use crate::queue::contender::{Contender, Owner};
-use crate::queue::local::Parting;
+use crate::queue::local::Exit;
 use crate::queue::mode::{self, Mode};
 use crate::session::books::Book;
-use crate::session::contract::{Berth, Session};
+use crate::session::contract::{Session, SessionSlot};
 use crate::session::listing;
 use crate::session::listings::Names;
 use crate::session::loss::Loss;
-use crate::session::node::Tenure;
-use crate::session::position::Standing;
+use crate::session::node::OwnNode;
+use crate::session::position::Position;
 use crate::session::request::{Created, Failure, Kind, Operation, Reply};
-use crate::session::retry::{before_next_try, none_without_directory, settled, synced};
+use crate::session::retry::{before_next_try, none_without_directory, synced, until_known};
 use crate::telemetry::meter;
 use crate::ticket::directory;
 use crate::ticket::removal::{Leaving, hand_off, remove, remove_all_of, remove_when_created, removed_in_background};
@@ -43,8 +43,8 @@ static IDS: AtomicU64 = AtomicU64::new(0);
 
 /// A node in a lock directory, or one that is being created there. Dropping it removes the node, however far it got.
 #[derive(Debug)]
-pub(crate) struct Place {
-    berth: Berth,
+pub(crate) struct Ticket {
+    session_slot: SessionSlot,
     directory: Arc<str>,
     owner: Owner,
     book: Arc<Book>,
@@ -66,16 +66,16 @@ enum Step {
     /// Nothing was asked for, or what was asked for was refused.
     Absent,
     Coming(Reply<Created>),
-    Standing(Arc<Standing>),
+    Standing(Arc<Position>),
     /// Being deleted, or deleted.
     Left,
 }
 
-impl Place {
-    pub(crate) fn new(berth: Berth, directory: Arc<str>, owner: Owner) -> Place {
-        let book = berth.session().upkeep().books().of(&directory, owner.dialect());
+impl Ticket {
+    pub(crate) fn new(session_slot: SessionSlot, directory: Arc<str>, owner: Owner) -> Ticket {
+        let book = session_slot.session().upkeep().books().of(&directory, owner.dialect());
         let node = Mutex::new(Node { step: Step::Absent, connection: 0, unsure: false, made: Vec::new() });
-        Place { berth, directory, owner, book, node }
+        Ticket { session_slot, directory, owner, book, node }
     }
 
     /// What its session knows of the queue.
@@ -84,7 +84,7 @@ impl Place {
     }
 
     pub(crate) fn session(&self) -> &Arc<dyn Session> {
-        self.berth.session()
+        self.session_slot.session()
     }
 
     /// Asks for a node, and returns when the answer is there.
@@ -96,7 +96,7 @@ impl Place {
         self.entered().await
     }
 
-    /// As [`Place::enter`], with a look at the directory as it is once the node is there: both requests are on their
+    /// As [`Ticket::enter`], with a look at the directory as it is once the node is there: both requests are on their
     /// way before either is answered.
     pub(crate) async fn enter_and_list(&self, mode: Mode, data: &[u8]) -> Result<Result<Names, Failure>, Failure> {
         self.ask_for_node(mode, data);
@@ -152,11 +152,11 @@ impl Place {
     /// Without the sync a lagging server could hide it, and a second one would queue behind it for ever.
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
         let session = self.session();
-        let children = settled(session, || synced(session, &self.directory, |it, path| it.children(path)));
+        let children = until_known(session, || synced(session, &self.directory, |it, path| it.children(path)));
         let children = children.await.or_else(none_without_directory)?;
         for child in children.iter().filter(|child| self.owner.owns(child)) {
             let path = self.child(child);
-            match settled(session, || session.data(&path)).await {
+            match until_known(session, || session.data(&path)).await {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
                     meter::recovered();
                     tracing::info!(path = %self.directory, node = %child, "the answer to a create was lost, and its node found");
@@ -176,11 +176,11 @@ impl Place {
         if !self.is_unsure() {
             return;
         }
-        let Some(standing) = self.standing() else {
+        let Some(position) = self.position() else {
             return;
         };
         for stray in children.iter().filter(|child| self.owner.owns(child)) {
-            if stray != standing.contender.name() {
+            if stray != position.contender.name() {
                 let (session, path) = (self.session(), self.child(stray));
                 let reply = session.delete(&path);
                 session.spawn(Box::pin(removed_in_background(Arc::clone(session), path, reply)));
@@ -205,32 +205,32 @@ impl Place {
     /// Deletes the node. The request is on its way when this returns.
     pub(crate) fn leave(&self) -> Leaving {
         let session = Arc::clone(self.session());
-        let Some(standing) = self.take_standing() else {
+        let Some(position) = self.take_position() else {
             let nothing = async { Err(Failure::NoNode) };
             return Leaving { work: Some(Box::pin(nothing)), session };
         };
-        let path = self.child(standing.contender.name());
+        let path = self.child(position.contender.name());
         // Looked at in any case: it is told if it has been lost.
-        let loss = standing.tenure.loss(session.lease());
-        let held_alone = standing.tenure.is_holding() && standing.contender.mode() == Mode::Write;
+        let loss = position.own_node.loss(session.lease());
+        let held_alone = position.own_node.is_holding() && position.contender.mode() == Mode::Write;
         let may_signal = self.owner.dialect().hands_off() && !session.upkeep().is_signal_refused();
         let signal = may_signal && held_alone && loss != Some(Loss::Interfered);
-        let parting = match loss {
-            Some(_) => Parting::Lost,
-            None if held_alone => Parting::LetGo,
-            None => Parting::Plain,
+        let exit = match loss {
+            Some(_) => Exit::Lost,
+            None if held_alone => Exit::LetGo,
+            None => Exit::Plain,
         };
-        standing.tenure.left();
-        session.upkeep().nodes().strike(standing.number);
-        session.upkeep().holds().end(standing.czxid);
+        position.own_node.left();
+        session.upkeep().nodes().strike(position.number);
+        session.upkeep().holds().end(position.czxid);
         let reply = if signal { hand_off(&session, &path) } else { session.delete(&path) };
         // The next local holder may write before our removal commits. It must not overtake a transaction of ours that is
         // still unanswered. What it reads on this session comes after our removal, so it sees what we wrote.
-        let is_settled = !standing.tenure.may_yet_write();
+        let is_settled = !position.own_node.may_yet_write();
         if is_settled {
-            self.book.left(&standing, parting);
+            self.book.left(&position, exit);
         }
-        let is_old = !(0..mode::RESTART_FROM).contains(&standing.contender.sequence());
+        let is_old = !(0..mode::RESTART_FROM).contains(&position.contender.sequence());
         let is_old = is_old && !self.owner.dialect().keeps_directories();
         let restart = is_old.then(|| Arc::clone(&self.directory));
         let removal = remove(Arc::clone(&session), path, reply, signal, restart);
@@ -240,7 +240,7 @@ impl Place {
             let answer = removal.await;
             drop(pending);
             if !is_settled {
-                book.left(&standing, if answer.is_ok() { parting } else { Parting::Lost });
+                book.left(&position, if answer.is_ok() { exit } else { Exit::Lost });
             }
             answer
         };
@@ -249,11 +249,11 @@ impl Place {
 
     /// Replaces a WRITE node by a READ node of the same number, in one transaction.
     pub(crate) async fn downgrade(&self, data: &[u8]) -> Result<(), Failure> {
-        let Some(standing) = self.standing() else {
+        let Some(position) = self.position() else {
             return Err(Failure::NoNode);
         };
-        let read = self.owner.name(Mode::Read, standing.contender.sequence());
-        let (from, to) = (self.child(standing.contender.name()), self.child(&read));
+        let read = self.owner.name(Mode::Read, position.contender.sequence());
+        let (from, to) = (self.child(position.contender.name()), self.child(&read));
         let Some(contender) = Contender::parse_as(&read, self.owner.dialect()) else {
             return Err(Failure::NoNode);
         };
@@ -264,7 +264,7 @@ impl Place {
         let session = self.session();
         // From here on either name may be ours; if this future is dropped, both are removed.
         self.node().unsure = true;
-        standing.tenure.moving();
+        position.own_node.moving();
         let mut reply = session.transact(&swap);
         let mut tries = 0;
         loop {
@@ -277,21 +277,21 @@ impl Place {
                 // An earlier try, whose answer was lost, did it.
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NodeExists => break,
                 Err(failure) => {
-                    standing.tenure.moved(from);
+                    position.own_node.moved(from);
                     return Err(failure);
                 }
             }
         }
-        standing.tenure.moved(to);
-        let (czxid, tenure) = (standing.czxid, Arc::clone(&standing.tenure));
-        let (number, id) = (standing.number, standing.id);
-        session.upkeep().nodes().watch(&standing.tenure);
-        let standing = Arc::new(Standing::new(contender, czxid, tenure, number, id));
+        position.own_node.moved(to);
+        let (czxid, own_node) = (position.czxid, Arc::clone(&position.own_node));
+        let (number, id) = (position.number, position.id);
+        session.upkeep().nodes().watch(&position.own_node);
+        let position = Arc::new(Position::new(contender, czxid, own_node, number, id));
         let mut node = self.node();
         node.unsure = false;
-        node.step = Step::Standing(Arc::clone(&standing));
+        node.step = Step::Standing(Arc::clone(&position));
         drop(node);
-        self.book.downgraded(&standing);
+        self.book.downgraded(&position);
         Ok(())
     }
 
@@ -305,30 +305,30 @@ impl Place {
         let Some(contender) = Contender::parse_as(name, self.owner.dialect()) else {
             return Err(Failure::Refused(format!("the server named the node {name:?}, which is no contender's name")));
         };
-        let tenure = Tenure::new(self.child(name), session.upkeep());
-        let number = session.upkeep().nodes().enter(&tenure);
+        let own_node = OwnNode::new(self.child(name), session.upkeep());
+        let number = session.upkeep().nodes().enter(&own_node);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        let standing = Arc::new(Standing::new(contender, created.czxid, tenure, number, id));
+        let position = Arc::new(Position::new(contender, created.czxid, own_node, number, id));
         let mut node = self.node();
-        node.step = Step::Standing(Arc::clone(&standing));
+        node.step = Step::Standing(Arc::clone(&position));
         let connection = node.connection;
         drop(node);
-        self.book.entered(&standing, connection);
+        self.book.entered(&position, connection);
         Ok(())
     }
 
     /// Our node, once there is one.
-    pub(crate) fn standing(&self) -> Option<Arc<Standing>> {
+    pub(crate) fn position(&self) -> Option<Arc<Position>> {
         match &self.node().step {
-            Step::Standing(standing) => Some(Arc::clone(standing)),
+            Step::Standing(position) => Some(Arc::clone(position)),
             _ => None,
         }
     }
 
-    fn take_standing(&self) -> Option<Arc<Standing>> {
+    fn take_position(&self) -> Option<Arc<Position>> {
         let mut node = self.node();
         match std::mem::replace(&mut node.step, Step::Left) {
-            Step::Standing(standing) => Some(standing),
+            Step::Standing(position) => Some(position),
             other => {
                 node.step = other;
                 None
@@ -341,9 +341,9 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Ticket {
     fn drop(&mut self) {
-        let session = Arc::clone(self.berth.session());
+        let session = Arc::clone(self.session_slot.session());
         let (step, unsure) = {
             let mut node = self.node();
             match &node.step {
@@ -372,7 +372,7 @@ impl std::fmt::Debug for Step {
         match self {
             Step::Absent => f.write_str("Absent"),
             Step::Coming(_) => f.write_str("Coming"),
-            Step::Standing(standing) => write!(f, "Standing({})", standing.contender),
+            Step::Standing(position) => write!(f, "Standing({})", position.contender),
             Step::Left => f.write_str("Left"),
         }
     }

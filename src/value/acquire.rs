@@ -99,7 +99,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
             let late = rest.late(timeout);
             let guard = rest.store.lock.try_read().within(timeout).await?;
             let (coordinator, limit) =
-                (Arc::clone(&rest.store.cache.coordinator), guard.held().place().session().timeout());
+                (Arc::clone(&rest.store.cache.coordinator), guard.held().ticket().session().timeout());
             in_time(late, call::bounded(&coordinator, limit, rest.finish_read(guard))).await
         })
     }
@@ -119,7 +119,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
             let late = rest.late(timeout);
             let guard = rest.store.lock.try_write().within(timeout).await?;
             let (coordinator, limit) =
-                (Arc::clone(&rest.store.cache.coordinator), guard.held().place().session().timeout());
+                (Arc::clone(&rest.store.cache.coordinator), guard.held().ticket().session().timeout());
             in_time(late, call::bounded(&coordinator, limit, rest.finish_write(guard))).await
         })
     }

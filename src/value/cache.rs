@@ -16,11 +16,11 @@ use tokio::sync::{oneshot, watch};
 
 use crate::error::error::Error;
 use crate::error::value::ValueError;
-use crate::session::contract::{Berth, Coordinator, Session};
+use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::lease::Lease;
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
-use crate::session::thread::Keeper;
+use crate::session::thread::BackgroundThread;
 use crate::value::codec::{Stored, Terms};
 
 /// How soon it is tried again what was refused, or could not be asked.
@@ -257,29 +257,29 @@ impl<T: Send + Sync + 'static> Cache<T> {
     }
 }
 
-type Berthing = Pin<Box<dyn Future<Output = Result<Berth, Failure>> + Send>>;
+type Reserving = Pin<Box<dyn Future<Output = Result<SessionSlot, Failure>> + Send>>;
 
 /// Has the node watched from now on: on the session's own thread, or, on the embedded ensemble, by whoever changes it.
 fn start<T: Send + Sync + 'static>(cache: &Arc<Cache<T>>, stopped: oneshot::Receiver<()>) {
-    let mut berthing = berth(Arc::clone(&cache.coordinator), cache.watched_bytes());
+    let mut reserving = session_slot(Arc::clone(&cache.coordinator), cache.watched_bytes());
     let follower = Follower { cache: Arc::downgrade(cache) };
     // As a rule it is there at once, and the embedded ensemble has no thread of its own.
-    match berthing.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(Ok(berth)) => {
-            let session = Arc::clone(berth.session());
-            session.spawn(Box::pin(follower.follow(Box::pin(std::future::ready(Ok(berth))), stopped)));
+    match reserving.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Ok(session_slot)) => {
+            let session = Arc::clone(session_slot.session());
+            session.spawn(Box::pin(follower.follow(Box::pin(std::future::ready(Ok(session_slot))), stopped)));
         }
         answer => {
-            let berthing: Berthing = match answer {
+            let reserving: Reserving = match answer {
                 Poll::Ready(failure) => Box::pin(std::future::ready(failure)),
-                Poll::Pending => berthing,
+                Poll::Pending => reserving,
             };
-            match Keeper::get() {
-                Ok(keeper) => {
-                    let handle = keeper.handle().clone();
+            match BackgroundThread::get() {
+                Ok(background) => {
+                    let handle = background.handle().clone();
                     handle.spawn(async move {
-                        follower.follow(berthing, stopped).await;
-                        drop(keeper);
+                        follower.follow(reserving, stopped).await;
+                        drop(background);
                     });
                 }
                 Err(error) => cache.over(Error::Unreachable(error.to_string())),
@@ -288,8 +288,8 @@ fn start<T: Send + Sync + 'static>(cache: &Arc<Cache<T>>, stopped: oneshot::Rece
     }
 }
 
-fn berth(coordinator: Arc<dyn Coordinator>, watched_bytes: usize) -> Berthing {
-    Box::pin(async move { coordinator.berth(watched_bytes).await })
+fn session_slot(coordinator: Arc<dyn Coordinator>, watched_bytes: usize) -> Reserving {
+    Box::pin(async move { coordinator.session_slot(watched_bytes).await })
 }
 
 /// Watches the node for as long as anybody has the handle, without keeping it.
@@ -298,20 +298,20 @@ struct Follower<T> {
 }
 
 impl<T: Send + Sync + 'static> Follower<T> {
-    async fn follow(self, berthing: Berthing, stopped: oneshot::Receiver<()>) {
+    async fn follow(self, reserving: Reserving, stopped: oneshot::Receiver<()>) {
         tokio::select! {
             biased;
             _ = stopped => {}
-            () = self.follow_on(berthing) => {}
+            () = self.follow_on(reserving) => {}
         }
     }
 
     /// Session after session.
-    async fn follow_on(&self, mut berthing: Berthing) {
+    async fn follow_on(&self, mut reserving: Reserving) {
         loop {
-            let answer = berthing.await;
+            let answer = reserving.await;
             match answer {
-                Ok(berth) => self.watch(berth.session()).await,
+                Ok(session_slot) => self.watch(session_slot.session()).await,
                 Err(failure) => {
                     let Some(cache) = self.cache.upgrade() else { return };
                     let is_over = matches!(failure, Failure::Over(_));
@@ -328,7 +328,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
                 }
             }
             let Some(cache) = self.cache.upgrade() else { return };
-            berthing = self::berth(Arc::clone(&cache.coordinator), cache.watched_bytes());
+            reserving = self::session_slot(Arc::clone(&cache.coordinator), cache.watched_bytes());
         }
     }
 
@@ -341,7 +341,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
             return;
         };
         // Another server may not know yet what the last one has shown us.
-        let mut synced = retry::settled(session, || session.sync(&path)).await;
+        let mut synced = retry::until_known(session, || session.sync(&path)).await;
         loop {
             let looked = match synced {
                 Ok(()) => look_and_watch(session, &path).await,
@@ -392,7 +392,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
 
 /// What is in the node, and a watch that tells of the first change after it.
 async fn look_and_watch(session: &Arc<dyn Session>, path: &str) -> Result<(Vec<u8>, Stat, Watch), Failure> {
-    let looked = retry::settled(session, || {
+    let looked = retry::until_known(session, || {
         // In this order: what changes between the two is in the data, and told besides.
         let (change, node) = (session.watch(path), session.data(path));
         Box::pin(async move {
@@ -411,7 +411,7 @@ async fn appears(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> 
     loop {
         let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
         let directory = if directory.is_empty() { "/" } else { directory };
-        match retry::settled(session, || session.watch_children(directory)).await {
+        match retry::until_known(session, || session.watch_children(directory)).await {
             Ok((names, _)) if names.iter().any(|it| it == name) => return Ok(()),
             Ok((names, change)) => {
                 drop(names);

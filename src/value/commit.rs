@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::error::value::ValueError;
-use crate::hold::hold::Held;
+use crate::hold::hold::Hold;
 use crate::hold::transaction::Transaction;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::loss::Loss;
@@ -44,7 +44,7 @@ enum Fate {
 
 /// One commit.
 pub(crate) struct Commit<'a> {
-    pub(crate) held: &'a Held,
+    pub(crate) held: &'a Hold,
     pub(crate) coordinator: &'a Arc<dyn Coordinator>,
     pub(crate) path: &'a str,
     pub(crate) bytes: &'a [u8],
@@ -98,7 +98,7 @@ impl Commit<'_> {
     /// Finds out what became of it. On the same session the next request after a reconnect comes after all that were sent
     /// before, or those will never be carried out: servers refuse what a session sent to another one before.
     async fn fate(&self) -> Fate {
-        let session = self.held.place().session();
+        let session = self.held.ticket().session();
         let connected = session.connected().await;
         let seen = match connected {
             Ok(()) => look(session, self.path).await,
@@ -113,15 +113,15 @@ impl Commit<'_> {
 
     /// The session is over, for us at least. Once our node is gone the transaction is refused, however late it comes.
     async fn fate_after_the_session(&self) -> Fate {
-        let Ok(berth) = self.coordinator.berth(0).await else {
+        let Ok(session_slot) = self.coordinator.session_slot(0).await else {
             return Fate::Unknown;
         };
-        let (session, node) = (berth.session(), self.held.tenure().path());
-        match retry::settled(session, || session.delete(&node)).await {
+        let (session, node) = (session_slot.session(), self.held.own_node().path());
+        match retry::until_known(session, || session.delete(&node)).await {
             Ok(()) | Err(Failure::NoNode) => {}
             Err(_) => return Fate::Unknown,
         }
-        self.held.tenure().lose(Loss::Removed);
+        self.held.own_node().lose(Loss::Removed);
         look(session, self.path).await.map_or(Fate::Unknown, |node| self.read(node))
     }
 

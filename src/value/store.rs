@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
-use crate::hold::hold::Held;
+use crate::hold::hold::Hold;
 use crate::lock::rw_lock::RwLock;
 use crate::session::loss::Loss;
 use crate::session::request::Failure;
@@ -39,7 +39,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     pub(crate) fn seal(
         &self,
         value: &T,
-        held: &Held,
+        held: &Hold,
         label: &Option<String>,
         commit: u32,
         base: Base,
@@ -48,7 +48,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         let written = Written {
             host: self.lock.handle.host.clone(),
             label: label.clone(),
-            token: held.standing().czxid,
+            token: held.position().czxid,
             commit,
             at: envelope::now(),
             schema: terms.schema,
@@ -58,7 +58,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 
     /// Puts the bytes into the node, and says which version that made.
-    pub(crate) async fn put(&self, held: &Held, bytes: &[u8], written: &Written, base: Base) -> Result<i32, Error> {
+    pub(crate) async fn put(&self, held: &Hold, bytes: &[u8], written: &Written, base: Base) -> Result<i32, Error> {
         let Written { token, commit, .. } = *written;
         let mark = Mark { token, commit };
         let (coordinator, path) = (&self.cache.coordinator, &self.cache.path);
@@ -67,22 +67,22 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     /// What is in the node, after a commit of ours of which nobody knows what became; whatever holders before us, or
     /// others without the lock, have put there is not what a commit of ours may replace.
-    pub(crate) async fn base(&self, held: &Held, before: Base) -> Result<Base, Error> {
+    pub(crate) async fn base(&self, held: &Hold, before: Base) -> Result<Base, Error> {
         if let Some(loss) = held.loss() {
             return Err(Error::Lost(loss));
         }
-        let node = match commit::look(held.place().session(), &self.cache.path).await {
+        let node = match commit::look(held.ticket().session(), &self.cache.path).await {
             Ok(node) => node,
             Err(Failure::Over(ending)) => return Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => return Err(Error::from_failure(failure, "read", &self.cache.path)),
         };
         let now = Base::of(node.as_ref().map(|(bytes, stat)| (bytes.as_slice(), stat.version)));
-        let is_ours = now.mark.is_some_and(|mark| mark.token == held.standing().czxid);
+        let is_ours = now.mark.is_some_and(|mark| mark.token == held.position().czxid);
         Ok(if is_ours { now } else { before })
     }
 
     /// The value, read under the lock.
-    pub(crate) async fn read(&self, held: &Held) -> Result<Stored<T>, Error> {
+    pub(crate) async fn read(&self, held: &Hold) -> Result<Stored<T>, Error> {
         let mut tries = 0;
         loop {
             let node = held.data(&self.cache.path).await?;
@@ -98,7 +98,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 
     /// Puts the first value there, unless another reader has been faster.
-    async fn begin(&self, held: &Held, value: T, base: Base) -> Result<(), Error> {
+    async fn begin(&self, held: &Hold, value: T, base: Base) -> Result<(), Error> {
         let (bytes, written) = self.seal(&value, held, &self.label(), 1, base)?;
         drop(value);
         match self.put(held, &bytes, &written, base).await {
@@ -112,7 +112,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 
     /// What a write begins with: the value as it is, or the initial one, which is not there yet.
-    pub(crate) async fn load(&self, held: &Held) -> Result<Loaded<T>, Error> {
+    pub(crate) async fn load(&self, held: &Hold) -> Result<Loaded<T>, Error> {
         let (bytes, base) = self.node(held).await?;
         match (self.cache.terms.open(&bytes), &self.cache.terms.initial) {
             (Ok(Stored { value, written }), _) => Ok(Loaded { value, written: Some(written), base }),
@@ -122,13 +122,13 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 
     /// What a write begins with that replaces whatever is there.
-    pub(crate) async fn load_instead(&self, held: &Held, value: T) -> Result<Loaded<T>, Error> {
+    pub(crate) async fn load_instead(&self, held: &Hold, value: T) -> Result<Loaded<T>, Error> {
         let (bytes, base) = self.node(held).await?;
         let written = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope.written);
         Ok(Loaded { value, written, base })
     }
 
-    async fn node(&self, held: &Held) -> Result<(Vec<u8>, Base), Error> {
+    async fn node(&self, held: &Hold) -> Result<(Vec<u8>, Base), Error> {
         let node = held.data(&self.cache.path).await?;
         let base = Base::of(node.as_ref().map(|node| (node.data.as_slice(), node.version)));
         Ok((node.map(|node| node.data).unwrap_or_default(), base))

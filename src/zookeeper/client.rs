@@ -13,9 +13,9 @@ use tokio::task::JoinSet;
 
 use crate::error::error::Error;
 use crate::session::connection::ConnectionState;
-use crate::session::contract::{Berth, Coordinator, Session};
+use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::request::{Ending, Failure};
-use crate::session::thread::Keeper;
+use crate::session::thread::BackgroundThread;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::connect::new_session;
 use crate::zookeeper::options::ZooKeeperBuilder;
@@ -52,7 +52,7 @@ pub struct ZooKeeper {
 struct Ensemble {
     servers: Servers,
     options: ZooKeeperBuilder,
-    keeper: Arc<Keeper>,
+    background: Arc<BackgroundThread>,
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
     /// Kept for the next session, too.
     abilities: Arc<Abilities>,
@@ -158,7 +158,7 @@ impl ZooKeeperBuilder {
         self.check()?;
         let servers = Servers::parse(servers.as_ref())?;
         self.check_encryption(&servers)?;
-        let keeper = Keeper::get().map_err(|error| Error::Refused {
+        let background = BackgroundThread::get().map_err(|error| Error::Refused {
             operation: "start the thread for",
             path: servers.to_string(),
             reason: error.to_string(),
@@ -166,7 +166,7 @@ impl ZooKeeperBuilder {
         let ensemble = Ensemble {
             servers: servers.clone(),
             options: self,
-            keeper,
+            background,
             sessions: Mutex::new(Vec::new()),
             abilities: Arc::default(),
             opening: Mutex::new(None),
@@ -184,21 +184,21 @@ impl ZooKeeperBuilder {
 
 #[async_trait]
 impl Coordinator for ZooKeeper {
-    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
+    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
         loop {
             if self.ensemble.closed.load(Ordering::Acquire) {
                 return Err(Failure::Over(Ending::Closed));
             }
-            let berth = match self.ensemble.berth_or_opening(watched_bytes) {
-                Ok(berth) => berth,
+            let session_slot = match self.ensemble.slot_or_opening(watched_bytes) {
+                Ok(session_slot) => session_slot,
                 Err(mut opening) => match opening.wait_for(Option::is_some).await.as_deref() {
                     Ok(Some(Err(failure))) => return Err(failure.clone()),
                     _ => continue,
                 },
             };
             // One that ends while we wait is not chosen again.
-            if berth.session().connected().await.is_ok() {
-                return Ok(berth);
+            if session_slot.session().connected().await.is_ok() {
+                return Ok(session_slot);
             }
         }
     }
@@ -219,7 +219,7 @@ impl Coordinator for ZooKeeper {
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        self.ensemble.keeper.sleep(duration)
+        self.ensemble.background.sleep(duration)
     }
 }
 
@@ -243,7 +243,7 @@ impl Drop for Ensemble {
         let sessions = std::mem::take(&mut *self.sessions());
         let leaving: Vec<_> = sessions.iter().filter(|session| session.is_up()).map(|s| s.finished()).collect();
         drop(sessions);
-        if self.keeper.is_current_thread() {
+        if self.background.is_current_thread() {
             return;
         }
         let deadline = Instant::now() + FAREWELL;
@@ -262,17 +262,17 @@ impl Ensemble {
         self.opening.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A berth on the first session that lives and has room. Forgets those that are over, and further ones that
+    /// A session slot on the first session that lives and has room. Forgets those that are over, and further ones that
     /// nobody uses any more.
-    fn berth(&self, watched_bytes: usize) -> Option<Berth> {
+    fn session_slot(&self, watched_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions();
         let (alive, over) =
             std::mem::take(&mut *sessions).into_iter().partition(|session| session.lease().over().is_none());
         *sessions = alive;
-        let berth = sessions.iter().find_map(|session| {
-            let berth = session.berth(watched_bytes)?;
+        let session_slot = sessions.iter().find_map(|session| {
+            let session_slot = session.session_slot(watched_bytes)?;
             session.is_used();
-            Some(berth)
+            Some(session_slot)
         });
         let mut idle = if sessions.len() > 1 { sessions.split_off(1) } else { Vec::new() };
         sessions.extend(idle.extract_if(.., |session| session.is_needed()));
@@ -282,7 +282,7 @@ impl Ensemble {
             self.outage.begins(lost, ending);
         }
         drop((over, idle));
-        berth
+        session_slot
     }
 
     /// Whether the session that the next acquisition will be on is connected.
@@ -297,24 +297,24 @@ impl Ensemble {
         if is_alive && lost.is_none() {
             return ConnectionState::Connected;
         }
-        let looks = self.outage.look_into(&self.servers, self.options.is_encrypted(), &self.keeper);
+        let looks = self.outage.look_into(&self.servers, self.options.is_encrypted(), &self.background);
         if looks && !is_alive {
             // A program that acquires nothing until it is connected would never be.
-            let _berth_or_opening = self.berth_or_opening(0);
+            let _slot_or_opening = self.slot_or_opening(0);
         }
         let since = lost.or_else(|| self.outage.since()).unwrap_or_else(Instant::now);
         ConnectionState::Connecting { since, why: self.outage.why(since) }
     }
 
-    /// A berth, or else the attempt to open a session for one.
+    /// A session slot, or else the attempt to open a session for one.
     ///
     /// The attempt is a task of its own: a future that is not polled must not hold up the others who wait for it, and
     /// those that give up must not leave an attempt behind each.
-    fn berth_or_opening(self: &Arc<Self>, watched_bytes: usize) -> Result<Berth, Opening> {
+    fn slot_or_opening(self: &Arc<Self>, watched_bytes: usize) -> Result<SessionSlot, Opening> {
         let mut opening = self.opening();
         // Under the lock, because an attempt that ended has left its session.
-        if let Some(berth) = self.berth(watched_bytes) {
-            return Ok(berth);
+        if let Some(session_slot) = self.session_slot(watched_bytes) {
+            return Ok(session_slot);
         }
         // One whose end will never be told, since its task is gone, is not waited for.
         if let Some(opening) = opening.as_ref().filter(|opening| opening.has_changed().is_ok()) {
@@ -323,7 +323,7 @@ impl Ensemble {
         let (end, opened) = watch::channel(None);
         *opening = Some(opened.clone());
         let (connecting, ensemble) = (self.connect(), Arc::downgrade(self));
-        self.keeper.handle().spawn(async move {
+        self.background.handle().spawn(async move {
             let connected = connecting.await;
             // With nobody left to use it the session is closed again.
             let Some(ensemble) = ensemble.upgrade() else { return };
@@ -341,10 +341,10 @@ impl Ensemble {
     ///
     /// Dropping the future gives it up.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
-        let (servers, options, keeper) = (self.servers.clone(), self.options.clone(), Arc::clone(&self.keeper));
+        let (servers, options, background) = (self.servers.clone(), self.options.clone(), Arc::clone(&self.background));
         let abilities = Arc::clone(&self.abilities);
         let mut task = JoinSet::new();
-        task.spawn_on(new_session(servers, options, keeper, abilities), self.keeper.handle());
+        task.spawn_on(new_session(servers, options, background, abilities), self.background.handle());
         async move {
             match task.join_next().await {
                 Some(Ok(answer)) => answer,
@@ -354,10 +354,10 @@ impl Ensemble {
         }
     }
 
-    /// A berth on a fresh session, which others may use too from now on.
-    fn install(&self, session: Arc<ZooKeeperSession>, watched_bytes: usize) -> Result<Berth, Failure> {
+    /// A session slot on a fresh session, which others may use too from now on.
+    fn install(&self, session: Arc<ZooKeeperSession>, watched_bytes: usize) -> Result<SessionSlot, Failure> {
         let no_room = || Failure::Refused(format!("{watched_bytes} bytes of watched paths are too many for a session"));
-        let berth = session.berth(watched_bytes).ok_or_else(no_room)?;
+        let session_slot = session.session_slot(watched_bytes).ok_or_else(no_room)?;
         let mut sessions = self.sessions();
         if self.closed.load(Ordering::Acquire) {
             drop(sessions);
@@ -366,6 +366,6 @@ impl Ensemble {
         }
         sessions.push(session);
         self.outage.ends();
-        Ok(berth)
+        Ok(session_slot)
     }
 }

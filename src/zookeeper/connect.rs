@@ -7,7 +7,7 @@ use zookeeper_client as zk;
 
 use crate::session::lease::{Moment, since_boot};
 use crate::session::request::Failure;
-use crate::session::thread::Keeper;
+use crate::session::thread::BackgroundThread;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::servers::Servers;
@@ -91,7 +91,7 @@ async fn open(servers: &Servers, options: &ZooKeeperBuilder) -> Result<(zk::Clie
 pub(super) async fn new_session(
     servers: Servers,
     options: ZooKeeperBuilder,
-    keeper: Arc<Keeper>,
+    background: Arc<BackgroundThread>,
     abilities: Arc<Abilities>,
 ) -> Result<Arc<ZooKeeperSession>, Failure> {
     let encrypted = options.is_encrypted();
@@ -106,7 +106,7 @@ pub(super) async fn new_session(
     if client.session_timeout() < SHORTEST_TIMEOUT {
         return Err(Failure::Unreachable(format!("{servers} grants sessions no time to live")));
     }
-    let session = ZooKeeperSession::new(client, &keeper, &options, asked, abilities)?;
+    let session = ZooKeeperSession::new(client, &background, &options, asked, abilities)?;
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
     tokio::time::timeout(bound, session.make_root()).await.map_err(|_| late())??;

@@ -3,13 +3,13 @@
 //! What it works around in version 0.11.2 of that crate:
 //! - Requests are sent at the call, so their futures are polled once at once and can then be dropped ([`pipeline`]).
 //! - Errors other than a clear refusal leave the outcome unknown, whatever their name ([`translate::failure`]).
-//! - While disconnected it queues requests without bound: a berth is given only on a session that is connected.
+//! - While disconnected it queues requests without bound: a session slot is given only on a session that is connected.
 //! - More than 128 KiB of watched paths make a reconnect impossible, so a session takes no more than
 //!   `WATCHED_BYTES_MAX` ([`session`]), and further ones are opened beyond that.
 //! - Some answers that are too short make the caller panic (`Survived` in [`pipeline`]).
 //! - A one-shot watcher panics when its session's task is gone (`Watched` in [`translate`]); persistent ones are lost on a
 //!   reconnect and are not used. Watches are armed with `getData`: `exists` would leave one on a node that never returns.
-//! - After `Expired` a client is dead for good: the next berth is on a fresh one.
+//! - After `Expired` a client is dead for good: the next session slot is on a fresh one.
 //! - Its session id may change silently on a reconnect (ClickHouse Keeper does that): who owns our nodes is looked
 //!   up after each one, and until then no answer renews the lease ([`identity`]).
 //! - It repeats nothing, but we do, after a lost connection: not what a server closes connections over ([`abilities`]).

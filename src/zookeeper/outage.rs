@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::session::request::{Ending, Failure};
-use crate::session::thread::Keeper;
+use crate::session::thread::BackgroundThread;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::translate::UNTRUSTED_HINT;
 
@@ -90,7 +90,12 @@ impl Outage {
 
     /// Tries the ports of the servers, in the background, unless that is being done or was done just now. Whether it is
     /// done.
-    pub(super) fn look_into(self: &Arc<Self>, servers: &Servers, is_encrypted: bool, keeper: &Keeper) -> bool {
+    pub(super) fn look_into(
+        self: &Arc<Self>,
+        servers: &Servers,
+        is_encrypted: bool,
+        background: &BackgroundThread,
+    ) -> bool {
         let mut known = self.known();
         if known.is_tried || known.tried.is_some_and(|tried| tried.elapsed() < BETWEEN_TRIALS) {
             return false;
@@ -98,7 +103,7 @@ impl Outage {
         known.is_tried = true;
         drop(known);
         let (outage, addresses) = (Arc::clone(self), servers.each().map(|server| server.address()).collect());
-        keeper.handle().spawn(async move {
+        background.handle().spawn(async move {
             let (mut words, is_reason) = tried(addresses).await;
             if !is_reason && is_encrypted {
                 words.push_str(UNTRUSTED_HINT);

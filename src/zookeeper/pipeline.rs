@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use zookeeper_client as zk;
 
 use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply};
-use crate::session::thread::Keeper;
+use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
 use crate::zookeeper::identity::{Identity, Owner};
 use crate::zookeeper::security::Acl;
@@ -25,7 +25,7 @@ use crate::zookeeper::translate::{commit, failure, outcome};
 pub(super) struct Pipeline {
     line: Mutex<Line>,
     upkeep: Arc<Upkeep>,
-    keeper: Arc<Keeper>,
+    background: Arc<BackgroundThread>,
     identity: Arc<Identity>,
     acl: Acl,
     this: Weak<Pipeline>,
@@ -173,14 +173,14 @@ impl Pipeline {
     pub(super) fn new(
         client: zk::Client,
         upkeep: &Arc<Upkeep>,
-        keeper: &Arc<Keeper>,
+        background: &Arc<BackgroundThread>,
         identity: &Arc<Identity>,
         acl: Acl,
     ) -> Arc<Pipeline> {
         Arc::new_cyclic(|this| Pipeline {
             line: Mutex::new(Line { client: Some(Arc::new(client)), held_back: None, joins: true }),
             upkeep: Arc::clone(upkeep),
-            keeper: Arc::clone(keeper),
+            background: Arc::clone(background),
             identity: Arc::clone(identity),
             acl,
             this: Weak::clone(this),
@@ -249,7 +249,7 @@ impl Pipeline {
         match sent {
             Sent::Answered(answer) => Box::pin(std::future::ready(answer)),
             // It holds the client, which keeps the session open: waited for here, because the caller may never poll it.
-            Sent::UnderWay(reply) => told(self.keeper.handle().spawn(reply)),
+            Sent::UnderWay(reply) => told(self.background.handle().spawn(reply)),
         }
     }
 
@@ -297,7 +297,7 @@ impl Pipeline {
         let answered = line.hold_back(removal);
         drop(line);
         let pipeline = self.this.upgrade();
-        self.keeper.handle().spawn(async move {
+        self.background.handle().spawn(async move {
             let answering = pipeline.and_then(|pipeline| pipeline.held_back_sent(&mut pipeline.line()));
             if let Some(answering) = answering {
                 answering.await;
@@ -308,7 +308,7 @@ impl Pipeline {
 
     fn send_held_back(&self, line: &mut Line) {
         if let Some(answering) = self.held_back_sent(line) {
-            self.keeper.handle().spawn(answering);
+            self.background.handle().spawn(answering);
         }
     }
 
@@ -340,7 +340,7 @@ impl Pipeline {
         let mut line = self.line();
         line.joins &= joins;
         let removed = self.removed(&line, held_back);
-        self.keeper.handle().spawn(removed);
+        self.background.handle().spawn(removed);
     }
 
     /// Sends the create of a sequential node, and in the same transaction the removal that was held back, if there is
@@ -362,7 +362,7 @@ impl Pipeline {
         drop(line);
         let (answer, answered) = oneshot::channel();
         let this = Weak::clone(&self.this);
-        self.keeper.handle().spawn(async move {
+        self.background.handle().spawn(async move {
             let created = match sent.answer().await {
                 Ok((client, results)) => {
                     let created = held_back.done_with_create(results);

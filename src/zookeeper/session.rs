@@ -10,11 +10,11 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 use zookeeper_client as zk;
 
-use crate::session::contract::{Berth, Reservation, Session};
+use crate::session::contract::{Reservation, Session, SessionSlot};
 use crate::session::keep_alive::keep_alive;
 use crate::session::lease::Moment;
-use crate::session::request::{Chore, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Watch};
-use crate::session::thread::Keeper;
+use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
+use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::identity::{Claimant, Identity};
@@ -41,7 +41,7 @@ pub(super) struct ZooKeeperSession {
     /// When the connection was lost, unless it is there.
     lost: Mutex<Option<Instant>>,
     finished: Arc<Finished>,
-    keeper: Arc<Keeper>,
+    background: Arc<BackgroundThread>,
     watched_bytes: Arc<AtomicUsize>,
     /// Those it was opened for have not looked at it yet.
     is_fresh: AtomicBool,
@@ -83,7 +83,7 @@ impl ZooKeeperSession {
     /// A session that was opened at `asked` or later. Starts what looks after it.
     pub(super) fn new(
         client: zk::Client,
-        keeper: &Arc<Keeper>,
+        background: &Arc<BackgroundThread>,
         options: &ZooKeeperBuilder,
         asked: Moment,
         abilities: Arc<Abilities>,
@@ -109,14 +109,14 @@ impl ZooKeeperSession {
             ZooKeeperSession {
                 id,
                 timeout,
-                pipeline: Pipeline::new(client, &upkeep, keeper, &identity, acl.clone()),
+                pipeline: Pipeline::new(client, &upkeep, background, &identity, acl.clone()),
                 acl,
                 abilities,
                 upkeep,
                 link,
                 lost: Mutex::new(None),
                 finished,
-                keeper: Arc::clone(keeper),
+                background: Arc::clone(background),
                 watched_bytes: Arc::default(),
                 is_fresh: AtomicBool::new(true),
                 root_bytes,
@@ -127,18 +127,18 @@ impl ZooKeeperSession {
         let (upkeep, link, finished) =
             (Arc::clone(&session.upkeep), session.link.clone(), Arc::clone(&session.finished));
         let follow = follow_state(states, Arc::downgrade(&session), upkeep, link, finished);
-        let tenant = keeper.tenant();
-        keeper.handle().spawn(async move {
+        let tenant = background.tenant();
+        background.handle().spawn(async move {
             follow.await;
             drop(tenant);
         });
         let shared: Arc<dyn Session> = session.clone();
-        keeper.handle().spawn(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
+        background.handle().spawn(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
         Ok(session)
     }
 
-    /// A berth, if there is room.
-    pub(super) fn berth(self: &Arc<Self>, watched_bytes: usize) -> Option<Berth> {
+    /// A session slot, if there is room.
+    pub(super) fn session_slot(self: &Arc<Self>, watched_bytes: usize) -> Option<SessionSlot> {
         // What counts are the paths as the server knows them, and two are watched.
         let watched_bytes = if watched_bytes == 0 { 0 } else { watched_bytes + 2 * self.root_bytes };
         let reserved = Arc::clone(&self.watched_bytes);
@@ -148,7 +148,7 @@ impl ZooKeeperSession {
             reserved.fetch_sub(watched_bytes, Ordering::AcqRel);
         };
         let session: Arc<dyn Session> = self.clone();
-        Some(Berth::with_reservation(session, Reservation::new(give_back)))
+        Some(SessionSlot::with_reservation(session, Reservation::new(give_back)))
     }
 
     /// Whether the server lists this node as one of the session that it takes us for.
@@ -371,16 +371,16 @@ impl Session for ZooKeeperSession {
         })
     }
 
-    fn spawn(&self, chore: Chore) {
-        let tenant = self.keeper.tenant();
-        self.keeper.handle().spawn(async move {
+    fn spawn(&self, chore: Task) {
+        let tenant = self.background.tenant();
+        self.background.handle().spawn(async move {
             chore.await;
             drop(tenant);
         });
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        self.keeper.sleep(duration)
+        self.background.sleep(duration)
     }
 }
 

@@ -50,7 +50,7 @@ impl<C: Coordinator + Clone> Stage<C> {
 }
 
 async fn session<C: Coordinator>(client: &C) -> Arc<dyn Session> {
-    Arc::clone(soon("a berth", client.berth(0)).await.expect("reachable").session())
+    Arc::clone(soon("a session slot", client.session_slot(0)).await.expect("reachable").session())
 }
 
 async fn event(watch: Watch) -> Event {
@@ -445,7 +445,7 @@ pub async fn closing_ends_the_session_and_refuses_further_berths<H: Harness>(h: 
     soon("the end", stage.mine.close()).await;
     assert_eq!(stage.a.over().await, Ending::Closed);
     eventually("its nodes are gone", || async { stage.b.data(&path).await.is_err() }).await;
-    assert_eq!(stage.mine.berth(0).await.map(drop), Err(Failure::Over(Ending::Closed)));
+    assert_eq!(stage.mine.session_slot(0).await.map(drop), Err(Failure::Over(Ending::Closed)));
 }
 
 pub async fn a_session_that_was_cut_off_is_connected_again_when_it_is_mended<H: Harness>(h: &H) {

@@ -98,7 +98,7 @@ impl<C: Coordinator + Clone> Stage<C> {
 }
 
 async fn session<C: Coordinator>(client: &C) -> Arc<dyn Session> {
-    Arc::clone(client.berth(0).await.expect("the session is alive").session())
+    Arc::clone(client.session_slot(0).await.expect("the session is alive").session())
 }
 
 async fn cancel<G>(task: JoinHandle<Result<G, Error>>) {

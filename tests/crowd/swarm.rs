@@ -382,16 +382,16 @@ async fn fail_links(world: &World, mut dice: Seeded, end: Instant) {
 async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
     while Instant::now() < end {
         sleep_until(Instant::now() + Duration::from_millis(500 + dice.below(1_000)), end).await;
-        let Ok(berth) = world.operator.berth(0).await else { continue };
+        let Ok(session_slot) = world.operator.session_slot(0).await else { continue };
         let path = PATHS[dice.below(2) as usize];
-        let Ok(children) = berth.session().children(path).await else { continue };
+        let Ok(children) = session_slot.session().children(path).await else { continue };
         if children.is_empty() {
             continue;
         }
         let node = format!("{path}/{}", children[dice.below(children.len() as u64) as usize]);
         let asked = world.history.now();
         // Anything but a clear refusal may have been done.
-        if !matches!(berth.session().delete(&node).await, Err(Failure::NoNode)) {
+        if !matches!(session_slot.session().delete(&node).await, Err(Failure::NoNode)) {
             world.history.operator_deleted(&node, asked);
             world.saw("fault: node deleted by an operator");
         }

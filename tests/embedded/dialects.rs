@@ -179,7 +179,7 @@ impl Scene {
     async fn set(dialect: Dialect) -> Scene {
         let zk = Memory::new();
         let other = zk.connect();
-        let operator = Arc::clone(other.berth(0).await.unwrap().session());
+        let operator = Arc::clone(other.session_slot(0).await.unwrap().session());
         let lock = RwLock::builder(&zk, PATH).dialect(dialect).build().unwrap();
         lock.write().await.unwrap().release().await.unwrap();
         Scene { zk, lock, operator, _operator: other }

@@ -14,7 +14,7 @@ use support::slow::{Slow, SlowSession};
 use tokio::task::JoinSet;
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
-use zk_rwlock::coordinator::{Berth, Coordinator, Ending, Failure, Kind, Lease, Operation, Session, Upkeep};
+use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Lease, Operation, Session, SessionSlot, Upkeep};
 use zk_rwlock::{ConnectionState, Contender, Error, Loss, MemberState, Memory, Mode, Progress, RwLock, WriteGuard};
 
 const DIRECTORY: &str = "/lock";
@@ -42,7 +42,7 @@ fn two() -> (Memory, Memory, RwLock, RwLock) {
 }
 
 fn session(client: &Memory) -> Arc<dyn Session> {
-    Arc::clone(now(client.berth(0)).expect("open").session())
+    Arc::clone(now(client.session_slot(0)).expect("open").session())
 }
 
 fn transact(client: &Memory, operations: &[Operation]) {
@@ -962,9 +962,9 @@ struct Suspended(Memory, Arc<Upkeep>);
 
 #[async_trait]
 impl Coordinator for Suspended {
-    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
-        let inner = self.0.berth(watched_bytes).await?;
-        Ok(Berth::new(Arc::new(SlowSession(Arc::clone(inner.session()), Arc::clone(&self.1)))))
+    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
+        let inner = self.0.session_slot(watched_bytes).await?;
+        Ok(SessionSlot::new(Arc::new(SlowSession(Arc::clone(inner.session()), Arc::clone(&self.1)))))
     }
 
     async fn close(&self) {

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
-use zk_rwlock::coordinator::{Berth, Coordinator, Failure};
+use zk_rwlock::coordinator::{Coordinator, Failure, SessionSlot};
 use zk_rwlock::{
     Deadlock, Ending, Error, HoldState, Loss, Memory, Mode, MultiGuard, MultiLock, Outcome, Progress, RwLock,
     WriteGuard,
@@ -630,8 +630,8 @@ struct Two([Memory; 2], Arc<AtomicUsize>);
 
 #[async_trait]
 impl Coordinator for Two {
-    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
-        self.0[self.1.fetch_add(1, Ordering::Relaxed) % 2].berth(watched_bytes).await
+    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
+        self.0[self.1.fetch_add(1, Ordering::Relaxed) % 2].session_slot(watched_bytes).await
     }
 
     async fn close(&self) {

@@ -13,7 +13,7 @@ use support::server::{Server, shared_server};
 use support::wire::{Op, Proxy};
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
-use zk_rwlock::coordinator::{Berth, Coordinator, Failure, Operation};
+use zk_rwlock::coordinator::{Coordinator, Failure, Operation, SessionSlot};
 use zk_rwlock::{Acquire, Error, Loss, Memory, Mode, MultiLock, RwLock, WriteGuard, ZooKeeper};
 
 /// What ZooKeeper says to a client without permission.
@@ -418,8 +418,8 @@ struct InTurn([ZooKeeper; 2], Arc<AtomicUsize>);
 
 #[async_trait]
 impl Coordinator for InTurn {
-    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
-        self.0[self.1.fetch_add(1, Ordering::Relaxed) % 2].berth(watched_bytes).await
+    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
+        self.0[self.1.fetch_add(1, Ordering::Relaxed) % 2].session_slot(watched_bytes).await
     }
 
     async fn close(&self) {}

@@ -264,7 +264,7 @@ async fn a_further_session_is_not_given_up_before_it_was_used() {
     });
     let mut berths = Vec::new();
     for _ in 0..SESSIONS {
-        berths.push(soon("a session", zk.berth(room_for_one)).await.expect("the server is there"));
+        berths.push(soon("a session", zk.session_slot(room_for_one)).await.expect("the server is there"));
     }
     looking.abort();
     assert_eq!(proxy.connections(), SESSIONS as u64);

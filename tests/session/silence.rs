@@ -47,7 +47,7 @@ async fn rounds_of_silence(timeout: Duration) {
         let silence = timeout.mul_f64(0.7 * random.share());
         if batch % 2 == 0 {
             // All sessions of a process have one thread, which stands still now, as by SIGSTOP.
-            let session = Arc::clone(holders[0].1.berth(0).await.expect("alive").session());
+            let session = Arc::clone(holders[0].1.session_slot(0).await.expect("alive").session());
             session.spawn(Box::pin(async move { thread::sleep(silence) }));
             tokio::time::sleep(silence).await;
         } else {

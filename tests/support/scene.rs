@@ -58,7 +58,7 @@ where
 
 /// A session of this handle, to do as an operator does with bare nodes.
 pub async fn session(zk: &ZooKeeper) -> Arc<dyn Session> {
-    Arc::clone(zk.berth(0).await.expect("the session is alive").session())
+    Arc::clone(zk.session_slot(0).await.expect("the session is alive").session())
 }
 
 /// The names in a lock's directory, none if it is missing.

@@ -9,7 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
-    Berth, Chore, Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, Stat, Upkeep, Watch,
+    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, Stat, Task, Upkeep,
+    Watch,
 };
 
 /// A client whose answers all come one poll late, so that a future can be dropped between any two requests.
@@ -36,14 +37,14 @@ fn late<T: Send + 'static>(reply: Reply<T>) -> Reply<T> {
 
 #[async_trait]
 impl Coordinator for Slow {
-    async fn berth(&self, watched_bytes: usize) -> Result<Berth, Failure> {
+    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
         let inner = late(Box::pin({
             let zk = self.0.clone();
-            async move { zk.berth(watched_bytes).await }
+            async move { zk.session_slot(watched_bytes).await }
         }));
         let inner = Arc::clone(inner.await?.session());
         let upkeep = Arc::clone(inner.upkeep());
-        Ok(Berth::new(Arc::new(SlowSession(inner, upkeep))))
+        Ok(SessionSlot::new(Arc::new(SlowSession(inner, upkeep))))
     }
 
     async fn close(&self) {
@@ -109,7 +110,7 @@ impl Session for SlowSession {
         late(self.0.transact(operations))
     }
 
-    fn spawn(&self, chore: Chore) {
+    fn spawn(&self, chore: Task) {
         self.0.spawn(chore);
     }
 

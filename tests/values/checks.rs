@@ -42,7 +42,7 @@ async fn write<T: Send + Sync + 'static>(shared: &Shared<T>, value: T) -> Writte
 }
 
 pub(crate) async fn session(client: &impl Coordinator) -> Arc<dyn Session> {
-    Arc::clone(client.berth(0).await.expect("the session is alive").session())
+    Arc::clone(client.session_slot(0).await.expect("the session is alive").session())
 }
 
 /// What is in the value's node, as an operator sees it; `None` if there is none.

@@ -52,8 +52,8 @@ async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
         Failure::NoAuth => Exit::from(Error::PermissionDenied { operation: "read", path: path.to_owned() }),
         failure => Exit::new(exit::UNAVAILABLE, format!("{path}: {failure}")),
     };
-    let berth = zk.berth(0).await.map_err(fault)?;
-    let session = berth.session();
+    let session_slot = zk.session_slot(0).await.map_err(fault)?;
+    let session = session_slot.session();
     let names = match connect::answered(session, session.children(path)).await {
         Err(Failure::NoNode) => Vec::new(),
         answer => answer.map_err(fault)?,
@@ -91,7 +91,7 @@ fn oddities(nodes: &[Node], dialect: Dialect) -> Vec<Odd> {
     for (name, stat) in nodes {
         let mut add = |kind, what: &str| odd.push(Odd { kind, node: Some(name.clone()), what: what.to_owned() });
         let Some(contender) = Contender::parse_as(name, dialect) else {
-            match dialect.stranger(name) {
+            match dialect.foreign(name) {
                 Some(own) if own == dialect => {
                     add("foreign", "named like a holder or waiter, but not quite: nothing is granted beside it");
                 }

@@ -33,8 +33,8 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
 /// Whether the directory of a free lock is not empty: whoever took a directory of locks for a lock is not to read that it
 /// is free, and go away.
 async fn has_other_nodes(zk: &ZooKeeper, queue: &Queue) -> bool {
-    let Ok(berth) = zk.berth(0).await else { return false };
-    let session = berth.session();
+    let Ok(session_slot) = zk.session_slot(0).await else { return false };
+    let session = session_slot.session();
     let names = connect::answered(session, session.children(&queue.path)).await.unwrap_or_default();
     names.iter().any(|name| Contender::parse_as(name, queue.dialect).is_none())
 }

@@ -3,7 +3,7 @@ use super::*;
 /// A node as a server keeps it.
 #[derive(Clone, Debug)]
 struct Node {
-    place: Place,
+    slot: Slot,
     /// Whose it is, if it is ours.
     own: Option<usize>,
 }
@@ -11,7 +11,7 @@ struct Node {
 /// One of our contenders.
 #[derive(Clone, Copy, Debug)]
 struct Own {
-    place: Place,
+    slot: Slot,
     czxid: i64,
     connection: usize,
     is_entered: bool,
@@ -59,7 +59,7 @@ impl World {
     }
 
     fn key(&self, own: usize) -> Key {
-        Key { number: self.own[own].place.sequence, id: own as u64 }
+        Key { number: self.own[own].slot.sequence, id: own as u64 }
     }
 
     fn is_there(&self, own: usize) -> bool {
@@ -71,26 +71,26 @@ impl World {
         let me = &self.own[own];
         self.nodes
             .iter()
-            .filter(|node| node.place.sequence < me.place.sequence && node.place.mode.excludes(me.place.mode))
+            .filter(|node| node.slot.sequence < me.slot.sequence && node.slot.mode.excludes(me.slot.mode))
             .filter(|node| by_a_look || node.own.is_none_or(|other| !self.own[other].has_left))
-            .max_by_key(|node| node.place.sequence)
+            .max_by_key(|node| node.slot.sequence)
     }
 
-    fn create(&mut self, mode: Mode, own: Option<usize>) -> (Place, i64) {
-        let place = Place { mode, sequence: self.next };
-        self.nodes.push(Node { place, own });
+    fn create(&mut self, mode: Mode, own: Option<usize>) -> (Slot, i64) {
+        let slot = Slot { mode, sequence: self.next };
+        self.nodes.push(Node { slot, own });
         self.next += 1;
         self.czxid += 1;
-        (place, self.czxid)
+        (slot, self.czxid)
     }
 
-    fn change(&mut self, change: impl FnOnce(&mut LocalQueue<usize>) -> Told<usize>) {
-        let told = change(&mut self.queue);
-        for who in told {
+    fn change(&mut self, change: impl FnOnce(&mut LocalQueue<usize>) -> Vec<usize>) {
+        let woken = change(&mut self.queue);
+        for who in woken {
             let way = self.queue.way(self.key(who));
-            self.history.push(format!("{who} is told, and stands {way:?}"));
+            self.history.push(format!("{who} is woken, and stands {way:?}"));
             assert!(!self.own[who].has_left, "a contender that has left hears nothing: {:#?}", self.history);
-            if let Way::Clear(_) = way {
+            if let LocalTurn::Clear(_) = way {
                 self.let_in += 1;
                 self.check_clear(who);
             }
@@ -111,9 +111,9 @@ impl World {
                 continue;
             }
             match self.queue.way(self.key(i)) {
-                Way::Unknown => {}
-                Way::Clear(_) => self.check_clear(i),
-                Way::Behind(number) => {
+                LocalTurn::Unknown => {}
+                LocalTurn::Clear(_) => self.check_clear(i),
+                LocalTurn::Behind(number) => {
                     let other = *self.queue.member(number).expect("who is waited for is in the queue");
                     // Otherwise its owner finds out, and the book tells.
                     if self.is_there(other) {
@@ -121,9 +121,9 @@ impl World {
                         assert_eq!(nearest, Some(other), "{i} waits for the wrong one: {:#?}", self.history);
                     }
                 }
-                Way::BehindRemote(path) => {
-                    if self.nodes.iter().any(|node| node.place.sequence.to_string() == *path) {
-                        let nearest = self.in_the_way(i, false).map(|node| node.place.sequence.to_string());
+                LocalTurn::BehindRemote(path) => {
+                    if self.nodes.iter().any(|node| node.slot.sequence.to_string() == *path) {
+                        let nearest = self.in_the_way(i, false).map(|node| node.slot.sequence.to_string());
                         assert_eq!(nearest.as_deref(), Some(&*path), "{i} waits wrongly: {:#?}", self.history);
                     }
                 }
@@ -131,20 +131,20 @@ impl World {
         }
     }
 
-    fn grant(&mut self, own: usize, ground: &Ground) {
+    fn grant(&mut self, own: usize, evidence: &Evidence) {
         self.own[own].is_granted = true;
         let key = self.key(own);
-        self.change(|queue| queue.granted(key, ground));
+        self.change(|queue| queue.granted(key, evidence));
     }
 
     fn step(&mut self) {
-        let standing = |own: &Own| own.is_entered && !own.has_left;
+        let position = |own: &Own| own.is_entered && !own.has_left;
         match self.below(if self.is_calm { 12 } else { 15 }) {
             0..4 => {
                 let (own, mode) = (self.own.len(), self.mode());
-                let (place, czxid) = self.create(mode, Some(own));
+                let (slot, czxid) = self.create(mode, Some(own));
                 let it = Own {
-                    place,
+                    slot,
                     czxid,
                     connection: self.connection,
                     is_entered: false,
@@ -167,17 +167,17 @@ impl World {
             5 if self.is_calm => {}
             5 => {
                 let mode = self.mode();
-                let (place, _) = self.create(mode, None);
-                self.history.push(format!("a contender of another session comes: {place:?}"));
+                let (slot, _) = self.create(mode, None);
+                self.history.push(format!("a contender of another session comes: {slot:?}"));
             }
             6 => self.other_leaves(),
             7 | 8 => {
-                if let Some(own) = self.any_own(standing) {
+                if let Some(own) = self.any_own(position) {
                     self.look(own);
                 }
             }
             9 | 10 => {
-                if let Some(own) = self.any_own(standing) {
+                if let Some(own) = self.any_own(position) {
                     self.leave(own);
                 }
             }
@@ -188,7 +188,7 @@ impl World {
                 self.czxid += 1;
             }
             12 => {
-                let may = |own: &Own| standing(own) && own.is_granted && own.place.mode == Mode::Write;
+                let may = |own: &Own| position(own) && own.is_granted && own.slot.mode == Mode::Write;
                 if let Some(own) = self.any_own(may).filter(|own| self.is_there(*own)) {
                     self.downgrade(own);
                 }
@@ -201,13 +201,13 @@ impl World {
 
     fn enter(&mut self, own: usize) {
         self.own[own].is_entered = true;
-        let (Own { place, czxid, connection, .. }, key) = (self.own[own], self.key(own));
+        let (Own { slot, czxid, connection, .. }, key) = (self.own[own], self.key(own));
         if connection != self.connection {
             return;
         }
         self.history.push(format!("{own} has entered"));
-        self.change(|queue| queue.enter(key.id, place, czxid, &own));
-        self.known_on_entry += u64::from(self.queue.way(key) != Way::Unknown);
+        self.change(|queue| queue.enter(key.id, slot, czxid, &own));
+        self.known_on_entry += u64::from(self.queue.way(key) != LocalTurn::Unknown);
     }
 
     fn look(&mut self, own: usize) {
@@ -219,9 +219,9 @@ impl World {
         match self.in_the_way(own, true).cloned() {
             None => {
                 self.history.push(format!("{own} looks, and is granted"));
-                self.grant(own, &Ground::Sure);
+                self.grant(own, &Evidence::Sure);
             }
-            Some(Node { own: None, place: other }) => {
+            Some(Node { own: None, slot: other }) => {
                 let path = other.sequence.to_string().into();
                 self.history.push(format!("{own} looks, and waits for {path} of another session"));
                 self.queue.waits_for(key, &path);
@@ -233,25 +233,25 @@ impl World {
     fn leave(&mut self, own: usize) {
         let it = &mut self.own[own];
         it.has_left = true;
-        let parting = match (it.knows_its_loss, it.is_granted, it.place.mode) {
-            (true, ..) => Parting::Lost,
-            (_, true, Mode::Write) => Parting::LetGo,
-            _ => Parting::Plain,
+        let exit = match (it.knows_its_loss, it.is_granted, it.slot.mode) {
+            (true, ..) => Exit::Lost,
+            (_, true, Mode::Write) => Exit::LetGo,
+            _ => Exit::Plain,
         };
         let key = self.key(own);
-        self.history.push(format!("{own} leaves: {parting:?}"));
+        self.history.push(format!("{own} leaves: {exit:?}"));
         if self.below(2) == 0 {
             self.nodes.retain(|node| node.own != Some(own));
             self.czxid += 1;
         }
-        self.change(|queue| queue.left(key, parting));
+        self.change(|queue| queue.left(key, exit));
     }
 
     fn downgrade(&mut self, own: usize) {
         self.history.push(format!("{own} holds to read from now on"));
         let key = self.key(own);
-        self.own[own].place.mode = Mode::Read;
-        self.nodes.iter_mut().filter(|node| node.own == Some(own)).for_each(|it| it.place.mode = Mode::Read);
+        self.own[own].slot.mode = Mode::Read;
+        self.nodes.iter_mut().filter(|node| node.own == Some(own)).for_each(|it| it.slot.mode = Mode::Read);
         // Its new node takes a number, too.
         self.next += 1;
         self.czxid += 1;
@@ -260,24 +260,24 @@ impl World {
 
     /// A contender of another session leaves. If it held, it hands off to those of us who wait for it.
     fn other_leaves(&mut self) {
-        let others: Vec<Place> = self.nodes.iter().filter(|node| node.own.is_none()).map(|node| node.place).collect();
+        let others: Vec<Slot> = self.nodes.iter().filter(|node| node.own.is_none()).map(|node| node.slot).collect();
         if others.is_empty() {
             return;
         }
         let it = others[self.below(others.len())];
-        let held = it.mode == Mode::Write && self.nodes.iter().all(|node| node.place.sequence >= it.sequence);
+        let held = it.mode == Mode::Write && self.nodes.iter().all(|node| node.slot.sequence >= it.sequence);
         let waiting = |i: &usize| {
             let me = &self.own[*i];
-            let nearest = || self.in_the_way(*i, true).map(|node| node.place);
+            let nearest = || self.in_the_way(*i, true).map(|node| node.slot);
             me.is_entered && !me.has_left && self.is_there(*i) && nearest() == Some(it)
         };
         let waiting: Vec<usize> = (0..self.own.len()).filter(waiting).collect();
         self.history.push(format!("{it:?} of another session leaves, having held: {held}"));
-        self.nodes.retain(|node| node.place.sequence != it.sequence);
+        self.nodes.retain(|node| node.slot.sequence != it.sequence);
         self.czxid += 1;
         if held {
-            let ground = Ground::HandOff(Arc::new(HandOff::new(it.sequence.to_string().into())));
-            waiting.into_iter().for_each(|own| self.grant(own, &ground));
+            let evidence = Evidence::HandOff(Arc::new(HandOff::new(it.sequence.to_string().into())));
+            waiting.into_iter().for_each(|own| self.grant(own, &evidence));
         }
     }
 
@@ -285,8 +285,8 @@ impl World {
     fn crash(&mut self) {
         self.history.push("the server crashes".to_owned());
         self.connection += 1;
-        if let Some(newest) = self.nodes.iter().map(|node| node.place.sequence).max() {
-            self.nodes.retain(|node| node.place.sequence != newest);
+        if let Some(newest) = self.nodes.iter().map(|node| node.slot.sequence).max() {
+            self.nodes.retain(|node| node.slot.sequence != newest);
             (self.next, self.czxid) = (newest, self.czxid - 1);
         }
         self.change(LocalQueue::forget_all);
@@ -296,8 +296,8 @@ impl World {
         match self.below(4) {
             // Somebody removes a node of ours.
             0 => {
-                let standing = self.any_own(|own| !own.has_left);
-                if let Some(own) = standing {
+                let position = self.any_own(|own| !own.has_left);
+                if let Some(own) = position {
                     self.history.push(format!("the node of {own} is removed"));
                     self.nodes.retain(|node| node.own != Some(own));
                     self.czxid += 1;
@@ -339,29 +339,33 @@ fn alone(modes: &[Mode], leaving: &[i64]) {
     let mut queue = LocalQueue::default();
     let mut there: Vec<i64> = (0..).take(modes.len()).collect();
     for number in &there {
-        let place = Place { mode: mode(*number), sequence: *number };
-        assert!(queue.enter(key(*number).id, place, number + 7, number).is_empty());
+        let slot = Slot { mode: mode(*number), sequence: *number };
+        assert!(queue.enter(key(*number).id, slot, number + 7, number).is_empty());
     }
     // The first one looks, and nobody else ever has to.
-    let mut told = queue.granted(key(0), &Ground::Sure);
+    let mut woken = queue.granted(key(0), &Evidence::Sure);
     let mut heard = vec![0];
     for leaver in leaving.iter().map(Some).chain([None]) {
-        heard.append(&mut told);
+        heard.append(&mut woken);
         for (at, number) in there.iter().enumerate() {
             let is_clear = there[..at].iter().all(|other| !mode(*other).excludes(mode(*number)));
             let way = queue.way(key(*number));
-            assert_eq!(matches!(way, Way::Clear(_)), is_clear, "{number} of {modes:?}, after {leaving:?}: {way:?}");
+            assert_eq!(
+                matches!(way, LocalTurn::Clear(_)),
+                is_clear,
+                "{number} of {modes:?}, after {leaving:?}: {way:?}"
+            );
             assert_eq!(heard.contains(number), is_clear, "{number} of {modes:?}, after {leaving:?}");
         }
         let Some(leaver) = leaver else { break };
         let held = heard.contains(leaver) && mode(*leaver) == Mode::Write;
-        told = queue.left(key(*leaver), if held { Parting::LetGo } else { Parting::Plain });
+        woken = queue.left(key(*leaver), if held { Exit::LetGo } else { Exit::Plain });
         there.retain(|number| number != leaver);
     }
     let told_in_all = heard.len();
     heard.sort_unstable();
     heard.dedup();
-    assert_eq!(heard.len(), told_in_all, "each is told once");
+    assert_eq!(heard.len(), told_in_all, "each is woken once");
 }
 
 #[test]
@@ -389,13 +393,13 @@ fn whoever_uses_a_lock_alone_is_always_known_to_be_granted_and_nothing_piles_up(
     let mut queue = LocalQueue::default();
     for number in 0..1_000 {
         let mode = if number % 3 == 0 { Mode::Write } else { Mode::Read };
-        queue.enter(key(number).id, Place { mode, sequence: number }, number * 2 + 7, &());
+        queue.enter(key(number).id, Slot { mode, sequence: number }, number * 2 + 7, &());
         let way = queue.way(key(number));
         // A writer cannot know by a reader before it that no other reader is there, but by all of them that it can.
-        assert_eq!(way == Way::Clear(Ground::Sure), number > 0, "{number}");
-        queue.granted(key(number), &Ground::Sure);
-        let parting = if mode == Mode::Write { Parting::LetGo } else { Parting::Plain };
-        queue.left(key(number), parting);
+        assert_eq!(way == LocalTurn::Clear(Evidence::Sure), number > 0, "{number}");
+        queue.granted(key(number), &Evidence::Sure);
+        let exit = if mode == Mode::Write { Exit::LetGo } else { Exit::Plain };
+        queue.left(key(number), exit);
         assert_eq!((queue.members.len(), queue.left), (1, 1));
     }
 }
@@ -404,9 +408,9 @@ fn whoever_uses_a_lock_alone_is_always_known_to_be_granted_and_nothing_piles_up(
 fn of_those_whose_next_one_never_came_only_the_newest_are_remembered() {
     let mut queue = LocalQueue::default();
     for number in (0..1_000).map(|i| i * 2) {
-        let place = Place { mode: Mode::Write, sequence: number };
-        queue.enter(key(number).id, place, number, &());
-        queue.left(key(number), Parting::Plain);
+        let slot = Slot { mode: Mode::Write, sequence: number };
+        queue.enter(key(number).id, slot, number, &());
+        queue.left(key(number), Exit::Plain);
         assert!(queue.members.len() <= REMEMBERED && queue.left == queue.members.len());
     }
     assert_eq!(queue.members.len(), REMEMBERED);
@@ -416,10 +420,10 @@ fn of_those_whose_next_one_never_came_only_the_newest_are_remembered() {
 fn after_the_numbers_began_anew_those_of_before_crowd_out_nobody() {
     let mut queue = LocalQueue::default();
     let mut use_once = |number: i64, czxid: i64| {
-        queue.enter(key(number).id, Place { mode: Mode::Write, sequence: number }, czxid, &());
-        let is_known = queue.way(key(number)) == Way::Clear(Ground::Sure);
-        queue.granted(key(number), &Ground::Sure);
-        queue.left(key(number), Parting::LetGo);
+        queue.enter(key(number).id, Slot { mode: Mode::Write, sequence: number }, czxid, &());
+        let is_known = queue.way(key(number)) == LocalTurn::Clear(Evidence::Sure);
+        queue.granted(key(number), &Evidence::Sure);
+        queue.left(key(number), Exit::LetGo);
         is_known
     };
     (0..200).for_each(|i| assert!(!use_once(1_000 + i * 2, i * 2)));
@@ -430,27 +434,27 @@ fn after_the_numbers_began_anew_those_of_before_crowd_out_nobody() {
 #[test]
 fn nothing_known_before_the_connection_was_lost_is_known_after_it() {
     let mut queue = LocalQueue::default();
-    let place = |sequence| Place { mode: Mode::Write, sequence };
+    let slot = |sequence| Slot { mode: Mode::Write, sequence };
     for number in 0..3 {
-        queue.enter(key(number).id, place(number), 10 + number, &number);
+        queue.enter(key(number).id, slot(number), 10 + number, &number);
     }
-    queue.granted(key(0), &Ground::Sure);
-    assert_eq!(queue.way(key(1)), Way::Behind(0));
+    queue.granted(key(0), &Evidence::Sure);
+    assert_eq!(queue.way(key(1)), LocalTurn::Behind(0));
     assert_eq!(queue.forget_all(), [0, 1, 2], "all are to look");
-    assert!(queue.left(key(0), Parting::LetGo).is_empty());
-    assert_eq!(queue.way(key(1)), Way::Unknown);
-    queue.enter(key(3).id, place(3), 13, &3);
-    assert_eq!(queue.way(key(3)), Way::Unknown);
+    assert!(queue.left(key(0), Exit::LetGo).is_empty());
+    assert_eq!(queue.way(key(1)), LocalTurn::Unknown);
+    queue.enter(key(3).id, slot(3), 13, &3);
+    assert_eq!(queue.way(key(3)), LocalTurn::Unknown);
 }
 
 #[test]
 fn numbers_at_the_ends_of_their_range_are_next_to_nobody() {
     let mut queue = LocalQueue::default();
     for (number, czxid) in [(i64::MAX, 5), (i64::MIN, 6), (i64::MAX - 1, 7), (i64::MIN + 1, 8)] {
-        queue.enter(key(number).id, Place { mode: Mode::Write, sequence: number }, czxid, &number);
-        queue.granted(key(number), &Ground::Sure);
+        queue.enter(key(number).id, Slot { mode: Mode::Write, sequence: number }, czxid, &number);
+        queue.granted(key(number), &Evidence::Sure);
     }
     for number in [i64::MAX, i64::MIN] {
-        assert!(queue.left(key(number), Parting::LetGo).is_empty());
+        assert!(queue.left(key(number), Exit::LetGo).is_empty());
     }
 }

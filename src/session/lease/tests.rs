@@ -158,27 +158,27 @@ fn a_handshake_counts_from_the_last_request_that_was_answered_before_it() {
 #[test]
 fn what_was_held_when_it_ran_out_stays_lost_after_a_renewal() {
     let stage = Stage::set();
-    let stretch = stage.lease.stretch().unwrap();
-    assert!(stage.lease.covers(stretch));
+    let epoch = stage.lease.epoch().unwrap();
+    assert!(stage.lease.covers(epoch));
     stage.passes(ms(4_000));
     stage.touch();
     stage.passes(SETTLING);
     stage.write();
     assert!(stage.lease.remaining().is_some());
-    assert!(!stage.lease.covers(stretch));
+    assert!(!stage.lease.covers(epoch));
 }
 
 #[test]
 fn renewals_in_time_are_one_stretch() {
     let stage = Stage::set();
-    let stretch = stage.lease.stretch().unwrap();
+    let epoch = stage.lease.epoch().unwrap();
     for _ in 0..5 {
         stage.passes(ms(2_400));
         stage.touch();
         stage.passes(SETTLING);
         stage.write();
     }
-    assert!(stage.lease.covers(stretch));
+    assert!(stage.lease.covers(epoch));
 }
 
 #[test]
