@@ -109,7 +109,7 @@ impl Worker {
                 break;
             }
             for partition in open {
-                let lock = RwLock::builder(&self.zk, &format!("{}/lock", node(partition))).label(&self.name).build()?;
+                let lock = RwLock::builder(&self.zk, format!("{}/lock", node(partition))).label(&self.name).build()?;
                 let acquired = tokio::select! {
                     acquired = lock.try_write() => acquired,
                     () = self.batch.stopped() => break,
@@ -144,7 +144,7 @@ impl Worker {
             }
         };
         // Marked as done only by who still holds it: the ensemble checks that, in one transaction.
-        let mark = guard.transaction().set_version(&node(partition), batch.name.as_str(), mark.version);
+        let mark = guard.transaction().set_version(node(partition), batch.name.as_str(), mark.version);
         let marked = match worked {
             Ok(()) => mark.commit().await,
             Err(error) => Err(error),

@@ -732,7 +732,7 @@ async fn ls_tree_shows_all_locks_below_a_path() {
 async fn ls_tree_marks_processes_that_wait_for_each_other_in_a_circle() {
     let (zk, _lock) = server_lock("/zklock-circle/a").await;
     let of =
-        |host: &str, name: &str| RwLock::builder(&zk, &format!("/zklock-circle/{name}")).host(host).build().unwrap();
+        |host: &str, name: &str| RwLock::builder(&zk, format!("/zklock-circle/{name}")).host(host).build().unwrap();
     let (ants, bees, crows) =
         (of("ants", "a").write().await, of("bees", "b").write().await, of("crows", "c").write().await);
     let behind = writer(&of("ants", "b"));

@@ -524,7 +524,7 @@ pub async fn a_chore_runs_without_its_caller<H: Harness>(h: &H) {
 
 pub async fn a_berth_on_either_client_serves_a_lock<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
-    let lock = RwLock::new(&stage.mine, &stage.path("lock")).expect("a valid path");
+    let lock = RwLock::new(&stage.mine, stage.path("lock")).expect("a valid path");
     soon("the lock", lock.write()).await.expect("free").release().await.expect("held");
     assert_eq!(stage.a.children(&stage.path("lock")).await, Ok(Vec::new()));
 }

@@ -459,7 +459,7 @@ pub async fn tasks_that_share_reads_share_a_node_its_transactions_and_its_loss<H
     let one = soon("a shared node", shared.read()).await.expect("shared");
     assert!(guards.iter().all(|guard| guard.is_held() && guard.path() == one.path()));
     assert_eq!((s.children().await.len(), line(&s.b).await.as_str()), (1, "R+"));
-    one.transaction().create(&s.beside("shared"), "x").commit().await.expect("held");
+    one.transaction().create(s.beside("shared"), "x").commit().await.expect("held");
     assert_eq!(s.data(&s.beside("shared")).await.as_deref(), Some(b"x".as_slice()));
 
     s.operator.delete(&one.path()).await.expect("there");
@@ -691,7 +691,7 @@ pub async fn a_refused_transaction_says_which_operation_and_why<H: Harness>(h: &
         (t().check(&config, 7), config.as_str(), Failure::BadVersion),
         (t().set_version(&config, "", 0), &config, Failure::BadVersion),
         (t().create(&config, ""), &config, Failure::NodeExists),
-        (t().create(&format!("{other}/x"), ""), &format!("{other}/x"), Failure::NoNode),
+        (t().create(format!("{other}/x"), ""), &format!("{other}/x"), Failure::NoNode),
         (t().delete(&other), &other, Failure::NoNode),
         (t().check_exists(&other), &other, Failure::NoNode),
         (t().delete_version(&config, 0), &config, Failure::BadVersion),
@@ -723,7 +723,7 @@ pub async fn missing_directories_are_made<H: Harness>(h: &H) {
     assert_eq!(lock.path(), deep);
     let held = soon("a free lock", lock.write()).await.expect("free");
     assert!(held.path().starts_with(&format!("{deep}/")));
-    let tried = RwLock::new(&s.theirs, &format!("{}/x/y", s.directory)).expect("valid");
+    let tried = RwLock::new(&s.theirs, format!("{}/x/y", s.directory)).expect("valid");
     soon("a free lock", tried.try_read()).await.expect("free").release().await.expect("held");
 }
 
@@ -764,7 +764,7 @@ pub async fn wrong_input_is_refused_before_anything_is_sent<H: Harness>(h: &H) {
     for path in ["/a\0b", "/a\nb", "/a\u{7f}", "/a\u{e000}", "/a\u{f8ff}", "/a\u{fff0}", "/a\u{ffff}", "/a\u{1f512}"] {
         assert!(is_invalid(RwLock::new(&s.mine, path)), "{path:?}");
     }
-    let odd = RwLock::new(&s.mine, &format!("{}-\u{d7ff}\u{f900}\u{ffef}", s.directory)).expect("allowed");
+    let odd = RwLock::new(&s.mine, format!("{}-\u{d7ff}\u{f900}\u{ffef}", s.directory)).expect("allowed");
     soon("a free lock", odd.write()).await.expect("free").release().await.expect("held");
     let builder = || RwLock::builder(&s.mine, &s.directory);
     for host in ["", " ", "a b", "a/b", "a~b", "h\u{f6}st", "a\nb", &"x".repeat(65)] {
@@ -1083,7 +1083,7 @@ pub async fn a_session_outlasts_the_lease_of_its_guards<H: Harness>(h: &H) {
 
 pub async fn a_survey_finds_every_queue_below_a_prefix<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
-    let open = |path: &str| RwLock::new(&s.mine, &format!("{}/{path}", s.directory)).expect("valid");
+    let open = |path: &str| RwLock::new(&s.mine, format!("{}/{path}", s.directory)).expect("valid");
     let mut guards = Vec::new();
     for path in ["one", "deep/er/two", "deep/three"] {
         guards.push(soon("a free lock", open(path).write().label(path)).await.expect("free"));
@@ -1095,7 +1095,7 @@ pub async fn a_survey_finds_every_queue_below_a_prefix<H: Harness>(h: &H) {
     let expected = ["deep/er/two", "deep/three", "one"];
     assert_eq!(found, expected.map(|path| (format!("/{path}"), Some(path.to_owned()))));
     assert!(survey.unreadable.is_empty());
-    assert_eq!(Survey::below(&s.theirs, &format!("{}/one", s.directory)).await.expect("readable").queues.len(), 1);
+    assert_eq!(Survey::below(&s.theirs, format!("{}/one", s.directory)).await.expect("readable").queues.len(), 1);
     let everything = Survey::below(&s.theirs, "/").await.expect("readable");
     assert!(everything.queues.iter().any(|queue| queue.path.ends_with("deep/er/two")), "{everything:?}");
     assert!(Survey::below(&s.theirs, "locks").await.is_err());

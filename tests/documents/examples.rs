@@ -302,7 +302,7 @@ async fn a_batch_worker_that_is_asked_to_stop_leaves_its_partitions_free_at_once
         }
         let path = |partition: &str| format!("/zk-rwlock-examples/batch_worker/partition-{partition}/lock");
         for partition in &taken {
-            let lock = RwLock::new(&zk, &path(partition)).unwrap();
+            let lock = RwLock::new(&zk, path(partition)).unwrap();
             assert_eq!(lock.queue().await.unwrap().holders().count(), 1, "partition {partition}");
         }
 
@@ -313,7 +313,7 @@ async fn a_batch_worker_that_is_asked_to_stop_leaves_its_partitions_free_at_once
         let took = asked.elapsed();
 
         for partition in &taken {
-            let queue = RwLock::new(&zk, &path(partition)).unwrap().queue().await.unwrap();
+            let queue = RwLock::new(&zk, path(partition)).unwrap().queue().await.unwrap();
             assert!(queue.members.is_empty(), "after SIG{signal}: {queue}");
         }
         assert!(status.success(), "SIG{signal}: {status}");

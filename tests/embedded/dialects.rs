@@ -481,7 +481,7 @@ async fn several_locks_are_taken_together_in_the_dialect_of_all() {
 async fn a_survey_sees_each_queue_in_its_own_dialect() {
     let s = Scene::set(Dialect::Native).await;
     for dialect in Dialect::ALL {
-        let lock = RwLock::builder(&s.zk, &format!("/locks/{dialect}")).dialect(dialect).build().unwrap();
+        let lock = RwLock::builder(&s.zk, format!("/locks/{dialect}")).dialect(dialect).build().unwrap();
         std::mem::forget(lock.write().await.unwrap());
     }
     // Two in one directory, which a lock would refuse.

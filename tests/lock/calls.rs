@@ -36,7 +36,7 @@ impl Handles {
         let below = |name: &str| format!("{directory}/{name}");
         let lock = lock_at(&zk, &below("one"));
         let both = MultiLock::new(&zk, [(below("one"), Mode::Write), (below("two"), Mode::Read)]).unwrap();
-        let value = Shared::builder(&zk, &below("value")).initial(|| 1).build().unwrap();
+        let value = Shared::builder(&zk, below("value")).initial(|| 1).build().unwrap();
         Handles { zk, lock, both, value }
     }
 

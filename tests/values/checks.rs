@@ -399,20 +399,19 @@ pub(crate) async fn a_value_that_cannot_be_read_again_is_not_written(h: &impl Ha
         assert_eq!(*shared.read().await.unwrap().written(), good);
     }
     let at = |name: &str| format!("{path}/{name}");
-    unwritable(Shared::new(&zk, &at("nan")).unwrap(), 1.5, f64::NAN, "an infinite number, or NaN").await;
+    unwritable(Shared::new(&zk, at("nan")).unwrap(), 1.5, f64::NAN, "an infinite number, or NaN").await;
     // It would come back as `None`, wherever it is.
     for (place, bad) in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY].into_iter().enumerate() {
-        let shared = Shared::new(&zk, &at(&format!("optional-{place}"))).unwrap();
+        let shared = Shared::new(&zk, at(&format!("optional-{place}"))).unwrap();
         let mut numbers = [1.5; 3];
         let good = places(numbers);
         numbers[place] = bad;
         unwritable(shared, good, places(numbers), "an infinite number, or NaN").await;
     }
     let (good, bad) = (HashMap::new(), HashMap::from([((1, 2), 3)]));
-    unwritable(Shared::<HashMap<(u8, u8), u8>>::new(&zk, &at("keys")).unwrap(), good, bad, "key must be a string")
-        .await;
+    unwritable(Shared::<HashMap<(u8, u8), u8>>::new(&zk, at("keys")).unwrap(), good, bad, "key must be a string").await;
     let deep = (0..200).fold(Deep(Vec::new()), |inner, _| Deep(vec![inner]));
-    unwritable(Shared::new(&zk, &at("deep")).unwrap(), Deep(Vec::new()), deep, "recursion limit").await;
+    unwritable(Shared::new(&zk, at("deep")).unwrap(), Deep(Vec::new()), deep, "recursion limit").await;
 }
 
 pub(crate) async fn a_value_as_large_as_allowed_is_written_and_a_larger_one_is_not(h: &impl Harness) {
@@ -443,7 +442,7 @@ pub(crate) async fn a_value_as_large_as_allowed_is_written_and_a_larger_one_is_n
     drop(read);
 
     // Created by a commit, too.
-    let fresh: Shared<Vec<u8>> = Shared::with_format(&one, &format!("{path}2"), Raw).build().unwrap();
+    let fresh: Shared<Vec<u8>> = Shared::with_format(&one, format!("{path}2"), Raw).build().unwrap();
     write(&fresh, vec![1; ALLOWED - head]).await;
     let small: Shared<Vec<u8>> = Shared::with_format(&one, &path, Raw).size_limit(1000).build().unwrap();
     let error = small.write().await.unwrap().commit().await.unwrap_err();
@@ -638,16 +637,16 @@ pub(crate) async fn bytes_strings_and_formats_of_ones_own_are_kept_as_they_are(h
     let (zk, path) = (h.client().await, h.directory());
     let at = |name: &str| format!("{path}/{name}");
     let all: Vec<u8> = (0..=255).chain(*b"\n\n").collect();
-    let raw: Shared<Vec<u8>> = Shared::with_format(&zk, &at("bytes"), Raw).build().unwrap();
+    let raw: Shared<Vec<u8>> = Shared::with_format(&zk, at("bytes"), Raw).build().unwrap();
     for value in [Vec::new(), b"\n\n".to_vec(), all.clone()] {
         write(&raw, value.clone()).await;
         assert_eq!(*raw.read().await.unwrap(), value);
     }
-    let text: Shared<String> = Shared::with_format(&zk, &at("bytes"), Raw).build().unwrap();
+    let text: Shared<String> = Shared::with_format(&zk, at("bytes"), Raw).build().unwrap();
     is_refused(&zk, &at("bytes"), &text, |error| matches!(error, ValueError::WrongType { .. })).await;
     write(&text, "\u{1f511}\n\n".to_owned()).await;
     assert_eq!(*text.read().await.unwrap(), "\u{1f511}\n\n");
-    let named = Shared::with_format(&zk, &at("named"), Named("json-2.0".to_owned())).initial(|| 9).build().unwrap();
+    let named = Shared::with_format(&zk, at("named"), Named("json-2.0".to_owned())).initial(|| 9).build().unwrap();
     assert_eq!(*named.read().await.unwrap(), 9);
     is_refused(&zk, &at("named"), &counter(&zk, &at("named")), |error| matches!(error, ValueError::OtherFormat { .. }))
         .await;
