@@ -11,7 +11,8 @@ DEBIAN_JAR := /usr/share/java/zookeeper.jar
 WHOLE := --workspace --all-features
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test programs lint soak interop bench performance figures kerberos databases msrv deny package zookeeper servers
+.PHONY: test programs lint soak interop bench performance figures kerberos databases msrv deny semver package filled-in binary \
+	zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
 # proved nothing about ZooKeeper, so it fails however green the tests look.
@@ -99,20 +100,80 @@ databases:
 msrv:
 	cargo +$$(sed -n 's/^rust-version = "\(.*\)"/\1.0/p' Cargo.toml) check --all-features --lib --bins
 
-# What the dependencies must keep to is in deny.toml: licences, known faults, sources. Needs `cargo install cargo-deny`, and
-# the network for the list of known faults.
+# What the dependencies must keep to is in deny.toml: licences, known faults, sources. Needs the network for the list of
+# known faults.
 deny:
+	@$(call NEEDS,cargo-deny)
 	cargo deny --workspace check
 
-# What would be published, built from nothing but itself. Needs a clean work tree.
-package:
+# Whether the version that Cargo.toml states allows for what has changed since the last release, which is a tag `v1.2.3`.
+# Semantic versioning does not cover the module `coordinator`: a finding there needs no more than a word in CHANGELOG.md.
+semver:
+	@released=$$(git describe --tags --match 'v[0-9]*' --abbrev=0 2>/dev/null || true)
+	if [[ -z $$released ]]; then
+		echo 'make semver: no release has a tag yet, so there is nothing to compare with'
+		exit 0
+	fi
+	$(call NEEDS,cargo-semver-checks)
+	cargo semver-checks --all-features --baseline-rev "$$released"
+
+# What would be published, built from nothing but itself. Needs a clean work tree, and what only the publisher can fill in.
+package: filled-in
 	cargo publish --dry-run
+
+# A placeholder is a name that ends with `.invalid`, which no host and no address will ever have.
+filled-in:
+	@if grep -nE '[A-Za-z0-9-]+\.invalid' Cargo.toml SECURITY.md >&2; then
+		echo 'make package: REFUSED: the lines above have placeholders. Fill in:' >&2
+		echo '  Cargo.toml   repository: where the source is; crates.io resolves the links of README.md by it' >&2
+		echo '  SECURITY.md  where a vulnerability is to be reported' >&2
+		echo 'To build the package without publishing it: cargo package' >&2
+		exit 1
+	fi
+
+# `zklock` for machines without Rust, with its manual and completions, as an archive in target/archives. TAG, if it is given,
+# has to be that of the version in Cargo.toml.
+binary:
+	@version=$$(sed -n '/^\[package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+	if [[ -n '$(TAG)' && '$(TAG)' != "v$$version" ]]; then
+		echo "make binary: REFUSED: the tag is $(TAG), and Cargo.toml has the version $$version" >&2
+		exit 1
+	fi
+	host=$$(rustc -vV | sed -n 's/^host: //p')
+	name=zklock-$$version-$$host
+	cargo build --release --locked --features cli --bin zklock --config 'profile.release.strip = true'
+	zklock="$${CARGO_TARGET_DIR:-target}/release/zklock"
+	rm -rf "target/archives/$$name"
+	mkdir -p "target/archives/$$name/"{man,completions}
+	cp "$$zklock" README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT "target/archives/$$name/"
+	"$$zklock" man >"target/archives/$$name/man/zklock.1"
+	for task in ls watch break check; do
+		"$$zklock" man $$task >"target/archives/$$name/man/zklock-$$task.1"
+	done
+	for shell in bash fish zsh; do
+		"$$zklock" completions $$shell >"target/archives/$$name/completions/zklock.$$shell"
+	done
+	cd target/archives
+	tar -czf "$$name.tar.gz" "$$name"
+	sha256sum "$$name.tar.gz" >"$$name.tar.gz.sha256"
+	echo "make binary: target/archives/$$name.tar.gz"
 
 lint:
 	cargo fmt --all --check
 	cargo clippy $(WHOLE) --all-targets -- -D warnings
 	cargo clippy $(WHOLE) --test interop -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --all-features
+
+# Has a tool of cargo's at hand: CI installs it, and people are told how to.
+define NEEDS
+if ! command -v $(1) >/dev/null; then
+	if [[ -z "$${CI:-}" ]]; then
+		echo 'make: $(1) is missing: cargo install --locked $(1)' >&2
+		exit 1
+	fi
+	cargo install --locked $(1)
+fi
+endef
 
 # Has a command run by root.
 AS_ROOT := as_root=(); if [[ $$(id -u) -ne 0 ]]; then as_root=(sudo); fi
@@ -135,7 +196,32 @@ echo "make test: installing $${packages[*]}"
 	apt-get install -y --no-install-recommends "$${packages[@]}"
 endef
 
-# Provides a ZooKeeper for the tests: the one that ZOOKEEPER_CLASSPATH names, or else Debian's.
+# A release of ZooKeeper to test on, fetched into target/zookeeper: `make test ZOOKEEPER_VERSION=3.9.3`.
+ZOOKEEPER_ARCHIVES := https://archive.apache.org/dist/zookeeper
+ifdef ZOOKEEPER_VERSION
+ZOOKEEPER_RELEASE := $(CURDIR)/target/zookeeper/apache-zookeeper-$(ZOOKEEPER_VERSION)-bin
+export ZOOKEEPER_CLASSPATH := $(ZOOKEEPER_RELEASE)/lib/*
+
+zookeeper: | $(ZOOKEEPER_RELEASE)
+
+# The checksum comes from the same place: it tells of a broken download, and TLS of a false one.
+$(ZOOKEEPER_RELEASE):
+	@mkdir -p '$(@D)'
+	cd '$(@D)'
+	archive=$(@F).tar.gz
+	curl --fail --silent --show-error --location --retry 3 \
+		--remote-name-all '$(ZOOKEEPER_ARCHIVES)/zookeeper-$(ZOOKEEPER_VERSION)/$(@F).tar.gz'{,.sha512}
+	sum=$$(sed 's/^.*: *//' "$$archive.sha512" | tr -cd '[:xdigit:]' | cut -c 1-128)
+	sha512sum --check --quiet <<<"$$sum  $$archive"
+	rm -rf unpacked
+	mkdir unpacked
+	tar -xzf "$$archive" -C unpacked
+	mv 'unpacked/$(@F)' '$@'
+	rm -r unpacked "$$archive" "$$archive.sha512"
+endif
+
+# Provides a ZooKeeper for the tests: the release that ZOOKEEPER_VERSION says, the one that ZOOKEEPER_CLASSPATH names, or
+# else Debian's.
 zookeeper:
 	@packages=()
 	if [[ -z "$${ZOOKEEPER_CLASSPATH:-}" && ! -e $(DEBIAN_JAR) ]]; then
