@@ -213,9 +213,9 @@ impl Dialect {
     /// ```
     /// use zk_rwlock::Dialect;
     /// let kazoos = "5cf2ad842a9c4f12a1ab0f4d8ce1a4a9__rlock__0000000007";
-    /// assert_eq!(Dialect::Native.stranger(kazoos), Some(Dialect::Kazoo));
-    /// assert_eq!(Dialect::Kazoo.stranger(kazoos), None);
-    /// assert_eq!(Dialect::Native.stranger("config"), None);
+    /// assert_eq!(Dialect::Native.foreign(kazoos), Some(Dialect::Kazoo));
+    /// assert_eq!(Dialect::Kazoo.foreign(kazoos), None);
+    /// assert_eq!(Dialect::Native.foreign("config"), None);
     /// ```
     pub fn foreign(self, name: &str) -> Option<Dialect> {
         // Whatever queues up has a number.
