@@ -195,7 +195,7 @@ fn every_queue_of_up_to_six_has_its_turns() {
 }
 
 #[test]
-fn every_departure_from_every_queue_of_up_to_six_wakes_those_it_must_and_no_herd() {
+fn a_departure_from_any_queue_of_up_to_six_wakes_whom_it_must_and_no_herd() {
     for modes in (1..=6).flat_map(mode_vectors) {
         (0..modes.len()).for_each(|leaver| check_departure(&queue(&modes), leaver));
     }

@@ -158,7 +158,7 @@ fn a_downgrade_ends_the_hold_of_one_mode_and_begins_that_of_the_other() {
 
 /// On the library's own thread, which only a global recorder hears: no other test here has one.
 #[tokio::test]
-async fn a_lease_that_runs_out_is_told_while_nobody_looks_and_the_connection_is_away() {
+async fn a_lease_that_runs_out_is_counted_while_disconnected_and_unobserved() {
     let seen = Measured(PrometheusBuilder::new().install_recorder().expect("the first one"));
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     let zk = connect_with(&server.address(), Duration::from_secs(2)).await;

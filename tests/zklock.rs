@@ -554,7 +554,7 @@ async fn on_a_cut_network_the_command_is_dead_before_the_next_one_starts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_that_heeds_term_has_its_grace_and_the_loss_wins_over_its_code() {
+async fn a_command_that_heeds_term_has_its_grace_and_the_loss_outranks_its_code() {
     let path = "/zklock/heeds";
     for (options, code) in [(&[][..], 75), (&["--lost-exit-code", "99"], 99)] {
         let proxy = Proxy::start(shared_server().address());

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_was_asked_for_before_the_connection_was_lost_is_not_entered() {
+    fn a_node_requested_before_the_connection_was_lost_is_not_entered() {
         let books = Books::default();
         let book = books.of(&Arc::from("/a"), Dialect::Native);
         let (first, late, after) = (position(1), position(2), position(3));

@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transaction_is_a_removal_when_it_touches_nothing_but_the_node_that_it_deletes() {
+    fn a_transaction_is_a_removal_if_it_touches_only_the_node_it_deletes() {
         assert!(
             Removal::of(&[set("/a/b"), delete("/a/b")]).is_some_and(|it| it.is_beside("/a/c") && !it.is_beside("/b/c"))
         );

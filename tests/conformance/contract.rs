@@ -141,7 +141,7 @@ pub async fn a_removal_and_the_create_beside_it_that_follows_keep_their_order<H:
     }
 }
 
-pub async fn a_removal_that_is_refused_does_not_hide_what_became_of_the_create_that_follows<H: Harness>(h: &H) {
+pub async fn a_refused_removal_does_not_hide_the_outcome_of_the_create_after_it<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let (queue, missing) = (stage.path("q-"), stage.path("missing"));
     for hands_off in [true, false].repeat(10) {
@@ -280,9 +280,7 @@ pub async fn a_watch_tells_of_the_deletion<H: Harness>(h: &H) {
     assert_eq!(event(watch).await, Event::Deleted);
 }
 
-pub async fn a_watch_tells_first_that_data_was_set_where_the_node_is_then_deleted_in_one_transaction<H: Harness>(
-    h: &H,
-) {
+pub async fn a_watch_on_a_node_set_and_deleted_in_one_transaction_tells_the_change<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let path = stage.node("watched", Kind::Ephemeral).await;
     let (here, there) = (stage.a.watch(&path).await.expect("there"), stage.b.watch(&path).await.expect("there"));
@@ -290,7 +288,7 @@ pub async fn a_watch_tells_first_that_data_was_set_where_the_node_is_then_delete
     assert_eq!((event(here).await, event(there).await), (Event::Changed, Event::Changed));
 }
 
-pub async fn a_watch_tells_of_the_deletion_where_another_node_is_created_in_its_place<H: Harness>(h: &H) {
+pub async fn a_watch_tells_of_the_deletion_when_a_transaction_replaces_the_node<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let path = stage.node("watched", Kind::Ephemeral).await;
     let watch = stage.b.watch(&path).await.expect("there");
@@ -379,7 +377,7 @@ pub async fn a_watch_on_children_tells_that_their_parent_is_gone_and_needs_one<H
     assert_eq!(stage.b.watch_children(&stage.directory).await.map(drop), Err(Failure::NoNode));
 }
 
-pub async fn children_that_came_or_went_while_disconnected_are_told_after_the_reconnect<H: Harness>(h: &H) {
+pub async fn changes_of_children_while_disconnected_are_told_after_the_reconnect<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let (coming, going) = (stage.path("coming"), stage.path("going"));
     for path in [&coming, &going] {

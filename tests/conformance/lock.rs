@@ -471,7 +471,7 @@ pub async fn tasks_that_share_reads_share_a_node_its_transactions_and_its_loss<H
     s.becomes_empty().await;
 }
 
-pub async fn a_writer_gets_in_before_the_reads_that_came_when_the_shared_node_was_too_old<H: Harness>(h: &H) {
+pub async fn a_writer_goes_before_reads_that_come_when_the_shared_node_is_too_old<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
     let max_age = Duration::from_secs(3);
     let builder = RwLock::builder(&s.mine, &s.directory).dialect(h.dialect());
@@ -1126,7 +1126,7 @@ pub async fn a_holder_that_asks_learns_of_the_first_whom_it_keeps_out<H: Harness
     granted(read).await.release().await.expect("held");
 }
 
-pub async fn a_task_that_waits_for_itself_is_refused_if_so_chosen_and_leaves_no_node<H: Harness>(h: &H) {
+pub async fn a_task_that_waits_for_itself_can_be_refused_and_leaves_no_node<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let builder = RwLock::builder(&s.mine, &s.directory).dialect(h.dialect());
     let lock = builder.on_deadlock(Deadlock::Refuse).build().expect("valid");

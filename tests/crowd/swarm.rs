@@ -617,7 +617,7 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_random_swarm_never_has_two_holders_and_everybody_gets_the_lock_in_the_end() {
+async fn a_random_swarm_never_has_two_holders_and_all_are_granted_in_the_end() {
     let fresh = || std::time::UNIX_EPOCH.elapsed().expect("the clock is right").as_nanos() as u64 % 1_000_000_000;
     let seed = setting("SWARM_SEED").unwrap_or_else(fresh);
     swarm(seed, setting("SWARM_SECONDS").unwrap_or(12), setting("SWARM_SERVERS").unwrap_or(1)).await;

@@ -287,7 +287,7 @@ async fn two_processes_share_a_batch() {
 }
 
 #[tokio::test]
-async fn a_batch_worker_that_is_asked_to_stop_leaves_its_partitions_free_at_once() {
+async fn a_batch_worker_that_is_asked_to_stop_frees_its_partitions_at_once() {
     for (signal, path) in [("TERM", "stop_by_term"), ("INT", "stop_by_int")] {
         let arguments = On::Server.arguments(path);
         let zk = ZooKeeper::connect(&arguments[1]).await.unwrap();

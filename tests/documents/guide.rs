@@ -124,7 +124,7 @@ fn every_fence_compares_with_at_most() {
 }
 
 #[test]
-fn the_table_of_session_timeouts_is_what_the_lease_and_its_heartbeats_make_it() {
+fn the_table_of_session_timeouts_follows_from_the_lease_and_heartbeats() {
     let rows: Vec<_> = rows(GUIDE).into_iter().filter(|row| row.len() == 6).collect();
     assert_eq!(rows.len(), 4);
     for row in rows {

@@ -674,7 +674,7 @@ async fn a_table_that_somebody_uses_is_waited_for_no_longer_than_allowed() {
 
 /// Each would otherwise be a deploy that says it is done and has done nothing, or half.
 #[tokio::test]
-async fn a_command_line_or_a_directory_that_cannot_be_meant_is_refused_before_anything_is_done() {
+async fn a_wrong_command_line_or_directory_is_refused_before_anything_is_done() {
     let world = World::new(On::Sqlite, "not_meant").await;
     let zookeeper = shared_server().address();
     for (database, reason) in [

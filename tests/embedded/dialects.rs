@@ -124,7 +124,7 @@ fn explore_all(dialect: Dialect, kinds: &[Kind], size: u32) {
 }
 
 #[test]
-fn a_fleet_of_all_under_curators_names_is_granted_the_lock_in_order_and_one_at_a_time() {
+fn all_libraries_under_curators_names_take_turns_in_order() {
     let kinds = Kind::all_in(Dialect::Curator);
     explore_all(Dialect::Curator, &kinds, 3);
     // There are many fleets of four, and zookeeper-client does as a writer of kazoo does.
@@ -133,17 +133,17 @@ fn a_fleet_of_all_under_curators_names_is_granted_the_lock_in_order_and_one_at_a
 }
 
 #[test]
-fn a_fleet_of_curators_mutex_zookeeper_client_and_ours_is_granted_the_lock_in_order_and_one_at_a_time() {
+fn curators_mutex_zookeeper_client_and_ours_take_turns_in_order() {
     explore_all(Dialect::CuratorMutex, &Kind::all_in(Dialect::CuratorMutex), 4);
 }
 
 #[test]
-fn a_fleet_of_kazoo_zookeeper_client_and_ours_is_granted_the_lock_in_order_and_one_at_a_time() {
+fn kazoo_zookeeper_client_and_ours_take_turns_in_order() {
     explore_all(Dialect::Kazoo, &Kind::all_in(Dialect::Kazoo), 4);
 }
 
 #[test]
-fn a_fleet_of_zookeeper_client_and_ours_under_our_names_is_granted_the_lock_in_order_and_one_at_a_time() {
+fn zookeeper_client_and_ours_under_our_names_take_turns_in_order() {
     explore_all(Dialect::Native, &Kind::all_in(Dialect::Native), 4);
 }
 
@@ -252,7 +252,7 @@ async fn a_contender_of_another_dialect_is_refused_by_name_and_nothing_is_left()
 }
 
 #[tokio::test]
-async fn who_waits_is_told_of_a_contender_of_another_dialect_when_it_looks_again() {
+async fn a_waiter_is_refused_for_a_foreign_contender_when_it_lists_again() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
         // Two processes: contenders of one session need not look again.
@@ -272,7 +272,7 @@ async fn who_waits_is_told_of_a_contender_of_another_dialect_when_it_looks_again
 }
 
 #[tokio::test]
-async fn a_writer_hands_over_without_a_look_and_the_next_to_queue_up_is_told_of_a_contender_of_another_dialect() {
+async fn a_hand_off_ignores_a_foreign_contender_that_the_next_acquisition_finds() {
     let s = Scene::set(Dialect::Native).await;
     let first = s.lock.write().await.unwrap();
     let second = writer(&s.lock);
@@ -310,7 +310,7 @@ async fn nodes_of_the_same_dialect_are_waited_for_and_seen() {
 }
 
 #[tokio::test]
-async fn whatever_is_written_to_nodes_of_a_foreign_dialect_grants_nothing_and_loses_nothing() {
+async fn writes_to_the_nodes_of_a_foreign_dialect_grant_and_lose_nothing() {
     for dialect in FOREIGN {
         let s = Scene::set(dialect).await;
         let theirs = foreign_name(dialect, Mode::Write, 0);

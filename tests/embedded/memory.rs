@@ -269,7 +269,7 @@ fn entry(mode: &str, host: &str, label: &str) -> String {
 }
 
 #[test]
-fn a_waiter_hears_its_place_and_who_is_ahead_each_time_it_finds_that_changed() {
+fn a_waiter_hears_its_place_and_blockers_whenever_it_finds_them_changed() {
     let zk = Memory::new();
     let lock = RwLock::builder(&zk, DIRECTORY).host("h").build().expect("valid");
     let holder = now(lock.write().label("holds").into_future()).expect("free");
@@ -341,7 +341,7 @@ fn hearing_costs_one_read_for_each_of_those_named_and_no_listing_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_hears_within_a_second_what_changes_further_ahead_in_a_short_queue() {
+async fn in_a_short_queue_a_waiter_hears_of_changes_ahead_within_a_second() {
     let zk = Memory::new();
     let lock = open(&zk);
     let holder = write(&lock);
@@ -363,7 +363,7 @@ async fn a_waiter_hears_within_a_second_what_changes_further_ahead_in_a_short_qu
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_who_wait_and_listen_read_fewer_than_ten_thousand_names_a_second_together() {
+async fn listening_waiters_together_read_under_ten_thousand_names_a_second() {
     for waiters in [3_u64, 50] {
         let zk = Memory::new();
         let lock = open(&zk);
@@ -609,7 +609,7 @@ fn an_acquisition_dropped_at_any_poll_leaves_nothing() {
 }
 
 #[test]
-fn a_waiter_dropped_at_any_poll_leaves_nothing_and_does_not_disturb_the_others() {
+fn a_waiter_dropped_at_any_poll_leaves_nothing_and_disturbs_no_other() {
     for faults in FAULTS {
         let mut waited = false;
         for polls in 0..POLLS {
@@ -798,7 +798,7 @@ fn the_names_of_hosts_do_not_decide_who_is_first() {
 
 /// There is no upgrade: it would be a deadlock of two. Whoever tries by hand is told whom they wait for.
 #[tokio::test(start_paused = true)]
-async fn two_readers_who_both_want_to_write_hear_of_each_other_when_their_time_is_over() {
+async fn two_readers_that_both_ask_to_write_time_out_and_name_each_other() {
     let (zk, _other, a, b) = two();
     let (one, two) = (read(&a), read(&b));
     let limit = Duration::from_secs(1);
@@ -1101,7 +1101,7 @@ async fn a_waiter_removed_in_its_lock_delay_is_evicted() {
 // Strangers.
 
 #[test]
-fn a_strangers_write_to_a_held_node_costs_whoever_took_it_for_a_hand_off_the_lock() {
+fn a_waiter_that_takes_a_strangers_write_for_a_hand_off_loses_the_lock() {
     let (zk, _other, a, b) = two();
     let stranger = zk.connect();
     let held = write(&a);
@@ -1408,7 +1408,7 @@ fn the_changes_of_a_guard_are_a_stream() {
 /// Tokio has a future that has run for long come back later; outside its worker threads by waking it at once. What runs
 /// beside it on the same thread must not be told so, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_task_that_never_pauses_does_not_keep_the_ensembles_chores_running_for_ever() {
+async fn the_ensembles_background_work_ends_beside_a_task_that_never_pauses() {
     let zk = Memory::new();
     let lock = RwLock::new(&zk, "/locks/busy").expect("a valid path");
     let guard = lock.write().await.expect("free");

@@ -189,7 +189,7 @@ async fn an_acquisition_and_a_hold_are_a_span_each_with_what_became_of_them() {
 }
 
 #[test]
-fn each_span_and_event_is_in_the_right_one_and_none_stays_entered_while_somebody_waits() {
+fn spans_and_events_have_the_right_parent_and_none_is_entered_in_a_wait() {
     let (_zk, lock) = prepared();
     let held = now(lock.write()).expect("free");
     let (log, _guard) = Log::start();
@@ -232,7 +232,7 @@ fn a_grant_says_how_it_was_found_out() {
 }
 
 #[test]
-fn an_acquisition_that_is_dropped_or_refused_closes_its_span_without_a_token_and_a_refusal_is_told() {
+fn a_dropped_acquisition_closes_its_span_and_a_refused_one_also_says_why() {
     let (_zk, lock) = prepared();
     let held = now(lock.write()).expect("free");
     let (log, _guard) = Log::start();
@@ -641,7 +641,7 @@ async fn a_guard_whose_node_was_removed_is_in_nobodys_way() {
 }
 
 #[tokio::test]
-async fn a_guard_lost_with_its_lease_is_in_the_way_for_as_long_as_its_node_is_there() {
+async fn a_guard_lost_with_its_lease_is_in_the_way_while_its_node_exists() {
     tokio::time::pause();
     let zk = Memory::new();
     let lock = refusing(&zk, Deadlock::Refuse);

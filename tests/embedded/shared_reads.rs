@@ -246,7 +246,7 @@ fn one_that_enters_may_be_cancelled_before_its_node_is_there() {
 }
 
 #[test]
-fn when_all_who_wait_have_given_up_nothing_is_left_and_the_next_one_enters_afresh() {
+fn after_all_readers_give_up_nothing_is_left_and_the_next_enters_afresh() {
     let (zk, shared, other) = two();
     for cut in [false, true] {
         let held = write(&other);

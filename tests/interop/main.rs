@@ -448,22 +448,22 @@ async fn turns_are_taken_in_the_order_of_arrival(dialect: Dialect) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn turns_with_curator_and_kazoo_under_curators_names_are_taken_in_the_order_of_arrival() {
+async fn turns_with_curator_and_kazoo_under_curators_names_are_taken_in_order() {
     turns_are_taken_in_the_order_of_arrival(Dialect::Curator).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn turns_with_curators_mutex_and_zookeeper_client_are_taken_in_the_order_of_arrival() {
+async fn turns_with_curators_mutex_and_zookeeper_client_are_taken_in_order() {
     turns_are_taken_in_the_order_of_arrival(Dialect::CuratorMutex).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn turns_with_kazoo_are_taken_in_the_order_of_arrival() {
+async fn turns_with_kazoo_are_taken_in_order() {
     turns_are_taken_in_the_order_of_arrival(Dialect::Kazoo).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn turns_with_zookeeper_client_under_our_names_are_taken_in_the_order_of_arrival() {
+async fn turns_with_zookeeper_client_under_our_names_are_taken_in_order() {
     turns_are_taken_in_the_order_of_arrival(Dialect::Native).await;
 }
 
@@ -496,7 +496,7 @@ async fn curators_revoker_writes_to_anybodys_node_and_grants_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thread_of_curator_that_reads_under_its_write_lock_keeps_writers_out_until_it_has_let_go_of_both() {
+async fn a_curator_thread_in_both_modes_bars_writers_until_both_are_released() {
     let _alone = alone();
     let field = Field::set("reentrant", Dialect::Curator).await;
     let lock = field.lock();
@@ -521,7 +521,7 @@ async fn a_thread_of_curator_that_reads_under_its_write_lock_keeps_writers_out_u
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_that_is_evicted_queues_up_again_at_the_end_or_fails_when_it_looks_again() {
+async fn an_evicted_waiter_queues_up_again_at_the_end_or_fails_when_it_lists() {
     let _alone = alone();
     for (library, goes_on) in [(Library::Curator, true), (Library::Kazoo, true), (Library::ZookeeperClient, false)] {
         let field = Field::set(&format!("evicted-{library:?}"), Dialect::Curator).await;
@@ -551,7 +551,7 @@ async fn a_waiter_that_is_evicted_queues_up_again_at_the_end_or_fails_when_it_lo
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_others_may_not_read_fails_those_who_would_wait_for_it_and_nobody_overtakes_it() {
+async fn a_contender_behind_a_node_it_may_not_read_fails_and_does_not_overtake() {
     let _alone = alone();
     for library in [Library::Curator, Library::Kazoo, Library::ZookeeperClient] {
         let field = Field::set(&format!("closed-{library:?}"), Dialect::Curator).await;
@@ -592,7 +592,7 @@ async fn real_contenders_of_another_dialect_are_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_that_stood_still_past_its_session_is_passed_over_and_whoever_goes_on_queues_up_at_the_end() {
+async fn a_waiter_frozen_past_its_session_queues_up_again_at_the_end_or_fails() {
     let _alone = alone();
     for (library, goes_on) in
         [(Library::Curator, true), (Library::Kazoo, true), (Library::ZookeeperClient, false), (Library::Ours, false)]
@@ -733,12 +733,12 @@ async fn contend(dialect: Dialect) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn curator_kazoo_zookeeper_client_and_ours_contend_under_curators_names_and_are_killed_in_turn() {
+async fn all_libraries_under_curators_names_contend_and_are_killed_in_turn() {
     contend(Dialect::Curator).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn curators_mutex_zookeeper_client_and_ours_contend_and_are_killed_in_turn() {
+async fn curators_mutex_zookeeper_client_and_ours_contend_and_die_in_turn() {
     contend(Dialect::CuratorMutex).await;
 }
 

@@ -139,7 +139,7 @@ async fn each_lost_create_costs_at_most_one_more() {
 
 /// The release and the create that follows it are one transaction, or two requests, as it happens.
 #[tokio::test]
-async fn whatever_is_lost_between_a_drop_and_the_next_acquisition_one_node_is_left() {
+async fn a_cut_between_a_drop_and_the_next_acquisition_leaves_one_node() {
     let stage = Stage::set("/faults/again", CALM).await;
     let mut guard = soon("a free lock", stage.lock.write()).await.unwrap();
     for round in 0..40 {
@@ -164,7 +164,7 @@ async fn whatever_is_lost_between_a_drop_and_the_next_acquisition_one_node_is_le
 }
 
 #[tokio::test]
-async fn an_acquisition_dropped_while_disconnected_leaves_nothing_after_the_heal() {
+async fn an_acquisition_dropped_while_cut_off_leaves_nothing_after_the_heal() {
     let stage = Stage::set("/faults/dropped", CALM).await;
     // One that has sent its create before the cut, and one that began after it.
     stage.proxy.black_hole_to_client();
@@ -380,7 +380,7 @@ fn close_session(granted: &Hello) {
 }
 
 #[tokio::test]
-async fn a_release_at_the_instant_of_the_expiry_says_lost_and_deletes_nobody_elses_node() {
+async fn a_release_as_the_session_expires_says_lost_and_deletes_no_other_node() {
     let stage = Stage::set("/faults/instant", CALM).await;
     let guard = stage.lock.write().await.unwrap();
     let next = writer(&stage.here);
@@ -439,7 +439,7 @@ async fn a_late_delete_spares_the_node_of_another_in_a_directory_made_anew() {
 // Sessions that are not what they were
 
 #[tokio::test]
-async fn a_reconnect_that_is_answered_with_another_session_costs_the_lock_at_once() {
+async fn a_reconnect_answered_with_another_session_loses_the_lock_at_once() {
     // Longer than the test may take to tell, so that the lease cannot be what tells.
     let stage = Stage::set("/faults/replaced", SHORT * 3).await;
     let guard = stage.lock.write().await.unwrap();

@@ -267,7 +267,7 @@ async fn the_ensemble_itself_refuses_a_transaction_under_a_deleted_node() {
 }
 
 #[tokio::test]
-async fn a_waiter_whose_node_an_operator_deletes_is_evicted_and_only_the_next_follows() {
+async fn a_waiter_whose_node_is_deleted_is_evicted_and_only_the_next_follows() {
     let server = shared_server();
     let (one, two) = (connect(&server.address()).await, connect(&server.address()).await);
     let operator = connect(&server.address()).await;
@@ -670,7 +670,7 @@ async fn a_server_that_is_not_there_is_unreachable_within_the_connect_timeout() 
 }
 
 #[tokio::test]
-async fn a_lock_whose_server_went_away_is_unreachable_within_the_connect_timeout() {
+async fn a_lock_whose_server_is_gone_is_unreachable_within_the_connect_timeout() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let limit = Duration::from_millis(500);
@@ -954,7 +954,7 @@ async fn a_lock_is_kept_alive_while_it_is_held_and_costs_a_few_reads_when_not() 
 }
 
 #[tokio::test]
-async fn a_runtime_that_is_blocked_for_longer_than_the_session_timeout_loses_nothing() {
+async fn a_runtime_blocked_for_longer_than_the_session_timeout_loses_nothing() {
     let server = shared_server();
     let zk = connect_with(&server.address(), Duration::from_secs(1)).await;
     let lock = lock_at(&zk, "/locks/blocked");
@@ -998,7 +998,7 @@ async fn a_blip_loses_neither_the_lock_nor_a_place_in_the_queue() {
 }
 
 #[tokio::test]
-async fn a_guard_is_suspect_while_the_connection_is_lost_and_held_again_after_it() {
+async fn a_guard_is_suspect_while_disconnected_and_held_after_the_reconnect() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let zk = connect(&proxy.address()).await;

@@ -62,7 +62,7 @@ fn of_one(error: &Error) -> (&str, &Error) {
 // Order
 
 #[test]
-fn locks_are_taken_in_the_order_of_their_paths_whatever_the_order_they_were_named_in() {
+fn locks_are_taken_in_the_order_of_their_paths_however_they_are_named() {
     let zk = Memory::new();
     let all = [("/a", Write), ("/a/b", Read), ("/b", Write)];
     for shift in 0..all.len() {
@@ -88,7 +88,7 @@ fn locks_are_taken_in_the_order_of_their_paths_whatever_the_order_they_were_name
 }
 
 #[test]
-fn those_who_name_the_same_locks_in_opposite_order_do_not_wait_in_a_circle() {
+fn contenders_that_name_the_same_locks_in_opposite_order_do_not_deadlock() {
     // Whoever is first, and however far it comes before the other.
     for head_start in 0..30 {
         let zk = Memory::new();
@@ -224,7 +224,7 @@ fn random_schedules_end_with_all_served_and_nobody_excluded_let_in() {
 // All or none
 
 #[test]
-fn a_path_that_comes_twice_is_refused_however_it_is_written_and_so_is_none_at_all() {
+fn a_path_that_comes_twice_in_any_spelling_or_no_path_at_all_is_refused() {
     let zk = Memory::new();
     let refusals = [
         (vec![], "no path; a MultiLock needs at least one"),
@@ -285,7 +285,7 @@ fn whoever_waits_hears_for_which_lock_and_at_which_place() {
 }
 
 #[tokio::test]
-async fn a_task_that_holds_one_of_the_locks_already_is_refused_them_all_by_choice() {
+async fn a_task_that_holds_one_of_the_locks_can_choose_to_be_refused_them_all() {
     let zk = Memory::new();
     let locks = MultiLock::builder(&zk).write("/a").write("/b").on_deadlock(Deadlock::Refuse).build().unwrap();
     let held = write(&zk, "/b");
@@ -473,7 +473,7 @@ fn a_lock_that_is_lost_while_the_next_is_waited_for_ends_the_waiting() {
 // Holding
 
 #[test]
-fn the_loss_of_one_is_the_loss_of_the_guard_and_the_others_stay_until_it_goes() {
+fn a_guard_is_lost_with_one_lock_and_keeps_the_others_until_it_is_dropped() {
     let zk = Memory::new();
     let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read), ("/c", Write)]));
     let node = guard.nodes().nth(1).expect("three");
@@ -646,7 +646,7 @@ impl Coordinator for Two {
 }
 
 #[test]
-fn locks_on_several_sessions_are_checked_in_one_transaction_and_lost_with_either() {
+fn locks_of_two_sessions_share_a_transaction_and_are_lost_with_either() {
     for ends in 0..2 {
         let zk = Memory::new();
         let clients = [zk.connect(), zk.connect()];
@@ -670,7 +670,7 @@ fn locks_on_several_sessions_are_checked_in_one_transaction_and_lost_with_either
 }
 
 #[test]
-fn what_earlier_holders_of_any_of_the_locks_wrote_is_read_whichever_session_lags() {
+fn a_guard_reads_what_earlier_holders_wrote_whichever_session_lags() {
     for lags in 0..2 {
         let zk = Memory::new();
         let clients = [zk.connect(), zk.connect()];
@@ -736,7 +736,7 @@ fn guards_and_futures_can_go_to_other_threads() {
 // On a server
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn transfers_between_accounts_lose_nothing_whatever_the_order_they_name_them_in() {
+async fn transfers_that_name_their_accounts_in_any_order_lose_nothing() {
     const ACCOUNTS: u64 = 4;
     const EACH: i64 = 100;
     let server = shared_server();
@@ -780,7 +780,7 @@ async fn transfers_between_accounts_lose_nothing_whatever_the_order_they_name_th
 }
 
 #[tokio::test]
-async fn an_operator_who_breaks_one_of_the_locks_is_told_and_no_transaction_passes() {
+async fn a_guard_is_lost_and_commits_nothing_once_an_operator_breaks_one_lock() {
     let server = shared_server();
     let (zk, operator) = (connect(&server.address()).await, connect(&server.address()).await);
     let locks = multi(&zk, &[("/locks/broken/a", Write), ("/locks/broken/b", Write)]);

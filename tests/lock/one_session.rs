@@ -115,7 +115,7 @@ async fn a_lock_delay_waits_after_a_local_writer_that_vanished() {
 
 /// The signal of the holder says that it has let go, and a waiter between them has never held.
 #[test]
-fn no_lock_delay_after_a_release_because_a_waiter_of_another_session_gave_up() {
+fn a_waiter_of_another_session_that_gave_up_causes_no_lock_delay() {
     let zk = Memory::new();
     let [here, between, there] = [(); 3].map(|()| zk.connect());
     let lock = |zk| RwLock::builder(zk, DIRECTORY).lock_delay(Duration::from_secs(5)).build().expect("valid");
@@ -374,7 +374,7 @@ async fn a_waiter_that_cannot_watch_its_own_node_watches_the_predecessor() {
 
 /// The next local holder may write before the ensemble has heard of it.
 #[tokio::test]
-async fn an_unanswered_transaction_keeps_the_next_one_out_until_our_node_is_gone() {
+async fn an_unanswered_transaction_keeps_the_next_out_until_our_node_is_gone() {
     let t = Tapped::new(shared_server()).await;
     let value = format!("/value-{}", t.proxy.address().replace([':', '.'], "-"));
     let held = t.lock.write().await.unwrap();

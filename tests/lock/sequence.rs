@@ -79,7 +79,7 @@ async fn from_two_to_the_thirty_on_the_last_one_out_restarts_the_numbers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn near_the_end_those_inside_are_served_in_order_and_newcomers_are_refused() {
+async fn near_the_end_waiters_are_served_in_order_and_newcomers_are_refused() {
     let server = server_at(REFUSED_FROM - 3, false).await;
     let (zk, a, _other, b) = two(&server).await;
     let first = soon("free", a.write()).await.expect("free");
@@ -177,7 +177,7 @@ async fn many_who_come_at_once_to_used_up_numbers_are_served_one_after_another()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_near_the_end_is_told_when_an_operator_starts_the_directory_afresh() {
+async fn a_holder_near_the_end_is_lost_when_an_operator_deletes_the_directory() {
     let server = server_at(REFUSED_FROM - 1, false).await;
     let (zk, a, _other, b) = two(&server).await;
     let held = soon("free", a.write()).await.expect("free");

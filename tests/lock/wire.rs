@@ -309,7 +309,7 @@ async fn one_writer_that_leaves_two_hundred_wakes_exactly_one() {
 
 /// A queue of many, each of whom holds and lets go: what all of them together cost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn five_hundred_writers_drain_with_one_notification_each_and_without_a_listing() {
+async fn five_hundred_writers_drain_with_one_notification_each_and_no_listing() {
     const WRITERS: usize = 500;
     let server = Server::start();
     let (from, to) = (Tapped::new(&server).await, Tapped::new(&server).await);
@@ -367,7 +367,7 @@ async fn two_hundred_who_arrive_together_list_five_times() {
 
 /// Whoever waits for a listing that others asked for goes on when those others leave.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_whose_first_ones_give_up_while_they_list_is_served_all_the_same() {
+async fn a_crowd_whose_first_contenders_give_up_while_they_list_is_still_served() {
     let server = Server::start();
     let (one, two) = (Tapped::new(&server).await, Tapped::new(&server).await);
     let lock = directory(&one.zk, "/wire/leavers").await;
@@ -396,7 +396,7 @@ async fn a_crowd_whose_first_ones_give_up_while_they_list_is_served_all_the_same
 
 /// Somebody keeps twenty thousand files in the lock's directory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowded_directory_is_listed_once_an_acquisition_and_once_for_a_waiter_that_left() {
+async fn a_crowded_directory_is_listed_once_per_acquisition_and_departed_waiter() {
     const FILES: usize = 20_000;
     let server = Server::start();
     let (one, two) = (Tapped::new(&server).await, Tapped::new(&server).await);

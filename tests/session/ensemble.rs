@@ -35,7 +35,7 @@ fn creates(proxies: &[&Proxy]) -> u64 {
 /// Fault 6. The create commits and its answer is lost; the client comes back to a server that has not applied it.
 /// Only a sync makes sure that a listing there shows the node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_create_that_the_next_server_has_not_applied_is_found_and_stays_the_only_one() {
+async fn a_create_that_the_next_server_has_not_applied_is_found_and_unrepeated() {
     let ensemble = shared_ensemble().await;
     let (leader, follower) = (ensemble.leader(), ensemble.followers()[0]);
     let (near, far) =
@@ -104,7 +104,7 @@ async fn a_leader_that_was_deposed_while_it_was_frozen_serves_no_synced_read() {
 
 /// Fault 31. The create is answered, the listing is not, and the next server does not know of the create yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_reconnect_to_a_lagging_follower_no_listing_is_used_that_lacks_our_own_node() {
+async fn a_listing_of_a_lagging_follower_that_lacks_our_own_node_is_not_used() {
     let ensemble = shared_ensemble().await;
     let (leader, follower) = (ensemble.leader(), ensemble.followers()[0]);
     let (near, far) =
@@ -138,7 +138,7 @@ async fn after_a_reconnect_to_a_lagging_follower_no_listing_is_used_that_lacks_o
 
 /// Fault 22. Between the hand-off and its delivery the waiter's session expires, and the next one is granted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_expired_behind_a_lagging_follower_is_not_granted_by_an_old_event() {
+async fn a_waiter_expired_at_a_lagging_follower_is_not_granted_by_an_old_event() {
     let ensemble = shared_ensemble().await;
     let (leader, follower) = (ensemble.leader(), ensemble.followers()[0]);
     let at_leader = connect(&ensemble.server(leader).address()).await;
@@ -162,7 +162,7 @@ async fn a_waiter_that_expired_behind_a_lagging_follower_is_not_granted_by_an_ol
 /// Fault 22, with every sign of health: what the waiter sends is lost, but the server is heard all the time, and
 /// tells it of the hand-off when its lease has run out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_whose_requests_are_lost_is_not_granted_by_an_event_after_its_lease() {
+async fn a_waiter_whose_requests_are_lost_is_granted_by_no_event_past_its_lease() {
     const TIMEOUT: Duration = Duration::from_secs(4);
     let server = shared_server();
     let proxy = Proxy::start(server.address());

@@ -36,7 +36,7 @@ fn as_service(service: &str, host: Option<&str>) -> ZooKeeperBuilder {
 }
 
 #[tokio::test]
-async fn the_lock_of_a_kerberos_user_is_shared_by_that_user_and_closed_to_strangers() {
+async fn a_kerberos_users_lock_is_shared_by_that_user_and_closed_to_strangers() {
     let (server, directory) = (start(), "/of-alice/lock");
     let alice = soon("the login", as_service("zookeeper", None).connect(&named(&server))).await.unwrap();
     let by_address = as_service("zookeeper", Some("localhost"));

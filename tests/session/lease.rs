@@ -90,7 +90,7 @@ async fn a_holder_whose_requests_are_lost_says_lost_before_the_next_is_granted()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_who_hears_no_answers_says_lost_in_time_even_if_its_session_lives_on() {
+async fn a_holder_that_hears_nothing_says_lost_in_time_though_its_session_lives() {
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let (holder, other) = (connect(&proxy.address()).await, connect(&server.address()).await);
@@ -106,7 +106,7 @@ async fn a_holder_who_hears_no_answers_says_lost_in_time_even_if_its_session_liv
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_whose_server_is_cut_from_the_leader_says_lost_before_the_next_is_granted() {
+async fn a_holder_whose_server_lost_its_leader_says_lost_before_the_next_grant() {
     let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
     let (follower, leader) = (ensemble.followers()[0], ensemble.leader());
     let holder = connect(&ensemble.server(follower).address()).await;
@@ -175,7 +175,7 @@ async fn a_server_that_stands_still_for_longer_than_the_lease_costs_the_lock() {
 }
 
 #[test]
-fn a_blocked_runtime_keeps_the_lock_because_the_session_has_a_thread_of_its_own() {
+fn a_blocked_runtime_keeps_the_lock_since_its_session_has_its_own_thread() {
     let server = shared_server();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {

@@ -55,7 +55,7 @@ fn watch_closely<G: Guard>(guard: G, stop: Arc<AtomicBool>) -> thread::JoinHandl
 
 /// The client hears its server all the time, and so believes to be connected until the server has closed its session.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_hears_events_while_its_requests_are_lost_says_lost_before_the_next_is_granted() {
+async fn a_holder_that_only_hears_events_says_lost_before_the_next_is_granted() {
     const NODES: usize = 200;
     let server = shared_server();
     let proxy = Proxy::start(server.address());
@@ -251,7 +251,7 @@ async fn on_flapping_links_nobody_holds_beside_another_and_all_go_on_afterwards(
 
 /// Its numbers begin anew, and may go on just where our last grant was: that does not make us the next after it.
 #[tokio::test]
-async fn on_a_server_that_lost_everything_a_lock_that_was_used_alone_looks_who_is_there() {
+async fn on_a_server_that_lost_everything_a_lock_used_alone_lists_the_queue() {
     const PATH: &str = "/outages/anew";
     let server = Server::start();
     let (zk, sequence) =
@@ -285,7 +285,7 @@ async fn on_a_server_that_lost_everything_a_lock_that_was_used_alone_looks_who_i
 /// Nobody there knows of the holder, who has not heard of that yet: only a fence keeps the two apart, and its tokens
 /// have begun anew.
 #[tokio::test]
-async fn a_server_that_comes_back_empty_grants_beside_a_holder_that_is_still_suspect() {
+async fn a_server_that_comes_back_empty_grants_beside_a_suspect_holder() {
     const PATH: &str = "/outages/empty";
     let server = Server::start();
     let proxy = Proxy::start(server.address());

@@ -128,7 +128,7 @@ async fn a_directory_that_a_stranger_made_first_stays_the_strangers() {
 }
 
 #[tokio::test]
-async fn a_user_name_that_the_server_would_misread_is_refused_before_anything_is_sent() {
+async fn a_user_name_that_the_server_would_misread_is_refused_before_connecting() {
     let proxy = Proxy::start_opaque(shared_server().address());
     for name in ["", "a:b"] {
         let error = options().digest(name, "secret").connect(&proxy.address()).await.unwrap_err();
@@ -141,7 +141,7 @@ async fn a_user_name_that_the_server_would_misread_is_refused_before_anything_is
 // Some permissions, and not all that it takes: what is left behind
 
 #[tokio::test]
-async fn one_who_may_create_and_delete_but_not_list_is_refused_and_leaves_no_node() {
+async fn a_guest_who_may_not_list_is_refused_and_leaves_no_node() {
     let directory = "/partly-1/lock";
     let owner = directory_for_guests("owner", directory, Permissions::CREATE | Permissions::DELETE).await;
     let guest = connect(&shared_server().address()).await;
@@ -155,7 +155,7 @@ async fn one_who_may_create_and_delete_but_not_list_is_refused_and_leaves_no_nod
 }
 
 #[tokio::test]
-async fn one_who_may_list_and_delete_but_not_create_is_refused_and_leaves_no_node() {
+async fn a_guest_who_may_not_create_is_refused_and_leaves_no_node() {
     let directory = "/partly-2/lock";
     let owner = directory_for_guests("owner", directory, Permissions::READ | Permissions::DELETE).await;
     let guest = connect(&shared_server().address()).await;
@@ -168,7 +168,7 @@ async fn one_who_may_list_and_delete_but_not_create_is_refused_and_leaves_no_nod
 }
 
 #[tokio::test]
-async fn one_who_may_enter_but_not_leave_is_told_that_the_node_stays_until_the_session_ends() {
+async fn a_guest_who_may_not_delete_hears_that_the_node_stays_with_the_session() {
     let directory = "/partly-3/lock";
     let owner = directory_for_guests("owner", directory, Permissions::CREATE | Permissions::READ).await;
     let guest = connect(&shared_server().address()).await;
@@ -188,7 +188,7 @@ async fn one_who_may_enter_but_not_leave_is_told_that_the_node_stays_until_the_s
 }
 
 #[tokio::test]
-async fn one_who_may_only_create_is_told_that_the_node_stays_until_the_session_ends() {
+async fn a_guest_who_may_only_create_hears_that_the_node_stays_with_the_session() {
     let directory = "/partly-4/lock";
     let owner = directory_for_guests("owner", directory, Permissions::CREATE).await;
     let guest = connect(&shared_server().address()).await;
@@ -201,7 +201,7 @@ async fn one_who_may_only_create_is_told_that_the_node_stays_until_the_session_e
 }
 
 #[tokio::test]
-async fn one_who_may_not_watch_the_node_in_the_way_is_refused_and_leaves_no_node() {
+async fn a_guest_who_may_not_watch_the_holder_is_refused_and_leaves_no_node() {
     let directory = "/partly-5/lock";
     let all = Permissions::READ | Permissions::CREATE | Permissions::DELETE;
     let owner = directory_for_guests("owner", directory, all).await;
@@ -297,7 +297,7 @@ async fn what_a_wrong_acl_shuts_its_own_maker_out_of_is_left_to_nobody() {
 }
 
 #[tokio::test]
-async fn a_directory_that_may_not_be_made_is_denied_and_one_that_exists_below_closed_nodes_serves() {
+async fn below_closed_nodes_an_old_directory_serves_and_a_new_one_is_denied() {
     let address = shared_server().address();
     let owner = directory_for_guests("owner", "/closed/above/lock", Permissions::READ).await;
     let guest = connect(&address).await;
@@ -314,7 +314,7 @@ async fn a_directory_that_may_not_be_made_is_denied_and_one_that_exists_below_cl
 }
 
 #[tokio::test]
-async fn a_guarded_transaction_on_a_forbidden_node_is_refused_and_the_lock_is_kept() {
+async fn a_transaction_on_a_forbidden_node_is_refused_and_the_lock_is_kept() {
     let address = shared_server().address();
     let owner = user(&address, "owner").await;
     session(&owner).await.create("/forbidden", b"mine", Kind::Persistent).await.unwrap();
@@ -585,7 +585,7 @@ mod tls {
     }
 
     #[tokio::test]
-    async fn a_connect_string_that_contradicts_the_options_is_refused_before_anything_is_sent() {
+    async fn a_connect_string_against_the_options_is_refused_before_connecting() {
         let (clear, encrypted) = (Proxy::start_opaque(shared_server().address()), Proxy::start_opaque(&open().address));
         let (a, b) = (encrypted.address(), clear.address());
         for servers in [format!("tcp://{b}"), format!("{a},tcp://{b}/apps"), format!("tcp://{b},tcp+tls://{a}")] {
@@ -660,7 +660,7 @@ mod tls {
     }
 
     #[tokio::test]
-    async fn machines_with_certificates_share_a_lock_unless_its_acl_names_one_of_them() {
+    async fn machines_with_certificates_share_a_lock_unless_its_acl_names_only_one() {
         let address = &mutual().address;
         let one = connect_with(mutual().tls_as("web-1"), address).await;
         let two = connect_with(mutual().tls_as("web-2"), address).await;
@@ -699,7 +699,7 @@ mod tls {
     }
 
     #[test]
-    fn certificates_that_cannot_serve_are_refused_with_what_is_wrong_with_them() {
+    fn certificates_that_cannot_serve_are_refused_with_the_reason() {
         let authority = Authority::new();
         let (one, two) = (authority.issue("one", "127.0.0.1"), authority.issue("two", "127.0.0.1"));
         let tls = || Tls::from_ca_pem(&authority.pem).unwrap();
@@ -879,7 +879,7 @@ mod sasl {
     }
 
     #[tokio::test]
-    async fn a_user_name_that_the_client_would_garble_is_refused_before_anything_is_sent() {
+    async fn a_user_name_that_the_client_would_garble_is_refused_before_connecting() {
         let proxy = Proxy::start_opaque(server().address());
         for name in ["", "a\"b", "a\\b", "a\nb"] {
             let error = options().sasl(Sasl::digest_md5(name, "x")).connect(&proxy.address()).await.unwrap_err();

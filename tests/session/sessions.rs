@@ -74,7 +74,7 @@ async fn what_the_client_itself_refuses_does_not_renew_the_lease() {
 
 /// Only one of its sessions would be closed otherwise: the one being opened would come to life afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_is_being_opened_while_the_handle_is_closed_does_not_outlive_it() {
+async fn a_session_that_is_being_opened_does_not_outlive_its_closed_handle() {
     let server = Server::start();
     let proxy = Proxy::start(server.address());
     let zk = ZooKeeper::builder().session_timeout(Duration::from_secs(2)).connect_timeout(SOON);
@@ -131,7 +131,7 @@ async fn reason(zk: &ZooKeeper) -> (Instant, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_probe_is_told_since_when_the_server_is_away_and_why_and_when_it_is_back() {
+async fn a_probe_reads_since_when_and_why_a_server_is_away_and_when_it_is_back() {
     let server = Server::start();
     let zk = connect_with(&server.address(), Duration::from_secs(4)).await;
     assert_eq!(zk.state(), ConnectionState::Connected);
@@ -202,7 +202,7 @@ fn parked(acquisition: impl IntoFuture<IntoFuture = Acquiring>) -> Acquiring {
 type Acquiring = std::pin::Pin<Box<dyn Future<Output = Result<ReadGuard, Error>> + Send>>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquisition_that_is_not_polled_while_a_session_is_opened_holds_up_no_other() {
+async fn an_acquisition_not_polled_while_a_session_is_opened_holds_up_no_other() {
     let (proxy, zk) = without_a_session().await;
     proxy.heal();
     let lock = lock_at(&zk, "/sessions/parked");
@@ -213,7 +213,7 @@ async fn an_acquisition_that_is_not_polled_while_a_session_is_opened_holds_up_no
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn acquisitions_that_give_up_while_a_session_is_opened_open_one_between_them() {
+async fn acquisitions_that_give_up_while_a_session_is_opened_share_the_opening() {
     const TRIES: usize = 30;
     let (proxy, zk) = without_a_session().await;
     proxy.black_hole();
@@ -272,7 +272,7 @@ async fn a_further_session_is_not_given_up_before_it_was_used() {
 
 /// A program that ends gives the server a moment to hear that its locks are free, and no more than that.
 #[tokio::test]
-async fn dropping_the_last_handle_waits_only_a_moment_for_a_server_that_does_not_answer() {
+async fn dropping_the_last_handle_waits_only_a_moment_for_a_silent_server() {
     const DIRECTORY: &str = "/locks/good-bye";
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);

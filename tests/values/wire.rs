@@ -32,7 +32,7 @@ fn requests(wire: &Proxy) -> (Vec<Op>, usize) {
 }
 
 #[tokio::test]
-async fn a_read_is_one_request_more_than_the_lock_a_commit_one_and_a_look_at_the_copy_none() {
+async fn a_read_costs_one_request_beside_the_lock_a_commit_one_the_copy_none() {
     let wire = Proxy::start(shared_server().address());
     let zk = connect(&wire.address()).await;
     let shared = counter(&zk, "/shared/cost");
@@ -149,7 +149,7 @@ async fn a_commit_that_is_cut_at_any_byte_is_done_once() {
 
 /// Who was cut off for longer than its session, and comes back after others have written, still learns what became of it.
 #[tokio::test]
-async fn a_commit_that_was_in_doubt_when_the_session_ended_is_told_apart_after_the_next_holders_commit() {
+async fn a_commit_in_doubt_at_the_sessions_end_is_settled_after_later_commits() {
     let operator = connect(&shared_server().address()).await;
     for (is_done, path) in [(true, "/shared/doubt-done"), (false, "/shared/doubt-undone")] {
         let wire = Proxy::start(shared_server().address());
@@ -183,7 +183,7 @@ async fn a_commit_that_was_in_doubt_when_the_session_ended_is_told_apart_after_t
 }
 
 #[tokio::test]
-async fn a_value_that_is_too_large_for_the_servers_is_refused_and_the_old_one_stays() {
+async fn a_value_too_large_for_the_servers_is_refused_and_the_old_one_stays() {
     let server = Server::start_with(&[], &["-Djute.maxbuffer=20000"]);
     let zk = connect_with(&server.address(), CALM).await;
     let shared: Shared<Vec<u8>> = Shared::with_format(&zk, "/shared/limit", Raw).build().unwrap();

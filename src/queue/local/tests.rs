@@ -389,7 +389,7 @@ fn permutations(of: &mut Vec<i64>, from: usize, each: &mut impl FnMut(&[i64])) {
 }
 
 #[test]
-fn whoever_uses_a_lock_alone_is_always_known_to_be_granted_and_nothing_piles_up() {
+fn a_lone_contender_is_always_known_to_be_granted_and_nothing_piles_up() {
     let mut queue = LocalQueue::default();
     for number in 0..1_000 {
         let mode = if number % 3 == 0 { Mode::Write } else { Mode::Read };
