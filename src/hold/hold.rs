@@ -198,12 +198,12 @@ impl Hold {
     }
 }
 
-/// What a node holds. Read by [`ReadGuard::data`] and [`WriteGuard::data`].
+/// What a node holds. Read by [`ReadGuard::data`](crate::ReadGuard::data) and [`WriteGuard::data`](crate::WriteGuard::data).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeData {
     /// Its data.
     pub data: Vec<u8>,
-    /// How often the data was set: to give to [`Transaction::set_version`].
+    /// How often the data was set: to give to [`Transaction::set_version`](crate::Transaction::set_version).
     pub version: i32,
 }
