@@ -1,4 +1,5 @@
-//! `docs/architecture.md` names files, functions and tests that exist, and shows the street as `layers.rs` holds it.
+//! `docs/architecture.md` and `CONTRIBUTING.md` name files, functions, tests and commands that exist, and show the street as
+//! `layers.rs` holds it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,6 +10,8 @@ use support::page::rows;
 use crate::{fault_table, layers};
 
 const PAGE: &str = include_str!("../../docs/architecture.md");
+const CONTRIBUTING: &str = include_str!("../../CONTRIBUTING.md");
+const BENCHES: &str = include_str!("../../benches/Cargo.toml");
 
 /// The single words in backticks.
 fn spans(text: &str) -> impl Iterator<Item = &str> {
@@ -25,11 +28,11 @@ fn the_page_shows_each_folder_and_what_it_may_import() {
 }
 
 #[test]
-fn the_page_names_files_functions_and_tests_that_exist() {
+fn the_pages_name_files_functions_and_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let source = |file: &str| fs::read_to_string(root.join("src").join(file)).or(fs::read_to_string(root.join(file)));
     let mut functions = 0;
-    for span in spans(PAGE) {
+    for span in spans(PAGE).chain(spans(CONTRIBUTING)) {
         let Some((file, function)) = span.split_once(".rs") else { continue };
         let source = source(&format!("{file}.rs")).unwrap_or_else(|error| panic!("{span}: {error}"));
         if let Some(function) = function.strip_prefix("::") {
@@ -38,8 +41,26 @@ fn the_page_names_files_functions_and_tests_that_exist() {
             functions += 1;
         }
     }
-    let tests = fault_table::named(PAGE);
+    let tests = [fault_table::named(PAGE), fault_table::named(CONTRIBUTING)].concat();
     let missing: Vec<_> = tests.iter().filter(|name| !fault_table::exists(name)).collect();
     assert_eq!(missing, Vec::<&&str>::new());
     assert!(functions > 30 && tests.len() > 20, "{functions} functions and {} tests", tests.len());
+}
+
+#[test]
+fn the_commands_for_contributors_exist() {
+    let makefile = include_str!("../../Makefile");
+    let named = |before: &'static str| {
+        let rest = CONTRIBUTING.split(before).skip(1);
+        rest.map(|rest| rest.split(|c: char| !(c.is_ascii_lowercase() || c == '-')).next().unwrap_or_default())
+    };
+    let targets: BTreeSet<&str> = named("`make ").chain(named("\nmake ")).collect();
+    assert!(targets.len() > 10, "{targets:?}");
+    for target in targets {
+        assert!(makefile.contains(&format!("\n{target}:")), "make {target}");
+    }
+    let manifests = [include_str!("../Cargo.toml"), include_str!("../../proptests/Cargo.toml"), BENCHES].concat();
+    for name in named("-p ").chain(named("--test ")).chain(named("--bench ")) {
+        assert!(manifests.contains(&format!("name = \"{name}\"")), "{name}");
+    }
 }
