@@ -202,7 +202,8 @@ fn anchors(page: &str) -> BTreeSet<String> {
 fn links_lead_somewhere() {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let mut followed = 0;
-    for name in ["README.md", "docs/guide.md", "docs/coming-from.md"] {
+    let at_the_top = ["README.md", "CONTRIBUTING.md", "SECURITY.md"];
+    for name in at_the_top.into_iter().chain(["docs/guide.md", "docs/coming-from.md", "docs/architecture.md"]) {
         let file = root.join(name);
         let page = fs::read_to_string(&file).expect("a page");
         let in_text = page.split("](").skip(1).map(|rest| rest.split(')').next().unwrap_or_default());
