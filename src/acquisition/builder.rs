@@ -1,4 +1,4 @@
-//! How a lock is asked for: the builder that is awaited, for every kind of guard; knows no queue.
+//! How a caller asks for a lock: the builder that is awaited, for every kind of guard; knows no queue.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -16,7 +16,7 @@ use crate::hold::trace::Acquiring;
 use crate::queue::mode::Mode;
 use crate::snapshot::progress::{Listener, Progress};
 
-/// An acquisition that has not started: await it, or set options first.
+/// An acquisition that has not started. Await it, or set options first.
 ///
 /// Made by [`RwLock::read`](crate::RwLock::read) and [`write`](crate::RwLock::write), by
 /// [`MultiLock::lock`](crate::MultiLock::lock), and by [`Shared::read`](crate::Shared::read) and
@@ -38,9 +38,9 @@ pub struct Acquire<G: Guard> {
     pub(crate) options: Options,
 }
 
-/// A guard that an [`Acquire`] gives. The guards of this library implement it, and no others can.
+/// A guard that an [`Acquire`] gives. Only the guards of this library implement it.
 pub trait Guard: Sized {
-    /// What it is acquired from.
+    /// What the guard is acquired from.
     #[doc(hidden)]
     type Source;
 
@@ -56,18 +56,18 @@ impl<G: Guard> Acquire<G> {
         Acquire { source, options: Options::default() }
     }
 
-    /// Gives up, and leaves the queue, when the guard was not granted within `timeout`.
+    /// Gives up, and leaves the queue, if the guard is not granted within `timeout`.
     ///
-    /// The timeout begins with the first poll. It covers everything that the guard needs: each of several locks, and the
-    /// reading of a value. The error is there in time, also while disconnected. Zero is refused: the `try_` methods do
-    /// not wait. Of a timeout and a deadline the one that was set last counts.
+    /// The timeout begins with the first poll. It covers everything that the guard needs: each of several locks, and
+    /// the reading of a value. The error comes in time, also while disconnected. Zero is refused: the `try_` methods do
+    /// not wait. If both a timeout and a deadline are set, the one set last counts.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.options.limit = Some(Limit::Timeout(timeout));
         self
     }
 
-    /// As [`timeout`](Self::timeout), with the moment when to give up. If that has passed at the first poll, nothing is
-    /// sent, and the error is [`Error::Timeout`].
+    /// As [`timeout`](Self::timeout), but gives up at the moment `deadline`. If that has passed at the first poll,
+    /// nothing is sent, and the error is [`Error::Timeout`].
     ///
     /// # Examples
     ///
@@ -86,24 +86,25 @@ impl<G: Guard> Acquire<G> {
         self
     }
 
-    /// What this acquisition is for, in words for people. [`RwLock::queue`](crate::RwLock::queue) and the errors of waiters
-    /// show it, and a value that is committed keeps it. At most 256 bytes, without control characters.
+    /// What this acquisition is for, in words for people. [`RwLock::queue`](crate::RwLock::queue) and the errors of
+    /// waiters show the label, and a committed value keeps it. At most 256 bytes, without control characters.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.options.label = Some(label.into());
         self
     }
 
-    /// Calls `tell` with the place in the queue and who is in the way, if the lock is not granted at once, and again
-    /// whenever the acquisition finds that changed.
+    /// Calls `tell` with the place in the queue and the contenders in the way, if the lock is not granted at once.
+    /// Calls it again whenever the acquisition finds that these have changed.
     ///
-    /// The acquisition finds out when it looks at the queue anyway: at first, and when its predecessor has left and it has
-    /// to go on waiting. It also looks on purpose after each second, or after as many milliseconds as its place times the
-    /// length of the queue, if that is more. So all waiters that listen read fewer than 10,000 names a second together,
-    /// however many they are. To hear sooner or less often, use [`on_wait_every`](Self::on_wait_every). Each call of `tell`
-    /// costs also a read for each contender that it names (at most 8).
+    /// The acquisition finds out when it lists the queue anyway: at first, and when its predecessor has left but it has
+    /// to go on waiting. It also lists the queue on purpose: after each second, or after as many milliseconds as its
+    /// place times the length of the queue, if that is more. So all waiters that listen read fewer than 10,000 names a
+    /// second together, however many they are. To hear sooner or less often, use
+    /// [`on_wait_every`](Self::on_wait_every). Each call of `tell` also costs one read for each contender that it names
+    /// (at most 8).
     ///
-    /// `tell` holds up the acquisition for as long as it runs. If it panics, the place in the queue is given up. Of several
-    /// locks [`Progress::path`] says which one is waited for.
+    /// While `tell` runs, the acquisition waits for it. If `tell` panics, the place in the queue is given up. With
+    /// several locks, [`Progress::path`] says which lock is waited for.
     ///
     /// # Examples
     ///
@@ -119,9 +120,9 @@ impl<G: Guard> Acquire<G> {
         self
     }
 
-    /// As [`on_wait`](Self::on_wait), and looks at the queue on purpose after each `interval`.
+    /// As [`on_wait`](Self::on_wait), but lists the queue on purpose after each `interval`.
     ///
-    /// Each look costs the server a listing, which is as long as the queue. Zero is refused.
+    /// Each listing costs the server an answer as long as the queue. Zero is refused.
     pub fn on_wait_every(mut self, interval: Duration, tell: impl FnMut(&Progress) + Send + 'static) -> Self {
         self.options.on_wait = Some(Listener::boxed(tell, Some(interval)));
         self

@@ -1,4 +1,4 @@
-//! How an acquisition gets its place in the queue; knows no turns.
+//! How an acquisition gets its ticket; knows no turns.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -17,16 +17,18 @@ use crate::session::request::Failure;
 use crate::session::retry;
 use crate::ticket::ticket::Ticket;
 
-/// How often a directory may vanish between its making and our entering before something must be wrong.
+/// How often a directory may vanish after it was made and before we enter it. More often means that something is wrong.
 pub(crate) const DIRECTORY_TRIES: usize = 64;
 
-/// Whether nobody may have the lock by this number: several may get it, or a lower one later.
+/// Whether no contender may hold the lock by this number: two contenders may get the same, or a later one a lower
+/// number.
 pub(crate) fn is_used_up(contender: &Contender) -> bool {
     !(0..mode::REFUSED_FROM).contains(&contender.sequence())
 }
 
 impl Acquisition {
-    /// Takes a place at the end of the queue, with a look at the queue as it is then, unless none may be needed.
+    /// Takes a ticket at the end of the queue. Lists the queue with the same request, unless the book may make that
+    /// needless.
     pub(crate) async fn queue_up(&self) -> Result<(Box<Hold>, Option<Result<Names, Failure>>), Error> {
         let handle = &self.handle;
         let owner = Owner::new(handle.dialect, handle.dialect.new_owner(&handle.host, random));
@@ -37,7 +39,7 @@ impl Acquisition {
             since: SystemTime::now(),
         };
         let data = note.encode();
-        // Each waiter watches two nodes: its own, and the one before it.
+        // Each waiter watches two nodes: its own, and its predecessor's.
         let watched = 2 * (handle.path.len() + owner.len() + "/READ-lock-0000000000".len());
         let mut tries = 0;
         let (ticket, look) = loop {
@@ -47,7 +49,7 @@ impl Acquisition {
             tries += 1;
             match self.take_place(&ticket, &data).await {
                 Ok(look) => break (ticket, look),
-                // The session ended unnoticed while it was idle: nothing of ours was in it, so a fresh one will do.
+                // The session ended unnoticed while it was idle. It had no node of ours, so a fresh session will do.
                 Err(Failure::Over(_)) if tries < SESSION_TRIES => {
                     call::is_known_to_be_over(ticket.session()).await;
                 }
@@ -60,7 +62,7 @@ impl Acquisition {
         Ok((held, look))
     }
 
-    /// Puts a node into the directory, with a look at the children as they are then, unless none may be needed.
+    /// Creates the node in the directory. Lists the children with it, unless the book expects no other contender.
     pub(crate) async fn take_place(
         &self,
         ticket: &Ticket,
@@ -75,12 +77,13 @@ impl Acquisition {
             };
             match entered {
                 Ok(look) => return Ok(look),
-                // The directory can vanish again between its making and the next try: the server reaps it when empty.
+                // The directory can vanish again between its making and the next try: the server reaps it when it is
+                // empty.
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
                     missing += 1;
                     let has_to_stay = self.handle.dialect.keeps_directories();
                     match ticket.make_directory(has_to_stay).await {
-                        // One above it may be a container, too, where Curator made it.
+                        // A directory above it may be a container, too, if Curator made it.
                         Ok(()) | Err(Failure::NoNode) => {}
                         Err(failure) => return Err(failure),
                     }
@@ -97,8 +100,8 @@ impl Acquisition {
         }
     }
 
-    /// Leaves a directory whose numbers are used up: whether they may begin anew, because nobody is in it any more but
-    /// those who will find the same.
+    /// Leaves a directory whose numbers are used up. Says whether the directory may be made anew: it may if only
+    /// contenders are left in it that will find the numbers used up, too.
     pub(crate) async fn restarts(&self, held: Box<Hold>) -> Result<bool, Error> {
         let (ticket, dialect) = (held.ticket(), self.handle.dialect);
         match ticket.leave().await {
@@ -118,7 +121,8 @@ impl Acquisition {
     }
 }
 
-/// What no other acquisition has: it tells our node from everyone else's, also after the answer to its create was lost.
+/// A number that no other acquisition has. By it we tell our node from all others, also after the answer to its create
+/// was lost.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }

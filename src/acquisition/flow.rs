@@ -1,4 +1,4 @@
-//! An acquisition from its first request until the lock is granted or given up.
+//! An acquisition from its first request until the lock is granted or given up; knows neither turns nor the hold's end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +21,8 @@ use crate::snapshot::progress::OnWait;
 use crate::snapshot::read;
 use crate::validation;
 
-/// How often an acquisition that finds the directory's numbers used up has the directory made anew, beside others that do
-/// the same.
+/// How often an acquisition that finds the directory's numbers used up has the directory made anew. Other contenders
+/// may be doing the same.
 const RESTARTS: u32 = 8;
 
 impl Acquisition {
@@ -34,7 +34,7 @@ impl Acquisition {
                 let on_wait = self.options.on_wait.take().map(OnWait::new);
                 self.enter(Patience::Wait, None, on_wait).await
             }
-            // Boxed, as all that few of thousands of waiters need: their futures are as large as the largest step.
+            // Boxed, because few of thousands of waiters need it: a waiter's future is as large as its largest step.
             Ok(timeout) => Box::pin(self.enter_watched(timeout)).await,
         };
         self.reported(answer)
@@ -50,7 +50,7 @@ impl Acquisition {
         }
     }
 
-    /// Queues up and waits. `waiting`, if it is given, learns who is in the way.
+    /// Queues up and waits. `waiting`, if given, records the contenders in the way.
     pub(crate) async fn enter(
         &self,
         patience: Patience,
@@ -74,7 +74,7 @@ impl Acquisition {
         let turn = tokio::select! {
             biased;
             turn = self.wait_for_turn(&held, &mut wait) => turn,
-            // Also while an answer is missing.
+            // A loss ends the wait also while an answer is outstanding.
             loss = held.lost() => Err(self.evicted(loss)),
         };
         let granted = match turn {
@@ -86,7 +86,7 @@ impl Acquisition {
                 self.begin_hold(&mut held);
                 Ok(held)
             }
-            // Who may not do all that it takes may not be allowed to leave either, and must be told.
+            // A contender that lacks one permission may also lack the permission to leave. The error must say so.
             Err(error @ Error::PermissionDenied { .. }) => match held.ticket().leave().await {
                 Err(Failure::NoAuth) => Err(Error::stays(held.own_node().path())),
                 Ok(()) if held.ticket().unmake_directory().await => Err(Error::shut_out(&self.handle.path)),
@@ -96,7 +96,7 @@ impl Acquisition {
         }
     }
 
-    /// Acquires without waiting, and without writing when the lock is taken.
+    /// Acquires without waiting. Writes nothing if the lock is taken.
     pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<Hold>, Error> {
         let span = self.begin();
         let attempt = async {
@@ -125,13 +125,14 @@ impl Acquisition {
         Ok(session.timeout())
     }
 
-    /// Takes the lock after a look, without waiting for anybody, and no longer than `limit` for the servers.
+    /// Takes the lock after a look, without waiting for any contender, and waits for the servers no longer than
+    /// `limit`.
     pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<Hold>, Error> {
         call::bounded(&self.handle.coordinator, limit, self.enter(Patience::GiveUp, None, None)).await
     }
 }
 
-/// Takes the write lock if nobody holds it or waits for it.
+/// Takes the write lock if no contender holds it or waits for it.
 pub(crate) fn try_write(handle: Arc<Handle>) -> Call<WriteGuard> {
     let acquisition = Acquisition::new(&handle, Mode::Write, Options::default());
     Call::new(|timeout| async move { acquisition.attempt(timeout).await.map(WriteGuard::new) })

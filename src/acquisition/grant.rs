@@ -1,4 +1,4 @@
-//! How an acquisition whose turn has come takes the lock; knows no queue.
+//! How an acquisition whose turn has come takes the lock; lists no queue.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::session::request::{Failure, Operation};
 use crate::session::retry;
 use crate::telemetry::meter;
 
-/// How often a quorum may confirm our node without the lease becoming valid, before something must be wrong.
+/// How often a quorum may confirm our node without a valid lease. More often means that something is wrong.
 pub(crate) const LEASE_TRIES: u32 = 100;
 
-/// That it is our turn, and how that is known.
+/// A turn that has come, with the evidence for it.
 pub(crate) struct Grant {
     pub(crate) evidence: Evidence,
     /// The kind of the grant, for traces and metrics.
@@ -23,7 +23,7 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    /// What a waiter's evidence is worth.
+    /// The grant for a waiter's evidence.
     pub(crate) fn by(take: Take<Evidence>, held: &Hold) -> Grant {
         let (evidence, kind) = match take.evidence {
             Proof::Book(evidence) => (evidence, if take.has_waited { "pass" } else { "next" }),
@@ -38,12 +38,13 @@ impl Grant {
 }
 
 impl Acquisition {
-    /// Takes the lock, now that nothing before us excludes us.
+    /// Takes the lock, now that no contender before us excludes us.
     ///
-    /// What we know may be old, if we were cut off: only under a valid lease is it certain that the session, and so
-    /// our node, still exists. Without one a quorum is asked first.
+    /// Our evidence may be old, if we were cut off. Only under a valid lease is it certain that the session still
+    /// exists, and with it our own node. Without a valid lease a quorum is asked first.
     pub(crate) async fn grant(&self, held: &Hold, grant: Grant) -> Result<(), Error> {
-        // A waiter that does not watch its own node, because a stranger's write has used the watch up, might have been evicted.
+        // A waiter whose watch on its own node was used up by another client's write may have been evicted without
+        // noticing.
         let is_deaf = matches!(grant.kind, "pass" | "hand-off") && !held.own_node().is_armed();
         let granted = if is_deaf { None } else { self.granted(held, &grant) };
         match granted {
@@ -52,7 +53,7 @@ impl Acquisition {
         }
     }
 
-    /// As [`Self::grant`]; `None` if a quorum has to be asked.
+    /// As [`Self::grant`], but `None` if a quorum has to be asked.
     pub(crate) fn granted(&self, held: &Hold, grant: &Grant) -> Option<Result<(), Error>> {
         let (session, own_node) = (held.ticket().session(), held.own_node());
         if let Some(loss) = held.loss() {
@@ -87,11 +88,11 @@ impl Acquisition {
                 return answer;
             }
         }
-        // Its answers take longer than the lease, or it does not say whose session this is.
+        // The servers' answers take longer than the lease, or the server does not show whose session this is.
         Err(Error::Unreachable("the servers answer too late to hold a lock by".to_owned()))
     }
 
-    /// Has it seen from outside that the lock is held.
+    /// Records the hold for the deadlock check and for tracing, and starts the warning that it lasts long.
     pub(crate) fn begin_hold(&self, held: &mut Hold) {
         let (position, upkeep) = (held.position(), held.ticket().session().upkeep());
         let sequence = position.contender.sequence();

@@ -1,4 +1,4 @@
-//! What all clones of a lock's handle have in common: where the lock is kept, and its options; sends nothing.
+//! What all clones of a lock's handle share: where the lock is kept, and its options; sends nothing.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::session::books::Book;
 use crate::session::contract::Coordinator;
 use crate::ticket::deadlock::Deadlock;
 
-/// What all clones of a handle have in common.
+/// What all clones of a lock's handle share.
 #[derive(Debug)]
 pub struct Handle {
     pub(crate) coordinator: Arc<dyn Coordinator>,
@@ -24,12 +24,12 @@ pub struct Handle {
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) deadlock: Deadlock,
     pub(crate) reads: SharedReads,
-    /// What the newest session that was used knows of the queue; kept between acquisitions.
+    /// What the newest session in use knows of the queue. It is kept between acquisitions.
     pub(crate) book: Mutex<Option<Arc<Book>>>,
 }
 
 impl Handle {
-    /// Fails if somebody is in the directory who may go by another rule.
+    /// Fails if the directory has a contender that may go by another rule.
     pub(crate) fn check_for_foreign(&self, names: &[String]) -> Result<(), Error> {
         turn::foreign(self.dialect, names).map_or(Ok(()), |node| Err(self.doubt(node)))
     }

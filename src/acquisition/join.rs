@@ -1,4 +1,4 @@
-//! How reads of one process share an acquisition and its node.
+//! How reads of one process share one acquisition and its node; knows neither queue nor turns.
 
 use std::sync::Arc;
 
@@ -33,21 +33,21 @@ pub(crate) fn try_read(handle: Arc<Handle>) -> Call<ReadGuard> {
 }
 
 impl Acquisition {
-    /// Whether it may join the read of another. A label of its own must be seen in the queue, and a wrong option must be
-    /// reported.
+    /// Whether this read may share another read's node. A read with its own label enters by itself, so that the queue
+    /// shows the label. A read with a wrong option enters by itself, so that the error is reported.
     pub(crate) fn may_join(&self) -> bool {
         self.handle.reads.are_shared() && self.options.label == self.handle.label && self.options.timeout().is_ok()
     }
 
     pub(crate) async fn shared_read(mut self) -> Result<ReadGuard, Error> {
-        // A task that does nothing but join must let others run, too.
+        // A task that does nothing but join must let other tasks run, too.
         tokio::task::consume_budget().await;
         let held = match self.handle.reads.join() {
             Some(held) => {
                 meter::granted(Mode::Read, "joined");
                 held
             }
-            // Boxed, because a future that only joins is small.
+            // Boxed, to keep the future of a read that only joins small.
             None => {
                 let answer = Box::pin(self.enter_shared()).await;
                 self.reported(answer)?
@@ -57,7 +57,7 @@ impl Acquisition {
         Ok(ReadGuard::on(held))
     }
 
-    /// Waits, together with all who do, for the one that enters.
+    /// Waits for the acquisition that all reads of this moment share.
     pub(crate) async fn enter_shared(&mut self) -> Result<Arc<Hold>, Error> {
         let timeout = self.options.timeout()?;
         let on_wait = self.options.on_wait.take().map(OnWait::new);
@@ -87,7 +87,7 @@ impl Acquisition {
         answer.inspect(|_| self.trace.waited(Mode::Read))
     }
 
-    /// Tells how far the acquisition that all wait for has come, whenever that changes.
+    /// Reports how far the shared acquisition has come, whenever that changes.
     pub(crate) async fn tell_of(&self, waiting: &Waiting, on_wait: &mut OnWait) {
         let mut waits = looked_since(waiting, 0).await;
         loop {
@@ -100,7 +100,8 @@ impl Acquisition {
         }
     }
 
-    /// The acquisition of all who wait for it. Their timeouts are their own, but know by it who is in the way.
+    /// The acquisition that several reads share. Each read has its own timeout. The error of that timeout names the
+    /// contenders that the shared acquisition waits for.
     pub(crate) fn for_all(&self) -> (Work, Arc<Waiting>) {
         let waiting = Arc::new(Waiting::begin());
         let mut all = Acquisition::new(&self.handle, Mode::Read, Options::default());

@@ -1,4 +1,4 @@
-//! From asking for a lock until it is granted or given up.
+//! From asking for a lock until it is granted or given up; knows nothing of what a holder does.
 
 pub(crate) mod builder;
 pub(crate) mod enqueue;

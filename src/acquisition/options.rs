@@ -1,4 +1,4 @@
-//! What can be set before an acquisition starts; sends nothing.
+//! The options of one acquisition; sends nothing.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::error::error::Error;
 use crate::snapshot::progress::Listener;
 use crate::validation;
 
-/// What can be set before an acquisition starts.
+/// The options of one acquisition.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub(crate) limit: Option<Limit>,
@@ -17,7 +17,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// How long the acquisition that starts now may take.
+    /// How long the acquisition may take if it starts now.
     ///
     /// # Errors
     /// An option was wrong, or the deadline has passed.

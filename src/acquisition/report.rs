@@ -1,4 +1,4 @@
-//! Who is in the way of an acquisition: for errors and for warnings. It decides nothing.
+//! Which contenders are in the way of an acquisition, for errors and warnings; decides nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
 use crate::snapshot::read;
 
-/// A timed-out acquisition looks up who is in its way so long before its time is over, at most.
+/// How long before its timeout an acquisition looks up which contenders are in its way, at most.
 pub(crate) const LOOK_UP_AHEAD: Duration = Duration::from_millis(200);
 
 impl Acquisition {
@@ -26,8 +26,8 @@ impl Acquisition {
         tracing::warn!(path, mode = %self.mode, label, waited = ?limit, %blockers, "it takes long to acquire a lock");
     }
 
-    /// Has the session's background warn if it takes long. An acquisition that is not polled could not do that, and is in
-    /// everybody's way once its turn has come.
+    /// Lets a background task of the session warn if the acquisition takes long. An acquisition that is not polled
+    /// cannot warn by itself. Once its turn has come, it blocks all contenders behind it.
     pub(crate) fn warn_in_background(&self, held: &Hold, waiting: &Arc<Waiting>) {
         let Some(limit) = self.handle.warn_waiting.filter(|_| waiting.takes_warning_on()) else {
             return;
@@ -48,7 +48,7 @@ impl Acquisition {
                 return;
             };
             let is_its_turn = matches!(found, Some((Turn::Granted, _)));
-            // Cut off, what was seen before is the best to tell.
+            // While cut off, the last listing is the best answer.
             let seen = || waiting.upgrade().map(|waiting| waiting.seen_in_the_way()).unwrap_or_default();
             let blockers = found.map_or_else(seen, |(_, blockers)| blockers);
             let grace = acquisition.handle.lock_delay + LOOK_UP_AHEAD;
@@ -69,7 +69,7 @@ impl Acquisition {
         held.ticket().session().spawn(Box::pin(work.instrument(self.trace.span())));
     }
 
-    /// Whether it is our turn, and who is in the way; `None` if that cannot be read soon.
+    /// Whether it is our turn, and the contenders in the way. `None` if that cannot be read soon.
     pub(crate) async fn turn_and_blockers(
         &self,
         session: &Arc<dyn Session>,
@@ -83,7 +83,7 @@ impl Acquisition {
         call::unless(session.sleep(LOOK_UP_AHEAD), look).await.flatten()
     }
 
-    /// Who is in the way of one that waits, as far as that can be read now.
+    /// The contenders in the way of a waiter, as far as that can be read now.
     pub(crate) async fn in_the_way(&self, waiting: &Waiting) -> Blockers {
         let waits = waiting.waits().clone();
         let Some(Waits { session, me, seen, .. }) = waits else {

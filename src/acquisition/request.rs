@@ -1,4 +1,4 @@
-//! One acquisition: what is asked for, and how it fails; sends nothing.
+//! One acquisition: what the caller asks for, and how it fails; sends nothing.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ pub(crate) struct Acquisition {
     pub(crate) mode: Mode,
     pub(crate) options: Options,
     pub(crate) trace: Acquiring,
-    /// Whether reads of others may share its hold, so that it is nobody's own.
+    /// Whether several reads may share its hold. Then the deadlock check counts the hold for no single task.
     pub(crate) is_for_all: bool,
 }
 
 impl Acquisition {
-    /// Without a label of its own it has that of the lock.
+    /// Without a label of its own the acquisition has the lock's label.
     pub(crate) fn new(handle: &Arc<Handle>, mode: Mode, mut options: Options) -> Acquisition {
         options.label = options.label.or_else(|| handle.label.clone());
         Acquisition { handle: Arc::clone(handle), mode, options, trace: Acquiring::default(), is_for_all: false }
@@ -58,7 +58,7 @@ impl Acquisition {
 
     pub(crate) fn stop(&self, failure: Failure) -> Error {
         match failure {
-            // The directory went while we stood in it, and our node with it.
+            // The directory was deleted while our node was in it, and our node with it.
             Failure::NoNode => Error::Evicted(Loss::Removed),
             Failure::Over(ending @ (Ending::Expired | Ending::Replaced)) => Error::Evicted(Loss::SessionOver(ending)),
             failure => Error::from_failure(failure, "enter", &self.handle.path),

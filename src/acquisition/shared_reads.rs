@@ -1,6 +1,7 @@
 //! One READ node for many reads of a process; knows neither how a node is acquired nor what a queue is.
 //!
-//! Nothing here keeps a node: it goes with the last guard on it, and an [`Entry`] with the last of those who wait for it.
+//! Nothing here keeps a node: the node leaves with the last guard on it, and an [`Entry`] ends with the last read that
+//! waits for it.
 
 use std::fmt;
 use std::future::Future;
@@ -16,12 +17,12 @@ use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::session::lease::Moment;
 
-/// An acquisition that nobody has to finish alone.
+/// A shared acquisition. Any of the reads that wait for it may poll it.
 pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Hold>, Error>> + Send>>;
 
 type Outcome = Result<Arc<Hold>, Error>;
 
-/// What the reads of one lock share; nothing if the age is zero.
+/// What the reads of one lock share. If the age is zero, they share nothing.
 pub(crate) struct SharedReads {
     max_age: Duration,
     state: Mutex<State>,
@@ -30,14 +31,14 @@ pub(crate) struct SharedReads {
 #[derive(Default)]
 struct State {
     granted: Option<Granted>,
-    /// The acquisition under way, if anyone waits for one.
+    /// The acquisition under way, if a read waits for one.
     entry: Weak<Entry>,
 }
 
 /// A node that reads may join.
 struct Granted {
     held: Weak<Hold>,
-    /// On the clock of the node's session: nobody joins from then on.
+    /// No read joins from this moment on. It is a moment on the clock of the node's session.
     until: Moment,
 }
 
@@ -50,7 +51,7 @@ impl SharedReads {
         !self.max_age.is_zero()
     }
 
-    /// One more hold on the node, if there is one that is surely held and still young.
+    /// One more user of the node, if there is a node that is surely held and young enough.
     pub(crate) fn join(&self) -> Option<Arc<Hold>> {
         let (held, until) = self.state().granted.as_ref().map(|granted| (granted.held.upgrade(), granted.until))?;
         match held {
@@ -62,7 +63,8 @@ impl SharedReads {
         }
     }
 
-    /// As [`SharedReads::join`], or else the acquisition that is under way, which is `start`ed if there is none.
+    /// As [`SharedReads::join`]. If there is nothing to join, gives the acquisition under way. `start` begins one if
+    /// there is none.
     pub(crate) fn join_or_enter(&self, start: impl FnOnce() -> (Work, Arc<Waiting>)) -> Result<Arc<Hold>, Arc<Entry>> {
         loop {
             if let Some(held) = self.join() {
@@ -81,7 +83,7 @@ impl SharedReads {
         }
     }
 
-    /// From now on reads may join this one, which was granted just now.
+    /// Lets later reads join this hold, which was granted just now.
     pub(crate) fn offer(&self, held: &Arc<Hold>) {
         if !self.are_shared() {
             return;
@@ -90,26 +92,26 @@ impl SharedReads {
         self.state().granted = Some(Granted { held: Arc::downgrade(held), until });
     }
 
-    /// Waits until the acquisition that all wait for has ended.
+    /// Waits until the shared acquisition has ended.
     ///
     /// # Cancel safety
-    /// The acquisition goes on for as long as anybody waits for it.
+    /// The acquisition goes on for as long as any read waits for it.
     pub(crate) async fn granted(&self, entry: &Entry) -> Outcome {
         loop {
-            // Registered before looking, so that a change in between is not missed.
+            // Registered before the look, so that no change in between is missed.
             let mut changed = std::pin::pin!(entry.changed.0.notified());
             changed.as_mut().enable();
             if let Some(outcome) = self.advance(entry) {
                 let held = outcome?;
-                // It was granted when somebody looked first, and that may be a while ago.
+                // The first read to look saw the grant, perhaps a while ago: the lock may have been lost since.
                 return held.loss().map_or(Ok(held), |loss| Err(Error::Evicted(loss)));
             }
             changed.await;
         }
     }
 
-    /// Takes the acquisition on as far as it gets. Whoever waits for it does that, so that no one who is not polled, or
-    /// gives up, holds up the others.
+    /// Polls the acquisition as far as it gets. Every read that waits for it does so. So a read that is not polled, or
+    /// gives up, does not hold up the other reads.
     fn advance(&self, entry: &Entry) -> Option<Outcome> {
         let mut progress = entry.progress.lock().unwrap_or_else(PoisonError::into_inner);
         let work = match &mut *progress {
@@ -120,7 +122,7 @@ impl SharedReads {
             return None;
         };
         let outcome = answer.map(Arc::from);
-        // Those who wait were all woken to see this; nobody is to join them.
+        // All reads that wait were woken to see this outcome. No further read may join them.
         self.state().entry = Weak::new();
         if let Ok(held) = &outcome {
             self.offer(held);
@@ -135,7 +137,7 @@ impl SharedReads {
         if now.as_ref().map(Arc::as_ptr) == unfit.as_ref().map(Arc::as_ptr) {
             state.granted = None;
         }
-        // Before the holds: dropping the last one sends requests.
+        // The state is unlocked before the holds are dropped: dropping the last hold sends requests.
         drop(state);
     }
 
@@ -150,14 +152,14 @@ impl fmt::Debug for SharedReads {
     }
 }
 
-/// An acquisition on behalf of all who wait for it. It is given up, or what it was granted is, when the last of them
-/// drops this.
+/// A shared acquisition. When the last read that waits drops it, the acquisition is given up, or the hold that it was
+/// granted.
 pub(crate) struct Entry {
     progress: Mutex<Progress>,
     changed: Arc<Changed>,
-    /// Wakes all who wait.
+    /// Wakes all reads that wait.
     waker: Waker,
-    /// Where it waits, for the timeouts of those who wait for it.
+    /// Where the acquisition waits, for the errors of the reads' timeouts.
     pub(crate) waiting: Arc<Waiting>,
 }
 

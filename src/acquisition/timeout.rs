@@ -11,7 +11,7 @@ use crate::error::error::Error;
 use crate::queue::member::Blockers;
 
 impl Acquisition {
-    /// What is granted, with a warning if that takes long.
+    /// Waits for the grant, and warns if that takes long.
     pub(crate) async fn warned<G>(
         &self,
         waiting: &Waiting,
@@ -24,14 +24,14 @@ impl Acquisition {
         if let Some(answer) = call::unless(self.handle.coordinator.sleep(limit), &mut granted).await {
             return answer;
         }
-        // With a place in the queue, the background warns.
+        // An acquisition with a ticket leaves the warning to the session's background task.
         if waiting.takes_warning_on() {
             self.warn(limit, &Blockers::default());
         }
         granted.await
     }
 
-    /// What is granted in time, or who was in the way of the one that `waiting` tells of.
+    /// Waits for the grant until the timeout. The error then names the contenders in the way, by `waiting`.
     pub(crate) async fn within<G>(
         &self,
         timeout: Duration,
@@ -47,7 +47,7 @@ impl Acquisition {
             () = sleep(timeout - look_up) => {}
         }
         let mut in_time = sleep(look_up);
-        // Cut off, there is nobody to ask; what was seen before is then the best to tell.
+        // While cut off, the last listing is the best answer.
         let mut blockers = waiting.seen_in_the_way();
         let mut looking = std::pin::pin!(self.in_the_way(waiting));
         let mut looked = false;

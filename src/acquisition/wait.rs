@@ -1,4 +1,5 @@
-//! How an acquisition that has its place waits for its turn; sends what its decisions ask for.
+//! How an acquisition that has its ticket waits for its turn. It carries out what a [`Waiter`] decides, and decides
+//! nothing.
 
 use std::sync::Arc;
 
@@ -21,25 +22,25 @@ use crate::snapshot::read;
 use crate::telemetry::meter;
 use crate::ticket::deadlock::Deadlock;
 
-/// What to do when the contender in the way would have to be waited for.
+/// What to do if the turn has not come.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Patience {
     Wait,
     GiveUp,
 }
 
-/// What an acquisition that has its place keeps until its turn has come.
+/// What an acquisition that has its ticket keeps until its turn has come.
 pub(crate) struct Wait<'a> {
     pub(crate) patience: Patience,
-    /// Learns who is in the way.
+    /// Records the contenders in the way.
     pub(crate) waiting: Option<&'a Arc<Waiting>>,
     pub(crate) on_wait: Option<Box<OnWait>>,
-    /// The listing that was asked for together with the node, if it was.
+    /// The listing that was requested together with the node, if any.
     pub(crate) look: Option<Result<Names, Failure>>,
 }
 
 impl Wait<'_> {
-    /// Whether nobody wants to hear what only a listing shows.
+    /// Whether no listener needs what only a listing shows.
     fn needs_no_look(&self) -> bool {
         self.patience == Patience::Wait && self.waiting.is_none() && self.on_wait.is_none()
     }
@@ -49,16 +50,16 @@ impl Wait<'_> {
 pub(crate) enum Vigil {
     /// The predecessor's node.
     Predecessor(Watch),
-    /// Nothing: the book of the session tells of the predecessor.
+    /// Nothing: the session's book reports the predecessor's departure.
     Book,
-    /// The predecessor's node had gone already.
+    /// The predecessor's node was gone already.
     Gone,
 }
 
 impl Acquisition {
-    /// Carries out what a [`Waiter`] decides, until it is our turn.
+    /// Carries out what a [`Waiter`] decides, until our turn has come.
     ///
-    /// What is alive here while it waits is kept for each of thousands of waiters, so nothing else is done here.
+    /// Each of thousands of waiters keeps every value that is alive across this wait, so nothing else is done here.
     pub(crate) async fn wait_for_turn(&self, held: &Hold, wait: &mut Wait<'_>) -> Result<Grant, Error> {
         let mut waiter = Waiter::new(held.contender(), self.rules(held, wait));
         let mut step = Step::Consult;
@@ -98,7 +99,7 @@ impl Acquisition {
         }
     }
 
-    /// Lists the queue, and reports who is in the way if a contender has to be waited for.
+    /// Lists the queue. If a contender has to be waited for, reports the contenders in the way.
     async fn list(
         &self,
         held: &Hold,
@@ -108,7 +109,7 @@ impl Acquisition {
         let (ticket, me) = (held.ticket(), held.contender());
         let session = ticket.session();
         let names = match wait.look.take() {
-            // The answer was lost: ask again.
+            // The listing's answer was lost: ask again.
             None | Some(Err(Failure::Unknown(_))) => retry::until_known(session, || ticket.list()).await,
             Some(names) => names,
         };
@@ -136,19 +137,19 @@ impl Acquisition {
         Ok(step)
     }
 
-    /// What the book of the session knows of where we stand.
+    /// What the session's book knows of our position.
     fn known(&self, held: &Hold) -> Known<Evidence> {
         let ticket = held.ticket();
-        // A listing shows whether there is a second node of ours, which has to go.
+        // A listing shows whether the queue has a second node of ours, which has to be removed.
         if ticket.is_unsure() { Known::Nothing } else { ticket.book().find(held.position()) }
     }
 
-    /// Whether a contender of the session has let us in, and may be believed.
+    /// Whether a contender of the same session has let us in, and this dialect trusts that.
     fn is_let_in(&self, held: &Hold) -> bool {
         self.handle.dialect.hands_off() && matches!(self.known(held), Known::Granted(_))
     }
 
-    /// Lets pass what a writer that vanished may have sent.
+    /// Waits for the lock delay, so that requests of a vanished writer can still arrive.
     async fn delay(&self, held: &Hold) -> Result<(), Error> {
         let delay = self.handle.lock_delay;
         if delay.is_zero() {
@@ -160,10 +161,10 @@ impl Acquisition {
         }
     }
 
-    /// Watches our own node, and that of the predecessor. Both requests are on their way before either is answered.
+    /// Watches our own node and the predecessor's. Both requests are sent before either is answered.
     ///
-    /// Events come in the order of the changes. Our own watch is armed first, so if our node is removed before the
-    /// predecessor lets us in, we hear of that first.
+    /// Events come in the order of the changes. Our own watch is armed first. So if our node is removed before the
+    /// predecessor lets us in, we hear of the removal first.
     async fn keep_vigil(&self, held: &Hold, predecessor: &Predecessor, watches: bool) -> Result<Vigil, Error> {
         let (session, own_node) = (held.ticket().session(), held.own_node());
         let node = held.ticket().child(&predecessor.name);
@@ -172,7 +173,7 @@ impl Acquisition {
         loop {
             let own = own_node.ask_to_watch(session);
             let watch = needs_watch.then(|| session.watch(&node));
-            // Answered last, so waiting for it first wakes the task once, and not twice.
+            // The predecessor's watch is answered last. Waiting for it first wakes the task once, and not twice.
             let watch = match watch {
                 Some(watch) => Some(watch.await),
                 None => None,
@@ -183,7 +184,8 @@ impl Acquisition {
             };
             let failure = match (own, watch) {
                 (Err(failure @ (Failure::Unknown(_) | Failure::Over(_))), _) => failure,
-                // It does not hear of its own node, and so perhaps not of the predecessor's either.
+                // Our own node cannot be watched, so news of the predecessor may not come either: watch the
+                // predecessor's node, too.
                 (Err(failure), None) => {
                     keep_alive::cannot_watch(own_node, &failure);
                     needs_watch = true;
@@ -210,7 +212,7 @@ impl Acquisition {
         }
     }
 
-    /// Waits until the predecessor has let us in, or something happened to its node.
+    /// Waits until the predecessor has let us in, or something has happened to its node.
     async fn departure(&self, held: &Hold, predecessor: &Predecessor, watches: bool) -> Result<Departure, Error> {
         let (session, own_node) = (held.ticket().session(), held.own_node());
         let mut watch = match Box::pin(self.keep_vigil(held, predecessor, watches)).await? {
@@ -228,7 +230,7 @@ impl Acquisition {
                 called = own_node.called(session) => {
                     called.map_err(|loss| self.evicted(loss))?;
                     if self.is_let_in(held) {
-                        // The watch's event is on the way. To take it back would cost a request.
+                        // The watch's event is on the way. Removing the watch would cost a request.
                         session.spawn(Box::pin(async move {
                             let _gone = watch.await;
                         }));
@@ -243,7 +245,7 @@ impl Acquisition {
         }
     }
 
-    /// As [`Self::departure`] by a watch, and reports meanwhile what changes.
+    /// As [`Self::departure`] by a watch. Reports changes meanwhile.
     async fn departure_watched(
         &self,
         held: &Hold,
@@ -259,7 +261,7 @@ impl Acquisition {
         }
     }
 
-    /// Whether it may be going to wait for a hold of its own: then it looks who is before it.
+    /// Whether the acquisition may be about to wait for a hold of its own. Then it lists the queue before it waits.
     fn may_deadlock(&self, held: &Hold) -> bool {
         let holds = held.ticket().session().upkeep().holds();
         match self.handle.deadlock {
@@ -269,7 +271,7 @@ impl Acquisition {
         }
     }
 
-    /// Says so, or fails, if what it is going to wait for is its own.
+    /// Warns or fails, by the lock's option, if the acquisition is about to wait for a hold of its own.
     fn check_for_deadlock(&self, held: &Hold, queue: &[String], predecessor: &Predecessor) -> Result<(), Error> {
         let deadlock = self.handle.deadlock;
         if deadlock == Deadlock::Ignore {

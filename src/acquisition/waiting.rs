@@ -1,4 +1,5 @@
-//! Where an acquisition waits, as far as it has looked: for its timeout's error, and for those who wait with it.
+//! Where an acquisition waits, by its last listing: for its timeout's error, and for the reads that share it; sends
+//! nothing.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,13 +14,13 @@ use crate::queue::member::Blockers;
 use crate::session::contract::Session;
 use crate::snapshot::progress::Progress;
 
-/// Where an acquisition waits, for the error that its timeout gives, and for the warning that it takes long.
+/// Where an acquisition waits, for the error of its timeout, and for the warning that it takes long.
 pub(crate) struct Waiting {
     pub(crate) began: Instant,
     waits: Mutex<Option<Waits>>,
-    /// One warning is enough: the acquisition's own, or that of the session's background.
+    /// Whether the warning is taken on. One is enough: the acquisition's own, or the background task's.
     is_warned_of: AtomicBool,
-    /// Ends the background's part, when this is dropped.
+    /// Ends the background task's part when this is dropped.
     pub(crate) background: OnceLock<oneshot::Sender<()>>,
 }
 
@@ -37,19 +38,19 @@ impl Waiting {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the warning is left to whoever asks.
+    /// Takes the warning on, if nothing else has.
     pub(crate) fn takes_warning_on(&self) -> bool {
         !self.is_warned_of.swap(true, Ordering::Relaxed)
     }
 
-    /// The acquisition has looked at the queue.
+    /// Records what the acquisition saw when it listed the queue.
     pub(crate) fn sees(&self, session: &Arc<dyn Session>, me: &Contender, seen: Progress) {
         let mut waits = self.waits();
         let looks = waits.as_ref().map_or(1, |waits| waits.looks + 1);
         *waits = Some(Waits { session: Arc::clone(session), me: me.clone(), seen, looks });
     }
 
-    /// Who was in the way when it last looked.
+    /// The contenders in the way by the last listing.
     pub(crate) fn seen_in_the_way(&self) -> Blockers {
         self.waits().as_ref().map(|waits| waits.seen.blockers.clone()).unwrap_or_default()
     }
@@ -59,14 +60,14 @@ impl Waiting {
 pub(crate) struct Waits {
     pub(crate) session: Arc<dyn Session>,
     pub(crate) me: Contender,
-    /// Where it stood when it last looked.
+    /// The acquisition's position by its last listing.
     pub(crate) seen: Progress,
-    /// How often it has looked.
+    /// How many listings there were.
     pub(crate) looks: usize,
 }
 
-/// Where it waits, once it has looked more than so often. Whoever takes a shared acquisition on has been woken by that,
-/// and so have all who wait for it.
+/// Where the acquisition waits, once it has listed the queue more than `looks` times. A listing wakes the read that
+/// polls the shared acquisition, and with it all the reads that wait.
 pub(crate) async fn looked_since(waiting: &Waiting, looks: usize) -> Waits {
     poll_fn(|_| match &*waiting.waits() {
         Some(waits) if waits.looks > looks => Poll::Ready(waits.clone()),

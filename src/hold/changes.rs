@@ -1,4 +1,4 @@
-//! The states of a hold as they come, or of several holds as one; knows nothing of modes and turns.
+//! The states of a hold, or of several holds as one, in the order in which they come; knows nothing of modes and turns.
 
 use std::fmt;
 use std::future::Future;
@@ -19,7 +19,7 @@ use crate::session::node::OwnNode;
 /// The changes of a guard's [`HoldState`]. Made by [`ReadGuard::changes`](crate::ReadGuard::changes),
 /// [`WriteGuard::changes`](crate::WriteGuard::changes) and [`MultiGuard::changes`](crate::MultiGuard::changes).
 ///
-/// It is a [`Stream`] as well, of what [`next`](Self::next) gives, for the combinators of `futures` and `tokio-stream`.
+/// It is also a [`Stream`] of what [`next`](Self::next) gives, for the combinators of `futures` and `tokio-stream`.
 ///
 /// # Examples
 ///
@@ -44,7 +44,7 @@ pub struct Changes {
     wait: Mutex<Option<Wait>>,
 }
 
-/// A node that is held, and its session.
+/// A held node, and its session.
 pub(crate) type OneHold = (Arc<OwnNode>, Arc<dyn Session>);
 
 type Wait = Pin<Box<dyn Future<Output = Option<HoldState>> + Send>>;
@@ -54,10 +54,10 @@ impl Changes {
         Changes { holds: holds.into_iter().collect(), last: None, wait: Mutex::new(None) }
     }
 
-    /// Waits for the next state: the first call answers at once with the present one, and after
-    /// [`HoldState::Lost`] there are no more.
+    /// Waits for the next state. The first call gives the present state at once. After [`HoldState::Lost`], and once
+    /// the guard is released, it gives `None`.
     ///
-    /// States that came and went between two calls are passed over. Once the guard is released there are no more.
+    /// States that came and went between two calls are passed over.
     ///
     /// # Cancel safety
     /// No state is lost by dropping the future.
@@ -89,7 +89,7 @@ impl fmt::Debug for Changes {
     }
 }
 
-/// Waits for a state of all the holds together that is of another kind than the last; `None` once one is released.
+/// Waits until the common state of all the holds is of another kind than the last one. `None` once a hold is released.
 async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<HoldState> {
     loop {
         let states = holds.iter().map(state_of).collect::<Option<Vec<HoldState>>>()?;
@@ -97,7 +97,7 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
         if last.is_none_or(|last| discriminant(&last) != discriminant(&state)) {
             return Some(state);
         }
-        // Each waits until its own state is another than it was just now, so that a change costs one look at each.
+        // Each future waits for a change of its own hold's state, so that a change costs one look at each hold.
         let changed = holds.iter().zip(&states).map(|(hold, before)| {
             let look = || {
                 let is_as_before = state_of(hold).is_some_and(|now| discriminant(&now) == discriminant(before));
@@ -109,13 +109,13 @@ async fn next_state(holds: Arc<[OneHold]>, last: Option<HoldState>) -> Option<Ho
     }
 }
 
-/// `None` if it was released.
+/// The state of one hold, `None` if it was released.
 fn state_of((own_node, session): &OneHold) -> Option<HoldState> {
     (!own_node.has_left()).then(|| own_node.hold_state(session.lease()))
 }
 
-/// The state of all of these together, `None` if there are none: lost if one is, or in doubt until the earliest would be
-/// lost. Of several that are lost, the first.
+/// The common state of several holds, `None` if there are none. It is lost if one hold is lost, with the first loss in
+/// the list. Otherwise it is in doubt if one hold is in doubt, until the earliest would be lost.
 pub(crate) fn worst_of(states: impl Iterator<Item = HoldState>) -> Option<HoldState> {
     let rank = |state: &HoldState| match state {
         HoldState::Lost { .. } => (0, None::<Instant>),

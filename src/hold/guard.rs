@@ -1,4 +1,4 @@
-//! The guards of one lock: what a holder can do.
+//! The guards of one lock: what a holder can do; knows neither how the lock was acquired nor what its queue looks like.
 
 use std::fmt;
 use std::future::Future;
@@ -14,9 +14,10 @@ use crate::session::loss::{HoldState, Loss};
 
 /// The lock, held to read: shared with other readers. Made by [`RwLock::read`](crate::RwLock::read).
 ///
-/// Dropping it gives the lock back in the background: from anywhere, also outside a runtime and in a panic. A program
-/// that ends right after that should [`release`](Self::release), or drop its lock and coordinator handles too:
-/// dropping the last of them waits a moment for the server, while a process that exits takes the request with it.
+/// Dropping the guard gives the lock back in the background: from any thread, also outside a runtime and in a panic. A
+/// program that ends right after that should [`release`](Self::release) the guard, or also drop its lock and
+/// coordinator handles. Dropping the last handle waits a moment for the server. A process that exits at once takes the
+/// request with it.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct ReadGuard {
     held: Arc<Hold>,
@@ -24,9 +25,10 @@ pub struct ReadGuard {
 
 /// The lock, held to write: alone. Made by [`RwLock::write`](crate::RwLock::write).
 ///
-/// Dropping it gives the lock back in the background: from anywhere, also outside a runtime and in a panic. A program
-/// that ends right after that should [`release`](Self::release), or drop its lock and coordinator handles too:
-/// dropping the last of them waits a moment for the server, while a process that exits takes the request with it.
+/// Dropping the guard gives the lock back in the background: from any thread, also outside a runtime and in a panic. A
+/// program that ends right after that should [`release`](Self::release) the guard, or also drop its lock and
+/// coordinator handles. Dropping the last handle waits a moment for the server. A process that exits at once takes the
+/// request with it.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct WriteGuard {
     held: Box<Hold>,
@@ -39,19 +41,19 @@ macro_rules! guard {
                 &self.held
             }
 
-            /// Whether the lock is still held: the last moment of `true` lies before anyone else's grant.
+            /// Whether the lock is still held. The last moment of `true` lies before any conflicting grant.
             ///
-            /// One case is beyond that: when somebody deletes the lock's node by hand, its holder and the next
-            /// contender are told at the same time.
+            /// There is one exception: if somebody deletes the lock's node by hand, its holder and the next contender
+            /// hear of it at the same time.
             ///
-            /// Reads the clock itself and asks nobody, so that it is right also in the first call after the process
-            /// was stopped, or its runtime blocked. Once `false`, it stays so.
+            /// The answer comes from the clock and costs no request. So it is right also in the first call after the
+            /// process was stopped, or its runtime blocked. Once `false`, it stays `false`.
             pub fn is_held(&self) -> bool {
                 self.held.loss().is_none()
             }
 
-            /// How sure it is that the lock is held: like [`is_held`](Self::is_held), and says also when the
-            /// connection is lost but the lock is not yet.
+            /// How sure it is that the lock is held: like [`is_held`](Self::is_held), but it also shows that the
+            /// connection is lost while the lock is not.
             pub fn state(&self) -> HoldState {
                 self.held.state()
             }
@@ -80,8 +82,9 @@ macro_rules! guard {
                 self.held.changes()
             }
 
-            /// Waits until the lock is lost, and says why: at the latest when the session's lease runs out, which is
-            /// before the ensemble can give the lock to anybody else. Pending for as long as it is held.
+            /// Waits until the lock is lost, and says why. It answers at the latest when the session's lease runs out,
+            /// which is before the ensemble can give the lock to another contender. It is pending for as long as the
+            /// lock is held.
             ///
             /// # Cancel safety
             /// Nothing is lost by dropping the future.
@@ -105,13 +108,13 @@ macro_rules! guard {
                 self.held.lost().await
             }
 
-            /// For how long the ensemble surely keeps the session, and so keeps everyone else out, unless somebody
-            /// removes the lock's node: until one session timeout after the sending of the newest request that their
-            /// leader has surely heard of. Zero once that is over.
+            /// For how long the ensemble surely keeps the session, and so keeps every conflicting contender out, unless
+            /// somebody removes the lock's node. It ends one session timeout after the sending of the newest request
+            /// that the leader has surely heard of. Zero once that time is over.
             ///
-            /// [`ZooKeeperBuilder::stop_margin`](crate::ZooKeeperBuilder::stop_margin), a sixth of the session timeout, is
-            /// left when the lease runs out and [`lost`](Self::lost) says so: the time to stop what cannot be dropped,
-            /// such as another process.
+            /// [`ZooKeeperBuilder::stop_margin`](crate::ZooKeeperBuilder::stop_margin), a sixth of the session timeout,
+            /// is left when the lease runs out and [`lost`](Self::lost) answers. It is the time to stop work that
+            /// cannot be dropped, such as another process.
             ///
             /// # Examples
             ///
@@ -131,15 +134,17 @@ macro_rules! guard {
                 self.held.session_left()
             }
 
-            /// Waits until somebody queues up whom this guard keeps out, and says who is the first of them: any writer, and
-            /// for a [`WriteGuard`] any reader, too. Ready at once if somebody waits already.
+            /// Waits until a contender queues up that this guard keeps out, and gives the first such contender. A
+            /// [`ReadGuard`] keeps out writers, a [`WriteGuard`] readers too. Ready at once if such a contender waits
+            /// already.
             ///
-            /// With this a long piece of work can make way at a good moment; nobody is made to. A waiting writer may
-            /// have to wait for other readers still, when this one has left.
+            /// With this a long piece of work can make way at a good moment. Nothing forces it to. After this guard is
+            /// released, a waiting writer may still have to wait for other readers.
             ///
-            /// Costs nothing unless it is called, and then a listing with a watch on the lock's directory: one for a
-            /// writer, and one more when somebody came. For a reader that is one more whenever another one comes or goes,
-            /// at most 50 a second; so let one of many ask. Dropping the future ends the watch.
+            /// It costs nothing unless it is called. A call costs a listing with a watch on the lock's directory. A
+            /// writer's guard lists once more when a contender came. A reader's guard lists once more whenever a reader
+            /// comes or goes, at most 50 times a second: so let one reader of many call it. Dropping the future ends
+            /// the watch.
             ///
             /// # Cancel safety
             /// Nothing is lost by dropping the future.
@@ -176,14 +181,14 @@ macro_rules! guard {
 
             /// Runs `work` while the lock is held, and drops it as soon as the lock is lost.
             ///
-            /// Dropping takes effect at the work's next await point; what it has sent to other systems goes on
-            /// there, hence the [fencing token](Self::fencing_token).
+            /// Dropping takes effect at the work's next await point. Requests that the work has sent to other systems
+            /// go on there, hence the [fencing token](Self::fencing_token).
             ///
             /// # Cancel safety
             /// Dropping the future drops `work`.
             ///
             /// # Errors
-            /// [`Error::Lost`], also when the work was done but the lock had been lost by then.
+            /// [`Error::Lost`], also if the work was done but the lock had been lost by then.
             ///
             /// # Examples
             ///
@@ -200,29 +205,30 @@ macro_rules! guard {
                 self.held.run(work).await
             }
 
-            /// A number that is higher than that of every earlier holder who excluded this one.
+            /// A number that is higher than the token of every earlier holder that excluded this one.
             ///
-            /// Send it along with every write to another system, and have that system refuse a number lower than
-            /// the highest it has seen: a holder that was stopped, or whose packets were late, does no harm then.
-            /// It is the ensemble-wide number of the transaction that made the lock's node (`czxid`): it rises also
-            /// across a lock directory that was deleted and made anew, and is kept by
-            /// [`downgrade`](WriteGuard::downgrade) and [`share`](ReadGuard::share).
+            /// Send it along with every write to another system, and have that system refuse a number lower than the
+            /// highest it has seen. Then a holder that was stopped, or whose packets were late, does no harm. The
+            /// number is that of the transaction that made the lock's node (`czxid`), and the ensemble counts all its
+            /// transactions together. So it rises even if the lock's directory is deleted and made anew.
+            /// [`downgrade`](WriteGuard::downgrade) and [`share`](ReadGuard::share) keep it.
             pub fn fencing_token(&self) -> i64 {
                 self.held.position.czxid
             }
 
             /// The path of the lock's node.
             ///
-            /// Anybody's ZooKeeper transaction that checks that this node exists is done only while the lock is held. So that
-            /// this stays true of who has been told, the next contender of this session then waits for the removal.
+            /// A ZooKeeper transaction of any client that checks that this node exists is done only while the lock is
+            /// held. Once a caller has asked for the path, the next contender of this session waits until the node is
+            /// removed, so that the check stays exact.
             pub fn path(&self) -> String {
                 self.held.own_node().path_for_others()
             }
 
             /// Reads any node; `None` if it does not exist.
             ///
-            /// Reads on the lock's own session, and so sees everything that earlier holders who excluded this one
-            /// wrote to ZooKeeper before they let go. A read on another connection might not.
+            /// It reads on the lock's own session. So it sees everything that earlier holders which excluded this one
+            /// wrote to ZooKeeper before they released. A read on another connection might not.
             ///
             /// # Cancel safety
             /// Only reads.
@@ -279,14 +285,14 @@ impl ReadGuard {
         ReadGuard::on(Arc::from(held))
     }
 
-    /// One more guard on a place that is held.
+    /// One more guard on a hold.
     pub(crate) fn on(held: Arc<Hold>) -> ReadGuard {
         ReadGuard { held }
     }
 
-    /// One more guard on the same node, without queueing: how a re-entrant read is written.
+    /// One more guard on the same node, without queueing. Use it for a re-entrant read.
     ///
-    /// The node leaves with the last of its guards, and all of them are lost together.
+    /// The node leaves with its last guard. All its guards are lost together.
     ///
     /// # Examples
     ///
@@ -304,16 +310,17 @@ impl ReadGuard {
         ReadGuard { held: Arc::clone(&self.held) }
     }
 
-    /// Gives the lock back, and returns when its node is surely gone. Of several guards on one node, by
-    /// [`share`](ReadGuard::share) or [`share_reads`](crate::RwLockBuilder::share_reads), the last one does; the others
-    /// return at once.
+    /// Gives the lock back, and returns when its node is surely gone. If several guards share one node, by
+    /// [`share`](ReadGuard::share) or [`share_reads`](crate::RwLockBuilder::share_reads), only the last release does
+    /// that. The earlier ones return at once.
     ///
     /// # Cancel safety
-    /// Dropping the future after its first poll lets the release go on in the background; before it, drops the guard.
+    /// If the future is dropped after its first poll, the release goes on in the background. Before it, the guard is
+    /// dropped.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the lock had been lost before; [`Error::PermissionDenied`] if the node may not be deleted:
-    /// it then stays, and the lock is taken, until its session ends.
+    /// [`Error::Lost`] if the lock had been lost before. [`Error::PermissionDenied`] if the node may not be deleted:
+    /// then it stays, and keeps the lock taken, until its session ends.
     pub async fn release(self) -> Result<(), Error> {
         if let Some(loss) = self.held.loss() {
             return Err(Error::Lost(loss));
@@ -342,11 +349,12 @@ impl WriteGuard {
     /// Gives the lock back, and returns when its node is surely gone.
     ///
     /// # Cancel safety
-    /// Dropping the future after its first poll lets the release go on in the background; before it, drops the guard.
+    /// If the future is dropped after its first poll, the release goes on in the background. Before it, the guard is
+    /// dropped.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the lock had been lost before; [`Error::PermissionDenied`] if the node may not be deleted:
-    /// it then stays, and the lock is taken, until its session ends.
+    /// [`Error::Lost`] if the lock had been lost before. [`Error::PermissionDenied`] if the node may not be deleted:
+    /// then it stays, and keeps the lock taken, until its session ends.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
     }
@@ -360,8 +368,8 @@ impl WriteGuard {
         pollster::block_on(self.release())
     }
 
-    /// Turns the write lock into a read lock, in place and in one transaction: nobody writes in between, readers
-    /// queued behind are let in, and writers behind wait on.
+    /// Turns the write lock into a read lock, in place and in one transaction. No contender writes in between. Readers
+    /// right behind are let in, and writers behind go on waiting.
     ///
     /// The fencing token stays the same.
     ///

@@ -1,4 +1,4 @@
-//! One hold: a place in the queue that was granted; what can be done with it, and how it ends. It knows no modes.
+//! One hold, from its ticket to its end: what can be done with it, and how it is lost. It knows nothing of acquiring.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::session::retry;
 use crate::ticket::ticket::Ticket;
 use crate::validation;
 
-/// A holder who asks to be told of others looks no more often than that.
+/// A holder that waits for contention lists the queue no more often than this.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// A place in the queue with what belongs to it. It is given up when this is dropped.
+/// A ticket, and what belongs to it once it is granted. The ticket is given back when the hold is dropped.
 #[derive(Debug)]
 pub(crate) struct Hold {
     ticket: Ticket,
@@ -30,14 +30,14 @@ pub(crate) struct Hold {
     directory: Arc<str>,
     data: Vec<u8>,
     holding: Holding,
-    /// Its last user closes the sessions, and that may be a hold.
+    /// Keeps the coordinator alive: its last user closes the sessions, and that may be a hold.
     _coordinator: Arc<dyn Coordinator>,
 }
 
 impl Hold {
-    /// `None` if the place has no node yet.
+    /// `None` if the ticket has no node yet.
     ///
-    /// Boxed, because it goes through several futures, which would each keep room for all of it.
+    /// It is boxed, because several futures pass it on, and each would keep room for all of it.
     pub(crate) fn new(
         ticket: Ticket,
         directory: &Arc<str>,
@@ -49,7 +49,7 @@ impl Hold {
         Some(Box::new(Hold { ticket, position, directory, data, holding, _coordinator }))
     }
 
-    /// It was granted, and for as long as it is held this is, too.
+    /// The lock was granted. `holding` ends with the hold.
     pub(crate) fn granted(&mut self, holding: Holding) {
         self.holding = holding;
     }
@@ -70,17 +70,17 @@ impl Hold {
         &self.position.own_node
     }
 
-    /// Now, on the clock of its session.
+    /// The present moment, on the clock of the hold's session.
     pub(crate) fn now(&self) -> Moment {
         self.ticket.session().lease().now()
     }
 
-    /// Why it was lost, if it was.
+    /// Why the lock was lost, if it was.
     pub(crate) fn loss(&self) -> Option<Loss> {
         self.own_node().loss(self.ticket.session().lease())
     }
 
-    /// Waits until it is lost.
+    /// Waits until the lock is lost.
     pub(crate) async fn lost(&self) -> Loss {
         self.own_node().lost(self.ticket.session()).await
     }
@@ -90,12 +90,12 @@ impl Hold {
         &self.directory
     }
 
-    /// How sure it is that it is held.
+    /// How sure it is that the lock is held.
     pub(crate) fn state(&self) -> HoldState {
         self.own_node().hold_state(self.ticket.session().lease())
     }
 
-    /// For how long its session is surely kept.
+    /// For how long the ensemble surely keeps the hold's session.
     pub(crate) fn session_left(&self) -> Duration {
         self.ticket.session().lease().session_left()
     }
@@ -108,7 +108,7 @@ impl Hold {
         Changes::new([self.node_and_session()])
     }
 
-    /// Waits until somebody waits whom it keeps out: the first of them.
+    /// Waits until a contender waits that this hold keeps out, and gives the first one.
     pub(crate) async fn contended(&self) -> Result<Contender, Error> {
         tokio::select! {
             biased;
@@ -126,13 +126,13 @@ impl Hold {
             if let Some(first) = turn::first_kept_out(self.contender(), &names) {
                 return Ok(first);
             }
-            // A long listing must not be kept for long.
+            // A long listing would take memory for as long as the watch is out.
             drop(names);
             if change.await == Event::Over {
-                // What that means for the lock is told by its loss.
+                // The session is over: `lost` says what that means for the hold.
                 return std::future::pending().await;
             }
-            // Readers may come and go by the thousand.
+            // Readers may come and go by the thousand: pause between two listings.
             let since = last_change.map(|last| self.now().saturating_sub(last));
             if let Some(rest) = since.and_then(|since| LOOK_PAUSE.checked_sub(since)) {
                 session.sleep(rest).await;
@@ -163,9 +163,10 @@ impl Hold {
 
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         let loss = self.loss();
-        // However long it takes the ensemble to hear of it.
+        // The span ends here, however long the ensemble takes to answer.
         self.holding = Holding::default();
-        // Deleted even when lost: the session may still be alive, and the node in everyone's way.
+        // The node is deleted even if the lock was lost: the session may still be alive, and the node would keep others
+        // waiting.
         let answer = self.ticket.leave().await;
         match (loss, answer) {
             (Some(loss), _) => Err(Error::Lost(loss)),
@@ -187,7 +188,7 @@ impl Hold {
         Ok(())
     }
 
-    /// What a failed request about our own node means for its holder.
+    /// What a failed request about the own node means for its holder.
     fn lost_by(&self, failure: Failure, operation: &'static str) -> Error {
         match failure {
             Failure::NoNode => Error::Lost(Loss::Removed),
@@ -198,12 +199,13 @@ impl Hold {
     }
 }
 
-/// What a node holds. Read by [`ReadGuard::data`](crate::ReadGuard::data) and [`WriteGuard::data`](crate::WriteGuard::data).
+/// What a node holds, as [`ReadGuard::data`](crate::ReadGuard::data) and
+/// [`WriteGuard::data`](crate::WriteGuard::data) read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeData {
-    /// Its data.
+    /// The node's data.
     pub data: Vec<u8>,
-    /// How often the data was set: to give to [`Transaction::set_version`](crate::Transaction::set_version).
+    /// How often the data was set. [`Transaction::set_version`](crate::Transaction::set_version) takes it.
     pub version: i32,
 }

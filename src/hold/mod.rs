@@ -1,4 +1,4 @@
-//! Holding: the guard, its transactions, how it is lost.
+//! Holding: the guard, its transactions, how it is lost; knows nothing of acquiring.
 
 pub(crate) mod changes;
 pub(crate) mod guard;

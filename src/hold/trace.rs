@@ -1,4 +1,5 @@
-//! What `tracing` is told of acquisitions and holds; decides nothing, and costs next to nothing if nobody listens.
+//! What `tracing` records of acquisitions and holds. It decides nothing, and costs next to nothing without a
+//! subscriber.
 
 use std::fmt;
 use std::future::Future;
@@ -15,7 +16,7 @@ use crate::telemetry::meter::{self, Began};
 
 type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
-/// What is seen of an acquisition. Its span, if anybody listens, is a pointer, because thousands may wait.
+/// The trace of one acquisition. Its spans are behind a pointer, because thousands of acquisitions may wait.
 #[derive(Debug, Default)]
 pub(crate) struct Acquiring {
     spans: Option<Box<Spans>>,
@@ -25,7 +26,7 @@ pub(crate) struct Acquiring {
 #[derive(Debug)]
 struct Spans {
     acquire: Span,
-    /// What the caller was in: the hold is no part of the acquisition.
+    /// The span that the caller was in. The hold's span belongs there, not to the acquisition.
     caller: Span,
     began: Instant,
 }
@@ -38,7 +39,8 @@ impl Acquiring {
         Acquiring { spans: spans.map(Box::new), began: Began::now() }
     }
 
-    /// It is for others, who measure themselves how long they wait, and began inside `first`, who is one of them.
+    /// The trace of an acquisition for several callers. Each caller measures its own wait. `first` is the trace of the
+    /// caller that began it.
     pub(crate) fn for_others(mut self, first: &Acquiring) -> Acquiring {
         if let (Some(spans), Some(first)) = (&mut self.spans, &first.spans) {
             spans.caller = first.caller.clone();
@@ -46,7 +48,7 @@ impl Acquiring {
         Acquiring { began: Began::default(), ..self }
     }
 
-    /// Has the work happen inside the span.
+    /// Runs the work inside the span.
     pub(crate) fn around<G: 'static>(span: Span, work: Work<G>) -> Work<G> {
         if span.is_disabled() { work } else { Box::pin(work.instrument(span)) }
     }
@@ -55,12 +57,12 @@ impl Acquiring {
         self.spans.as_ref().map_or_else(Span::none, |spans| spans.acquire.clone())
     }
 
-    /// There is a node, which may have to wait.
+    /// The node was created; it may have to wait.
     pub(crate) fn entered(&self, position: &Position) {
         self.record("sequence", position.contender.sequence());
     }
 
-    /// The lock was granted: its hold begins.
+    /// The lock was granted, and its hold begins.
     pub(crate) fn granted(&self, path: &str, label: Option<&str>, position: &Position) -> Holding {
         self.record("token", position.czxid);
         self.waited(position.contender.mode());
@@ -69,7 +71,7 @@ impl Acquiring {
         Holding { seen, _metered: meter::HoldTimer::begin(position.contender.mode()) }
     }
 
-    /// The lock was granted together with others: whose hold it is, is told of one of them.
+    /// The lock was granted by a hold that several reads share. The hold's span is recorded once, by another trace.
     pub(crate) fn shares(&self, position: &Position) {
         self.record("sequence", position.contender.sequence());
         self.record("token", position.czxid);
@@ -92,7 +94,7 @@ impl Drop for Spans {
     }
 }
 
-/// Tells and counts that an acquisition failed.
+/// Records and counts that an acquisition failed.
 pub(crate) fn not_granted(path: &str, mode: Mode, error: &Error) {
     match error {
         Error::WouldBlock { .. } => meter::would_block(mode),
@@ -102,7 +104,7 @@ pub(crate) fn not_granted(path: &str, mode: Mode, error: &Error) {
     tracing::debug!(path, %mode, %error, "not granted");
 }
 
-/// What is seen of a hold, until it ends.
+/// The trace of a hold, until the hold ends.
 #[derive(Default)]
 pub(crate) struct Holding {
     seen: Option<Box<HoldSpan>>,
@@ -117,7 +119,7 @@ struct HoldSpan {
 }
 
 impl Holding {
-    /// The hold of one mode ends here, and that of another begins.
+    /// A downgrade: the hold of one mode ends here, and that of the other mode begins.
     pub(crate) fn goes_on_as(&mut self, path: &str, position: &Position) {
         let goes_on =
             |hold: &HoldSpan| HoldSpan::begin(path, position, hold.label.as_deref(), &hold.caller, &hold.span);

@@ -1,4 +1,4 @@
-//! Writes that happen only while a lock, or each of several, is held; knows nothing of how it was acquired.
+//! Writes that happen only while a lock, or each of several locks, is held; knows nothing of how it was acquired.
 
 use std::sync::Arc;
 
@@ -8,14 +8,13 @@ use crate::session::loss::Loss;
 use crate::session::request::{Failure, Kind, Operation, Outcome};
 use crate::validation;
 
-/// Operations on any nodes, to be committed in one ZooKeeper transaction with a check that the lock is still held.
+/// Operations on any nodes, committed in one ZooKeeper transaction with a check that the lock is still held.
 ///
 /// Made by [`ReadGuard::transaction`](crate::ReadGuard::transaction) and
 /// [`WriteGuard::transaction`](crate::WriteGuard::transaction), and by
 /// [`MultiGuard::transaction`](crate::MultiGuard::transaction), which checks each of its locks. Nothing is sent before
-/// [`commit`](Transaction::commit), and then all operations take effect or none does. This is the one guard that
-/// needs no clock: the ensemble itself compares the lock's node and your operations in one order with every other
-/// contender's.
+/// [`commit`](Transaction::commit). Then all operations take effect, or none does. This protection alone needs no clock:
+/// the ensemble orders the check of the lock's node, your operations and the requests of every other contender.
 ///
 /// # Examples
 ///
@@ -36,11 +35,11 @@ pub struct Transaction<'guard> {
     operations: Vec<Operation>,
 }
 
-/// Those that have to be held.
+/// The locks that have to be held.
 #[derive(Debug)]
 enum Locks<'guard> {
     One(&'guard Hold),
-    /// Not empty; the last was granted last.
+    /// Not empty. The last one was granted last.
     Many(&'guard [Hold]),
 }
 
@@ -49,7 +48,7 @@ impl<'guard> Transaction<'guard> {
         Transaction { locks: Locks::One(lock), operations: Vec::new() }
     }
 
-    /// Under each of these locks, of which there is at least one.
+    /// A transaction under several locks, at least one.
     pub(crate) fn under_all(locks: &'guard [Hold]) -> Self {
         Transaction { locks: Locks::Many(locks), operations: Vec::new() }
     }
@@ -69,17 +68,17 @@ impl<'guard> Transaction<'guard> {
         self.with(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Persistent })
     }
 
-    /// Creates a node that goes with this process's session.
+    /// Creates a node that is deleted when this process's session ends.
     pub fn create_ephemeral(self, path: impl AsRef<str>, data: impl Into<Vec<u8>>) -> Self {
         self.with(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Ephemeral })
     }
 
-    /// Deletes a node, which must have no children.
+    /// Deletes a node, which must not have children.
     pub fn delete(self, path: impl AsRef<str>) -> Self {
         self.with(Operation::Delete { path: path.as_ref().to_owned(), version: None })
     }
 
-    /// Deletes a node, if it has this version.
+    /// Deletes a node, if the node has this version.
     pub fn delete_version(self, path: impl AsRef<str>, version: i32) -> Self {
         self.with(Operation::Delete { path: path.as_ref().to_owned(), version: Some(version) })
     }
@@ -99,19 +98,20 @@ impl<'guard> Transaction<'guard> {
         self
     }
 
-    /// Commits all operations if the lock is still held, and says what each did, in the order they were added.
+    /// Commits all operations if the lock is still held, and gives the outcome of each, in the order in which they were
+    /// added.
     ///
     /// Without operations it asks the ensemble whether the lock is still held, and changes nothing.
     ///
     /// # Cancel safety
-    /// The transaction is sent at the first poll; dropping the future after that does not take it back.
+    /// The transaction is sent at the first poll. Dropping the future after that does not take it back.
     ///
     /// # Errors
     /// - [`Error::Lost`]: the lock is gone, and nothing was changed.
     /// - [`Error::TransactionRefused`]: an operation could not be done, and nothing was changed.
-    /// - [`Error::OutcomeUnknown`]: the connection broke; everything was done, or nothing.
-    /// - [`Error::InvalidInput`]: a path is not one, or lies inside the lock's own directory, where a write would
-    ///   pass for a hand-off; nothing was sent.
+    /// - [`Error::OutcomeUnknown`]: the connection broke. Everything was done, or nothing.
+    /// - [`Error::InvalidInput`]: a path is not valid, or lies inside the lock's own directory, where a write would
+    ///   pass for a hand-off. Nothing was sent.
     pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
         let Transaction { locks, operations: wanted } = self;
         for operation in &wanted {
@@ -120,7 +120,7 @@ impl<'guard> Transaction<'guard> {
         if let Some((lock, loss)) = locks.iter().find_map(|lock| Some((lock, lock.loss()?))) {
             return Err(locks.lost(lock, loss));
         }
-        // Checks see what all sessions own, so one session can speak for locks that are kept on several.
+        // A check sees the nodes of every session, so one session can speak for locks that are held on several.
         let Some(speaker) = locks.iter().last() else {
             return Err(Error::invalid("a transaction under no lock"));
         };
@@ -128,8 +128,9 @@ impl<'guard> Transaction<'guard> {
         let mut operations: Vec<_> = locks.iter().map(position).collect();
         let checks = operations.len();
         operations.extend(wanted);
-        // A transaction stays unsettled if nobody hears its answer, or if it goes through another session than the lock's,
-        // which has no common order with it. The next local contender then waits until the ensemble has removed our node.
+        // A transaction stays unsettled if its answer is lost. It does so too if it goes through another session than
+        // the lock's: the requests of two sessions have no common order. The next local contender then waits until the
+        // ensemble has removed our node.
         let session = speaker.ticket().session();
         locks.iter().for_each(|lock| lock.own_node().write_begins());
         let answer = session.transact(&operations).await;
