@@ -1,4 +1,5 @@
-//! What operators do with a lock: read its queue, and remove a member of it.
+//! What operators do with a lock: they read its queue, and remove a member of it; knows nothing of acquiring and
+//! holding.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +14,7 @@ use crate::session::request::Failure;
 use crate::snapshot::read::{self};
 
 impl Handle {
-    /// The queue, no older than this call if it is `synced`.
+    /// The queue. If `is_synced`, it is no older than this call.
     async fn queue(&self, is_synced: bool) -> Result<Queue, Error> {
         let (path, dialect) = (&self.path, self.dialect);
         let seen = call::on_a_session(&self.coordinator, |session| async move {
@@ -27,7 +28,7 @@ impl Handle {
     }
 
     async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
-        // A server that lags would not show a member that others see already.
+        // A server that lags might not show a member that other clients see already.
         let members = self.queue(true).await?.members;
         let Some(member) = members.into_iter().find(|member| member.token == Some(token)) else {
             return Ok(None);
@@ -42,7 +43,7 @@ impl Handle {
         });
         match removal.await {
             Ok(()) => Ok(Some(member)),
-            // It left by itself just now, or by an earlier try.
+            // The member left by itself just now, or an earlier try removed it.
             Err(Failure::NoNode) => Ok((tries.into_inner() > 1).then_some(member)),
             Err(failure) => Err(fault(failure)),
         }
@@ -50,18 +51,18 @@ impl Handle {
 }
 
 impl RwLock {
-    /// Reads the queue: everyone in it in order, who holds, who waits, since when and behind whom.
+    /// Reads the queue: every member in order, with its state, since when it holds or waits, and its predecessor.
     ///
-    /// Costs one listing and one read for each member. The snapshot may be as old as the server's view: whoever has let go
-    /// seems to hold until the ensemble has removed its node, and the next one to wait.
-    /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).
+    /// Costs one listing and one read for each member. The snapshot may be as old as the server's view. A holder that
+    /// has released still shows as holding until the ensemble has removed its node, and its successor as waiting. [How
+    /// long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// Only reads.
     ///
     /// # Errors
-    /// [`Error::ForeignContender`] where another [dialect](crate::Dialect) is spoken, too; [`Error::Unreachable`] when no server
-    /// answers in time, or session after session ends; otherwise see [`Error`].
+    /// [`Error::ForeignContender`] if another [dialect](crate::Dialect) is spoken there, too. [`Error::Unreachable`] if
+    /// no server answers in time, or session after session ends. Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -80,23 +81,24 @@ impl RwLock {
         Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, handle.queue(false)).await })
     }
 
-    /// Removes the one member of the queue whose [token](crate::Member::token) this is, and says who that was; `None`
-    /// if nobody in the queue has it, and then nothing is changed.
+    /// Removes the member of the queue that has this [token](crate::Member::token), and returns it. `None` if no member
+    /// has the token, and then nothing is changed.
     ///
-    /// For people who have seen in the [`queue`](RwLock::queue) that somebody hangs. A holder is told at once, by
-    /// [`Loss::Removed`](crate::Loss::Removed), but perhaps after the next one was let in. A waiter gets [`Error::Evicted`], and is
-    /// never granted, with one exception: a contender of its own session may let it in while the news is on its way to
-    /// that session. Then it is told as a holder is. While a session is cut off, it lets in nobody.
+    /// This is for operators who have seen in the [`queue`](RwLock::queue) that a member hangs. A holder is told at
+    /// once, by [`Loss::Removed`](crate::Loss::Removed), but perhaps only after the next contender was let in. A waiter
+    /// gets [`Error::Evicted`], and is never granted the lock, with one exception: a contender of its own session may
+    /// let it in while the news is on its way to that session. Then it hears of the removal as a holder does. While a
+    /// session is cut off, it lets in no contender.
     ///
-    /// Nobody else is ever hit: a token is given once, and a node's name is too, because the random id of one
-    /// acquisition is in it. So it is enough to look at the token, and then to delete by name.
+    /// No other member is ever hit. A token is given once. A node's name is given once, too, because it contains the
+    /// random id of one acquisition. So it is enough to look at the token, and then to delete by name.
     ///
     /// # Cancel safety
-    /// Dropping the future may leave the member removed or not.
+    /// After the future is dropped the member may have been removed, or not.
     ///
     /// # Errors
-    /// [`Error::PermissionDenied`] for those who may not; otherwise see [`Error`]. After [`Error::Unreachable`] and
-    /// [`Error::Timeout`] the member may be removed or not, as after dropping the future.
+    /// [`Error::PermissionDenied`] if this client may not remove the node. After [`Error::Unreachable`] and
+    /// [`Error::Timeout`] the member may have been removed, or not. Otherwise see [`Error`].
     ///
     /// # Examples
     ///

@@ -1,4 +1,4 @@
-//! The lock, and its options; knows neither how it is acquired nor any concrete backend.
+//! The lock, and its options; knows neither how the lock is acquired nor any concrete backend.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -18,21 +18,21 @@ use crate::session::contract::Coordinator;
 use crate::ticket::deadlock::Deadlock;
 use crate::validation;
 
-/// One read/write lock, shared by everyone who opens the same path of the same ensemble.
+/// One read/write lock, shared by all processes that open the same path of the same ensemble.
 ///
-/// A handle is cheap to clone, and holds nothing by itself: each acquisition gives a guard, and dropping or
+/// A handle is cheap to clone, and holds nothing by itself. Each acquisition gives a guard. Dropping or
 /// [releasing](WriteGuard::release) the guard gives the lock back.
 ///
 /// # Fairness
 /// Strictly first come, first served. Readers hold together, but a reader that comes after a waiting writer waits
-/// behind that writer, so writers do not starve. Hence a task that holds a read lock must not wait for another one
-/// of the same lock: with a writer queued between the two, all three wait for ever. Use
-/// [`ReadGuard::share`] for that. There is no upgrade from read to write, because two upgrading readers would
-/// wait for each other: release, acquire the write lock, and look again.
+/// behind that writer, so writers do not starve. Hence a task that holds a read lock must not wait for another read
+/// lock of the same lock: with a writer queued between the two, all three wait for ever. Use [`ReadGuard::share`] for
+/// that. There is no upgrade from read to write, because two upgrading readers would wait for each other. Release,
+/// acquire the write lock, and look again.
 ///
-/// An acquisition that was polled once has its place in the queue, and when its turn comes all others wait for it, also if
-/// nobody polls it any more: poll it to its end, or drop it. [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) tells
-/// of one that is forgotten.
+/// An acquisition that was polled once has its place in the queue. When its turn comes, all contenders behind it wait
+/// for it, even if its future is not polled any more. So poll it to its end, or drop it.
+/// [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) reports an acquisition that is forgotten.
 ///
 /// # Examples
 ///
@@ -56,8 +56,8 @@ pub struct RwLock {
 }
 
 impl RwLock {
-    /// Opens the lock that is kept in directory `path`. Nothing is sent; a missing directory is made by the first
-    /// acquisition.
+    /// Opens the lock that is kept in directory `path`. Nothing is sent. The first acquisition makes the directory if
+    /// it is missing.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if `path` is not an absolute ZooKeeper path, or is the root or in `/zookeeper`.
@@ -95,12 +95,12 @@ impl RwLock {
 
     /// Acquires the lock to read: shared with other readers.
     ///
-    /// Await the returned builder, with or without options. Waits until every writer that came earlier has left.
-    /// See [`RwLock`] for fairness.
+    /// Await the returned builder, with or without options. Waits until every earlier writer has left. See [`RwLock`]
+    /// for fairness.
     ///
     /// # Cancel safety
-    /// Dropping the future at any point gives up the place in the queue and leaves nothing behind: no node and no
-    /// watch, as soon as the server can be reached.
+    /// Dropping the future at any point gives up the place in the queue. It leaves neither node nor watch behind, as
+    /// soon as the server can be reached.
     ///
     /// # Errors
     /// See [`Error`]; [`Error::Timeout`] only if a [`timeout`](Acquire::timeout) was given.
@@ -122,8 +122,8 @@ impl RwLock {
 
     /// Acquires the lock to write: alone.
     ///
-    /// Await the returned builder, with or without options. Waits until everyone who came earlier has left.
-    /// See [`RwLock`] for fairness.
+    /// Await the returned builder, with or without options. Waits until every earlier contender has left. See
+    /// [`RwLock`] for fairness.
     ///
     /// # Cancel safety
     /// As for [`RwLock::read`].
@@ -147,18 +147,18 @@ impl RwLock {
         Acquire::new(Arc::clone(&self.handle))
     }
 
-    /// Acquires the lock to read if no writer holds it or waits for it; does not wait, and when the lock is taken
-    /// writes nothing to the ensemble.
+    /// Acquires the lock to read if no writer holds it or waits for it. Does not wait. Writes nothing to the ensemble
+    /// if the lock is taken.
     ///
-    /// The answer may be as old as the server's view of the queue. Whoever is beaten to a lock that looked free has
-    /// written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout,
-    /// and with [`timeout`](Call::timeout).
+    /// The answer may be as old as the server's view of the queue. If another contender is faster to a lock that looked
+    /// free, this call has written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by
+    /// the session timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// As for [`RwLock::read`].
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which says who is in the way; otherwise see [`Error`].
+    /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -176,18 +176,18 @@ impl RwLock {
         join::try_read(Arc::clone(&self.handle))
     }
 
-    /// Acquires the lock to write if nobody holds it or waits for it; does not wait, and when the lock is taken
-    /// writes nothing to the ensemble.
+    /// Acquires the lock to write if no contender holds it or waits for it. Does not wait. Writes nothing to the
+    /// ensemble if the lock is taken.
     ///
-    /// The answer may be as old as the server's view of the queue. Whoever is beaten to a lock that looked free has
-    /// written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by the session timeout,
-    /// and with [`timeout`](Call::timeout).
+    /// The answer may be as old as the server's view of the queue. If another contender is faster to a lock that looked
+    /// free, this call has written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by
+    /// the session timeout, and with [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
     /// As for [`RwLock::read`].
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which says who is in the way; otherwise see [`Error`].
+    /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -208,8 +208,8 @@ impl RwLock {
 
     /// Blocks the thread until the lock is acquired to read: [`RwLock::read`] for code that is not async.
     ///
-    /// Needs no runtime. Called from an async task it blocks that task's thread; the session lives on a thread of
-    /// its own and is not disturbed. With options: [`Acquire::blocking`].
+    /// Needs no runtime. A call from an async task blocks that task's thread. The session lives on a thread of its own,
+    /// and is not disturbed. With options: [`Acquire::blocking`].
     ///
     /// # Errors
     /// As for [`RwLock::read`].
@@ -272,7 +272,7 @@ pub struct RwLockBuilder {
 }
 
 impl RwLockBuilder {
-    /// The host that this process's nodes name. Default: the machine's name.
+    /// The host that the nodes of this process name. Default: the machine's name.
     ///
     /// Letters, digits, `.`, `_` and `-`, at most 64 bytes.
     pub fn host(mut self, host: impl Into<String>) -> Self {
@@ -280,14 +280,14 @@ impl RwLockBuilder {
         self
     }
 
-    /// What every acquisition says it is doing, unless it says otherwise itself. Default: nothing.
+    /// The label of every acquisition that sets none itself. Default: no label.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(label.into());
         self
     }
 
-    /// Whose names the lock's nodes have: for a path that programs in Java or Python lock, too. Default:
-    /// [`Dialect::Native`]. Give everyone who uses the path the same.
+    /// The naming scheme of the lock's nodes, for a path that programs in Java or Python lock, too. Default:
+    /// [`Dialect::Native`]. Give all users of the path the same dialect.
     ///
     /// # Examples
     ///
@@ -305,52 +305,59 @@ impl RwLockBuilder {
         self
     }
 
-    /// Has whoever waited for a writer that vanished (crashed, was cut off, had its node removed) wait this long
-    /// before it takes the lock; a writer that released is followed at once. Default: zero.
+    /// After a writer vanishes (crash, lost connection, deleted node), its successors wait this long before they take
+    /// the lock. After a release they do not wait. Default: zero.
     ///
-    /// For work that cannot check a [fencing token](WriteGuard::fencing_token): it gives requests of the vanished
-    /// holder that are still under way time to arrive. A waiting writer that gives up looks like one that vanished if it
-    /// is of the same session as the contender before it, which may have let it in.
-    /// Those who arrive after it has vanished do not know of it, and readers that vanish are not told from those that
-    /// release. A writer that downgraded, and was gone before whoever waited had looked again, looks like one that
-    /// vanished; so does one that released in the moment in which whoever comes enters and does not watch yet. Give
-    /// everyone who uses the lock the same delay.
+    /// This is for work that cannot check a [fencing token](WriteGuard::fencing_token). It gives requests of the
+    /// vanished writer that are still under way time to arrive. It has limits:
     ///
-    /// A session whose own [ACL](crate::ZooKeeperBuilder::acl) does not let it write to its nodes cannot say that it
-    /// releases: each of its releases looks like a vanishing.
+    /// - A contender that arrives after the writer has vanished does not know of it, and does not wait.
+    /// - A reader that vanishes looks like a reader that releases.
+    /// - A waiting writer that gives up looks like one that vanished, if it is of the same session as the contender
+    ///   before it, which may have let it in.
+    /// - A writer that downgraded, and was gone before its successor had listed the queue again, looks like one that
+    ///   vanished.
+    /// - A writer that releases in the moment in which its successor enters, and does not watch yet, looks like one
+    ///   that vanished.
     ///
-    /// Refused in another [`dialect`](Self::dialect) than the native one, where nobody says that it released.
+    /// Give all users of the lock the same delay.
+    ///
+    /// A session whose own [ACL](crate::ZooKeeperBuilder::acl) does not let it write to its nodes cannot announce a
+    /// release: each of its releases looks like a vanishing.
+    ///
+    /// Refused in any [`dialect`](Self::dialect) but the native one: in the others no release is announced.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
         self
     }
 
-    /// Logs a warning, once, for an acquisition that has waited this long: with who is in the way. Default: never, because
-    /// what is long is the user's to say, and because each waiter then has a timer, and keeps some names.
+    /// Logs one warning for an acquisition that has waited this long, with the contenders in the way. Default: never,
+    /// because the user decides what is long, and because each waiter then has a timer, and keeps some names.
     ///
-    /// Once the acquisition has a place in the queue, the warning comes from the session's own background, also if the
-    /// future is not polled, as in a runtime that is blocked. If its turn has come by then, and the future is still not
-    /// polled, the warning says that. Reads that wait for one [shared](Self::share_reads) node are warned of together.
+    /// Once the acquisition has a place in the queue, the warning comes from a background task of the session. So it
+    /// comes also if the future is not polled, as in a runtime that is blocked. If the acquisition's turn has come by
+    /// then, and the future is still not polled, the warning says that. Reads that wait for one
+    /// [shared](Self::share_reads) node get one warning together.
     pub fn warn_after_waiting(mut self, limit: Duration) -> Self {
         self.warn_waiting = Some(limit);
         self
     }
 
-    /// Logs a warning, once, for a lock that has been held this long: with the label of whoever holds it. Default: never,
-    /// because some locks are held for as long as a process lives, and because each hold then has a timer.
+    /// Logs one warning for a lock that has been held this long, with the holder's label. Default: never, because some
+    /// locks are held for as long as a process lives, and because each hold then has a timer.
     ///
-    /// A holder that downgrades goes on holding.
+    /// A downgrade does not end a hold.
     pub fn warn_after_holding(mut self, limit: Duration) -> Self {
         self.warn_holding = Some(limit);
         self
     }
 
-    /// What becomes of an acquisition that waits for a hold of its own task, and so for ever. Default:
+    /// What to do with an acquisition that waits for a hold of its own task, and so for ever. Default:
     /// [`Deadlock::Warn`].
     ///
-    /// Seen when it first looks at the queue, from what this process holds on the same session: two handles of one
-    /// coordinator are seen together, two connections are not. Somebody else may hold the guard by now, and release it:
-    /// hence only a warning, unless you ask for more.
+    /// The check is made when the acquisition first lists the queue, against what this process holds on the same
+    /// session. So it covers two handles of one coordinator, but not two connections. The guard may have moved to
+    /// another task by now, which will release it: hence only a warning, unless you ask for more.
     ///
     /// # Examples
     ///
@@ -369,27 +376,28 @@ impl RwLockBuilder {
         self
     }
 
-    /// Has the reads of this process that use this lock, or clones of it, share one node: hundreds of tasks that read
-    /// pay for two writes of the ensemble together, and not each. Default: each read has a node of its own.
+    /// Lets the reads of this process that use this lock, or clones of it, share one node. Hundreds of tasks that read
+    /// then cost two writes of the ensemble together, and not two each. Default: each read has a node of its own.
     ///
-    /// A read joins the node that another one was granted less than `max_age` ago, at once and without a request, if
-    /// it is still held. If there is none to join, one node enters for all who ask meanwhile, and they are granted it
-    /// together, or fail with the same error; it goes on for as long as any of them waits. The node leaves with its last
-    /// guard: reads that do not overlap share nothing, unless a guard is kept between them.
+    /// A read joins a node that another read was granted less than `max_age` ago, if that node is still held: at once,
+    /// and without a request. If there is no node to join, one node enters the queue for all reads that ask meanwhile.
+    /// They are granted together, or fail with the same error. The entry goes on for as long as any of them waits. The
+    /// node leaves with its last guard. Reads that do not overlap share nothing, unless a guard is kept between them.
     ///
-    /// Writers pay the price: reads that join overtake those who wait. But a writer is held up by a shared node for at
-    /// most `max_age`, counted from when that node was granted, plus the longest read; the reads that come later queue
-    /// behind it. A read counts from its grant, whether its task has run since or not. Sharing is no way to hold two
-    /// read locks at once: once the age is over the second one has to [queue](RwLock#fairness).
+    /// Writers pay the price, because reads that join overtake the waiting writers. But a shared node holds up a writer
+    /// for at most `max_age`, counted from the node's grant, plus the longest read. Later reads queue behind the
+    /// writer. A read counts from its grant, even if its task has not run since. Sharing is no way to hold two read
+    /// locks at once: after `max_age` the second one has to [queue](RwLock#fairness).
     ///
-    /// - The guards on one node have one [token](ReadGuard::fencing_token) and are [lost](ReadGuard::lost) together. None
-    ///   is handed out that is lost already: after a loss the next read enters afresh.
-    /// - [`release`](ReadGuard::release) of the last guard waits until the node is surely gone, of others for nothing.
-    /// - [Timeouts](Acquire::timeout) and cancelling concern only the one read.
-    /// - A read with a [label](Acquire::label) other than the [lock's](Self::label) enters by itself, so that the
-    ///   queue shows it.
-    /// - [`try_read`](RwLock::try_read) joins what is granted, and what it is granted itself may be joined; it does not
-    ///   wait for the entering of others.
+    /// - The guards on one node have one [token](ReadGuard::fencing_token) and are [lost](ReadGuard::lost) together. A
+    ///   read never gets a guard that is lost already: after a loss the next read enters afresh.
+    /// - [`release`](ReadGuard::release) of the last guard waits until the node is surely gone. An earlier release
+    ///   waits for nothing.
+    /// - A [timeout](Acquire::timeout), or dropping the future, concerns only the one read.
+    /// - A read with a [label](Acquire::label) other than the [lock's](Self::label) enters by itself, so that the queue
+    ///   shows it.
+    /// - [`try_read`](RwLock::try_read) joins a node that is granted, and other reads may join its own. It does not
+    ///   wait for an entry under way.
     ///
     /// Zero is refused.
     ///
@@ -414,7 +422,7 @@ impl RwLockBuilder {
         Arc::clone(&self.coordinator)
     }
 
-    /// The same, for the lock in another directory.
+    /// The same options, for the lock in another directory.
     pub(crate) fn at(&self, path: String) -> RwLockBuilder {
         RwLockBuilder { path, ..self.clone() }
     }

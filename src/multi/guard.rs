@@ -17,16 +17,16 @@ use crate::queue::contender::Contender;
 use crate::session::loss::{HoldState, Loss};
 use crate::validation;
 
-/// What was taken. Given back from the last to the first when it is dropped.
+/// The locks taken so far. They are given back from the last to the first when this is dropped.
 #[derive(Default)]
 pub(crate) struct Taken {
-    /// In the order in which they were taken, which is that of their paths.
+    /// In the order in which they were taken, which is the order of their paths.
     locks: Vec<Hold>,
     first_loss: OnceLock<(String, Loss)>,
 }
 
 impl Taken {
-    /// Adds the next lock when it is granted, unless one of the others is lost before that.
+    /// Adds the next lock when it is granted, unless one of the earlier locks is lost before that.
     pub(crate) async fn add(
         &mut self,
         lock: &RwLock,
@@ -41,7 +41,7 @@ impl Taken {
         Ok(())
     }
 
-    /// The guard, if nothing was lost on the way.
+    /// The guard, if no lock was lost on the way.
     pub(crate) fn complete(self) -> Result<MultiGuard, Error> {
         match self.loss() {
             Some(loss) => Err(evicted(loss)),
@@ -49,7 +49,7 @@ impl Taken {
         }
     }
 
-    /// Which of the locks is lost, and why. The loss that was found first stays the answer.
+    /// The lock that is lost, and why. The loss that was found first stays the answer.
     fn loss(&self) -> Option<(&str, Loss)> {
         let lost = self.first_loss.get().or_else(|| {
             let found = self.locks.iter().find_map(|held| Some((held.directory().to_owned(), held.loss()?)))?;
@@ -58,7 +58,7 @@ impl Taken {
         lost.map(|(path, why)| (path.as_str(), *why))
     }
 
-    /// Waits until one of the locks is lost. Of those that are lost together, the first is named.
+    /// Waits until one of the locks is lost. If several are lost together, the first is named.
     async fn lost(&self) -> (&str, Loss) {
         loop {
             if let Some(loss) = self.loss() {
@@ -79,17 +79,18 @@ impl Drop for Taken {
     }
 }
 
-/// A loss before all were granted.
+/// A loss before all locks were granted.
 fn evicted((path, why): (&str, Loss)) -> Error {
     Error::Evicted(why).of_one(path)
 }
 
-/// A loss of what was held.
+/// A loss of a lock that was held.
 fn lost_error((path, why): (&str, Loss)) -> Error {
     Error::Lost(why).of_one(path)
 }
 
-/// What the first of these gives; of those that are ready together, the first in the list. Pending if there are none.
+/// The output of the first future that is ready. If several are ready together, the first in the list. Pending if the
+/// list is empty.
 async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
     let futures: Vec<_> = futures.map(Box::pin).collect();
     match futures.is_empty() {
@@ -100,9 +101,10 @@ async fn first_of<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
 
 /// Several locks, held together. Made by [`MultiLock::lock`](crate::MultiLock::lock).
 ///
-/// The guard is lost as soon as any of its locks is. The others stay taken until it is [released](Self::release) or
-/// dropped, which gives them back from the last to the first, in the background: from anywhere, also outside a runtime
-/// and in a panic. See [`WriteGuard`](crate::WriteGuard) for a program that ends right after that.
+/// The guard is lost as soon as any of its locks is. The other locks stay taken until the guard is
+/// [released](Self::release) or dropped. Dropping it gives the locks back from the last to the first, in the
+/// background: from any thread, also outside a runtime and in a panic. See [`WriteGuard`](crate::WriteGuard) for a
+/// program that ends right after that.
 #[must_use = "if unused, the locks are given back at once"]
 pub struct MultiGuard {
     /// Never empty.
@@ -117,15 +119,16 @@ impl MultiGuard {
 
     /// The path of each lock's node, in the same order.
     ///
-    /// Anybody's ZooKeeper transaction that checks that these nodes exist is done only while all the locks are held.
+    /// A ZooKeeper transaction of any client that checks that these nodes exist is done only while all the locks are
+    /// held.
     pub fn nodes(&self) -> impl Iterator<Item = String> {
         self.taken.locks.iter().map(|held| held.own_node().path_for_others())
     }
 
-    /// The [fencing token](crate::WriteGuard::fencing_token) of the lock in directory `path`; `None` if that is not
-    /// among the locks.
+    /// The [fencing token](crate::WriteGuard::fencing_token) of the lock in directory `path`. `None` if no lock of this
+    /// guard is there.
     ///
-    /// Each resource is told the token of the lock that guards it: tokens of different locks do not compare.
+    /// Give each resource the token of the lock that guards it: tokens of different locks do not compare.
     ///
     /// # Examples
     ///
@@ -144,7 +147,7 @@ impl MultiGuard {
         self.taken.find(path).map(|held| held.position().czxid)
     }
 
-    /// Each lock's directory with its fencing token, in the order in which they were taken.
+    /// Each lock's directory with its fencing token, in the order in which the locks were taken.
     pub fn fencing_tokens(&self) -> impl Iterator<Item = (&str, i64)> {
         self.taken.locks.iter().map(|held| (held.directory(), held.position().czxid))
     }
@@ -154,7 +157,7 @@ impl MultiGuard {
         self.taken.loss().is_none()
     }
 
-    /// How sure it is that all the locks are held: in doubt if one of them is, until the earliest would be lost.
+    /// How sure it is that all the locks are held. In doubt if one of them is, until the earliest would be lost.
     pub fn state(&self) -> HoldState {
         match self.taken.loss() {
             Some((_, why)) => HoldState::Lost { why },
@@ -183,10 +186,10 @@ impl MultiGuard {
         Changes::new(self.taken.locks.iter().map(Hold::node_and_session))
     }
 
-    /// Waits until the first of the locks is lost, and gives its directory and why it was lost: before the ensemble can give it to anybody
-    /// else. Pending for as long as all are held.
+    /// Waits until the first of the locks is lost, and gives its directory and why it was lost. It answers before the
+    /// ensemble can give that lock to another contender. It is pending for as long as all locks are held.
     ///
-    /// Of locks that are found lost together, the first by path is named; the answer never changes later.
+    /// If several locks are found lost together, the first by path is named. The answer never changes later.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -215,9 +218,9 @@ impl MultiGuard {
         self.taken.locks.iter().map(Hold::session_left).min().unwrap_or_default()
     }
 
-    /// Waits until somebody queues up whom one of the locks keeps out, and says at which lock, and who is the first of
-    /// them there. See [`WriteGuard::contended`](crate::WriteGuard::contended) and, for locks that are taken to read,
-    /// [`ReadGuard::contended`](crate::ReadGuard::contended).
+    /// Waits until a contender queues up that one of the locks keeps out. Gives that lock's directory, and the first
+    /// such contender there. See [`WriteGuard::contended`](crate::WriteGuard::contended) and, for locks that are taken
+    /// to read, [`ReadGuard::contended`](crate::ReadGuard::contended).
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -260,7 +263,7 @@ impl MultiGuard {
     /// Dropping the future drops `work`.
     ///
     /// # Errors
-    /// [`Error::OneOfMany`] with [`Error::Lost`], also when the work was done but a lock had been lost by then.
+    /// [`Error::OneOfMany`] with [`Error::Lost`], also if the work was done but a lock had been lost by then.
     ///
     /// # Examples
     ///
@@ -282,8 +285,8 @@ impl MultiGuard {
 
     /// Reads any node; `None` if it does not exist.
     ///
-    /// Reads on the session that was granted its lock last, and so sees everything that earlier holders of any of
-    /// these locks wrote to ZooKeeper before they let go.
+    /// It reads on the session of the lock that was granted last. So it sees everything that earlier holders of any of
+    /// these locks wrote to ZooKeeper before they released.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -305,7 +308,8 @@ impl MultiGuard {
         validation::check(path.as_ref())?;
         match (self.taken.loss(), self.taken.locks.last()) {
             (None, Some(last)) => {
-                // Its node was created last, so its session shows what was written before any of the locks was granted.
+                // The last lock's node was created last. So its session shows what was written before any of the locks
+                // was granted.
                 last.data(path.as_ref()).await.map_err(|error| match error {
                     lost @ Error::Lost(_) => lost.of_one(last.directory()),
                     error => error,
@@ -347,14 +351,15 @@ impl MultiGuard {
 
     /// Gives all the locks back, from the last to the first, and returns when their nodes are surely gone.
     ///
-    /// All requests are sent before any is answered: it takes as long as one release.
+    /// All requests are sent before any is answered, so it takes as long as one release.
     ///
     /// # Cancel safety
-    /// Dropping the future after its first poll lets the release go on in the background; before it, drops the guard.
+    /// If the future is dropped after its first poll, the release goes on in the background. Before it, the guard is
+    /// dropped.
     ///
     /// # Errors
-    /// [`Error::OneOfMany`] with the lock that had been lost before, or else the first whose node could not be deleted:
-    /// see [`WriteGuard::release`](crate::WriteGuard::release). All the others have been given back.
+    /// [`Error::OneOfMany`] with the lock that had been lost before, or else with the first lock whose node could not
+    /// be deleted: see [`WriteGuard::release`](crate::WriteGuard::release). All the other locks have been given back.
     pub async fn release(mut self) -> Result<(), Error> {
         let loss = self.taken.loss().map(lost_error);
         let locks = mem::take(&mut self.taken.locks);
@@ -369,8 +374,8 @@ impl MultiGuard {
         }
     }
 
-    /// Blocks the thread until the lock is given back: [`release`](Self::release) for code that is not async. Needs no
-    /// runtime.
+    /// Blocks the thread until all the locks are given back: [`release`](Self::release) for code that is not async.
+    /// Needs no runtime.
     ///
     /// # Errors
     /// As for [`release`](Self::release).

@@ -26,16 +26,17 @@ use crate::validation;
 
 /// Several read/write locks that are taken together: all or none.
 ///
-/// Each path is an [`RwLock`] as any other, and whoever takes one of them alone queues with those who take several.
-/// Like [`RwLock`], a handle is cheap to clone and holds nothing by itself.
+/// Each path is an ordinary [`RwLock`]. A task that takes one of the locks alone queues with the tasks that take
+/// several. A handle is cheap to clone, and holds nothing by itself.
 ///
 /// # Order
-/// The locks are taken one after the other, in the order of their paths, whatever the order in which they were named:
-/// so those who take the same locks never wait for each other in a circle. The first ones are held while the next are
-/// waited for. If one cannot be had, or one is lost meanwhile, those that were taken are given back, the last one first.
+/// The locks are taken one after the other, in the order of their paths, whatever the order in which they were given.
+/// So two tasks that take the same locks never wait for each other in a circle. The first locks are held while the next
+/// are waited for. If one lock cannot be had, or one is lost meanwhile, the locks taken so far are given back, the last
+/// one first.
 ///
-/// That order protects only those who keep it: a task that holds a lock, or a [`MultiGuard`], must not wait for a lock
-/// whose path comes earlier, nor for one that it holds already. See also [fairness](RwLock#fairness).
+/// The order protects only the tasks that keep it. A task that holds a lock, or a [`MultiGuard`], must not wait for a
+/// lock with an earlier path, nor for a lock that it holds already. See also [fairness](RwLock#fairness).
 ///
 /// # Examples
 ///
@@ -58,16 +59,16 @@ use crate::validation;
 /// ```
 #[derive(Clone)]
 pub struct MultiLock {
-    /// In the order in which they are taken.
+    /// In the order in which the locks are taken, which is the order of their paths.
     locks: Arc<[(RwLock, Mode)]>,
     coordinator: Arc<dyn Coordinator>,
 }
 
 impl MultiLock {
-    /// Opens the locks that are kept in these directories, each to be taken in its mode. Nothing is sent.
+    /// Opens the locks that are kept in these directories, each with the mode in which it is taken. Nothing is sent.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are none, if a path comes twice, or if [`RwLock::new`] would refuse one.
+    /// [`Error::InvalidInput`] if there are no locks, if a path comes twice, or if [`RwLock::new`] would refuse a path.
     ///
     /// # Examples
     ///
@@ -102,12 +103,12 @@ impl MultiLock {
     /// [order](MultiLock#order).
     ///
     /// # Cancel safety
-    /// Dropping the future at any point gives back what was taken, and the place in the queue of the next one: no node
-    /// and no watch is left behind, as soon as the server can be reached.
+    /// Dropping the future at any point gives back the locks taken so far, and the place in the queue of the next one.
+    /// It leaves neither node nor watch behind, as soon as the server can be reached.
     ///
     /// # Errors
-    /// [`Error::OneOfMany`] says which lock failed, and how; [`Error::Timeout`] only if a
-    /// [`timeout`](Acquire::timeout) was given. [`Error::Evicted`] may be about a lock that had been taken already.
+    /// [`Error::OneOfMany`] says which lock failed, and how. [`Error::Timeout`] only if a [`timeout`](Acquire::timeout)
+    /// was given. [`Error::Evicted`] may concern a lock that had been taken already.
     ///
     /// # Examples
     ///
@@ -127,18 +128,18 @@ impl MultiLock {
         Acquire::new(self.clone())
     }
 
-    /// Acquires all the locks if none of them is taken; does not wait, and when one is taken writes nothing to the
-    /// ensemble.
+    /// Acquires all the locks if none of them is taken. Does not wait. Writes nothing to the ensemble if one is taken.
     ///
-    /// Looks at all of them at once, and then enters one after the other. Whoever is beaten to one after that look
-    /// gives back those it had taken. See [`RwLock::try_write`] for the rest.
+    /// Looks at all the locks at once, and then enters their queues one after the other. If another contender is faster
+    /// to one of them after that look, the call gives back the locks it has taken. See [`RwLock::try_write`] for the
+    /// rest.
     ///
     /// # Cancel safety
     /// As for [`MultiLock::lock`].
     ///
     /// # Errors
-    /// [`Error::OneOfMany`] with the first lock that is taken and [`Error::WouldBlock`], which says who is in the way;
-    /// otherwise as for [`MultiLock::lock`].
+    /// [`Error::OneOfMany`] with the first lock that is taken and [`Error::WouldBlock`], which names the contenders in
+    /// the way. Otherwise as for [`MultiLock::lock`].
     ///
     /// # Examples
     ///
@@ -212,7 +213,8 @@ impl MultiLock {
                     }
                 }
             };
-            // What was waited for is the whole, whichever of the locks the time ran out at.
+            // The time counts for all the locks together, so the error reports that wait, whichever lock the time ran
+            // out at.
             let granted = async {
                 match (granted.await, timeout) {
                     (Err(Error::Timeout { blockers, .. }), Some(waited)) => Err(Error::Timeout { waited, blockers }),
@@ -235,19 +237,19 @@ impl fmt::Debug for MultiLock {
 #[derive(Debug)]
 #[must_use = "nothing is opened before `build`"]
 pub struct MultiLockBuilder {
-    /// Those of each lock, but for its path.
+    /// The options of each lock, without its path.
     options: RwLockBuilder,
     locks: Vec<(String, Mode)>,
 }
 
 impl MultiLockBuilder {
-    /// Adds the lock in directory `path`, to be taken shared with other readers.
+    /// Adds the lock in directory `path`, taken to read: shared with other readers.
     pub fn read(mut self, path: impl AsRef<str>) -> Self {
         self.locks.push((path.as_ref().to_owned(), Mode::Read));
         self
     }
 
-    /// Adds the lock in directory `path`, to be taken alone.
+    /// Adds the lock in directory `path`, taken to write: alone.
     pub fn write(mut self, path: impl AsRef<str>) -> Self {
         self.locks.push((path.as_ref().to_owned(), Mode::Write));
         self
@@ -283,7 +285,8 @@ impl MultiLockBuilder {
         self
     }
 
-    /// As [`RwLockBuilder::warn_after_holding`], for each of the locks. The first is held while the last is waited for.
+    /// As [`RwLockBuilder::warn_after_holding`], for each of the locks. The first lock is held while the last is waited
+    /// for.
     pub fn warn_after_holding(mut self, limit: Duration) -> Self {
         self.options = self.options.warn_after_holding(limit);
         self
@@ -304,7 +307,7 @@ impl MultiLockBuilder {
         if named.is_empty() {
             return Err(Error::invalid("no path; a MultiLock needs at least one"));
         }
-        // A node has one valid path only: what is written in another way is refused, and not taken for another node.
+        // A node has only one valid path. Any other spelling is refused, and not taken for another node.
         named.iter().try_for_each(|(path, _)| validation::check_directory(path))?;
         named.sort_by(|(one, _), (other, _)| one.cmp(other));
         if let Some(twice) = named.windows(2).find(|pair| pair[0].0 == pair[1].0) {
@@ -345,7 +348,7 @@ async fn look(lock: &RwLock, mode: Mode) -> Result<Duration, Error> {
     Acquisition::new(&lock.handle, mode, Options::default()).look().await
 }
 
-/// Reports why one of the locks was not granted, and so none was.
+/// Reports why one of the locks was not granted. Then none was.
 fn refused(lock: &RwLock, mode: Mode, error: Error) -> Error {
     trace::not_granted(lock.path(), mode, &error);
     error
