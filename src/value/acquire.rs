@@ -1,4 +1,4 @@
-//! How the lock of a value is asked for, and the value read under it; knows no nodes.
+//! How a caller asks for the lock of a value, and how the value is read under it; knows no nodes.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,23 +17,23 @@ use crate::value::shared::Shared;
 use crate::value::store::Store;
 
 impl<T: Send + Sync + 'static> Shared<T> {
-    /// Acquires the lock to read, and reads the value: it stays so for as long as the guard is held.
+    /// Acquires the lock to read, and reads the value. The value does not change for as long as the guard is held.
     ///
-    /// Await the returned builder, with or without options. Waits until every writer that came earlier has left: see
+    /// Await the returned builder, with or without options. Waits until every earlier writer has left: see
     /// [`RwLock`](crate::RwLock) for fairness. Costs one request more than the lock.
     ///
-    /// The value is that of the last writer, whichever server we are connected to: the server that says we are granted the
-    /// lock has seen our node and the release of the writer before us, and so all that was committed before; one session's
-    /// reads never go back behind that.
+    /// The value is the last writer's, whichever server this client is connected to. The server that shows the lock as
+    /// ours has seen our node and the earlier writer's release, and so every commit before it. The reads of one session
+    /// never go back behind that.
     ///
-    /// If there is no value yet, the [initial](crate::SharedBuilder::initial) one is written, once, whoever asks first.
+    /// If there is no value yet, the first reader writes the [initial](crate::SharedBuilder::initial) one, once.
     ///
     /// # Cancel safety
     /// As for [`RwLock::read`](crate::RwLock::read).
     ///
     /// # Errors
-    /// As for [`RwLock::read`](crate::RwLock::read), and [`Error::Value`] if what is there is no value of ours: the lock is
-    /// then given back.
+    /// As for [`RwLock::read`](crate::RwLock::read), and [`Error::Value`] if the node holds no value of ours. The lock
+    /// is then given back.
     ///
     /// # Examples
     ///
@@ -56,7 +56,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// Acquires the lock to write, and reads the value, which can then be changed and
     /// [committed](SharedWriteGuard::commit).
     ///
-    /// Await the returned builder, with or without options. Waits until everyone who came earlier has left.
+    /// Await the returned builder, with or without options. Waits until every earlier contender has left.
     ///
     /// # Cancel safety
     /// As for [`RwLock::write`](crate::RwLock::write).
@@ -84,14 +84,14 @@ impl<T: Send + Sync + 'static> Shared<T> {
 }
 
 impl<T: Send + Sync + 'static> Shared<T> {
-    /// Acquires the lock to read if no writer holds it or waits for it, and reads the value:
+    /// Acquires the lock to read if no writer holds it or waits for it, and reads the value. See
     /// [`RwLock::try_read`](crate::RwLock::try_read).
     ///
     /// # Cancel safety
-    /// As there.
+    /// As for [`RwLock::try_read`](crate::RwLock::try_read).
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which says who is in the way; otherwise as for [`Shared::read`].
+    /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise as for [`Shared::read`].
     pub fn try_read(&self) -> Call<SharedReadGuard<T>> {
         let store = Arc::clone(&self.store);
         Call::new(|timeout| async move {
@@ -104,14 +104,14 @@ impl<T: Send + Sync + 'static> Shared<T> {
         })
     }
 
-    /// Acquires the lock to write if nobody holds it or waits for it, and reads the value:
+    /// Acquires the lock to write if no contender holds it or waits for it, and reads the value. See
     /// [`RwLock::try_write`](crate::RwLock::try_write).
     ///
     /// # Cancel safety
-    /// As there.
+    /// As for [`RwLock::try_write`](crate::RwLock::try_write).
     ///
     /// # Errors
-    /// [`Error::WouldBlock`], which says who is in the way; otherwise as for [`Shared::read`].
+    /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise as for [`Shared::read`].
     pub fn try_write(&self) -> Call<SharedWriteGuard<T>> {
         let store = Arc::clone(&self.store);
         Call::new(|timeout| async move {
@@ -139,7 +139,7 @@ impl<T: Send + Sync + 'static> Guard for SharedReadGuard<T> {
 }
 
 impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
-    /// With the value to begin with, if that is not the one that is there.
+    /// With the value to begin with, if it replaces the node's value.
     type Source = (Shared<T>, Option<T>);
 
     fn acquire((shared, instead): Self::Source, options: Options) -> Granting<SharedWriteGuard<T>> {
@@ -153,8 +153,8 @@ impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
 }
 
 impl<T: Send + Sync + 'static> Acquire<SharedWriteGuard<T>> {
-    /// Begins with this value, whatever is there, also if nothing is or nothing that could be read. A
-    /// [commit](SharedWriteGuard::commit) then puts it there.
+    /// Begins with this value, whatever the node holds: also if it holds nothing, or nothing that can be read. A
+    /// [commit](SharedWriteGuard::commit) then writes it.
     ///
     /// # Examples
     ///
@@ -174,17 +174,17 @@ impl<T: Send + Sync + 'static> Acquire<SharedWriteGuard<T>> {
     }
 }
 
-/// What is left to do once the lock is granted.
+/// What remains to be done once the lock is granted.
 struct Rest<T> {
     store: Arc<Store<T>>,
     label: Option<String>,
     instead: Option<T>,
 }
 
-/// When the time given is over, and how long it was.
+/// A sleep until the time is over, and how long the time was.
 type Late = Option<(Duration, Pin<Box<dyn Future<Output = ()> + Send>>)>;
 
-/// The acquisition keeps its time by itself; this is for what follows.
+/// Bounds what follows the acquisition. The acquisition bounds itself.
 async fn in_time<G>(late: Late, finished: impl Future<Output = Result<G, Error>>) -> Result<G, Error> {
     let Some((waited, late)) = late else {
         return finished.await;

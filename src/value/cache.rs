@@ -1,7 +1,7 @@
 //! A copy of the value, kept fresh by a watch; knows no locks.
 //!
-//! The bytes that come from the ensemble are kept as they came. The first caller who asks for them decodes them: the
-//! thread that keeps the sessions alive runs no code of users.
+//! The bytes are kept as they come from the ensemble. The first caller that asks for the value decodes them. So the
+//! thread that keeps the sessions alive runs no user code.
 
 use std::fmt;
 use std::future::Future;
@@ -23,48 +23,48 @@ use crate::session::retry;
 use crate::session::thread::BackgroundThread;
 use crate::value::codec::{Stored, Terms};
 
-/// How soon it is tried again what was refused, or could not be asked.
+/// How long to wait before the next try after a refusal, or after a request that could not be sent.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A directory that others use, too, is looked at no more often than that.
+/// A directory that other clients use, too, is listed no more often than this.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// How fresh the copy is that [`Shared::latest`](crate::Shared::latest) gives.
+/// How fresh the copy is. Given by [`Shared::copy_state`](crate::Shared::copy_state).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CopyState {
-    /// Nothing has come yet.
+    /// Nothing has come from the ensemble yet.
     Fetching,
-    /// The connection is up, and the node is watched: a change is told as soon as the server knows it.
+    /// The connection is up, and the node is watched. A change arrives as soon as the server knows it.
     Current,
-    /// The connection is lost. What has changed since then is told when it is back.
+    /// The connection is lost. A change since then arrives when the connection is back.
     Disconnected,
-    /// What the node holds now is no value, or cannot be read. [`Shared::latest`](crate::Shared::latest)
-    /// goes on giving the last one that was.
+    /// The node now holds no value, or cannot be read. [`Shared::latest`](crate::Shared::latest) goes on giving the
+    /// last value.
     Behind(Error),
-    /// The coordinator was closed, and nothing more will come.
+    /// The coordinator was closed. Nothing more will come.
     Over(Error),
 }
 
 /// What is known of the node.
 pub(crate) struct Known<T> {
-    /// The newest that looked like a value.
+    /// The newest bytes that looked like a value.
     newest: Option<Arc<Seen<T>>>,
-    /// Why what is there now is none.
+    /// Why the node's present content is no value.
     trouble: Option<(u64, Error)>,
-    /// Counts what came.
+    /// Counts the news.
     news: u64,
-    /// Of the session that watches.
+    /// The lease of the session that watches.
     lease: Option<Arc<Lease>>,
     over: Option<Error>,
 }
 
-/// What was in the node once.
+/// What the node held at one time.
 pub(crate) struct Seen<T> {
     news: u64,
     czxid: i64,
     version: i32,
-    /// Emptied when a value is made of it.
+    /// Emptied when a value is made of the bytes.
     bytes: Mutex<Vec<u8>>,
     made: OnceLock<Result<Arc<Stored<T>>, Error>>,
 }
@@ -88,7 +88,7 @@ impl<T> Known<T> {
         }
     }
 
-    /// What came after `seen`: the value before what is wrong with the one that came later.
+    /// The news after `seen`: the newest value first, then what went wrong.
     fn news_after(&self, seen: u64) -> Option<News<T>> {
         let value = self.newest.as_ref().filter(|newest| newest.news > seen);
         let trouble = self.trouble.as_ref().filter(|(news, _)| *news > seen);
@@ -100,7 +100,7 @@ impl<T> Known<T> {
     }
 
     fn troubled(&mut self, error: Error) -> bool {
-        // The same as before is no news.
+        // The same error as before is no news.
         if self.trouble.as_ref().is_some_and(|(_, before)| before.to_string() == error.to_string()) {
             return false;
         }
@@ -109,7 +109,7 @@ impl<T> Known<T> {
         true
     }
 
-    /// A value came. One that is older than what is known is passed over: another server may not know yet.
+    /// A value came. It is ignored if it is older than the known one: another server may lag.
     fn valued(&mut self, bytes: Vec<u8>, czxid: i64, version: i32) -> bool {
         let cleared = self.trouble.take().is_some();
         if let Some(newest) = &self.newest {
@@ -118,7 +118,7 @@ impl<T> Known<T> {
             if is_older || (is_same && since < 0) {
                 return cleared;
             }
-            // What could not be read for a while, and can be again, is told again.
+            // A value that could not be read for a while is news when it can be read again.
             if is_same && since == 0 && !cleared {
                 return false;
             }
@@ -136,9 +136,9 @@ enum News<T> {
     Over,
 }
 
-/// A copy of the value in this process, and what it takes to watch the node.
+/// A copy of the value in this process, and the watch that keeps it fresh.
 pub(crate) struct Cache<T> {
-    /// Dropped first, so that the watch and its place on a session are given up before the coordinator is.
+    /// Dropped first, so that the watch and its session slot are given up before the coordinator is.
     following: OnceLock<oneshot::Sender<()>>,
     known: watch::Sender<Known<T>>,
     last_good: Mutex<LastGood<T>>,
@@ -148,7 +148,7 @@ pub(crate) struct Cache<T> {
     pub(crate) terms: Terms<T>,
 }
 
-/// The newest of the values that the copy was, and when it came.
+/// The newest value of the copy, and the number of its news.
 type LastGood<T> = Option<(u64, Arc<Stored<T>>)>;
 
 impl<T> Cache<T> {
@@ -161,7 +161,7 @@ impl<T> Cache<T> {
         Error::Value { path: self.path.clone(), error }
     }
 
-    /// The node, or a directory above it, is watched.
+    /// How many bytes of paths are watched: the node's, or a directory's above it.
     fn watched_bytes(&self) -> usize {
         self.path.len()
     }
@@ -172,7 +172,7 @@ impl<T> Cache<T> {
 }
 
 impl<T: Send + Sync + 'static> Cache<T> {
-    /// The newest value that has come.
+    /// The newest value that has come from the ensemble.
     pub(crate) fn latest(self: &Arc<Self>) -> Option<Arc<Stored<T>>> {
         self.follow();
         let newest = self.known.borrow().newest.clone()?;
@@ -182,7 +182,7 @@ impl<T: Send + Sync + 'static> Cache<T> {
         }
     }
 
-    /// How fresh that is.
+    /// How fresh the newest value is.
     pub(crate) fn state(self: &Arc<Self>) -> CopyState {
         self.follow();
         let (state, newest) = {
@@ -212,10 +212,10 @@ impl<T: Send + Sync + 'static> Cache<T> {
         });
     }
 
-    /// The value that was seen, made by the first who asks.
+    /// The value of the bytes that were seen. The first caller that asks decodes them.
     fn made(&self, seen: &Seen<T>) -> Result<Arc<Stored<T>>, Error> {
         let make = || {
-            // Kept until then, because a format may panic.
+            // The bytes are kept until the value is made, because a format may panic.
             let mut bytes = seen.bytes.lock().unwrap_or_else(PoisonError::into_inner);
             let opened = self.terms.open(&bytes);
             *bytes = Vec::new();
@@ -229,14 +229,14 @@ impl<T: Send + Sync + 'static> Cache<T> {
         seen.made.get_or_init(make).clone()
     }
 
-    /// What we have committed ourselves is known before a watch tells.
+    /// A commit of our own is known before a watch reports it.
     pub(crate) fn committed(&self, bytes: &[u8], version: i32) {
         if self.following.get().is_none() {
             return;
         }
         self.known.send_if_modified(|known| {
             let czxid = known.newest.as_ref().map(|newest| newest.czxid);
-            // The number of a node that was just made is not known yet; that of an earlier one would be wrong.
+            // The `czxid` of a node that was just made is not known yet. An earlier node's would be wrong.
             czxid.filter(|_| version > 0).is_some_and(|czxid| known.valued(bytes.to_vec(), czxid, version))
         });
     }
@@ -259,11 +259,12 @@ impl<T: Send + Sync + 'static> Cache<T> {
 
 type Reserving = Pin<Box<dyn Future<Output = Result<SessionSlot, Failure>> + Send>>;
 
-/// Has the node watched from now on: on the session's own thread, or, on the embedded ensemble, by whoever changes it.
+/// Starts watching the node: on the session's own thread. The embedded ensemble has none: there the client that changes
+/// the node runs it.
 fn start<T: Send + Sync + 'static>(cache: &Arc<Cache<T>>, stopped: oneshot::Receiver<()>) {
     let mut reserving = session_slot(Arc::clone(&cache.coordinator), cache.watched_bytes());
     let follower = Follower { cache: Arc::downgrade(cache) };
-    // As a rule it is there at once, and the embedded ensemble has no thread of its own.
+    // The slot is usually there at once, and the embedded ensemble has no thread of its own.
     match reserving.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(session_slot)) => {
             let session = Arc::clone(session_slot.session());
@@ -292,7 +293,7 @@ fn session_slot(coordinator: Arc<dyn Coordinator>, watched_bytes: usize) -> Rese
     Box::pin(async move { coordinator.session_slot(watched_bytes).await })
 }
 
-/// Watches the node for as long as anybody has the handle, without keeping it.
+/// Watches the node for as long as a handle exists, without keeping the handle alive.
 struct Follower<T> {
     cache: Weak<Cache<T>>,
 }
@@ -306,7 +307,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
         }
     }
 
-    /// Session after session.
+    /// Watches on one session after the other.
     async fn follow_on(&self, mut reserving: Reserving) {
         loop {
             let answer = reserving.await;
@@ -318,7 +319,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
                     let error = Error::from_failure(failure, "watch", &cache.path);
                     match error {
                         error if is_over => return cache.over(error),
-                        // The connection is lost, which is no news of the value.
+                        // The connection is lost. That says nothing about the value.
                         Error::Unreachable(_) | Error::OutcomeUnknown { .. } => {}
                         error => cache.troubled(error),
                     }
@@ -332,7 +333,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
         }
     }
 
-    /// Until the session is over.
+    /// Watches until the session is over.
     async fn watch(&self, session: &Arc<dyn Session>) {
         let Some(path) = self.cache.upgrade().map(|cache| {
             cache.known.send_modify(|known| known.lease = Some(Arc::clone(session.lease())));
@@ -340,7 +341,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
         }) else {
             return;
         };
-        // Another server may not know yet what the last one has shown us.
+        // Another server may lag behind what the last one has shown us.
         let mut synced = retry::until_known(session, || session.sync(&path)).await;
         loop {
             let looked = match synced {
@@ -351,7 +352,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
             let ended = match looked {
                 Ok((bytes, stat, change)) => {
                     let Some(cache) = self.cache.upgrade() else { return };
-                    // An empty node has been made for a value, by somebody who may do that.
+                    // An operator has made an empty node for a value to come.
                     if bytes.is_empty() {
                         cache.troubled(cache.fault(ValueError::Unset));
                     } else {
@@ -380,7 +381,8 @@ impl<T: Send + Sync + 'static> Follower<T> {
                 }
             };
             if ended {
-                // Its requests fail a moment before it counts as over, and until then it is given out again.
+                // Requests on a session fail a moment before the session counts as over. Until then the coordinator
+                // gives it out again.
                 return tokio::select! {
                     _ = session.over() => {}
                     () = session.sleep(session.timeout() / 20) => {}
@@ -390,10 +392,10 @@ impl<T: Send + Sync + 'static> Follower<T> {
     }
 }
 
-/// What is in the node, and a watch that tells of the first change after it.
+/// Reads the node, and arms a watch that reports the first change after the read.
 async fn look_and_watch(session: &Arc<dyn Session>, path: &str) -> Result<(Vec<u8>, Stat, Watch), Failure> {
     let looked = retry::until_known(session, || {
-        // In this order: what changes between the two is in the data, and told besides.
+        // The watch is sent first: a change between the two requests is in the data, and is reported too.
         let (change, node) = (session.watch(path), session.data(path));
         Box::pin(async move {
             let change = change.await?;
@@ -404,8 +406,8 @@ async fn look_and_watch(session: &Arc<dyn Session>, path: &str) -> Result<(Vec<u
     looked.await
 }
 
-/// Waits until the node may be there. Watches the children of the nearest directory above it that exists: to watch what
-/// does not exist would leave a watch behind that nobody can take back.
+/// Waits until the node may exist. Watches the children of the nearest existing directory above it. A watch on a node
+/// that does not exist could never be taken back.
 async fn appears(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
     let mut wanted = path;
     loop {
@@ -433,10 +435,10 @@ async fn appears(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> 
     }
 }
 
-/// The values of a [`Shared`](crate::Shared), as they come. Made by
-/// [`Shared::changes`](crate::Shared::changes); it keeps the watch up for as long as it lives.
+/// The values of a [`Shared`](crate::Shared), in the order in which they come. Made by
+/// [`Shared::changes`](crate::Shared::changes). It keeps the watch up for as long as it lives.
 ///
-/// It is a [`Stream`] as well, of what [`next`](Self::next) gives, for the combinators of `futures` and `tokio-stream`.
+/// It is also a [`Stream`] of what [`next`](Self::next) gives, for the combinators of `futures` and `tokio-stream`.
 ///
 /// # Examples
 ///
@@ -464,12 +466,12 @@ pub struct ValueChanges<T> {
 type Changed = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 
 impl<T: Send + Sync + 'static> ValueChanges<T> {
-    /// Waits for the next value; the first call gives the present one, as soon as it has come. Values that came and went
-    /// between two calls are passed over, the newest never is. `None` once the coordinator was closed.
+    /// Waits for the next value. The first call gives the present value, as soon as it has come. Values that came and
+    /// went between two calls are skipped, but never the newest. `None` once the coordinator was closed.
     ///
-    /// An error tells, once, that what the node holds now is no value: [`ValueError`] says why; or that it cannot be
-    /// watched just now. The next value ends that. A lost connection, or the end of a session, is no error: the watch is
-    /// set up again, and what was missed is told.
+    /// An error says, once, that the node holds no value now ([`ValueError`] says why), or that it cannot be watched
+    /// just now. The next value ends that state. A lost connection, or the end of a session, is no error: the watch is
+    /// set up again, and a missed change is reported then.
     ///
     /// # Cancel safety
     /// No value is lost by dropping the future.
@@ -507,7 +509,7 @@ impl<T: Send + Sync + 'static> Stream for ValueChanges<T> {
     }
 }
 
-/// Whoever has the handle, as the changes have, has the sender, so that it never ends for another reason.
+/// Every handle, and every `ValueChanges`, keeps the sender alive, so the receiver never ends for another reason.
 fn changed<T: Send + Sync + 'static>(mut known: watch::Receiver<Known<T>>) -> Changed {
     Box::pin(async move {
         let _ = known.changed().await;

@@ -1,4 +1,4 @@
-//! What the bytes of a value must be, and what is made of them; knows neither locks nor nodes.
+//! What the bytes of a value must be, and how a value is made of them; knows neither locks nor nodes.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use crate::error::value::{ValueError, Written};
 use crate::value::envelope::{Envelope, Mark};
 use crate::value::format::{Format, FormatError};
 
-/// What servers take in one request unless they are told otherwise (`jute.maxbuffer`, 1 MiB less one byte), less what
-/// goes with the value: two paths, an ACL, and the frames of the transaction.
+/// What servers take in one request by default (`jute.maxbuffer`, 1 MiB less one byte), less what is sent with the
+/// value: two paths, an ACL, and the frames of the transaction.
 const SIZE_LIMIT: usize = 0xf_ffff - 4096;
 
-/// A value, and who wrote it. Derefs to the value.
+/// A value, with its writer and the time of writing. Derefs to the value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored<T> {
     pub(crate) value: T,
@@ -20,12 +20,12 @@ pub struct Stored<T> {
 }
 
 impl<T> Stored<T> {
-    /// Who wrote it, and when.
+    /// The writer of the value, and the time.
     pub fn written(&self) -> &Written {
         &self.written
     }
 
-    /// The value alone.
+    /// The value alone, without its writer.
     pub fn into_inner(self) -> T {
         self.value
     }
@@ -39,7 +39,7 @@ impl<T> Deref for Stored<T> {
     }
 }
 
-/// What the bytes of a value must be, and what may be made of them.
+/// What the bytes of a value must be, and how a value is made of them.
 pub(crate) struct Terms<T> {
     pub(crate) format: Arc<dyn Format<T>>,
     pub(crate) schema: u32,
@@ -53,12 +53,12 @@ pub(crate) type Initial<T> = Box<dyn Fn() -> T + Send + Sync>;
 pub(crate) type Migrate<T> = Box<dyn Fn(u32, &[u8]) -> Result<T, FormatError> + Send + Sync>;
 
 impl<T: 'static> Terms<T> {
-    /// Those of a handle that was given no options.
+    /// The terms of a handle without options.
     pub(crate) fn new(format: impl Format<T>) -> Terms<T> {
         Terms { format: Arc::new(format), schema: 1, initial: None, migrate: None, size_limit: SIZE_LIMIT }
     }
 
-    /// Refuses a format whose name could not be read back.
+    /// Refuses a format with a name that could not be read back.
     pub(crate) fn check_name(&self) -> Result<(), Error> {
         let name = self.format.name();
         let is_fit = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '+' | '-');
@@ -68,7 +68,7 @@ impl<T: 'static> Terms<T> {
         Ok(())
     }
 
-    /// Whether these bytes look like a value that we can read.
+    /// Whether these bytes look like a value that this library can read.
     pub(crate) fn check(&self, bytes: &[u8]) -> Result<(), ValueError> {
         self.envelope(bytes).map(drop)
     }
@@ -92,7 +92,7 @@ impl<T: 'static> Terms<T> {
         Ok((envelope, payload))
     }
 
-    /// The value that these bytes are.
+    /// The value of these bytes.
     pub(crate) fn open(&self, bytes: &[u8]) -> Result<Stored<T>, ValueError> {
         let (Envelope { written, .. }, payload) = self.envelope(bytes)?;
         let known = self.schema;
@@ -111,7 +111,7 @@ impl<T: 'static> Terms<T> {
         Ok(Stored { value: value?, written })
     }
 
-    /// The bytes of a value, with what is kept beside it; nothing that could not be read again.
+    /// The bytes of a value, with what is kept beside it. Fails if they could not be read again.
     pub(crate) fn seal(&self, value: &T, written: &Written, after: Option<Mark>) -> Result<Vec<u8>, ValueError> {
         let unwritable = |problem: FormatError| ValueError::Unwritable { problem: problem.to_string() };
         let payload = self.format.encode(value).map_err(unwritable)?;

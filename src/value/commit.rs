@@ -1,4 +1,4 @@
-//! How bytes get into a value's node under a lock, and what became of them if nobody said; knows no types.
+//! How bytes get into a value's node under a lock, and how the outcome is found if the answer is lost; knows no types.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use crate::session::request::{Failure, Outcome, Stat};
 use crate::session::retry;
 use crate::value::envelope::{Envelope, Mark};
 
-/// So often is the answer lost, while smaller requests pass, before the size must be why.
+/// So many answers in a row are lost, while smaller requests pass, before the size must be the reason.
 const TRIES: u32 = 4;
 
-/// What is in a node before a commit.
+/// What the node holds before a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Base {
     /// `None` if there is no node.
     pub(crate) version: Option<i32>,
-    /// `None` if what is there is not ours.
+    /// `None` if the node's content is not ours.
     pub(crate) mark: Option<Mark>,
 }
 
@@ -34,10 +34,10 @@ impl Base {
     }
 }
 
-/// What became of a commit whose answer was lost.
+/// The outcome of a commit whose answer was lost.
 enum Fate {
     Done(i32),
-    /// Not done, and it cannot come about any more.
+    /// Not done, and it cannot happen any more.
     Undone,
     Unknown,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Commit<'a> {
 }
 
 impl Commit<'_> {
-    /// Puts the bytes there if the lock is held and the node is as it was, and says which version that made.
+    /// Writes the bytes if the lock is held and the node is unchanged. Returns the version that this made.
     pub(crate) async fn put(self) -> Result<i32, Error> {
         let mut tries = 0;
         loop {
@@ -95,8 +95,8 @@ impl Commit<'_> {
         }
     }
 
-    /// Finds out what became of it. On the same session the next request after a reconnect comes after all that were sent
-    /// before, or those will never be carried out: servers refuse what a session sent to another one before.
+    /// Finds the outcome of the commit. After a reconnect, the next request on the same session comes after all earlier
+    /// ones, or these are never carried out: servers refuse what a session sent to another server before.
     async fn fate(&self) -> Fate {
         let session = self.held.ticket().session();
         let connected = session.connected().await;
@@ -111,7 +111,8 @@ impl Commit<'_> {
         }
     }
 
-    /// The session is over, for us at least. Once our node is gone the transaction is refused, however late it comes.
+    /// The session is over, at least for us. Once our own node is gone, the transaction is refused, however late it
+    /// comes.
     async fn fate_after_the_session(&self) -> Fate {
         let Ok(session_slot) = self.coordinator.session_slot(0).await else {
             return Fate::Unknown;
@@ -125,10 +126,10 @@ impl Commit<'_> {
         look(session, self.path).await.map_or(Fate::Unknown, |node| self.read(node))
     }
 
-    /// What the node says of it.
+    /// The outcome, as the node shows it.
     fn read(&self, node: Option<(Vec<u8>, Stat)>) -> Fate {
         let Some((bytes, stat)) = node else {
-            // It was there: somebody deleted it, before or after.
+            // The node was there before: another client deleted it, before the commit or after.
             return if self.base.version.is_none() { Fate::Undone } else { Fate::Unknown };
         };
         let envelope = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope);
@@ -137,12 +138,13 @@ impl Commit<'_> {
         if mark == Some(self.mark) || after == Some(self.mark) {
             return Fate::Done(stat.version);
         }
-        // How often it was written since; the node's making counts.
+        // How often the node was written since. Making it counts.
         let since = stat.version.wrapping_sub(self.base.version.unwrap_or(-1));
         match since {
-            // As it was, or somebody else has come first: then the version that ours asks for is gone.
+            // The node is as it was, or another client has written first: then the version that our commit asks for is
+            // gone.
             0 | 1 => Fate::Undone,
-            // The one before the last was somebody else's, and it was the first.
+            // The last write but one was another client's, and it was the first since.
             2 if after.is_some() => Fate::Undone,
             _ => Fate::Unknown,
         }
@@ -156,7 +158,7 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
     }
 }
 
-/// What is in the node, as far as anybody can know.
+/// What the node holds. A read whose answer is lost is repeated.
 pub(crate) async fn look(session: &Arc<dyn Session>, path: &str) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
     retry::read(session, path, true).await
 }

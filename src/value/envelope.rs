@@ -16,8 +16,8 @@
 //! {"endpoint":"db-1"}
 //! ```
 //!
-//! The first line tells ours from foreign bytes. Fields that are not known are passed over, so that later versions can
-//! add some; what they could not pass over gets a new number in the first line.
+//! The first line tells our values from foreign bytes. Unknown fields are ignored, so that later versions can add
+//! fields. A change that older versions must not ignore gets a new number in the first line.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -27,7 +27,7 @@ const MAGIC: &str = "zk-rwlock value ";
 
 const VERSION: &str = "1";
 
-/// Which commit of all.
+/// A number that names one commit among all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) token: i64,
@@ -35,7 +35,7 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// Of the commit that wrote this.
+    /// The mark of the commit that wrote this.
     pub(crate) fn of(written: &Written) -> Mark {
         Mark { token: written.token, commit: written.commit }
     }
@@ -46,12 +46,13 @@ impl Mark {
     }
 }
 
-/// All that is kept beside a value.
+/// Everything that is kept beside a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Envelope {
     pub(crate) format: String,
     pub(crate) written: Written,
-    /// The commit that this one replaced: with it, who comes back late can still tell what became of its own.
+    /// The commit that this one replaced. By it a writer that reconnects late can still tell the outcome of its own
+    /// commit.
     pub(crate) after: Option<Mark>,
 }
 
@@ -73,7 +74,7 @@ impl Envelope {
         bytes
     }
 
-    /// What is in a node, and the value's own bytes; or how it shows that it is not ours.
+    /// The envelope and the value's own bytes. Otherwise the reason why the bytes are not ours.
     pub(crate) fn open(bytes: &[u8]) -> Result<(Envelope, &[u8]), String> {
         let foreign = || format!("they begin with {:?}", String::from_utf8_lossy(&bytes[..bytes.len().min(24)]));
         if !bytes.starts_with(MAGIC.as_bytes()) {
@@ -104,7 +105,7 @@ impl Envelope {
     }
 }
 
-/// The time now, as exactly as it is kept.
+/// The present time, as exactly as the envelope keeps it.
 pub(crate) fn now() -> SystemTime {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     UNIX_EPOCH + Duration::from_millis(u64::try_from(since.as_millis()).unwrap_or_default())

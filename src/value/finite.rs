@@ -1,12 +1,11 @@
-//! Whether a value has numbers that JSON cannot write down; knows neither bytes nor nodes.
+//! Whether a value has numbers that JSON cannot express; knows neither bytes nor nodes.
 //!
-//! `serde_json` writes infinities and NaN as `null`, and where an `Option` is to be read they come back as `None`, without
-//! a word.
+//! `serde_json` writes infinities and NaN as `null`. An `Option` then reads back as `None`, without an error.
 
 use serde::de::value::Error;
 use serde::ser::{self, Serialize, Serializer};
 
-/// Walks through a value, and writes nothing.
+/// A serializer that walks through a value, and writes nothing.
 pub(crate) struct Finite;
 
 fn checked(is_finite: bool) -> Result<(), Error> {

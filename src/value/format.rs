@@ -5,14 +5,14 @@ use std::error::Error;
 #[cfg(feature = "json")]
 use crate::value::finite::Finite;
 
-/// What a [`Format`] says went wrong.
+/// The error of a [`Format`].
 pub type FormatError = Box<dyn Error + Send + Sync>;
 
-/// How values of type `T` are written down. [`Json`](crate::Json) unless you choose another: see
+/// How values of type `T` are written down. The default is [`Json`](crate::Json). To choose another, see
 /// [`Shared::with_format`](crate::Shared::with_format).
 ///
-/// What [`encode`](Format::encode) made, [`decode`](Format::decode) must read: a commit tries that before anything is
-/// sent, so that a value which could not be read again never replaces one that can.
+/// [`decode`](Format::decode) must read what [`encode`](Format::encode) made. A commit tries that before it sends
+/// anything, so that a value which cannot be read again never replaces one that can.
 ///
 /// # Examples
 ///
@@ -46,26 +46,26 @@ pub type FormatError = Box<dyn Error + Send + Sync>;
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
 pub trait Format<T>: Send + Sync + 'static {
-    /// What it is called. Kept beside the value, and compared before anything is decoded: at most 64 letters, digits, `.`,
-    /// `_`, `+` and `-`.
+    /// The name of the format. It is kept beside the value, and compared before anything is decoded. At most 64
+    /// letters, digits, `.`, `_`, `+` and `-`.
     fn name(&self) -> &str;
 
     /// The bytes of a value.
     ///
     /// # Errors
-    /// If the value has none in this format: then nothing is sent.
+    /// If the format cannot express the value. Then nothing is sent.
     fn encode(&self, value: &T) -> Result<Vec<u8>, FormatError>;
 
     /// The value of these bytes.
     ///
     /// # Errors
-    /// If they are not those of a `T`.
+    /// If the bytes are not those of a `T`.
     fn decode(&self, bytes: &[u8]) -> Result<T, FormatError>;
 }
 
-/// JSON, by serde: what people can read with `zkCli` too. Numbers come back as they went, floating ones to the last bit;
-/// infinities and NaN, which JSON has not, are [refused](crate::ValueError::Unwritable). What it cannot tell apart
-/// (`Some(None)` and `None`) comes back as JSON has it.
+/// JSON, by serde. People can read it with `zkCli`, too. Numbers come back exactly, floating ones to the last bit. JSON
+/// has no infinities and no NaN: they are [refused](crate::ValueError::Unwritable). Values that JSON cannot tell apart
+/// (`Some(None)` and `None`) come back as the same value.
 #[cfg(feature = "json")]
 #[cfg_attr(docsrs, doc(cfg(feature = "json")))]
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,7 +90,7 @@ impl<T: serde::Serialize + serde::de::DeserializeOwned> Format<T> for Json {
     }
 }
 
-/// The bytes as they are: for `Vec<u8>`, `Box<[u8]>`, and `String`, which has to be UTF-8.
+/// The bytes as they are, for `Vec<u8>`, `Box<[u8]>` and `String`, which has to be UTF-8.
 ///
 /// # Examples
 ///

@@ -1,4 +1,4 @@
-//! The value while its lock is held; knows neither how it is laid out in the node nor what became of a lost answer.
+//! The value while its lock is held; knows neither how the node lays it out nor how a lost answer is resolved.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -13,17 +13,18 @@ use crate::value::commit::Base;
 use crate::value::envelope::Mark;
 use crate::value::store::{Loaded, Store};
 
-/// A [`Shared`](crate::Shared) value, held to read: it stays as it is for as long as this is held. Derefs to the value.
+/// A [`Shared`](crate::Shared) value, held to read. It does not change for as long as the guard is held. Derefs to the
+/// value.
 ///
-/// It was read once, when the lock was granted. Dropping the guard gives the lock back.
+/// The value was read once, when the lock was granted. Dropping the guard gives the lock back.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct SharedReadGuard<T> {
     stored: Stored<T>,
     guard: ReadGuard,
 }
 
-/// A [`Shared`](crate::Shared) value, held to write: alone. Derefs to the value, of which this is a copy: what is changed
-/// is written by [`commit`](Self::commit), and discarded if the guard is dropped without.
+/// A [`Shared`](crate::Shared) value, held to write: alone. Derefs to a copy of the value. [`commit`](Self::commit)
+/// writes changes to the copy. If the guard is dropped without it, they are discarded.
 ///
 /// Dropping the guard gives the lock back.
 #[must_use = "if unused, the lock is given back at once"]
@@ -32,7 +33,7 @@ pub struct SharedWriteGuard<T> {
     written: Option<Written>,
     base: Base,
     commits: u32,
-    /// A commit was dropped, or its outcome could not be found out.
+    /// A commit was dropped, or its outcome could not be found.
     in_doubt: bool,
     label: Option<String>,
     store: Arc<Store<T>>,
@@ -42,7 +43,8 @@ pub struct SharedWriteGuard<T> {
 macro_rules! shared_guard {
     ($guard:ident, $lock:ident) => {
         impl<T> $guard<T> {
-            /// The lock's own guard: for its state, its transactions on other nodes, and all else it can do.
+            /// The lock's own guard, for its state, for transactions on other nodes, and for everything else that it
+            /// can do.
             pub fn lock(&self) -> &$lock {
                 &self.guard
             }
@@ -68,10 +70,10 @@ macro_rules! shared_guard {
             #[doc = concat!("Gives the lock back: see [`", stringify!($lock), "::release`].")]
             ///
             /// # Cancel safety
-            /// Dropping the future after its first poll lets the release go on in the background.
+            /// If the future is dropped after its first poll, the release goes on in the background.
             ///
             /// # Errors
-            /// [`Error::Lost`] if the lock had been lost before; [`Error::PermissionDenied`] if its node may not be
+            /// [`Error::Lost`] if the lock had been lost before. [`Error::PermissionDenied`] if the node may not be
             /// deleted.
             pub async fn release(self) -> Result<(), Error> {
                 self.guard.release().await
@@ -103,12 +105,12 @@ impl<T> SharedReadGuard<T> {
         SharedReadGuard { stored, guard }
     }
 
-    /// Who wrote the value, and when.
+    /// The writer of the value, and the time.
     pub fn written(&self) -> &Written {
         self.stored.written()
     }
 
-    /// The value alone, without the lock: it is given back in the background.
+    /// The value alone. The lock is given back in the background.
     pub fn into_inner(self) -> T {
         self.stored.into_inner()
     }
@@ -128,26 +130,28 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         SharedWriteGuard { value, written, base, commits: 0, in_doubt: false, label, store, guard }
     }
 
-    /// Writes the value as it is now, in one transaction with a check that the lock is held, and that nobody has
-    /// written the value since: all of it, or nothing. Returns what is kept beside it. It may be called several times.
+    /// Writes the value as it is now. One transaction checks that the lock is held and that no client has written the
+    /// value since, and then writes it: all of it, or nothing. Returns what is kept beside the value. It may be called
+    /// several times.
     ///
-    /// If the connection breaks before the answer comes, it finds out what became of it, and tries again if it was not
-    /// done: an error says surely that the old value is there, but for [`Error::OutcomeUnknown`]. That takes as long as the
-    /// connection is away, at most until the session is over and a further one has, or has not, been opened.
+    /// If the connection breaks before the answer comes, `commit` finds the outcome, and tries again if nothing was
+    /// written. So every error but [`Error::OutcomeUnknown`] means that the old value is still there. This takes as
+    /// long as the connection is away, at most until the session is over and the next one has been opened, or could not
+    /// be.
     ///
     /// # Cancel safety
-    /// The transaction is sent at the first poll; dropping the future after that does not take it back. The value is the
-    /// old one or the new one; a further commit finds out which.
+    /// The transaction is sent at the first poll. Dropping the future after that does not take it back: the value is
+    /// then the old one or the new one. Another commit finds out which.
     ///
     /// # Errors
-    /// - [`Error::Lost`]: the lock is gone, and the old value is there, or a later holder's.
-    /// - [`Error::Value`]: the value [cannot be written down](crate::ValueError::Unwritable), or is
-    ///   [too large](crate::ValueError::TooLarge). The old value is there.
-    /// - [`Error::TransactionRefused`]: somebody wrote or deleted the node who does not hold the lock. What they wrote is
-    ///   there; release, and acquire again. With [`NoAuth`](crate::coordinator::Failure::NoAuth), the ACL of the node, or of
-    ///   the one above it where none is yet, does not let us write.
-    /// - [`Error::OutcomeUnknown`]: no server could be reached any more, or others have written several times since:
-    ///   the old value is there, or the new one was.
+    /// - [`Error::Lost`]: the lock is gone. The node holds the old value, or a later holder's.
+    /// - [`Error::Value`]: the value [cannot be written down](crate::ValueError::Unwritable), or is [too
+    ///   large](crate::ValueError::TooLarge). The node holds the old value.
+    /// - [`Error::TransactionRefused`]: a client that does not hold the lock wrote or deleted the node, and its change
+    ///   stays. Release, and acquire again. With [`NoAuth`](crate::coordinator::Failure::NoAuth), the ACL of the node
+    ///   does not let us write, or the ACL of the node above it, if there is no node yet.
+    /// - [`Error::OutcomeUnknown`]: no server could be reached any more, or other clients have written several times
+    ///   since. The old value is there, or the new one was.
     ///
     /// # Examples
     ///
@@ -191,13 +195,14 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         pollster::block_on(self.commit())
     }
 
-    /// Who wrote the value before its last commit, or by that; `None` if nobody has yet.
+    /// The writer of the value before the last commit of this guard, or of that commit. `None` if there is no value
+    /// yet.
     pub fn written(&self) -> Option<&Written> {
         self.written.as_ref()
     }
 
-    /// Turns the write lock into a read lock, without a gap: see [`WriteGuard::downgrade`]. What was not committed is
-    /// discarded: the value is read again.
+    /// Turns the write lock into a read lock, without a gap: see [`WriteGuard::downgrade`]. Changes that were not
+    /// committed are discarded: the value is read again.
     ///
     /// # Cancel safety
     /// Dropping the future gives the lock back.

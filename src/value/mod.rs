@@ -1,4 +1,4 @@
-//! A value behind the lock.
+//! A value behind the lock; knows no concrete backend.
 
 pub(crate) mod acquire;
 pub(crate) mod cache;

@@ -1,4 +1,4 @@
-//! A value in a znode, behind the lock; knows no concrete backend, and of the lock only what any user of it does.
+//! A value in a znode, behind the lock; knows no concrete backend, and of the lock only its public interface.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,19 +14,20 @@ use crate::value::format::Json;
 use crate::value::format::{Format, FormatError};
 use crate::value::store::Store;
 
-/// A value for many machines behind a read/write lock of theirs: what `tokio::sync::RwLock<T>` is for many tasks.
+/// A value that many machines share behind a read/write lock, as many tasks share a `tokio::sync::RwLock<T>`.
 ///
-/// [`read`](Self::read) gives a guard that derefs to the value, fresh under the lock; [`write`](Self::write) one whose
-/// changes go out with [`commit`](crate::SharedWriteGuard::commit), in a transaction that checks that the lock is held,
-/// and are discarded without. [`latest`](Self::latest) is a copy in this process, kept fresh by a watch, for hot paths;
-/// [`changes`](Self::changes) gives the values as they come. A handle is cheap to clone, and clones share the copy.
+/// [`read`](Self::read) gives a guard that derefs to the value, fresh under the lock. [`write`](Self::write) gives a
+/// guard whose changes are written by [`commit`](crate::SharedWriteGuard::commit), in a transaction that checks that
+/// the lock is held. Without it they are discarded. [`latest`](Self::latest) gives a copy in this process, kept fresh
+/// by a watch, for hot paths. [`changes`](Self::changes) gives the values in the order in which they come. A handle is
+/// cheap to clone, and clones share the copy.
 ///
-/// Serialised by serde to [`Json`](crate::Json), or by a [`Format`] of your own.
+/// The value is written as [`Json`](crate::Json), by serde, or in a [`Format`] of your own.
 ///
 /// # Where it is kept
-/// Below `path` are two nodes: `lock`, the directory of the lock, and `value`, an ordinary node. It has a few lines of text
-/// first: the format, the [schema](SharedBuilder::schema), and who wrote it last; then an empty line, and the value as the
-/// format has it:
+/// Below `path` are two nodes: `lock`, the directory of the lock, and `value`, an ordinary node. The value node begins
+/// with a few lines of text: the format, the [schema](SharedBuilder::schema), and its last writer. Then come an empty
+/// line, and the value as the format writes it:
 ///
 /// ```text
 /// [zk: localhost:2181(CONNECTED) 0] get /billing/database/value
@@ -42,13 +43,15 @@ use crate::value::store::Store;
 /// {"endpoint":"db-1","password":"secret"}
 /// ```
 ///
-/// By these lines it is told from foreign bytes, which are an [error](crate::ValueError::Foreign), and are left alone. An
-/// empty node counts as one that was never written, so that an operator can make it beforehand, with an ACL of its own.
+/// These lines tell our values from foreign bytes. Foreign bytes are an [error](crate::ValueError::Foreign), and stay
+/// as they are. An empty node counts as one that was never written, so that an operator can make it beforehand, with an
+/// ACL of its own.
 ///
-/// Others who are to have part in the lock, such as `zklock`, find it at `/billing/database/lock`: one at the path itself
-/// would be another lock, and exclude nobody here.
+/// Other programs that take part in the lock, such as `zklock`, use the path `/billing/database/lock`. A lock at
+/// `/billing/database` would be another lock, and exclude no user of the value.
 ///
-/// Whoever writes the node without the lock is noticed: a commit says which version it replaces, and is refused.
+/// A client that writes the node without the lock is noticed. A commit names the version that it replaces, and is
+/// refused.
 ///
 /// # How large it may be
 /// With those lines, 1,044,479 bytes: see [`size_limit`](SharedBuilder::size_limit).
@@ -90,10 +93,10 @@ impl<T> Shared<T>
 where
     T: serde::Serialize + serde::de::DeserializeOwned + Send + Sync + 'static,
 {
-    /// Opens the value that is kept at `path`, as JSON. Nothing is sent; what is missing is made by the first who needs it.
+    /// Opens the value that is kept at `path`, as JSON. Nothing is sent. Missing nodes are made when needed.
     ///
-    /// Until somebody has [written](crate::Acquire::replacing) one there is no value, and to read it is
-    /// [`ValueError::Unset`](crate::ValueError::Unset); [`SharedBuilder::initial`] sees to that.
+    /// Until a value is [written](crate::Acquire::replacing), reading gives
+    /// [`ValueError::Unset`](crate::ValueError::Unset). [`SharedBuilder::initial`] prevents that.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if `path` is not an absolute ZooKeeper path, or is the root or in `/zookeeper`.
@@ -110,7 +113,7 @@ where
 }
 
 impl<T: Send + Sync + 'static> Shared<T> {
-    /// As [`Shared::builder`], in a format of your choice, for any type that this format can write down. See [`Format`].
+    /// As [`Shared::builder`], in a format of your choice, for any type that this format can express. See [`Format`].
     pub fn with_format<C: Coordinator + Clone>(
         coordinator: &C,
         path: impl AsRef<str>,
@@ -128,22 +131,22 @@ impl<T: Send + Sync + 'static> Shared<T> {
 }
 
 impl<T: Send + Sync + 'static> Shared<T> {
-    /// The newest value that has come from the ensemble: a copy in this process, kept fresh by a watch. Takes no lock,
-    /// sends nothing and waits for nothing, so that it can be asked for each request that is served.
+    /// The newest value that has come from the ensemble: a copy in this process, kept fresh by a watch. It takes no
+    /// lock, sends nothing and waits for nothing, so that a server can ask for it in each request.
     ///
-    /// The first call starts the watch, which then lasts for as long as a clone of this handle does, and usually gives
-    /// `None`: wait for the first value with [`changes`](Self::changes). After that a call costs a look and an `Arc`; only
-    /// the first one after a change makes a value of the new bytes.
+    /// The first call starts the watch, and usually gives `None`: wait for the first value with
+    /// [`changes`](Self::changes). The watch lasts for as long as a clone of this handle does. After that a call costs
+    /// a look and an `Arc`. Only the first call after a change decodes the new bytes.
     ///
     /// # How old it may be
-    /// While connected, as old as the server's view, which is behind the others by milliseconds as a rule; a server that
-    /// is cut off from its leader gives up after `syncLimit` ticks. While disconnected, as old as the disconnection:
-    /// what has happened meanwhile is told after the reconnect, and also when the session had ended. It never goes back
-    /// to an older value. The commits of this handle, and of its clones, are in it when they return, unless they made the
+    /// While connected, the copy is as old as the server's view, which is usually behind other servers by milliseconds.
+    /// A server that is cut off from its leader gives up after `syncLimit` ticks. While disconnected, the copy is as
+    /// old as the disconnection. It catches up after the reconnect, even if the session has ended. It never goes back
+    /// to an older value. Commits of this handle, and of its clones, are in it when they return, unless they made the
     /// node. [`copy_state`](Self::copy_state) says how fresh it is.
     ///
     /// If the node is deleted, or holds something that is no value, the last value stays, and `copy_state` and
-    /// [`changes`](Self::changes) tell why.
+    /// [`changes`](Self::changes) say why.
     ///
     /// # Examples
     ///
@@ -168,19 +171,19 @@ impl<T: Send + Sync + 'static> Shared<T> {
         self.store.cache.state()
     }
 
-    /// The values as they come, beginning with the present one. See [`ValueChanges`].
+    /// The values, in the order in which they come, beginning with the present one. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
         self.store.cache.changes()
     }
 }
 
 impl<T> Shared<T> {
-    /// The lock: for its queue, and for those who need no value.
+    /// The lock, for its queue, and for callers that need no value.
     pub fn lock(&self) -> &RwLock {
         &self.store.lock
     }
 
-    /// The node that the value is kept in.
+    /// The path of the node that holds the value.
     pub fn value_path(&self) -> &str {
         &self.store.cache.path
     }
@@ -211,14 +214,14 @@ pub struct SharedBuilder<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedBuilder<T> {
-    /// The value to begin with. Whoever reads first, and finds none, writes it: once, under the lock; a write that finds
-    /// none begins with it. Default: none.
+    /// The value to begin with. The first reader that finds no value writes it: once, under the lock. A write that
+    /// finds no value begins with it. Default: none.
     pub fn initial(mut self, initial: impl Fn() -> T + Send + Sync + 'static) -> Self {
         self.terms.initial = Some(Box::new(initial));
         self
     }
 
-    /// Options of the lock: its host and label, sharing of reads, warnings, and so on.
+    /// Options of the lock: host, label, sharing of reads, warnings, and so on.
     ///
     /// # Examples
     ///
@@ -240,21 +243,22 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         self
     }
 
-    /// The version of the type, which is kept beside the value: raise it whenever programs that know only the last one
-    /// must not touch what newer ones have written. Default: 1.
+    /// The version of the type, which is kept beside the value. Raise it when programs that know only the last version
+    /// must not touch what newer programs have written. Default: 1.
     ///
-    /// A value of a newer schema is [`ValueError::NewerSchema`](crate::ValueError::NewerSchema), and left alone. One of an
-    /// older schema goes through [`migrate`](Self::migrate).
+    /// A value of a newer schema is [`ValueError::NewerSchema`](crate::ValueError::NewerSchema), and stays as it is. A
+    /// value of an older schema goes through [`migrate`](Self::migrate).
     pub fn schema(mut self, schema: u32) -> Self {
         self.terms.schema = schema;
         self
     }
 
-    /// How a value that was written with an older schema becomes one of ours: from its schema, and its bytes as the
-    /// format has them. Without it such a value is [`ValueError::OlderSchema`](crate::ValueError::OlderSchema).
+    /// Makes a value of ours from one that was written with an older schema. The function gets that schema, and the
+    /// bytes as the format wrote them. Without it such a value is
+    /// [`ValueError::OlderSchema`](crate::ValueError::OlderSchema).
     ///
-    /// Reading it changes nothing in the ensemble; with the next commit it is kept in our schema, which older programs
-    /// cannot read.
+    /// Reading such a value changes nothing in the ensemble. The next commit writes it in our schema, which older
+    /// programs cannot read.
     ///
     /// # Examples
     ///
@@ -286,10 +290,10 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         self
     }
 
-    /// How many bytes a value may take, with the lines beside it. A larger one is
-    /// [`ValueError::TooLarge`](crate::ValueError::TooLarge), and nothing is sent. Default: 1,044,479, which fits into what
-    /// servers take by default. Lower it if their `jute.maxbuffer` is lower; raise it if it is higher everywhere, on all
-    /// clients that may read the node, too.
+    /// How many bytes a value may take, with the lines beside it. A larger value is
+    /// [`ValueError::TooLarge`](crate::ValueError::TooLarge), and nothing is sent. Default: 1,044,479, which fits into
+    /// what servers take by default. Lower it if the servers' `jute.maxbuffer` is lower. Raise it only if
+    /// `jute.maxbuffer` is higher everywhere, also on all clients that may read the node.
     pub fn size_limit(mut self, bytes: usize) -> Self {
         self.terms.size_limit = bytes;
         self

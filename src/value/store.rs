@@ -14,14 +14,14 @@ use crate::value::codec::Stored;
 use crate::value::commit::{self, Base, Commit};
 use crate::value::envelope::{self, Envelope, Mark};
 
-/// What the clones of a [`Shared`](crate::Shared) share.
+/// What the clones of a [`Shared`](crate::Shared) have in common.
 pub(crate) struct Store<T> {
-    /// Dropped first, so that the watch and its place on a session are given up before the coordinator is.
+    /// Dropped first, so that the watch and its session slot are given up before the coordinator is.
     pub(crate) cache: Arc<Cache<T>>,
     pub(crate) lock: RwLock,
 }
 
-/// What a write begins with.
+/// The value that a write begins with.
 pub(crate) struct Loaded<T> {
     pub(crate) value: T,
     pub(crate) written: Option<Written>,
@@ -35,7 +35,7 @@ impl<T> Store<T> {
 }
 
 impl<T: Send + Sync + 'static> Store<T> {
-    /// The bytes of a value, and what is kept beside it; nothing that could not be read again.
+    /// The bytes of a value, and what is kept beside it. Fails if they could not be read again.
     pub(crate) fn seal(
         &self,
         value: &T,
@@ -57,7 +57,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         Ok((bytes, written))
     }
 
-    /// Puts the bytes into the node, and says which version that made.
+    /// Writes the bytes into the node. Returns the version that this made.
     pub(crate) async fn put(&self, held: &Hold, bytes: &[u8], written: &Written, base: Base) -> Result<i32, Error> {
         let Written { token, commit, .. } = *written;
         let mark = Mark { token, commit };
@@ -65,8 +65,8 @@ impl<T: Send + Sync + 'static> Store<T> {
         Commit { held, coordinator, path, bytes, mark, base }.put().await
     }
 
-    /// What is in the node, after a commit of ours of which nobody knows what became; whatever holders before us, or
-    /// others without the lock, have put there is not what a commit of ours may replace.
+    /// What our next commit may replace, after a commit of ours with an unknown outcome: the node's content, if we
+    /// wrote it. It must not replace what an earlier holder, or a client without the lock, has written.
     pub(crate) async fn base(&self, held: &Hold, before: Base) -> Result<Base, Error> {
         if let Some(loss) = held.loss() {
             return Err(Error::Lost(loss));
@@ -97,7 +97,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    /// Puts the first value there, unless another reader has been faster.
+    /// Writes the first value, unless another reader was faster.
     async fn begin(&self, held: &Hold, value: T, base: Base) -> Result<(), Error> {
         let (bytes, written) = self.seal(&value, held, &self.label(), 1, base)?;
         drop(value);
@@ -111,7 +111,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    /// What a write begins with: the value as it is, or the initial one, which is not there yet.
+    /// What a write begins with: the present value, or the initial one, which is not in the node yet.
     pub(crate) async fn load(&self, held: &Hold) -> Result<Loaded<T>, Error> {
         let (bytes, base) = self.node(held).await?;
         match (self.cache.terms.open(&bytes), &self.cache.terms.initial) {
@@ -121,7 +121,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         }
     }
 
-    /// What a write begins with that replaces whatever is there.
+    /// What a write begins with if it replaces whatever the node holds.
     pub(crate) async fn load_instead(&self, held: &Hold, value: T) -> Result<Loaded<T>, Error> {
         let (bytes, base) = self.node(held).await?;
         let written = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope.written);
