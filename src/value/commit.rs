@@ -158,7 +158,7 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
     }
 }
 
-/// What the node holds. A read whose answer is lost is repeated.
+/// What the node holds, no older than this call. A read whose answer is lost is repeated.
 pub(crate) async fn look(session: &Arc<dyn Session>, path: &str) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
     retry::read(session, path, true).await
 }

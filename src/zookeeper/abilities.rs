@@ -1,7 +1,7 @@
-//! What the servers understand, as far as they have shown it; knows no sessions.
+//! The requests that the servers understand, as far as they have shown it; knows no sessions.
 //!
-//! ClickHouse Keeper and ZooKeeper before 3.6 close the connection over a request that they do not know, and so would over
-//! each repetition of it.
+//! ClickHouse Keeper, and ZooKeeper before 3.6, close the connection over a request that they do not know. They would
+//! do so over each repetition of it, too.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -11,11 +11,11 @@ const UNKNOWN: u8 = 0;
 const SHOWN: u8 = 1;
 const LACKING: u8 = 2;
 
-/// The requests that not every server knows.
+/// The requests that some servers do not know.
 #[derive(Debug, Default)]
 pub(crate) struct Abilities {
     pub(crate) containers: Ability,
-    /// To list the ephemeral nodes of one's session.
+    /// The request that lists the ephemeral nodes of our session.
     pub(crate) ephemerals: Ability,
 }
 
@@ -28,8 +28,8 @@ impl Ability {
         self.0.load(Ordering::Relaxed) == LACKING
     }
 
-    /// An answer to such a request: the first one decides. A connection that is lost over it may have been lost by chance,
-    /// and then what serves instead is used without need.
+    /// Records the first answer to such a request, which decides. A connection that is lost during the request may have
+    /// been lost by chance. Then the substitute is used without need.
     pub(crate) fn heard<T>(&self, answer: &Result<T, zk::Error>) {
         let shows = match answer {
             Err(zk::Error::Unimplemented | zk::Error::ConnectionLoss | zk::Error::Custom(_)) => LACKING,

@@ -1,4 +1,5 @@
-//! The public face of the ZooKeeper backend: the sessions of one process, and when another one is opened; knows no locks.
+//! The public face of the ZooKeeper backend: the sessions of one process, and when the next one is opened; knows no
+//! locks.
 
 use std::fmt;
 use std::future::Future;
@@ -23,17 +24,17 @@ use crate::zookeeper::outage::Outage;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 
-/// How long dropping the last user of a session may wait for the server to have heard of it.
+/// How long dropping the last user of a session may wait until the server has ended it.
 const FAREWELL: Duration = Duration::from_millis(250);
 
 /// A ZooKeeper ensemble, as this process reaches it.
 ///
-/// Its sessions live on a thread of their own. When one expires, the next acquisition opens another; guards and
-/// waiters of the old one are told that they are lost.
+/// Its sessions live on a thread of their own. When one expires, the next acquisition opens another. Guards and waiters
+/// of the expired session are told that they are lost.
 ///
 /// # Clone
-/// Clones share their sessions. When the last clone and the last guard are gone the sessions are closed, and
-/// dropping them waits up to 250 ms for the server to have heard of it; [`ZooKeeper::close`] says when it has.
+/// Clones share their sessions. When the last clone and the last guard are gone, the sessions are closed. Dropping them
+/// waits up to 250 ms for the server. [`ZooKeeper::close`] returns when the server has confirmed it.
 ///
 /// # Examples
 ///
@@ -56,27 +57,28 @@ struct Ensemble {
     sessions: Mutex<Vec<Arc<ZooKeeperSession>>>,
     /// Kept for the next session, too.
     abilities: Arc<Abilities>,
-    /// The attempt to open a session that is under way, so that a crowd opens one and not one each.
+    /// The attempt under way to open a session. All callers wait for it, so that a crowd opens one session, and not one
+    /// each.
     opening: Mutex<Option<Opening>>,
     closed: AtomicBool,
     outage: Arc<Outage>,
 }
 
-/// How an attempt to open a session ends, for all who wait for it.
+/// The outcome of an attempt to open a session, for all callers that wait for it.
 type Opening = watch::Receiver<Option<Result<(), Failure>>>;
 
 impl ZooKeeper {
-    /// Connects with default options. `servers` is a list `host:port,host:port`, with a path at its end to keep
-    /// everything below: `zk1:2181,zk2:2181/apps/billing`. That path is made if it is missing.
+    /// Connects with default options. `servers` is a list `host:port,host:port`. A path at its end keeps everything
+    /// below it: `zk1:2181,zk2:2181/apps/billing`. The path is made if it is missing.
     ///
     /// Waits until a session is established.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the connection up.
+    /// Dropping the future gives up the connection.
     ///
     /// # Errors
     /// - [`Error::Unreachable`] when no server answered within the session timeout (10 s).
-    /// - [`Error::InvalidInput`] when `servers` is not such a list.
+    /// - [`Error::InvalidInput`] when `servers` is not a valid list.
     pub async fn connect(servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
         ZooKeeper::builder().connect(servers).await
     }
@@ -97,16 +99,16 @@ impl ZooKeeper {
 
     /// Whether this client is connected: for readiness probes.
     ///
-    /// Answers at once, from what is known, and never waits. While connected that costs no request. A client has a session
-    /// from the moment it is made; at times it has several, and then the oldest that lives is reported, which the next
-    /// acquisition is likely to use. Between sessions it is [`Connecting`](ConnectionState::Connecting), since the last one
-    /// lost its connection.
+    /// It answers at once from what is known, and never waits. While connected it sends no request. A client has a
+    /// session from the moment it is made. At times it has several: then the oldest live one counts, because the next
+    /// acquisition will likely use it. Between sessions the state is [`Connecting`](ConnectionState::Connecting), since
+    /// the last session lost its connection.
     ///
-    /// While it is not connected, asking has two effects, in the background and at most once a second: a session that is
-    /// over is replaced by a fresh one, as an acquisition would do; and the servers' ports are tried, to learn
-    /// [why](ConnectionState::Connecting::why). So the first answers may come without the reason.
+    /// While not connected, a call has two effects, in the background and at most once a second. A session that is over
+    /// is replaced by a fresh one, as an acquisition would do. And the servers' ports are tried, to learn
+    /// [why](ConnectionState::Connecting::why). So the first answers may lack the reason.
     ///
-    /// `Connected` says nothing of a lock: a guard's [`state`](crate::WriteGuard::state) does.
+    /// `Connected` says nothing about a lock. A guard's [`state`](crate::WriteGuard::state) does.
     ///
     /// # Examples
     ///
@@ -123,13 +125,13 @@ impl ZooKeeper {
         self.ensemble.state()
     }
 
-    /// Ends every session, and with them every node they own; returns when the server has confirmed it, or when it
-    /// did not within the session timeout.
+    /// Ends every session, and with them every node that they own. Returns when the server has confirmed it, or after
+    /// one session timeout without a confirmation.
     ///
     /// Guards are lost, waiting acquisitions fail, and new ones are refused with [`Error::Closed`].
     ///
     /// # Cancel safety
-    /// Dropping the future after its first poll lets the closing go on in the background.
+    /// If the future is dropped after its first poll, the closing goes on in the background.
     pub async fn close(&self) {
         Coordinator::close(self).await;
     }
@@ -153,7 +155,7 @@ impl ZooKeeperBuilder {
     /// Connects. See [`ZooKeeper::connect`].
     ///
     /// # Errors
-    /// As there; also [`Error::InvalidInput`] for an option that cannot be.
+    /// As for [`ZooKeeper::connect`], and [`Error::InvalidInput`] for an invalid option.
     pub async fn connect(self, servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
         self.check()?;
         let servers = Servers::parse(servers.as_ref())?;
@@ -196,7 +198,7 @@ impl Coordinator for ZooKeeper {
                     _ => continue,
                 },
             };
-            // One that ends while we wait is not chosen again.
+            // A session that ends while we wait is not chosen again.
             if session_slot.session().connected().await.is_ok() {
                 return Ok(session_slot);
             }
@@ -234,11 +236,11 @@ impl fmt::Debug for ZooKeeper {
 }
 
 impl Drop for Ensemble {
-    /// Closes the sessions, and gives the server a moment to hear of it: a program that ends right after its last
-    /// guard was dropped would otherwise leave the lock taken for a whole session timeout.
+    /// Closes the sessions, and gives the server a moment to end them. Without that, a program that ends right after
+    /// dropping its last guard would leave the lock taken for a whole session timeout.
     ///
-    /// Every guard keeps its ensemble, so nothing but removals in the background uses the sessions any more. Each
-    /// session is closed when its last removal is done.
+    /// Every guard keeps its ensemble alive, so only removals in the background still use the sessions. Each session is
+    /// closed when its last removal is done.
     fn drop(&mut self) {
         let sessions = std::mem::take(&mut *self.sessions());
         let leaving: Vec<_> = sessions.iter().filter(|session| session.is_up()).map(|s| s.finished()).collect();
@@ -262,8 +264,8 @@ impl Ensemble {
         self.opening.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A session slot on the first session that lives and has room. Forgets those that are over, and further ones that
-    /// nobody uses any more.
+    /// A slot on the first live session that has room. Forgets the sessions that are over, and the further ones without
+    /// a user.
     fn session_slot(&self, watched_bytes: usize) -> Option<SessionSlot> {
         let mut sessions = self.sessions();
         let (alive, over) =
@@ -285,7 +287,7 @@ impl Ensemble {
         session_slot
     }
 
-    /// Whether the session that the next acquisition will be on is connected.
+    /// The state of the session that the next acquisition will use.
     fn state(self: &Arc<Self>) -> ConnectionState {
         if self.closed.load(Ordering::Acquire) {
             return ConnectionState::Closed;
@@ -299,7 +301,7 @@ impl Ensemble {
         }
         let looks = self.outage.look_into(&self.servers, self.options.is_encrypted(), &self.background);
         if looks && !is_alive {
-            // A program that acquires nothing until it is connected would never be.
+            // A program that waits for `Connected` before it acquires anything would otherwise wait for ever.
             let _slot_or_opening = self.slot_or_opening(0);
         }
         let since = lost.or_else(|| self.outage.since()).unwrap_or_else(Instant::now);
@@ -308,15 +310,15 @@ impl Ensemble {
 
     /// A session slot, or else the attempt to open a session for one.
     ///
-    /// The attempt is a task of its own: a future that is not polled must not hold up the others who wait for it, and
-    /// those that give up must not leave an attempt behind each.
+    /// The attempt is a task of its own. So a caller that is not polled does not hold up the other callers, and callers
+    /// that give up do not leave an attempt behind each.
     fn slot_or_opening(self: &Arc<Self>, watched_bytes: usize) -> Result<SessionSlot, Opening> {
         let mut opening = self.opening();
-        // Under the lock, because an attempt that ended has left its session.
+        // Done with `opening` locked, because an attempt that has ended has left its session.
         if let Some(session_slot) = self.session_slot(watched_bytes) {
             return Ok(session_slot);
         }
-        // One whose end will never be told, since its task is gone, is not waited for.
+        // An attempt whose task is gone will never end, and is not waited for.
         if let Some(opening) = opening.as_ref().filter(|opening| opening.has_changed().is_ok()) {
             return Err(opening.clone());
         }
@@ -325,7 +327,7 @@ impl Ensemble {
         let (connecting, ensemble) = (self.connect(), Arc::downgrade(self));
         self.background.handle().spawn(async move {
             let connected = connecting.await;
-            // With nobody left to use it the session is closed again.
+            // If the ensemble has no user left, the session is closed again.
             let Some(ensemble) = ensemble.upgrade() else { return };
             let outcome = connected.and_then(|session| ensemble.install(session, watched_bytes)).map(drop);
             if let Err(failure) = &outcome {
@@ -337,9 +339,9 @@ impl Ensemble {
         Err(opened)
     }
 
-    /// Connects, on the keeper's thread, because the client's task is spawned onto the runtime that connects.
+    /// Connects on the background thread, because the client's task is spawned onto the runtime that connects.
     ///
-    /// Dropping the future gives it up.
+    /// Dropping the future gives up the attempt.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
         let (servers, options, background) = (self.servers.clone(), self.options.clone(), Arc::clone(&self.background));
         let abilities = Arc::clone(&self.abilities);
@@ -354,7 +356,7 @@ impl Ensemble {
         }
     }
 
-    /// A session slot on a fresh session, which others may use too from now on.
+    /// A slot on a fresh session, which other callers may use too from now on.
     fn install(&self, session: Arc<ZooKeeperSession>, watched_bytes: usize) -> Result<SessionSlot, Failure> {
         let no_room = || Failure::Refused(format!("{watched_bytes} bytes of watched paths are too many for a session"));
         let session_slot = session.session_slot(watched_bytes).ok_or_else(no_room)?;

@@ -1,4 +1,4 @@
-//! How a session is opened, and how patiently; knows nothing of what it is used for.
+//! How a session is opened, and how patiently; knows nothing of its use.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,30 +14,31 @@ use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::{UNTRUSTED_HINT, connect_failure};
 
-/// A server that grants less, zero say, does not mean to keep the session; the client would make 8 ms of it.
+/// A server that grants less, such as zero, does not mean to keep the session. The client crate would make 8 ms of
+/// zero.
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// From this session timeout on a silent connection is given up sooner than the client crate would.
+/// From this session timeout on, a silent connection is given up sooner than the client crate would.
 const LONG: Duration = Duration::from_secs(3);
 
-/// As soon as that is possible without taking every pause of a server's for a break.
+/// A shorter limit would take every pause of a server for a break.
 const QUICKEST: Duration = Duration::from_millis(350);
 
-/// How long a client bears with a server that is silent. Quick and patient attempts take turns, so that a server which
-/// takes longer to answer than a quick client waits is reached, too.
+/// How long a client bears with a silent server. Quick and patient attempts take turns, so that a slow server is
+/// reached, too, although it answers later than a quick client waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Patience {
-    /// Gives up a silent connection for a fresh one soon, and so each attempt at one: the sooner, the sooner a break is
-    /// over when the network is back, since the kernel sends what was lost again after longer and longer pauses.
+    /// Soon gives up a silent connection, or an attempt at one, for a fresh one. After a break the kernel sends lost
+    /// data again after longer and longer pauses, so a fresh connection is sooner back.
     Quick,
-    /// Gives it up as late as the client crate does by default: for servers that are slow.
+    /// Gives up a silent connection as late as the client crate does by default: for slow servers.
     Patient,
 }
 
 impl Patience {
-    /// How soon a connection of a quick client counts as silent.
+    /// How soon a quick client's connection counts as silent.
     ///
-    /// A session of a moment has the client crate's own measure: less would take every pause of a server's for a break.
+    /// Short sessions have the client crate's own limit: a shorter one would take every pause of a server for a break.
     fn quick(session_timeout: Duration) -> Duration {
         if session_timeout < LONG { session_timeout * 2 / 5 } else { (session_timeout / 12).max(QUICKEST) }
     }
@@ -58,8 +59,8 @@ impl Patience {
         }
     }
 
-    /// Whether a session that was opened so is kept. A patient client is not, if the server is quick now: it was not
-    /// slow, but away.
+    /// Whether a session that was opened this way is kept. A patient client's session is not, if the server is quick
+    /// now: the server was away, and not slow.
     async fn suits(self, client: &zk::Client, session_timeout: Duration) -> bool {
         let asked = Instant::now();
         self == Patience::Quick
@@ -68,7 +69,8 @@ impl Patience {
     }
 }
 
-/// Opens a session, and tells when it was asked for at the earliest. Tries for as long as it is polled.
+/// Opens a session. Also returns the earliest moment at which the session can have begun. Tries for as long as it is
+/// polled.
 async fn open(servers: &Servers, options: &ZooKeeperBuilder) -> Result<(zk::Client, Moment), zk::Error> {
     let timeout = options.session_timeout;
     let (named, encrypted) = (to_connect_to(servers, timeout), options.is_encrypted());
@@ -76,7 +78,7 @@ async fn open(servers: &Servers, options: &ZooKeeperBuilder) -> Result<(zk::Clie
         let asked = since_boot();
         let connecting = connect(options.connector(patience.silence(timeout)), &named, encrypted);
         let client = match tokio::time::timeout(patience.limit(timeout), connecting).await {
-            // The client gives up after a session timeout, however long it may try.
+            // The client crate gives up after a session timeout, whatever limit it is given.
             Err(_) | Ok(Err(zk::Error::Timeout)) => continue,
             Ok(answer) => answer?,
         };
@@ -87,7 +89,7 @@ async fn open(servers: &Servers, options: &ZooKeeperBuilder) -> Result<(zk::Clie
     Err(zk::Error::Timeout)
 }
 
-/// Opens a session, and makes the path that the connect string ends with.
+/// Opens a session, and makes the path at the end of the connect string.
 pub(super) async fn new_session(
     servers: Servers,
     options: ZooKeeperBuilder,
@@ -122,12 +124,12 @@ async fn connect(connector: zk::Connector, servers: &str, encrypted: bool) -> Re
     connector.connect(servers).await
 }
 
-/// The list of servers as the client is given it: each is named several times.
+/// The list of servers for the client crate. Each server is named several times.
 ///
-/// The client doubles its pauses with each round through the list, so that it would come back only up to twice as long
-/// after a break began as the break lasted: too late for the lease. Within a round the pauses grow by 50 ms only, and in
-/// the first there are none. It shuffles the list, so a frozen one of several may come twice in a row, which costs
-/// [little](Patience::Quick).
+/// The client crate doubles its pauses with each round through the list. So with a short list it might come back only
+/// when twice the length of the break has passed: too late for the lease. Within a round the pauses grow by 50 ms only,
+/// and the first round has none. The client crate shuffles the list, so a frozen server of several may come twice in a
+/// row, which costs [little](Patience::Quick).
 fn to_connect_to(servers: &Servers, session_timeout: Duration) -> String {
     // The second round begins after 100 ms for each name, at most 1 s, and the third half a session timeout later.
     let names = (session_timeout.as_millis() / 300).clamp(2, 24);

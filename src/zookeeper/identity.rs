@@ -9,10 +9,10 @@ use crate::session::request::{Created, Ending, Failure};
 
 /// The session whose identity is in question.
 pub(super) trait Claimant: Send + Sync {
-    /// Asks the server, in the background, whom it takes us for; then calls [`Identity::was_asked`].
+    /// Asks the server, in the background, which session it takes us for. Then calls [`Identity::was_asked`].
     fn confirm(&self);
 
-    /// The server takes us for another session: this one serves no more.
+    /// The server takes us for another session, so this session serves no more.
     fn replaced(&self);
 }
 
@@ -22,7 +22,7 @@ pub(super) struct Identity {
     claimant: Weak<dyn Claimant>,
     /// Counts the connections of this session.
     connection: AtomicU64,
-    /// The newest connection on which the server has shown it.
+    /// The newest connection on which the server has shown the session's identity.
     shown_on: AtomicU64,
     is_asked: AtomicBool,
 }
@@ -38,7 +38,7 @@ impl Identity {
         self.connection.load(Ordering::Acquire)
     }
 
-    /// The session has lost its connection, or has another one: nothing is shown on that yet.
+    /// The session has lost its connection, or has a new one. Nothing is shown on that connection yet.
     pub(super) fn connection_changes(&self) {
         self.connection.fetch_add(1, Ordering::AcqRel);
     }
@@ -51,7 +51,7 @@ impl Identity {
         self.shown_on.load(Ordering::Acquire) == self.connection()
     }
 
-    /// Has it confirmed, in the background, that this is the session that owns our nodes.
+    /// Starts a check, in the background, that the server takes us for the session that owns our nodes.
     pub(super) fn ask(&self) {
         if !self.is_known()
             && let Some(claimant) = self.claimant.upgrade()
@@ -61,21 +61,21 @@ impl Identity {
         }
     }
 
-    /// The session has asked, whatever the answer was.
+    /// The check has ended, whatever the answer was.
     pub(super) fn was_asked(&self) {
         self.is_asked.store(false, Ordering::Release);
     }
 
-    /// The owner of a node that the session asks for now.
+    /// The owner of a node that the session creates now.
     pub(super) fn owner(self: &Arc<Self>) -> Owner {
         Owner { connection: self.connection(), identity: Arc::clone(self) }
     }
 }
 
-/// The owner that a node must have which this session creates.
+/// The owner that a node of this session must have.
 pub(super) struct Owner {
     identity: Arc<Identity>,
-    /// The connection on which the node is asked for.
+    /// The connection on which the create was sent.
     connection: u64,
 }
 
@@ -84,7 +84,7 @@ impl Owner {
         self.identity.session
     }
 
-    /// A node that was created. If it belongs to another session, this one was replaced.
+    /// Checks a node that was created. If it belongs to another session, the server has replaced this one.
     pub(super) fn created(&self, path: String, czxid: i64, ephemeral_owner: i64) -> Result<Created, Failure> {
         if ephemeral_owner != 0 && ephemeral_owner != self.session() {
             if let Some(claimant) = self.identity.claimant.upgrade() {
@@ -98,7 +98,7 @@ impl Owner {
         Ok(Created { path, czxid, ephemeral_owner })
     }
 
-    /// Whether it is known without looking at the node.
+    /// Whether the owner is known without a look at the node.
     pub(super) fn is_known(&self) -> bool {
         self.identity.is_known() && self.identity.connection() == self.connection
     }

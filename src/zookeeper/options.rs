@@ -1,4 +1,4 @@
-//! The options of a connection, and which of them cannot be; knows no sessions.
+//! The options of a connection, and which of them are invalid; knows no sessions.
 
 use std::time::Duration;
 
@@ -48,13 +48,14 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// How long the ensemble keeps a session it does not hear from. Default: 10 s.
+    /// How long the ensemble keeps a session that it does not hear from. Default: 10 s.
     ///
-    /// A crashed holder's lock is free after this long, and a holder that is cut off says lost
-    /// [before that](Self::stop_margin).
-    /// The servers bound it (2 to 20 ticks, by default 4 to 40 s); give all of them the same bounds, or ask for no
-    /// more than the least of their upper ones: that a server grants less on a reconnect than another one did at
-    /// first, the client does not tell, and a holder that is cut off after that may be told too late.
+    /// After a holder crashes, its lock is free after this long. A holder that is cut off reports the loss [before
+    /// that](Self::stop_margin).
+    ///
+    /// The servers bound the timeout (2 to 20 ticks, by default 4 to 40 s). Give all servers the same bounds, or ask
+    /// for no more than the lowest of their upper bounds. The client does not report that a server grants less on a
+    /// reconnect than another server did at first. A holder that is cut off after that may learn of the loss too late.
     pub fn session_timeout(mut self, timeout: Duration) -> Self {
         self.session_timeout = timeout;
         self
@@ -66,22 +67,24 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// What the servers' configuration calls `tickTime`. Default: the smaller of 3 s, as servers have it unless set, and
-    /// half the session timeout.
+    /// The `tickTime` in the servers' configuration. Default: the smaller of 3 s, which is the servers' own default,
+    /// and half the session timeout.
     ///
-    /// Servers do not tell it, and their leader hears of a session each half tick only. With a tick that is told, and
-    /// small beside the session timeout, a longer break of the connection loses nothing. It must not be less than what
-    /// the servers have: then a holder that is cut off may be told too late.
+    /// Servers do not report it, and their leader hears of a session only each half tick. If you give a tick that is
+    /// small beside the session timeout, a longer break of the connection loses nothing. It must not be less than the
+    /// servers' own: then a holder that is cut off may learn of the loss too late.
     pub fn tick_time(mut self, tick: Duration) -> Self {
         self.tick_time = Some(tick);
         self
     }
 
-    /// How long before the ensemble may give the lock to others a holder that is cut off says lost: for work to stop in,
-    /// and for clocks that differ. Default: a sixth of the session timeout, but at least 300 ms (and at most a quarter).
+    /// How long a holder that is cut off reports the loss before the ensemble may give the lock to another contender.
+    /// In this time work can stop, and clocks may differ. Default: a sixth of the session timeout, but at least 300 ms
+    /// (and at most a quarter).
     ///
-    /// Shorter in proportion where the servers grant a shorter timeout. With a longer one than by default heartbeats are
-    /// sent more often, up to 20 in a session timeout, so that it shortens the breaks that are ridden out by less.
+    /// It is shorter in proportion where the servers grant a shorter timeout. With a longer margin than the default,
+    /// heartbeats are sent more often, up to 20 in a session timeout. So the margin shortens the breaks that a hold
+    /// survives by less than its own length.
     pub fn stop_margin(mut self, margin: Duration) -> Self {
         self.stop_margin = Some(margin);
         self
@@ -90,7 +93,7 @@ impl ZooKeeperBuilder {
     /// Authenticates with ZooKeeper's `digest` scheme. Unless an [`acl`](Self::acl) is given, only the same user may
     /// then touch the nodes that are made. No server refuses a password: a wrong one makes another user.
     ///
-    /// The password travels as it is, and again on each reconnect: encrypt the connection, with
+    /// The password is sent as it is, and again on each reconnect. So encrypt the connection, with
     #[cfg_attr(feature = "tls", doc = "[`tls`](Self::tls).")]
     #[cfg_attr(not(feature = "tls"), doc = "the feature `tls`.")]
     pub fn digest(mut self, user: &str, password: &str) -> Self {
@@ -98,10 +101,10 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Authenticates with SASL. Unless an [`acl`](Self::acl) is given, only the same user may then touch the nodes
-    /// that are made.
+    /// Authenticates with SASL. Unless an [`acl`](Self::acl) is given, only the same user may then touch the nodes that
+    /// are made.
     ///
-    /// Wrong credentials end [`connect`](Self::connect) with [`Error::Closed`]. If they are refused later, on a
+    /// Wrong credentials end [`connect`](Self::connect) with [`Error::Closed`]. If a server refuses them later, on a
     /// reconnect, guards are lost and waiting acquisitions fail, at once.
     #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
     #[cfg_attr(docsrs, doc(cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))))]
@@ -120,7 +123,7 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Who may do what with the nodes that are made: lock directories and the nodes in them.
+    /// The permissions on the nodes that are made: lock directories and the nodes in them.
     ///
     /// Default: [`Acl::anyone`], or [`Acl::creator`] after [`digest`](Self::digest) or `sasl`. A client certificate
     /// alone changes nothing, because machines that share a lock have different ones.
@@ -129,7 +132,7 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// Refuses what cannot be, before anything is sent.
+    /// Refuses invalid options, before anything is sent.
     pub(super) fn check(&self) -> Result<(), Error> {
         let longest = Duration::from_millis(i32::MAX as u64);
         if self.session_timeout < Duration::from_millis(1) || self.session_timeout > longest {
@@ -178,8 +181,8 @@ impl ZooKeeperBuilder {
         }
     }
 
-    /// Refuses a connect string that says otherwise about encryption than the options: the client crate would follow a
-    /// `tcp://` in it, and send a password in clear text.
+    /// Refuses a connect string that contradicts the options about encryption. The client crate would obey a `tcp://`
+    /// in it, and send a password in clear text.
     pub(super) fn check_encryption(&self, servers: &Servers) -> Result<(), Error> {
         for server in servers.each() {
             let text = server.as_str();
@@ -225,7 +228,8 @@ impl ZooKeeperBuilder {
         return self.digest.is_some();
     }
 
-    /// A connector that gives up a connection which is silent for so long, or as late as the client crate does by default.
+    /// A connector that gives up a connection after it was silent for so long. Without a limit the client crate's
+    /// default counts.
     pub(super) fn connector(&self, gives_up_after: Option<Duration>) -> zk::Connector {
         let mut connector = zk::Client::connector().with_session_timeout(self.session_timeout);
         if let Some(silence) = gives_up_after {

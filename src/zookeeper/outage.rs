@@ -1,7 +1,8 @@
-//! Since when there is no session, and the words of the last refusal; knows no sessions.
+//! Since when there is no session, and the last reason; knows no sessions.
 //!
-//! The client crate tells the reason of a failed attempt to its log alone. So when a program asks why, each server's port
-//! is tried, in the background. That tells apart a server that is down, a network that is, and a server that is silent.
+//! The client crate reports the reason of a failed attempt only in its log. So when a program asks for it, each
+//! server's port is tried, in the background. That distinguishes a server that is down, a network that is down, and a
+//! silent server.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,19 +15,19 @@ use crate::session::thread::BackgroundThread;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::translate::UNTRUSTED_HINT;
 
-/// A program may ask as often as it likes; servers are tried no more often than this.
+/// Servers are tried no more often than this, however often a program asks.
 const BETWEEN_TRIALS: Duration = Duration::from_secs(1);
 
-/// A server that has not taken the connection by then is said not to answer.
+/// A server that has not accepted the connection by then is reported as not answering.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What is known of the time without a session, or without a connection of it.
+/// What is known of the time without a session, or without a connection of the session.
 #[derive(Debug, Default)]
 pub(super) struct Outage(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// When the last session lost its connection, if that session is over and there has been none since.
+    /// When the last session lost its connection, if that session is over and no other has begun.
     since: Option<Instant>,
     refusal: Option<Refusal>,
     is_tried: bool,
@@ -37,7 +38,7 @@ struct Known {
 struct Refusal {
     at: Instant,
     words: String,
-    /// Whether the words say what is wrong, rather than merely that something is.
+    /// Whether the words give the reason, and not merely the fact.
     is_reason: bool,
 }
 
@@ -46,7 +47,7 @@ impl Outage {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last session is over, which lost its connection then.
+    /// The last session is over. It lost its connection at `lost`.
     pub(super) fn begins(&self, lost: Instant, ending: Ending) {
         self.known().since = Some(lost);
         self.refused(ending.to_string(), ending == Ending::AuthFailed);
@@ -57,7 +58,7 @@ impl Outage {
         self.known().since = None;
     }
 
-    /// When the last session lost its connection, if there has been none since.
+    /// When the last session lost its connection, if no other has begun.
     pub(super) fn since(&self) -> Option<Instant> {
         self.known().since
     }
@@ -65,7 +66,7 @@ impl Outage {
     /// An attempt to open a session has failed.
     pub(super) fn failed(&self, failure: &Failure) {
         match failure {
-            // Nobody has said anything.
+            // No server has given a reason.
             Failure::Unreachable(words) => self.refused(words.clone(), false),
             Failure::Over(ending) => self.refused(ending.to_string(), true),
             Failure::Refused(words) => self.refused(words.clone(), true),
@@ -75,7 +76,7 @@ impl Outage {
 
     fn refused(&self, words: String, is_reason: bool) {
         let mut known = self.known();
-        // What says nothing must not hide what says something.
+        // Words without a reason must not hide words with one.
         let stays = known.refusal.as_ref().is_some_and(|last| last.is_reason && last.at.elapsed() < 2 * BETWEEN_TRIALS);
         if is_reason || !stays {
             known.refusal = Some(Refusal { at: Instant::now(), words, is_reason });
@@ -88,8 +89,8 @@ impl Outage {
         known.refusal.as_ref().filter(|refusal| refusal.at >= since).map(|refusal| refusal.words.clone())
     }
 
-    /// Tries the ports of the servers, in the background, unless that is being done or was done just now. Whether it is
-    /// done.
+    /// Tries the ports of the servers in the background, unless a trial is under way or ended just now. Returns whether
+    /// a trial is under way.
     pub(super) fn look_into(
         self: &Arc<Self>,
         servers: &Servers,
@@ -116,7 +117,7 @@ impl Outage {
     }
 }
 
-/// Connects to each server, sends nothing, and tells what came of it, and whether that says what is wrong.
+/// Connects to each server, and sends nothing. Returns the outcome in words, and whether they give the reason.
 async fn tried(addresses: Vec<String>) -> (String, bool) {
     let mut trials = JoinSet::new();
     for (index, address) in addresses.into_iter().enumerate() {

@@ -1,8 +1,8 @@
 //! How one session's requests go out, and in which order; owns the client, and knows neither the session nor locks.
 //!
-//! A removal is held back until our own thread comes round to it, some microseconds later, or until the next request,
-//! whichever is first. If that request creates a node beside it, as when a task drops a lock and asks for it again, both
-//! go out as one transaction: one round trip and one commit for the two.
+//! A removal is held back until the background thread comes to it, some microseconds later, or until the next request,
+//! whichever is first. If that request creates a node in the same directory, as when a task drops a lock and asks for
+//! it again, both go out as one transaction: one round trip and one commit for the two.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,16 +31,16 @@ pub(super) struct Pipeline {
     this: Weak<Pipeline>,
 }
 
-/// Locked while a request is sent, so that what was held back goes out before it.
+/// Locked while a request is sent, so that a held-back removal goes out before it.
 struct Line {
-    /// Taken when the session is closed: the last clone gone closes it.
+    /// Taken when the session is closed: dropping the last clone closes it.
     client: Option<Arc<zk::Client>>,
     held_back: Option<HeldBack>,
-    /// Whether a create may go out with what was held back.
+    /// Whether a create may go out together with a held-back removal.
     joins: bool,
 }
 
-/// A removal that nobody has sent yet, and who is to have its answer.
+/// A removal that was not sent yet, and the channel for its answer.
 struct HeldBack {
     removal: Removal,
     answer: Answer,
@@ -48,11 +48,11 @@ struct HeldBack {
 
 type Answer = oneshot::Sender<Result<Vec<Outcome>, Failure>>;
 
-/// What deletes one node, and does nothing to others.
+/// Operations that delete one node, and touch no other.
 pub(super) struct Removal {
     path: String,
     operations: Vec<Operation>,
-    /// Asked for as a transaction, whose failure names the operation; otherwise as a plain delete.
+    /// Sent as a transaction, whose failure names the operation. Otherwise as a plain delete.
     is_transaction: bool,
 }
 
@@ -70,7 +70,7 @@ impl Removal {
         Removal { path: path.to_owned(), operations, is_transaction: false }
     }
 
-    /// The transaction as a removal, if it is one.
+    /// The transaction as a removal, if it is nothing else.
     pub(super) fn of(operations: &[Operation]) -> Option<Removal> {
         let Some(Operation::Delete { path, .. }) = operations.last() else { return None };
         let is_of_it = |operation: &Operation| match operation {
@@ -87,7 +87,7 @@ impl Removal {
 }
 
 impl HeldBack {
-    /// Tells that it went well, with the create that is the last of `results`: what these tell of that one.
+    /// Answers the removal. The create is the last of `results`: gives the create's part.
     fn done_with_create(self, mut results: Vec<zk::MultiWriteResult>) -> InTransaction {
         let created = results.pop();
         let set = results.iter().find_map(|result| match result {
@@ -103,19 +103,19 @@ impl HeldBack {
     }
 }
 
-/// What becomes of the two when the transaction with both of them failed.
+/// The two failures when the transaction with a removal and a create has failed.
 #[derive(Debug, PartialEq, Eq)]
 struct Parted {
-    /// Why the removal failed; `None` if it was not its fault.
+    /// Why the removal failed. `None` if the create failed.
     removal: Option<Failure>,
     create: Failure,
-    /// Nobody may join what these servers refuse as a whole.
+    /// False if these servers refuse such transactions. Then no further create joins a removal.
     joins: bool,
 }
 
 impl Removal {
-    /// Why this failed, or why a create did that went out behind it in one transaction. If one of the two was refused,
-    /// the other was surely not carried out.
+    /// Splits the failure between the removal and the create that was sent with it in one transaction. If one of the
+    /// two was refused, the other was surely not carried out.
     fn parted(&self, failure: Failure) -> Parted {
         let (removal, create, joins) = match failure {
             Failure::Unknown(_) | Failure::Over(_) => (Some(failure.clone()), failure, true),
@@ -131,13 +131,14 @@ impl Removal {
 /// A node that was created in a transaction.
 struct InTransaction {
     created: Option<zk::MultiWriteResult>,
-    /// The number of the transaction, if it shows.
+    /// The number of the transaction, if the answer shows it.
     zxid: Option<i64>,
 }
 
 impl InTransaction {
-    /// Servers before 3.7.2, 3.8.2 and 3.9.0 tell its path alone (ZOOKEEPER-4026). Its number is the transaction's, and
-    /// its owner is this session, unless that may have been replaced: then the node is looked at.
+    /// Servers before 3.7.2, 3.8.2 and 3.9.0 return only the node's path (ZOOKEEPER-4026). Its number is then the
+    /// transaction's. Its owner is this session, unless the server may have replaced the session: then we look at the
+    /// node.
     async fn looked_up(self, client: &zk::Client, owner: &Owner) -> Result<Created, Failure> {
         let Some(zk::MultiWriteResult::Create { path, mut stat }) = self.created else {
             return Err(Failure::Unknown("the answer to a transaction is short of its last part".to_owned()));
@@ -146,7 +147,7 @@ impl InTransaction {
             if let Some(zxid) = self.zxid.filter(|_| owner.is_known()) {
                 return owner.created(path, zxid, owner.session());
             }
-            // Gone again or not seen: whoever asked will look for it.
+            // The node was removed again, or this server does not show it: the caller will look for it.
             let unseen = |error: zk::Error| Failure::Unknown(error.to_string());
             stat = client.get_data(&path).await.map_err(unseen)?.1;
         }
@@ -154,7 +155,7 @@ impl InTransaction {
     }
 }
 
-/// A request, polled once: the client sends it in its first poll.
+/// A request after its first poll, in which the client sends it.
 enum Sent<T> {
     Answered(Result<T, Failure>),
     UnderWay(Reply<T>),
@@ -199,7 +200,7 @@ impl Pipeline {
         Failure::Over(self.upkeep.lease().over().unwrap_or(Ending::Closed))
     }
 
-    /// Lets go of the client, which closes the session once the requests under way are answered.
+    /// Drops the client, which closes the session once the requests under way are answered.
     pub(super) fn close(&self) {
         let mut line = self.line();
         self.send_held_back(&mut line);
@@ -208,7 +209,7 @@ impl Pipeline {
         drop(client);
     }
 
-    /// Sends now, and tells the lease when a quorum has answered.
+    /// Sends at once. Reports to the lease when a quorum has answered.
     pub(super) fn write<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
     where
         T: Send + 'static,
@@ -217,7 +218,7 @@ impl Pipeline {
         self.ask(|client| self.counted(send(client)))
     }
 
-    /// Sends now, and tells the lease when it is answered.
+    /// Sends at once. Reports to the lease when a server has answered.
     pub(super) fn read<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
     where
         T: Send + 'static,
@@ -236,7 +237,7 @@ impl Pipeline {
         })
     }
 
-    /// Sends now, right behind what was held back.
+    /// Sends at once, right behind a held-back removal.
     fn ask<T, F>(&self, send: impl FnOnce(Arc<zk::Client>) -> F) -> Reply<T>
     where
         T: Send + 'static,
@@ -248,7 +249,8 @@ impl Pipeline {
         drop(line);
         match sent {
             Sent::Answered(answer) => Box::pin(std::future::ready(answer)),
-            // It holds the client, which keeps the session open: waited for here, because the caller may never poll it.
+            // The reply holds the client, which keeps the session open. So a task waits for it, because the caller may
+            // never poll it.
             Sent::UnderWay(reply) => told(self.background.handle().spawn(reply)),
         }
     }
@@ -268,7 +270,7 @@ impl Pipeline {
         }
     }
 
-    /// The same answer, of which the lease is told if it came from a quorum.
+    /// The same answer, reported to the lease if it came from a quorum.
     fn counted<T, F>(&self, answer: F) -> impl Future<Output = Result<T, Failure>> + Send + use<T, F>
     where
         T: Send + 'static,
@@ -290,7 +292,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends a removal as soon as the keeper's thread comes round to it, or with or before the next request.
+    /// Sends a removal as soon as the background thread comes to it, or with or before the next request.
     pub(super) fn remove(&self, removal: Removal) -> Reply<Vec<Outcome>> {
         let mut line = self.line();
         self.send_held_back(&mut line);
@@ -312,7 +314,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends what was held back: the future of its being answered.
+    /// Sends the held-back removal. The future ends when it is answered.
     fn held_back_sent(&self, line: &mut Line) -> Option<impl Future<Output = ()> + Send + use<>> {
         let held_back = line.held_back.take()?;
         Some(self.removed(line, held_back))
@@ -335,7 +337,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends a removal that was not carried out, because what it went out with was refused.
+    /// Sends a removal alone that was not carried out, because the create in its transaction was refused.
     fn remove_alone(&self, held_back: HeldBack, joins: bool) {
         let mut line = self.line();
         line.joins &= joins;
@@ -343,8 +345,8 @@ impl Pipeline {
         self.background.handle().spawn(removed);
     }
 
-    /// Sends the create of a sequential node, and in the same transaction the removal that was held back, if there is
-    /// one beside it.
+    /// Sends the create of a sequential node in one transaction with the held-back removal, if there is one in the same
+    /// directory.
     pub(super) fn create_with_removal(&self, path: &str, data: &[u8]) -> Option<Reply<Created>> {
         let mut line = self.line();
         let joins = line.joins;
@@ -366,7 +368,7 @@ impl Pipeline {
             let created = match sent.answer().await {
                 Ok((client, results)) => {
                     let created = held_back.done_with_create(results);
-                    // Whoever waits for the removal hears of it first, as if it had been sent first.
+                    // The caller that waits for the removal hears of it first, as if it had been sent first.
                     tokio::task::yield_now().await;
                     created.looked_up(&client, &owner).await
                 }
@@ -376,7 +378,7 @@ impl Pipeline {
                         (None, Some(pipeline)) => pipeline.remove_alone(held_back, joins),
                         (removal, _) => held_back.failed(removal.unwrap_or(Failure::Over(Ending::Closed))),
                     }
-                    // So that what removes it in another way goes out before the next create.
+                    // A caller that removes the node in another way does so before the next create.
                     tokio::task::yield_now().await;
                     Err(create)
                 }
@@ -387,7 +389,7 @@ impl Pipeline {
     }
 }
 
-/// What a task of the keeper's thread tells, if it comes to its end.
+/// The answer of a task of the background thread. Unknown if the task ended early.
 fn told<T, E>(answered: impl Future<Output = Result<Result<T, Failure>, E>> + Send + 'static) -> Reply<T>
 where
     T: Send + 'static,
@@ -396,23 +398,25 @@ where
     Box::pin(async move { answered.await.unwrap_or_else(|gone| Err(Failure::Unknown(gone.to_string()))) })
 }
 
-/// Whether a server has surely answered.
+/// Whether the answer surely came from a server.
 fn is_from_server<T>(answer: &Result<T, Failure>) -> bool {
     matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth))
 }
 
-/// Only what passed through the quorum proves that the session was alive.
+/// Whether the answer went through the quorum. Only that proves that the session was alive.
 fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
     match answer {
         Ok(_) => true,
-        // A transaction that fails is itself committed, as an error; but what the client refuses was never sent.
+        // The quorum commits a failed transaction too, as an error. But a request that the client refuses was never
+        // sent.
         Err(Failure::Operation { failure, .. }) => !matches!(**failure, Failure::Refused(_)),
         Err(_) => false,
     }
 }
 
 pin_project! {
-    /// A request of the client, which panics over some answers that are too short. Whatever was asked for may be done.
+    /// A request of the client crate, which panics over some answers that are too short. The request may have been
+    /// done.
     struct Survived<F> {
         #[pin]
         request: F,

@@ -1,4 +1,4 @@
-//! Who we are to the ensemble, who it is to us, and who may touch what we make; knows no sessions.
+//! Who we are to the ensemble, who the servers are to us, and who may touch our nodes; knows no sessions.
 
 use std::fmt;
 
@@ -6,19 +6,21 @@ use zookeeper_client as zk;
 
 use crate::error::error::Error;
 
-/// Who may do what with a node.
+/// The permissions on a node, for each kind of client.
 ///
-/// # Who can steal a lock
-/// `delete` and `create` are permissions of the *parent*: whoever may queue in a lock directory may also delete
-/// others' nodes there, that is, steal the lock. Keep a lock's directory to those who may use the lock:
+/// # Which clients can steal a lock
+/// `delete` and `create` are permissions of the *parent*. A client that may queue in a lock directory may also delete
+/// the nodes of other clients there, that is, steal the lock. So allow the use of a lock's directory only to the
+/// clients that you trust with it:
 ///
-/// - An ACL is set when a node is made, and never changed afterwards: a directory that exists already keeps the one it
-///   has. A lock directory vanishes when it has been empty a while, and is made anew by whoever comes next; so keep the
-///   nodes above it from strangers too, or one of them makes it first, with an ACL of their own.
-/// - Whoever uses the lock needs [`READ`](Permissions::READ), [`CREATE`](Permissions::CREATE) and
+/// - An ACL is set when a node is made, and this library never changes it afterwards. A directory that exists already
+///   keeps its ACL. A lock directory vanishes when it has been empty for a while, and the next client makes it anew. So
+///   protect the nodes above it, too. Otherwise a client that you do not trust may make it first, with an ACL of its
+///   own.
+/// - A client that uses the lock needs [`READ`](Permissions::READ), [`CREATE`](Permissions::CREATE) and
 ///   [`DELETE`](Permissions::DELETE) on the directory, and [`READ`](Permissions::READ) on the nodes in it. Without
-///   `DELETE` they can enter and not leave: their nodes then stay until their session ends.
-/// - Whoever has only [`READ`](Permissions::READ) can see the queue, and steal nothing.
+///   `DELETE` it can enter and not leave: its nodes then stay until its session ends.
+/// - A client that has only [`READ`](Permissions::READ) can see the queue, and steal nothing.
 ///
 /// ```
 /// use zk_rwlock::{Acl, Permissions};
@@ -30,23 +32,23 @@ pub struct Acl {
 }
 
 impl Acl {
-    /// Nobody anything: a start for [`allow`](Acl::allow).
+    /// No permissions for anybody: a start for [`allow`](Acl::allow).
     pub fn nobody() -> Acl {
         Acl { entries: Vec::new() }
     }
 
-    /// Anyone everything: whoever reaches the ensemble can steal the lock.
+    /// All permissions for anybody: every client that reaches the ensemble can steal the lock.
     pub fn anyone() -> Acl {
         Acl::nobody().allow("world", "anyone", Permissions::ALL)
     }
 
-    /// Everything to whoever is authenticated as this client is: as the user of digest or SASL, or, if the servers ask
-    /// for client certificates, with the same name in the certificate.
+    /// All permissions for clients that are authenticated as this one is: as the same user of digest or SASL, or, if
+    /// the servers ask for client certificates, with the same name in the certificate.
     pub fn creator() -> Acl {
         Acl::nobody().allow("auth", "", Permissions::ALL)
     }
 
-    /// Allows also `permissions` to `id` of `scheme`, as in `("digest", "user:hash")`, `("sasl", "user")`,
+    /// Also gives `permissions` to `id` of `scheme`, as in `("digest", "user:hash")`, `("sasl", "user")`,
     /// `("x509", "CN=web-1")` or `("ip", "10.0.0.0/8")`.
     pub fn allow(mut self, scheme: &str, id: &str, permissions: Permissions) -> Acl {
         self.entries.push(zk::Acl::new(permissions.0, zk::AuthId::new(scheme, id)));
@@ -94,7 +96,7 @@ impl Digest {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
-        // The server takes what follows the first colon for the password.
+        // The server takes the text after the first colon for the password.
         if self.user.is_empty() || self.user.contains(':') {
             return Err(Error::invalid(format!(
                 "digest user {:?}: it must not be empty, nor contain a colon",
@@ -135,22 +137,22 @@ enum Mechanism {
 impl Sasl {
     /// A user of the servers' JAAS file, with SASL's DIGEST-MD5.
     ///
-    /// The password itself is never sent, but MD5 protects it badly from who can listen, and nothing protects what
-    /// follows: use TLS as well.
+    /// The password itself is never sent, but MD5 protects it badly from eavesdroppers, and nothing protects the rest
+    /// of the connection. Use TLS as well.
     #[cfg(feature = "sasl-digest-md5")]
     #[cfg_attr(docsrs, doc(cfg(feature = "sasl-digest-md5")))]
     pub fn digest_md5(user: &str, password: &str) -> Sasl {
         Sasl(Mechanism::DigestMd5 { user: user.to_owned(), password: password.to_owned() })
     }
 
-    /// Kerberos: with the ticket in this process's credential cache, for the servers' principal `service/host`, where
-    /// `service` usually is `zookeeper`, and `host`, unless given, is each server's name in the connect string.
+    /// Kerberos, with the ticket in this process's credential cache, for the servers' principal `service/host`.
+    /// `service` usually is `zookeeper`. Unless given, `host` is each server's name in the connect string.
     ///
-    /// Nothing renews the ticket: without a valid one the next connection is refused. A service ticket that is not in
-    /// the cache yet is asked for on the thread that also keeps the heartbeats, so locks may be lost while a key
+    /// Nothing renews the ticket. Without a valid one the next connection is refused. The thread that keeps the
+    /// heartbeats also fetches a service ticket that is not in the cache yet. So locks may be lost while a key
     /// distribution centre does not answer.
     ///
-    /// Compile with `RUSTFLAGS="--cfg zk_rwlock_gssapi"`; that needs the headers of a GSSAPI library, and libclang.
+    /// Compile with `RUSTFLAGS="--cfg zk_rwlock_gssapi"`. That needs the headers of a GSSAPI library, and libclang.
     #[cfg(zk_rwlock_gssapi)]
     #[cfg_attr(docsrs, doc(cfg(zk_rwlock_gssapi)))]
     pub fn gssapi(service: &str, host: Option<&str>) -> Sasl {
@@ -161,7 +163,7 @@ impl Sasl {
         match &self.0 {
             #[cfg(feature = "sasl-digest-md5")]
             Mechanism::DigestMd5 { user, .. } => {
-                // The client crate puts the name between quotation marks as it is.
+                // The client crate puts the name between quotation marks unchanged.
                 if user.is_empty() || user.contains(|c: char| c == '"' || c == '\\' || c.is_control()) {
                     let problem =
                         "it must not be empty, nor contain quotation marks, backslashes or control characters";
@@ -237,17 +239,17 @@ mod tls {
 
     use crate::error::error::Error;
 
-    /// Whom to trust on an encrypted connection, and who we are there, for
+    /// The authorities that this client trusts on an encrypted connection, and its own certificate, for
     /// [`ZooKeeperBuilder::tls`](crate::ZooKeeperBuilder::tls).
     ///
-    /// A server's certificate must be signed by a trusted authority and carry the name or address that the connect
-    /// string has for the server. That cannot be switched off.
+    /// A server's certificate must be signed by a trusted authority, and carry the server's name or address as the
+    /// connect string has it. That cannot be switched off.
     ///
     /// Encryption is by rustls, with the process's default `CryptoProvider`, or with `aws-lc-rs` if none was installed
     /// when the first `Tls` is made.
     ///
     /// # Clone
-    /// Clones share their certificates: a renewal is one for all of them, and for every connection made with them.
+    /// Clones share their certificates. A renewal counts for all clones, and for every connection made with them.
     ///
     /// # Examples
     ///
@@ -270,43 +272,44 @@ mod tls {
     }
 
     impl Tls {
-        /// Trusts the authorities whose certificates are in `pem`, which may hold several, and revocation lists too.
+        /// Trusts the authorities whose certificates are in `pem`. It may hold several certificates, and revocation
+        /// lists too.
         ///
-        /// For those that the machine trusts, give the contents of its bundle, such as
+        /// To trust the machine's authorities, give the contents of its bundle, such as
         /// `/etc/ssl/certs/ca-certificates.crt`.
         ///
         /// # Errors
-        /// [`Error::InvalidInput`] when there is none in it, or when it is broken.
+        /// [`Error::InvalidInput`] when `pem` holds no certificate, or a broken one.
         pub fn from_ca_pem(pem: &str) -> Result<Tls, Error> {
             let certs = zk::TlsCerts::builder().with_ca(ca(pem)?).build();
             Ok(Tls { certs: zk::TlsDynamicCerts::new(certs.map_err(|error| Error::invalid(error.to_string()))?) })
         }
 
-        /// Shows the servers that ask for it this certificate (the client's own first, then those that lead to an
-        /// authority), and proves with `key` that it is ours.
+        /// Shows this certificate to servers that ask for one, and proves with `key` that it is ours. `certificate`
+        /// holds the client's own certificate first, then the chain to an authority.
         ///
         /// # Errors
-        /// [`Error::InvalidInput`] when there is no certificate or key in them, when one is broken, or when they do
+        /// [`Error::InvalidInput`] when the texts hold no certificate or no key, when one is broken, or when the two do
         /// not belong together.
         pub fn identity_pem(self, certificate: &str, key: &str) -> Result<Tls, Error> {
             self.renew_identity_pem(certificate, key)?;
             Ok(self)
         }
 
-        /// Replaces the certificate that is shown to servers, for connections made from now on. Those that are open
-        /// stay, and so do their sessions and locks.
+        /// Replaces the certificate that servers see, for connections made from now on. Open connections stay, with
+        /// their sessions and locks.
         ///
         /// # Errors
-        /// As [`identity_pem`](Tls::identity_pem); the old one then stays.
+        /// As for [`identity_pem`](Tls::identity_pem). The old certificate then stays.
         pub fn renew_identity_pem(&self, certificate: &str, key: &str) -> Result<(), Error> {
             self.certs.update_identity(Some(identity(certificate, key)?));
             Ok(())
         }
 
-        /// Replaces the authorities that are trusted, for connections made from now on.
+        /// Replaces the trusted authorities, for connections made from now on.
         ///
         /// # Errors
-        /// As [`from_ca_pem`](Tls::from_ca_pem); the old ones then stay.
+        /// As for [`from_ca_pem`](Tls::from_ca_pem). The old authorities then stay.
         pub fn renew_ca_pem(&self, pem: &str) -> Result<(), Error> {
             self.certs.update_ca(ca(pem)?);
             Ok(())
@@ -323,7 +326,7 @@ mod tls {
         }
     }
 
-    /// Whether a certificate can carry such a name: the client crate panics over one that cannot be.
+    /// Refuses a host name that no certificate can carry: the client crate panics over it.
     pub(crate) fn check_host(host: &str) -> Result<(), Error> {
         match ServerName::try_from(host) {
             Ok(_) => Ok(()),
@@ -331,13 +334,13 @@ mod tls {
         }
     }
 
-    /// The client crate finds out only when it connects what is wrong with certificates, and on a renewal it merely
-    /// logs it: so they are checked here, as it will use them.
+    /// The client crate finds an error in certificates only when it connects, and on a renewal it merely logs it. So
+    /// they are checked here, in the way in which it will use them.
     fn ca(pem: &str) -> Result<zk::TlsCa, Error> {
         let broken = |problem: &dyn fmt::Display| Error::invalid(format!("TLS authorities: {problem}"));
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
-            // As the client crate does: a bundle may hold one that is of no use here.
+            // As in the client crate: a bundle may hold a certificate that is of no use here.
             let _useless = roots.add(certificate.map_err(|error| broken(&error))?);
         }
         if roots.is_empty() {
@@ -365,7 +368,7 @@ mod tls {
         zk::TlsIdentity::from_pem(certificate, key).map_err(|error| broken(&error))
     }
 
-    /// The one that the client crate will use. It would panic if a program had two built in and had chosen none.
+    /// The provider that the client crate will use. It would panic if a program had built in two and chosen none.
     fn provider() -> Arc<CryptoProvider> {
         if let Some(provider) = CryptoProvider::get_default() {
             return Arc::clone(provider);

@@ -1,4 +1,4 @@
-//! The connect string: what it may look like, its servers and its path; knows nothing of what is behind their names.
+//! The connect string: its valid forms, its servers and its path; knows nothing of the machines behind the names.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -12,11 +12,11 @@ const ENCRYPTED: &str = "tcp+tls://";
 /// The port of a server that is named without one.
 const PORT: u16 = 2181;
 
-/// A connect string that can be meant: `zk1:2181,zk2:2181/apps`.
+/// A valid connect string: `zk1:2181,zk2:2181/apps`.
 #[derive(Clone, Debug)]
 pub(super) struct Servers {
     text: String,
-    /// Where the root begins in it.
+    /// The offset of the root in the text.
     root: usize,
 }
 
@@ -26,8 +26,8 @@ pub(super) struct Server<'a> {
 }
 
 impl Servers {
-    /// Refuses what is no connect string. The client crate would take `::::` for a host, and look for it until its time
-    /// is over.
+    /// Refuses a text that is no connect string. The client crate would take `::::` for a host, and look for it until
+    /// its time is over.
     pub(super) fn parse(text: &str) -> Result<Servers, Error> {
         let last = text.rfind(',').map_or(0, |comma| comma + 1);
         let address = text.len() - Server { text: &text[last..] }.without_scheme().len();
@@ -52,7 +52,7 @@ impl Servers {
         &self.text[..self.root]
     }
 
-    /// The path that everything is kept below, empty if there is none.
+    /// The path that everything is kept below. Empty if there is none.
     pub(super) fn root(&self) -> &str {
         &self.text[self.root..]
     }
@@ -101,7 +101,7 @@ impl<'a> Server<'a> {
         [CLEAR, ENCRYPTED].iter().find_map(|scheme| self.text.strip_prefix(scheme)).unwrap_or(self.text)
     }
 
-    /// The host, and the port if there is one; or what is wrong with them.
+    /// The host, and the port if there is one. Otherwise the problem with them.
     fn host_and_port(&self) -> Result<(&'a str, Option<u16>), &'static str> {
         let address = self.without_scheme();
         if address.is_empty() {
@@ -137,7 +137,7 @@ fn is_name(host: &str) -> bool {
     !host.is_empty() && host.chars().all(|c| c.is_alphanumeric() || "-._".contains(c))
 }
 
-/// An address, with the name of an interface where it needs one.
+/// Whether it is an IPv6 address, with an interface's name where it needs one.
 fn is_ipv6(host: &str) -> bool {
     let (address, interface) = host.split_once('%').map_or((host, None), |(address, it)| (address, Some(it)));
     address.parse::<Ipv6Addr>().is_ok() && interface.is_none_or(is_name)

@@ -23,7 +23,7 @@ use crate::zookeeper::pipeline::{Pipeline, Removal};
 use crate::zookeeper::security::Acl;
 use crate::zookeeper::translate::{self, commit, event, failure, mode, outcome};
 
-/// A reconnect fails for good beyond 128 KiB; a good part is kept free for what else is watched.
+/// A reconnect fails for good beyond 128 KiB. A good part is kept free for other watches.
 const WATCHED_BYTES_MAX: usize = 96 * 1024;
 
 /// How soon an owner watches its node: see [`keep_alive`].
@@ -38,14 +38,14 @@ pub(super) struct ZooKeeperSession {
     pipeline: Arc<Pipeline>,
     upkeep: Arc<Upkeep>,
     link: watch::Sender<Link>,
-    /// When the connection was lost, unless it is there.
+    /// When the connection was lost. `None` while it is up.
     lost: Mutex<Option<Instant>>,
     finished: Arc<Finished>,
     background: Arc<BackgroundThread>,
     watched_bytes: Arc<AtomicUsize>,
-    /// Those it was opened for have not looked at it yet.
+    /// The acquisition that it was opened for has not taken its slot yet.
     is_fresh: AtomicBool,
-    /// How long the path is that everything is kept below.
+    /// The length of the path that everything is kept below.
     root_bytes: usize,
     identity: Arc<Identity>,
     this: Weak<ZooKeeperSession>,
@@ -58,7 +58,7 @@ enum Link {
     Over(Ending),
 }
 
-/// Whether the client's task has ended, for threads that must not be async.
+/// Whether the client's task has ended. For threads that must not be async.
 #[derive(Debug, Default)]
 pub(super) struct Finished {
     yes: Mutex<bool>,
@@ -71,7 +71,7 @@ impl Finished {
         self.changed.notify_all();
     }
 
-    /// Blocks until it has, or until the deadline.
+    /// Blocks until the task has ended, or until the deadline.
     pub(super) fn wait_until(&self, deadline: Instant) {
         let left = deadline.saturating_duration_since(Instant::now());
         let yes = self.yes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,7 +80,7 @@ impl Finished {
 }
 
 impl ZooKeeperSession {
-    /// A session that was opened at `asked` or later. Starts what looks after it.
+    /// A session that was opened at `asked` or later. Starts its background tasks.
     pub(super) fn new(
         client: zk::Client,
         background: &Arc<BackgroundThread>,
@@ -89,11 +89,11 @@ impl ZooKeeperSession {
         abilities: Arc<Abilities>,
     ) -> Result<Arc<ZooKeeperSession>, Failure> {
         let requested = options.session_timeout;
-        // A server may raise the timeout, and another one lower it again on a reconnect: the shorter one counts.
+        // A server may raise the timeout, and another server lower it again on a reconnect: the shorter one counts.
         let timeout = client.session_timeout().min(requested);
         if timeout < requested {
-            // What is asked for on a reconnect is what was granted here, so only a server that grants even less can
-            // lower it again, and that the client does not tell.
+            // On a reconnect the client asks for the timeout that was granted here. So only a server that grants even
+            // less can lower it again, and the client does not report that.
             tracing::warn!(?timeout, ?requested, "less is granted than was asked for: no server must grant less still");
         }
         options.check_lease(timeout).map_err(|problem| Failure::Refused(format!("{problem}, which they grant")))?;
@@ -137,9 +137,9 @@ impl ZooKeeperSession {
         Ok(session)
     }
 
-    /// A session slot, if there is room.
+    /// A session slot, if the session has room.
     pub(super) fn session_slot(self: &Arc<Self>, watched_bytes: usize) -> Option<SessionSlot> {
-        // What counts are the paths as the server knows them, and two are watched.
+        // The server counts the paths with the root before them. Each slot watches two paths.
         let watched_bytes = if watched_bytes == 0 { 0 } else { watched_bytes + 2 * self.root_bytes };
         let reserved = Arc::clone(&self.watched_bytes);
         let fits = |used: usize| used.checked_add(watched_bytes).filter(|total| *total <= WATCHED_BYTES_MAX);
@@ -151,7 +151,7 @@ impl ZooKeeperSession {
         Some(SessionSlot::with_reservation(session, Reservation::new(give_back)))
     }
 
-    /// Whether the server lists this node as one of the session that it takes us for.
+    /// Whether the server lists this node among those of the session that it takes us for.
     async fn lists_as_its_own(&self, path: &str) -> Result<bool, Failure> {
         let (node, connection, abilities) = (path.to_owned(), self.identity.connection(), Arc::clone(&self.abilities));
         let owned = self.pipeline.read(move |client| async move {
@@ -173,12 +173,12 @@ impl ZooKeeperSession {
         Ok(false)
     }
 
-    /// Makes a node beside this one, whose owner shows which session the server takes us for, and removes it again.
+    /// Makes a node beside this one, whose owner shows which session the server takes us for. Removes it again.
     async fn owns_what_it_makes(&self, path: &str) -> Result<bool, Failure> {
         let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
         let own = format!("{directory}/session-{:x}", self.id);
         let made = self.create(&own, &[], Kind::Ephemeral).await;
-        // An answer that was lost may have left it behind, and it says nothing of this connection.
+        // An answer that was lost may have left the node behind, and the node says nothing of this connection.
         if !matches!(made, Ok(_) | Err(Failure::NodeExists)) {
             return made.map(|_| true);
         }
@@ -191,7 +191,7 @@ impl ZooKeeperSession {
         }
     }
 
-    /// Makes the path that the connect string ends with.
+    /// Makes the path at the end of the connect string.
     pub(super) async fn make_root(&self) -> Result<(), Failure> {
         let client = self.pipeline.client()?;
         let root = client.path().to_owned();
@@ -211,7 +211,7 @@ impl ZooKeeperSession {
         *self.link.borrow() == Link::Up
     }
 
-    /// When the connection was lost, unless it is there.
+    /// When the connection was lost. `None` while it is up.
     pub(super) fn lost(&self) -> Option<Instant> {
         *self.lost.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -224,7 +224,7 @@ impl ZooKeeperSession {
         }
     }
 
-    /// Those it was opened for have looked at it.
+    /// The acquisition that the session was opened for has taken its slot.
     pub(super) fn is_used(&self) {
         self.is_fresh.store(false, Ordering::Release);
     }
@@ -236,12 +236,12 @@ impl ZooKeeperSession {
 
     /// Asks the server to end the session.
     pub(super) fn close(&self) {
-        // Its guards are lost before the server is asked to give their locks to others.
+        // The guards are lost before the server is asked to give their locks to other contenders.
         self.upkeep.end(Ending::Closed);
         self.pipeline.close();
     }
 
-    /// This session serves no more, as is known now.
+    /// The session is known to be over.
     pub(super) fn ended(&self, why: Ending) {
         self.link_is(Link::Over(why));
         self.upkeep.end(why);
@@ -395,7 +395,7 @@ impl fmt::Debug for ZooKeeperSession {
     }
 }
 
-/// Tells the session's state to those who wait for it, until the session is over.
+/// Reports the session's state to all that wait for it, until the session is over.
 async fn follow_state(
     mut states: zk::StateWatcher,
     session: Weak<ZooKeeperSession>,
@@ -422,8 +422,8 @@ async fn follow_state(
         }
         if let Some(session) = session.upgrade().filter(|_| was != now && !matches!(now, Link::Over(_))) {
             session.identity.connection_changes();
-            // Answers are taken on this thread too, and those of the next connection come later than the news of it: of
-            // none of them has the lease been told when it is told that the connection before is lost.
+            // Answers arrive on this thread too, and the next connection's answers arrive after the news of it. So the
+            // lease hears that the old connection is lost before it hears of any of them.
             session.upkeep.connected(now == Link::Up);
             if now == Link::Up {
                 session.identity.ask();
@@ -444,11 +444,12 @@ async fn follow_state(
     finished.is_so_now();
 }
 
-/// After a reconnect: makes sure that the session the server took us for is the one that owns our nodes.
+/// After a reconnect: makes sure that the server takes us for the session that owns our nodes.
 async fn confirm_identity(session: Weak<ZooKeeperSession>) {
     loop {
         let Some(session) = session.upgrade().filter(|session| session.upkeep.lease().over().is_none()) else { return };
-        // With nothing kept there is nothing to lose; it is asked again when there is an answer to count.
+        // The session keeps no node, so there is nothing to lose. The next answer that could count starts the check
+        // again.
         let Some((_, path)) = session.upkeep.nodes().to_check().into_iter().next() else { return };
         let lists = !session.abilities.ephemerals.is_lacking();
         let shown = match lists {
@@ -457,16 +458,16 @@ async fn confirm_identity(session: Weak<ZooKeeperSession>) {
         };
         match shown {
             Ok(true) if session.identity.is_known() => return session.upkeep.resumed(),
-            // The connection has been lost since, or the session has been replaced.
+            // Either the connection has been lost since, or the server has replaced the session.
             Ok(true) => {}
-            // There is another way to ask.
+            // Ask in the other way.
             Err(Failure::Unknown(_)) if lists && session.abilities.ephemerals.is_lacking() => {
                 let _over = session.connected().await;
             }
-            // The node is gone, which its watch will tell; ask about another one.
+            // The node is gone, which its watch will report. Ask about another node.
             Ok(false) | Err(Failure::NoNode) => session.sleep(session.timeout / 20).await,
             Err(Failure::Unknown(_)) if session.connected().await.is_ok() => session.sleep(session.timeout / 20).await,
-            // It is asked again with the next answer.
+            // The next answer starts the check again.
             Err(_) => return,
         }
     }

@@ -12,7 +12,7 @@ use zookeeper_client as zk;
 use crate::session::request::{Ending, Event, Failure, Kind, Operation, Outcome, Stat};
 use crate::zookeeper::security::Acl;
 
-/// The client crate tells the reason of a failed handshake to its log alone.
+/// The client crate reports the reason of a failed handshake only in its log.
 pub(super) const UNTRUSTED_HINT: &str = " (over TLS: the port may be one for clear text, or one side does not accept the \
      other's certificate; zookeeper_client logs the reason at level debug)";
 
@@ -25,7 +25,7 @@ pub(super) fn mode(kind: Kind) -> zk::CreateMode {
     }
 }
 
-/// Commits all or none; sent in the first poll.
+/// Commits all operations or none. The request is sent in the first poll.
 pub(super) async fn commit(
     client: &zk::Client,
     operations: &[Operation],
@@ -59,11 +59,11 @@ pub(super) fn outcome(result: zk::MultiWriteResult) -> Outcome {
     }
 }
 
-/// What an error allows to conclude. Whatever is not a clear refusal leaves the outcome unknown: a reset or silent
-/// connection gives `Custom`, an orderly close `ConnectionLoss`, and the request may have been carried out in each.
+/// What follows from an error. Every error but a clear refusal leaves the outcome unknown. A reset or silent connection
+/// gives `Custom`, an orderly close `ConnectionLoss`, and in both cases the request may have been carried out.
 ///
-/// `SessionMoved` and `Throttled` are refusals, but passing ones: the session lives on, and whatever is said to be
-/// unknown is asked again.
+/// `SessionMoved` and `Throttled` are refusals, but passing ones. The session lives on, and a request with an unknown
+/// outcome is tried again.
 pub(super) fn failure(error: zk::Error) -> Failure {
     match error {
         zk::Error::NoNode => Failure::NoNode,
@@ -96,24 +96,24 @@ pub(super) fn stat(stat: &zk::Stat) -> Stat {
     Stat { czxid: stat.czxid, version: stat.version, ctime, ephemeral_owner: stat.ephemeral_owner }
 }
 
-/// What an error on the way to a session allows to conclude.
+/// What follows from an error on the way to a session.
 pub(super) fn connect_failure(error: zk::Error, servers: &str, encrypted: bool) -> Failure {
     match error {
         zk::Error::BadArguments(problem) => Failure::Refused((*problem).to_owned()),
         zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
-        // What goes wrong on the network ends in a timeout; this is about certificates, before anything was sent.
+        // A network error ends in a timeout. This error is about certificates, before anything was sent.
         zk::Error::Custom(problem) => Failure::Refused(problem.to_string()),
         error => Failure::Unreachable(format!("{servers}: {error}{}", if encrypted { UNTRUSTED_HINT } else { "" })),
     }
 }
 
-/// The event that a one-shot watcher of the client crate tells.
+/// The event that a one-shot watcher of the client crate gives.
 pub(super) fn event(watcher: impl Future<Output = zk::WatchedEvent>) -> impl Future<Output = Event> {
     Watched { watcher }
 }
 
 pin_project! {
-    /// A one-shot watcher, which panics when its session's task is gone: for us the session is over then.
+    /// A one-shot watcher. It panics when its session's task is gone: for us the session is over then.
     struct Watched<F> {
         #[pin]
         watcher: F,
