@@ -1,4 +1,4 @@
-//! What may be asked for, and the words that explain it; does nothing.
+//! The arguments of zklock, and the help texts that explain them; does nothing.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ const USAGE: &str = "zklock [OPTIONS] PATH [--] COMMAND [ARGUMENTS]...
        zklock [OPTIONS] PATH -c 'SHELL COMMAND'
        zklock [OPTIONS] ls|watch|break|check ...";
 
-/// Lines of it, and of the other help texts, fit into a manual page on a terminal of 80 columns.
+/// The lines of the help texts fit into a manual page on a terminal of 80 columns.
 const AFTER_HELP: &str = "\
 Examples:
   run it alone, in the whole fleet
@@ -340,7 +340,7 @@ pub(crate) struct Check {
     pub(crate) json: bool,
 }
 
-/// Seconds, as flock(1) takes them, or a time with its units.
+/// A number of seconds, as in flock(1), or a time with units.
 fn duration(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
@@ -367,7 +367,7 @@ mod tests {
         let texts: Vec<String> = texts.into_iter().flatten().collect();
         assert!(texts.len() > 2);
         for line in texts.iter().flat_map(|text| text.lines()) {
-            // `man` moves them in by seven columns.
+            // `man` indents them by seven columns.
             assert!(line.len() + 7 <= 80, "{line}");
         }
     }

@@ -1,4 +1,4 @@
-//! `check`: what does not belong into a lock's directory, or will make trouble.
+//! `check`: finds nodes that do not belong into a lock's directory, or will make trouble; changes nothing.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::output::{self, tame};
 /// How many nodes are read at once.
 const READS_IN_FLIGHT: usize = 256;
 
-/// Something odd: its kind for programs, its node if it is about one, and words for people.
+/// Something odd: its kind for programs, its node if it concerns one, and words for people.
 #[derive(Debug, PartialEq, Eq)]
 struct Odd {
     kind: &'static str,
@@ -22,7 +22,7 @@ struct Odd {
     what: String,
 }
 
-/// A node of the directory, with what could be read of it: `None` if we may not.
+/// A node of the directory. Its `Stat` is `None` if we may not read it.
 type Node = (String, Option<Stat>);
 
 pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, Exit> {
@@ -46,7 +46,7 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
     Ok(if odd.is_empty() { 0 } else { exit::NEGATIVE })
 }
 
-/// Everything in the directory. The library's queue leaves out what is no contender.
+/// Every node in the directory. The library's queue leaves out nodes that are no contenders.
 async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
     let fault = |failure: Failure| match failure {
         Failure::NoAuth => Exit::from(Error::PermissionDenied { operation: "read", path: path.to_owned() }),
@@ -60,7 +60,7 @@ async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
     };
     let mut nodes = Vec::with_capacity(names.len());
     for some in names.chunks(READS_IN_FLIGHT) {
-        // All are sent before the first is awaited.
+        // All requests are sent before the first answer is awaited.
         let replies: Vec<_> = some.iter().map(|name| session.data(&format!("{path}/{name}"))).collect();
         for (name, reply) in some.iter().zip(replies) {
             match connect::answered(session, reply).await {
@@ -75,7 +75,7 @@ async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
     Ok(nodes)
 }
 
-/// What is odd about these nodes, in the order of the nodes, and about the counter last.
+/// What is odd about these nodes, in the order of the nodes. What is odd about the counter comes last.
 fn oddities(nodes: &[Node], dialect: Dialect) -> Vec<Odd> {
     let contenders: Vec<_> = nodes.iter().filter_map(|(name, _)| Contender::parse_as(name, dialect)).collect();
     let mut sharers = BTreeMap::<i64, Vec<&Contender>>::new();
@@ -112,7 +112,7 @@ fn oddities(nodes: &[Node], dialect: Dialect) -> Vec<Odd> {
             }
             Some(_) => {}
         }
-        // Elsewhere nobody trusts in that.
+        // In other dialects no client relies on the version.
         if dialect == Dialect::Native && stat.is_some_and(|stat| stat.version > 0) {
             add("written", "written to after it was made: whoever did that can grant the lock to two");
         }

@@ -22,15 +22,17 @@ pub(crate) enum Event {
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reaped {
-    /// Its exit code, as a shell tells it.
+    /// Its exit code, as a shell reports it.
     pub(crate) code: u8,
-    /// What ended it was typed (Ctrl-C), and nobody but it was told, because it had the terminal.
+    /// The signal that ended it, if it was typed (Ctrl-C) while the command had the terminal. No other process has
+    /// received it.
     typed: Option<Signal>,
 }
 
 impl Reaped {
-    /// Has those who started us, a script or `make`, hear what was typed, as if the terminal had been theirs. After
-    /// Ctrl-C we do not return, but end as the command did: a shell's loop goes on after a mere exit code.
+    /// Passes a typed signal on to the script or `make` that started us, as if the terminal had been its own. After
+    /// Ctrl-C we do not return, but end by the signal, as the command did: after a mere exit code a shell's loop goes
+    /// on.
     pub(crate) fn pass_on(self) {
         let Some(signal) = self.typed else { return };
         let _ = kill_process_group(getpgrp(), signal);
@@ -40,20 +42,20 @@ impl Reaped {
     }
 }
 
-/// A command that runs. It is reaped only by [`Child::reap`], so that its number stays its own until then, and no
-/// signal can hit a stranger.
+/// A command that runs. Only [`Child::reap`] reaps it. Its process id stays its own until then, so no signal can hit
+/// another process.
 #[derive(Debug)]
 pub(crate) struct Child {
     process: Process,
     group: Pid,
     events: UnboundedReceiver<Event>,
     terminal: Option<Terminal>,
-    /// It was stopped together with us, while it had the terminal.
+    /// Whether it had the terminal when it was stopped together with us.
     was_foreground: bool,
 }
 
 impl Child {
-    /// Starts it, in a process group of its own.
+    /// Starts the command, in a process group of its own.
     pub(crate) fn spawn(words: &[OsString], environment: &[(&str, String)]) -> io::Result<Child> {
         let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let terminal = Terminal::open();
@@ -72,8 +74,8 @@ impl Child {
             }
         });
         if let Some(terminal) = terminal.as_ref().filter(|_| lends) {
-            // If it has asked already it was stopped, which is told as an event. To continue it unasked would undo a
-            // Ctrl-Z of just now.
+            // A command that has asked already was stopped, which is reported as an event. Continuing it here would
+            // undo a Ctrl-Z that was typed just now.
             terminal.lend(group);
         }
         Ok(Child { process, group, events, terminal, was_foreground: false })
@@ -83,13 +85,13 @@ impl Child {
         self.events.recv().await.unwrap_or(Event::Ended)
     }
 
-    /// Signals the whole group.
+    /// Signals the whole process group.
     pub(crate) fn signal(&self, signal: Signal) {
-        // Refused only if nobody is left in it, or to whom we may not.
+        // An error means that the group is empty, or that we may not signal it.
         let _ = kill_process_group(self.group, signal);
     }
 
-    /// Lets it go on, if it was stopped; with the terminal, if it had it before.
+    /// Continues the command, if it was stopped. If it had the terminal before, it gets the terminal again.
     pub(crate) fn resume(&mut self) {
         let lends = std::mem::take(&mut self.was_foreground);
         if lends && self.terminal.as_ref().is_some_and(Terminal::is_ours) {
@@ -99,8 +101,8 @@ impl Child {
         }
     }
 
-    /// It was stopped. If that is about the terminal we do as a shell's job does: it gets the terminal, or we stop too, so
-    /// that the shell sees it, until `fg` or `bg`.
+    /// The command was stopped. If the terminal is the reason, we act as a shell's job does: the command gets the
+    /// terminal, or we stop too, so that the shell sees it, until `fg` or `bg`.
     pub(crate) fn was_stopped(&mut self, by: Signal) {
         let Some(terminal) = &self.terminal else { return };
         let lent = terminal.is_lent_to(self.group);
@@ -113,12 +115,13 @@ impl Child {
         } else if lent {
             terminal.take_back(self.group);
             self.was_foreground = true;
-            // What it alone was told, or did, those who started us have to share: a script, or another zklock.
+            // The command alone was stopped. The processes that started us, such as a script or another zklock, have to
+            // stop with it.
             let _ = kill_process_group(terminal.ours(), Signal::STOP);
         } else if asks || by == Signal::TSTP {
             let _ = kill_process(getpid(), Signal::STOP);
         }
-        // Otherwise somebody wants it to stand still. We do not, because the lock would be lost.
+        // Otherwise somebody wants the command to stand still. We do not stop, because the lock would be lost.
     }
 
     /// Takes the terminal back and reaps the process, which must have ended.
@@ -143,7 +146,7 @@ impl Child {
         Reaped { code, typed }
     }
 
-    /// Lends it the terminal, and continues it.
+    /// Lends the command the terminal, and continues it.
     fn lend_terminal(&self) {
         if let Some(terminal) = &self.terminal {
             terminal.lend(self.group);
@@ -152,12 +155,12 @@ impl Child {
     }
 }
 
-/// Blocks until something happened to the process. One that ended is left to be reaped.
+/// Blocks until something has happened to the process. A process that has ended is left to be reaped.
 fn next_event(process: Pid) -> Option<Event> {
     loop {
         match waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT) {
             Ok(Some(status)) if status.stopped() => {
-                // Taken, so that it is not told again.
+                // Consumes the stop, so that it is not reported again.
                 let stop = waitid(WaitId::Pid(process), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG).ok().flatten();
                 let signal = stop.and_then(|stop| stop.stopping_signal()).and_then(Signal::from_named_raw);
                 if let Some(signal) = signal {

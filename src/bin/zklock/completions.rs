@@ -1,4 +1,4 @@
-//! Completions for shells and manual pages, made from the definition of the arguments.
+//! Completions for shells, and manual pages, made from the definition of the arguments; knows no ZooKeeper.
 
 use std::io;
 
@@ -20,7 +20,7 @@ pub(crate) fn completions(shell: Shell) -> Result<u8, Exit> {
 /// The page of zklock itself, or of one subcommand.
 pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
     let mut command = Arguments::command();
-    // So that subcommands know their whole name.
+    // Makes the subcommands know their whole names.
     command.build();
     let command = match task {
         None => command,
@@ -34,7 +34,7 @@ pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
     print(&text)
 }
 
-/// As `Man::render`, but for what follows the help: that has columns, which roff would fill like prose.
+/// As `Man::render`, except for the text after the help: it has columns, which roff would fill like prose.
 fn page(command: Command, text: &mut Vec<u8>) -> io::Result<()> {
     let epilogue = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
     let tasks = command.has_subcommands();

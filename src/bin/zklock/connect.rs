@@ -10,19 +10,20 @@ use zk_rwlock::{Error, Memory, RwLock, Sasl, Tls, ZooKeeper};
 use crate::arguments::Connection;
 use crate::exit::Exit;
 
-/// Connects to look at `path`, and waits until there is a session. A path that no lock can have is refused at once.
+/// Connects to look at `path`, and waits for a session. Refuses at once a path that no lock can have.
 pub(crate) async fn connect_to(path: &str, connection: &Connection) -> Result<ZooKeeper, Exit> {
-    // All locks may be below the root.
+    // The root is no lock, but locks may be below it.
     if path != "/" {
         RwLock::new(&Memory::new(), path)?;
     }
     connect(connection).await
 }
 
-/// Connects, and waits until there is a session.
+/// Connects, and waits for a session.
 pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> {
-    // A quarter of it is left for the command to stop in when the lock is lost. With more, breaks of 0.4 of it that the
-    // README promises to ride out would ask for several heartbeats a second.
+    // A quarter of the session timeout is left for the command to stop in when the lock is lost. The README promises
+    // that a break of 0.4 of the session timeout costs no lock. With more than a quarter, that would take several
+    // heartbeats a second.
     let timeout = connection.session_timeout;
     let mut builder = ZooKeeper::builder().session_timeout(timeout);
     if !timeout.is_zero() {
@@ -43,12 +44,12 @@ pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> 
     Ok(builder.connect(&connection.zk).await?)
 }
 
-/// The lock at `path`, to look at.
+/// The lock at `path`, to read its queue.
 pub(crate) fn lock(zk: &ZooKeeper, path: &str, connection: &Connection) -> Result<RwLock, Error> {
     RwLock::builder(zk, path).dialect(connection.dialect).build()
 }
 
-/// The answer, unless the server does not give one for a session timeout.
+/// The answer, unless the server gives none within a session timeout.
 pub(crate) async fn answered<T>(session: &Arc<dyn Session>, reply: Reply<T>) -> Result<T, Failure> {
     let limit = session.timeout();
     tokio::time::timeout(limit, reply).await.unwrap_or_else(|_| {
@@ -56,7 +57,7 @@ pub(crate) async fn answered<T>(session: &Arc<dyn Session>, reply: Reply<T>) -> 
     })
 }
 
-/// An empty variable of the environment is as good as none.
+/// Splits user and password. An empty variable of the environment counts as none.
 fn credentials<'a>(option: &str, value: &'a Option<String>) -> Result<Option<(&'a str, &'a str)>, Exit> {
     let Some(value) = value.as_deref().filter(|value| !value.is_empty()) else { return Ok(None) };
     let parts = value.split_once(':').ok_or_else(|| Exit::usage(format!("{option} must be USER:PASSWORD")))?;

@@ -1,4 +1,4 @@
-//! Who waits for whom across locks, in a circle; knows no I/O.
+//! Processes that wait for each other across locks, in a circle; knows no I/O.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -6,14 +6,14 @@ use std::fmt;
 use serde_json::{Value, json};
 use zk_rwlock::{Member, MemberState, Queue};
 
-/// A process, as its members of queues name it.
+/// A process, as the members of queues name it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Process {
     host: String,
     pid: u32,
 }
 
-/// One process waits for a lock that the next one holds.
+/// A process that waits for a lock, and the process that holds the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wait {
     who: Process,
@@ -23,13 +23,13 @@ pub(crate) struct Wait {
 
 /// The shortest circle through each process that is in one, each circle once.
 ///
-/// That the processes are stuck is not certain: the one that waits may be another task than the one that holds. Those of
-/// one process who wait for each other are left out, because that is what the tasks of a process do all day.
+/// It is not certain that the processes are stuck: the task that waits may be another than the task that holds. Waits
+/// within one process are left out, because the tasks of one process wait for each other all day.
 pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Wait>> {
     let waits = waits(queues);
     let mut found = Vec::new();
     for start in waits.keys() {
-        // Told when it is come to by its first member.
+        // The circle is reported by its first member.
         let cycle = shortest(&waits, start).filter(|cycle| cycle.iter().all(|wait| wait.who >= *start));
         found.extend(cycle);
     }
@@ -42,7 +42,7 @@ pub(crate) fn json_of(cycles: &[Vec<Wait>]) -> Value {
     cycles.iter().map(|cycle| Value::from(cycle.iter().map(wait).collect::<Vec<_>>())).collect()
 }
 
-/// Whoever waits does so until all who hold have left, whether those are right before it or further ahead.
+/// A waiter waits until all holders have left, whether they are right before it or further ahead.
 fn waits(queues: &[Queue]) -> BTreeMap<Process, Vec<Wait>> {
     let mut all: BTreeMap<Process, Vec<Wait>> = BTreeMap::new();
     for queue in queues {

@@ -1,6 +1,6 @@
-//! `break`: removes the one contender that a person has pointed at.
+//! `break`: removes the one contender that a person has named by its token.
 //!
-//! The library looks at the token again at the moment of the removal, so it does not matter how long the person thought.
+//! The library checks the token again at the moment of the removal. So it does not matter how long the person thought.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -36,7 +36,7 @@ pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, 
     }
 }
 
-/// Says that nobody has that token, and who is there.
+/// Reports that no contender has that token, and which contenders there are.
 async fn stale(lock: &RwLock, which: &Break) -> Result<u8, Exit> {
     let queue = lock.queue().await?;
     let now = table::table(&queue, false);

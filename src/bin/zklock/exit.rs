@@ -1,8 +1,8 @@
-//! Which exit code says what; knows no ZooKeeper and no child.
+//! The exit codes of zklock, and the errors that lead to them; knows no ZooKeeper and no child.
 
 use zk_rwlock::Error;
 
-/// Something odd was found, or there was nobody to break.
+/// Something odd was found, or no contender had the token.
 pub(crate) const NEGATIVE: u8 = 1;
 /// `EX_USAGE` of sysexits.h: the call was wrong.
 pub(crate) const USAGE: u8 = 64;
@@ -15,7 +15,7 @@ pub(crate) const LOST: u8 = 75;
 /// `EX_NOPERM`: not allowed.
 pub(crate) const NO_PERMISSION: u8 = 77;
 
-/// An end with nothing to show for it: a message for people, and a code for scripts.
+/// An end without a result: a message for people, and a code for scripts.
 #[derive(Debug)]
 pub(crate) struct Exit {
     code: u8,
@@ -61,7 +61,7 @@ impl From<Error> for Exit {
     }
 }
 
-/// What a shell makes of a process that a signal ended.
+/// The exit code that a shell gives to a process that a signal ended.
 pub(crate) fn by_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }

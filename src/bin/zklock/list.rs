@@ -1,4 +1,4 @@
-//! `ls`: the queue as it is, or those of all locks below a path.
+//! `ls`: the queue of a lock at this moment, or the queues of all locks below a path.
 
 use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::{Contender, Queue, Survey, ZooKeeper};
@@ -30,8 +30,8 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// Whether the directory of a free lock is not empty: whoever took a directory of locks for a lock is not to read that it
-/// is free, and go away.
+/// Whether the directory of a free lock has other nodes. A person who took a directory of locks for a lock must not
+/// read that it is free, and go away.
 async fn has_other_nodes(zk: &ZooKeeper, queue: &Queue) -> bool {
     let Ok(session_slot) = zk.session_slot(0).await else { return false };
     let session = session_slot.session();

@@ -1,4 +1,5 @@
-//! `watch`: the queue as it changes, on a terminal always in one place, elsewhere a table or a line of JSON for each change.
+//! `watch`: the queue as it changes. A terminal shows it in one place; elsewhere each change is a table or a line of
+//! JSON.
 
 use std::future::Future;
 use std::io;
@@ -14,10 +15,10 @@ use crate::exit::{self, Exit};
 use crate::output::{self, shorten};
 use crate::{table, terminal};
 
-/// How often the screen is drawn again while there is no news, for what says how long ago something was.
+/// How often the screen is drawn again without news, because it shows how long ago things happened.
 const TICK: Duration = Duration::from_secs(1);
 
-/// After so long without an answer, people are told.
+/// After so long without an answer, the screen says so.
 const SILENCE: Duration = Duration::from_secs(3);
 
 /// Shows the queue until interrupted.
@@ -56,7 +57,7 @@ async fn on_a_screen(lock: &RwLock, interval: Duration) -> Result<u8, Exit> {
 }
 
 impl Screen {
-    /// Keeps the screen as it should be until that has happened.
+    /// Keeps the screen up to date until the future is ready.
     async fn drawn_during<F: Future>(&mut self, what: F) -> Result<F::Output, Exit> {
         let mut what = pin!(what);
         loop {
@@ -82,11 +83,11 @@ impl Screen {
         }
         let mut lines = vec![shorten(&heading, columns), String::new()];
         if let Some(queue) = &self.queue {
-            // The last row stays empty, because the cursor that comes to it is not to move the others up.
+            // The last row stays empty: a cursor that comes to it would move the other rows up.
             let left = rows.saturating_sub(lines.len() + 1);
             lines.extend(table::table_within(queue, columns, left, output::is_colourful()));
         }
-        // To the top left corner. The rest of each line is wiped, and what is below.
+        // Moves to the top left corner, and wipes the rest of each line, and the rows below.
         output::print(&format!("\x1b[H{}\x1b[K\n\x1b[J", lines.join("\x1b[K\n")))
     }
 }
@@ -115,7 +116,7 @@ async fn in_lines(lock: &RwLock, watch: &Watch) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// `None` if there is none now, but may be one later: the connection comes back, or a fresh session is opened.
+/// `None` if there is no queue now, but may be one later: the connection comes back, or a fresh session is opened.
 fn answer(looked: Result<Queue, Error>) -> Result<Option<Queue>, Exit> {
     match looked {
         Ok(queue) => Ok(Some(queue)),
@@ -124,7 +125,7 @@ fn answer(looked: Result<Queue, Error>) -> Result<Option<Queue>, Exit> {
     }
 }
 
-/// What of a queue is worth another line when it changes: not how long it has lasted.
+/// The part of a queue whose change is worth another line. How long the queue has lasted is not part of it.
 fn gist(queue: &Queue) -> Vec<(String, bool)> {
     queue.members.iter().map(|member| (member.node.clone(), member.state == MemberState::Holds)).collect()
 }

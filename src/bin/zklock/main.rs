@@ -1,6 +1,6 @@
-//! `zklock`: flock(1) for many machines. What it does is told by `zklock --help`.
+//! `zklock`: flock(1) for many machines. `zklock --help` says what it does.
 //!
-//! One concern a file, and all of them use the library through its public interface alone.
+//! Each file has one concern. All of them use the library only through its public interface.
 
 mod arguments;
 mod check;
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         Ok(arguments) => run_in_runtime(arguments),
         Err(error) => {
             let printed = output::written(error.print());
-            // Otherwise help or the version was asked for.
+            // Otherwise the arguments asked for help or the version.
             if error.use_stderr() { Err(Exit::usage("")) } else { printed.map(|_| 0) }
         }
     };

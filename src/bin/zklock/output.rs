@@ -7,29 +7,29 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::exit::{self, Exit};
 
-/// Whether this is a terminal that does more than to print one line after the other.
+/// Whether this is a terminal that can do more than print one line after the other.
 pub(crate) fn is_screen(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("TERM").is_some_and(|term| term != "dumb")
 }
 
-/// Whether results may be coloured: on a terminal whose user has not said no (<https://no-color.org>).
+/// Whether results may be coloured: on a terminal whose user has not switched colours off (<https://no-color.org>).
 pub(crate) fn is_colourful() -> bool {
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     is_screen(&io::stdout()) && !unwanted
 }
 
-/// Tells people something. That nobody listens is no reason to stop.
+/// Prints words for people. A failure is ignored: zklock goes on without a reader.
 pub(crate) fn say(words: &str) {
     let _ = writeln!(io::stderr().lock(), "zklock: {words}");
 }
 
-/// Prints a result in one piece; `false` if nobody reads it any more, as after `| head`.
+/// Prints a result in one piece. `false` if nobody reads it any more, as after `| head`.
 pub(crate) fn print(text: &str) -> Result<bool, Exit> {
     let mut out = io::stdout().lock();
     written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
-/// What became of something that was written to standard output.
+/// The outcome of writing to standard output, as for [`print()`].
 pub(crate) fn written(outcome: io::Result<()>) -> Result<bool, Exit> {
     match outcome {
         Ok(()) => Ok(true),
@@ -38,7 +38,7 @@ pub(crate) fn written(outcome: io::Result<()>) -> Result<bool, Exit> {
     }
 }
 
-/// Whether somebody may still read what we print. Without printing there is no other way to learn that `| head` has left.
+/// Whether the output still has a reader. Without printing there is no other way to notice that `| head` has ended.
 pub(crate) fn is_read() -> bool {
     let out = io::stdout();
     let mut polled = [PollFd::new(&out, PollFlags::empty())];
@@ -46,8 +46,8 @@ pub(crate) fn is_read() -> bool {
     poll(&mut polled, Some(&at_once)).is_err() || !polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
-/// Makes text of strangers safe for a terminal: control characters, and those that turn the direction of what follows,
-/// are shown and not obeyed.
+/// Makes foreign text safe for a terminal. Control characters, and characters that turn the direction of the text, are
+/// shown and not obeyed.
 pub(crate) fn tame(text: &str) -> String {
     let mut tamed = String::with_capacity(text.len());
     for character in text.chars() {
@@ -60,12 +60,12 @@ pub(crate) fn tame(text: &str) -> String {
     tamed
 }
 
-/// How many columns of a terminal it takes.
+/// How many columns of a terminal the text takes.
 pub(crate) fn width(text: &str) -> usize {
     text.width()
 }
 
-/// What fits into so many columns, with a mark at its end if there was more.
+/// The beginning of the text that fits into so many columns, with a mark at its end if there was more.
 pub(crate) fn shorten(text: &str, most: usize) -> String {
     if width(text) <= most {
         return text.to_owned();

@@ -1,4 +1,4 @@
-//! Runs a command under the lock: acquires, watches over both, and lets go.
+//! Runs a command under the lock: acquires, watches over the lock and the command, and releases; knows no other tasks.
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
@@ -20,18 +20,18 @@ use crate::output::{say, shorten};
 use crate::signals::Signals;
 use crate::waiting;
 
-/// A label that was made from a command line is no longer than this.
+/// The longest label that is made from a command line.
 const LABEL_MADE: usize = 60;
 
-/// How often it is looked whether a command that was told to end must be killed now.
+/// How often to check whether a command that was asked to end must be killed now.
 const TICK: Duration = Duration::from_millis(10);
 
-/// How long the servers are given to hear that we leave.
+/// How long we wait for the servers to confirm that we leave.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> {
     let order = Order::read(run)?;
-    // What is wrong with the path or an option is said before anything is sent.
+    // A wrong path or option is reported before anything is sent.
     open(&Memory::new(), run, &order, connection.dialect)?;
     let mut signals = Signals::listen()?;
     let zk = tokio::select! {
@@ -43,7 +43,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     let guard = tokio::select! {
         biased;
         signal = signals.next() => {
-            // The acquisition is dropped by now, and the end of the session takes its place out of the queue.
+            // The acquisition was dropped above. The end of the session removes its node from the queue.
             leave(&zk, &mut signals).await;
             return Ok(exit::by_signal(signal.as_raw()));
         }
@@ -64,7 +64,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     Ok(reaped.code)
 }
 
-/// What the words of the command line ask for.
+/// The order that the words of the command line give.
 #[derive(Debug)]
 struct Order {
     path: String,
@@ -85,7 +85,7 @@ impl Order {
         let mut shell = run.shell.clone();
         match command.first().and_then(|word| word.to_str()) {
             Some("--") => drop(command.remove(0)),
-            // As flock(1) takes it, too.
+            // flock(1) takes these words here, too.
             Some("-c" | "--command") if shell.is_none() && command.len() == 2 => {
                 shell = command.pop();
                 command.clear();
@@ -112,10 +112,10 @@ impl Order {
     }
 }
 
-/// The beginning of a command line, fit to be a label.
+/// The beginning of a command line, made fit to be a label.
 fn label(words: &[OsString]) -> String {
     let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
-    // In characters, too: some are no columns wide, but all count for the library.
+    // Limited in characters, too: some take no column, but the library counts them all.
     let line = words.join(" ").chars().take(LABEL_MADE + 1).collect::<String>();
     let fit: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     shorten(&fit, LABEL_MADE)
@@ -129,7 +129,7 @@ fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Diale
     Ok(builder.build()?)
 }
 
-/// Either guard.
+/// Either kind of guard.
 #[derive(Debug)]
 enum Guard {
     Read(ReadGuard),
@@ -234,7 +234,7 @@ fn refused(error: Error, run: &Run) -> Exit {
         Error::Lost(_) | Error::Evicted(_) => run.lost_exit_code,
         _ => exit.code(),
     };
-    // As flock(1), for cron: the code says it all.
+    // As in flock(1), for cron: the exit code says enough.
     let is_silent = run.quiet && matches!(error, Error::Timeout { .. } | Error::WouldBlock { .. });
     Exit::new(code, if is_silent { "" } else { exit.message() })
 }
@@ -256,7 +256,7 @@ async fn hold(guard: &Guard, lock: &RwLock, run: &Run, order: &Order, signals: &
     let mut suspect = false;
     loop {
         tokio::select! {
-            // A lock that is lost comes before everything else.
+            // The loss of a lock comes before everything else.
             biased;
             state = changes.next() => match state {
                 Some(HoldState::Suspect { until }) => {
@@ -279,14 +279,14 @@ async fn hold(guard: &Guard, lock: &RwLock, run: &Run, order: &Order, signals: &
             event = child.next_event() => match event {
                 Event::Stopped(by) => child.was_stopped(by),
                 Event::Ended => {
-                    // In that very moment it may have been lost; then it was so while the command ran.
+                    // If the lock was lost in that very moment, it was lost while the command ran.
                     let held = guard.is_held();
                     let reaped = child.reap();
                     return if held { Ok(reaped) } else { lost(guard.lost().await, run, "the command has ended") };
                 }
             },
             signal = signals.next() => match signal {
-                // Whoever has slept too long must not let the command go on. The loss is told next.
+                // If we were stopped for too long, the command must not go on. The loss is reported next.
                 Signal::CONT if !guard.is_held() => {}
                 Signal::CONT => child.resume(),
                 signal => child.signal(signal),
@@ -307,11 +307,12 @@ fn cannot_run(program: &OsStr, error: &io::Error) -> Exit {
     Exit::new(code, format!("cannot run {program:?}: {error}"))
 }
 
-/// Ends the command: TERM, the grace, KILL. Says how it ended.
+/// Ends the command: TERM, the grace, KILL. Returns how it ended.
 ///
-/// ZooKeeper keeps everybody else out for one session timeout after it last heard of us. The lease ran out when a quarter of
-/// that was left; KILL is sent while a sixth of what was left then is still to come. A lock that others may have by now
-/// leaves no grace, and one whose node somebody removed on purpose has the usual one.
+/// ZooKeeper keeps every other contender out for one session timeout after it last heard of us. The lease ran out when
+/// a quarter of the session timeout was left. KILL is sent when a sixth of that quarter is left. If another contender
+/// may have the lock by now, there is no grace. If somebody removed the node on purpose, the command has the usual
+/// grace.
 async fn stop(guard: &Guard, run: &Run, child: &mut Child) -> &'static str {
     let left = guard.session_left();
     let reserve = left / 6;
@@ -319,14 +320,14 @@ async fn stop(guard: &Guard, run: &Run, child: &mut Child) -> &'static str {
     let started = Instant::now();
     if !grace.is_zero() {
         child.signal(Signal::TERM);
-        // One that is stopped could not follow it.
+        // A command that is stopped could not react to TERM.
         child.signal(Signal::CONT);
-        // In short steps, because timers stand still while the machine is suspended and the session does not.
+        // In short steps, because timers stand still while the machine is suspended, and the session does not.
         while started.elapsed() < grace && guard.session_left() > reserve {
             tokio::select! {
                 biased;
                 event = child.next_event() => if event == Event::Ended {
-                    // What it has left behind is not to go on either.
+                    // Processes that the command has left behind must not go on either.
                     child.signal(Signal::KILL);
                     return "the command has ended on TERM";
                 },
@@ -339,7 +340,7 @@ async fn stop(guard: &Guard, run: &Run, child: &mut Child) -> &'static str {
     "the command was killed"
 }
 
-/// Releases, and waits until it is done, but not for longer than the lock could be in the way.
+/// Releases the lock, and waits for that, but no longer than the lock could block other contenders.
 async fn give_back(guard: Guard, connection: &Connection, signals: &mut Signals) {
     let held = guard.is_held();
     tokio::select! {
@@ -347,13 +348,13 @@ async fn give_back(guard: Guard, connection: &Connection, signals: &mut Signals)
             Ok(Err(error)) if held => say(&format!("the command has ended, but: {error}")),
             _ => {}
         },
-        // Somebody is in a hurry. Its node goes with the session.
+        // The user is in a hurry. The node goes with the session.
         _ = signals.next() => {}
     }
 }
 
-/// Ends the session, which removes whatever is left of us at once. On a network that is gone it ends by its timeout, and
-/// nobody is to wait for that.
+/// Ends the session, which removes all our nodes at once. On a network that is gone the session ends by its timeout,
+/// and zklock does not wait for that.
 async fn leave(zk: &ZooKeeper, signals: &mut Signals) {
     tokio::select! {
         _ = tokio::time::timeout(FAREWELL, zk.close()) => {}

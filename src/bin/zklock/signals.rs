@@ -1,4 +1,4 @@
-//! The signals that we get, as a stream; knows nothing of what they lead to.
+//! The signals that zklock gets, as a stream; knows nothing of their effects.
 
 use std::fs;
 
@@ -8,10 +8,10 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::exit::{self, Exit};
 
-/// Those that end one who waits, which leaves the queue first, and are passed on to a command that runs.
+/// Signals that end zklock while it waits, after it has left the queue. They are passed on to a command that runs.
 const ENDING: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
-/// Those that concern only a command that runs.
+/// Signals that concern only a command that runs.
 const OTHERS: [Signal; 3] = [Signal::WINCH, Signal::TSTP, Signal::CONT];
 
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// From now on, those that would end us are told here instead.
+    /// From now on, signals that would end us come through this stream instead.
     pub(crate) fn listen() -> Result<Signals, Exit> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let signals = Signals { sender, receiver };
@@ -29,9 +29,9 @@ impl Signals {
         Ok(signals)
     }
 
-    /// From now on, also those that are passed on to a command.
+    /// From now on, signals that are passed on to a command come through this stream, too.
     pub(crate) fn listen_to_all(&self) -> Result<(), Exit> {
-        // Whoever started us may have had this one ignored. Then no exit code of a child could be had.
+        // The process that started us may have ignored SIGCHLD. Then we would get no exit code of a child.
         let _stays_registered = stream(SignalKind::child())?;
         self.add(&OTHERS)
     }
@@ -39,14 +39,14 @@ impl Signals {
     pub(crate) async fn next(&mut self) -> Signal {
         match self.receiver.recv().await {
             Some(signal) => signal,
-            // Never: we have a sender ourselves.
+            // Never happens: we have a sender ourselves.
             None => std::future::pending().await,
         }
     }
 
     fn add(&self, signals: &[Signal]) -> Result<(), Exit> {
         let ignored = ignored();
-        // What nohup(1) or a shell without job control had us ignore stays ignored, by the command too.
+        // A signal that nohup(1), or a shell without job control, had us ignore stays ignored, by the command too.
         for &which in signals.iter().filter(|which| ignored & (1 << (which.as_raw() - 1)) == 0) {
             let mut stream = stream(SignalKind::from_raw(which.as_raw()))?;
             let sender = self.sender.clone();
@@ -60,7 +60,7 @@ fn stream(kind: SignalKind) -> Result<unix::Signal, Exit> {
     signal(kind).map_err(|error| Exit::new(exit::UNAVAILABLE, format!("cannot listen to signals: {error}")))
 }
 
-/// The set of signals that are ignored, as far as the system tells.
+/// The set of ignored signals, as far as the system reports it.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,4 +1,4 @@
-//! Queues as tables and as JSON; asks nobody anything.
+//! Queues as tables and as JSON; sends nothing.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,7 +10,7 @@ use crate::output::{shorten, tame, width};
 
 const HEADINGS: [&str; 10] = ["PLACE", "STATE", "MODE", "HOST", "PID", "LABEL", "SINCE", "SESSION", "BEHIND", "TOKEN"];
 
-/// A label may be 256 bytes long, and a table is to be read.
+/// A label may be 256 bytes long, but a table must stay readable.
 const LABEL_SHOWN: usize = 40;
 
 /// A line of a table, and the colour that it may have.
@@ -28,7 +28,7 @@ impl Line {
     }
 }
 
-/// The queue as a table, or a word if there is nobody in it.
+/// The queue as a table, or one word if it is empty.
 pub(crate) fn table(queue: &Queue, colourful: bool) -> String {
     if queue.members.is_empty() {
         return format!("{}: free\n", queue.path);
@@ -36,7 +36,7 @@ pub(crate) fn table(queue: &Queue, colourful: bool) -> String {
     lines(queue).iter().map(|line| line.painted(colourful) + "\n").collect()
 }
 
-/// The same, cut to so many columns and rows, of which the last one says how many members there was no place for.
+/// The same, cut to so many columns and rows. The last row says how many members were left out.
 pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful: bool) -> Vec<String> {
     let mut lines = match queue.members.is_empty() {
         true => vec![Line { text: "free".to_owned(), colour: "" }],
@@ -88,7 +88,7 @@ pub(crate) fn tables(survey: &Survey, prefix: &str, colourful: bool) -> String {
     parts.join("\n")
 }
 
-/// The queue as `ls --json` prints it. What it means is told by `zklock ls --help`, and does not change.
+/// The queue as `ls --json` prints it. `zklock ls --help` says what it means, and that does not change.
 pub(crate) fn json(queue: &Queue) -> Value {
     let members = queue.members.iter().enumerate().map(|(i, member)| {
         json!({
@@ -117,7 +117,7 @@ pub(crate) fn json_of_survey(survey: &Survey, prefix: &str) -> Value {
 
 /// How long something has lasted, in whole seconds where there are any.
 pub(crate) fn age(since: SystemTime) -> String {
-    // The clocks of two machines differ; what lies in the future was just now.
+    // The clocks of two machines differ. A moment in the future counts as now.
     let age = SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO);
     humantime::format_duration(Duration::from_secs(age.as_secs())).to_string()
 }
@@ -144,7 +144,7 @@ fn row(queue: &Queue, place: usize, member: &Member) -> [String; 10] {
     ]
 }
 
-/// The place of the one that this member waits for, unless that one has left since the queue was listed.
+/// The place of this member's predecessor, unless the predecessor has left since the queue was listed.
 fn place_ahead(queue: &Queue, member: &Member) -> Option<usize> {
     let MemberState::Waits { behind } = &member.state else { return None };
     queue.members.iter().position(|other| other.node == *behind).map(|at| at + 1)

@@ -1,11 +1,11 @@
-//! Who may read the terminal; knows no locks.
+//! Which process group may read the terminal; knows no locks.
 //!
-//! The command runs in a process group of its own, so that it can be stopped as a whole without stopping us, and gets
+//! The command runs in a process group of its own. So it can be stopped as a whole without stopping us, and it gets
 //! Ctrl-C once. But only the foreground group of a terminal may read from it, and Ctrl-C goes to that group. So we do
-//! as shells do, and lend the command's group the terminal:
-//! - at its start if standard input and output are the terminal: then it is what the user talks to;
-//! - otherwise when it asks, which stops it by SIGTTIN or SIGTTOU. Until then the foreground is left to those who are
-//!   in one pipe with us, as `less` is in `zklock ... | less`, and Ctrl-C comes to us and is passed on.
+//! as shells do, and lend the terminal to the command's group:
+//! - at its start, if standard input and output are the terminal: then the user talks to the command;
+//! - otherwise when it asks, which stops it by SIGTTIN or SIGTTOU. Until then the foreground is left to the processes
+//!   that are in one pipe with us, such as `less` in `zklock ... | less`, and Ctrl-C comes to us and is passed on.
 
 use std::cell::OnceCell;
 use std::fs::{File, OpenOptions};
@@ -21,13 +21,13 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsi
 pub(crate) struct Terminal {
     tty: File,
     ours: Pid,
-    /// Its settings before the command had it, if it did. At other times they are others': of `less` in a pipe with us,
-    /// or of a shell that reads its next line.
+    /// The terminal's settings before the command had it, if it did. At other times the settings belong to another
+    /// process: to `less` in a pipe with us, or to a shell that reads its next line.
     settings: OnceCell<Termios>,
 }
 
 impl Terminal {
-    /// `None` if we have none.
+    /// `None` if we have no terminal.
     pub(crate) fn open() -> Option<Terminal> {
         let tty = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
         Some(Terminal { tty, ours: getpgrp(), settings: OnceCell::new() })
@@ -81,12 +81,12 @@ pub(crate) fn size(of: impl AsFd) -> (usize, usize) {
     known.map_or((80, 24), |size| (size.ws_col.into(), size.ws_row.into()))
 }
 
-/// Whoever changes the terminal from the background is stopped by SIGTTOU, unless that is held off.
+/// Changes the terminal from the background. SIGTTOU, which would stop us for that, is held off meanwhile.
 fn undisturbed<T>(change: impl FnOnce() -> rustix::io::Result<T>) {
     let mut held_off = SigSet::empty();
     held_off.add(Signal::SIGTTOU);
     if let Ok(before) = held_off.thread_swap_mask(SigmaskHow::SIG_BLOCK) {
-        // The terminal may be gone, and then nobody has to be given it.
+        // The terminal may be gone. Then there is nothing to change.
         let _ = change();
         let _ = before.thread_set_mask();
     }

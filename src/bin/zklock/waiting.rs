@@ -1,4 +1,4 @@
-//! What people see while we wait: on a terminal one live line, elsewhere a plain line when something changes.
+//! What people see while zklock waits: on a terminal one live line, elsewhere a plain line when something changes.
 
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
@@ -14,14 +14,14 @@ const HOLDERS_NAMED: usize = 2;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How often it is looked at the queue.
+/// How often the queue is listed.
 pub(crate) fn pace() -> Duration {
-    // Each look costs the servers a listing, and off a terminal nobody sits and waits.
+    // Each listing costs the servers an answer, and off a terminal nobody watches.
     if is_live() { SECOND } else { 2 * SECOND }
 }
 
-/// Shows who is in the way, for as long as this future is polled. `places` tells of our place when that, or who is before
-/// us, has changed. Dropped, it takes the live line away.
+/// Shows the contenders in the way, for as long as this future is polled. `places` gives our place in the queue when
+/// that, or the contenders in the way, have changed. Dropping the future removes the live line.
 pub(crate) async fn show(lock: &RwLock, mode: Mode, mut places: watch::Receiver<usize>) {
     let mut line = Line::default();
     let started = Instant::now();
@@ -40,7 +40,7 @@ pub(crate) async fn show(lock: &RwLock, mode: Mode, mut places: watch::Receiver<
                 }
                 last = Some(seen);
             }
-            // For how long they have held changes all the time, and asking nobody is needed for that.
+            // For how long the holders have held changes all the time, and showing that takes no request.
             () = tokio::time::sleep(SECOND), if is_live() => {}
         }
         if let Some(last) = last.as_ref().filter(|_| is_live()) {
@@ -53,10 +53,10 @@ fn is_live() -> bool {
     output::is_screen(&io::stderr())
 }
 
-/// Where we stand.
+/// Our place in the queue.
 #[derive(Debug)]
 struct Place {
-    /// Ours, counted from 1.
+    /// Counted from 1.
     place: usize,
     holders: Vec<Member>,
 }
@@ -79,7 +79,7 @@ impl Place {
         words
     }
 
-    /// What of it is worth another line when it changes.
+    /// The part of it whose change is worth another line.
     fn gist(&self) -> (usize, Vec<&str>) {
         (self.place, self.holders.iter().map(|holder| &holder.node[..]).collect())
     }
@@ -99,7 +99,7 @@ fn name(member: &Member) -> String {
     name
 }
 
-/// A line that is written over.
+/// A line on the terminal that the next text overwrites.
 #[derive(Debug, Default)]
 struct Line {
     is_drawn: bool,
