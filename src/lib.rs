@@ -16,94 +16,107 @@
 //! let reader = lock.read().await?;
 //! reader.release().await?;
 //!
-//! // Alone; gives up after 30 s with an error that names who was in the way.
+//! // Alone; gives up after 30 s with an error that names the contenders in the way.
 //! let writer = lock.write().timeout(Duration::from_secs(30)).label("rotate keys").await?;
 //!
-//! // Done only if the lock is still held when ZooKeeper commits it.
+//! // ZooKeeper commits it only if the lock is still held.
 //! writer.transaction().create("/config", "v2").commit().await?;
 //!
 //! // Dropped as soon as the lock is lost.
 //! let token = writer.fencing_token();
-//! writer.run(async { /* tell other systems `token`, so that they can refuse an older one */ }).await?;
+//! writer.run(async { /* send `token` to other systems, so that they can refuse an older one */ }).await?;
 //! # let _ = token;
 //! # Ok::<(), Error>(()) }).unwrap();
 //! ```
 //!
 //! # Pages to read
 //!
-//! - [A guide](guide): shared configuration, migrations, batch workers, the session timeout, fencing with SQL, operating,
-//!   and what to do about each error; with a picture of the protocol.
+//! - [A guide](guide): shared configuration, migrations, batch workers, the session timeout, fencing with SQL,
+//!   operating, and what to do about each error; with a picture of the protocol.
 //! - [Coming from Curator, kazoo, etcd or flock](coming_from): their calls beside ours.
 //!
 //! # Where to look
 //!
 //! - [`RwLock`]: the lock, its fairness, and how to acquire it: [`read`](RwLock::read), [`write`](RwLock::write),
-//!   `try_*`, `blocking_*`. Options of the lock are on [`RwLockBuilder`], among them
-//!   [`share_reads`](RwLockBuilder::share_reads) for many tasks that read, those of one acquisition on [`Acquire`].
+//!   `try_*`, `blocking_*`. [`RwLockBuilder`] has its options, among them [`share_reads`](RwLockBuilder::share_reads)
+//!   for many tasks that read.
+//! - [`Acquire`]: an acquisition that has not started, for every kind of guard, with its options: a timeout, a label,
+//!   and [`on_wait`](Acquire::on_wait), which reports [`Progress`] to a waiter. Await it, or
+//!   [block](Acquire::blocking) the thread.
+//! - [`Call`]: a call that waits for no other contender, such as `try_*` or a look at the queue. Await it, bound it, or
+//!   [block](Call::blocking) the thread.
 //! - [`ReadGuard`], [`WriteGuard`]: what holding means: [`release`](WriteGuard::release) or drop,
 //!   [`is_held`](WriteGuard::is_held), [`lost`](WriteGuard::lost), [`run`](WriteGuard::run),
 //!   [`fencing_token`](WriteGuard::fencing_token), [`downgrade`](WriteGuard::downgrade),
 //!   [`share`](ReadGuard::share), [`contended`](WriteGuard::contended).
-//! - [`Shared`]: a typed value behind the lock, as `tokio::sync::RwLock<T>` has one; its guards, [`SharedReadGuard`] and
-//!   [`SharedWriteGuard`], deref to it. [`latest`](Shared::latest) is a copy for hot paths, [`changes`](Shared::changes)
-//!   tells of new ones. [`Format`]: how it is written down. [`ValueError`]: what can be wrong with it.
-//! - [`MultiLock`], [`MultiGuard`]: several locks at once, all or none, in an order that cannot end in a circle; its
-//!   transactions check every one of them.
-//! - [`Dialect`]: one lock together with programs that use Curator or kazoo.
-//! - [`Deadlock`]: what becomes of a task that waits for itself.
-//! - [`HoldState`], [`Changes`]: held, in doubt or lost, and how that changes. [`Loss`]: why a lock was lost.
-//! - [`Transaction`]: writes that ZooKeeper does only while the lock is held; it answers with an [`Outcome`] for each.
+//! - [`HoldState`], [`Changes`]: held, in doubt or lost, and a stream of these states. [`Loss`]: why a lock was lost.
+//! - [`Transaction`]: writes that ZooKeeper does only while the lock is held. It gives an [`Outcome`] for each.
 //!   [`NodeData`] is what a guard reads.
-//! - [`Queue`], [`Member`]: who holds and who waits, for people to see, from [`RwLock::queue`]. [`Blockers`]: those of
-//!   them who are in the way, as the errors of timeouts and of `try_*` name them. [`Progress`]: what a waiter
-//!   [hears](Acquire::on_wait) of itself and of them. [`Survey`]: the queues of all locks below a prefix.
-//! - [`ZooKeeper`]: the backend; [`ZooKeeperBuilder`] has its options, among them the session timeout and the [`Acl`]:
-//!   who may use a lock may also steal it. TLS and SASL are behind the features `tls` and `sasl-digest-md5`.
-//! - [`ConnectionState`]: what [`state`](ZooKeeper::state) of a backend tells a readiness probe.
-//! - [`Memory`]: the same without a server, for tests: it can be cut off, made to lag, lose answers and sessions.
-//! - [`Error`]: what went wrong, told apart by what you can do about it.
+//! - [`Shared`]: a typed value behind the lock, as in `tokio::sync::RwLock<T>`. Its guards, [`SharedReadGuard`] and
+//!   [`SharedWriteGuard`], deref to the value. [`latest`](Shared::latest) gives a copy for hot paths, and
+//!   [`changes`](Shared::changes) a stream of new values. [`Format`]: how the value is written down. [`ValueError`]:
+//!   what can be wrong with it.
+//! - [`MultiLock`], [`MultiGuard`]: several locks at once, all or none, in an order that cannot end in a circle. A
+//!   transaction of the guard checks all of them.
+//! - [`Dialect`]: one lock together with programs that use Curator or kazoo.
+//! - [`Deadlock`]: what to do with a task that waits for itself.
+//! - [`Queue`], [`Member`]: the holders and the waiters, for people to see, from [`RwLock::queue`]. [`Blockers`]: the
+//!   members in the way, as the errors of timeouts and of `try_*` name them. [`Progress`]: a waiter's lock, its place
+//!   in the queue and its blockers. [`Survey`]: the queues of all locks below a path.
+//! - [`ZooKeeper`]: the backend. [`ZooKeeperBuilder`] has its options, among them the session timeout and the [`Acl`]:
+//!   a client that may use a lock may also steal it. TLS and SASL need the features `tls` and `sasl-digest-md5`.
+//! - [`ConnectionState`]: what [`ZooKeeper::state`] answers a readiness probe.
+//! - [`Memory`]: an embedded backend without a server, for tests. It can be cut off, made to lag, and made to lose
+//!   answers and sessions.
+//! - [`Error`]: what went wrong, sorted by what the caller can do about it. It converts into [`std::io::Error`].
 //!
 //! # How a holder knows in time
 //!
-//! ZooKeeper gives a session up one session timeout after its leader last heard of it, and tells its client only when that
-//! comes back. Until then everything may look healthy: the connection, and even reads of one's own node, on a server
-//! that is cut off from its leader. So a lock counts as held only until five sixths of the session timeout after the
-//! *sending* of the newest request that the leader has surely heard of: one that was answered half a tick, and some slack,
-//! before another was sent that a quorum acknowledged. Each fifth of the session timeout a read makes such a request, and
-//! while anything is held or waited for, a check-only transaction has it count, on a thread of the library's own.
-//! [`is_held`](WriteGuard::is_held) compares the clock itself, so it is right also in the first call after the process
-//! was stopped.
+//! ZooKeeper gives a session up one session timeout after its leader last heard of it. The client learns of that only
+//! when it comes back. Until then everything may look healthy on a server that is cut off from its leader: the
+//! connection, and even reads of the lock's own node.
+//!
+//! So every session has a lease, and a lock counts as held only until the lease ends. That is five sixths of the
+//! session timeout after the *sending* of the newest request that the leader has surely heard of. The leader has surely
+//! heard of a request if its answer came half a tick, and some slack, before another request was sent that a quorum
+//! acknowledged. Each fifth of the session timeout the library reads, to make such a request. While a lock is held or
+//! waited for, it also sends a check-only transaction, by which the read counts. Both run on a thread of the library's
+//! own. [`is_held`](WriteGuard::is_held) compares the clock itself, so it is right also in the first call after the
+//! process was stopped.
 //!
 //! Two things are outside the lease. A request that is already under way to another system may arrive after the lock
-//! was lost: hence the token. And somebody who may delete the lock's node can take the lock away: its holder is told by
-//! a watch at once, but perhaps after the next one was let in.
+//! was lost: hence the token. And a client that may delete the lock's node can take the lock away. A watch then tells
+//! the holder at once, but perhaps only after the next contender was let in.
 //!
 //! # Seeing inside
 //!
-//! With [`tracing`](https://docs.rs/tracing) the lock tells, under the target `zk_rwlock`:
+//! With [`tracing`](https://docs.rs/tracing) the library records these spans and events, beside warnings and errors
+//! about single nodes. Their targets begin with `zk_rwlock`.
 //!
 //! | what | level | fields |
 //! |---|---|---|
 //! | span `acquire`: from asking until granted, refused or dropped | debug | `path`, `mode`, `label`, and as they become known `sequence`, `token`, `waited` |
-//! | span `hold`: until its release begins or it is dropped; follows from `acquire`, in the span that the caller was in. A downgrade ends that of the writer, and one of a reader follows from it | debug | `path`, `mode`, `sequence`, `token`, `label`, `held` |
-//! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: `next` (proven by the numbers, without a look), `at once` (by the first look), `look` (by a later one), `hand-off` (by the one before), `pass` (by one of the same session) |
+//! | span `hold`: until its release begins or its guard is dropped; follows from `acquire`, inside the caller's span. A downgrade ends the writer's span, and a reader's span follows from it | debug | `path`, `mode`, `sequence`, `token`, `label`, `held` |
+//! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: how the turn was proven. `next`: by consecutive numbers, without a listing. `at once`: by the first listing. `look`: by a later listing. `hand-off`: by the predecessor. `pass`: by a contender of the same session |
 //! | not granted | debug | `path`, `mode`, `error` |
 //! | a create whose answer was lost has been found again | info | `path`, `node` |
 //! | the connection is lost while a lock is held; it is back in time | warn; info | `node`, `left` |
-//! | a held lock was lost: told whether anybody looks or not | warn | `node`, `cause` |
-//! | it takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) or [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `label`; `mode`, `waited` and `blockers`, or `node` if nobody polls the one whose turn it is; or `node`, `token` and `held` |
+//! | a held lock was lost, also if no caller looks | warn | `node`, `cause` |
+//! | a wait takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) | warn | `path`, `label`; `mode`, `waited` and `blockers`, or `node` if the turn has come and its future is not polled |
+//! | a hold takes longer than [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `label`, `node`, `token`, `held` |
 //! | a task seems to [wait for itself](Deadlock) | warn | `path`, `mode`, `label`, `holder` |
 //!
-//! With the feature `metrics` it counts and measures: the table is in the module `metrics`.
+//! With the feature `metrics` the library counts and measures. The module `metrics` has the table.
 //!
-//! # Where the law is
+//! # Where the contract is
 //!
-//! What the lock may rely on, and what whoever writes another backend has to keep, is written in [`coordinator`], on
-//! [`Session`](coordinator::Session). Whose turn it is follows from the names of the nodes alone:
+//! The contract between the lock and a backend is written in [`coordinator`], on
+//! [`Session`](coordinator::Session#contract). Whose turn it is follows from the names of the nodes alone:
 //! [`turn()`](coordinator::turn) is that one decision, and [`Waiter`](coordinator::Waiter) carries it through a wait.
+//! Semantic versioning does not cover [`coordinator`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// The first file of a folder has its name.
+// The main file of a folder has the folder's name.
 #![allow(clippy::module_inception)]
 
 mod acquisition;
@@ -161,12 +174,12 @@ pub use crate::zookeeper::security::Sasl;
 pub use crate::zookeeper::security::Tls;
 pub use crate::zookeeper::security::{Acl, Permissions};
 
-/// The inside of the lock, for those who write a backend, a tool or a model of it. **Semantic versioning does not cover
-/// this module**: it may change in any release.
+/// The inside of the lock, for authors of a backend, a tool or a model of it. **Semantic versioning does not cover this
+/// module**: it may change in any release.
 ///
-/// A backend is a [`Coordinator`](coordinator::Coordinator), which hands out [`Session`](coordinator::Session)s. Two come
-/// with this crate: [`Memory`] and [`ZooKeeper`]. The law they keep is written on
-/// [`Session`](coordinator::Session#contract); `tests/conformance` proves each clause of it by name, against both.
+/// A backend is a [`Coordinator`](coordinator::Coordinator), which gives out [`Session`](coordinator::Session)s. This
+/// crate has two: [`Memory`] and [`ZooKeeper`]. Both keep the contract that is written on
+/// [`Session`](coordinator::Session#contract). `tests/conformance` proves each clause of it by name, against both.
 ///
 /// Whose turn it is follows from the names of the nodes alone: [`turn()`](coordinator::turn) is that one decision, and
 /// [`Turn`](coordinator::Turn) the answer. How a contender waits is a value that takes news and gives steps:
@@ -191,8 +204,8 @@ pub mod coordinator {
 /// [coming-from]: crate::coming_from
 /// [migrate]: https://docs.rs/crate/zk-rwlock/latest/source/README.md
 ///
-// The first definition of a link counts; those of the page itself are for whoever reads it as a file.
-// Their Rust, and that of the README, is run by the tests: see `tests/support/lib.rs`.
+// The first definition of a link counts. The page's own definitions serve its readers outside rustdoc.
+// The tests run the Rust of the pages, and of the README: see `tests/support/lib.rs`.
 #[cfg(all(doc, not(doctest)))]
 #[doc = include_str!("../docs/protocol.svg")]
 ///

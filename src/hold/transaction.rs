@@ -13,8 +13,8 @@ use crate::validation;
 /// Made by [`ReadGuard::transaction`](crate::ReadGuard::transaction) and
 /// [`WriteGuard::transaction`](crate::WriteGuard::transaction), and by
 /// [`MultiGuard::transaction`](crate::MultiGuard::transaction), which checks each of its locks. Nothing is sent before
-/// [`commit`](Transaction::commit). Then all operations take effect, or none does. This protection alone needs no clock:
-/// the ensemble orders the check of the lock's node, your operations and the requests of every other contender.
+/// [`commit`](Transaction::commit). Then all operations take effect, or none does. This protection alone needs no
+/// clock: the ensemble orders the check of the lock's node, your operations and the requests of every other contender.
 ///
 /// # Examples
 ///

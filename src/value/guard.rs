@@ -79,8 +79,8 @@ macro_rules! shared_guard {
                 self.guard.release().await
             }
 
-            /// Blocks the thread until the lock is given back: [`release`](Self::release) for code that is not async. Needs no
-            /// runtime.
+            /// Blocks the thread until the lock is given back: [`release`](Self::release) for code that is not async.
+            /// Needs no runtime.
             ///
             /// # Errors
             /// As for [`release`](Self::release).

@@ -136,15 +136,16 @@ impl ZooKeeper {
         Coordinator::close(self).await;
     }
 
-    /// Blocks the thread until every session has ended: [`ZooKeeper::close`] for code that is not async. Needs no runtime.
+    /// Blocks the thread until every session has ended: [`ZooKeeper::close`] for code that is not async. Needs no
+    /// runtime.
     pub fn blocking_close(&self) {
         pollster::block_on(self.close());
     }
 }
 
 impl ZooKeeperBuilder {
-    /// Blocks the thread until a session is established: [`connect`](Self::connect) for code that is not async. Needs no
-    /// runtime.
+    /// Blocks the thread until a session is established: [`connect`](Self::connect) for code that is not async. Needs
+    /// no runtime.
     ///
     /// # Errors
     /// As for [`connect`](Self::connect).
