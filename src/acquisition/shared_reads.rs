@@ -72,7 +72,7 @@ impl SharedReads {
             }
             let mut state = self.state();
             if state.granted.is_some() {
-                continue; // somebody was granted one meanwhile
+                continue; // another read was granted a node meanwhile
             }
             return Err(state.entry.upgrade().unwrap_or_else(|| {
                 let (work, waiting) = start();

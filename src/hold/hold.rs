@@ -165,8 +165,8 @@ impl Hold {
         let loss = self.loss();
         // The span ends here, however long the ensemble takes to answer.
         self.holding = Holding::default();
-        // The node is deleted even if the lock was lost: the session may still be alive, and the node would keep others
-        // waiting.
+        // The node is deleted even if the lock was lost: the session may still be alive, and contenders would wait for the
+        // node.
         let answer = self.ticket.leave().await;
         match (loss, answer) {
             (Some(loss), _) => Err(Error::Lost(loss)),

@@ -107,7 +107,7 @@ impl RwLock {
     /// # tokio_test::block_on(async {
     /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
     /// let hangs = lock.write().label("hangs").await?;
-    /// let token = lock.queue().await?.members[0].token.expect("anybody may read");
+    /// let token = lock.queue().await?.members[0].token.expect("this client may read");
     /// assert_eq!(lock.evict(token).await?.expect("still there").label.as_deref(), Some("hangs"));
     /// assert!(!hangs.is_held());
     /// assert!(lock.evict(token).await?.is_none());

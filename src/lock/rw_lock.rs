@@ -197,7 +197,7 @@ impl RwLock {
     /// # let lock = RwLock::new(&Memory::new(), "/locks/partition-7")?;
     /// match lock.try_write().await {
     ///     Ok(guard) => { /* work on the partition */ }
-    ///     Err(error) if error.is_would_block() => { /* somebody else does */ }
+    ///     Err(error) if error.is_would_block() => { /* another process does */ }
     ///     Err(error) => return Err(error),
     /// }
     /// # Ok::<(), Error>(()) }).unwrap();

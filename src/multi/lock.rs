@@ -335,7 +335,8 @@ async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Hold>, 
     acquisition.acquire().instrument(span).await
 }
 
-/// Takes one of the locks after a look, without waiting for anybody, and no longer than `limit` for the servers.
+/// Takes one of the locks after a look, without waiting for any contender, and waits for the servers no longer than
+/// `limit`.
 async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Hold>, Error> {
     let mut acquisition = Acquisition::new(&lock.handle, mode, Options::default());
     let span = acquisition.begin();

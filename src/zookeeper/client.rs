@@ -30,7 +30,7 @@ const FAREWELL: Duration = Duration::from_millis(250);
 /// A ZooKeeper ensemble, as this process reaches it.
 ///
 /// Its sessions live on a thread of their own. When one expires, the next acquisition opens another. Guards and waiters
-/// of the expired session are told that they are lost.
+/// of the expired session are lost.
 ///
 /// # Clone
 /// Clones share their sessions. When the last clone and the last guard are gone, the sessions are closed. Dropping them

@@ -151,7 +151,7 @@ impl ZooKeeperSession {
         Some(SessionSlot::with_reservation(session, Reservation::new(give_back)))
     }
 
-    /// Whether the server lists this node among those of the session that it takes us for.
+    /// Whether the server lists this node as one of the session that it takes us for.
     async fn lists_as_its_own(&self, path: &str) -> Result<bool, Failure> {
         let (node, connection, abilities) = (path.to_owned(), self.identity.connection(), Arc::clone(&self.abilities));
         let owned = self.pipeline.read(move |client| async move {
