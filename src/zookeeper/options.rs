@@ -72,15 +72,15 @@ impl ZooKeeperBuilder {
     ///
     /// Servers do not report it, and their leader hears of a session only each half tick. If you give a tick that is
     /// small beside the session timeout, a longer break of the connection loses nothing. It must not be less than the
-    /// servers' own: then a holder that is cut off may learn of the loss too late.
+    /// servers' own: with less, a holder that is cut off may learn of the loss too late.
     pub fn tick_time(mut self, tick: Duration) -> Self {
         self.tick_time = Some(tick);
         self
     }
 
-    /// How long a holder that is cut off reports the loss before the ensemble may give the lock to another contender.
-    /// In this time work can stop, and clocks may differ. Default: a sixth of the session timeout, but at least 300 ms
-    /// (and at most a quarter).
+    /// The time between the moment at which a holder that is cut off reports the loss, and the moment at which the
+    /// ensemble may give the lock to another contender. In this time work can stop. It also covers clocks that differ.
+    /// Default: a sixth of the session timeout, but at least 300 ms (and at most a quarter).
     ///
     /// It is shorter in proportion where the servers grant a shorter timeout. With a longer margin than the default,
     /// heartbeats are sent more often, up to 20 in a session timeout. So the margin shortens the breaks that a hold

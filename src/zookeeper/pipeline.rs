@@ -368,7 +368,7 @@ impl Pipeline {
             let created = match sent.answer().await {
                 Ok((client, results)) => {
                     let created = held_back.done_with_create(results);
-                    // The caller that waits for the removal hears of it first, as if it had been sent first.
+                    // Yields, so that the caller of the removal hears first, as if the removal had been sent first.
                     tokio::task::yield_now().await;
                     created.looked_up(&client, &owner).await
                 }
@@ -378,7 +378,7 @@ impl Pipeline {
                         (None, Some(pipeline)) => pipeline.remove_alone(held_back, joins),
                         (removal, _) => held_back.failed(removal.unwrap_or(Failure::Over(Ending::Closed))),
                     }
-                    // A caller that removes the node in another way does so before the next create.
+                    // Yields, so that a caller that removes the node in another way does so before the next create.
                     tokio::task::yield_now().await;
                     Err(create)
                 }
