@@ -5,7 +5,7 @@ use std::fmt;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::{self, Mode, Slot};
 
-/// One acquisition in the queue, as its node's name tells it.
+/// One acquisition in the queue, as the name of its node describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Contender {
     name: String,
@@ -17,15 +17,15 @@ pub struct Contender {
 }
 
 impl Contender {
-    /// The first [sequence number](Contender::sequence) from which on the last contender to leave a directory deletes it,
-    /// which restarts the numbers; but not in kazoo's dialect.
+    /// From this [sequence number](Contender::sequence) on, the last contender to leave a directory deletes it, which
+    /// restarts the numbers. In kazoo's dialect the directory stays.
     pub const RESTART_FROM: i64 = mode::RESTART_FROM;
 
-    /// The first [sequence number](Contender::sequence) from which on nobody may enter: see
+    /// From this [sequence number](Contender::sequence) on, no contender may enter: see
     /// [`Error::SequenceExhausted`](crate::Error::SequenceExhausted).
     pub const REFUSED_FROM: i64 = mode::REFUSED_FROM;
 
-    /// Reads the name of a lock directory's child; `None` if it is not that of a contender.
+    /// Reads the name of a lock directory's child; `None` if the name is not a contender's.
     ///
     /// The id is optional, so that nodes made by other programs after the same scheme take part in the queue.
     ///
@@ -40,7 +40,7 @@ impl Contender {
         Contender::parse_as(name, Dialect::Native)
     }
 
-    /// As [`Contender::parse`], where the directory is written in this dialect.
+    /// As [`Contender::parse`], for a directory of this dialect.
     ///
     /// ```
     /// use zk_rwlock::{Contender, Dialect, Mode};
@@ -71,17 +71,17 @@ impl Contender {
         &self.name
     }
 
-    /// The dialect that its name is of.
+    /// The dialect of its name.
     pub fn dialect(&self) -> Dialect {
         self.dialect
     }
 
-    /// The host that it says it runs on; empty in a dialect whose names have none.
+    /// The host that its name gives; empty in a dialect whose names have no host.
     pub fn host(&self) -> &str {
         &self.name[..self.host_len]
     }
 
-    /// The random id of this one acquisition, if its maker gave it one.
+    /// The random id of this acquisition, if its name has one.
     pub fn id(&self) -> Option<&str> {
         let id = match self.dialect {
             Dialect::Native => self.name[self.host_len..self.owner_len].strip_prefix('~')?,
@@ -100,8 +100,8 @@ impl Contender {
         self.sequence
     }
 
-    /// Whether this contender and the other may be two nodes of one holder, which have one number: a thread of Curator
-    /// that holds to write may read, too.
+    /// Whether this contender and the other may be two nodes of one holder. Two such nodes have the same number: a
+    /// thread of Curator that holds the write lock may take the read lock as well.
     ///
     /// ```
     /// use zk_rwlock::{Contender, Dialect};
@@ -135,7 +135,7 @@ impl fmt::Display for Contender {
     }
 }
 
-/// What the names of one acquisition begin with, and nobody else's do.
+/// How the names of one acquisition begin. No other acquisition's names begin so.
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     dialect: Dialect,
@@ -165,7 +165,7 @@ impl Owner {
         name(&self.text, self.dialect.marker(mode), sequence)
     }
 
-    /// Whether `name` is a contender of this owner, in whatever mode.
+    /// Whether `name` is a contender of this owner, in either mode.
     pub(crate) fn owns(&self, name: &str) -> bool {
         self.dialect.split(name).is_some_and(|(owner, _)| owner == self.text)
     }

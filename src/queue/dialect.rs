@@ -1,4 +1,4 @@
-//! Which library's names a lock directory is written in, and what that library honours; knows nothing of queues, time
+//! The dialects: how each library names its contenders, and what those names mean to it; knows nothing of queues, time
 //! or I/O.
 
 use std::fmt;
@@ -6,14 +6,14 @@ use std::fmt;
 use crate::queue::mode::{self, Mode, Slot};
 use crate::queue::native;
 
-/// Whose names a lock's nodes have: this library's, or those of one that was on the path before.
+/// The naming scheme of a lock's nodes: this library's own, or that of a library that used the path before.
 ///
-/// A directory has one dialect, and everyone in it speaks that one. In a foreign dialect this lock is one more
-/// contender to the unmodified library, and reads that library's nodes as its own: readers and writers of both keep
-/// each other out and are granted the lock in one order, that of their nodes' numbers. Set by
+/// A directory has one dialect, and all its contenders use it. In a foreign dialect the other library, unmodified,
+/// takes this lock for one more contender, and this lock reads the other library's nodes as contenders. Readers and
+/// writers of both exclude each other. They are granted the lock in one order: that of their nodes' numbers. Set by
 /// [`RwLockBuilder::dialect`](crate::RwLockBuilder::dialect).
 ///
-/// # Who can share which path
+/// # Which libraries can share a path
 ///
 /// | dialect | reader, writer | shared with |
 /// |---|---|---|
@@ -22,52 +22,54 @@ use crate::queue::native;
 /// | [`CuratorMutex`](Dialect::CuratorMutex) | `_c_<uuid>-READ-lock-<seq>`, `_c_<uuid>-lock-<seq>` | Curator 5's `InterProcessMutex`, and `Client::lock` of the crate zookeeper-client with `LockPrefix::new_curator(path, "lock-")`: they are writers |
 /// | [`Kazoo`](Dialect::Kazoo) | `<uuid>__rlock__<seq>`, `<uuid>__lock__<seq>` | kazoo 2's `ReadLock` and `WriteLock` |
 ///
-/// Curator and kazoo, as they come, do not see each other: each looks for its own names alone. Nor does Curator's mutex
-/// see Curator's read/write lock. The [guide](crate::guide#mixed-fleets) has the few lines of Python that make kazoo a
-/// contender among Curator's, so that all three share one path.
+/// Unmodified, Curator and kazoo do not see each other: each library looks only for its own names. Nor does Curator's
+/// mutex see Curator's read/write lock. The [guide](crate::guide#mixed-fleets) has the few lines of Python that make
+/// kazoo a contender among Curator's, so that all three share one path.
 ///
 /// # Doubt
-/// A node that is a contender in another dialect, or has the mark of this one and no number behind it, is one whose
-/// rule and ours may differ. Whoever looks at the queue while it is there is granted nothing and waits for nothing:
-/// acquisitions fail with [`Error::ForeignContender`](crate::Error::ForeignContender), which names the node and the
-/// dialect that it is of, and leave no node behind. So do [`queue`](crate::RwLock::queue) and
-/// [`evict`](crate::RwLock::evict). Other children are passed over in every dialect.
+/// A node may be a contender of another dialect, or have the mark of this dialect without a number behind it. The rule
+/// of such a node may differ from ours. So an acquisition that lists the queue while the node is there is neither
+/// granted nor kept waiting: it fails with [`Error::ForeignContender`](crate::Error::ForeignContender), which names the
+/// node and its dialect, and leaves no node behind. [`queue`](crate::RwLock::queue) and [`evict`](crate::RwLock::evict)
+/// fail in the same way. All other children are ignored in every dialect.
 ///
-/// Who holds already goes on, and is not told. Nor does everybody look: a writer in the native dialect hands over to
-/// the one who waits behind it, and [shared reads](crate::RwLockBuilder::share_reads) join a hold that is there. The
-/// next to queue up looks, and fails.
+/// A contender that already holds the lock goes on, and is not warned. Nor does every contender list the queue: in the
+/// native dialect a writer hands over to the waiter behind it, and [shared reads](crate::RwLockBuilder::share_reads)
+/// join a hold that is there. The next contender to queue up lists the queue, and fails.
 ///
-/// What cannot be told by a name cannot be refused. kazoo's plain `Lock` is named like its `WriteLock` but does not
-/// wait for readers, and `Client::lock` with a filter of its own waits for what the filter lets through: where there
-/// are readers, give `Lock` `extra_lock_patterns=["__rlock__"]`. A holder of another library is told late, or not at
-/// all, that it has lost its session or its node. It is the [token](crate::WriteGuard::fencing_token) that protects
-/// against those, and theirs is the `czxid` of their node, in the same order as ours.
+/// A difference that no name shows cannot be refused. kazoo's plain `Lock` is named like its `WriteLock` but does not
+/// wait for readers: where there are readers, give `Lock` `extra_lock_patterns=["__rlock__"]`. `Client::lock` with a
+/// filter of its own waits for the nodes that the filter lets through. A holder of another library learns late, or not
+/// at all, that it has lost its session or its node. The [token](crate::WriteGuard::fencing_token) protects against
+/// such a holder. The token of another library's holder is the `czxid` of its node, in the same order as ours.
 ///
 /// # What else differs from the native dialect
-/// - **Hand-off**: whoever may write to a node, as Curator's `Revoker` does, could forge the signal that tells the next
-///   writer to go ahead. So a writer's release is a plain delete, news of a node's data only make one look again, and a
-///   hand-off costs a listing. A request to revoke is not obeyed: ask [`contended`](crate::WriteGuard::contended).
+/// - **Hand-off**: a client that may write to nodes, as Curator's `Revoker` does, could forge the signal by which a
+///   writer hands over to the next. So a writer's release is a plain delete, a change of a node's data only makes a
+///   waiter list again, and a hand-off costs a listing. A request to revoke is not obeyed: ask
+///   [`contended`](crate::WriteGuard::contended).
 /// - **Lock delay**: a release looks like a crash, so [`lock_delay`](crate::RwLockBuilder::lock_delay) is refused.
-/// - **Downgrade** works in place: readers and writers of each library read the new node as what it is. A thread that
-///   reads under its own write lock, as Curator allows, has two nodes of one number: readers wait for the one, writers for
-///   both.
-/// - **Host and label** are in the node's data, where the names have no room. [`Member::host`](crate::Member::host) is
-///   what the data says, and may be empty; the identifier that kazoo writes is shown as the label. kazoo's
-///   `contenders()` shows our note as identifier.
-/// - **Identity**: a uuid takes the place of host and id, and finds the node whose create was not answered.
-/// - **[`evict`](crate::RwLock::evict)** removes anybody's node. Only ours hears of it: a waiter of Curator or kazoo
-///   queues up again at the end, a holder goes on. So stop that process first.
-/// - **The directory**: kazoo makes persistent ones and never looks again whether they are there. So in its dialect
-///   ours is persistent, too. One that is there already stays what it is: a container goes when it is empty, and then
-///   kazoo's lock objects fail, and `Client::lock` without `with_ancestor_options`. To restart the numbers, an empty
-///   directory of any kind is deleted from number 1073741824 on, but not in kazoo's dialect. Nobody may enter when they
-///   are used up, in any dialect; the other libraries go on, and past 2147483647 no longer exclude each other.
-/// - **Access**: all of them read the node that they wait for, and so do we. Whoever is kept from that by an
-///   [`acl`](crate::ZooKeeperBuilder::acl) fails when it would have to wait.
-/// - **What the numbers prove** without a look holds for every dialect, because whatever anybody creates takes a
-///   number.
+/// - **Downgrade** works in place: readers and writers of each library take the new node for the reader that it is. A
+///   thread of Curator that reads under its own write lock has two nodes of one number: readers wait for the writer's
+///   node, writers for both.
+/// - **Host and label** are in the node's data, because the names have no room for them.
+///   [`Member::host`](crate::Member::host) is the host in the data, and may be empty. The identifier that kazoo writes
+///   is shown as the label. kazoo's `contenders()` shows our metadata as the identifier.
+/// - **Identity**: a uuid takes the place of host and id. By the uuid, a node is found whose create was not answered.
+/// - **[`evict`](crate::RwLock::evict)** removes the node of any library's contender. Only this library's contenders
+///   notice: a waiter of Curator or kazoo queues up again at the end, and a holder goes on. So stop that process first.
+/// - **The directory**: kazoo makes persistent directories and never checks again that they are there. So in kazoo's
+///   dialect this library makes persistent directories, too. A directory that exists keeps its kind. A container goes
+///   when it is empty: then kazoo's lock objects fail, and so does `Client::lock` without `with_ancestor_options`. From
+///   number 1073741824 on, an empty directory of any kind is deleted to restart the numbers, but not in kazoo's
+///   dialect. When the numbers are used up, this library lets no contender enter, in any dialect. The other libraries
+///   go on, and past 2147483647 their contenders no longer exclude each other.
+/// - **Access**: a waiter of any library reads the node that it waits for, and so does ours. A contender that an
+///   [`acl`](crate::ZooKeeperBuilder::acl) keeps from reading fails when it would have to wait.
+/// - **What the numbers prove** without a listing holds in every dialect, because every create in the directory takes a
+///   number, whichever library sends it.
 /// - [`MultiLock`](crate::MultiLock), [`share_reads`](crate::RwLockBuilder::share_reads), guarded transactions, tokens
-///   and the knowledge of a loss are as in the native dialect.
+///   and the detection of a loss are as in the native dialect.
 ///
 /// # Examples
 ///
@@ -79,7 +81,7 @@ use crate::queue::native;
 /// let guard = lock.write().await?; // InterProcessReadWriteLock(client, "/locks/config") waits now
 /// assert!(guard.path().contains("-__WRIT__"));
 ///
-/// // Whoever takes the path for a native lock is told.
+/// // A lock that takes the path for a native one is refused.
 /// let error = RwLock::new(&zk, "/locks/config")?.read().await.unwrap_err();
 /// assert!(matches!(error, Error::ForeignContender { speaks: Dialect::Curator, .. }));
 /// # Ok::<(), Error>(()) }).unwrap();
@@ -87,26 +89,29 @@ use crate::queue::native;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Dialect {
-    /// This library's own, with the quickest hand-off, and with host and id in the names.
+    /// This library's own dialect, with the quickest hand-off, and with host and id in the names.
     ///
-    /// `Client::lock` of the crate zookeeper-client can be a writer here, too, with a name of that form:
+    /// `Client::lock` of the crate zookeeper-client can be a writer here, too, with a name of this form:
     /// `LockPrefix::new_custom(format!("{path}/{host}~{id}-WRITE-"), "-")`.
     #[default]
     Native,
-    /// That of Apache Curator's `InterProcessReadWriteLock`.
+    /// The dialect of Apache Curator's `InterProcessReadWriteLock`.
     ///
-    /// It sorts all children by the text behind `__READ__` or `__WRIT__`, whatever stands before that: so does whoever
-    /// else makes such names. A writer waits until it is first; a reader, while a `__WRIT__` is before it.
+    /// Curator sorts all children by the text behind `__READ__` or `__WRIT__`, whatever stands before that. Other
+    /// programs that make such names do the same. A writer waits until it is first, a reader until no `__WRIT__` is
+    /// before it.
     Curator,
-    /// That of Apache Curator's `InterProcessMutex`, whose contenders are writers, with readers of our own beside them.
+    /// The dialect of Apache Curator's `InterProcessMutex`, whose contenders are writers, with readers of our own
+    /// beside them.
     ///
-    /// It sorts all children by the text behind the last `lock-`, and waits until it is first: our readers have that
-    /// in their names, too, and so are waited for. zookeeper-client's lock does the same with the last ten digits.
+    /// A mutex sorts all children by the text behind the last `lock-`, and waits until it is first. Our readers have
+    /// `lock-` in their names, too, so a mutex waits for them. zookeeper-client's lock does the same with the last ten
+    /// digits.
     CuratorMutex,
-    /// That of kazoo's `ReadLock` and `WriteLock`.
+    /// The dialect of kazoo's `ReadLock` and `WriteLock`.
     ///
-    /// They take every child that ends with `__lock__` or `__rlock__` and ten digits, whatever stands before that, and
-    /// compare the digits.
+    /// Both take every child for a contender that ends with `__lock__` or `__rlock__` and ten digits, whatever stands
+    /// before that, and compare the digits.
     Kazoo,
 }
 
@@ -118,14 +123,14 @@ const MUTEX_READ: &str = "READ-lock-";
 const KAZOO_READ: &str = "__rlock__";
 const KAZOO_WRITE: &str = "__lock__";
 
-/// What Curator's protection and ours put before the names, with a uuid behind it.
+/// The beginning of a name that Curator or this library protects. A uuid follows it.
 const PROTECTED: &str = "_c_";
 
 impl Dialect {
-    /// All there are.
+    /// All dialects.
     pub const ALL: [Dialect; 4] = [Dialect::Native, Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo];
 
-    /// What stands between the owner and the number.
+    /// The text between the owner and the number.
     pub(crate) fn marker(self, mode: Mode) -> &'static str {
         match (self, mode) {
             (Dialect::Native, Mode::Read) => "-READ-",
@@ -139,13 +144,13 @@ impl Dialect {
         }
     }
 
-    /// The beginning of the names of one acquisition, which is nobody else's.
+    /// How the names of a new acquisition begin. No other acquisition's names begin so.
     pub(crate) fn new_owner(self, host: &str, mut random: impl FnMut() -> u64) -> String {
         if self == Dialect::Native {
             return format!("{host}~{}", letters_and_digits(random()));
         }
         let (high, low) = (random(), random());
-        // Version 4, variant 1: Curator reads what it finds there as a uuid.
+        // Version 4, variant 1: Curator reads this part of a name as a uuid.
         let (high, low) = ((high & !0xf000) | 0x4000, (low & (u64::MAX >> 2)) | (1 << 63));
         if self == Dialect::Kazoo {
             return format!("{high:016x}{low:016x}");
@@ -154,7 +159,8 @@ impl Dialect {
         format!("{PROTECTED}{:08x}-{:04x}-{:04x}-{:04x}-{:012x}-", groups.0, groups.1, groups.2, groups.3, groups.4)
     }
 
-    /// Whether whoever held tells those who wait by writing to its node. Only where nobody else writes to nodes.
+    /// Whether a writer signals its release to waiters by a write to its node. Only in a dialect in which nothing else
+    /// writes to nodes.
     pub(crate) fn hands_off(self) -> bool {
         self == Dialect::Native
     }
@@ -164,7 +170,7 @@ impl Dialect {
         self == Dialect::Kazoo
     }
 
-    /// Splits the name of one of its contenders into the owner and the place; `None` for any other name.
+    /// Splits the name of one of its contenders into the owner and the slot; `None` for any other name.
     pub(crate) fn split(self, name: &str) -> Option<(&str, Slot)> {
         if self == Dialect::Native {
             return native::split(name);
@@ -173,7 +179,7 @@ impl Dialect {
             let (owner, mode) = self.split_mode(before)?;
             Some((owner, mode, sequence))
         })?;
-        // As Curator's readers look for it: anywhere.
+        // Curator's readers look for the mark of a writer anywhere in the name.
         let mode = if self == Dialect::Curator && name.contains(CURATOR_WRITE) { Mode::Write } else { mode };
         Some((owner, Slot { mode, sequence }))
     }
@@ -181,7 +187,7 @@ impl Dialect {
     fn split_mode(self, before: &str) -> Option<(&str, Mode)> {
         let strip = |mode| before.strip_suffix(self.marker(mode)).map(|owner| (owner, mode));
         match self {
-            // Only ours are readers: whatever else a mutex would wait for is one.
+            // Only this library makes readers here. Any other name that a mutex waits for is a writer's.
             Dialect::CuratorMutex => {
                 strip(Mode::Read).filter(|(owner, _)| is_protection(owner)).or_else(|| strip(Mode::Write))
             }
@@ -189,12 +195,12 @@ impl Dialect {
         }
     }
 
-    /// Its contender's place.
+    /// The slot of one of its contenders; `None` for any other name.
     pub(crate) fn slot(self, name: &str) -> Option<Slot> {
         self.split(name).map(|(_, slot)| slot)
     }
 
-    /// The dialect that a node's name is of, if it is that of a contender in any.
+    /// The dialect in which a name is a contender's, if there is one.
     ///
     /// ```
     /// use zk_rwlock::Dialect;
@@ -205,10 +211,11 @@ impl Dialect {
         Dialect::ALL.into_iter().find(|dialect| dialect.has_mark(name) && dialect.split(name).is_some())
     }
 
-    /// The dialect of a child that nothing is granted beside, in a directory of this one: a contender's in another
-    /// dialect, or this one itself if the child has its mark and no number behind it.
+    /// The dialect of a foreign child: a child beside which a lock of this dialect grants nothing. It is the dialect in
+    /// which the child is a contender, or else the dialect whose mark the child has without a number behind it. The
+    /// latter may be this dialect itself.
     ///
-    /// `None` for this dialect's own contenders, and for what is passed over.
+    /// `None` for this dialect's own contenders, and for children that are ignored.
     ///
     /// ```
     /// use zk_rwlock::Dialect;
@@ -218,7 +225,7 @@ impl Dialect {
     /// assert_eq!(Dialect::Native.foreign("config"), None);
     /// ```
     pub fn foreign(self, name: &str) -> Option<Dialect> {
-        // Whatever queues up has a number.
+        // The name of every contender ends with a number.
         if !name.as_bytes().last_chunk::<9>().is_some_and(|digits| digits.iter().all(u8::is_ascii_digit))
             || self.split(name).is_some()
         {
@@ -228,8 +235,9 @@ impl Dialect {
         Dialect::of(name).or_else(by_mark)
     }
 
-    /// Whether a name has what the dialect's contenders have in theirs. A mutex's mark is a common word, so it has to
-    /// stand by itself: whoever speaks that dialect needs none of this.
+    /// Whether a name has the mark of this dialect's contenders. A mutex's mark is a common word, so here it must stand
+    /// alone. A lock of that dialect does not need this: it takes every name with the mark and a number for a
+    /// contender's.
     fn has_mark(self, name: &str) -> bool {
         let stands_alone = |at: usize| !name[..at].ends_with(|before: char| before.is_alphanumeric());
         match self {
@@ -240,7 +248,8 @@ impl Dialect {
         }
     }
 
-    /// What an error says of a stranger that speaks `other`, or this dialect badly.
+    /// What an error says of a foreign node of dialect `other`, or of a node with this dialect's mark and no number
+    /// behind it.
     pub(crate) fn describe(self, other: Dialect) -> String {
         let whose = match other {
             Dialect::Native => "of zk-rwlock's own",
@@ -251,16 +260,16 @@ impl Dialect {
         if other == self {
             return format!("named like a contender {whose}, but not as this lock can read it");
         }
-        format!("a contender {whose}, whom a lock that is opened with Dialect::{other:?} would queue with")
+        format!("a contender {whose} (a lock that is opened with Dialect::{other:?} would queue with it)")
     }
 
-    /// Whether two nodes of one number may be one holder's: a thread of Curator that holds to write may read, too, and
-    /// makes a node of the number that it has.
+    /// Whether two nodes of one number may belong to one holder. A thread of Curator that holds the write lock may take
+    /// the read lock as well, and then makes a node of the same number.
     pub(crate) fn is_one_holder(self, one: Slot, other: Slot) -> bool {
         self == Dialect::Curator && one.mode != other.mode && (0..mode::REFUSED_FROM).contains(&one.sequence)
     }
 
-    /// The id in an owner: all that is not the same for everyone.
+    /// The id in an owner: the part that differs between acquisitions.
     pub(crate) fn id(owner: &str) -> &str {
         if is_protection(owner) { &owner[PROTECTED.len()..owner.len() - 1] } else { owner }
     }
@@ -287,14 +296,14 @@ fn letters_and_digits(mut number: u64) -> String {
     std::array::from_fn::<char, 8, _>(|_| digit()).iter().collect()
 }
 
-/// `_c_<uuid>-`, and nothing more.
+/// Whether an owner is `_c_<uuid>-`, and nothing more.
 fn is_protection(owner: &str) -> bool {
     let uuid = owner.strip_prefix(PROTECTED).and_then(|rest| rest.strip_suffix('-'));
     uuid.is_some_and(|uuid| uuid.len() == 36 && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-'))
 }
 
-/// The two ways to read a number at the end of a name: as ten digits, and as what a counter that has wrapped is printed
-/// like, with a sign.
+/// The two ways to read the number at the end of a name: as ten digits, and with a sign, as the server prints a counter
+/// that has wrapped.
 fn numbers(name: &str) -> [Option<(&str, i64)>; 2] {
     let digits = name.len() - name.bytes().rev().take_while(u8::is_ascii_digit).count();
     let (before, digits) = name.split_at(digits);

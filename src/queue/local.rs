@@ -1,12 +1,12 @@
-//! The queue of one lock, as far as one session knows it by its own contenders; knows no I/O.
+//! The queue of one lock, as far as one session knows it from its own contenders; knows no I/O.
 //!
-//! The requests of one session take effect in one order. So if two contenders of a session have consecutive numbers, the
-//! second learns its turn from the first, without a listing: a task that uses a lock alone always comes next after itself,
-//! and tasks that contend for a lock often come next after each other. And a holder that lets go can tell the next
-//! contender of its session, long before the ensemble has answered.
+//! The requests of one session take effect in one order. So if two contenders of a session have consecutive numbers,
+//! the second learns its turn from the first, without a listing. This is the common case: a task that uses a lock alone
+//! always follows itself, and tasks of one session that contend for a lock often follow each other. A holder that
+//! releases can also wake the next contender of its session, long before the ensemble has answered.
 //!
-//! Of contenders of other sessions this queue knows only what a listing or a hand-off said, and that nobody comes between
-//! two consecutive numbers.
+//! Of other sessions' contenders this queue knows only what a listing or a hand-off showed, and that none of them
+//! stands between two consecutive numbers.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -16,22 +16,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::queue::mode::{Mode, Slot};
 use crate::queue::turn;
 
-/// So many are remembered that have left and whose next one has not come: it may be somebody else's, and never will.
+/// How many contenders that have left are remembered for their successor. The successor may be of another session, and
+/// then it never enters here.
 const REMEMBERED: usize = 64;
 
 /// What a grant rests on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Evidence {
-    /// On what nobody can have forged.
+    /// Evidence that no client can have forged.
     Sure,
-    /// On the signal of a holder, which others can forge until its node is known to be gone.
+    /// The signal of a holder. Another client can have forged it, as long as the holder's node is not known to be gone.
     HandOff(Arc<HandOff>),
 }
 
-/// A signal that a holder has let go.
+/// A signal that a holder has released the lock.
 #[derive(Debug)]
 pub(crate) struct HandOff {
-    /// Where the holder's node was.
+    /// The path of the holder's node.
     pub(crate) path: Arc<str>,
     is_gone: AtomicBool,
 }
@@ -70,37 +71,37 @@ pub(crate) enum Exit {
     Lost,
 }
 
-/// Where a contender stands.
+/// Where a contender stands. Its predecessor is the nearest contender before it that excludes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LocalTurn {
-    /// That is not known here.
+    /// This session does not know.
     Unknown,
     /// Nothing excludes it.
     Clear(Evidence),
-    /// The nearest contender that excludes it has this number, and is of this session.
+    /// Its predecessor is of this session, and has this number.
     Behind(i64),
-    /// The nearest contender that excludes it is a writer of another session, whose node has this name.
+    /// Its predecessor is a writer of another session, whose node has this name.
     BehindRemote(Arc<str>),
 }
 
-/// What is right before a contender, leaving out contenders that have left.
+/// What stands directly before a contender. Contenders that have left do not count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Before {
     Unknown,
-    /// No writer, at any distance.
+    /// There is no writer before it, at any distance.
     NoWriter(Evidence),
-    /// Nobody, at any distance.
+    /// There is no contender before it, at any distance.
     Nobody(Evidence),
-    /// The contender of this number, of this session.
+    /// The contender of this session that has this number.
     Next(i64),
 }
 
 /// One contender of this session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
-    /// Its number in the queue, which is given again after the directory is made anew.
+    /// Its number in the queue. Numbers are given again after the directory is made anew.
     pub(crate) number: i64,
-    /// What no other contender of this process has.
+    /// An id that no other contender of this process has.
     pub(crate) id: u64,
 }
 
@@ -108,7 +109,7 @@ pub(crate) struct Key {
 #[derive(Clone, Debug)]
 pub(crate) struct LocalQueue<T> {
     members: BTreeMap<i64, Member<T>>,
-    /// How many of them have left.
+    /// How many members have left, and are only remembered.
     left: usize,
 }
 
@@ -120,7 +121,7 @@ struct Member<T> {
     who: T,
     before: Before,
     way: LocalTurn,
-    /// It is remembered for the contender that comes right after it.
+    /// It has left, and is remembered for the contender that comes directly after it.
     has_left: bool,
 }
 
@@ -131,12 +132,12 @@ impl<T> Default for LocalQueue<T> {
 }
 
 impl<T: Clone> LocalQueue<T> {
-    /// Transaction `czxid` created the node of `who`.
+    /// Enters `who`, whose node transaction `czxid` created. Returns the contenders to wake.
     pub(crate) fn enter(&mut self, id: u64, slot: Slot, czxid: i64, who: &T) -> Vec<T> {
         let mut woken = Vec::new();
         let number = slot.sequence;
-        // A member with this number, or a neighbour that leaves no room for it, is from before the directory was made
-        // anew.
+        // A member with this number, or whose recorded neighbour leaves no room for it, dates from before the directory
+        // was made anew.
         self.part(number, Exit::Lost, &mut woken);
         self.forget(number);
         if let Some((upper, member)) = self.members.range_mut(number..).next()
@@ -146,7 +147,8 @@ impl<T: Clone> LocalQueue<T> {
             let upper = *upper;
             self.renew(upper, &mut woken);
         }
-        // Members with higher numbers and older nodes left before the numbers began anew.
+        // Members with higher numbers and older nodes date from before the directory was made anew. Those that have
+        // left are forgotten.
         let above = self.members.range(above(number)).rev().take_while(|(_, it)| it.czxid < czxid);
         let before: Vec<i64> = above.filter(|(_, it)| it.has_left).map(|(number, _)| *number).collect();
         before.into_iter().for_each(|number| self.forget(number));
@@ -170,7 +172,7 @@ impl<T: Clone> LocalQueue<T> {
         woken
     }
 
-    /// Where it stands.
+    /// Where this contender stands.
     pub(crate) fn way(&self, key: Key) -> LocalTurn {
         let member = self.members.get(&key.number).filter(|it| it.id == key.id);
         member.map_or(LocalTurn::Unknown, |member| member.way.clone())
@@ -191,12 +193,12 @@ impl<T: Clone> LocalQueue<T> {
         self.members.is_empty()
     }
 
-    /// Whether this contender came right after another of the session.
+    /// Whether this contender came directly after another contender of the session.
     pub(crate) fn was_next(&self, number: i64) -> bool {
         self.members.get(&number).is_some_and(|it| it.before != Before::Unknown)
     }
 
-    /// It was granted.
+    /// This contender was granted the lock.
     pub(crate) fn granted(&mut self, key: Key, evidence: &Evidence) -> Vec<T> {
         let mut woken = Vec::new();
         let number = key.number;
@@ -206,7 +208,7 @@ impl<T: Clone> LocalQueue<T> {
         let (mode, way) = (member.mode, LocalTurn::Clear(evidence.clone()));
         let before = match (mode, &member.before) {
             (Mode::Write, _) => Before::Nobody(evidence.clone()),
-            // The contender right before it excludes it, so it has lost its node and has not found out.
+            // The member directly before this reader is a writer. That writer has lost its node and has not noticed.
             (Mode::Read, Before::Next(lower)) if self.excludes(*lower, mode) => Before::NoWriter(evidence.clone()),
             (Mode::Read, before) => before.clone(),
         };
@@ -220,7 +222,7 @@ impl<T: Clone> LocalQueue<T> {
         woken
     }
 
-    /// It waits for a node of another session.
+    /// This contender waits for a node of another session.
     pub(crate) fn waits_for(&mut self, key: Key, name: &Arc<str>) {
         let Some(member) = self.members.get_mut(&key.number).filter(|it| it.id == key.id) else { return };
         if member.mode == Mode::Read && matches!(member.way, LocalTurn::Unknown | LocalTurn::BehindRemote(_)) {
@@ -228,7 +230,7 @@ impl<T: Clone> LocalQueue<T> {
         }
     }
 
-    /// It held the write lock, and holds the read lock now, as `who`.
+    /// This contender held the write lock, and now holds the read lock, as `who`.
     pub(crate) fn downgraded(&mut self, key: Key, who: &T) -> Vec<T> {
         let mut woken = Vec::new();
         if let Some(member) = self.members.get_mut(&key.number).filter(|it| it.id == key.id) {
@@ -239,7 +241,7 @@ impl<T: Clone> LocalQueue<T> {
         woken
     }
 
-    /// It leaves the queue: it does not hold, and will not.
+    /// This contender leaves the queue: it does not hold the lock, and never will.
     pub(crate) fn left(&mut self, key: Key, exit: Exit) -> Vec<T> {
         let mut woken = Vec::new();
         if self.is_here(key) {
@@ -253,7 +255,7 @@ impl<T: Clone> LocalQueue<T> {
         woken
     }
 
-    /// Nothing that was known holds any more. All waiters are to look again.
+    /// Forgets everything. Returns all contenders in the queue, so that each of them looks again.
     pub(crate) fn forget_all(&mut self) -> Vec<T> {
         self.left = 0;
         std::mem::take(&mut self.members).into_values().filter(|it| !it.has_left).map(|it| it.who).collect()
@@ -273,7 +275,7 @@ impl<T: Clone> LocalQueue<T> {
         }
     }
 
-    /// Finds out what is right before this contender, if it is not known.
+    /// Finds out what stands directly before this contender, if that is not known.
     fn join(&mut self, number: i64, woken: &mut Vec<T>) {
         let Some(below) = number.checked_sub(1) else { return };
         let (Some(me), Some(lower)) = (self.members.get(&number), self.members.get(&below)) else { return };
@@ -284,7 +286,7 @@ impl<T: Clone> LocalQueue<T> {
         }
         let before = if lower.has_left { lower.before.clone() } else { Before::Next(below) };
         if lower.has_left {
-            // Nobody else can come right after it.
+            // No other contender can come directly after it.
             self.forget(below);
         }
         if let Some(me) = self.members.get_mut(&number) {
@@ -296,7 +298,7 @@ impl<T: Clone> LocalQueue<T> {
     fn part(&mut self, number: i64, exit: Exit, woken: &mut Vec<T>) {
         let Some(member) = self.members.get_mut(&number).filter(|it| !it.has_left) else { return };
         let left_behind = match (exit, &member.way, &member.before) {
-            // What was before a writer that held had left.
+            // A writer that held the lock had no contender before it.
             (Exit::LetGo, LocalTurn::Clear(evidence), _) => Before::Nobody(evidence.clone()),
             (Exit::LetGo | Exit::Lost, ..) => Before::Unknown,
             (Exit::Plain, LocalTurn::Clear(evidence), Before::Unknown) => Before::NoWriter(evidence.clone()),
@@ -314,7 +316,7 @@ impl<T: Clone> LocalQueue<T> {
         }
     }
 
-    /// The contender that is known to come right after this one.
+    /// The number of the contender that is known to come directly after this number.
     fn right_after(&self, number: i64) -> Option<i64> {
         let (upper, member) = self.members.range(above(number)).next()?;
         (member.before == Before::Next(number)).then_some(*upper)
@@ -326,7 +328,8 @@ impl<T: Clone> LocalQueue<T> {
         }
     }
 
-    /// Finds out where this contender stands, now that something has changed before it; and all that stand where it stands.
+    /// Finds out where this contender stands, after a change before it; then the contenders after it, as far as their
+    /// turn changes with it.
     fn renew(&mut self, mut number: i64, woken: &mut Vec<T>) {
         loop {
             let Some(member) = self.members.get(&number) else { return };

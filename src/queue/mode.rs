@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-/// From this sequence number on, whoever leaves the directory empty deletes it, which restarts the numbers.
+/// From this sequence number on, the last contender to leave a directory deletes it. That restarts the numbers.
 pub(crate) const RESTART_FROM: i64 = 1 << 30;
 
-/// From this sequence number on, nobody may enter: the counter of ZooKeeper 3.6 and later sticks at
-/// 2147483647 and gives that number to several contenders, and 3.5 wraps to a negative one (ZOOKEEPER-4372).
+/// From this sequence number on, no contender may enter. The counter of ZooKeeper 3.6 and later sticks at 2147483647
+/// and gives this number to several contenders; the counter of 3.5 wraps to a negative number (ZOOKEEPER-4372).
 pub(crate) const REFUSED_FROM: i64 = (1 << 31) - (1 << 20);
 
-/// What a contender asks for, and whom that shuts out.
+/// What a contender asks for: to share the lock with readers, or to hold it alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// Shared with other readers.
@@ -19,7 +19,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Whether contenders of these two modes may not hold the lock together.
+    /// Whether two contenders of these modes cannot hold the lock together.
     ///
     /// ```
     /// use zk_rwlock::Mode;

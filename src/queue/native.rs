@@ -9,7 +9,7 @@
 
 use crate::queue::mode::{Mode, Slot};
 
-/// Splits a native name into `host` or `host~id`, and its place.
+/// Splits a native name into its owner (`host` or `host~id`) and its slot.
 pub(crate) fn split(name: &str) -> Option<(&str, Slot)> {
     let (before, digits) = name.rsplit_once('-')?;
     let sign = usize::from(before.ends_with('-'));
@@ -32,7 +32,8 @@ fn parse_sequence(digits: &str) -> Option<i64> {
     (printed_by_server && padded).then_some(sequence)
 }
 
-/// The sequence number, if this is a native contender with an ordinary one: quick, because it looks at nothing else.
+/// The sequence number of a native contender, if it has ten digits and no sign. Quick, because only the end of the name
+/// is read.
 pub(crate) fn sequence_if_plain(name: &str) -> Option<i64> {
     let (before, digits) = name.as_bytes().split_last_chunk::<10>()?;
     if !(before.ends_with(b"E-") || before.ends_with(b"D-")) {

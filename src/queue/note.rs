@@ -27,7 +27,7 @@ impl Metadata {
     }
 }
 
-/// What the data of a contender's node tell of its maker. Anybody may have written them.
+/// What the data of a contender's node say of its process. Any client may have written them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Said {
     /// Empty if it does not say.
@@ -37,12 +37,12 @@ pub(crate) struct Said {
 }
 
 impl Said {
-    /// What is known of this contender, from its name and from the data of its node, as far as they could be read.
+    /// What a contender's name says of its process, and the data of its node if they could be read.
     pub(crate) fn of(contender: &Contender, data: Option<&[u8]>) -> Said {
         let noted = data.map(read).unwrap_or_default();
         match (contender.dialect(), data) {
             (Dialect::Native, _) | (_, None) => Said { host: contender.host().to_owned(), ..noted },
-            // Only this library notes a process.
+            // Only this library writes a process id.
             _ if noted.pid.is_some() => {
                 Said { host: Some(noted.host).filter(|host| is_host(host)).unwrap_or_default(), ..noted }
             }
@@ -51,7 +51,7 @@ impl Said {
     }
 }
 
-/// The note in a node's data, whatever else they hold.
+/// Reads the metadata out of a node's data, whatever else the data hold.
 fn read(data: &[u8]) -> Said {
     let text = String::from_utf8_lossy(data);
     let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
@@ -62,8 +62,8 @@ fn read(data: &[u8]) -> Said {
     }
 }
 
-/// The data of another library, as a host or a label: Curator writes its address, and kazoo the identifier that its
-/// user gave.
+/// Reads the data of another library's node as a host or a label. Curator writes its address; kazoo writes the
+/// identifier that its user gave.
 fn read_foreign(data: &[u8]) -> Said {
     let text = std::str::from_utf8(data).unwrap_or_default().trim();
     if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {

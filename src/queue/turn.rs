@@ -1,4 +1,4 @@
-//! Whose turn it is: a function of names alone.
+//! Whose turn it is: a function of names alone; knows no session, no I/O and no clock.
 
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
@@ -10,19 +10,19 @@ use crate::queue::native;
 pub enum Turn {
     /// Nothing before it excludes it: the lock is its own.
     Granted,
-    /// It waits; the next thing to do is to watch this contender, the nearest one before it that excludes it.
+    /// It waits. Next, watch this contender: its predecessor, the nearest contender before it that excludes it.
     Behind(Contender),
-    /// It has no place: its node is not in the queue, or its number is negative or not its alone.
-    /// The next thing to do is to give up.
+    /// It has no turn: its node is not in the queue, its number is negative, or another node has the same number. Next,
+    /// give up.
     Evicted,
 }
 
 /// Decides the turn of `me` from the names of the lock directory's children.
 ///
-/// Reads the names once, in any order, and passes over those that are not contenders. A number that several contenders
-/// share, or that is negative, is never granted: at the end of the sequence ZooKeeper hands out such numbers, and "the
-/// lowest wins" would then be two. Which names are contenders is for the [dialect](Dialect) of `me` to say; that nobody
-/// of another dialect is there is for the lock to see to.
+/// Reads the names once, in any order, and ignores names that are not contenders'. A contender whose number is
+/// negative, or shared with another contender, is never granted: ZooKeeper hands out such numbers at the end of the
+/// sequence, and then two contenders could both be the lowest. The [dialect](Dialect) of `me` decides which names are
+/// contenders'. This function does not look for contenders of other dialects: the lock does.
 ///
 /// ```
 /// use zk_rwlock::Contender;
@@ -40,7 +40,8 @@ where
     decide(me, queue, |_| {}, |_| false)
 }
 
-/// As [`turn`], and the node of one who may go by another rule, if there is one: then nobody can say whose turn it is.
+/// As [`turn`], and the name of a foreign contender if there is one. Its rule may differ, so then the turn means
+/// nothing.
 pub(crate) fn turn_among_foreign<'q>(me: &Contender, queue: &'q [String]) -> (Turn, Option<&'q str>) {
     let mut foreign: Option<&str> = None;
     let look = |name: &'q String| {
@@ -52,12 +53,13 @@ pub(crate) fn turn_among_foreign<'q>(me: &Contender, queue: &'q [String]) -> (Tu
     (turn, foreign)
 }
 
-/// As [`turn`], as it is shown to people: two nodes of one number may be one holder's.
+/// As [`turn`], to be shown to people: here two nodes of one number may belong to one holder.
 pub(crate) fn as_seen(me: &Contender, queue: &[String]) -> Turn {
     decide(me, queue, |_| {}, |other| me.dialect().is_one_holder(other, me.slot()))
 }
 
-/// What is no contender is given to `pass_over`; `may_share` says who may have the number of `me`.
+/// Calls `pass_over` for each name that is not a contender's. `may_share` says whether a slot may have the number of
+/// `me`.
 fn decide<I>(me: &Contender, queue: I, mut pass_over: impl FnMut(I::Item), may_share: impl Fn(Slot) -> bool) -> Turn
 where
     I: IntoIterator<Item: AsRef<str>>,
@@ -68,7 +70,8 @@ where
     let mut nearest: Option<(i64, I::Item)> = None;
     for child in queue {
         let name = child.as_ref();
-        // When ten thousand contenders come at once, each reads ten thousand names: most are passed over at a glance.
+        // When ten thousand contenders come at once, each reads ten thousand names. So most names are skipped by their
+        // last digits.
         if dialect == Dialect::Native
             && let Some(sequence) = native::sequence_if_plain(name)
             && (sequence > mine.sequence || nearest.as_ref().is_some_and(|(nearest, _)| *nearest > sequence))
@@ -98,36 +101,37 @@ where
     }
 }
 
-/// The first of the names, as texts are sorted, that is of a contender by another rule.
+/// The first name, in the order of text, of a foreign contender.
 pub(crate) fn foreign(dialect: Dialect, queue: &[String]) -> Option<&str> {
     queue.iter().map(String::as_str).filter(|name| dialect.foreign(name).is_some()).min()
 }
 
-/// Those that a newcomer of this mode would have to wait for, first come first.
+/// The contenders that a newcomer of this mode would have to wait for, in the order of arrival.
 pub(crate) fn ahead_of_newcomer(dialect: Dialect, mode: Mode, queue: &[String]) -> Vec<&str> {
     in_order(dialect, queue, |other| other.mode.excludes(mode))
 }
 
-/// Those that `me` waits for, first come first.
+/// The contenders that `me` waits for, in the order of arrival.
 pub(crate) fn ahead_of<'q>(me: &Contender, queue: &'q [String]) -> Vec<&'q str> {
     in_order(me.dialect(), queue, |other| blocks(other, me.slot()))
 }
 
-/// The place of `me`, counted from 1, whether it waits for those before it or not; and how many there are in all.
+/// The place of `me`, counted from 1, whether or not it waits for the contenders before it; and how many contenders
+/// there are.
 pub(crate) fn place_of(me: &Contender, queue: &[String]) -> (usize, usize) {
     let places = queue.iter().filter_map(|child| me.dialect().slot(child));
     places.fold((1, 0), |(mine, all), other| (mine + usize::from(other.sequence < me.sequence()), all + 1))
 }
 
-/// The first of those who wait and whom `me`, which holds, keeps out.
+/// The first waiter that `me`, a holder, keeps out.
 pub(crate) fn first_kept_out(me: &Contender, queue: &[String]) -> Option<Contender> {
     let later = |other: &Slot| other.sequence > me.sequence() && other.mode.excludes(me.mode());
-    // A second node of ours, from a create whose answer was lost, is nobody who waits.
+    // A second node of the same owner, from a create whose answer was lost, is no waiter.
     let later = in_order(me.dialect(), queue, |other| later(&other));
     later.into_iter().filter_map(|name| Contender::parse_as(name, me.dialect())).find(|it| !it.has_owner_of(me))
 }
 
-/// The whole queue in the order of arrival, each with its turn: [`as_seen`] for everyone, in one pass.
+/// All contenders in the order of arrival, each with its turn: [`as_seen`] for all of them, in one pass.
 pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)> {
     let ordered = in_order(dialect, queue, |_| true).into_iter();
     let ordered: Vec<Contender> = ordered.filter_map(|name| Contender::parse_as(name, dialect)).collect();
@@ -158,16 +162,17 @@ pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)
     ordered.into_iter().zip(turns).collect()
 }
 
-/// Whether `me`, created by transaction `czxid`, came right after another: into the same directory, and nobody between.
+/// Whether `me`, created by transaction `czxid`, came directly after `other`: into the same directory, with no
+/// contender between.
 ///
-/// Every create in a directory takes a number, so consecutive numbers have nothing between them, unless the directory
-/// was made anew in the meantime. To come up to our number, that one has seen as many creates, each of them a
-/// transaction later than the other (and one that made it): fewer have passed.
+/// Every create in a directory takes a number, so nothing stands between consecutive numbers, unless the directory was
+/// made anew in the meantime. A new directory reaches our number by one transaction that makes the directory, and one
+/// create for each number up to ours. If fewer transactions than that came after `other`, the directory is the same.
 pub(crate) fn is_next(me: Slot, czxid: i64, other: Slot, its_czxid: i64) -> bool {
     let creates_since_anew = me.sequence.saturating_add(1);
     other.sequence >= 0
         && other.sequence.checked_add(1) == Some(me.sequence)
-        // The upper half counts leaders, each of whom begins the lower half anew.
+        // The upper half counts leaders. Each new leader starts the lower half again.
         && czxid >> 32 == its_czxid >> 32
         && czxid > its_czxid
         && czxid - its_czxid <= creates_since_anew
@@ -200,7 +205,7 @@ mod tests {
         names
     }
 
-    /// What each sees: `!` granted, a digit for whom it is behind, `x` evicted.
+    /// What each contender sees: `!` granted, the number of its predecessor, `x` evicted.
     fn seen(queue: &[String]) -> String {
         let mut members: Vec<_> = queue.iter().filter_map(|n| Contender::parse(n)).collect();
         members.sort_by_key(|c| (c.sequence(), c.name().to_owned()));

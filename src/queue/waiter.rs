@@ -16,8 +16,8 @@
 //!                     the predecessor has gone
 //! ```
 //!
-//! `List` can also end the wait: with `Evicted` if our node is not in the queue, or with `Foreign` if a contender is
-//! there that goes by another rule.
+//! `List` can also end the wait: with `Evicted` if our node is not in the queue, or with `Foreign` if a foreign
+//! contender is there, whose rule may differ.
 //!
 //! The acquisition carries the steps out. The exhaustive model and the property tests drive the same value.
 
@@ -35,41 +35,41 @@ pub struct Waiter<C> {
     rules: Rules,
     has_waited: bool,
     awaited: Option<Awaited>,
-    /// The last writer that vanished, and may have held.
+    /// The last writer that vanished, and may have held the lock.
     vanished: Option<Vanished>,
 }
 
-/// What a waiter may go by.
+/// What a waiter may rely on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rules {
     /// A writer that held signals its release by a write to its node.
     pub hands_off: bool,
-    /// The book of its session may be trusted with who the predecessor is. Not so if a caller wants to hear who is in the
-    /// way, because only a listing says that.
+    /// The waiter may take its predecessor from the book of its session. Not so if the caller wants reports of the
+    /// contenders in the way, because only a listing shows them.
     pub trusts_book: bool,
     /// The successor of a writer that vanished pauses before it takes the lock.
     pub pauses: bool,
 }
 
-/// The nearest contender before another that excludes it.
+/// The nearest contender before a waiter that excludes the waiter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Predecessor {
     /// The name of its node.
     pub name: Arc<str>,
-    /// What it asked for.
+    /// Its mode.
     pub mode: Mode,
-    /// It is of the same session, and the session's book says when it has left or lost its node.
+    /// It is of the same session, so the session's book reports when it has left or lost its node.
     pub is_local: bool,
 }
 
-/// What the book of its session knows of where a contender stands. `E` is what a grant rests on.
+/// Where a contender stands, as far as the book of its session knows. `E` is the evidence of a grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Known<E> {
     /// Nothing.
     Nothing,
     /// Nothing excludes it.
     Granted(E),
-    /// This contender excludes it.
+    /// This contender is its predecessor.
     Behind(Predecessor),
 }
 
@@ -80,10 +80,10 @@ pub enum News<'a, E> {
     Known {
         /// Where the contender stands.
         known: Known<E>,
-        /// A listing that is as new is at hand, and costs nothing.
+        /// A listing just as new is at hand, and costs nothing.
         has_listing: bool,
     },
-    /// Who is in the queue: the answer to [`Step::List`].
+    /// The names in the directory: the answer to [`Step::List`].
     Listed {
         /// The names in the directory, in any order.
         names: &'a [String],
@@ -97,11 +97,11 @@ pub enum News<'a, E> {
 /// What became of a predecessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Departure {
-    /// Its node was written to. It was of this session, if that is known.
+    /// Its node was written to. The number is that of the session that owned the node, if it is known.
     Signalled(Option<i64>),
-    /// Something else happened to its node, which was of this session, if that is known.
+    /// Something else happened to its node. The number is that of the session that owned the node, if it is known.
     Seen(Option<i64>),
-    /// The book said so, or its node had gone before it could be watched.
+    /// The book reported it, or the node had gone before it could be watched.
     Unseen,
 }
 
@@ -114,25 +114,25 @@ pub enum Step<E> {
     List,
     /// Wait until the predecessor has gone.
     Await {
-        /// For whom to wait.
+        /// The contender to wait for.
         predecessor: Predecessor,
-        /// By a watch on its node. Otherwise the book says when it has gone.
+        /// Whether to watch its node. If not, the book reports when it has gone.
         watches: bool,
     },
     /// Take the lock.
     Take(Take<E>),
     /// Give up: our node is not in the queue, or has no number of its own.
     Evicted,
-    /// Give up: nobody can say whose turn it is, because of the node of this name.
+    /// Give up: the node of this name is a foreign contender, so nothing shows whose turn it is.
     Foreign(String),
 }
 
-/// That it is the contender's turn.
+/// The contender's turn has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Take<E> {
-    /// How that is known.
+    /// How the contender knows.
     pub evidence: Proof<E>,
-    /// A writer vanished before it. Let pass what that writer may have sent.
+    /// A writer vanished before it. Pause first: requests of that writer may still be on their way.
     pub pauses: bool,
     /// The contender had to wait.
     pub has_waited: bool,
@@ -145,7 +145,7 @@ pub enum Proof<E> {
     Book(E),
     /// A listing shows it.
     Listing,
-    /// The node of this name was written to, as a writer does that lets go.
+    /// The node of this name was written to, as a writer does on its release.
     Signal(Arc<str>),
 }
 
@@ -168,7 +168,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
         Waiter { me, rules, has_waited: false, awaited: None, vanished: None }
     }
 
-    /// What to do, after the last step brought this.
+    /// What to do next, now that the last step has brought this news.
     pub fn next<E>(&mut self, news: News<'_, E>) -> Step<E> {
         match news {
             News::Known { known, has_listing } => self.after_book(known, has_listing),
@@ -184,10 +184,11 @@ impl<C: Borrow<Contender>> Waiter<C> {
 
     fn after_book<E>(&mut self, known: Known<E>, has_listing: bool) -> Step<E> {
         let awaited = self.awaited.take();
-        // The book may not know yet that a node has gone whose watch has said so.
+        // A watch may report the end of a node before the book knows of it.
         let is_gone = |it: &Predecessor| awaited.is_some_and(|last| last.watches && last.predecessor.name == it.name);
         match known {
-            // Where contenders of other libraries may come, which go by another rule, a waiter looks for them.
+            // In a dialect without hand-offs, contenders of a foreign rule may have come meanwhile. So a contender that
+            // has waited lists the queue.
             Known::Granted(evidence) if self.rules.hands_off || !self.has_waited => {
                 self.take(Proof::Book(evidence), false)
             }
@@ -199,7 +200,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
     }
 
     fn after_listing<E>(&mut self, names: &[String], known: Known<E>) -> Step<E> {
-        // A writer that became a reader is still there, and lets go as readers do.
+        // A writer that has downgraded is still there, and will release as a reader does.
         self.vanished.take_if(|Vanished { writer, .. }| {
             let reader = writer.downgraded();
             names.iter().any(|name| *name == reader || name == writer.name())
@@ -221,13 +222,13 @@ impl<C: Borrow<Contender>> Waiter<C> {
             Departure::Signalled(owner) | Departure::Seen(owner) => owner,
             Departure::Unseen => None,
         };
-        // A writer that vanished while its predecessor was still there has only waited. It may have held if both are of
-        // one session, because the earlier one lets the later one in before its own node is gone.
+        // A writer that vanished while its predecessor was still there has only waited. If both are of one session it
+        // may have held, because the predecessor lets it in before the predecessor's own node is gone.
         self.vanished.take_if(|it| owner.is_some() && it.owner.is_some() && it.owner != owner);
         let Some(Awaited { predecessor, .. }) = &self.awaited else { return Step::Consult };
         if predecessor.mode == Mode::Write {
-            // Only a writer that held writes to its node when it goes, and then nothing before us is left. In another
-            // dialect anybody may have written, for any reason.
+            // Only a writer that held writes to its node when it leaves, and then no contender before us is left. In
+            // another dialect any client may have written, for any reason.
             if matches!(departure, Departure::Signalled(_)) && self.rules.hands_off {
                 return self.take(Proof::Signal(Arc::clone(&predecessor.name)), self.vanished.is_some());
             }
@@ -241,7 +242,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
 
     fn wait<E>(&mut self, predecessor: Predecessor) -> Step<E> {
         self.has_waited = true;
-        // Only a watch shows how the predecessor goes, and that decides whether to pause.
+        // Only a watch shows how the predecessor leaves, and that decides whether to pause.
         let watches = !(predecessor.is_local && self.rules.trusts_book && !self.rules.pauses);
         self.awaited = Some(Awaited { predecessor: predecessor.clone(), watches });
         Step::Await { predecessor, watches }

@@ -4,7 +4,7 @@ use super::*;
 #[derive(Clone, Debug)]
 struct Node {
     slot: Slot,
-    /// Whose it is, if it is ours.
+    /// The index of its contender, if that is of this session.
     own: Option<usize>,
 }
 
@@ -17,7 +17,7 @@ struct Own {
     is_entered: bool,
     is_granted: bool,
     has_left: bool,
-    /// What it saw of the loss of its node.
+    /// It has noticed the loss of its node.
     knows_its_loss: bool,
 }
 
@@ -29,10 +29,10 @@ struct World {
     nodes: Vec<Node>,
     own: Vec<Own>,
     queue: LocalQueue<usize>,
-    /// How often the connection was lost, and on which connection each of ours was created.
+    /// How often the connection was lost.
     connection: usize,
     seed: u64,
-    /// Nobody else comes, and nothing goes wrong.
+    /// No contender of another session comes, and nothing goes wrong.
     is_calm: bool,
     history: Vec<String>,
     known_on_entry: u64,
@@ -66,7 +66,7 @@ impl World {
         self.nodes.iter().any(|node| node.own == Some(own))
     }
 
-    /// The nearest one before it that excludes it; whoever has left does not, though its node may still be there.
+    /// Its predecessor. A contender that has left does not count, though its node may still be there.
     fn in_the_way(&self, own: usize, by_a_look: bool) -> Option<&Node> {
         let me = &self.own[own];
         self.nodes
@@ -98,7 +98,7 @@ impl World {
     }
 
     fn check_clear(&self, own: usize) {
-        // A contender without a node will find out, and what it is told is for nothing.
+        // A contender that has lost its node will notice that itself, whatever the queue says of its turn.
         if self.is_there(own) {
             let other = self.in_the_way(own, false);
             assert!(other.is_none(), "{own} is let in past {other:?}: {:#?}", self.history);
@@ -115,7 +115,7 @@ impl World {
                 LocalTurn::Clear(_) => self.check_clear(i),
                 LocalTurn::Behind(number) => {
                     let other = *self.queue.member(number).expect("who is waited for is in the queue");
-                    // Otherwise its owner finds out, and the book tells.
+                    // Otherwise its owner notices the loss, and the book wakes the waiter.
                     if self.is_there(other) {
                         let nearest = self.in_the_way(i, false).and_then(|node| node.own);
                         assert_eq!(nearest, Some(other), "{i} waits for the wrong one: {:#?}", self.history);
@@ -158,7 +158,7 @@ impl World {
                     self.enter(own);
                 }
             }
-            // An answer that came late.
+            // The answer to a create comes late.
             4 => {
                 if let Some(own) = self.any_own(|own| !own.is_entered && !own.has_left) {
                     self.enter(own);
@@ -258,7 +258,8 @@ impl World {
         self.change(|queue| queue.downgraded(key, &own));
     }
 
-    /// A contender of another session leaves. If it held, it hands off to those of us who wait for it.
+    /// A contender of another session leaves. If it held, it hands off to the contenders of this session that wait for
+    /// it.
     fn other_leaves(&mut self) {
         let others: Vec<Slot> = self.nodes.iter().filter(|node| node.own.is_none()).map(|node| node.slot).collect();
         if others.is_empty() {
@@ -281,7 +282,7 @@ impl World {
         }
     }
 
-    /// The server crashes, and has lost its last moments: the newest node, and that its number was given.
+    /// The server crashes, and loses its last moments: the newest node, and the fact that its number was given.
     fn crash(&mut self) {
         self.history.push("the server crashes".to_owned());
         self.connection += 1;
@@ -294,7 +295,7 @@ impl World {
 
     fn mishap(&mut self) {
         match self.below(4) {
-            // Somebody removes a node of ours.
+            // An operator removes an own node.
             0 => {
                 let position = self.any_own(|own| !own.has_left);
                 if let Some(own) = position {
@@ -305,7 +306,7 @@ impl World {
             }
             // The ensemble is busy with something else.
             1 => self.czxid += 3,
-            // Another leader.
+            // There is a new leader.
             2 => self.czxid = ((self.czxid >> 32) + 1) << 32,
             _ => {
                 self.history.push("the directory is made anew".to_owned());
@@ -333,7 +334,7 @@ fn key(number: i64) -> Key {
     Key { number, id: number.unsigned_abs() }
 }
 
-/// Contenders of one process alone, behind a writer that holds: their modes, and in which order all leave.
+/// Contenders of one session alone, behind a writer that holds: their modes, and the order in which all leave.
 fn alone(modes: &[Mode], leaving: &[i64]) {
     let mode = |number: i64| modes[usize::try_from(number).unwrap()];
     let mut queue = LocalQueue::default();
@@ -342,7 +343,7 @@ fn alone(modes: &[Mode], leaving: &[i64]) {
         let slot = Slot { mode: mode(*number), sequence: *number };
         assert!(queue.enter(key(*number).id, slot, number + 7, number).is_empty());
     }
-    // The first one looks, and nobody else ever has to.
+    // The first contender lists the queue, and no other contender ever has to.
     let mut woken = queue.granted(key(0), &Evidence::Sure);
     let mut heard = vec![0];
     for leaver in leaving.iter().map(Some).chain([None]) {
@@ -395,7 +396,7 @@ fn a_lone_contender_is_always_known_to_be_granted_and_nothing_piles_up() {
         let mode = if number % 3 == 0 { Mode::Write } else { Mode::Read };
         queue.enter(key(number).id, Slot { mode, sequence: number }, number * 2 + 7, &());
         let way = queue.way(key(number));
-        // A writer cannot know by a reader before it that no other reader is there, but by all of them that it can.
+        // One reader before a writer does not show that there is no other reader; all of them together do.
         assert_eq!(way == LocalTurn::Clear(Evidence::Sure), number > 0, "{number}");
         queue.granted(key(number), &Evidence::Sure);
         let exit = if mode == Mode::Write { Exit::LetGo } else { Exit::Plain };
