@@ -1,7 +1,7 @@
 //! What one session knows of the queues that its contenders stand in; knows no I/O.
 //!
-//! Contenders of different sessions know nothing of each other here, also in one process: the requests of two sessions
-//! have no common order.
+//! The books of two sessions share nothing, even in one process, because the requests of two sessions have no common
+//! order.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,7 +13,7 @@ use crate::queue::waiter::{Known, Predecessor};
 use crate::session::node::OwnNode;
 use crate::session::position::Position;
 
-/// The books of one session, by directory and dialect. A book lives as long as somebody uses it.
+/// The books of one session, by directory and dialect. A book lives as long as a ticket uses it.
 #[derive(Debug, Default)]
 pub(crate) struct Books(Mutex<ByLock>);
 
@@ -26,8 +26,8 @@ pub(crate) struct Book(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     queue: LocalQueue<Arc<Position>>,
-    /// The newest contender came right after another of the session, so the next one may well do so, too. A lost connection
-    /// does not change that.
+    /// The newest contender came directly after another contender of the session, so the next contender probably will,
+    /// too. A lost connection does not change that.
     was_next: bool,
     /// Counts how often the connection was lost.
     connection: u64,
@@ -40,7 +40,8 @@ impl Books {
         if let Some(known) = books.get(&(Arc::clone(directory), dialect)).and_then(Weak::upgrade) {
             return known;
         }
-        // Whenever the map is about to grow, so that it costs little and the map stays as small as what is used.
+        // Unused books are removed only when the map is about to grow. So their removal costs little, and the map stays
+        // small.
         if books.len() == books.capacity() {
             books.retain(|_, book| book.strong_count() > 0);
         }
@@ -49,8 +50,8 @@ impl Books {
         book
     }
 
-    /// The connection was lost. What was known does not cross that: a server that lost its last moments in a crash gives
-    /// their numbers again.
+    /// The connection was lost, so the books forget all that they know: a server that lost its last moments in a crash
+    /// gives the numbers of those moments again.
     pub(crate) fn disconnected(&self) {
         for book in self.all() {
             book.change(|state| {
@@ -60,7 +61,7 @@ impl Books {
         }
     }
 
-    /// The node was lost. Its owner may keep the guard for long; the contenders behind it look now.
+    /// An own node was lost. Its owner may keep the guard for long, but the contenders behind it look again now.
     pub(crate) fn lost(&self, own_node: &OwnNode) {
         for book in self.all() {
             book.change(|state| {
@@ -80,18 +81,18 @@ impl Books {
 }
 
 impl Book {
-    /// Whether a look at the queue, which costs a request, will likely be needed.
+    /// Whether the next contender will probably need a listing, which costs a request.
     pub(crate) fn expects_others(&self) -> bool {
         let state = self.state();
         state.queue.is_empty() || !state.was_next
     }
 
-    /// How often the connection was lost: to be given to [`Book::entered`].
+    /// How often the connection was lost. Pass it to [`Book::entered`].
     pub(crate) fn connection(&self) -> u64 {
         self.state().connection
     }
 
-    /// The node of `me` was created, having been asked for on this connection.
+    /// The node of `me` was created. Its create was sent on this connection.
     pub(crate) fn entered(&self, me: &Arc<Position>, connection: u64) {
         self.change(|state| {
             if state.connection != connection {
@@ -114,7 +115,7 @@ impl Book {
             LocalTurn::Behind(number) => match state.queue.member(number) {
                 Some(other) => {
                     let (name, mode) = (other.contender.name(), other.contender.mode());
-                    // A writer may have become a reader just now.
+                    // A writer may have downgraded just now.
                     if other.own_node.path().ends_with(name) {
                         Known::Behind(Predecessor { name: name.into(), mode, is_local: true })
                     } else {
@@ -145,14 +146,14 @@ impl Book {
         self.change(|state| state.queue.downgraded(me.key(), me));
     }
 
-    /// `me` does not hold, and will not.
+    /// `me` leaves the queue: it does not hold the lock, and never will.
     pub(crate) fn left(&self, me: &Position, exit: Exit) {
         self.change(|state| state.queue.left(me.key(), exit));
     }
 
     fn change(&self, change: impl FnOnce(&mut State) -> Vec<Arc<Position>>) {
         let woken = change(&mut self.state());
-        // Not while it is locked: a contender that is called may come back at once.
+        // Not while the book is locked: a contender that is called may use the book at once.
         for who in woken {
             who.own_node.call();
         }

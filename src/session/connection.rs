@@ -14,8 +14,8 @@ pub enum ConnectionState {
     Connecting {
         /// When the connection was lost.
         since: Instant,
-        /// The words of the last refusal, for people to read: of the operating system, or of a server; `None` if nothing
-        /// is known yet.
+        /// Why the last attempt failed, in the words of the operating system or of a server, for people to read. `None`
+        /// if nothing is known yet.
         why: Option<String>,
     },
     /// The client was closed. It never comes back.

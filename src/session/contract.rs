@@ -1,4 +1,4 @@
-//! The contract between the lock and what keeps its nodes; knows neither locks nor ZooKeeper.
+//! The contract between the lock and a backend; knows neither locks nor ZooKeeper.
 
 use std::fmt;
 use std::future::Future;
@@ -12,7 +12,7 @@ use crate::session::lease::Lease;
 use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::upkeep::Upkeep;
 
-/// An ensemble, as one process reaches it: the maker of sessions.
+/// An ensemble, as one process reaches it. It opens sessions.
 ///
 /// # Clone
 /// Handles are cheap to clone and share their sessions.
@@ -31,8 +31,8 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     /// coordinator was closed or its credentials were refused.
     async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure>;
 
-    /// Ends every session, and with them every node they own; returns when the ensemble has confirmed it, or when
-    /// it could not be asked within the session timeout.
+    /// Ends every session, and with it every node that it owns. Returns when the ensemble has confirmed that, or could
+    /// not be asked within the session timeout.
     ///
     /// Guards of those sessions are lost, waiting acquisitions fail, and new ones are refused.
     async fn close(&self);
@@ -56,7 +56,7 @@ impl<C: Coordinator + ?Sized> Coordinator for Arc<C> {
     }
 }
 
-/// A place on a session: while it lives, room for its watches stays reserved.
+/// A slot on a session. While it lives, room for its watches stays reserved.
 #[derive(Debug)]
 pub struct SessionSlot {
     session: Arc<dyn Session>,
@@ -117,16 +117,16 @@ impl fmt::Debug for Reservation {
 /// 7. **A transaction** takes effect as a whole or not at all; no one sees it half done.
 /// 8. **A watch** fires once, with the first change after the state that its arming saw; a node that is gone when the
 ///    watch would be armed is [`Failure::NoNode`] and leaves no watch. Events come in the order of the changes, before
-///    the answer of any later read that shows them, and a change while disconnected is told after the reconnect.
-///    Dropping a [`Watch`] removes it.
+///    the answer of any later read that shows them, and the event of a change while disconnected comes after the
+///    reconnect. Dropping a [`Watch`] removes it.
 /// 9. **Ephemeral nodes** live until deleted or until their session is over; a session that is over answers every
 ///    request with [`Failure::Over`], and never comes back.
 /// 10. **An unknown outcome is never guessed**: [`Failure::Unknown`] says that the request may or may not have been
 ///     carried out, every other failure that it was not.
-/// 11. **The upkeep** ([`Session::upkeep`]) is told when the session [began](Upkeep::began), of every request that was
-///     [answered](Upkeep::answered), by a quorum ([`Upkeep::acknowledged`]) or not, of each
-///     [connection](Upkeep::connected), when a handshake is known to have [resumed](Upkeep::resumed) the session, and of
-///     its [end](Upkeep::end).
+/// 11. **The upkeep** ([`Session::upkeep`]) hears when the session [began](Upkeep::began), of every request that was
+///     [answered](Upkeep::answered) or, by a quorum, [acknowledged](Upkeep::acknowledged), of each loss and return of
+///     the [connection](Upkeep::connected), when a handshake is known to have [resumed](Upkeep::resumed) the session,
+///     and of its [end](Upkeep::end).
 ///
 /// # Implementing it
 /// Spawn [`keep_alive`](crate::coordinator::keep_alive) once for each session.
@@ -138,7 +138,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// The negotiated session timeout.
     fn timeout(&self) -> Duration;
 
-    /// What the library keeps for this session, which the backend has made and tells what happens.
+    /// What the library keeps for this session. The backend has made it, and reports to it what happens.
     fn upkeep(&self) -> &Arc<Upkeep>;
 
     /// Until when this session is surely alive.
@@ -167,15 +167,17 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Arms a one-shot watch on an existing node.
     fn watch(&self, path: &str) -> Reply<Watch>;
 
-    /// The names of a node's children, in no order, and a one-shot watch on them: it tells with [`Event::Changed`](crate::coordinator::Event::Changed) when
-    /// the first of them comes or goes, and of nothing that happens to them otherwise.
+    /// The names of a node's children, in no order, and a one-shot watch on them. The watch fires with
+    /// [`Event::Changed`](crate::coordinator::Event::Changed) when the first child comes or goes, and at nothing else
+    /// that happens to a child.
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)>;
 
     /// Brings this session's reads up to date with the ensemble.
     ///
-    /// By default with a transaction that checks the node at `path` and changes nothing: one that fails is carried out as
-    /// well, as far as this goes. ZooKeeper's own `sync` may be answered by a leader that has been deposed and does not know
-    /// it yet ([ZOOKEEPER-1675](https://issues.apache.org/jira/browse/ZOOKEEPER-1675)); what a quorum commits may not.
+    /// By default this is a transaction that checks the node at `path` and changes nothing. A check that fails serves
+    /// as well. ZooKeeper's own `sync` may be answered by a leader that has been deposed and does not know it yet
+    /// ([ZOOKEEPER-1675](https://issues.apache.org/jira/browse/ZOOKEEPER-1675)). A transaction is answered only after a
+    /// quorum has committed it.
     fn sync(&self, path: &str) -> Reply<()> {
         let checked = self.transact(&[Operation::Check { path: path.to_owned(), version: None }]);
         Box::pin(async move {
@@ -187,10 +189,11 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         })
     }
 
-    /// Commits all operations or none. The failure of one is [`Failure::Operation`].
+    /// Commits all operations or none. If one of them fails, the failure is [`Failure::Operation`].
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>>;
 
-    /// Runs `chore` to its end in the background, without help from the caller's runtime, or until the session is over.
+    /// Runs `chore` in the background to its end, or until the session is over. Needs no help from the caller's
+    /// runtime.
     fn spawn(&self, chore: Task);
 
     /// A timer that runs even if the caller's runtime has none.

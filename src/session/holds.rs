@@ -1,4 +1,4 @@
-//! Which holds of one session somebody of the same session waits for; knows no I/O and no turns.
+//! The holds of one session, and which of them a contender of the same session waits for; knows no I/O and no turns.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use tokio::task;
 
 use crate::session::node::OwnNode;
 
-/// Who asks for a lock, as far as that can be known.
+/// The task or thread that asks for a lock, as far as that can be known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asker {
     Task(task::Id),
@@ -18,7 +18,7 @@ pub(crate) enum Asker {
 }
 
 impl Asker {
-    /// The task or thread that runs this, which is not given away by an executor other than tokio's.
+    /// The task or thread that runs this. An executor other than tokio's does not show its tasks.
     pub(crate) fn here(is_blocking: bool) -> Asker {
         match task::try_id() {
             Some(id) => Asker::Task(id),
@@ -32,7 +32,7 @@ impl Asker {
     }
 }
 
-/// What is held under one session.
+/// The holds under one session.
 #[derive(Debug, Default)]
 pub(crate) struct Holds(Mutex<HashMap<i64, Granted>>);
 
@@ -44,7 +44,7 @@ struct Granted {
     own_node: Arc<OwnNode>,
 }
 
-/// A hold that is in the way of somebody of the same process.
+/// A hold that is in the way of a contender of the same session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnHold {
     pub(crate) node: String,
@@ -52,7 +52,7 @@ pub(crate) struct OwnHold {
 }
 
 impl Holds {
-    /// The node that transaction `czxid` made has been granted.
+    /// The node that transaction `czxid` created has been granted the lock.
     pub(crate) fn begin(&self, czxid: i64, directory: &Arc<str>, sequence: i64, asker: Asker, own_node: &Arc<OwnNode>) {
         let hold = Granted { directory: Arc::clone(directory), sequence, asker, own_node: Arc::clone(own_node) };
         self.all().insert(czxid, hold);
@@ -60,26 +60,28 @@ impl Holds {
 
     pub(crate) fn end(&self, czxid: i64) {
         let ended = self.all().remove(&czxid);
-        // Not while it is locked: others may look at the tenure.
+        // Dropped only once the table is unlocked: the drop of an own node may drop its watch, which calls the backend.
         drop(ended);
     }
 
-    /// Whether anybody holds in this directory.
+    /// Whether the session has a hold in this directory.
     pub(crate) fn has_one(&self, directory: &str) -> bool {
         self.all().values().any(|hold| *hold.directory == *directory)
     }
 
-    /// Whether `asker` holds in this directory.
+    /// Whether `asker` has a hold in this directory.
     pub(crate) fn has_one_of(&self, directory: &str, asker: Asker) -> bool {
         self.all().values().any(|hold| hold.asker.is(asker) && *hold.directory == *directory)
     }
 
-    /// A hold that `asker` waits for, if it is behind the contender of this number; one of its own if there is any.
+    /// A hold that `asker` waits for, if its predecessor has the number `nearest`. Prefers a hold of `asker` itself.
     ///
-    /// Who is behind a contender waits for it, and that one, if it waits, for every holder before it: of two holders one
-    /// cannot be a writer, so whoever waits before us does not hold together with a hold before it.
+    /// A waiter waits for its predecessor, and for every hold before the predecessor. If the predecessor holds as well,
+    /// both are readers, and the waiter is a writer, which waits for both. If the predecessor waits, it does so for
+    /// every hold before it, directly or through the contenders between.
     ///
-    /// Only what is still in the `queue` is in the way: a guard outlives its node when somebody has removed that.
+    /// Only a hold whose node is still in the `queue` is in the way: a guard outlives its node if an operator removes
+    /// the node.
     pub(crate) fn waited_for(&self, directory: &str, queue: &[String], nearest: i64, asker: Asker) -> Option<OwnHold> {
         let all = self.all();
         let before = all.values().filter(|hold| hold.sequence <= nearest && *hold.directory == *directory);

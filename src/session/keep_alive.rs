@@ -1,4 +1,4 @@
-//! Keeps one session alive and watches its nodes, until it is over; knows neither modes nor turns.
+//! Keeps one session alive and watches the own nodes on it, until the session is over; knows neither modes nor turns.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -11,18 +11,21 @@ use crate::session::request::{Failure, Operation};
 use crate::session::upkeep::Upkeep;
 use crate::telemetry::meter;
 
-/// At most so many checks go into one heartbeat: its request must stay far below ZooKeeper's limit of 1 MiB.
+/// How many checks one heartbeat has at most: its request must stay far below ZooKeeper's limit of 1 MiB.
 const CHECKS_PER_HEARTBEAT: usize = 1_000;
 
-/// So many watches on nodes of our own are asked for before the first is answered.
+/// How many watches on own nodes are asked for before the first is answered.
 const ARMED_AT_ONCE: usize = 64;
 
-/// Looks after the nodes of a session until it is over: a backend spawns this once a session, on its own thread.
+/// Looks after the own nodes on a session until the session is over. A backend spawns this once for each session, on
+/// its own thread.
 ///
-/// Each node is watched by its owner, at the latest from one to two `grace` after it was entered: a short hold is over by
-/// then and costs nothing. A waiter watches its node from the first moment. Each fifth of the session timeout a read
-/// touches the session, each quarter also while there are no nodes, so that the next acquisition need not wait for the
-/// lease; while there are, a transaction that only checks them follows, by which that counts.
+/// A watch is armed on each own node, at the latest one to two `grace` after the node was entered: a short hold is over
+/// by then, and costs nothing. A waiter watches its own node from the first moment.
+///
+/// While there are own nodes, a read touches the session every fifth of the session timeout. A transaction that only
+/// checks the nodes follows, by which the touch counts. While there are none, only the read goes out, every quarter of
+/// the session timeout, so that the next acquisition need not wait for the lease.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(upkeep) = session.upgrade().map(|session| Arc::clone(session.upkeep())) else {
         return;
@@ -54,7 +57,7 @@ async fn watch_nodes(session: &Weak<dyn Session>, own_nodes: &OwnNodes, grace: D
     }
 }
 
-/// Arms the watches of nodes on their owners' behalf: of thousands, a few at a time.
+/// Arms the watches on own nodes on behalf of their owners: of thousands, a few at a time.
 async fn watch_own(session: Arc<dyn Session>, unwatched: Vec<Arc<OwnNode>>) {
     for some in unwatched.chunks(ARMED_AT_ONCE) {
         let asked: Vec<_> = some.iter().map(|own_node| (own_node, own_node.ask_to_watch(&session))).collect();
@@ -77,10 +80,11 @@ pub(crate) fn cannot_watch(own_node: &OwnNode, failure: &Failure) {
     tracing::warn!(path = own_node.path(), %failure, "cannot watch a lock node of our own");
 }
 
-/// A hand-off is the one write to a lock node, in the transaction that deletes it: if the node is still there, somebody
-/// else wrote to it, and the contenders that took that for a hand-off do not hold.
+/// Checks that the node of a hand-off is gone. A hand-off is the only write to a lock node, and the same transaction
+/// deletes the node. So if the node is still there, a stranger wrote to it, and the contenders that took the write for
+/// a hand-off do not hold.
 ///
-/// A server that lags may show a node that is gone. So a node that is seen is no proof: a quorum is asked as well.
+/// A server that lags may still show a node that is gone. So if a read shows the node, a quorum is asked as well.
 async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
     loop {
         let Some(live) = session.upgrade() else {
@@ -112,7 +116,7 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
 
 async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
     let (lease, nodes) = (upkeep.lease(), upkeep.nodes());
-    // At first the handshake counts.
+    // At the start the handshake counts.
     let Some(timeout) = session.upgrade().map(|session| session.timeout()) else { return };
     let mut due = lease.now() + timeout / 4;
     let mut is_told = true;
@@ -122,14 +126,14 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
             return;
         };
         let left = lease.remaining();
-        // What was held is lost when the lease runs out, whether anybody looks or not.
+        // Every hold is lost when the lease runs out, even if no task looks.
         if left.is_none() && !std::mem::replace(&mut is_told, true) {
             nodes.look_at_all(lease);
             nodes.tell_all();
         }
         is_told &= left.is_none();
         let now = lease.now();
-        // While nothing is kept the client's own pings must have room in between: requests put them off.
+        // While no node is kept, there must be room for the client's own pings: requests put them off.
         let period = if nodes.is_empty() { live.timeout() / 4 } else { lease.heartbeat_period() };
         due = due.min(now + period);
         if lease.is_steady() {
@@ -137,7 +141,7 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
             stirred.await;
             continue;
         } else if !lease.is_connected() {
-            // As soon as the connection is back.
+            // The heartbeat is due as soon as the connection is back.
             due = now;
         } else if due <= now {
             due = now + period;
@@ -152,14 +156,14 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
             () = &mut stirred => false,
             () = pause => lease.now() < now + nap / 2,
         };
-        // Timers that are over at once are those of a runtime that is gone.
+        // A timer that is over at once belongs to a runtime that is gone.
         if is_over {
             stirred.await;
         }
     }
 }
 
-/// Touches the session, and has that count if anything is kept under it.
+/// Touches the session, and makes the touch count if a node is kept on the session.
 async fn heartbeat(session: Weak<dyn Session>, upkeep: Arc<Upkeep>) {
     let lease = upkeep.lease();
     let Some(live) = session.upgrade() else { return };

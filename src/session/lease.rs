@@ -1,17 +1,19 @@
-//! Until when a session is surely alive: a clock that is told of requests and answers; knows neither nodes nor locks.
+//! Until when a session is surely alive, computed from the moments of requests and answers; knows neither nodes nor
+//! locks.
 //!
-//! The ensemble may give a session up one session timeout T after its leader last heard of it, and nobody tells the
-//! client in time: not the connection's state, not a read of one's own node (both stay green on a server that is cut off
-//! from its leader).
+//! The ensemble may give a session up one session timeout T after its leader last heard of it. Nothing shows the client
+//! this in time: neither the state of the connection nor a read of its own node. Both look healthy on a server that is
+//! cut off from its leader.
 //!
-//! A follower notes whose requests it gets, and tells the leader when it answers the leader's ping, every half tick; by
-//! that alone, by a handshake that creates or resumes the session, the leader hears of it, and not by the requests that a
-//! follower forwards. So:
+//! A follower notes which sessions send it requests. It reports them to the leader in its answer to the leader's ping,
+//! every half tick. The leader hears of a session only by these reports, and by a handshake that creates or resumes the
+//! session. It does not hear of a session by the requests that a follower forwards. So:
 //! - A *touch* is the sending of a request that was answered.
-//! - It *counts* once a quorum acknowledges an operation that was sent a [settling time](Lease::with_tick_time) after the
-//!   touch's answer came, on the same connection: in between the follower has answered a ping, and what it sends the leader
-//!   keeps its order. The sending of a handshake counts when that is answered.
-//! - The lease ends one T after the newest touch that counts, less a margin for clocks and for whoever must stop.
+//! - A touch *counts* once a quorum acknowledges an operation that was sent a [settling time](Lease::with_tick_time)
+//!   after the touch's answer came, on the same connection. In between, the follower has answered a ping, and its
+//!   messages reach the leader in order. The sending of a handshake counts once the handshake is answered.
+//! - The lease ends one T after the newest touch that counts, less a margin for clocks and for holders, which must
+//!   stop.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,20 +27,20 @@ pub type Moment = Duration;
 
 type Clock = Box<dyn Fn() -> Moment + Send + Sync>;
 
-/// What a tick is at most taken for, unless it is told: ZooKeeper's own default.
+/// The longest tick that is assumed if the backend gives none: ZooKeeper's own default.
 const LONGEST_TICK: Duration = Duration::from_secs(3);
 
-/// For what delays a ping between two servers.
+/// An allowance for the delay of a ping between two servers.
 const LEAST_SLACK: Duration = Duration::from_millis(100);
 
 const LEAST_MARGIN: Duration = Duration::from_millis(300);
 
-/// So many touches that do not count yet are told apart in the time of one session timeout.
+/// How many touches that do not count yet are kept apart within one session timeout.
 const TOUCHES: u32 = 64;
 
-/// The library's own knowledge of how long its session lives.
+/// What the library knows of how long its session lives.
 ///
-/// A backend tells it what happens through the session's [`Upkeep`](crate::coordinator::Upkeep).
+/// A backend reports what happens through the session's [`Upkeep`](crate::coordinator::Upkeep).
 pub struct Lease {
     timeout: Duration,
     settling: Duration,
@@ -57,15 +59,16 @@ struct State {
     touches: VecDeque<Touch>,
     /// Since when requests are sent on this connection.
     connected_since: Moment,
-    /// The newest request that was answered on this connection, or, while there is none, on the one before it.
+    /// When the newest request was sent that was answered on this connection or, while there is none, on the previous
+    /// connection.
     answered: Moment,
     /// How long the last answer took.
     lateness: Duration,
-    /// Counts how often the lease ran out, so that what was held before stays lost after a renewal.
+    /// Counts how often the lease ran out, so that a hold from before stays lost after a renewal.
     epoch: u64,
     over: Option<Ending>,
     connected: bool,
-    /// A handshake that is to resume the session was sent at this moment or later.
+    /// The handshake to resume the session was sent at this moment or later.
     handshake: Option<Moment>,
 }
 
@@ -78,7 +81,7 @@ struct Touch {
 impl Lease {
     /// A lease for a session with this timeout, on a clock that also runs while the machine is suspended.
     ///
-    /// It has run out until [`Upkeep::began`](crate::coordinator::Upkeep::began).
+    /// It counts as run out until [`Upkeep::began`](crate::coordinator::Upkeep::began).
     pub fn new(timeout: Duration) -> Lease {
         Lease::with_clock(timeout, Box::new(since_boot))
     }
@@ -109,15 +112,15 @@ impl Lease {
 
     /// What the servers call `tickTime`; by default the smaller of 3 s and half the session timeout.
     ///
-    /// A touch counts by an operation that was sent half a tick, and a slack of an eighth (at least 100 ms), after its
-    /// answer.
+    /// A touch counts by an operation that was sent half a tick, plus a slack of an eighth of a tick (at least 100 ms),
+    /// after the touch's answer.
     pub fn with_tick_time(mut self, tick: Duration) -> Lease {
         self.settling = tick / 2 + (tick / 8).max(LEAST_SLACK);
         self
     }
 
-    /// How long before the ensemble may give the session up the lease ends; by default a sixth of the session timeout, but
-    /// at least 300 ms (and at most a quarter of it).
+    /// How long the lease ends before the ensemble may give the session up. By default a sixth of the session timeout,
+    /// but at least 300 ms, and at most a quarter of the session timeout.
     pub fn with_stop_margin(mut self, margin: Duration) -> Lease {
         self.margin = margin;
         self
@@ -128,8 +131,8 @@ impl Lease {
         (self.clock)()
     }
 
-    /// The ensemble created the session, and was asked to at this moment or later. Says whether the lease has run out just
-    /// now.
+    /// The ensemble created the session, and was asked to at this moment or later. Returns whether the lease has run
+    /// out just now.
     pub(super) fn began(&self, asked: Moment) -> bool {
         self.state().answered = asked;
         self.counts(asked)
@@ -145,19 +148,20 @@ impl Lease {
         }
         state.answered = state.answered.max(sent);
         state.lateness = now.saturating_sub(sent);
-        // Of many in a short time the newest is enough.
+        // Of many touches in a short time, the newest is enough.
         let last_but_one = state.touches.len().checked_sub(2).and_then(|at| state.touches.get(at));
         if last_but_one.is_some_and(|touch| now < touch.answered + step) {
             state.touches.pop_back();
         }
         state.touches.push_back(Touch { sent, answered: now });
-        // What is older than a session timeout keeps nothing alive.
+        // A touch that is older than a session timeout keeps no session alive.
         while state.touches.front().is_some_and(|touch| touch.sent + self.timeout <= now) {
             state.touches.pop_front();
         }
     }
 
-    /// As [`Lease::answered`], for an operation that a quorum has acknowledged. Says whether the lease has run out just now.
+    /// As [`Lease::answered`], for an operation that a quorum has acknowledged. Returns whether the lease has run out
+    /// just now.
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
         let mut state = self.state();
@@ -173,9 +177,10 @@ impl Lease {
         lapsed
     }
 
-    /// The handshake that resumed the session counts. Says whether the lease has run out just now.
+    /// The handshake that resumed the session counts. Returns whether the lease has run out just now.
     ///
-    /// Nobody says when it was sent. It was not before any request was sent that the connection before it answered.
+    /// The moment of the handshake is not known. The handshake was sent after every request that was answered on the
+    /// previous connection.
     pub(super) fn resumed(&self) -> bool {
         let handshake = self.state().handshake.take();
         handshake.is_some_and(|sent| self.counts(sent))
@@ -201,7 +206,7 @@ impl Lease {
         state.counted = now;
     }
 
-    /// The connection was lost or is back. Says whether that was unknown.
+    /// The connection was lost or is back. Returns whether that is news.
     pub(super) fn connected(&self, connected: bool) -> bool {
         let now = self.now();
         let mut state = self.state();
@@ -233,10 +238,10 @@ impl Lease {
         self.validity().map(|(left, _)| left)
     }
 
-    /// For how long the ensemble surely keeps the session: until one session timeout after the newest touch that counts.
-    /// Zero once that is over, or the session is.
+    /// For how long the ensemble surely keeps the session: until one session timeout after the newest touch that
+    /// counts. Zero once that time is over, or the session is.
     ///
-    /// Longer than [`remaining`](Lease::remaining): what is between the two is there to stop work in.
+    /// Longer than [`remaining`](Lease::remaining): the difference is the time to stop work in.
     pub fn session_left(&self) -> Duration {
         let now = self.now();
         let state = self.state();
@@ -247,17 +252,17 @@ impl Lease {
         }
     }
 
-    /// How often a heartbeat is due: each fifth of the session timeout. More often if answers come late, and if the lease
-    /// ends early by intention, because as much of it as before is to be left when a break begins.
+    /// How often a heartbeat is due: every fifth of the session timeout. More often if answers come late. More often,
+    /// too, if the stop margin is larger than its default, so that as much of the lease is left when a break begins.
     ///
-    /// From the sending of a touch until it counts two answers and the settling time pass, and the next one must count
+    /// Two answers and the settling time pass from the sending of a touch until it counts. The next touch must count
     /// before the lease ends.
     pub(crate) fn heartbeat_period(&self) -> Duration {
         let usual = (self.timeout / 5).saturating_sub(self.margin.saturating_sub(default_margin(self.timeout)));
         usual.min(self.spare() / 2).max(self.timeout / 20)
     }
 
-    /// How far apart touches may be, at most, so that each counts before the lease ends that the one before it made.
+    /// How far apart touches may be, at most, so that each counts before the lease ends that the previous touch gave.
     fn spare(&self) -> Duration {
         let lateness = self.state().lateness;
         self.term().saturating_sub(self.settling).saturating_sub(lateness * 2)
@@ -265,18 +270,18 @@ impl Lease {
 
     /// Whether the lease will be renewed in time for a node that was entered at this moment.
     ///
-    /// If answers come very late, the touches of an idle session are too far apart. The lease then has a gap once, until
-    /// the touches count that were sent from that moment on.
+    /// If answers come very late, the touches of an idle session are too far apart. The lease then has one gap, until a
+    /// touch counts that was sent at this moment or later.
     pub(crate) fn lasts_from(&self, entered: Moment) -> bool {
         self.is_steady() || self.spare() >= self.timeout / 4 || self.counts_since(entered)
     }
 
-    /// Whether a touch can count before the lease ends that it makes.
+    /// Whether a touch can count before the lease ends that it gives.
     pub(crate) fn is_renewable(&self) -> bool {
         self.settling < self.term()
     }
 
-    /// How long after the answer to a touch the operation is to be sent by which it counts.
+    /// How long after a touch's answer the operation is sent by which the touch counts.
     pub(crate) fn settling(&self) -> Duration {
         self.settling
     }
@@ -296,12 +301,12 @@ impl Lease {
         self.state().end.is_none()
     }
 
-    /// The current uninterrupted stretch of validity, if the lease is valid now.
+    /// The current epoch, if the lease is valid now: the time since which it has been valid without a gap.
     pub(crate) fn epoch(&self) -> Option<u64> {
         self.validity().map(|(_, epoch)| epoch)
     }
 
-    /// Whether the lease is valid and has been ever since that stretch began.
+    /// Whether the lease is valid, and has been ever since this epoch began.
     pub(crate) fn covers(&self, epoch: u64) -> bool {
         self.epoch() == Some(epoch)
     }
@@ -332,9 +337,10 @@ fn default_margin(timeout: Duration) -> Duration {
 }
 
 impl State {
-    /// A lease that has run out stays so for everything that was held under it, even if a late answer renews it.
+    /// Ends the epoch if the lease has run out. Every hold of that epoch stays lost, even if a late answer renews the
+    /// lease.
     ///
-    /// Says whether it has run out just now.
+    /// Returns whether the lease has run out just now.
     fn lapse(&mut self, now: Moment) -> bool {
         let lapsed = self.end.is_some_and(|end| !end.is_zero() && end <= now);
         if lapsed {

@@ -1,7 +1,8 @@
-//! Listings of a directory that several tasks share; knows neither names nor turns.
+//! Listings of a directory that several tasks share; knows no turns, and reads no name.
 //!
-//! Each contender lists the directory once, so a crowd of n that arrives together would read n times n names. But
-//! a listing serves whoever asked for it before it was *sent*: while some are under way, those who come join the next.
+//! Each contender lists the directory once, so a crowd of n contenders that arrives together would read n times n
+//! names. But one listing serves every caller that asked for it before it was *sent*. So while listings are under way,
+//! new callers join the next one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +13,10 @@ use crate::session::contract::Session;
 use crate::session::listings::{Begin, MANY, Names};
 use crate::session::request::{Failure, Reply};
 
-/// How long a large listing waits for those of other sessions.
+/// How long a large listing waits for the large listings of other sessions.
 const TURN_MAX: Duration = Duration::from_millis(250);
 
-/// Asks for the children of a directory: they are as they were at some moment after this call, and after everything
+/// Asks for the children of a directory. The answer shows them at some moment after this call, and after every request
 /// that was sent on this session before.
 pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
     let mut answer = match session.upkeep().listings().begin(directory) {
@@ -41,7 +42,7 @@ fn send(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
     })
 }
 
-/// A listing under way. When it is answered, or nobody waits for it any more, the next one is sent.
+/// A listing under way. When it is answered, or no caller waits for it any more, the next one is sent.
 struct UnderWay {
     session: Arc<dyn Session>,
     directory: Arc<str>,
@@ -53,7 +54,7 @@ impl Drop for UnderWay {
     fn drop(&mut self) {
         if let Some((next, is_large)) = self.session.upkeep().listings().end(&self.directory, self.is_large) {
             let (session, directory) = (Arc::clone(&self.session), Arc::clone(&self.directory));
-            // Those who wait may all leave, so it goes on without them.
+            // The callers that wait may all leave, so the listing goes on without them.
             self.session.spawn(Box::pin(async move {
                 let _turn = if is_large { its_turn(&session).await } else { None };
                 next.send_replace(Some(send(&session, &directory).await));
@@ -62,7 +63,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// One large listing after the other, whatever session it is of; but none waits long for one that hangs.
+/// Lets large listings of all sessions go one after the other. No listing waits long for one that hangs.
 async fn its_turn(session: &Arc<dyn Session>) -> Option<SemaphorePermit<'static>> {
     static TURN: Semaphore = Semaphore::const_new(1);
     tokio::select! {

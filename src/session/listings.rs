@@ -1,5 +1,4 @@
-//! Which listings of a session are under way, and who waits for the next; knows neither names nor turns, and sends
-//! nothing.
+//! Which listings of a session are under way, and which callers wait for the next; knows no turns, and sends nothing.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,10 +8,11 @@ use tokio::sync::watch;
 
 use crate::session::request::Failure;
 
-/// Few do not wait for each other: theirs are all under way at once.
+/// How many listings of a small directory are under way at once, so that a few callers do not wait for each other.
 const UNDER_WAY_MAX: usize = 4;
 
-/// With more names than this, one listing at a time: they would fill memory with copies of the same names.
+/// A directory with more names than this has one listing at a time: several would fill memory with copies of the same
+/// names.
 pub(super) const MANY: usize = 256;
 
 /// The names of a directory's children.
@@ -32,7 +32,7 @@ struct Directory {
     under_way: usize,
     /// The last answer had many names.
     is_large: bool,
-    /// The one that is sent when one of those under way is answered, and who waits for it.
+    /// The listing that is sent when one under way is answered, with the callers that wait for it.
     next: Option<Next>,
 }
 
@@ -61,14 +61,14 @@ impl Listings {
         Begin::Join(listed.next.get_or_insert_with(|| watch::channel(None).0).subscribe())
     }
 
-    /// A listing was answered, with many names or few, or its caller has gone. Returns the next one if it is to be sent now,
-    /// and whether the directory is large.
+    /// A listing was answered, with many names or few, or its caller has gone. Returns the next one if it must be sent
+    /// now, and whether the directory is large.
     pub(super) fn end(&self, directory: &Arc<str>, is_large: Option<bool>) -> Option<(Next, bool)> {
         let mut all = self.all();
         let listed = all.get_mut(directory)?;
         listed.is_large = is_large.unwrap_or(listed.is_large);
         let is_large = listed.is_large;
-        // With more under way than there may be, the next one waits for them, too.
+        // If more listings are under way than allowed, the next one waits for them, too.
         let next = if listed.under_way <= listed.most() { listed.next.take() } else { None };
         let next = next.filter(|next| next.receiver_count() > 0);
         if next.is_none() {

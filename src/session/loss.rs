@@ -13,17 +13,17 @@ pub enum Loss {
     /// The session is over, and its nodes with it.
     #[error("{0}")]
     SessionOver(#[from] Ending),
-    /// The servers may give the session up soon, and grant the lock to others: too long ago was what they surely have
-    /// heard of it.
+    /// The servers may give the session up soon, and then another contender may be granted the lock. It is too long ago
+    /// that the servers surely heard of the session.
     #[error("the lease on the session ran out before a quorum renewed it")]
     LeaseRanOut,
-    /// Somebody deleted the lock's node.
+    /// Another client deleted the lock's node.
     #[error("the lock's node was removed by somebody else")]
     Removed,
-    /// Somebody wrote to a lock node, which passed for a hand-off while the holder still held.
+    /// A stranger wrote to a lock node, and the write passed for a hand-off while the holder still held.
     ///
-    /// Found out a few milliseconds after such a grant. Whoever releases before that hands the false grant on, and
-    /// the next one cannot tell: only an ACL that keeps strangers from writing helps.
+    /// The false grant is found out after a few milliseconds. A holder that releases before that passes the false grant
+    /// on, and the next holder cannot tell. Only an ACL that keeps strangers from writing helps.
     #[error("a stranger wrote to a lock node, which was taken for a hand-off")]
     Interfered,
 }
@@ -46,7 +46,7 @@ impl Loss {
 pub enum HoldState {
     /// The lock is held.
     Held,
-    /// The connection is lost, but nobody else can be granted the lock yet. Start nothing new.
+    /// The connection is lost, but no other contender can be granted the lock yet. Start nothing new.
     Suspect {
         /// Unless the connection comes back, the lock is lost then.
         until: Instant,

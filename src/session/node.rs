@@ -1,4 +1,4 @@
-//! Whether a node of ours is still where we put it; knows neither modes nor turns.
+//! One own node: what it is for, and whether it was lost; knows neither modes nor turns.
 //!
 //! ```text
 //!               granted               a downgrade begins
@@ -11,9 +11,10 @@
 //!                             the node is about to be deleted
 //! ```
 //!
-//! Beside its phase a node has the reason of its loss. It is set once, and never taken back: the session is over, the
-//! lease had a gap since the grant (or since it was first valid for a waiter), the node was removed, or its grant was a
-//! stranger's doing. A node that was lost is still left by its owner, who deletes it in case it is there.
+//! Beside its phase, a node has the reason of its loss. The reason is set once, and never taken back. It is one of
+//! four: the session is over; the lease had a gap since the grant (for a waiter: since the lease was first valid); the
+//! node was removed; its grant was forged by a stranger. The owner of a lost node still leaves it, and deletes the node
+//! in case it is there.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,7 +30,7 @@ use crate::session::loss::{HoldState, Loss};
 use crate::session::request::{Event, Failure, Reply, Watch};
 use crate::telemetry::meter;
 
-/// A watch on our own node that was asked for.
+/// A watch on an own node that was asked for.
 pub(crate) struct Asked {
     pub(super) path: String,
     pub(super) watch: Reply<Watch>,
@@ -51,10 +52,11 @@ pub(crate) trait Listener: fmt::Debug + Send + Sync {
 pub(crate) struct OwnNode {
     state: Mutex<State>,
     changed: Notify,
-    /// Transactions under this hold of which nobody has heard what became of them, and others' who may send some.
+    /// How many transactions under this hold have an unknown outcome. A path that was given to the caller counts as
+    /// one.
     unsettled: AtomicUsize,
     listener: Weak<dyn Listener>,
-    /// When we knew of the node.
+    /// When the library learnt of the node.
     entered: Moment,
     this: Weak<OwnNode>,
 }
@@ -63,26 +65,26 @@ pub(crate) struct OwnNode {
 struct State {
     path: String,
     phase: Phase,
-    /// While it waits: since when the lease has been valid without a gap, if it has been at all.
+    /// While it waits: the epoch since which the lease has been valid without a gap, if it has been valid at all.
     valid_since: Option<u64>,
-    /// It was called to look where it stands, and has not heard that yet.
+    /// Its contender was called to look where it stands, and has not taken the call yet.
     is_called: bool,
     loss: Option<Loss>,
-    /// That a hold was lost has been told.
+    /// The loss of the hold has been reported.
     is_told: bool,
-    /// The watch on our own node, and what it wakes, which is this tenure itself: thousands of waiters need no task
-    /// each for it. It keeps the tenure until it has told what it had to tell.
+    /// The watch on this node, and its waker, which is this own node itself: so thousands of waiters need no task each.
+    /// The waker keeps the own node alive until the watch has fired.
     own: Option<(Watch, Waker)>,
-    /// The watch on our own node was asked for, and has told nothing yet.
+    /// The watch on this node was asked for, and has not fired yet.
     is_watched: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Waiting,
-    /// Holding, since the lease has been valid without a gap.
+    /// Holding, in this epoch of the lease.
     Holding(u64),
-    /// Being replaced by a node of another name: that the old one goes is no loss.
+    /// Being replaced by a node of another name, in this epoch of the lease. The end of the old node is no loss.
     Moving(u64),
     Left,
 }
@@ -108,18 +110,19 @@ impl OwnNode {
         self.state().path.clone()
     }
 
-    /// The stretch of the lease that the node can rely on, if there is one by now.
+    /// The epoch of the lease that the node can rely on, if there is one by now.
     pub(crate) fn epoch(&self, lease: &Lease) -> Option<u64> {
         lease.epoch().filter(|_| lease.lasts_from(self.entered))
     }
 
-    /// Its path, to tell others: what they do while the node is there is settled once it is gone, and not before.
+    /// Its path, to give to the caller. What the caller does while the node is there is settled once the node is gone,
+    /// and not before.
     pub(crate) fn path_for_others(&self) -> String {
         self.write_begins();
         self.path()
     }
 
-    /// From now on this node's owner holds, as long as the lease stays valid without a gap.
+    /// From now on this node's owner holds, as long as this epoch of the lease lasts.
     pub(crate) fn hold(&self, epoch: u64) {
         self.state().phase = Phase::Holding(epoch);
     }
@@ -133,7 +136,7 @@ impl OwnNode {
         self.unsettled.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It was carried out, or never will be.
+    /// A transaction was carried out, or never will be.
     pub(crate) fn write_settled(&self) {
         self.unsettled.fetch_sub(1, Ordering::Relaxed);
     }
@@ -169,13 +172,13 @@ impl OwnNode {
         self.changed.notify_waiters();
     }
 
-    /// Has it look where it stands.
+    /// Calls its contender to look where it stands.
     pub(crate) fn call(&self) {
         self.state().is_called = true;
         self.changed.notify_waiters();
     }
 
-    /// Whether it was called since the last time that this was asked.
+    /// Whether its contender was called since the last time that this was asked.
     pub(super) fn take_call(&self) -> bool {
         std::mem::take(&mut self.state().is_called)
     }
@@ -185,7 +188,7 @@ impl OwnNode {
         self.changed.notified()
     }
 
-    /// Has every task look that waits for a change.
+    /// Wakes every task that waits for a change, so that it looks.
     pub(super) fn wake_all(&self) {
         self.changed.notify_waiters();
     }
@@ -208,8 +211,8 @@ impl OwnNode {
         }
     }
 
-    /// The contenders of this session behind a node that was lost look for themselves. When the session is over, they are
-    /// lost as well.
+    /// Makes the contenders of this session behind a lost node look for themselves. When the session is over, or its
+    /// lease has run out, their nodes are lost as well.
     fn tell_book(&self, loss: Loss) {
         if matches!(loss, Loss::Removed | Loss::Interfered)
             && let Some(listener) = self.listener.upgrade()
@@ -218,11 +221,12 @@ impl OwnNode {
         }
     }
 
-    /// Looks at everything that can be known without asking the ensemble: the reason of the loss, if it is lost.
+    /// The reason of the loss, if the node is lost, as far as that can be known without asking the ensemble.
     pub(crate) fn loss(&self, lease: &Lease) -> Option<Loss> {
         let mut state = self.state();
         let was_lost = state.loss.is_some();
-        // Before the watch: who was stopped for too long finds its node removed, by the server and for that reason.
+        // The lease comes before the watch. The server removes the node of an owner that was stopped for too long, so
+        // the lease is the reason.
         if state.loss.is_none() {
             let since = match state.phase {
                 Phase::Holding(epoch) | Phase::Moving(epoch) => Some(epoch),
@@ -246,7 +250,7 @@ impl OwnNode {
         loss
     }
 
-    /// Passes on, now that the state is unlocked, that the watch on our own node has told something.
+    /// Passes the event of the watch on, now that the state is unlocked.
     fn told(&self, event: Option<Event>) {
         let Some(event) = event else { return };
         self.changed.notify_waiters();
@@ -280,12 +284,12 @@ impl OwnNode {
         }
     }
 
-    /// Whether the watch on our own node will tell what happens to it.
+    /// Whether a watch is armed that will show what happens to this node.
     pub(crate) fn is_armed(&self) -> bool {
         self.state().own.is_some()
     }
 
-    /// Where the watch on our own node is to be armed now, unless one was asked for already.
+    /// The path on which to arm the watch now, unless one was asked for already.
     pub(super) fn begin_to_watch(&self) -> Option<String> {
         let mut state = self.state();
         if state.is_watched || matches!(state.phase, Phase::Left | Phase::Moving(_)) {
@@ -295,7 +299,7 @@ impl OwnNode {
         Some(state.path.clone())
     }
 
-    /// Keeps the watch on our own node. A node that is not there any more is lost.
+    /// Keeps the watch that was asked for. A node that is not there any more is lost.
     pub(crate) async fn watched(self: &Arc<Self>, asked: Asked) -> Result<(), Failure> {
         let Asked { path, watch } = asked;
         match watch.await {
@@ -324,7 +328,7 @@ impl OwnNode {
         self.look();
     }
 
-    /// Looks at the watch on our own node, which may have something to tell.
+    /// Looks at the watch on this node, which may have fired.
     fn look(&self) {
         if let Some(listener) = self.listener.upgrade() {
             self.loss(listener.lease());
@@ -348,7 +352,8 @@ impl Wake for OwnNode {
     }
 }
 
-/// What is told of a lost hold: its node, and why. Only once nothing is locked, because subscribers are not ours.
+/// Reports a lost hold, with its node and the reason, to tracing and metrics. Only once nothing is locked, because
+/// subscribers run code that is not ours.
 fn tell(news: Option<(String, Loss)>) {
     if let Some((node, cause)) = news {
         meter::lost(cause.label());
@@ -357,7 +362,7 @@ fn tell(news: Option<(String, Loss)>) {
 }
 
 impl State {
-    /// The loss of a hold, once.
+    /// The loss of a hold, if it has not been reported yet.
     fn news(&mut self) -> Option<(String, Loss)> {
         let holds = matches!(self.phase, Phase::Holding(_) | Phase::Moving(_));
         let loss = self.loss.filter(|_| holds && !self.is_told)?;
@@ -365,13 +370,13 @@ impl State {
         Some((self.path.clone(), loss))
     }
 
-    /// Looks at the watch on our own node, and returns what it has told just now.
+    /// Looks at the watch on this node, and returns its event if it has fired just now.
     ///
-    /// Events come in order, so whoever has just seen another node's event also sees here what happened before it,
-    /// even if nobody has been woken yet.
+    /// Events come in order. So a task that has just seen another node's event also sees here what happened before it,
+    /// even if this watch has woken no task yet.
     fn look(&mut self) -> Option<Event> {
         let (watch, waker) = self.own.as_mut()?;
-        // A task that has run for long would be told to come back later by waking it, here and now, under our lock.
+        // Tokio would make a task that has run for long yield by waking it, here and now, under our lock.
         let watch = std::pin::pin!(tokio::task::unconstrained(watch));
         let Poll::Ready(event) = watch.poll(&mut Context::from_waker(waker)) else {
             return None;
@@ -393,7 +398,7 @@ mod tests {
     use super::*;
     use crate::session::upkeep::Upkeep;
 
-    /// The server removes the node of a session that has expired, and tells its owner, if it listens again, of that first.
+    /// The server removes the node of an expired session. If the owner listens again, it hears of the removal first.
     #[test]
     fn a_node_found_removed_after_the_lease_ran_out_was_lost_with_the_lease() {
         for (stopped_for, why) in [(0, Loss::Removed), (6_000, Loss::LeaseRanOut)] {

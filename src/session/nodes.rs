@@ -1,4 +1,4 @@
-//! The nodes that are kept under one session, and what is to be done for them; does none of it itself.
+//! The own nodes on one session, and what must be done for them; does none of it itself.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,13 +10,13 @@ use crate::queue::local::HandOff;
 use crate::session::lease::Lease;
 use crate::session::node::OwnNode;
 
-/// The nodes that are kept under one session.
+/// The own nodes on one session.
 #[derive(Debug, Default)]
 pub(crate) struct OwnNodes {
     members: Mutex<Members>,
-    /// The connection was lost or is back, the session is over, or somebody joined an empty roll.
+    /// The connection was lost or is back, the session is over, or the first node was entered.
     pub(super) stirred: Notify,
-    /// Somebody has a node that is not watched yet, or must confirm a hand-off.
+    /// There is a node that is not watched yet, or a hand-off to be confirmed.
     pub(super) unwatched: Notify,
 }
 
@@ -25,9 +25,9 @@ struct Members {
     next: u64,
     all: HashMap<u64, Arc<OwnNode>>,
     unwatched: Vec<Unwatched>,
-    /// Nodes that must be gone, because those who waited for them were granted by a hand-off.
+    /// Nodes that must be gone, because their waiters were granted by a hand-off.
     handed_off: HashMap<Arc<str>, HandedOff>,
-    /// The last of them that was gone indeed.
+    /// The last of these nodes that was gone indeed.
     gone: Option<Arc<HandOff>>,
     over: bool,
 }
@@ -66,7 +66,7 @@ impl OwnNodes {
         self.members().all.remove(&number);
     }
 
-    /// Has the node watched, soon.
+    /// Asks keep-alive to watch the node soon.
     pub(crate) fn watch(&self, own_node: &Arc<OwnNode>) {
         let mut members = self.members();
         members.unwatched.push(Unwatched { own_node: Arc::clone(own_node), was_passed_over: false });
@@ -77,9 +77,9 @@ impl OwnNodes {
         }
     }
 
-    /// The nodes to watch now, out of those that are looked at once in each `grace`, and whether there are others.
+    /// The nodes to watch now, and whether there are more. Called once in each `grace`.
     ///
-    /// Each is passed over once: many are gone again by then.
+    /// Each node is passed over once: many nodes are gone again by the next call.
     pub(super) fn to_watch(&self, grace: Duration) -> (Vec<Arc<OwnNode>>, bool) {
         let mut members = self.members();
         let mut due = Vec::new();
@@ -95,7 +95,7 @@ impl OwnNodes {
         (due, !members.unwatched.is_empty())
     }
 
-    /// The signal that the holder whose node is at `path` has sent. Thousands of readers may be let in by one.
+    /// The signal of the holder whose node is at `path`. One signal may let in thousands of readers.
     pub(crate) fn hand_off(&self, path: &Arc<str>) -> Arc<HandOff> {
         let members = self.members();
         let known = members.handed_off.get(path).map(|handed| &handed.signal);
@@ -103,7 +103,7 @@ impl OwnNodes {
         known.cloned().unwrap_or_else(|| Arc::new(HandOff::new(Arc::clone(path))))
     }
 
-    /// Asks for a look whether the node is gone by whose hand-off `tenure` was granted.
+    /// Asks keep-alive to check that the holder's node is gone, whose signal let `own_node` in.
     pub(crate) fn confirm_gone(&self, signal: &Arc<HandOff>, own_node: &Arc<OwnNode>) {
         if signal.is_confirmed() {
             return;
@@ -121,7 +121,7 @@ impl OwnNodes {
         self.unwatched.notify_one();
     }
 
-    /// The paths of nodes to look at, of which somebody still holds by their hand-off.
+    /// The paths of the nodes to check: the nodes whose hand-off let in a contender that still holds.
     pub(super) fn to_look_at(&self) -> Vec<Arc<str>> {
         let mut members = self.members();
         members.handed_off.retain(|_, handed| handed.is_asked || handed.granted.iter().any(|it| it.is_holding()));
@@ -133,7 +133,7 @@ impl OwnNodes {
         asked.collect()
     }
 
-    /// Ends a look at a node that was handed off; returns those who were granted by that.
+    /// Ends the check of a node after a hand-off. Returns the own nodes that were granted by the hand-off.
     pub(super) fn looked_at(&self, path: &Arc<str>, is_gone: bool) -> Vec<Arc<OwnNode>> {
         let mut members = self.members();
         let Some(HandedOff { signal, granted, .. }) = members.handed_off.remove(path) else { return Vec::new() };
@@ -144,7 +144,7 @@ impl OwnNodes {
         granted
     }
 
-    /// Whoever has not been told otherwise by now lost its node with the session, and not to whoever removes it next.
+    /// The session is over. A node that was not lost before is lost with the session, whatever removes the node next.
     pub(crate) fn session_is_over(&self, lease: &Lease) {
         self.members().over = true;
         self.look_at_all(lease);
@@ -153,19 +153,19 @@ impl OwnNodes {
         self.unwatched.notify_one();
     }
 
-    /// Has the renewal of the lease look again.
+    /// Makes the renewal of the lease look again.
     pub(crate) fn stir(&self) {
         self.stirred.notify_one();
     }
 
-    /// Notices who has lost its node, and tells.
+    /// Looks at each node, and reports those that are lost.
     pub(crate) fn look_at_all(&self, lease: &Lease) {
         for own_node in self.all() {
             own_node.loss(lease);
         }
     }
 
-    /// Tells of the holds that are in doubt because the connection is lost, and of those that are not any more.
+    /// Logs each hold that is in doubt because the connection is lost, or no longer in doubt because it is back.
     pub(crate) fn link_changed(&self, lease: &Lease, is_connected: bool) {
         if !tracing::enabled!(tracing::Level::WARN) {
             return;
@@ -182,7 +182,7 @@ impl OwnNodes {
         }
     }
 
-    /// Has everyone who waits for a loss look again.
+    /// Makes every task that waits for a loss look again.
     pub(crate) fn tell_all(&self) {
         for own_node in self.all() {
             own_node.wake_all();
@@ -193,7 +193,7 @@ impl OwnNodes {
         self.members().all.values().cloned().collect()
     }
 
-    /// The nodes for a heartbeat to check: all that hold, or else one that waits.
+    /// The nodes for a heartbeat to check: all nodes of holders, or else one node of a waiter.
     pub(crate) fn to_check(&self) -> Vec<(Arc<OwnNode>, String)> {
         let members = self.members();
         let position = || members.all.values().filter(|own_node| own_node.is_standing_at(&own_node.path()));

@@ -1,4 +1,4 @@
-//! A node of ours with its place in a queue; knows nothing of the contenders around it.
+//! An own node with its contender: a position in a queue; knows nothing of the contenders around it.
 
 use std::sync::Arc;
 
@@ -6,15 +6,15 @@ use crate::queue::contender::Contender;
 use crate::queue::local::Key;
 use crate::session::node::OwnNode;
 
-/// A node of ours that is in the directory.
+/// The position of an own node in a directory.
 #[derive(Debug)]
 pub(crate) struct Position {
     pub(crate) contender: Contender,
-    /// The number of the transaction that created the first node of this place: ensemble-wide, rising, never reset.
+    /// The number of the transaction that created the first node of this position: ensemble-wide, rising, never reset.
     pub(crate) czxid: i64,
     pub(crate) own_node: Arc<OwnNode>,
     pub(crate) number: u64,
-    /// What no other place of this process has.
+    /// An id that no other position of this process has.
     pub(crate) id: u64,
 }
 

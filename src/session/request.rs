@@ -130,7 +130,7 @@ impl Watch {
         Watch { event: Box::pin(event), owner: None }
     }
 
-    /// The session that owns the node on which the watch was armed, if the backend tells it.
+    /// Adds the session that owns the node on which the watch was armed, if the backend knows it.
     pub fn with_owner(mut self, ephemeral_owner: i64) -> Watch {
         self.owner = Some(ephemeral_owner);
         self
@@ -173,7 +173,7 @@ pub enum Ending {
     Replaced,
 }
 
-/// Why a request did not succeed, told apart by what the caller may conclude.
+/// Why a request did not succeed, by what the caller may conclude.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Failure {
@@ -198,8 +198,8 @@ pub enum Failure {
     /// Not carried out, for a reason that only people can act on.
     #[error("refused: {0}")]
     Refused(String),
-    /// Not carried out, and not refused: a create that went out in one transaction with another request, which was. Ask
-    /// again.
+    /// Not carried out, and not refused itself: the create went out in one transaction with another request, and that
+    /// request was refused. Ask again.
     #[error("refused with another request, in one transaction")]
     NotTried,
     /// Not carried out: no server could be reached.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Reply, Stat};
 
-/// How often an answer may be lost before that is the answer: a broken server must not be asked for ever.
+/// How often an answer may be lost before the outcome stays unknown: a broken server must not be asked for ever.
 pub(crate) const UNKNOWN_TRIES: u32 = 64;
 
 /// Asks, and asks again after each reconnect until the outcome is known.
@@ -17,7 +17,8 @@ where
     until_known_within(UNKNOWN_TRIES, session, ask).await
 }
 
-/// As [`until_known`], for as long as the session lives: nobody waits for it, and what it is about must not stay.
+/// As [`until_known`], for as long as the session lives. For work that no caller waits for, and that must not stay
+/// undone.
 pub(crate) async fn until_known_at_last<T>(
     session: &Arc<dyn Session>,
     ask: impl Fn() -> Reply<T>,
@@ -38,7 +39,7 @@ where
     }
 }
 
-/// Waits for the connection, and longer and longer if the answers are lost again and again while it is there.
+/// Waits for the connection. Waits longer and longer if answers are lost again and again while the connection is there.
 pub(crate) async fn before_next_try(session: &Arc<dyn Session>, tries: &mut u32) -> Result<(), Failure> {
     session.connected().await.map_err(Failure::Over)?;
     *tries = tries.saturating_add(1);

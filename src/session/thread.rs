@@ -1,7 +1,7 @@
 //! A thread of the library's own; knows nothing of what runs on it.
 //!
-//! Sessions, heartbeats and removals live here, so that a program that blocks its own runtime, or has none, neither
-//! loses its locks nor leaves nodes behind.
+//! Sessions, heartbeats and removals run here. So a program that blocks its own runtime, or has none, neither loses its
+//! locks nor leaves nodes behind.
 
 use std::io;
 use std::pin::Pin;
@@ -12,10 +12,10 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{mpsc, oneshot};
 
-/// How long the thread goes on after its last user has gone, for sessions that are still saying good-bye.
+/// How long the thread goes on after its last user has gone, for sessions that are still being closed.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// One thread for the whole process, for as long as anyone uses it.
+/// One thread for the whole process, for as long as it is used.
 static KEEPER: Mutex<Weak<BackgroundThread>> = Mutex::new(Weak::new());
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct BackgroundThread {
 pub(crate) type KeepRunning = mpsc::Sender<()>;
 
 impl BackgroundThread {
-    /// The process's keeper, started if need be.
+    /// The background thread of this process, started if need be.
     pub(crate) fn get() -> io::Result<Arc<BackgroundThread>> {
         let mut current = KEEPER.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(background) = current.upgrade() {

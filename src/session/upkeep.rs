@@ -1,4 +1,5 @@
-//! What a backend keeps for one session: its lease, our nodes on it, and what is known of their queues; sends nothing.
+//! What a backend keeps for one session: its lease, the own nodes on it, and what is known of their queues; sends
+//! nothing.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::session::node::{Listener, OwnNode};
 use crate::session::nodes::OwnNodes;
 use crate::session::request::Ending;
 
-/// What the library keeps for one session. Its backend makes it, hands it out, and tells it what happens.
+/// What the library keeps for one session. Its backend makes it, hands it out, and reports to it what happens.
 ///
 /// # Implementing a backend
 /// Call [`began`](Upkeep::began) once, [`answered`](Upkeep::answered) or [`acknowledged`](Upkeep::acknowledged) after each
@@ -75,7 +76,7 @@ impl Upkeep {
         self.nodes.tell_all();
     }
 
-    /// The connection was lost or is back. This changes nothing about the lease: it only makes it
+    /// The connection was lost or is back. The lease stays as it is: a lost connection only makes holds
     /// [suspect](crate::HoldState::Suspect).
     ///
     /// A backend must report a lost connection before any answer that comes on the next one.
@@ -122,7 +123,7 @@ impl Upkeep {
         self.is_signal_refused.load(Ordering::Relaxed)
     }
 
-    /// What was held is lost when the lease has run out, even if the same answer renews it.
+    /// Every hold is lost when the lease has run out, even if the same answer renews the lease.
     fn look_if(&self, lapsed: bool) {
         if lapsed {
             self.nodes.look_at_all(&self.lease);

@@ -1,4 +1,4 @@
-//! How a task waits for what becomes of a node of ours; knows neither modes nor turns.
+//! How a task waits for news of an own node; knows neither modes nor turns.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::session::loss::Loss;
 use crate::session::node::{Asked, OwnNode};
 
 impl OwnNode {
-    /// Waits until it is called to do so, or until the node is lost.
+    /// Waits until the contender is called to look where it stands, or until the node is lost.
     pub(crate) async fn called(&self, session: &Arc<dyn Session>) -> Result<(), Loss> {
         let is_called = || self.take_call().then_some(Ok(()));
         self.until(session, || self.loss(session.lease()).map(Err).or_else(is_called)).await
@@ -19,13 +19,13 @@ impl OwnNode {
         self.until(session, || self.loss(session.lease())).await
     }
 
-    /// Waits until it is not held any more, whether released or lost.
+    /// Waits until the hold is over, whether released or lost.
     pub(crate) async fn ended(&self, session: &Arc<dyn Session>) {
         let look = || (self.has_left() || self.loss(session.lease()).is_some()).then_some(());
         self.until(session, look).await;
     }
 
-    /// Asks for a watch on our own node, unless that is done. The request is on its way when this returns.
+    /// Asks for a watch on this node, unless one was asked for already. The request is on its way when this returns.
     pub(crate) fn ask_to_watch(&self, session: &Arc<dyn Session>) -> Option<Asked> {
         let path = self.begin_to_watch()?;
         Some(Asked { watch: session.watch(&path), path })
@@ -41,7 +41,7 @@ impl OwnNode {
                 return found;
             }
             match session.lease().remaining() {
-                // It ran out since we looked.
+                // The lease ran out since `look` was called.
                 None if self.is_holding() => {}
                 Some(left) if self.is_holding() && left < Duration::MAX => {
                     // In slices, because timers stand still while the machine is suspended and the lease does not.

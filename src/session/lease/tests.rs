@@ -80,7 +80,7 @@ fn a_touch_counts_by_an_operation_sent_a_settling_time_after_its_answer() {
     assert!(stage.counts(began));
     stage.lease.acknowledged(in_time);
     assert!(stage.counts(sent));
-    // By itself an operation says no more of its session's end than a read.
+    // An operation itself extends the lease no more than a read does.
     stage.passes(ms(300));
     stage.write();
     assert!(stage.counts(sent));
@@ -110,7 +110,7 @@ fn of_many_touches_the_newest_that_is_old_enough_counts() {
     let newest = stage.lease.now() + stage.lease.remaining().unwrap() + MARGIN - ms(6_000);
     assert!(newest <= old_enough && newest + ms(6_000) / TOUCHES >= old_enough, "{newest:?} of {old_enough:?}");
     assert!(stage.lease.state().touches.len() <= TOUCHES as usize + 2);
-    // After them all a single one is enough.
+    // A single operation is enough to make the last touch count.
     let last = *touches.last().unwrap();
     stage.passes(SETTLING);
     stage.write();
@@ -128,7 +128,7 @@ fn what_was_sent_on_another_connection_makes_nothing_count() {
     stage.passes(ms(1));
     stage.lease.connected(false);
     stage.lease.connected(true);
-    // It waited for the connection, or its answer is told late.
+    // The operation waited for the connection, or its answer comes late.
     stage.lease.acknowledged(sent);
     stage.lease.answered(sent);
     stage.passes(SETTLING);
@@ -149,7 +149,7 @@ fn a_handshake_counts_from_the_last_request_that_was_answered_before_it() {
     assert!(!stage.counts(last), "not before it is known whose session it resumed");
     stage.lease.resumed();
     assert!(stage.counts(last));
-    // Once.
+    // A handshake counts only once.
     let newer = stage.touch();
     stage.lease.resumed();
     assert!(!stage.counts(newer));
