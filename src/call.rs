@@ -1,4 +1,4 @@
-//! A call that asks the ensemble something and waits for nobody: how long it may take; knows no concrete backend.
+//! A call that asks the ensemble and waits for no contender, and how long it may take; knows no concrete backend.
 
 use std::fmt;
 use std::future::Future;
@@ -13,7 +13,7 @@ use crate::session::contract::{Coordinator, Session};
 use crate::session::request::{Failure, Reply};
 use crate::session::retry;
 
-/// How often something starts over because its session ended before anything of ours was in it.
+/// On how many sessions a call is tried, if each ends before there is anything of ours on it.
 pub(crate) const SESSION_TRIES: usize = 3;
 
 /// A call that waits for no other contender, and has not been sent: a future of its answer. Await it, or bound it first.
@@ -22,15 +22,15 @@ pub(crate) const SESSION_TRIES: usize = 3;
 /// [`Survey::below`](crate::Survey::below). Nothing is sent before the first poll.
 ///
 /// # How long it takes
-/// A step of the call that has no answer for one session timeout ends the call with [`Error::Unreachable`]: also where
-/// the server still answers pings, so that the session lives on. A step is one request, or a batch of them (up to 256
-/// reads, or all that a `try_` method sends to enter one lock). While the connection is lost, the call first waits for
-/// it to come back; or for the end of the session, and then for a fresh one within its
-/// [connect timeout](crate::ZooKeeperBuilder::connect_timeout). With [`timeout`](Self::timeout) the call ends in time in
-/// any case.
+/// A step of the call that has no answer for one session timeout ends the call with [`Error::Unreachable`], even if the
+/// server still answers pings and the session lives on. A step is one request, or a batch of them (up to 256 reads, or
+/// all that a `try_` method sends to enter one lock). While the connection is lost, the call first waits for it to come
+/// back; or for the end of the session, and then for a fresh one within its [connect
+/// timeout](crate::ZooKeeperBuilder::connect_timeout). With [`timeout`](Self::timeout) the call ends in time in any
+/// case.
 ///
 /// # Cancel safety
-/// Dropping it leaves no node and no watch behind, as soon as the server can be reached.
+/// Dropping the call leaves no node and no watch behind, as soon as the server can be reached.
 ///
 /// # Examples
 ///
@@ -62,7 +62,7 @@ impl Limit {
     /// The time from now on.
     ///
     /// # Errors
-    /// There is none: a timeout of zero is a mistake of the caller's, and a deadline may have passed.
+    /// There is no time left: a timeout of zero is a mistake of the caller's, and a deadline may have passed.
     pub(crate) fn left(self) -> Result<Duration, Error> {
         match self {
             Limit::Timeout(Duration::ZERO) => Err(Error::invalid("a timeout of zero")),
@@ -75,7 +75,7 @@ impl Limit {
     }
 }
 
-/// Makes the future of the answer, which is to come within the time given.
+/// Makes the future of the answer, which must come within the time given.
 type Begin<T> = dyn FnOnce(Option<Duration>) -> Answer<T> + Send;
 
 type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
@@ -88,8 +88,8 @@ impl<T: Send + 'static> Call<T> {
         Call { limit: None, begin: Some(Box::new(|timeout| Box::pin(begin(timeout)))), answer: None }
     }
 
-    /// Gives up when there is no answer within `timeout`, with [`Error::Timeout`], which is told in time, also while
-    /// disconnected. Zero is refused, and then nothing is sent.
+    /// Gives up with [`Error::Timeout`] when there is no answer within `timeout`. The error comes in time, also while
+    /// disconnected. A timeout of zero is refused, and then nothing is sent.
     pub fn timeout(self, timeout: Duration) -> Self {
         self.within(Some(timeout))
     }
@@ -138,7 +138,7 @@ impl<T> fmt::Debug for Call<T> {
     }
 }
 
-/// What `work` gives within the time that the caller gave.
+/// The result of `work`, if it comes within the time that the caller gave.
 pub(crate) async fn in_time<T>(
     coordinator: &Arc<dyn Coordinator>,
     timeout: Option<Duration>,
@@ -151,7 +151,7 @@ pub(crate) async fn in_time<T>(
     unless(coordinator.sleep(waited), work).await.unwrap_or(late)
 }
 
-/// What `work` gives within `limit`, the session timeout.
+/// The result of `work`, if it comes within `limit`, the session timeout.
 pub(crate) async fn bounded<T>(
     coordinator: &Arc<dyn Coordinator>,
     limit: Duration,
@@ -160,7 +160,7 @@ pub(crate) async fn bounded<T>(
     unless(coordinator.sleep(limit), work).await.unwrap_or_else(|| Err(Error::Unreachable(no_answer(limit))))
 }
 
-/// As [`retry::until_known`], and fails if nothing is answered for a session timeout.
+/// As [`retry::until_known`], and fails if no answer comes for a session timeout.
 pub(crate) async fn answered<T, F>(session: &Arc<dyn Session>, ask: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -184,7 +184,8 @@ pub(crate) async fn names(
     listing.await.or_else(retry::none_without_directory)
 }
 
-/// What is answered on a session, or on a fresh one if the session turns out to be over: nothing of ours was in it.
+/// The answer to `ask` on a session. If the session turns out to be over, asks again on a fresh one: nothing of ours
+/// was on the session.
 pub(crate) async fn on_a_session<T, F>(
     coordinator: &impl Coordinator,
     ask: impl Fn(Arc<dyn Session>) -> F,
@@ -203,12 +204,13 @@ where
     }
 }
 
-/// The requests of a session fail a moment before it counts as over, and until then it is given out again.
+/// Waits until the session counts as over. Its requests fail a moment before that, and until then the coordinator gives
+/// it out again.
 pub(crate) async fn is_known_to_be_over(session: &Arc<dyn Session>) {
     unless(session.sleep(session.timeout() / 20), session.over()).await;
 }
 
-/// What `work` gives, if it does before `end` comes.
+/// The result of `work`, if it comes before `end`.
 pub(crate) async fn unless<T>(end: impl Future<Output = ()>, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;

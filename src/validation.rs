@@ -6,7 +6,7 @@ use crate::error::error::Error;
 use crate::queue::dialect::Dialect;
 use crate::queue::native;
 
-/// In bytes.
+/// The greatest length of a path, in bytes.
 const LONGEST: usize = 1024;
 
 /// Refuses what ZooKeeper could not address, before anything is sent.
@@ -14,7 +14,7 @@ pub(crate) fn check(path: &str) -> Result<(), Error> {
     problem(path).map_or(Ok(()), |problem| Err(Error::invalid(format!("path {path:?} {problem}"))))
 }
 
-/// As [`check`], for a directory that is to have children of our making.
+/// As [`check`], for a directory in which this library creates nodes.
 pub(crate) fn check_directory(path: &str) -> Result<(), Error> {
     check(path)?;
     if path == "/" || path == "/zookeeper" || path.starts_with("/zookeeper/") {
@@ -59,7 +59,7 @@ pub(crate) fn check_host(host: &str) -> Result<(), Error> {
     native::host_problem(host).map_or(Ok(()), |problem| Err(Error::invalid(format!("host {host:?} {problem}"))))
 }
 
-/// Reads what it is displayed as: `native`, `curator`, `curator-mutex` or `kazoo`.
+/// Reads the text that `Display` prints: `native`, `curator`, `curator-mutex` or `kazoo`.
 impl FromStr for Dialect {
     type Err = Error;
 

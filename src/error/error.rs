@@ -1,4 +1,4 @@
-//! What went wrong, told apart by what the caller can do about it.
+//! What went wrong, by what the caller can do about it; knows no lock and no backend.
 
 use std::io;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use crate::session::request::{Ending, Failure};
 
 /// Why a lock operation did not succeed.
 ///
-/// What it displays includes what its [`source`](std::error::Error::source) displays. It converts into an
-/// [`io::Error`] whose kind says the same, as far as the standard library has a kind for it, and from which
-/// [`into_inner`](io::Error::into_inner) gives it back.
+/// Its text includes the text of its [`source`](std::error::Error::source). It converts into an [`io::Error`] whose
+/// kind says the same, as far as the standard library has a kind for it. [`into_inner`](io::Error::into_inner) gives
+/// this error back.
 ///
 /// # Examples
 ///
@@ -41,8 +41,8 @@ pub enum Error {
     #[error("invalid input: {0}")]
     InvalidInput(String),
 
-    /// The time given was over first. The place in the queue, if there was one, was given up. Try again, or look at who
-    /// is in the way.
+    /// The time given was over first. The place in the queue, if there was one, was given up. Try again, or look at the
+    /// contenders in the way.
     #[error(
         "not {} within {}: {blockers}",
         if .blockers.ahead > 0 { "granted" } else { "done" },
@@ -51,28 +51,29 @@ pub enum Error {
     Timeout {
         /// The time given.
         waited: Duration,
-        /// Who was in the way.
+        /// The contenders that were in the way.
         blockers: Blockers,
     },
 
-    /// A `try_` method found the lock taken, or was beaten to it. Go on with other work.
+    /// A `try_` method found the lock taken, or another contender came first. Go on with other work.
     #[error("would block: {blockers}")]
     WouldBlock {
-        /// Who is in the way.
+        /// The contenders in the way.
         blockers: Blockers,
     },
 
-    /// The lock waits for one that the same process holds, and [`on_deadlock`](crate::RwLockBuilder::on_deadlock) says to
-    /// refuse that. Release it first; to read twice, [`share`](crate::ReadGuard::share) the guard.
+    /// The acquisition would wait for a hold of the same process, and
+    /// [`on_deadlock`](crate::RwLockBuilder::on_deadlock) says to refuse that. Release that hold first. To read twice,
+    /// [`share`](crate::ReadGuard::share) the guard.
     #[error("would wait for ever: it waits for {holder}, which {} holds", if *.same_task { "the same task" } else { "the same process" })]
     WouldDeadlock {
         /// The node of the hold.
         holder: String,
-        /// Whether the same task was granted it.
+        /// Whether the same task was granted the hold.
         same_task: bool,
     },
 
-    /// The lock was held and is not any more. Stop the work it guarded; somebody else may hold it already.
+    /// The lock was held and is not any more. Stop the work that it guarded: another contender may hold it already.
     #[error("the lock was lost: {0}")]
     Lost(#[source] Loss),
 
@@ -80,8 +81,8 @@ pub enum Error {
     #[error("lost the place in the queue: {0}")]
     Evicted(#[source] Loss),
 
-    /// No server answered in time. Look at the network and at the ensemble; nothing is held or queued. Whether an
-    /// [eviction](crate::RwLock::evict) that was sent has been done, is not known then.
+    /// No server answered in time. Look at the network and at the ensemble. Nothing is held or queued. If an
+    /// [eviction](crate::RwLock::evict) was sent, it is not known whether it was carried out.
     #[error("ZooKeeper cannot be reached: {0}")]
     Unreachable(String),
 
@@ -89,13 +90,14 @@ pub enum Error {
     #[error("{0}, and no new one can be opened")]
     Closed(#[source] Ending),
 
-    /// The ensemble does not allow it. `delete` and `create` are permissions of the *parent* node.
+    /// The ensemble does not allow the operation. `delete` and `create` are permissions of the *parent* node.
     ///
-    /// When the operation is [`ENTER_OWN_DIRECTORY`](Error::ENTER_OWN_DIRECTORY), mend the [`Acl`](crate::Acl) that this
-    /// client gives to what it makes.
+    /// When the operation is [`ENTER_OWN_DIRECTORY`](Error::ENTER_OWN_DIRECTORY), mend the [`Acl`](crate::Acl) that
+    /// this client gives to the nodes that it makes.
     ///
-    /// No node of ours is left behind, but for one case: when the operation is [`DELETE_OWN_NODE`](Error::DELETE_OWN_NODE)
-    /// the node at `path` stays, in everyone's way, until its session ends: see [`ZooKeeper::close`](crate::ZooKeeper::close).
+    /// No node is left behind, except in one case: when the operation is [`DELETE_OWN_NODE`](Error::DELETE_OWN_NODE),
+    /// the node at `path` stays, in the way of other contenders, until its session ends: see
+    /// [`ZooKeeper::close`](crate::ZooKeeper::close).
     #[error("permission denied: {operation} {path}")]
     PermissionDenied {
         /// What was tried.
@@ -111,23 +113,24 @@ pub enum Error {
         path: String,
     },
 
-    /// The directory's sequence numbers are nearly used up, and others are in it. Let everyone leave: the next to come
-    /// restarts them, if nothing else is in it. Or use another path.
+    /// The directory's sequence numbers are nearly used up, and contenders are in it. Let all of them leave: the next
+    /// contender restarts the numbers, if nothing else is in the directory. Or use another path.
     #[error("{path} has used up its sequence numbers: let all leave, remove what else is in it, or use another path")]
     SequenceExhausted {
         /// The lock's directory.
         path: String,
     },
 
-    /// In the lock's directory is somebody who may go by another rule than this lock, so nobody can say whose turn it
-    /// is. Open the lock in the other [dialect](Dialect), or use another path.
+    /// A contender in the lock's directory may go by another rule than this lock, so nothing shows whose turn it is.
+    /// Open the lock in the other [dialect](Dialect), or use another path.
     #[error("{path} is also used by others: {node} is {}; nothing is granted beside it", .dialect.describe(*.speaks))]
     ForeignContender {
         /// The lock's directory.
         path: String,
         /// The name of the node.
         node: String,
-        /// The dialect that it is a contender in; that of the lock, if it has its mark and no number behind that.
+        /// The dialect of the node. It is the dialect of the lock if the node has the lock's mark and no number behind
+        /// it.
         speaks: Dialect,
         /// The dialect of the lock.
         dialect: Dialect,
@@ -135,7 +138,7 @@ pub enum Error {
 
     /// One lock of a [`MultiLock`](crate::MultiLock) failed, and none of them is held.
     ///
-    /// From a [`MultiGuard`](crate::MultiGuard) it says which lock was lost first.
+    /// From a [`MultiGuard`](crate::MultiGuard), it is the lock that was lost first.
     #[error("{path}: {error}")]
     OneOfMany {
         /// That lock's directory.
@@ -168,7 +171,8 @@ pub enum Error {
         error: ValueError,
     },
 
-    /// The connection broke before the answer came: it may or may not have been done. Read to find out.
+    /// The connection broke before the answer came. The operation may or may not have been carried out. Read to find
+    /// out.
     #[error("{operation}: the outcome is unknown, because the connection broke: {reason}")]
     OutcomeUnknown {
         /// What was tried.
@@ -193,8 +197,8 @@ impl Error {
     /// The operation of a [`PermissionDenied`](Error::PermissionDenied) that leaves a node behind.
     pub const DELETE_OWN_NODE: &str = "delete our own node (it stays until its session ends)";
 
-    /// The operation of a [`PermissionDenied`](Error::PermissionDenied) by the caller's own [`Acl`](crate::Acl): nobody else
-    /// finds the directory, because it is removed again.
+    /// The operation of a [`PermissionDenied`](Error::PermissionDenied) that the caller's own [`Acl`](crate::Acl)
+    /// causes. The directory is removed again, so no other client finds it.
     pub const ENTER_OWN_DIRECTORY: &str = "enter the directory that it made (the ACL of this client shuts the client out: allow its own user to read, create and delete)";
 
     /// Whether a `try_` method found the lock taken.
@@ -238,7 +242,7 @@ impl Error {
         }
     }
 
-    /// This, of the lock at `path` among others.
+    /// This error, as that of the lock at `path` among several.
     pub(crate) fn of_one(self, path: &str) -> Error {
         match self {
             // It names its path already.
@@ -261,7 +265,7 @@ impl Error {
         Error::InvalidInput(problem.into())
     }
 
-    /// What a failed request means for a caller who does not hold the lock.
+    /// What a failed request means for a caller that does not hold the lock.
     pub(crate) fn from_failure(failure: Failure, operation: &'static str, path: &str) -> Error {
         let path = path.to_owned();
         match failure {

@@ -1,4 +1,4 @@
-//! Errors, told apart by what the caller can do.
+//! Errors, by what the caller can do.
 
 pub(crate) mod error;
 pub(crate) mod value;

@@ -1,17 +1,17 @@
-//! What can be wrong with a value, told apart by what the caller can do about it; knows neither locks nor nodes.
+//! What can be wrong with a value, by what the caller can do about it; knows neither locks nor nodes.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use thiserror::Error;
 
-/// Why the value behind a lock cannot be read or written. What is kept in the ensemble stays as it is.
+/// Why the value behind a lock cannot be read or written. The value in the ensemble stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ValueError {
-    /// There is none: it was never written, or its node was deleted. Write one, with
-    /// [`replacing`](crate::Acquire::replacing), or give the handle an
-    /// [`initial`](crate::SharedBuilder::initial) one.
+    /// There is no value: it was never written, or its node was deleted. Write one with
+    /// [`replacing`](crate::Acquire::replacing), or give the handle an [`initial`](crate::SharedBuilder::initial)
+    /// value.
     #[error("no value has been written yet: write one with `replacing`, or give the handle an `initial` one")]
     Unset,
 
@@ -23,27 +23,27 @@ pub enum ValueError {
         problem: String,
     },
 
-    /// It was written in another format. Open it with the same format everywhere.
+    /// The value was written in another format. Use the same format everywhere.
     #[error("it is written as {found:?}, and read as {expected:?}, last by {written}")]
     OtherFormat {
         /// The name of the format it was written in.
         found: String,
         /// The name of ours.
         expected: String,
-        /// Who wrote it.
+        /// The last write.
         written: Box<Written>,
     },
 
-    /// It was written by a program that knows a newer schema. Update this one.
+    /// The value was written by a program that knows a newer schema. Update this program.
     #[error("it has schema {}, and this program knows none after {known}: last written by {written}", written.schema)]
     NewerSchema {
         /// The newest schema that this program knows.
         known: u32,
-        /// Who wrote it.
+        /// The last write.
         written: Box<Written>,
     },
 
-    /// It was written with an older schema, and cannot be brought to ours: mend the
+    /// The value was written with an older schema, and cannot be brought to ours. Mend the
     /// [migration](crate::SharedBuilder::migrate).
     #[error("it has schema {}, which cannot be brought to {known}: {problem}; last written by {written}", written.schema)]
     OlderSchema {
@@ -51,17 +51,17 @@ pub enum ValueError {
         known: u32,
         /// Why it cannot.
         problem: String,
-        /// Who wrote it.
+        /// The last write.
         written: Box<Written>,
     },
 
-    /// Its format, and its schema, are ours, but it does not fit our type. Mend the type, or raise the
+    /// The value has our format and our schema, but does not fit our type. Mend the type, or raise the
     /// [schema](crate::SharedBuilder::schema).
     #[error("it does not fit the type: {problem}; last written by {written}")]
     WrongType {
         /// What the format said.
         problem: String,
-        /// Who wrote it.
+        /// The last write.
         written: Box<Written>,
     },
 
@@ -75,11 +75,11 @@ pub enum ValueError {
     /// The new value is too large. Nothing was changed.
     #[error("the new value takes {bytes} bytes{}", too_large(*.limit))]
     TooLarge {
-        /// How many it takes, with what is kept beside it.
+        /// How many bytes it takes, with what is kept beside it.
         bytes: usize,
-        /// How many are allowed by [`size_limit`](crate::SharedBuilder::size_limit): then nothing was sent. `None` if it
-        /// was the servers who closed the connection, again and again, when it was sent, and on no other request: their
-        /// `jute.maxbuffer` is smaller.
+        /// How many bytes [`size_limit`](crate::SharedBuilder::size_limit) allows: then nothing was sent. `None` if the
+        /// servers closed the connection each time the value was sent, and at no other request: their `jute.maxbuffer`
+        /// is smaller.
         limit: Option<usize>,
     },
 }
@@ -92,7 +92,7 @@ fn too_large(limit: Option<usize>) -> String {
     }
 }
 
-/// Who wrote a value last, and when.
+/// The last write of a value: by which host and acquisition, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Written {
@@ -100,7 +100,7 @@ pub struct Written {
     pub host: String,
     /// The label of the acquisition that it was written under.
     pub label: Option<String>,
-    /// The fencing token of that.
+    /// The fencing token of that acquisition.
     pub token: i64,
     /// Which commit under that token it was, counted from 1.
     pub commit: u32,

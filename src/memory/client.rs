@@ -30,7 +30,7 @@ use crate::session::request::{Ending, Failure};
 ///
 /// # Examples
 ///
-/// How our users test that their own code stops when it loses the lock:
+/// A test that a program stops its own work when it loses the lock:
 ///
 /// ```
 /// # use zk_rwlock::{Error, Memory, RwLock};
@@ -94,7 +94,7 @@ impl Memory {
         pollster::block_on(self.close());
     }
 
-    /// The ensemble gives this client's session up, and deletes its nodes. The client is told at once, or if it is
+    /// The ensemble gives this client's session up, and deletes its nodes. The client learns of it at once or, if it is
     /// [cut](Memory::cut) off, when it is healed. It gets a fresh session with its next acquisition.
     pub fn expire(&self) {
         self.change(|world, id, fired| world.expire(id, Ending::Expired, fired));
@@ -184,7 +184,7 @@ impl Memory {
         self.client.session().clone()
     }
 
-    /// The current session, or a fresh one if there is none that lives.
+    /// The current session, or a fresh one if the current session is over.
     fn open(&self) -> Option<Arc<MemorySession>> {
         if self.client.closed.load(Ordering::Acquire) {
             return None;

@@ -7,7 +7,7 @@ use std::task::{Context, Wake, Waker};
 
 use crate::session::request::Task;
 
-/// Runs chores on the thread that makes them ready: nothing happens in the background that a test did not cause.
+/// Runs tasks on the thread that makes them ready: nothing happens in the background that a test did not cause.
 #[derive(Default)]
 pub(super) struct Executor {
     chores: Mutex<Tasks>,
@@ -35,7 +35,7 @@ impl Executor {
 
     fn ready(self: &Arc<Self>, number: u64) {
         self.chores().ready.push_back(number);
-        // A thread that runs chores already will come to it; a chore may make others ready while it runs.
+        // A thread that runs tasks already will come to this task. A task may make other tasks ready while it runs.
         while !self.chores().ready.is_empty() && !self.running.swap(true, Ordering::AcqRel) {
             let _running = Running(&self.running);
             self.run();
@@ -48,7 +48,7 @@ impl Executor {
                 return;
             };
             let waker = Waker::from(Arc::new(Ready { executor: Arc::downgrade(self), number }));
-            // Inside a task that has run for long, tokio would make the chore yield, here and now, for ever.
+            // Inside a tokio task that has run for long, tokio would make this task yield, here and now, for ever.
             let polled =
                 std::pin::pin!(tokio::task::unconstrained(chore.as_mut())).poll(&mut Context::from_waker(&waker));
             if polled.is_pending() {
@@ -72,7 +72,7 @@ impl Executor {
     }
 }
 
-/// Lets another thread run chores when this one is done, also after a panic.
+/// Lets another thread run tasks when this thread is done, also after a panic.
 struct Running<'a>(&'a AtomicBool);
 
 impl Drop for Running<'_> {

@@ -21,7 +21,7 @@ pub(super) struct Ensemble {
     requests: AtomicU64,
 }
 
-/// A notification, to be given when the world is unlocked again: who is notified may ask the ensemble for something.
+/// A notification, given when the world is unlocked again: a task that is notified may ask the ensemble for something.
 pub(super) type Fired = Box<dyn FnOnce() + Send>;
 
 /// A request, carried out once the connection is there.
@@ -39,7 +39,7 @@ pub(super) struct World {
 struct SessionState {
     upkeep: Arc<Upkeep>,
     link: watch::Sender<Link>,
-    /// When the connection was cut, unless it is there.
+    /// When the connection was cut, if it is.
     cut: Option<Instant>,
     /// Why the ensemble has given the session up, although its client does not know yet.
     given_up: Option<Ending>,
@@ -129,7 +129,7 @@ impl Ensemble {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Runs a chore on the threads that make it ready.
+    /// Runs a task on the threads that make it ready.
     pub(super) fn spawn(&self, chore: Task) {
         self.executor.spawn(chore);
     }
@@ -140,7 +140,7 @@ impl SessionState {
         *self.link.borrow() == Link::Up
     }
 
-    /// Changes the link now, and notifies those who wait for it later.
+    /// Changes the link now. The notification for the tasks that wait for the link comes later.
     fn link_changes(&self, link: Link) -> Fired {
         let sender = self.link.clone();
         // A request that comes before the notification finds the link as it is.
@@ -343,7 +343,7 @@ impl World {
         for armed in state.watches.drain().flat_map(|(_, armed)| armed) {
             fired.push(Box::new(move || armed.fire(Event::Over)));
         }
-        // Without its session each of them answers that it is over.
+        // Without its session, each of these requests answers that the session is over.
         for job in std::mem::take(&mut state.waiting) {
             job(self, fired);
         }

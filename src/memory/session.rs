@@ -175,13 +175,14 @@ impl fmt::Debug for MemorySession {
 }
 
 impl Drop for MemorySession {
-    /// Closes the session, which nobody can use any more; its nodes go.
+    /// Closes the session, which no task can use any more. Its nodes go.
     fn drop(&mut self) {
         self.ensemble.change(|world, fired| world.expire(self.id, Ending::Closed, fired));
     }
 }
 
-/// A timer on the clock of the caller's runtime, which a test may have paused, or else on that of our own thread.
+/// A timer on the clock of the caller's runtime, which a test may have paused, or else on that of the library's own
+/// thread.
 pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     if tokio::runtime::Handle::try_current().is_ok() {
         // Tokio offers no other way to find out that a runtime has no timers.
@@ -198,7 +199,7 @@ pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Sen
     }
 }
 
-/// A timer that is over when its runtime is: tokio's own would panic, and a chore may outlive the runtime that it was
+/// A timer that is over when its runtime is: tokio's own would panic, and a task may outlive the runtime that it was
 /// started in.
 struct Sleep(Pin<Box<tokio::time::Sleep>>);
 

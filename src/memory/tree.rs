@@ -29,13 +29,13 @@ pub(super) type Change = (String, Event);
 
 /// What a transaction did.
 pub(super) struct Committed {
-    /// Of each operation, with the path of its node.
+    /// The outcome of each operation, with the path of its node.
     pub(super) outcomes: Vec<(Outcome, String)>,
-    /// In the order of a server.
+    /// In the order in which a server reports them.
     pub(super) changes: Vec<Change>,
 }
 
-/// Applies all operations, or none: then the index of the one that failed is told.
+/// Applies all operations, or none. If one fails, its index is returned with the failure.
 pub(super) fn commit(
     tree: &mut Tree,
     zxid: i64,
@@ -167,7 +167,7 @@ pub(super) fn children_key(path: &str) -> String {
     format!("{}/", path.trim_end_matches('/'))
 }
 
-/// The changes that a deletion makes, in the order of a server.
+/// The changes that a deletion makes, in the order in which a server reports them.
 pub(super) fn deletion(path: String) -> [Change; 3] {
     let (parent, children) = (children_key(parent_of(&path)), children_key(&path));
     [(path, Event::Deleted), (children, Event::Deleted), (parent, Event::Changed)]

@@ -34,7 +34,7 @@ impl fmt::Display for Member {
             write!(f, " {label:?}")?;
         }
         if let Some(since) = self.since {
-            // The clocks of two machines differ; an entry in the future is one of just now.
+            // The clocks of two machines differ. An entry in the future counts as an entry of just now.
             let age = SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO);
             let whole_seconds = Duration::from_secs(age.as_secs());
             let age = if whole_seconds.is_zero() {
@@ -57,7 +57,7 @@ impl fmt::Display for Blockers {
         let named: Vec<String> = holders.map(Member::to_string).collect();
         match (named.as_slice(), self.first.first()) {
             ([], None) => write!(f, "{} ahead", self.ahead),
-            // The holder has left since the listing: one of the waiters holds it now, or soon will.
+            // The holder has left since the listing. One of the waiters holds the lock now, or soon will.
             ([], Some(next)) => write!(f, "behind {next}; {} ahead", self.ahead),
             (holders, _) => write!(f, "held by {}; {} ahead", holders.join(" and "), self.ahead),
         }

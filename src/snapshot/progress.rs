@@ -1,4 +1,4 @@
-//! What a waiter hears while it waits; decides nothing.
+//! What a caller hears while its acquisition waits; decides nothing.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,23 +12,23 @@ use crate::session::contract::Session;
 use crate::session::listing;
 use crate::snapshot::read;
 
-/// How far a waiter has come. Told by [`Acquire::on_wait`](crate::Acquire::on_wait).
+/// How far a waiter has come. Reported by [`Acquire::on_wait`](crate::Acquire::on_wait).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Progress {
     /// The directory of the lock that it waits for.
     pub path: Arc<str>,
-    /// Its place in the queue: whoever came first has place 1. Holders count, and so do readers whom a reader need not
+    /// Its place in the queue: the first contender has place 1. Holders count, and so do readers that a reader need not
     /// wait for.
     pub place: usize,
-    /// How many are in the queue, itself and those behind it among them.
+    /// How many contenders are in the queue, with the waiter itself and the contenders behind it.
     pub length: usize,
-    /// Who is in the way.
+    /// The contenders in the way.
     pub blockers: Blockers,
 }
 
 impl Progress {
-    /// As far as a listing tells, without asking anybody.
+    /// The progress as far as a listing shows it, without a request.
     pub(crate) fn by_name(path: &Arc<str>, names: &[String], me: &Contender) -> Progress {
         let (place, length) = turn::place_of(me, names);
         Progress { path: Arc::clone(path), place, length, blockers: read::blockers_by_name(names, me) }
@@ -46,14 +46,14 @@ impl fmt::Display for Progress {
     }
 }
 
-/// How long a waiter at least goes without looking for what changed, unless it is told how often to look.
+/// How long a waiter pauses at least between two looks for changes, unless the caller has given an interval.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 
-/// What a caller wants to hear of its wait.
+/// The caller's function that hears of its wait.
 #[derive(Clone)]
 pub(crate) struct Listener {
     tell: Arc<Mutex<Tell>>,
-    /// How often to look on purpose, if the caller has said so.
+    /// How often to look, if the caller has given an interval.
     pub(crate) every: Option<Duration>,
 }
 
@@ -65,7 +65,7 @@ impl Listener {
     }
 }
 
-/// A listener of one waiter, and what it has heard last.
+/// The listener of one waiter, and what it has heard last.
 pub(crate) struct OnWait {
     listener: Box<Listener>,
     heard: Option<Progress>,
@@ -76,7 +76,7 @@ impl OnWait {
         Box::new(OnWait { listener, heard: None })
     }
 
-    /// Passes on what was seen, if it is news. Reads what those in the way have written into their nodes.
+    /// Reports what was seen, if it is news. Reads the nodes of the contenders in the way first.
     pub(crate) async fn tell(&mut self, session: &Arc<dyn Session>, dialect: Dialect, seen: Progress) {
         if let Some(heard) = self.heard.as_mut().filter(|heard| heard.is_as(&seen)) {
             heard.length = seen.length;
@@ -88,19 +88,20 @@ impl OnWait {
         self.heard = Some(progress);
     }
 
-    /// Looks at the queue each time the interval has passed, and tells what is news.
+    /// Looks at the queue each time the interval has passed, and reports news.
     pub(crate) async fn keep_looking(&mut self, session: &Arc<dyn Session>, directory: &Arc<str>, me: &Contender) {
         loop {
             session.sleep(self.pause()).await;
-            // Whoever waits in earnest finds out itself what goes wrong.
+            // A failure is ignored here: the wait itself finds out what goes wrong.
             if let Ok(names) = listing::list(session, directory).await {
                 self.tell(session, me.dialect(), Progress::by_name(directory, &names, me)).await;
             }
         }
     }
 
-    /// Each look reads all the names, so it is left to those in front: a queue of n reads n names so often that all of it
-    /// together reads a thousand times (1 + 1/2 + ... + 1/n) a second, which is less than ten thousand.
+    /// Each look reads all the names, so a waiter looks the less often, the further back it stands. At place p of n it
+    /// reads n names every p * n milliseconds. All waiters together read 1000 * (1 + 1/2 + ... + 1/n) names a second,
+    /// which is less than ten thousand.
     fn pause(&self) -> Duration {
         let size = self.heard.as_ref().map_or(0, |heard| heard.place.saturating_mul(heard.length));
         let by_size = Duration::from_millis(u64::try_from(size).unwrap_or(u64::MAX));

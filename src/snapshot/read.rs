@@ -1,4 +1,4 @@
-//! Reads who holds, who waits, since when and behind whom; knows no concrete backend.
+//! Reads the holders and waiters of a queue, with the data of their nodes; knows no concrete backend.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Stat};
 
-/// At most so many of those in the way are looked up for an error: it must be told in time.
+/// How many of the contenders in the way are read for an error: the error must come in time.
 const BLOCKERS_NAMED: usize = 8;
 
 /// How many nodes are read at once for a snapshot of the queue.
 const READS_IN_FLIGHT: usize = 256;
 
-/// Reads the queue that these children of the directory are: one read for each member.
+/// Reads the queue that these children of the directory form: one read for each member.
 pub(crate) async fn of(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -33,7 +33,7 @@ pub(crate) async fn of(
     Ok(Queue { path: directory.to_owned(), dialect, members })
 }
 
-/// Those in the way of `me`, as far as they can be read.
+/// The contenders in the way of `me`, as far as they can be read.
 pub(crate) async fn blockers(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -43,7 +43,7 @@ pub(crate) async fn blockers(
     read_first(session, directory, in_the_way_of(me, children)).await
 }
 
-/// Those in the way of a newcomer of this dialect and mode, as far as they can be read.
+/// The contenders in the way of a newcomer of this dialect and mode, as far as they can be read.
 pub(crate) async fn blockers_of_newcomer(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -61,19 +61,19 @@ async fn read_first(
 ) -> Blockers {
     let members = match call::unless(session.sleep(session.timeout()), read(session, directory, &first)).await {
         Some(Ok(members)) => members,
-        // Their names alone still tell the mode and the host.
+        // Their names alone still show the mode and the host.
         _ => unread(&first),
     };
     Blockers { ahead, first: members }
 }
 
-/// Those in the way of `me` as far as a listing tells, without asking anybody.
+/// The contenders in the way of `me` as far as a listing shows them, without a request.
 pub(crate) fn blockers_by_name(children: &[String], me: &Contender) -> Blockers {
     let (ahead, first) = in_the_way_of(me, children);
     Blockers { ahead, first: unread(&first) }
 }
 
-/// The same as were seen by name, with what they have written into their nodes; those that have left are left out.
+/// The contenders that were seen by name, with the data of their nodes. Contenders that have left are left out.
 pub(crate) async fn read_again(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -91,7 +91,7 @@ pub(crate) async fn read_again(
     Blockers { ahead: seen.ahead, first }
 }
 
-/// How many are in the way, and the first of them.
+/// How many contenders are in the way, and the first of them.
 fn in_the_way_of(me: &Contender, children: &[String]) -> (usize, Vec<(Contender, Turn)>) {
     first_of(&turn::ahead_of(me, children), me.dialect(), children)
 }
@@ -109,7 +109,7 @@ fn unread(line: &[(Contender, Turn)]) -> Vec<Member> {
     line.iter().map(|(contender, turn)| member(contender, turn, None)).collect()
 }
 
-/// Reads the nodes of these contenders, all at once; those that have left meanwhile are left out.
+/// Reads the nodes of these contenders, all at once. Contenders that have left meanwhile are left out.
 async fn read(session: &Arc<dyn Session>, directory: &str, line: &[(Contender, Turn)]) -> Result<Vec<Member>, Failure> {
     let replies: Vec<_> = line.iter().map(|(c, _)| session.data(&format!("{directory}/{}", c.name()))).collect();
     let mut members = Vec::with_capacity(line.len());
@@ -117,7 +117,7 @@ async fn read(session: &Arc<dyn Session>, directory: &str, line: &[(Contender, T
         match reply.await {
             Ok((data, stat)) => members.push(member(contender, turn, Some((&data, stat)))),
             Err(Failure::NoNode) => {}
-            // Somebody else's node may be unreadable for us, but it is there.
+            // The node of another client may be unreadable for us, but it is there.
             Err(Failure::NoAuth) => members.push(member(contender, turn, None)),
             Err(failure) => return Err(failure),
         }

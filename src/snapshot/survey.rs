@@ -14,22 +14,22 @@ use crate::validation;
 /// How many directories are listed at once.
 const LISTINGS_IN_FLIGHT: usize = 256;
 
-/// The queues of all locks below a prefix that somebody holds or waits for.
+/// The queues of all locks below a prefix that have contenders.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Survey {
-    /// The queues, in the order of their paths. Those of different locks are not of the same moment.
+    /// The queues, in the order of their paths. Queues of different locks are not of the same moment.
     pub queues: Vec<Queue>,
-    /// The nodes whose children could not be listed, because we may not: locks may be below them.
+    /// The nodes whose children this client may not list. There may be locks below them.
     pub unreadable: Vec<String>,
 }
 
 impl Survey {
-    /// Looks at every node at and below `prefix`, and reads the queues of those that have contenders.
+    /// Looks at every node at and below `prefix`, and reads the queue of each node that has contenders.
     ///
     /// Costs a listing for each node that is not a contender itself, and a read for each contender. Each queue is seen
-    /// in its own [dialect](Dialect); a directory in which several are spoken has a queue for each.
-    /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout for each step, and as a whole with
+    /// in its own [dialect](Dialect); a directory with contenders of several dialects has a queue for each. [How long
+    /// it takes](Call#how-long-it-takes) is bounded by the session timeout for each step, and as a whole with
     /// [`timeout`](Call::timeout).
     ///
     /// # Cancel safety
@@ -109,7 +109,7 @@ impl Survey {
         contenders: &[String],
     ) -> Result<(), Failure> {
         let queue = read::of(session, node, dialect, contenders).await?;
-        // Those who have all left meanwhile leave nothing to see.
+        // A queue whose contenders have all left meanwhile is left out.
         self.queues.extend(Some(queue).filter(|queue| !queue.members.is_empty()));
         Ok(())
     }

@@ -42,7 +42,7 @@ impl Drop for HoldTimer {
     }
 }
 
-/// A node that is to be removed, for as long as it is not.
+/// A removal of an own node, counted as pending until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Removal(());
 

@@ -2,19 +2,19 @@
 //!
 //! | name | kind | unit | labels | what |
 //! |---|---|---|---|---|
-//! | `zk_rwlock_acquire_wait_seconds` | histogram | seconds | `mode` | from asking until granted, of all but reads that `joined`; not of those that failed or gave up |
+//! | `zk_rwlock_acquire_wait_seconds` | histogram | seconds | `mode` | from asking until granted; of acquisitions that were granted, except reads that `joined` |
 //! | `zk_rwlock_hold_seconds` | histogram | seconds | `mode` | from the grant until the guard was dropped or its release began; a downgrade ends the hold of one mode and begins that of the other |
-//! | `zk_rwlock_queue_length` | histogram | nodes | `mode` | others in the directory when one that entered looked first; a contender that comes right after another of its session does not look, and is not counted |
-//! | `zk_rwlock_grants_total` | counter | | `mode`, `kind` | nodes that were granted: `next` by their numbers, `at once` by the first look, `look` by a later one, `hand-off` by the one before, `pass` by one of the same session; and `joined`: [shared](crate::RwLockBuilder::share_reads) reads that found a node held. Those that waited for one node together are not counted besides it |
-//! | `zk_rwlock_would_block_total` | counter | | `mode` | `try_*` that found the lock taken; of several locks, for the one that the error names |
-//! | `zk_rwlock_timeouts_total` | counter | | `mode` | acquisitions whose time was over first; of several locks, for the one that the error names |
+//! | `zk_rwlock_queue_length` | histogram | nodes | `mode` | other nodes in the directory at the first listing of a contender that entered; a contender that comes directly after another of its session does not list, and is not counted |
+//! | `zk_rwlock_grants_total` | counter | | `mode`, `kind` | nodes that were granted: `next` by their numbers, `at once` by the first listing, `look` by a later listing, `hand-off` by the predecessor's signal, `pass` by a contender of the same session; and `joined`: [shared](crate::RwLockBuilder::share_reads) reads that found a node held. Shared reads that waited for one node together are not counted besides the node |
+//! | `zk_rwlock_would_block_total` | counter | | `mode` | `try_*` that found the lock taken; of several locks, for the lock that the error names |
+//! | `zk_rwlock_timeouts_total` | counter | | `mode` | acquisitions whose time was over first; of several locks, for the lock that the error names |
 //! | `zk_rwlock_losses_total` | counter | | `cause` | held nodes that were lost: `session-over`, `lease-ran-out`, `removed`, `interfered` |
 //! | `zk_rwlock_recoveries_total` | counter | | | creates whose answer was lost and whose node was found |
-//! | `zk_rwlock_heartbeats_total` | counter | | | heartbeats that were sent to renew a lease under which something is kept: a read, and the check-only transaction by which it counts |
+//! | `zk_rwlock_heartbeats_total` | counter | | | heartbeats that were sent to renew the lease of a session with nodes of ours: a read, and the check-only transaction by which the read counts |
 //! | `zk_rwlock_removals_pending` | gauge | nodes | | nodes of ours whose removal is not confirmed yet |
 //!
-//! `mode` is `read` or `write`. Locks are not told apart, because there may be any number of them. Much is measured on
-//! the library's own thread, so the recorder has to be a global one.
+//! `mode` is `read` or `write`. There is no label for the lock, because there may be any number of locks. Much is
+//! measured on the library's own thread, so the recorder has to be a global one.
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 
@@ -22,7 +22,7 @@ use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 pub const ACQUIRE_WAIT_SECONDS: &str = "zk_rwlock_acquire_wait_seconds";
 /// From the grant until the guard is dropped or released.
 pub const HOLD_SECONDS: &str = "zk_rwlock_hold_seconds";
-/// How many others are in the directory when one enters, and looks.
+/// How many other nodes are in the directory at the first listing of a contender.
 pub const QUEUE_LENGTH: &str = "zk_rwlock_queue_length";
 /// Grants.
 pub const GRANTS: &str = "zk_rwlock_grants_total";
@@ -43,7 +43,7 @@ pub const REMOVALS_PENDING: &str = "zk_rwlock_removals_pending";
 pub fn describe() {
     describe_histogram!(ACQUIRE_WAIT_SECONDS, Unit::Seconds, "From asking for a lock until it was granted");
     describe_histogram!(HOLD_SECONDS, Unit::Seconds, "From the grant of a lock until its guard was gone");
-    describe_histogram!(QUEUE_LENGTH, Unit::Count, "Others in the lock's directory when one entered, and looked");
+    describe_histogram!(QUEUE_LENGTH, Unit::Count, "Other nodes in the directory at a contender's first listing");
     describe_counter!(GRANTS, Unit::Count, "Locks granted");
     describe_counter!(WOULD_BLOCK, Unit::Count, "Attempts that found the lock taken");
     describe_counter!(TIMEOUTS, Unit::Count, "Acquisitions whose time was over first");

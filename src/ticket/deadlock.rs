@@ -1,28 +1,30 @@
-//! What becomes of an acquisition that waits for a hold of its own; knows no holds.
+//! What an acquisition does that would wait for a hold of its own task; knows no holds.
 
-/// What becomes of an acquisition that waits for a hold of its own. Set with
+/// What an acquisition does that would wait for a hold of its own task. Set with
 /// [`RwLockBuilder::on_deadlock`](crate::RwLockBuilder::on_deadlock).
 ///
-/// A task waits for itself if it asks for the write lock while it holds the lock, or for the read lock behind a writer
-/// who waits for a read lock that it holds. What tells tasks apart is tokio's task id; outside of tasks it is the thread,
-/// in a runtime's `block_on` and in the `blocking` forms. Under other executors nothing is known. A node that reads
-/// [share](crate::RwLockBuilder::share_reads) is held by no task in particular.
+/// A task waits for itself if it holds the lock and asks for the write lock. It also does if it holds the read lock,
+/// and asks for the read lock behind a writer that waits for this hold. Tasks are known by tokio's task id. Outside of
+/// tasks the thread counts, in a runtime's `block_on` and in the `blocking` forms. Under other executors nothing is
+/// known. A node that several reads [share](crate::RwLockBuilder::share_reads) is held by no task in particular.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Deadlock {
-    /// It waits.
+    /// The acquisition waits.
     Ignore,
-    /// It waits, and a warning is logged that names the hold, if the same task was granted that.
+    /// The acquisition waits. If the same task was granted the hold, a warning is logged that names the hold.
     ///
-    /// No harm is done where the task has given the guard to somebody else who releases it, where it runs several pieces
-    /// of work side by side, as `join!` does, that take the lock and release it by themselves, or where the writer in
-    /// between gives up.
+    /// Such a wait does no harm in three cases: the task has given the guard to another task, which releases it; the
+    /// task runs several pieces of work side by side, as `join!` does, and each of them takes and releases the lock by
+    /// itself; or the writer in between gives up.
     #[default]
     Warn,
-    /// It fails with [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if the same task was granted the hold. In the
-    /// three cases that [`Warn`](Deadlock::Warn) names, it refuses what would only have to wait.
+    /// The acquisition fails with [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) if the same task was granted
+    /// the hold. It fails also in the three cases that [`Warn`](Deadlock::Warn) names, where it would only have to
+    /// wait.
     Refuse,
-    /// It fails also if any other task was granted the hold on this session: for programs that never let two of their
-    /// tasks queue for one lock. In any other, it refuses what would only have to wait.
+    /// As [`Refuse`](Deadlock::Refuse), and the acquisition fails also if any other task was granted the hold on this
+    /// session. For programs that never let two of their tasks queue for one lock. In any other program, acquisitions
+    /// fail that would only have to wait.
     RefuseInProcess,
 }

@@ -1,4 +1,4 @@
-//! How a lock directory is made, with those above it, and unmade; knows nothing of what is in it.
+//! How a lock directory is made, with the directories above it, and unmade; knows nothing of what is in it.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ fn steps(path: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Makes the lock directory at `path`, below ordinary nodes: a container, which the server reaps when it has been empty
-/// for a while, unless it has to stay. Each directory that it made is given to `made` at once.
+/// for a while, unless it has to stay. Calls `made` with each directory as soon as it is made.
 pub(super) async fn make(
     session: &Arc<dyn Session>,
     path: &str,
@@ -25,9 +25,9 @@ pub(super) async fn make(
         match until_known(session, || session.create(step, &[], kind)).await {
             Ok(_) => made(step),
             Err(Failure::NodeExists) => {}
-            // We may not create up there, but what is needed may be there already.
+            // We may not create a directory here, but it may be there already.
             Err(Failure::NoAuth) if step != path => denied = true,
-            // It was not.
+            // It was not there.
             Err(Failure::NoNode) if denied => return Err(Failure::NoAuth),
             Err(failure) => return Err(failure),
         }
@@ -35,8 +35,8 @@ pub(super) async fn make(
     Ok(())
 }
 
-/// Removes the directories that were made, the innermost first, and says whether there was one. Only an empty one is
-/// removed.
+/// Removes the directories that were made, the innermost first, and returns whether one was removed. Only empty
+/// directories are removed.
 pub(super) async fn unmake(session: &Arc<dyn Session>, made: Vec<String>) -> bool {
     let mut is_removed = false;
     for step in made.iter().rev() {

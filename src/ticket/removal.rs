@@ -1,4 +1,4 @@
-//! How a node of ours is removed, however often that must be asked for; knows nothing of turns.
+//! How an own node is removed, by as many requests as that takes; knows nothing of turns.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -50,7 +50,8 @@ impl Drop for Leaving {
     }
 }
 
-/// A holder's release: whoever watches the node sees its data change, and knows that it was held and let go.
+/// A writer's release. A waiter that watches the node sees its data change, and so knows that the node was held and
+/// released.
 pub(super) fn hand_off(session: &Arc<dyn Session>, path: &str) -> Reply<()> {
     nothing_of(session.transact(&[
         Operation::Set { path: path.to_owned(), data: Vec::new(), version: None },
@@ -94,7 +95,7 @@ pub(super) async fn remove(
         };
     }
     if let Some(directory) = restart {
-        // Refused while anybody is queued; when it succeeds, the sequence starts again from 0.
+        // Refused while any contender is queued. When it succeeds, the sequence starts again from 0.
         let _refused_unless_empty = session.delete(&directory).await;
     }
     Ok(())
@@ -110,7 +111,7 @@ pub(super) async fn removed_in_background(session: Arc<dyn Session>, path: Strin
     }
 }
 
-/// For an acquisition that was dropped while its create was under way.
+/// Removes the node of an acquisition that was dropped while its create was under way.
 pub(super) async fn remove_when_created(
     session: Arc<dyn Session>,
     directory: Arc<str>,
@@ -136,8 +137,8 @@ pub(super) async fn remove_when_created(
     }
 }
 
-/// Removes every node of this owner, also one whose create took effect although its answer was lost: the lost request
-/// cannot follow the sync any more, which is a write of ours.
+/// Removes every node of this owner, also a node whose create took effect although its answer was lost. The sync is a
+/// later write of this session, so the lost create cannot take effect after it.
 pub(super) async fn remove_all_of(session: Arc<dyn Session>, directory: Arc<str>, owner: Owner) {
     let listing = until_known_at_last(&session, || synced(&session, &directory, |it, path| it.children(path)));
     let children = match listing.await.or_else(none_without_directory) {

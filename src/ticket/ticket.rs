@@ -38,10 +38,11 @@ use crate::telemetry::meter;
 use crate::ticket::directory;
 use crate::ticket::removal::{Leaving, hand_off, remove, remove_all_of, remove_when_created, removed_in_background};
 
-/// What tells the places of this process apart.
+/// The next id of a [`Position`], unique in this process.
 static IDS: AtomicU64 = AtomicU64::new(0);
 
-/// A node in a lock directory, or one that is being created there. Dropping it removes the node, however far it got.
+/// A node in a lock directory, or one that is being created there. Dropping the ticket removes the node, however far
+/// its creation got.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     session_slot: SessionSlot,
@@ -56,14 +57,14 @@ struct Node {
     step: Step,
     /// On which connection the node was asked for.
     connection: u64,
-    /// A create's answer was lost, so there may be a node that nobody saw.
+    /// A create's answer was lost, so there may be a node that no answer has shown.
     unsure: bool,
     /// The directories that we made to get here, the outermost first.
     made: Vec<String>,
 }
 
 enum Step {
-    /// Nothing was asked for, or what was asked for was refused.
+    /// No node was asked for, or the request was refused.
     Absent,
     Coming(Reply<Created>),
     Standing(Arc<Position>),
@@ -90,17 +91,18 @@ impl Ticket {
     /// Asks for a node, and returns when the answer is there.
     ///
     /// # Cancel safety
-    /// Dropping the future keeps the request; dropping the place removes what it makes.
+    /// Dropping the future keeps the request. Dropping the ticket removes the node that the request makes.
     pub(crate) async fn enter(&self, mode: Mode, data: &[u8]) -> Result<(), Failure> {
         self.ask_for_node(mode, data);
         self.entered().await
     }
 
-    /// As [`Ticket::enter`], with a look at the directory as it is once the node is there: both requests are on their
-    /// way before either is answered.
+    /// As [`Ticket::enter`], with a listing of the directory as it is once the node is there. Both requests are on
+    /// their way before either is answered.
     pub(crate) async fn enter_and_list(&self, mode: Mode, data: &[u8]) -> Result<Result<Names, Failure>, Failure> {
         self.ask_for_node(mode, data);
-        // It is answered after the create, so waiting for it first wakes the task once, and not twice.
+        // The listing is answered after the create, so waiting for the listing first wakes the task once, and not
+        // twice.
         let names = self.list().await;
         self.entered().await?;
         Ok(names)
@@ -140,16 +142,16 @@ impl Ticket {
         directory::make(self.session(), &self.directory, has_to_stay, made).await
     }
 
-    /// Removes the directories that we made and, by their ACL, cannot use, or others would fail on them: whether there
-    /// was one. Nobody else can have put anything into one that is removed, since only an empty one is.
+    /// Removes the directories that we made and, by their ACL, cannot use: other clients would fail on them. Returns
+    /// whether one was removed. Only empty directories are removed, so no other client has put anything into one.
     pub(crate) async fn unmake_directory(&self) -> bool {
         let made = std::mem::take(&mut self.node().made);
         directory::unmake(self.session(), made).await
     }
 
-    /// After a lost answer: looks for a node that nobody saw, and takes it for ours if it is there.
+    /// After a lost answer: looks for a node that the create may have made, and stands at it if it is there.
     ///
-    /// Without the sync a lagging server could hide it, and a second one would queue behind it for ever.
+    /// Without the sync a lagging server could hide the node, and a second node of ours would queue behind it for ever.
     pub(crate) async fn recover(&self) -> Result<bool, Failure> {
         let session = self.session();
         let children = until_known(session, || synced(session, &self.directory, |it, path| it.children(path)));
@@ -170,8 +172,8 @@ impl Ticket {
         Ok(false)
     }
 
-    /// The second look after a lost answer: a listing that follows a later write of ours shows every node that the
-    /// lost request made. Only the one we stand at may stay.
+    /// The second look after a lost answer. A listing that follows a later write of ours shows every node that the lost
+    /// request made. Only the node that we stand at may stay.
     pub(crate) fn remove_strays(&self, children: &[String]) {
         if !self.is_unsure() {
             return;
@@ -188,7 +190,7 @@ impl Ticket {
         }
     }
 
-    /// Whether there may be a node of ours that nobody saw.
+    /// Whether there may be an own node that no answer has shown.
     pub(crate) fn is_unsure(&self) -> bool {
         self.node().unsure
     }
@@ -210,7 +212,7 @@ impl Ticket {
             return Leaving { work: Some(Box::pin(nothing)), session };
         };
         let path = self.child(position.contender.name());
-        // Looked at in any case: it is told if it has been lost.
+        // Looked at in any case, because this reports a loss.
         let loss = position.own_node.loss(session.lease());
         let held_alone = position.own_node.is_holding() && position.contender.mode() == Mode::Write;
         let may_signal = self.owner.dialect().hands_off() && !session.upkeep().is_signal_refused();
@@ -274,7 +276,7 @@ impl Ticket {
                     before_next_try(session, &mut tries).await?;
                     reply = session.transact(&swap);
                 }
-                // An earlier try, whose answer was lost, did it.
+                // An earlier try, whose answer was lost, has replaced the node.
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NodeExists => break,
                 Err(failure) => {
                     position.own_node.moved(from);
@@ -299,7 +301,7 @@ impl Ticket {
         let session = self.session();
         let name = created.path.rsplit('/').next().unwrap_or_default();
         if created.ephemeral_owner != session.id() {
-            // The ensemble changed the session under us; nothing made under the old one is ours.
+            // The connection has changed to another session, and the node belongs to that session. It is not ours.
             return Err(Failure::Refused(format!("node {name} belongs to another session")));
         }
         let Some(contender) = Contender::parse_as(name, self.owner.dialect()) else {
@@ -317,7 +319,7 @@ impl Ticket {
         Ok(())
     }
 
-    /// Our node, once there is one.
+    /// The position of our node, once there is one.
     pub(crate) fn position(&self) -> Option<Arc<Position>> {
         match &self.node().step {
             Step::Standing(position) => Some(Arc::clone(position)),
@@ -353,7 +355,7 @@ impl Drop for Ticket {
         };
         let (directory, owner) = (Arc::clone(&self.directory), self.owner.clone());
         match step {
-            // Dropping it lets it go on in the background.
+            // Dropping the future lets the removal go on in the background.
             None => drop(self.leave()),
             Some(Step::Coming(reply)) => {
                 session.clone().spawn(Box::pin(remove_when_created(session, directory, owner, reply, unsure)));
