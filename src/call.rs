@@ -25,9 +25,9 @@ pub(crate) const SESSION_TRIES: usize = 3;
 /// A step of the call that has no answer for one session timeout ends the call with [`Error::Unreachable`], even if the
 /// server still answers pings and the session lives on. A step is one request, or a batch of them (up to 256 reads, or
 /// all that a `try_` method sends to enter one lock). While the connection is lost, the call first waits for it to come
-/// back; or for the end of the session, and then for a fresh one within its [connect
-/// timeout](crate::ZooKeeperBuilder::connect_timeout). With [`timeout`](Self::timeout) the call ends in time in any
-/// case.
+/// back; or for the end of the session, and then for a fresh one within its
+/// [connect timeout](crate::ZooKeeperBuilder::connect_timeout). With [`timeout`](Self::timeout) the call ends in time
+/// in any case.
 ///
 /// # Cancel safety
 /// Dropping the call leaves no node and no watch behind, as soon as the server can be reached.

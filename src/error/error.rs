@@ -86,7 +86,7 @@ pub enum Error {
     #[error("ZooKeeper cannot be reached: {0}")]
     Unreachable(String),
 
-    /// This coordinator was closed and will never connect again, or its credentials were refused: mend those.
+    /// This coordinator was closed and will never connect again, or its credentials were refused: mend the credentials.
     #[error("{0}, and no new one can be opened")]
     Closed(#[source] Ending),
 
@@ -224,7 +224,7 @@ impl Error {
         }
     }
 
-    /// What went wrong with one lock, whether it was acquired alone or together with others.
+    /// What went wrong with one lock, whether it was acquired alone or together with other locks.
     ///
     /// # Examples
     ///

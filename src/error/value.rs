@@ -24,7 +24,7 @@ pub enum ValueError {
     },
 
     /// The value was written in another format. Use the same format everywhere.
-    #[error("it is written as {found:?}, and read as {expected:?}, last by {written}")]
+    #[error("it is written as {found:?}, and read as {expected:?}; last written by {written}")]
     OtherFormat {
         /// The name of the format it was written in.
         found: String,

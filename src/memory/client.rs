@@ -120,7 +120,7 @@ impl Memory {
         self.with_fault(Fault::Request);
     }
 
-    /// From now on this client's server is behind the others: reads show the past, and events are late.
+    /// From now on this client's server is behind the other servers: reads show the past, and events are late.
     ///
     /// A write or a sync of its own brings the server up to that moment, and no further.
     pub fn lag(&self) {

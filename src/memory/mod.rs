@@ -1,4 +1,4 @@
-//! The embedded backend: an ensemble in this process.
+//! The embedded backend: an ensemble in this process; knows no locks.
 
 mod executor;
 mod server;

@@ -406,14 +406,14 @@ impl World {
         self.sessions.get(&session)?.cut
     }
 
-    /// From now on a session's server is behind the others.
+    /// From now on a session's server is behind the other servers.
     pub(super) fn lag(&mut self, session: i64) {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.view = Some(Arc::clone(&self.tree));
         }
     }
 
-    /// A session's server is not behind the others any more.
+    /// A session's server is not behind the other servers any more.
     pub(super) fn catch_up(&mut self, session: i64, fired: &mut Vec<Fired>) {
         self.refresh(session, fired);
         if let Some(state) = self.sessions.get_mut(&session) {
@@ -446,7 +446,7 @@ impl World {
     }
 }
 
-/// Removes a watch that nobody waits for any more.
+/// Removes a watch that no task waits for any more.
 struct Disarm {
     ensemble: Weak<Ensemble>,
     session: i64,

@@ -110,8 +110,8 @@ pub enum Dialect {
     CuratorMutex,
     /// The dialect of kazoo's `ReadLock` and `WriteLock`.
     ///
-    /// Both take every child for a contender that ends with `__lock__` or `__rlock__` and ten digits, whatever stands
-    /// before that, and compare the digits.
+    /// Both read every child as a contender whose name ends with `__lock__` or `__rlock__` and ten digits, whatever
+    /// stands before that. They compare the digits.
     Kazoo,
 }
 

@@ -147,8 +147,8 @@ impl<T: Clone> LocalQueue<T> {
             let upper = *upper;
             self.renew(upper, &mut woken);
         }
-        // Members with higher numbers and older nodes date from before the directory was made anew. Those that have
-        // left are forgotten.
+        // Members with higher numbers and older nodes date from before the directory was made anew. Such a member is
+        // forgotten if it has left.
         let above = self.members.range(above(number)).rev().take_while(|(_, it)| it.czxid < czxid);
         let before: Vec<i64> = above.filter(|(_, it)| it.has_left).map(|(number, _)| *number).collect();
         before.into_iter().for_each(|number| self.forget(number));
@@ -208,7 +208,7 @@ impl<T: Clone> LocalQueue<T> {
         let (mode, way) = (member.mode, LocalTurn::Clear(evidence.clone()));
         let before = match (mode, &member.before) {
             (Mode::Write, _) => Before::Nobody(evidence.clone()),
-            // The member directly before this reader is a writer. That writer has lost its node and has not noticed.
+            // The writer directly before this reader has lost its node, and has not noticed.
             (Mode::Read, Before::Next(lower)) if self.excludes(*lower, mode) => Before::NoWriter(evidence.clone()),
             (Mode::Read, before) => before.clone(),
         };

@@ -36,9 +36,9 @@ pub struct Member {
     pub session: Option<i64>,
     /// When it entered, on the ensemble's clock; `None` if its node could not be read.
     pub since: Option<SystemTime>,
-    /// The ensemble-wide number of the transaction that created its node. It is the [fencing
-    /// token](crate::WriteGuard::fencing_token) of its guard, unless the holder has downgraded. `None` if its node
-    /// could not be read.
+    /// The ensemble-wide number of the transaction that created its node. It is the
+    /// [fencing token](crate::WriteGuard::fencing_token) of its guard, unless the holder has downgraded. `None` if its
+    /// node could not be read.
     ///
     /// No two nodes ever have the same token. [`RwLock::evict`](crate::RwLock::evict) takes it.
     pub token: Option<i64>,
@@ -57,7 +57,7 @@ pub enum MemberState {
         /// The name of the nearest node before it that excludes it.
         behind: String,
     },
-    /// It will never hold: its sequence number is negative, or another node has the same.
+    /// It will never hold: its sequence number is negative, or another node has the same number.
     Stuck,
 }
 

@@ -34,7 +34,7 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
     /// Ends every session, and with it every node that it owns. Returns when the ensemble has confirmed that, or could
     /// not be asked within the session timeout.
     ///
-    /// Guards of those sessions are lost, waiting acquisitions fail, and new ones are refused.
+    /// Guards of these sessions are lost, waiting acquisitions fail, and new ones are refused.
     async fn close(&self);
 
     /// A timer that runs even if the caller's runtime has none.

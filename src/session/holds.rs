@@ -77,8 +77,8 @@ impl Holds {
     /// A hold that `asker` waits for, if its predecessor has the number `nearest`. Prefers a hold of `asker` itself.
     ///
     /// A waiter waits for its predecessor, and for every hold before the predecessor. If the predecessor holds as well,
-    /// both are readers, and the waiter is a writer, which waits for both. If the predecessor waits, it does so for
-    /// every hold before it, directly or through the contenders between.
+    /// both are readers, and the waiter is a writer, which waits for both. If the predecessor waits, it waits for every
+    /// hold before it, directly or through the contenders between.
     ///
     /// Only a hold whose node is still in the `queue` is in the way: a guard outlives its node if an operator removes
     /// the node.

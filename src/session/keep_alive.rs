@@ -105,7 +105,7 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
         let is_there = answer.is_ok();
         let granted = live.upkeep().nodes().looked_at(&path, is_gone);
         if is_there {
-            tracing::error!(path = &*path, "a stranger wrote to a lock node, which was taken for a hand-off");
+            tracing::error!(path = &*path, "a stranger wrote to a lock node, and the write was taken for a hand-off");
             for own_node in granted {
                 own_node.lose(Loss::Interfered);
             }

@@ -253,7 +253,8 @@ impl Lease {
     }
 
     /// How often a heartbeat is due: every fifth of the session timeout. More often if answers come late. More often,
-    /// too, if the stop margin is larger than its default, so that as much of the lease is left when a break begins.
+    /// too, if the stop margin is larger than its default, so that as much of the lease as by default is left when a
+    /// break begins.
     ///
     /// Two answers and the settling time pass from the sending of a touch until it counts. The next touch must count
     /// before the lease ends.

@@ -26,7 +26,7 @@ pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Na
     Box::pin(async move {
         match answer.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(answer)) => answer.clone(),
-            _ => Err(Failure::Unknown("nobody waited for the listing".to_owned())),
+            _ => Err(Failure::Unknown("no caller waited for the listing".to_owned())),
         }
     })
 }

@@ -13,8 +13,8 @@ pub enum Loss {
     /// The session is over, and its nodes with it.
     #[error("{0}")]
     SessionOver(#[from] Ending),
-    /// The servers may give the session up soon, and then another contender may be granted the lock. It is too long ago
-    /// that the servers surely heard of the session.
+    /// The servers may give the session up soon, and then another contender may be granted the lock. It is too long
+    /// since the servers surely heard of the session.
     #[error("the lease on the session ran out before a quorum renewed it")]
     LeaseRanOut,
     /// Another client deleted the lock's node.
@@ -24,7 +24,7 @@ pub enum Loss {
     ///
     /// The false grant is found out after a few milliseconds. A holder that releases before that passes the false grant
     /// on, and the next holder cannot tell. Only an ACL that keeps strangers from writing helps.
-    #[error("a stranger wrote to a lock node, which was taken for a hand-off")]
+    #[error("a stranger wrote to a lock node, and the write was taken for a hand-off")]
     Interfered,
 }
 

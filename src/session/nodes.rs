@@ -158,7 +158,7 @@ impl OwnNodes {
         self.stirred.notify_one();
     }
 
-    /// Looks at each node, and reports those that are lost.
+    /// Looks at each node, and reports each loss.
     pub(crate) fn look_at_all(&self, lease: &Lease) {
         for own_node in self.all() {
             own_node.loss(lease);

@@ -1,4 +1,4 @@
-//! Asking again until the outcome is known; knows neither nodes nor queues.
+//! Asking again until the outcome is known; knows neither locks nor queues.
 
 use std::future::Future;
 use std::sync::Arc;

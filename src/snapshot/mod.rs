@@ -1,4 +1,4 @@
-//! The queue as people see it.
+//! The queue as people see it; decides nothing.
 
 pub(crate) mod display;
 pub(crate) mod progress;

@@ -28,8 +28,8 @@ impl Survey {
     /// Looks at every node at and below `prefix`, and reads the queue of each node that has contenders.
     ///
     /// Costs a listing for each node that is not a contender itself, and a read for each contender. Each queue is seen
-    /// in its own [dialect](Dialect); a directory with contenders of several dialects has a queue for each. [How long
-    /// it takes](Call#how-long-it-takes) is bounded by the session timeout for each step, and as a whole with
+    /// in its own [dialect](Dialect); a directory with contenders of several dialects has a queue for each.
+    /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout for each step, and as a whole with
     /// [`timeout`](Call::timeout).
     ///
     /// # Cancel safety

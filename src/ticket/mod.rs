@@ -1,4 +1,4 @@
-//! One place in a queue: taken, found again, given back.
+//! One place in a queue: taken, found again, given back; knows nothing of turns.
 
 pub(crate) mod deadlock;
 pub(crate) mod directory;

@@ -143,7 +143,7 @@ impl Ticket {
     }
 
     /// Removes the directories that we made and, by their ACL, cannot use: other clients would fail on them. Returns
-    /// whether one was removed. Only empty directories are removed, so no other client has put anything into one.
+    /// whether one was removed. Only an empty directory is removed, so no other client has put anything into it.
     pub(crate) async fn unmake_directory(&self) -> bool {
         let made = std::mem::take(&mut self.node().made);
         directory::unmake(self.session(), made).await

@@ -1,3 +1,5 @@
+//! Tests of the local queue against a simulated directory with contenders of other sessions; know no real server.
+
 use super::*;
 
 /// A node as a server keeps it.

@@ -1,3 +1,5 @@
+//! Tests of the lease on a clock that each test moves; no server takes part.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
