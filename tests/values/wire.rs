@@ -31,39 +31,38 @@ fn requests(wire: &Proxy) -> (Vec<Op>, usize) {
     (about_value.into_iter().map(|(op, _)| op).collect(), about_lock)
 }
 
+/// What `work` costs when no heartbeat falls into it: the least of several tries.
+async fn least(wire: &Proxy, work: impl AsyncFn()) -> (Vec<Op>, usize) {
+    let mut costs = Vec::new();
+    for _ in 0..10 {
+        wire.reset();
+        work().await;
+        costs.push(requests(wire));
+    }
+    costs.into_iter().min_by_key(|(about_value, about_lock)| about_value.len() + about_lock).expect("ten tries")
+}
+
 #[tokio::test]
 async fn a_read_costs_one_request_beside_the_lock_a_commit_one_the_copy_none() {
     let wire = Proxy::start(shared_server().address());
     let zk = connect(&wire.address()).await;
     let shared = counter(&zk, "/shared/cost");
-    // Once the numbers prove that nobody comes between, a pair costs always the same.
-    shared.read().await.unwrap().release().await.unwrap();
     let lock = shared.lock();
-    for _ in 0..5 {
-        wire.reset();
-        lock.read().await.unwrap().release().await.unwrap();
-    }
-    let (none, of_a_read) = requests(&wire);
-    assert_eq!((none, of_a_read), (vec![], 2));
-    wire.reset();
-    shared.read().await.unwrap().release().await.unwrap();
-    assert_eq!(requests(&wire), (vec![Op::GetData], of_a_read));
-
-    for _ in 0..5 {
-        wire.reset();
-        lock.write().await.unwrap().release().await.unwrap();
-    }
-    let (none, of_a_write) = requests(&wire);
-    assert_eq!((none, of_a_write), (vec![], 2));
-    wire.reset();
-    let mut guard = shared.write().await.unwrap();
-    assert_eq!(requests(&wire).0, [Op::GetData]);
-    *guard += 1;
-    guard.commit().await.unwrap();
-    *guard += 1;
-    guard.commit().await.unwrap();
-    guard.release().await.unwrap();
-    assert_eq!(requests(&wire), (vec![Op::GetData, Op::Multi, Op::Multi], of_a_write));
+    let of_a_read = least(&wire, async || lock.read().await.unwrap().release().await.unwrap()).await;
+    assert_eq!(of_a_read, (vec![], 2));
+    let of_a_value = least(&wire, async || shared.read().await.unwrap().release().await.unwrap()).await;
+    assert_eq!(of_a_value, (vec![Op::GetData], 2));
+    let of_a_write = least(&wire, async || lock.write().await.unwrap().release().await.unwrap()).await;
+    assert_eq!(of_a_write, (vec![], 2));
+    let two_commits = async || {
+        let mut guard = shared.write().replacing(0).await.unwrap();
+        for _ in 0..2 {
+            *guard += 1;
+            guard.commit().await.unwrap();
+        }
+        guard.release().await.unwrap();
+    };
+    assert_eq!(least(&wire, two_commits).await, (vec![Op::GetData, Op::Multi, Op::Multi], 2));
 
     wire.reset();
     let mut changes = shared.changes();
