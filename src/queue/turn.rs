@@ -140,7 +140,8 @@ pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)
     let mut turns = Vec::with_capacity(ordered.len());
     let mut start = 0;
     while start < ordered.len() {
-        // Contenders of one number neither see each other as earlier nor have a turn.
+        // Contenders of one number do not count as before each other. They have no turn, unless they may be nodes of
+        // one holder.
         let tied = ordered[start..].iter().take_while(|c| shares(Some(&ordered[start]), c)).count();
         let group = &ordered[start..start + tied];
         for contender in group {

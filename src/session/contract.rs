@@ -112,9 +112,10 @@ impl fmt::Debug for Reservation {
 /// 2. **One order.** A session's requests take effect, and are answered, in the order of the calls.
 /// 3. **Own writes are seen.** A read sent after a write of this session sees that write, and everything before it.
 /// 4. **Reads may be stale**, but never go back in time. [`Session::sync`] brings them up to date.
-/// 5. **Sequence numbers** of one directory rise with every sequential create, until its end, where they stick or wrap.
+/// 5. **Sequence numbers** of one directory rise with every sequential create, until the numbers end, where they stick
+///    or wrap.
 /// 6. **Creation ids** (`czxid`) rise ensemble-wide, and are never used twice, not even after the directory is made anew.
-/// 7. **A transaction** takes effect as a whole or not at all; no one sees it half done.
+/// 7. **A transaction** takes effect as a whole or not at all; no client sees it half done.
 /// 8. **A watch** fires once, with the first change after the state that its arming saw; a node that is gone when the
 ///    watch would be armed is [`Failure::NoNode`] and leaves no watch. Events come in the order of the changes, before
 ///    the answer of any later read that shows them, and the event of a change while disconnected comes after the

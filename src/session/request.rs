@@ -168,7 +168,7 @@ pub enum Ending {
     /// The ensemble refused its credentials.
     #[error("the session's credentials were refused")]
     AuthFailed,
-    /// A reconnect was answered with a different session, so the nodes of this one are not ours any more.
+    /// A reconnect was answered with a different session, so the nodes of the old session are not ours any more.
     #[error("the session was replaced by another one on a reconnect")]
     Replaced,
 }

@@ -34,7 +34,7 @@ pub const TIMEOUTS: &str = "zk_rwlock_timeouts_total";
 pub const LOSSES: &str = "zk_rwlock_losses_total";
 /// Creates whose answer was lost and whose node was found.
 pub const RECOVERIES: &str = "zk_rwlock_recoveries_total";
-/// Check-only transactions that were sent to renew a lease.
+/// Heartbeats that were sent to renew a lease.
 pub const HEARTBEATS: &str = "zk_rwlock_heartbeats_total";
 /// Nodes whose removal is not confirmed yet.
 pub const REMOVALS_PENDING: &str = "zk_rwlock_removals_pending";
@@ -49,6 +49,6 @@ pub fn describe() {
     describe_counter!(TIMEOUTS, Unit::Count, "Acquisitions whose time was over first");
     describe_counter!(LOSSES, Unit::Count, "Locks lost while they were held");
     describe_counter!(RECOVERIES, Unit::Count, "Nodes found whose create had lost its answer");
-    describe_counter!(HEARTBEATS, Unit::Count, "Transactions sent to renew a lease");
+    describe_counter!(HEARTBEATS, Unit::Count, "Heartbeats sent to renew a lease");
     describe_gauge!(REMOVALS_PENDING, Unit::Count, "Nodes whose removal is not confirmed yet");
 }

@@ -15,7 +15,7 @@
 //!                                   downgraded: another node, of the same number
 //! ```
 //!
-//! Standing is not holding: what a node is for, and whether it was lost, is its own affair (`session/node.rs`).
+//! `Standing` does not say that the lock is held. What a node is for, and whether it was lost, is in `session/node.rs`.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -226,8 +226,9 @@ impl Ticket {
         session.upkeep().nodes().strike(position.number);
         session.upkeep().holds().end(position.czxid);
         let reply = if signal { hand_off(&session, &path) } else { session.delete(&path) };
-        // The next local holder may write before our removal commits. It must not overtake a transaction of ours that is
-        // still unanswered. What it reads on this session comes after our removal, so it sees what we wrote.
+        // The next local holder may write before our removal commits. Its write must not overtake a transaction of ours
+        // that is still unanswered. What the next holder reads on this session comes after our removal, so it sees what
+        // we wrote.
         let is_settled = !position.own_node.may_yet_write();
         if is_settled {
             self.book.left(&position, exit);

@@ -116,7 +116,7 @@ impl World {
                 LocalTurn::Unknown => {}
                 LocalTurn::Clear(_) => self.check_clear(i),
                 LocalTurn::Behind(number) => {
-                    let other = *self.queue.member(number).expect("who is waited for is in the queue");
+                    let other = *self.queue.member(number).expect("the predecessor is in the queue");
                     // Otherwise its owner notices the loss, and the book wakes the waiter.
                     if self.is_there(other) {
                         let nearest = self.in_the_way(i, false).and_then(|node| node.own);
