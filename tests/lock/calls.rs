@@ -11,10 +11,10 @@ use support::wire::{Close, Frames, Op, Proxy, Rule};
 use zk_rwlock::coordinator::Ending;
 use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock, Shared, Survey, ZooKeeper};
 
-/// The session timeout of those whose server does not answer.
+/// The session timeout of clients whose server does not answer.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// Some way from one bound to the next.
+/// A timeout far below the other bounds, and far above what an answered call takes.
 const PROMPT: Duration = Duration::from_millis(300);
 
 /// ZooKeeper's code for a session that has expired.
@@ -154,7 +154,7 @@ async fn a_connection_below_a_path_is_given_up_in_time() {
     assert!(matches!(connecting, Err(Error::Unreachable(_))), "{connecting:?}");
 }
 
-/// The server has made the node, and only its answer does not come.
+/// The server has made the node, but its answer does not come.
 #[tokio::test]
 async fn a_try_that_is_given_up_leaves_nothing_behind() {
     for timeout in [None, Some(PROMPT)] {
@@ -213,7 +213,7 @@ async fn an_eviction_whose_answer_is_lost_says_who_was_removed() {
     assert_eq!(removed.and_then(|member| member.label).as_deref(), Some("hangs"));
 }
 
-/// Nothing of ours is in it, so a fresh session will do as well.
+/// The session has no node of ours, so a fresh one serves as well.
 #[tokio::test]
 async fn a_call_on_a_session_that_ended_unnoticed_is_answered_on_a_fresh_one() {
     let proxy = Proxy::start(shared_server().address());

@@ -33,7 +33,7 @@ fn under_tokio_with_many_threads() {
     tokio::runtime::Builder::new_multi_thread().build().unwrap().block_on(round("/executors/many")).unwrap();
 }
 
-/// Neither its timers nor its network are needed.
+/// The lock needs neither tokio's timers nor its network.
 #[test]
 fn under_tokio_with_one_thread_and_nothing_enabled() {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(round("/executors/one")).unwrap();

@@ -14,14 +14,14 @@ use support::wire::{Close, Frames, Hello, Op, Proxy, Rule};
 use zk_rwlock::coordinator::{Ending, Session};
 use zk_rwlock::{Error, HoldState, Loss, RwLock, ZooKeeper, ZooKeeperBuilder};
 
-/// Of the sessions that a test has expire, or keeps alive by heartbeats.
+/// The timeout of sessions that expire in a test, or that heartbeats keep alive.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// Of a session with a server that answers late, and the tick that it is told.
+/// The timeout of a session whose server answers late, and the server's tick as the client is given it.
 const SLOW: Duration = Duration::from_secs(4);
 const TICK: Duration = Duration::from_millis(500);
 
-/// A session behind a proxy with a lock whose directory is there already, and an operator who is not behind it.
+/// A session behind a proxy, a lock whose directory exists already, and an operator with a direct connection.
 struct Stage {
     proxy: Proxy,
     zk: ZooKeeper,
@@ -137,7 +137,7 @@ async fn each_lost_create_costs_at_most_one_more() {
     guard.release().await.unwrap();
 }
 
-/// The release and the create that follows it are one transaction, or two requests, as it happens.
+/// The release and the create that follows it are one transaction or two requests, depending on the moment.
 #[tokio::test]
 async fn a_cut_between_a_drop_and_the_next_acquisition_leaves_one_node() {
     let stage = Stage::set("/faults/again", CALM).await;
@@ -166,7 +166,7 @@ async fn a_cut_between_a_drop_and_the_next_acquisition_leaves_one_node() {
 #[tokio::test]
 async fn an_acquisition_dropped_while_cut_off_leaves_nothing_after_the_heal() {
     let stage = Stage::set("/faults/dropped", CALM).await;
-    // One that has sent its create before the cut, and one that began after it.
+    // One acquisition has sent its create before the cut, and the other begins after it.
     stage.proxy.black_hole_to_client();
     let sent = writer(&stage.lock);
     eventually("its create", || async { stage.proxy.count(Op::Create2) == 1 }).await;
@@ -260,7 +260,7 @@ async fn a_new_session_does_not_adopt_the_node_of_the_old_one() {
     assert_ne!(now.id(), stage.session.id());
     let (_, stat) = session(&stage.operator).await.data(&guard.path()).await.unwrap();
     assert_eq!(stat.ephemeral_owner, now.id());
-    // What it found was its own, so it could remove it; otherwise the old session's end would have.
+    // If the client found a node of its own there, it has removed it; otherwise the old session's end has.
     assert_eq!(stage.children().await.len(), 1);
     guard.release().await.unwrap();
 }
@@ -331,13 +331,13 @@ async fn waiters_whose_credentials_are_refused_all_end_at_once_and_so_do_guards(
     assert!(fault.has_struck() && listing.is_err());
     for waiter in waiters {
         let error = refused(waiter).await;
-        // The latter, if it was just arming its watch.
+        // `Closed`, if the waiter was just arming its watch.
         let typed =
             matches!(error, Error::Evicted(Loss::SessionOver(Ending::AuthFailed)) | Error::Closed(Ending::AuthFailed));
         assert!(typed, "{error:?}");
     }
     assert_eq!(soon("the loss", guard.lost()).await, Loss::SessionOver(Ending::AuthFailed));
-    // The server knows nothing of it; a fresh session has the lock when the old one has timed out.
+    // The server does not know that the session is over: a fresh one is granted when the old one has timed out.
     soon("a fresh session", stage.lock.write()).await.unwrap().release().await.unwrap();
     stage.becomes_empty().await;
 }
@@ -363,7 +363,7 @@ async fn waiters_and_handles_that_are_dropped_together_leave_nothing() {
 // ---------------------------------------------------------------------------------------------------------------
 // Releases
 
-/// Ends somebody else's session, as an operator does who knows its number and password.
+/// Ends another client's session, as an operator can that knows its number and password.
 fn close_session(granted: &Hello) {
     let mut stream = TcpStream::connect(shared_server().address()).unwrap();
     stream.set_read_timeout(Some(SOON)).unwrap();
@@ -389,7 +389,7 @@ async fn a_release_as_the_session_expires_says_lost_and_deletes_no_other_node() 
     let release = tokio::spawn(guard.release());
     soon("the release", request.arrives()).await;
     let granted_to_it = stage.proxy.granted().unwrap();
-    // Its own client would take the session back at once.
+    // The session's own client would take it back at once.
     let comes_back = stage.proxy.hold_request(Op::Handshake);
     tokio::task::spawn_blocking(move || close_session(&granted_to_it)).await.unwrap();
     request.release();
@@ -440,7 +440,7 @@ async fn a_late_delete_spares_the_node_of_another_in_a_directory_made_anew() {
 
 #[tokio::test]
 async fn a_reconnect_answered_with_another_session_loses_the_lock_at_once() {
-    // Longer than the test may take to tell, so that the lease cannot be what tells.
+    // Longer than the test may wait for the loss, so that the loss cannot come from the lease.
     let stage = Stage::set("/faults/replaced", SHORT * 3).await;
     let guard = stage.lock.write().await.unwrap();
     let waiter = writer(&stage.lock);
@@ -470,7 +470,7 @@ async fn a_session_that_is_only_called_by_another_number_is_known_by_its_nodes()
     let fault = stage.proxy.apply(Rule::on(Frames::replies(Op::Handshake)).falsify(|hello| hello.session += 1));
     stage.proxy.reset();
     stage.proxy.disconnect();
-    // Only when the server has shown whose node it is does an answer renew the lease.
+    // An answer renews the lease only once the server has shown whose node it is.
     eventually("heartbeats", || async { stage.proxy.count(Op::Multi) > 3 }).await;
     assert!(fault.has_struck() && guard.is_held());
     guard.release().await.unwrap();
@@ -506,8 +506,8 @@ async fn a_server_that_grants_less_than_was_asked_for_shortens_the_lease() {
     assert!(asked.has_struck());
 }
 
-/// The client does not tell that it was granted less on a reconnect, so that the holder may be told after the server
-/// has given its lock away; a lock delay as long as the lease keeps those who wait from taking it before.
+/// The client does not report that a reconnect granted it a shorter timeout, so the server may give the lock away
+/// before the holder's lease ends. A lock delay as long as the lease keeps waiters from taking the lock before that.
 #[tokio::test]
 async fn a_lock_delay_covers_a_timeout_that_was_lowered_on_a_reconnect() {
     const LEASE: Duration = SHORT.saturating_mul(2);
@@ -564,7 +564,7 @@ async fn a_read_only_server_is_no_server_to_hold_a_lock_by() {
     let (next, granted_at) = granted(next).await;
     assert!(lost_at < granted_at);
 
-    // And none to begin with.
+    // Nor does such a server serve a new client.
     let builder = ZooKeeper::builder().session_timeout(SHORT).connect_timeout(SHORT);
     let error = soon("the refusal", builder.connect(&stage.proxy.address())).await.unwrap_err();
     assert!(matches!(error, Error::Unreachable(_)), "{error:?}");
@@ -591,8 +591,8 @@ async fn a_slow_servers_answers_count_from_when_they_were_asked_for() {
         }
     };
     let HoldState::Suspect { until } = state else { panic!("{state:?}") };
-    // Of what a quorum has answered, the newest was sent at this moment or earlier; what was answered half a tick before
-    // that, and no later, counts.
+    // The newest request that a quorum has answered was sent at this moment or earlier. What was answered half a tick
+    // before that, and no later, counts.
     let arrivals = |ops: &[Op]| ops.iter().flat_map(|op| stage.proxy.arrivals(*op)).collect::<Vec<_>>();
     let writes = arrivals(&[Op::Create2, Op::Multi]).into_iter().filter(|arrival| *arrival + late <= cut_at);
     let newest = writes.max().unwrap();
@@ -601,7 +601,7 @@ async fn a_slow_servers_answers_count_from_when_they_were_asked_for() {
     let end = newest + SLOW - SLOW / 6;
     assert!(until <= end, "{:?} too long", until - end);
     stage.proxy.heal();
-    // It may or may not be lost by now, with answers that take so long.
+    // With answers that take so long, the guard may or may not be lost by now.
     soon("the release", guard.release()).await.ok();
     stage.becomes_empty().await;
 

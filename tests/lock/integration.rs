@@ -20,7 +20,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use zk_rwlock::coordinator::{Failure, Kind};
 use zk_rwlock::{Acl, Ending, Error, HoldState, Loss, MemberState, Mode, Permissions, RwLock, WriteGuard, ZooKeeper};
 
-/// Of the sessions that a test has expire, or keeps alive by heartbeats.
+/// The timeout of sessions that expire in a test, or that heartbeats keep alive.
 const SHORT: Duration = Duration::from_secs(2);
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ async fn nothing_is_left(server: &Server, zk: &ZooKeeper, directory: &str) {
     }
 }
 
-/// Those on children, too, which `wchp` and `wchs` leave out.
+/// How many watches the server has, with those on children, which `wchp` and `wchs` leave out.
 fn all_watches(server: &Server) -> u64 {
     let report = server.four_letter("mntr");
     let count = report.lines().find_map(|line| line.strip_prefix("zk_watch_count"));
@@ -364,7 +364,7 @@ async fn a_thousand_cancelled_acquisitions_leave_no_node_and_no_watch() {
     let mut seeded = Seeded(7);
     let (mut cancelled, mut completed) = (0, 0);
     for batch in 0..20 {
-        // Nobody, a writer or a reader is in the way.
+        // The lock is free, or a writer or a reader holds it.
         let (writer, reader) = match batch % 3 {
             0 => (None, None),
             1 => (Some(soon("the lock", in_the_way.write()).await.unwrap()), None),
@@ -410,7 +410,7 @@ async fn acquisitions_dropped_at_each_poll_in_turn_leave_nothing() {
     for taken in [false, true] {
         let holder = if taken { Some(soon("the lock", in_the_way.write()).await.unwrap()) } else { None };
         for polls in 1..12 {
-            // One that waits for the holder is woken no more: that is its last await point.
+            // An acquisition that waits for the holder is woken no more: that is its last await point.
             let time = Duration::from_millis(20);
             let write = tokio::time::timeout(time, poll_at_most(polls, lock.write())).await;
             let read = tokio::time::timeout(time, poll_at_most(polls, lock.read())).await;
@@ -628,14 +628,14 @@ async fn a_timeout_is_told_in_time_while_disconnected_and_names_whom_it_knows() 
     // One is cut off while it waits, the other before it has begun.
     let started = Instant::now();
     let waiter = tokio::spawn(cut_off.write().timeout(limit).into_future());
-    // It has seen who is in its way when it watches them and its own node.
+    // The waiter knows its blockers once it watches its predecessor and its own node.
     eventually("its watches", || async { proxy.count(Op::GetData) == 2 }).await;
     proxy.black_hole();
     let newcomer = tokio::spawn(cut_off.read().timeout(limit).into_future());
     let outcomes = (refused(waiter).await, refused(newcomer).await);
     let took = started.elapsed();
 
-    // Whom the one saw before it was cut off, it still names.
+    // The waiter still names the blockers that it saw before it was cut off.
     let (Error::Timeout { blockers: known, .. }, Error::Timeout { blockers: unknown, .. }) = outcomes else {
         panic!("{outcomes:?}");
     };
@@ -648,7 +648,7 @@ async fn a_timeout_is_told_in_time_while_disconnected_and_names_whom_it_knows() 
     assert!(cut_off.read().timeout(limit).await.unwrap_err().is_timeout());
     assert!(again.elapsed() < limit + Duration::from_secs(1), "{:?}", again.elapsed());
 
-    // What they left behind goes when the connection is back.
+    // Their nodes go when the connection is back.
     proxy.heal();
     line_becomes(&here, "W+").await;
     holder.release().await.unwrap();
@@ -935,7 +935,7 @@ async fn a_lock_is_kept_alive_while_it_is_held_and_costs_a_few_reads_when_not() 
     proxy.reset();
     tokio::time::sleep(SHORT * 3).await;
     let heartbeats = proxy.count(Op::Multi);
-    // One a fifth of the session timeout is fifteen.
+    // One heartbeat in each fifth of the session timeout makes fifteen.
     assert!((6..=18).contains(&heartbeats), "{heartbeats} heartbeats in three session timeouts");
     let check = format!("Check {}", guard.path());
     for (op, what) in proxy.requests() {
@@ -947,7 +947,7 @@ async fn a_lock_is_kept_alive_while_it_is_held_and_costs_a_few_reads_when_not() 
 
     proxy.reset();
     tokio::time::sleep(SHORT).await;
-    // Reads alone, one a fifth of the session timeout, by which the next acquisition is granted at once.
+    // Only reads, one in each fifth of the session timeout: thanks to them the next acquisition is granted at once.
     assert!(proxy.requests().iter().all(|(op, path)| (*op, path.as_str()) == (Op::GetData, "/")));
     assert!((1..=7).contains(&proxy.count(Op::GetData)), "{:?}", proxy.requests());
     assert!(proxy.count(Op::Ping) > 0, "the session is still alive");
@@ -959,7 +959,7 @@ async fn a_runtime_blocked_for_longer_than_the_session_timeout_loses_nothing() {
     let zk = connect_with(&server.address(), Duration::from_secs(1)).await;
     let lock = lock_at(&zk, "/locks/blocked");
     let guard = lock.write().await.unwrap();
-    // The one thread of this runtime.
+    // This blocks the only thread of this runtime.
     thread::sleep(Duration::from_millis(2_500));
     assert!(guard.is_held());
     guard.release().await.unwrap();
@@ -986,7 +986,7 @@ async fn a_blip_loses_neither_the_lock_nor_a_place_in_the_queue() {
         proxy.rst();
         eventually("the reconnect", || async { proxy.connections() == 2 }).await;
     }
-    // Answered on the new connections.
+    // These requests are answered on the new connections.
     guard.transaction().commit().await.unwrap();
     assert!(guard.is_held() && !waiter.is_finished());
     assert_eq!(line(&calm).await, "W+ W- W-");
@@ -1074,7 +1074,7 @@ impl Mishap {
     }
 }
 
-/// A session behind a proxy, an operator who is not, and a directory that is there already.
+/// A session behind a proxy, an operator with a direct connection, and a directory that exists already.
 async fn fragile(server: &Server, directory: &str) -> (Proxy, RwLock, ZooKeeper) {
     let proxy = Proxy::start(server.address());
     let (zk, operator) = (connect(&proxy.address()).await, connect(&server.address()).await);
@@ -1215,7 +1215,7 @@ async fn a_waiter_that_misses_the_event_is_granted_after_the_reconnect() {
             let acquisition = lock.write().into_future();
             tokio::spawn(async move { acquisition.await.map(drop) })
         };
-        // The holder itself and the waiter.
+        // The holder and the waiter watch the holder's node.
         eventually("both watches", || async { watchers_of(shared_server(), &node) == 2 }).await;
 
         proxy.black_hole_to_client();
@@ -1229,7 +1229,7 @@ async fn a_waiter_that_misses_the_event_is_granted_after_the_reconnect() {
     }
 }
 
-/// Each of them would otherwise try by itself, after all before it have failed.
+/// Otherwise each acquisition would try by itself, after all before it have failed.
 #[tokio::test]
 async fn a_crowd_without_a_server_fails_together() {
     let server = Server::start();
@@ -1244,7 +1244,7 @@ async fn a_crowd_without_a_server_fails_together() {
             tokio::spawn(async move { lock.try_write().await.map(drop) })
         })
         .collect();
-    // The session's end, one attempt, and one more for those who came while it was being made: far below twelve.
+    // The session's end, one attempt, and one more for the acquisitions that came during it: far below twelve.
     let all = async {
         for one in crowd {
             let error = one.await.unwrap().unwrap_err();

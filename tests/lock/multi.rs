@@ -44,7 +44,7 @@ fn write<C: Coordinator + Clone>(zk: &C, path: &str) -> WriteGuard {
     now(RwLock::new(zk, path).expect("valid").write().into_future()).expect("free")
 }
 
-/// How many stand in these directories.
+/// How many contenders are queued in each of these directories.
 fn queued<const N: usize>(zk: &Memory, directories: [&str; N]) -> [usize; N] {
     directories.map(|directory| zk.children(directory).len())
 }
@@ -89,7 +89,7 @@ fn locks_are_taken_in_the_order_of_their_paths_however_they_are_named() {
 
 #[test]
 fn contenders_that_name_the_same_locks_in_opposite_order_do_not_deadlock() {
-    // Whoever is first, and however far it comes before the other.
+    // Whichever of the two is first, and however far it is ahead.
     for head_start in 0..30 {
         let zk = Memory::new();
         let one = multi(&Slow(zk.connect()), &[("/a", Write), ("/b", Write)]);
@@ -150,7 +150,7 @@ fn the_locks_are_given_back_from_the_last_to_the_first() {
 
 /// Clients that take random sets of locks in random modes, named in random order, and cancel some of it.
 ///
-/// Only those who were woken are polled, so a wake-up that is lost, or a circle, leaves somebody waiting for ever.
+/// Only woken acquisitions are polled, so a lost wake-up or a circle leaves an acquisition waiting for ever.
 /// `MULTI_SCHEDULES` sets how many are run (`make soak`: 5,000).
 #[test]
 fn random_schedules_end_with_all_served_and_nobody_excluded_let_in() {
@@ -350,7 +350,7 @@ fn a_try_that_finds_one_taken_writes_nothing_and_says_which() {
     let refused = now(locks.try_lock()).unwrap_err();
     assert!(refused.is_would_block());
     assert!(refused.to_string().starts_with("/b: would block: held by WRITE "), "{refused}");
-    // The second node ever made in /a is the next one's.
+    // The second node ever made in /a belongs to the next contender.
     let next = write(&zk, "/a");
     assert!(next.path().ends_with("-0000000001"), "{}", next.path());
     drop((next, held));
@@ -395,7 +395,7 @@ fn dropped_after_any_number_of_polls_nothing_is_left() {
                 _ => task::spawn(Box::pin(async move { locks.try_lock().await })),
             };
             for poll in 0..polls {
-                // Whoever waits for /b gets it somewhere in the middle.
+                // The waiter for /b is granted somewhere in the middle.
                 held = held.filter(|_| acquiring.is_woken() || poll == 0);
                 if let Poll::Ready(granted) = poll_once(&mut acquiring) {
                     let mut releasing = task::spawn(granted.expect("granted").release());
@@ -512,7 +512,7 @@ fn a_holder_that_asks_learns_at_which_lock_somebody_waits_first() {
     let other = zk.connect();
     let mut contended = task::spawn(guard.contended());
     assert_pending!(contended.poll());
-    // Is let in beside.
+    // This reader holds beside the guard, and so does not contend with it.
     drop(now(RwLock::new(&other, "/a").unwrap().read().into_future()).expect("shared"));
     assert_pending!(contended.poll());
     let mut reader = task::spawn(RwLock::new(&other, "/b").unwrap().read().into_future());
@@ -617,7 +617,7 @@ fn a_transaction_is_refused_by_the_ensemble_when_any_of_the_nodes_is_gone() {
         assert!(!guard.is_held() && zk.children("/x").is_empty());
         assert_eq!(now(guard.lost()).0, path);
         zk.catch_up();
-        // From now on it does not even ask.
+        // From now on the guard does not even ask the ensemble.
         let before = zk.requests();
         assert!(now(guard.transaction().create("/x", "").commit()).unwrap_err().is_lost());
         assert_eq!(zk.requests(), before);
@@ -788,7 +788,7 @@ async fn a_guard_is_lost_and_commits_nothing_once_an_operator_breaks_one_lock() 
     let broken = guard.nodes().last().expect("two");
     session(&operator).await.delete(&broken).await.unwrap();
 
-    // Whether or not the news has come: the ensemble refuses.
+    // The ensemble refuses, whether or not the guard has heard of it.
     let refused = guard.transaction().create("/from-the-broken", "").commit().await.unwrap_err();
     assert!(matches!(of_one(&refused), ("/locks/broken/b", Error::Lost(Loss::Removed))), "{refused}");
     assert_eq!(soon("the news", guard.lost()).await, ("/locks/broken/b", Loss::Removed));

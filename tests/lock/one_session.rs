@@ -66,7 +66,7 @@ fn a_waiter_whose_node_is_removed_is_not_let_in_by_its_session() {
     assert_eq!((zk.children(DIRECTORY).len(), zk.watches()), (0, 0));
 }
 
-/// It cannot hear that it was evicted, and the contender behind it is let in as soon as the holder's node is gone.
+/// The waiter cannot hear that it was evicted, and its successor is let in as soon as the holder's node is gone.
 #[test]
 fn a_waiter_that_is_evicted_while_its_session_is_cut_off_never_holds() {
     let zk = Memory::new();
@@ -96,7 +96,7 @@ async fn a_lock_delay_waits_after_a_local_writer_that_vanished() {
         let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
         let patient = RwLock::builder(&zk, DIRECTORY).lock_delay(delay).build().expect("valid");
         let first = now(lock.write()).expect("free");
-        // A reader between them goes before its time has come.
+        // A reader between them gives up before its turn has come.
         let mut between = task::spawn(lock.read().into_future());
         if !is_right_behind {
             assert_pending!(between.poll());
@@ -113,7 +113,7 @@ async fn a_lock_delay_waits_after_a_local_writer_that_vanished() {
     }
 }
 
-/// The signal of the holder says that it has let go, and a waiter between them has never held.
+/// The holder's signal says that it has released, and the waiter that gives up between them has never held.
 #[test]
 fn a_waiter_of_another_session_that_gave_up_causes_no_lock_delay() {
     let zk = Memory::new();
@@ -142,7 +142,7 @@ fn a_downgraded_guard_hears_at_once_that_its_node_was_removed() {
     assert!(!guard.is_held());
 }
 
-/// A standalone server that lost its last moments in a crash gives their numbers again.
+/// A standalone server that lost its last transactions in a crash gives their sequence numbers again.
 #[test]
 fn after_a_reconnect_no_contender_is_granted_by_what_was_known_before() {
     let zk = Memory::new();
@@ -153,7 +153,7 @@ fn after_a_reconnect_no_contender_is_granted_by_what_was_known_before() {
     }
     zk.cut();
     zk.heal();
-    // The last create is forgotten, and its number is another's now.
+    // The server has forgotten the last create, and its number now goes to another contender.
     zk.set_next_sequence(DIRECTORY, 4);
     let other = now(RwLock::new(&there, DIRECTORY).expect("valid").write()).expect("free");
     let mut next = writing(&lock);
@@ -181,7 +181,7 @@ fn one_listing_after_a_reconnect_is_enough() {
     assert_eq!([cost(), cost(), cost()], [alone + 1, alone, alone]);
 }
 
-/// That a signal was true is looked up once, and not again by every later contender that inherits the grant.
+/// A signal is verified once, and not again by every later contender that inherits the grant.
 #[test]
 fn two_locks_used_in_turn_cost_no_more_after_a_hand_off_than_before() {
     let zk = Memory::new();
@@ -248,7 +248,7 @@ fn contenders_of_two_sessions_know_nothing_of_each_other() {
 // ---------------------------------------------------------------------------------------------------------------
 // On a server
 
-/// One session behind a proxy, and another that nobody taps.
+/// One session behind a proxy, and another with a direct connection.
 struct Tapped {
     proxy: Proxy,
     zk: ZooKeeper,
@@ -429,7 +429,7 @@ impl Coordinator for InTurn {
     }
 }
 
-/// A transaction under several locks goes through one of their sessions, and has no common order with the others.
+/// A transaction under several locks goes through one of their sessions, and has no order with requests of the others.
 #[tokio::test]
 async fn a_transaction_through_another_session_keeps_the_next_one_out() {
     let t = Tapped::new(shared_server()).await;
@@ -467,8 +467,8 @@ async fn printing_a_guard_changes_nothing() {
     next.release().await.unwrap();
 }
 
-/// The predecessor lets its local heir in before its own node is gone. If the heir then vanishes, the predecessor's late
-/// signal does not tell that the heir has released.
+/// The predecessor lets its local heir in before its own node is gone. If the heir then vanishes, the predecessor's
+/// late signal does not prove that the heir has released.
 #[tokio::test]
 async fn a_lock_delay_is_not_skipped_by_the_late_signal_of_a_predecessor() {
     let t = Tapped::new(shared_server()).await;
@@ -493,7 +493,7 @@ async fn a_lock_delay_is_not_skipped_by_the_late_signal_of_a_predecessor() {
     last.release().await.unwrap();
 }
 
-/// Correct comes before fast: a waiter watches its own node before it can be let in by the predecessor's.
+/// Correct comes before fast: a waiter watches its own node before its predecessor can let it in.
 #[tokio::test]
 async fn a_waiter_whose_node_is_removed_at_once_is_never_granted() {
     let t = Tapped::new(shared_server()).await;
@@ -545,7 +545,7 @@ async fn a_waiter_asks_for_its_own_watch_before_that_on_its_predecessor() {
     granted(waiter).await.release().await.unwrap();
 }
 
-/// Its own session may let it in while the news is on its way.
+/// The waiter's own session may let it in while the news of the removal is on its way.
 #[tokio::test]
 async fn a_local_waiter_whose_node_is_removed_at_once_is_lost_before_the_next() {
     let t = Tapped::new(shared_server()).await;

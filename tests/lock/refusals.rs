@@ -1,5 +1,5 @@
-//! Error codes, true and false: whatever a server says about whatever was asked, there are never two nodes for one
-//! acquisition, never a grant beside another, and the end says what happened.
+//! Error codes, true and false, on every request: whatever code a server answers, there are never two nodes for one
+//! acquisition, never a grant beside another, and the call's end says what happened.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::Ending;
 use zk_rwlock::{Error, Loss, RwLock, ZooKeeper};
 
-/// So that what a false answer leaves behind is gone soon.
+/// Short, so that the node that a false answer leaves behind is gone soon.
 const SHORT: Duration = Duration::from_secs(2);
 
 /// SessionExpired, SessionMoved, RequestTimeout, ConnectionLoss, Throttled, NoAuth, QuotaExceeded,
 /// EphemeralOnLocalSession, and one that no server knows.
 const CODES: [i32; 9] = [-112, -118, -122, -4, -127, -102, -125, -120, -999];
 
-/// What is behind an error.
+/// The truth behind an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Truth {
     /// The server never saw the request.
@@ -69,22 +69,22 @@ impl End {
     }
 }
 
-/// What a code is said about.
+/// The request that is answered with a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Request {
     Create,
     List,
-    /// The watch on the one before, with which a waiter reads that node.
+    /// The watch on the predecessor, with which a waiter also reads that node.
     Watch,
     /// After the answer to a create was lost.
     Sync,
     /// The transaction by which a writer releases.
     HandOff,
-    /// By which a reader releases.
+    /// The delete by which a reader releases.
     Delete,
 }
 
-/// A session whose wire can lie, in a directory where somebody else is too.
+/// A session whose wire can lie, in a directory that another contender uses too.
 struct Case {
     name: String,
     proxy: Proxy,
@@ -115,7 +115,7 @@ impl Case {
         children(&self.operator, self.here.path()).await
     }
 
-    /// An acquisition behind somebody who holds, and who lets go when the error has had its effect.
+    /// An acquisition behind a holder, which releases when the error has had its effect.
     async fn acquire(self, request: Request, code: i32, truth: Truth, stays: bool) -> End {
         let holder = self.here.write().await.unwrap();
         let node = holder.path();
@@ -155,7 +155,7 @@ impl Case {
         end
     }
 
-    /// A release with somebody waiting behind.
+    /// A release with a waiter behind it.
     async fn release(self, request: Request, code: i32, truth: Truth, stays: bool) -> End {
         let (answer, next) = if request == Request::HandOff {
             let guard = self.lock.write().await.unwrap();
@@ -184,7 +184,7 @@ impl Case {
         tokio::spawn(async move { granted(next).await.release().await.unwrap() })
     }
 
-    /// Whoever waits gets the lock, and the directory is empty: while the session lives, or when it is over.
+    /// The waiter is granted and the directory becomes empty, while the session lives or once it is over.
     async fn settle(self, stays: bool, next: Option<JoinHandle<()>>) {
         if stays {
             assert!(!self.children().await.is_empty(), "{}", self.name);

@@ -1,7 +1,7 @@
 //! The end of the sequence numbers, on a real server whose counter was set there.
 //!
-//! From ZooKeeper 3.6 on the counter sticks at 2147483647, and several contenders get that number: whoever grants the
-//! lowest number grants twice. So nobody may get near it.
+//! From ZooKeeper 3.6 on the counter sticks at 2147483647, and several contenders get that number: a lock that grants
+//! the lowest number would grant twice. So no contender may get near it.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use zk_rwlock::{Contender, Error, Loss, MemberState, Mode, RwLock, ZooKeeper};
 /// The number from which on the last one out deletes the directory.
 const RESTART_FROM: i32 = 1 << 30;
 
-/// The number from which on nobody may enter.
+/// The number from which on no contender may queue up.
 const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
 
 const DIRECTORY: &str = "/locks/old";
 
-/// A server on which the next contender gets the number `next`. Somebody's file keeps the directory from being
-/// restarted if `kept` is set.
+/// A server on which the next contender gets the number `next`. If `kept` is set, a foreign file keeps the directory
+/// from being restarted.
 async fn server_at(next: i32, kept: bool) -> Server {
     let server = Server::start_with(&[], &WITHOUT_DIGESTS);
     let zk = connect(&server.address()).await;
@@ -49,7 +49,7 @@ async fn numbers(zk: &ZooKeeper) -> Vec<(Mode, i64)> {
     numbers.iter().map(|contender| (contender.mode(), contender.sequence())).collect()
 }
 
-/// What a stranger does who knows only ZooKeeper: takes the next number.
+/// Takes the next number, as a client without this library does.
 async fn join(session: &Arc<dyn Session>, prefix: &str) -> Result<String, Failure> {
     let created = session.create(&format!("{DIRECTORY}/{prefix}"), &[], Kind::EphemeralSequential).await?;
     Ok(created.path.rsplit('/').next().unwrap_or_default().to_owned())
@@ -97,7 +97,7 @@ async fn near_the_end_waiters_are_served_in_order_and_newcomers_are_refused() {
     first.release().await.expect("held");
     granted(second).await.release().await.expect("held");
     granted(third).await.release().await.expect("held");
-    // The last one out restarted the numbers, so the lock serves again without anybody's help.
+    // The last one out restarted the numbers, so the lock serves again without an operator.
     let fresh = soon("the numbers start again", b.write()).await.expect("free");
     assert_eq!(numbers(&zk).await, [(Mode::Write, 0)]);
     fresh.release().await.expect("held");
@@ -130,7 +130,7 @@ async fn where_several_get_the_last_number_nobody_is_granted() {
     let states: Vec<_> = queue.members.iter().map(|member| member.state.clone()).collect();
     assert_eq!(states, [MemberState::Holds, MemberState::Stuck, MemberState::Stuck]);
 
-    // With the one who holds gone, still none of those who share a number may have the lock.
+    // The holder is gone, and still no contender with a shared number may have the lock.
     one.delete(&format!("{DIRECTORY}/{}", names[0])).await.expect("it is there");
     let queue = soon("the queue", b.queue()).await.expect("readable");
     assert_eq!(queue.holders().count(), 0);

@@ -43,7 +43,7 @@ fn ops(proxy: &Proxy) -> Vec<Op> {
     proxy.requests().into_iter().map(|(op, _)| op).collect()
 }
 
-/// As [`ops`], without those of a holder that looks after its own node: from 5 ms on it watches it.
+/// As [`ops`], without the watch on the own node, which a holder sets after 5 ms.
 fn ops_but_for_the_own_watch(proxy: &Proxy) -> Vec<Op> {
     ops(proxy).into_iter().filter(|op| !matches!(op, Op::GetData | Op::RemoveWatches)).collect()
 }
@@ -74,7 +74,7 @@ async fn a_lock_that_is_used_alone_costs_two_requests() {
     let tapped = Tapped::new(&server).await;
     let lock = directory(&tapped.zk, "/wire/alone").await;
     a_write(&tapped, &lock).await;
-    // By its number this one is seen to be the next.
+    // The number of this contender shows that it is the next.
     a_write(&tapped, &lock).await;
     let (mut writes, mut reads) = (Vec::new(), Vec::new());
     for _ in 0..20 {
@@ -87,15 +87,15 @@ async fn a_lock_that_is_used_alone_costs_two_requests() {
     }
     assert_eq!(least(writes), [Op::Create2, Op::Multi]);
     assert_eq!(least(reads), [Op::Create2, Op::Delete]);
-    // Another handle of the process knows it, too, and a writer that comes after readers whom it knows all.
+    // Another handle of the process knows the last grant too, and so does a writer after readers that are all local.
     let same = lock_at(&tapped.zk, "/wire/alone");
     a_write(&tapped, &same).await;
     assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::Multi]);
-    // By the first after strangers it is not known who came before them.
+    // After contenders of another process, the first local one does not prove which contenders came before it.
     let stranger = Tapped::new(&server).await;
     lock_at(&stranger.zk, "/wire/alone").read().await.unwrap().release().await.unwrap();
     let looks = [Op::Create2, Op::GetChildren];
-    // The second one is known when it has asked already.
+    // The second one's request is sent before it learns that it need not have asked.
     for expected in [&looks[..], &looks, &looks[..1]] {
         tapped.proxy.reset();
         lock.read().await.unwrap().release().await.unwrap();
@@ -103,7 +103,7 @@ async fn a_lock_that_is_used_alone_costs_two_requests() {
         assert_eq!(ops.pop(), Some(Op::Delete));
         assert_eq!(ops, expected);
     }
-    // Other readers may be there yet, whom a writer has to look for.
+    // Readers of other processes may still be there, so a writer has to list.
     a_write(&tapped, &lock).await;
     assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::GetChildren, Op::Multi]);
 }
@@ -122,7 +122,7 @@ async fn a_lock_that_others_use_in_between_costs_three_requests() {
     assert_eq!(least(writes), [Op::Create2, Op::GetChildren, Op::Multi]);
     assert_eq!(least(reads), [Op::Create2, Op::GetChildren, Op::Delete]);
 
-    // The first time, whoever was alone learns of it by a number, and looks then.
+    // The first time, the local contender learns from a number that it is no longer alone, and lists.
     a_write(&tapped, &lock).await;
     a_write(&tapped, &lock).await;
     a_write(&tapped, &lock).await;
@@ -136,7 +136,7 @@ async fn a_lock_that_others_use_in_between_costs_three_requests() {
     granted(waiter).await.release().await.unwrap();
 }
 
-/// Each of its requests takes the server's time from the lock that all wait for.
+/// Each request of a waiter takes time of the server from the contender that is to be granted.
 #[tokio::test]
 async fn a_pair_that_waited_costs_five_requests() {
     let (server, mut waits) = (shared_server(), Vec::new());
@@ -227,11 +227,11 @@ async fn a_hand_off_to_a_writer_is_one_transaction_and_no_read() {
     let node = holder.path();
     let waiter = writer(&lock_at(&to.zk, "/wire/hand-off"));
     line_becomes(&lock, "W+ W-").await;
-    // The holder's and the waiter's own, and the waiter's on the holder.
+    // The holder and the waiter watch their own nodes, and the waiter watches the holder's.
     eventually("all watches", || async { server.watches() == 3 }).await;
     from.proxy.reset();
     to.proxy.reset();
-    // Whatever the waiter asked now, it would never hear an answer: only the event can tell it.
+    // The waiter would never hear an answer to a request now: only the event can let it in.
     to.proxy.black_hole_to_server();
 
     holder.release().await.unwrap();
@@ -241,14 +241,14 @@ async fn a_hand_off_to_a_writer_is_one_transaction_and_no_read() {
     assert_eq!(from.proxy.requests(), [(Op::Multi, format!("SetData {node}, Delete {node}"))]);
     assert_eq!(to.proxy.notifications(), 1);
     to.proxy.heal();
-    // What follows the grant, off the path: one look whether the node is really gone.
+    // After the grant, and off its path, follows one look whether the holder's node is really gone.
     eventually("the look", || async { to.proxy.count(Op::GetData) == 1 }).await;
     to.settle().await;
     assert_eq!(to.proxy.requests(), [(Op::GetData, node), (Op::Multi, "Check /".to_owned())]);
     assert!(guard.is_held());
 }
 
-/// A holder behind one proxy, and writers in line behind another, each of whom has armed its watches.
+/// A holder behind one proxy, and writers in line behind another, each of which has armed its watches.
 struct Line {
     server: Server,
     from: Tapped,
@@ -307,7 +307,7 @@ async fn one_writer_that_leaves_two_hundred_wakes_exactly_one() {
     assert!(from.proxy.count(Op::GetChildren) == 0 && server.watches() > 0);
 }
 
-/// A queue of many, each of whom holds and lets go: what all of them together cost.
+/// The cost of a whole queue of writers, each of which holds and releases.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_hundred_writers_drain_with_one_notification_each_and_no_listing() {
     const WRITERS: usize = 500;
@@ -330,13 +330,13 @@ async fn five_hundred_writers_drain_with_one_notification_each_and_no_listing() 
     eventually("no watch is left", || async { server.watches() == 0 }).await;
     to.settle().await;
 
-    // The first release came from elsewhere; each later one tells the releaser and the next in one notification, and
-    // the last one only the releaser.
+    // The first release came from elsewhere; each later one sends one notification, to the releaser and the next writer
+    // together, and the last one to the releaser alone.
     assert_eq!(to.proxy.notifications(), 1 + WRITERS as u64);
     assert_eq!((to.proxy.count(Op::GetChildren), to.proxy.count(Op::Multi)), (0, WRITERS as u64 + 1));
 }
 
-/// Each lists the directory once it stands in it; those who come while others' listings are under way share the next.
+/// Each contender lists the directory once it is queued; those that come while listings are under way share the next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_who_arrive_together_list_five_times() {
     const CROWD: u64 = 200;
@@ -365,7 +365,7 @@ async fn two_hundred_who_arrive_together_list_five_times() {
     assert_eq!(two.proxy.count(Op::GetChildren), 5);
 }
 
-/// Whoever waits for a listing that others asked for goes on when those others leave.
+/// A contender that waits for a listing which others asked for goes on when those others give up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowd_whose_first_contenders_give_up_while_they_list_is_still_served() {
     let server = Server::start();
@@ -394,7 +394,7 @@ async fn a_crowd_whose_first_contenders_give_up_while_they_list_is_still_served(
     becomes_empty(&one.zk, lock.path()).await;
 }
 
-/// Somebody keeps twenty thousand files in the lock's directory.
+/// Another program keeps twenty thousand files in the lock's directory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowded_directory_is_listed_once_per_acquisition_and_departed_waiter() {
     const FILES: usize = 20_000;
@@ -417,7 +417,7 @@ async fn a_crowded_directory_is_listed_once_per_acquisition_and_departed_waiter(
     line_becomes(&lock, "W+ W-").await;
     let last = writer(&theirs);
     line_becomes(&lock, "W+ W- W-").await;
-    // Everyone's own, and each waiter's on the one before it, which on one session is one with that one's own.
+    // All three watch their own nodes, and each waiter its predecessor's; one session's two watches on a node are one.
     eventually("all watches", || async { server.watches() == 4 }).await;
     two.settle().await;
     two.proxy.reset();
@@ -473,7 +473,7 @@ async fn a_thousand_readers_behind_one_writer_are_let_in_without_a_request() {
     for i in 0..READERS {
         readers.push(reader(&lock_at(&sessions[i % SESSIONS].zk, "/wire/readers")));
     }
-    // Everyone's own, and each session's on the writer; what many on one session watch, the server keeps once.
+    // All watch their own nodes, and each session watches the writer's once, for all its readers.
     eventually("all watches", || async { server.watches() == (1 + READERS + SESSIONS) as u64 }).await;
     for tapped in &sessions {
         // Each reader has asked for its watch and has heard the answer: what else it would send now, the server
@@ -517,7 +517,7 @@ async fn a_reader_that_leaves_wakes_none_but_the_writer_right_behind_it() {
     let second = lock_at(&two.zk, "/wire/readers-leave").read().await.unwrap();
     let waiter = writer(&lock_at(&three.zk, "/wire/readers-leave"));
     line_becomes(&lock, "R+ R+ W-").await;
-    // Everyone's own, and the writer's on the second reader.
+    // All three watch their own nodes, and the writer watches the second reader's.
     eventually("all watches", || async { server.watches() == 4 }).await;
     for tapped in [&two, &three] {
         tapped.settle().await;
@@ -547,7 +547,7 @@ async fn trying_a_taken_lock_writes_nothing() {
     assert!(theirs.try_read().await.unwrap_err().is_would_block());
     let guard = guard.downgrade().await.unwrap();
     assert!(theirs.try_write().await.unwrap_err().is_would_block());
-    // Each lists, and reads who is in the way for the error.
+    // Each attempt lists the queue, and reads its blockers for the error.
     assert_eq!(ops(&tapped.proxy), [Op::GetChildren, Op::GetData].repeat(3));
     let reader = theirs.try_read().await.unwrap();
     drop((reader, guard));

@@ -21,7 +21,7 @@ pub async fn shared_ensemble() -> tokio::sync::MutexGuard<'static, Ensemble> {
     static SHARED: OnceLock<tokio::sync::Mutex<Ensemble>> = OnceLock::new();
     let start = || SHARED.get_or_init(|| tokio::sync::Mutex::new(Ensemble::start()));
     let ensemble = tokio::task::spawn_blocking(start).await.expect("the ensemble starts").lock().await;
-    // A test that failed may have left them.
+    // A failed test may have left links silent.
     ensemble.heal_links();
     ensemble
 }
@@ -37,8 +37,8 @@ pub struct Ensemble {
 }
 
 impl Ensemble {
-    /// Starts three servers that give a follower without a leader up only after 5 s (a tick of 500 ms, a sync limit
-    /// of 10): longer than a short session lives, as the defaults of ZooKeeper allow too.
+    /// Starts three servers. A follower that loses its leader gives up only after 5 s (a tick of 500 ms, a sync limit
+    /// of 10), which is longer than a short session lives; ZooKeeper's defaults allow that too.
     pub fn start() -> Self {
         let ports: Vec<_> = (0..SIZE).map(|_| (Port::reserve(), Port::reserve())).collect();
         let link = |(quorum, _): &(Port, Port)| Link::start(quorum.address());
@@ -147,7 +147,7 @@ struct Silent {
     from_leader: AtomicBool,
 }
 
-/// A forwarder to one port, which can fall silent. What it is given then is late, or lost with its connection.
+/// A forwarder to one port, which can fall silent. What reaches it in silence is late, or lost with its connection.
 #[derive(Debug)]
 struct Link {
     port: Port,
@@ -161,7 +161,7 @@ impl Link {
         let listener = port.listen();
         let (silent, open) = (Arc::<Silent>::default(), Arc::new(Mutex::new(Vec::new())));
         let link = Self { port, silent: Arc::clone(&silent), open: Arc::clone(&open) };
-        // Ends with the process: a listener cannot be interrupted, and does no harm.
+        // The thread ends with the process: a listener cannot be interrupted, and does no harm.
         thread::spawn(move || {
             for near in listener.incoming().flatten() {
                 let (silent, open) = (Arc::clone(&silent), Arc::clone(&open));
@@ -181,8 +181,8 @@ impl Drop for Link {
 }
 
 fn carry(near: TcpStream, target: SocketAddr, silent: &Arc<Silent>, open: &Mutex<Vec<TcpStream>>) {
-    // A new leader listens a moment after its followers call. They would try a refused call again, but take one
-    // that is accepted and then closed for the leader's death, and elect another.
+    // A new leader listens a moment after its followers connect. A follower tries a refused connection again, but
+    // takes one that is accepted and then closed for the leader's death, and elects another leader.
     let patience = Instant::now() + LEADER_LISTENS_WITHIN;
     let far = loop {
         match TcpStream::connect(target) {

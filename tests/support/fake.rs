@@ -1,4 +1,4 @@
-//! A server of one's own that speaks just enough of ZooKeeper's protocol to grant a lock, and lies on request.
+//! A fake server that speaks just enough of ZooKeeper's protocol to grant a lock, and lies on request.
 //!
 //! It knows nothing of locks, nor of any client library.
 
@@ -60,9 +60,9 @@ pub enum Lie {
     ListingWithoutMe,
     /// The listing has another node with the same number.
     ListingWithATwin,
-    /// Somebody is before, and the reply to the watch on him is cut short.
+    /// There is a predecessor, and the reply to the watch on its node is cut short.
     ShortData,
-    /// Somebody is before, and then it is said that he has gone, which the next listing denies.
+    /// There is a predecessor, an event says that it has gone, and the next listing still has it.
     FalseDeparture,
 }
 
@@ -185,7 +185,7 @@ impl Connection {
             }
             _ => Body::default(),
         };
-        // Nothing that is asked for in a lock's name is ever answered well.
+        // No request that a lock depends on ever has a good answer.
         let matters = matches!(op, Op::Create2 | Op::GetChildren);
         let reply = |xid: i32, body: Body| framed(&Body::default().int(xid).long(tree.zxid).int(0).bytes(&body.0).0);
         match self.lie {

@@ -112,7 +112,7 @@ impl Hello {
         Some(Self { zxid, timeout, session, password, read_only })
     }
 
-    /// The handshake of a client that goes on with the session which the server granted with this.
+    /// The handshake of a client that resumes the session which the server granted with this one.
     pub fn take_over(&self) -> Vec<u8> {
         Self { zxid: Some(0), ..self.clone() }.frame()
     }

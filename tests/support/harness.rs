@@ -21,7 +21,7 @@ pub trait Harness {
     async fn expire(&self, client: &Self::C);
     async fn cut(&self, client: &Self::C);
     async fn heal(&self, client: &Self::C);
-    /// Whose names the locks have.
+    /// The dialect that the names of the locks are in.
     fn dialect(&self) -> Dialect {
         Dialect::Native
     }

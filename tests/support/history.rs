@@ -1,12 +1,12 @@
-//! What a run saw, on one monotonic clock: who held which lock from when to when, and what was done under it; and
-//! the checkers that judge such a history.
+//! The record of a run on one monotonic clock, which says from when to when each guard held and what was done under it;
+//! and the checkers that judge such a history.
 //!
 //! A hold's *definite interval* runs from the moment its grant had returned until just before its release was asked
 //! for, or until the last moment at which its guard said "held", whichever came first. A thread of its own asks every
 //! guard that again and again, so that no blocked runtime can hide an overlap.
 //!
-//! The checkers are functions of values and return what they found wrong, in words; `tests/history.rs` feeds each
-//! of them a wrong history.
+//! The checkers are functions of values and return what they found wrong, in words; `tests/models/history.rs` feeds
+//! each of them a wrong history.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use zk_rwlock::{Mode, ReadGuard, WriteGuard};
 
-/// How often the witness asks all guards. Between two questions a guard may hold a little longer than is noted,
-/// never the other way round.
+/// How often the witness asks all guards. Between two questions a guard may hold a little longer than is noted, but
+/// never a little shorter.
 const ASK_EVERY: Duration = Duration::from_micros(500);
 
 /// Since the history began.
@@ -307,8 +307,8 @@ fn directory(node: &str) -> &str {
 
 /// The holds as the checkers judge them.
 ///
-/// When an operator deletes a *holder's* node, ZooKeeper may tell the next contender before it tells the holder:
-/// nothing that a client can do would change that. So such a hold counts as ended when the deletion was asked for.
+/// When an operator deletes a *holder's* node, ZooKeeper may notify the next contender before the holder: no client
+/// can change that. So such a hold counts as ended when the deletion was asked for.
 /// Holds that no moment is left of are dropped; so are grants that were lost before their caller came to see them.
 pub fn definite(holds: &[Hold], deletions: &HashMap<String, Moment>) -> Vec<Hold> {
     let cut = |hold: &Hold| {
@@ -337,7 +337,7 @@ pub fn overlaps(holds: &[Hold]) -> Vec<String> {
     faults
 }
 
-/// S4: a token that is not higher than that of an earlier holder who excluded this one, or that two share.
+/// S4: a token that is not higher than that of an earlier holder which excluded this one, or that two holders share.
 pub fn falling_fences(holds: &[Hold]) -> Vec<String> {
     let mut faults = Vec::new();
     each_path(holds, |holds| {
@@ -409,7 +409,7 @@ fn each_path<'h>(holds: &'h [Hold], mut judge: impl FnMut(&[&'h Hold])) {
 /// What one lock protects: a value with no lock of its own, and a store that knows fencing tokens.
 #[derive(Debug)]
 pub struct Store {
-    /// The name of the update that wrote it last. Each writes its own, so that whose work was lost can be told.
+    /// The name of the update that wrote it last. Each update writes its own name, so that a lost update can be named.
     plain: AtomicU64,
     highest: AtomicI64,
     next: AtomicU64,
@@ -501,8 +501,8 @@ impl Store {
 
 /// J3 without a fence: an update that was lost, or a value that changed under a reader.
 ///
-/// Only those are judged who surely held. What others wrote (operators had deleted their nodes, or the lease ran out
-/// in the very step) may be read by anyone.
+/// Only holders that surely held are judged. What others wrote (operators had deleted their nodes, or the lease ran
+/// out in the very step) may show up in any read.
 pub fn lost_updates(accesses: &[Access], deletions: &HashMap<String, Moment>) -> Vec<String> {
     let mut accesses: Vec<&Access> = accesses.iter().collect();
     accesses.sort_by_key(|access| access.at);

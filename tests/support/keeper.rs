@@ -4,13 +4,13 @@
 
 use super::wire::{Close, Frames, Hello, Op, Proxy, Rule};
 
-/// Asks for the ephemeral nodes of one's session. ZooKeeper has it since 3.6.
+/// The request for the list of the session's own ephemeral nodes. ZooKeeper has it since 3.6.
 pub const LIST_EPHEMERALS: Op = Op::Other(103);
 
 const UNIMPLEMENTED: i32 = -6;
 
-/// As ClickHouse Keeper: each handshake begins a new session, and the connection is closed over a request that it does not
-/// know.
+/// Behaves as ClickHouse Keeper does: each handshake begins a new session, and an unknown request closes the
+/// connection.
 pub fn clickhouse_keeper(server: impl Into<String>) -> Proxy {
     let proxy = Proxy::start(server);
     let afresh = |hello: &mut Hello| {
@@ -24,7 +24,7 @@ pub fn clickhouse_keeper(server: impl Into<String>) -> Proxy {
     proxy
 }
 
-/// As ZooKeeper 3.5: nobody can list the ephemeral nodes of a session.
+/// Behaves as ZooKeeper 3.5 does: no client can list the ephemeral nodes of a session.
 pub fn zookeeper_3_5(server: impl Into<String>) -> Proxy {
     let proxy = Proxy::start(server);
     proxy.apply(Rule::on(Frames::requests(LIST_EPHEMERALS)).and_all_later().refuse(UNIMPLEMENTED));

@@ -1,6 +1,6 @@
 //! What the tests stand on: a real server, a wire that can be tapped and cut, and acquisitions that are polled by hand.
 
-// It serves the tests and the benchmarks of this repository alone, and is no library that anybody reads the pages of.
+// This crate serves the tests and the benchmarks of this repository alone, and its documentation is not published.
 #![allow(missing_docs, missing_debug_implementations)]
 
 pub mod ensemble;
@@ -23,7 +23,7 @@ pub mod snapshot;
 pub mod wire;
 pub mod witness;
 
-/// The pages beside the library's own: their Rust is run here, where what it shows beside the lock is at hand.
+/// The pages beside the library's own. Their Rust is run here, because this package has the other crates that it uses.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../../README.md")]

@@ -17,7 +17,7 @@ pub fn writing(lock: &RwLock) -> Acquiring<WriteGuard> {
     task::spawn(lock.write().into_future())
 }
 
-/// What a future gives that is ready at its first poll.
+/// The output of a future that must be ready at its first poll.
 pub fn now<F: IntoFuture>(future: F) -> F::Output {
     assert_ready!(task::spawn(future.into_future()).poll())
 }

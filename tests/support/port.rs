@@ -1,7 +1,7 @@
 //! A port of the loopback interface that is one owner's alone, also while nobody listens on it.
 //!
-//! A port that the system gives to whoever asks for any does not stay free: while its server is down it may become the
-//! port of another listener, or of an outgoing connection. So these come from outside the range that the system gives from.
+//! A port that the system picks does not stay free: while its server is down, the system may give it to another
+//! listener or to an outgoing connection. So these ports come from outside the range that the system picks from.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -16,13 +16,13 @@ const LOWEST: u16 = 10_000;
 #[derive(Debug)]
 pub struct Port {
     number: u16,
-    /// The claim: the UDP port of the same number, which no two can have, of this process or of others. However its owner
-    /// ends, the system takes it back.
+    /// The claim: the UDP port of the same number. Only one socket of the machine can have it, and the system takes
+    /// it back however its owner ends.
     _claim: UdpSocket,
 }
 
 impl Port {
-    /// A port on which nobody listens now, and which nobody else is given until this is dropped.
+    /// A port that has no listener now, and that no other owner gets until this is dropped.
     pub fn reserve() -> Port {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let range = outside(given_by_the_system());
@@ -34,7 +34,7 @@ impl Port {
         claimed.expect("loopback has a free port")
     }
 
-    /// This one, unless somebody has claimed it or listens on it.
+    /// Claims this port, unless it is claimed already or has a listener.
     pub fn claim(number: u16) -> Option<Port> {
         let address = (Ipv4Addr::LOCALHOST, number);
         let claim = UdpSocket::bind(address).ok()?;
@@ -71,16 +71,16 @@ impl fmt::Display for Port {
     }
 }
 
-/// What the system gives to listeners that ask for any port, and to outgoing connections.
+/// The range that the system picks from, for listeners that ask for any port and for outgoing connections.
 pub fn given_by_the_system() -> RangeInclusive<u16> {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let mut ends = range.split_whitespace().filter_map(|end| end.parse().ok());
-    // Where the system does not tell, as other systems have it.
+    // Where the system does not say, the range that other systems use.
     ends.next().unwrap_or(32_768)..=ends.next().unwrap_or(u16::MAX)
 }
 
 fn outside(given: RangeInclusive<u16>) -> RangeInclusive<u16> {
     let parts = [LOWEST..=given.start().saturating_sub(1), given.end().saturating_add(1)..=u16::MAX];
-    // Where the system gives all of them there is nothing better.
+    // Where the system picks from all ports there is nothing better.
     parts.into_iter().find(|part| part.len() >= 1_000).unwrap_or(LOWEST..=u16::MAX)
 }

@@ -15,7 +15,7 @@ use super::server::{Home, Process, Verdict};
 
 const STARTUP_LIMIT: Duration = Duration::from_secs(30);
 
-/// Whom the server runs as when the tests are root's, as which it refuses to run.
+/// The user that the server runs as when the tests run as root: PostgreSQL refuses to run as root.
 const NOBODY: &str = "nobody";
 
 /// The server that all tests of this process share; it dies with the process.
@@ -51,7 +51,7 @@ impl Postgres {
         server.arg("-D").arg(home.data()).args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
         // Tests crash processes and never the machine.
         server.args(["-c", "fsync=off", "-c", "max_connections=100"]);
-        // As asked by this signal it ends at once, and leaves no shared memory behind, as it would if it were killed.
+        // On this signal the server ends at once and leaves no shared memory behind, which it would if it were killed.
         let process = Process::guard(&home, "QUIT", &server);
         let deadline = Instant::now() + STARTUP_LIMIT;
         // The eighth line of this file says how far the server with this cluster has come.
@@ -64,7 +64,7 @@ impl Postgres {
         Self { port, process: Mutex::new(process), _home: home }
     }
 
-    /// Where a database of this name is, if there is one; `postgres` always is.
+    /// The address of the database of this name, whether or not it exists; `postgres` always does.
     pub fn url(&self, database: &str) -> String {
         format!("postgres://postgres@{}/{database}", self.address())
     }
@@ -101,7 +101,7 @@ fn as_somebody(program: &Path) -> Command {
     if !is_root() {
         return Command::new(program);
     }
-    // It becomes the program, so that whoever started it knows its pid.
+    // The shell becomes the program, so that the pid that its parent knows is the program's.
     let mut command = Command::new("setpriv");
     command.arg(format!("--reuid={}", id(&["-u", NOBODY]))).arg(format!("--regid={}", id(&["-g", NOBODY])));
     command.arg("--clear-groups").arg(program);

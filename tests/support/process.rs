@@ -1,7 +1,7 @@
 //! Processes that a test can kill: the test binary itself, run again as a child of its own.
 //!
-//! A module that starts such processes has a test `the_life_of_a_child`, which does what [`role`] says, tells its parent in
-//! lines by [`say`], and does nothing in an ordinary run.
+//! A module that starts such processes has a test `the_life_of_a_child`, which does what [`role`] says, reports to its
+//! parent in lines by [`say`], and does nothing in an ordinary run.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -11,13 +11,13 @@ const ROLE: &str = "ZK_RWLOCK_CHILD";
 /// The prefix of a child's lines, among those of the test harness.
 const SAYS: &str = "child says ";
 
-/// What this process is to do, if it is a child.
+/// The role of this process, if it is a child.
 pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
 pub fn say(words: &str) {
-    // In one piece, and past whatever captures the output of tests.
+    // One write, which the harness does not capture as it captures the output of tests.
     let mut out = std::io::stdout().lock();
     out.write_all(format!("\n{SAYS}{words}\n").as_bytes()).and_then(|()| out.flush()).expect("the parent listens");
 }
@@ -47,7 +47,7 @@ impl Process {
         Process { child, lines }
     }
 
-    /// The next that the child says; blocks until then.
+    /// The next line that the child says; blocks until it comes.
     pub fn says(&mut self) -> String {
         self.said().next().expect("the child says something before it ends")
     }
@@ -69,7 +69,7 @@ pub fn signal(child: &Child, name: &str) {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Refused only if it has ended already.
+        // Killing fails only if the child has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -27,14 +27,14 @@ pub fn program(name: &str) -> PathBuf {
     program
 }
 
-/// A run of this example that ends with its handle at the latest; only its standard input is decided.
+/// A command that runs this example without standard input, and kills it when its handle is dropped.
 pub fn example(name: &str) -> Command {
     let mut command = Command::new(program(name));
     command.stdin(Stdio::null()).kill_on_drop(true);
     command
 }
 
-/// `None` if it is not there, or nobody knows: then it is older than whatever is.
+/// When the file was changed; `None`, which is less than any time, if it does not exist or the system does not say.
 fn modified(file: &Path) -> Option<SystemTime> {
     fs::metadata(file).and_then(|file| file.modified()).ok()
 }

@@ -1,4 +1,4 @@
-//! What is to happen to which frames on their way between a client and its server.
+//! Rules: what happens to which frames on their way between a client and its server.
 //!
 //! It knows the frames ([`super::frames`]) and nothing of connections: it only decides.
 
@@ -99,7 +99,7 @@ impl Frames {
     }
 }
 
-/// What is to happen to which frames; by default, nothing to the first.
+/// What happens to which frames; by default, nothing happens to the first.
 #[derive(Debug)]
 pub struct Rule {
     frames: Frames,

@@ -187,7 +187,7 @@ impl Server {
         self.start_again();
     }
 
-    /// Has the server go on with numbers of transactions after `zxid`, as the guide tells operators to.
+    /// Makes the server continue with numbers of transactions after `zxid`, as the guide advises operators.
     pub fn go_on_after(&self, zxid: i64) {
         // A server that starts writes a snapshot.
         self.restart();
@@ -356,7 +356,7 @@ impl Process {
     /// Returns when the server is dead and the watchdog has done what the verdict says.
     pub(super) fn stop(&mut self, verdict: Verdict) {
         // Closing standard input is the order to kill; a word before that alters what happens to
-        // the directory. If the watchdog is gone already, there is nobody to tell.
+        // the directory. If the watchdog is gone already, the word is lost, and does not matter.
         if let (Some(mut stdin), Verdict::Keep) = (self.watchdog.stdin.take(), verdict) {
             let _ = stdin.write_all(b"keep\n");
         }
@@ -372,7 +372,7 @@ pub(super) struct Home {
 
 impl Home {
     pub(super) fn new() -> Self {
-        // A name that was given up is not taken again: whoever had it may still be about to remove it.
+        // A name is not taken a second time: its former owner may still be about to remove the directory.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         loop {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -179,14 +179,14 @@ impl Proxy {
         self.order(Command::Heal);
     }
 
-    /// Has this happen from now on.
+    /// Applies this rule from now on.
     ///
     /// Where several rules concern one frame, the oldest decides, and the frame counts for all.
     pub fn apply(&self, rule: Rule) -> Fault {
         self.tap.rules().add(rule)
     }
 
-    /// Loses all that clients ask but pings, so that their sessions live on.
+    /// Loses every request of clients but pings, so that their sessions live on.
     pub fn answer_only_pings(&self) -> Fault {
         self.apply(Rule::on(Frames::from_clients().but(&[Op::Handshake, Op::Ping])).and_all_later().lose())
     }
@@ -376,7 +376,7 @@ impl Switchboard {
                 order = orders.recv() => {
                     let Some((command, done)) = order else { return };
                     self.obey(command).await;
-                    // Nobody waits any more if the test has panicked.
+                    // If the test has panicked, it no longer waits for the answer.
                     let _ = done.send(());
                 }
                 client = accept(self.listener.as_ref()) => {
@@ -495,7 +495,7 @@ impl Connection {
         }
     }
 
-    /// Reads even while nothing is forwarded, so that the numbers tell what was sent, whenever it
+    /// Reads even while nothing is forwarded, so that the numbers count what was sent, whenever it
     /// arrives.
     async fn read(
         &self,
@@ -605,7 +605,7 @@ impl Connection {
         }
     }
 
-    /// Records a frame and decides what happens to it; also tells its xid.
+    /// Records a frame and decides what happens to it; also returns its xid.
     fn inspect(&self, direction: Direction, frame: &[u8], handshaken: bool) -> (Deed, i32) {
         self.weigh(direction, frame);
         if !handshaken {

@@ -1,4 +1,4 @@
-//! Somebody who asks a guard all the time whether it holds.
+//! A witness, which asks a guard all the time whether it holds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
