@@ -1,4 +1,4 @@
-//! How long decisions take, and the lock on the embedded backend: what is left of it when no server is waited for.
+//! How long a decision takes, and how long the lock takes on the embedded backend, where it waits for no server.
 //!
 //! Needs no server, and asserts nothing about time.
 
@@ -88,7 +88,7 @@ fn hand_off(criterion: &mut Criterion) {
                         held = assert_ready_ok!(next.poll());
                     }
                     elapsed += began.elapsed();
-                    // The last first, so that nobody is granted the lock only to give it back.
+                    // The last first, so that no contender is granted the lock only to give it back.
                     waiters.rev().for_each(drop);
                 }
                 elapsed

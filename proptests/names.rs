@@ -8,7 +8,7 @@ fn mode() -> impl Strategy<Value = Mode> {
     prop_oneof![Just(Mode::Read), Just(Mode::Write)]
 }
 
-/// Text that is nearly a name, so that the parser's every branch is met.
+/// Text that is nearly a name, so that every branch of the parser is met.
 fn nearly_a_name() -> impl Strategy<Value = String> {
     let piece = prop_oneof!["[a-zA-Z0-9._~-]{0,8}", "-(READ|WRITE)-", "-?[0-9]{9,12}", "\\PC{0,3}"];
     prop::collection::vec(piece, 0..6).prop_map(|pieces| pieces.concat())

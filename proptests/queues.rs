@@ -24,7 +24,7 @@ fn turns(queue: &[Contender]) -> Vec<Turn> {
     queue.iter().map(|me| turn(me, &names)).collect()
 }
 
-/// P1 exclusion, P2 progress and P3 no cycle, and that nobody overtakes.
+/// P1 exclusion, P2 progress and P3 no cycle, and that no contender overtakes another.
 fn check_turns(queue: &[Contender]) {
     let turns = turns(queue);
     let granted: Vec<_> = queue.iter().zip(&turns).filter(|(_, turn)| **turn == Turn::Granted).collect();
@@ -44,7 +44,7 @@ fn check_turns(queue: &[Contender]) {
     }
 }
 
-/// P4 no herd, and no lost wake-up: whoever's turn changes by a departure was watching the one that left.
+/// P4 no herd, and no lost wake-up: a contender whose turn a departure changes was watching the node that left.
 fn check_departure(queue: &[Contender], leaver: usize) {
     let before: HashMap<&str, Turn> = names(queue).into_iter().zip(turns(queue)).collect();
     let mut rest = queue.to_vec();
@@ -66,7 +66,7 @@ fn check_departure(queue: &[Contender], leaver: usize) {
     }
 }
 
-/// One contender of a queue, as its waiter has it.
+/// One contender of a queue, with its waiter.
 struct Waits {
     me: Contender,
     waiter: Waiter<Contender>,
@@ -141,7 +141,7 @@ fn check_indifference(queue: &[Contender], listing: &[&str]) {
     }
 }
 
-/// P6: ties and negative numbers grant nobody, and those after them wait.
+/// P6: no contender with a shared or a negative number is granted, and the contenders after it wait.
 fn check_doubt(modes: &[Mode], sequences: &[i64]) {
     let name = |(i, (mode, sequence)): (usize, (&Mode, &i64))| format!("h~{i}-{mode}-{sequence:010}");
     let names: Vec<String> = modes.iter().zip(sequences).enumerate().map(name).collect();

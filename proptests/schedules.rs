@@ -1,8 +1,8 @@
 //! P8: random schedules over the embedded backend, in virtual time, polled by hand.
 //!
-//! A safety phase with every fault the backend knows, and then a liveness phase: the network is mended, holders let
-//! go, and everyone who still waits must get the lock. Each schedule comes from a seed of its own, and one that fails
-//! prints the line that runs it again.
+//! A safety phase with every fault the backend knows, and then a liveness phase: the network is mended, holders
+//! release, and every waiter must be granted. Each schedule comes from a seed of its own, and one that fails prints
+//! the line that runs it again.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, HashSet};
@@ -20,14 +20,14 @@ use zk_rwlock::{Error, HoldState, Loss, Memory, ReadGuard, RwLock, RwLockBuilder
 
 const LOCK: &str = "/locks/schedule";
 
-/// What the lock guards: the token of whoever wrote it last.
+/// The node that the lock guards: it contains the token of its last writer.
 const VALUE: &str = "/value";
 
 const CLIENTS: usize = 3;
 const ACTORS: usize = 6;
 const STEPS: usize = 80;
 
-/// More than the session timeout: whoever was cut off for so long has lost what it held.
+/// More than the session timeout: a client that was cut off for so long has lost what it held.
 const LONG: Duration = Duration::from_secs(11);
 
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ enum Action {
     TryWrite,
     /// A write to a node elsewhere, which must be refused once the lock is lost.
     Transaction,
-    /// A read of that node, which must show what all wrote who held before.
+    /// A read of that node, which must show what all earlier holders wrote.
     Look,
     /// Drops the acquisition, or the guard.
     Drop,
@@ -65,7 +65,7 @@ enum Action {
 struct Step {
     actor: usize,
     action: Action,
-    /// Whether those who were woken run before the next step, or race with it.
+    /// Whether woken actors run before the next step, or race with it.
     settle: bool,
 }
 
@@ -148,11 +148,11 @@ impl World {
         }
     }
 
-    /// Takes these steps before anything happens in the background: nobody watches its own node yet.
+    /// Takes these steps before anything happens in the background: no contender watches its own node yet.
     fn steps_blindly(mut self, steps: Vec<Step>) -> World {
         let (done, mut world) = tokio::sync::oneshot::channel();
         let session = Arc::clone(&self.observer);
-        // While a chore runs, no other does.
+        // While a background task runs, no other does.
         session.spawn(Box::pin(async move {
             for step in steps {
                 self.step(step).await;
@@ -162,7 +162,7 @@ impl World {
         world.try_recv().expect("no step waits")
     }
 
-    /// Whether time has to pass in this step, or in later ones because of it, or somebody has to watch its own node.
+    /// Whether this step, or later ones because of it, needs time to pass, or needs a contender to watch its own node.
     fn needs_others(&self, step: Step) -> bool {
         match step.action {
             Action::Wait | Action::Cut | Action::Remove => true,
@@ -197,7 +197,7 @@ impl World {
             }
             (Action::Transaction, Actor::Writer(guard)) => {
                 let write = guard.transaction().set(VALUE, guard.fencing_token().to_string());
-                // It is on its way, and will be carried out or refused as a whole.
+                // The transaction is on its way, and will be carried out or refused as a whole.
                 let _now_or_later = task::spawn(write.commit()).poll();
             }
             (Action::Look, Actor::Reader(_) | Actor::Writer(_)) => {
@@ -251,7 +251,7 @@ impl World {
                 self.lagging[client] = false;
             }
             (Action::Reap, _) => memory.reap_containers(),
-            // Whoever cannot be told of it at once would hold beside the next one: nothing helps against that.
+            // A holder that cannot hear of it at once would hold beside the next one: nothing helps against that.
             (Action::Remove, _) if !self.cut.contains(&true) && !self.lagging.contains(&true) => {
                 let children = memory.children(LOCK);
                 if let Some(child) = children.get(step.actor % children.len().max(1)) {
@@ -263,7 +263,7 @@ impl World {
         }
     }
 
-    /// Polls whoever was woken until nobody is, and checks what must hold after each poll.
+    /// Polls woken actors until none is woken, and checks what must hold after each poll.
     fn settle(&mut self) {
         loop {
             let mut moved = false;
@@ -361,7 +361,7 @@ impl World {
         self.actors.iter().all(|actor| matches!(actor, Actor::Idle))
     }
 
-    /// Mends everything; then whoever still waits must get the lock as holders let go.
+    /// Mends everything; then every waiter must be granted as holders release.
     async fn come_to_rest(&mut self) {
         for client in &self.clients {
             client.heal();
@@ -407,7 +407,7 @@ fn poll<G>(acquiring: &mut Acquiring<G>) -> Option<Result<G, Error>> {
     }
 }
 
-/// Only an ended session or a removed node may end an acquisition here, or what it said itself.
+/// Only an ended session, a removed node, or the acquisition's own options may end an acquisition here.
 fn ended(error: &Error) -> Actor {
     let expected = error.is_lost() || error.is_timeout() || error.is_would_block();
     assert!(!matches!(error, Error::Evicted(Loss::Interfered)), "nobody wrote to a lock node");

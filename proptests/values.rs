@@ -41,7 +41,7 @@ fn trees() -> impl Strategy<Value = Tree> {
     })
 }
 
-/// Writes and reads it as one process and another would; twice, because the first time makes the node.
+/// Writes the value in one process and reads it in another, as it were; twice, because the first time makes the node.
 fn comes_back<T>(format: impl Format<T> + Copy, value: &T) -> Result<(), TestCaseError>
 where
     T: Clone + Debug + PartialEq + Send + Sync + 'static,
@@ -127,7 +127,7 @@ proptest! {
         comes_back(Raw, &text)?;
     }
 
-    /// Whatever an operator puts there, it is an error and never a panic, or a value that we can read.
+    /// Whatever an operator puts there, reading it is an error or gives a value, and never panics.
     #[test]
     fn any_bytes_in_the_node_are_read_or_refused(head in "(zk-rwlock value [0-9]\n)?([a-z]{1,6}=[^\n]{0,12}\n){0,8}\n?", tail in vec(any::<u8>(), 0..40)) {
         let zk = Memory::new();
@@ -163,7 +163,7 @@ impl Format<u8> for Odd {
 }
 
 proptest! {
-    /// Whatever is committed, what can be read is always the last that could be written.
+    /// Whatever is committed, a read always gives the last value that could be written.
     #[test]
     fn what_can_be_read_is_the_last_that_could_be_written(values in vec(any::<u8>(), 1..40)) {
         let shared = Shared::with_format(&Memory::new(), "/proptests/odd", Odd).initial(|| 1).build().expect("valid");

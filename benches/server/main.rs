@@ -20,7 +20,7 @@ use support::server::Server;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// A name, what tells the driver and the floor what to do, and how much of the runs it takes.
+/// A name, the arguments of the driver and of the floor, and the runs that the case is part of.
 #[rustfmt::skip]
 const CASES: [(&str, &str, Set); 18] = [
     ("write", "--workload write --ops 2000", Set::Core),
@@ -147,7 +147,7 @@ fn compare(arguments: &Arguments) -> Result<()> {
             }
             let to = format!("--zk {server} {options}");
             let contenders = contenders(options);
-            // What is measured of those who wait is what a process pays for each of them.
+            // For waiters, the figure is what a process pays for each of them.
             let sessions = if case.starts_with("waiters") { 1 } else { contenders };
             note(&mut floor, run(Command::new(&this).arg("raw"), &format!("{to} --sessions {sessions}"))?);
             let mut drive = |of: &mut Vec<Value>, how: &str| -> Result<()> {
@@ -215,7 +215,7 @@ fn run(program: &mut Command, options: &str) -> Result<Value> {
     }
 }
 
-/// What a run is judged by, in the unit of its workload.
+/// The figure that a run is judged by, in the unit of its workload.
 fn figure(run: &Value) -> Option<f64> {
     match run["workload"].as_str()? {
         "contend" | "mix" | "shared" => run["ops_per_s"].as_f64(),

@@ -1,9 +1,9 @@
 //! The floor: what each workload costs with the client crate alone, and without a lock.
 //!
-//! An acquisition is the creation of a node and a release its deletion. In `drain` each node watches the one before it
-//! and is deleted when that is gone; in `readers` all watch the gate, and nothing more; in `waiters` each node is made
-//! and watches the one before it, and that is all. In `contend` and `mix` nobody waits for anybody, so what a lock takes
-//! longer there is mostly the waiting that it is for.
+//! An acquisition is the creation of a node and a release its deletion. In `drain` each contender watches the node
+//! before its own and deletes its own when that is gone; in `readers` all watch the gate, and nothing more; in
+//! `waiters` each makes its node and watches the one before it, and that is all. In `contend` and `mix` no contender
+//! waits for another, so a lock takes longer there mostly for the waiting that it is for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -220,7 +220,7 @@ async fn queue(arguments: &Arguments, contenders: Vec<Contender>, gate: &Contend
     Ok(Measured::new(n, elapsed, meter.stop()?))
 }
 
-/// As in `drain`, but what is measured is the queueing up, and nobody is let go.
+/// As in `drain`, but only the queueing up is measured, and no contender releases.
 async fn waiters(arguments: &Arguments, contenders: Vec<Contender>, gate: &Contender) -> Result<Measured> {
     let n = arguments.n;
     let first = gate.enter().await?;

@@ -111,13 +111,14 @@ pub async fn requests_take_effect_in_the_order_of_the_calls<H: Harness>(h: &H) {
     let listed = stage.a.children(&stage.directory);
     let deleted = stage.a.delete(&path);
     let listed_again = stage.a.children(&stage.directory);
-    // Awaited in another order than sent.
+    // The answers are awaited in another order than the requests were sent.
     assert_eq!(listed_again.await, Ok(Vec::new()));
     assert_eq!(listed.await, Ok(vec!["order".to_owned()]));
     assert!(created.await.is_ok() && deleted.await.is_ok());
 }
 
-/// As who drops a lock and asks for it again sends them. A backend may make one transaction of the two.
+/// A removal and a create, as a caller sends them that drops a lock and asks for it again. A backend may make one
+/// transaction of the two.
 pub async fn a_removal_and_the_create_beside_it_that_follows_keep_their_order<H: Harness>(h: &H) {
     let stage = Stage::set(h).await;
     let queue = stage.path("q-");

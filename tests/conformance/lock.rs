@@ -18,7 +18,7 @@ use zk_rwlock::{Contender, Deadlock, Ending, Error, HoldState, Loss, MemberState
 use support::harness::Harness;
 use support::scene::{SOON, eventually, granted, line, line_becomes, reader, refused, soon, writer};
 
-/// Two processes that use one lock, and an operator who works on bare nodes.
+/// Two processes that use one lock, and an operator that works on bare nodes.
 struct Stage<C> {
     directory: String,
     mine: C,
@@ -115,7 +115,7 @@ fn is_invalid<T>(answer: Result<T, Error>) -> bool {
     matches!(answer, Err(Error::InvalidInput(_)))
 }
 
-// Who holds together, and in which order.
+// Which contenders hold together, and in which order.
 
 pub async fn readers_hold_together<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
@@ -307,7 +307,7 @@ pub async fn a_timeout_says_who_is_in_the_way_and_leaves_no_node<H: Harness>(h: 
     let write = tokio::spawn(s.a.write().label("migrate").into_future());
     line_becomes(&s.b, "R+ W-").await;
     let before = s.children().await;
-    // Who is in the way is looked up in its last fifth of a second.
+    // The acquisition looks its blockers up in the last fifth of a second of its timeout.
     let timeout = Duration::from_secs(2);
     let start = Instant::now();
     let error = soon("the timeout", s.b.write().timeout(timeout)).await.expect_err("taken");
@@ -1009,7 +1009,7 @@ pub async fn a_lock_delay_does_not_hold_off_after_a_release<H: Harness>(h: &H) {
     soon("a free lock", patient.write()).await.expect("free").release().await.expect("held");
     for by_drop in [false, true] {
         let mut followed = false;
-        // It stands in the queue before it watches, and cannot tell what is released in between: then it comes again.
+        // A waiter is queued before it watches, and cannot see how a holder left in between: then the test tries again.
         for _ in 0..10 {
             let held = soon("a free lock", s.a.write()).await.expect("free");
             let mut write = writer(&patient);
@@ -1062,7 +1062,7 @@ pub async fn evicting_by_token_removes_that_member_and_nobody_else<H: Harness>(h
     assert_eq!(soon("the loss", held.lost()).await, Loss::Removed);
     let next = granted(waits).await;
     assert_eq!(Some(next.fencing_token()), tokens[1]);
-    // What was right a moment ago hits nobody now.
+    // The token of the former holder evicts no contender now.
     assert!(s.b.evict(held.fencing_token()).await.expect("reachable").is_none());
     assert!(next.is_held());
     next.release().await.expect("held");

@@ -1,9 +1,9 @@
 //! A random swarm on real servers: clients do everything a lock can be used for while links, sessions, nodes and
-//! servers fail; then the faults stop, and everybody must get the lock.
+//! servers fail; then the faults stop, and every client must be granted the lock.
 //!
-//! All decisions come from a seed, and a failure prints the line that runs with the same ones again. Time is real, so
-//! that repeats the mix and not each interleaving. `SWARM_SEED`, `SWARM_SECONDS` and `SWARM_SERVERS` (1 or 3) set what
-//! is run; `make soak` runs both for ten minutes.
+//! All decisions come from a seed, and a failure prints the line that repeats them. Time is real, so the repetition has
+//! the same mix of faults, but not the same interleaving. `SWARM_SEED`, `SWARM_SECONDS` and `SWARM_SERVERS` (1 or 3)
+//! set what is run; `make soak` runs both for ten minutes.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -30,7 +30,7 @@ const PATIENT_CLIENTS: usize = 4;
 const LINK_STRANDS: u64 = 3;
 const PATHS: [&str; 2] = ["/swarm/a", "/swarm/b"];
 const COUNTERS: [&str; 2] = ["/count-a", "/count-b"];
-/// Once nothing fails any more: expired sessions take 4 s and a tick to go, and machines may be slow.
+/// The bound once nothing fails any more: expired sessions take 4 s and a tick to go, and machines may be slow.
 const LIVENESS_LIMIT: Duration = Duration::from_secs(60);
 /// What a client may wait for while the network is down.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -159,7 +159,7 @@ async fn use_locks(world: &World, client: &Client, mut dice: Seeded, end: Instan
     }
 }
 
-/// Waits without a timeout, whatever happens meanwhile: whoever waits when the faults stop must be granted then.
+/// Waits without a timeout, whatever happens meanwhile: a waiter that is left when the faults stop must be granted.
 async fn wait_patiently(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
     while Instant::now() < end {
         let which = dice.below(2) as usize;
@@ -329,7 +329,7 @@ fn number(data: &[u8]) -> u64 {
 // What fails
 
 async fn fail_links(world: &World, mut dice: Seeded, end: Instant) {
-    // Those whose loss leaves something in doubt come more often.
+    // Requests whose loss leaves something in doubt come more often.
     const OPS: [Op; 8] =
         [Op::Create2, Op::Create2, Op::Create2, Op::Multi, Op::Multi, Op::Delete, Op::GetChildren, Op::GetData];
     while Instant::now() < end {
@@ -378,7 +378,7 @@ async fn fail_links(world: &World, mut dice: Seeded, end: Instant) {
     }
 }
 
-/// An operator deletes nodes of holders and of those who wait.
+/// An operator deletes nodes of holders and of waiters.
 async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
     while Instant::now() < end {
         sleep_until(Instant::now() + Duration::from_millis(500 + dice.below(1_000)), end).await;
@@ -466,7 +466,7 @@ async fn build(site: Site, dice: &mut Seeded) -> World {
     }
 }
 
-/// Everything fails at random until `end`; returns those who still wait then.
+/// Everything fails at random until `end`; returns the waiters that are left then.
 async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) -> JoinSet<()> {
     let mut waiters = JoinSet::new();
     let mut tasks = JoinSet::new();
@@ -493,7 +493,7 @@ async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) -> Jo
     waiters
 }
 
-/// Nothing fails any more: everybody gets both locks, in both modes, and nothing is left afterwards.
+/// Nothing fails any more: every client is granted both locks, in both modes, and nothing is left afterwards.
 async fn liveness_phase(world: &Arc<World>, mut tasks: JoinSet<()>) -> Duration {
     for proxy in world.clients.iter().flat_map(|client| &client.proxies) {
         proxy.forget_rules();

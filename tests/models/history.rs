@@ -1,4 +1,4 @@
-//! The checkers of histories are known to bite: each is fed a right history and a wrong one.
+//! The checkers of histories find faults: each is fed a right history and a wrong one.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -126,7 +126,7 @@ fn a_fence_that_errs_either_way_is_found() {
     assert_eq!(wrong_fences(&[fenced(2, 2, true, 210), let_in], &none).len(), 1);
 }
 
-/// The recorder itself, on a lock that is lost behind its holder's back.
+/// The recorder itself, on a lock that is lost without its holder's knowledge.
 #[tokio::test]
 async fn the_witness_ends_an_interval_where_the_guard_says_lost() {
     let zk = Memory::new();

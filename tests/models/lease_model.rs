@@ -1,5 +1,5 @@
-//! The lease against a model of what moves a session's end: a client, followers that note whom they hear from, and a
-//! leader that pings them; in virtual time, with stalls, pauses and a cut at random.
+//! The lease against a model of what moves a session's end: a client, followers that note which sessions they hear
+//! from, and a leader that pings them; in virtual time, with stalls, pauses and a cut at random.
 //!
 //! The client's side is the real [`Lease`]. `LEASE_HISTORIES` sets how many histories are played; `make soak` sets it high.
 //!
@@ -197,8 +197,8 @@ impl World {
         self.at(0, Event::LeaderPings);
         let first = self.random.below(self.timeout / 5);
         self.at(first, Event::Heartbeat);
-        // A client that stands still for a part of its timeout, and something that happens soon after it woke, are what
-        // tells the rules apart.
+        // The rules differ where a client stands still for a part of its timeout, and something happens soon after it
+        // woke.
         let stands_still = self.random.below(self.timeout);
         let wakes = calm + stands_still;
         let mut stall = None;

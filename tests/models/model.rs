@@ -1,8 +1,8 @@
 //! The protocol as a model, searched exhaustively: every interleaving of a few contenders, with every fault.
 //!
 //! The model's server orders the requests and keeps the nodes and watches; its contenders decide with the library's
-//! own [`Waiter`]. Whatever the protocol must keep is checked in every reachable state, and the same search must find
-//! the two changes of the protocol that are known to be wrong, so that the check is known to bite.
+//! own [`Waiter`]. Whatever the protocol must keep is checked in every reachable state. The same search must find two
+//! changes of the protocol that are known to be wrong, which shows that the check finds faults.
 //!
 //! Three contenders take seconds; `MODEL_CONTENDERS=4`, which `make soak` sets, takes minutes.
 
@@ -10,7 +10,7 @@ use stateright::{Checker, Model, Property};
 use zk_rwlock::Mode;
 use zk_rwlock::coordinator::{Contender, Departure, Known, News, Rules, Step as Decision, Waiter};
 
-/// Who says, by a data change, that it held and let go.
+/// Which contenders say, by a data change, that they held and released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Signals {
     HoldingWriters,
@@ -92,7 +92,8 @@ impl Node {
 }
 
 impl State {
-    /// Who says that it holds: one whose session has expired has said lost before that, because its lease is shorter.
+    /// The members that say they hold. A member whose session has expired has said lost before, because its lease is
+    /// shorter.
     fn holders(&self) -> impl Iterator<Item = &Node> {
         self.members.iter().filter_map(|member| match &member.step {
             Step::Holding(node) if !member.expired => Some(node),
@@ -107,7 +108,7 @@ impl State {
         node
     }
 
-    /// Takes a node away, and tells those who watch it.
+    /// Takes a node away, and sends an event to each member that watches it.
     fn remove(&mut self, node: Node, event: Event) {
         self.nodes.retain(|other| *other != node);
         for member in &mut self.members {
@@ -247,7 +248,7 @@ impl Model for Protocol {
                 let Step::Waiting(me, _) = state.members[i].step else { return None };
                 let (_, event) = state.members[i].events.remove(0);
                 match event {
-                    // The wrong protocols take a reader's or a waiter's word for a hand-off, too.
+                    // The wrong protocols take the signal of a reader or of a waiter for a hand-off, too.
                     Event::Changed if self.signals != Signals::HoldingWriters && !state.members[i].expired => {
                         state.members[i].step = Step::Holding(me);
                         state.members[i].waiter = None;

@@ -25,8 +25,8 @@ enum Kind {
 
 const KINDS: [Kind; 4] = [Kind::BlackHole, Kind::RequestsLost, Kind::AnswersLost, Kind::Refused];
 
-/// A link to a server that loses what is sent while it is broken, and with it each connection that it was sent on: on a
-/// real network the kernel would send it again, but after longer and longer pauses. A new connection comes to nothing.
+/// A link to a server. While it is broken it loses what is sent, together with the connection that it was sent on, and
+/// a new connection comes to nothing. (On a real network the kernel would send again, after longer and longer pauses.)
 struct Link {
     port: Port,
     state: Arc<Mutex<State>>,
@@ -110,7 +110,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, survives: Kind, mut is_lost: bo
     }
     let _ = to.shutdown(Shutdown::Both);
     let _ = from.shutdown(Shutdown::Both);
-    // Only what is still open has another side.
+    // Only a connection that is still open has a peer's address.
     state.lock().expect("nobody panics").open.retain(|stream| stream.peer_addr().is_ok());
 }
 
@@ -149,7 +149,7 @@ async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
             let left = guard.session_left();
             tokio::time::sleep(timeout.mul_f64(share)).await;
             link.mends();
-            // What was left of the lease when it broke is over by then: it was renewed.
+            // The lease of the moment of the break is over by then, so it was renewed.
             let lost = tokio::time::timeout(timeout, guard.lost()).await.is_ok();
             if lost {
                 println!("    lost {:?} after the break began, with {left:?} of the session", broke.elapsed());
@@ -160,7 +160,7 @@ async fn lost(options: Options, kind: Kind, share: f64, rounds: u32) -> usize {
     tasks.join_all().await.into_iter().filter(|lost| *lost).count()
 }
 
-/// A break of 0.4 T, of whatever kind, at whatever time, where the tick is told and at most a fifth of T.
+/// A break of 0.4 T, of any kind, at any time, where the client knows the tick and it is at most a fifth of T.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_break_of_two_fifths_of_the_session_timeout_loses_nothing() {
     let rounds: Option<u32> = std::env::var("BREAK_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());

@@ -1,5 +1,5 @@
-//! What servers can do to a lock: freeze, crash, lag behind, lose their leader. Never two holders, nobody stuck,
-//! nothing left, and no lock lost that need not be.
+//! What servers can do to a lock: freeze, crash, lag behind, lose their leader. There are never two holders, no
+//! contender is stuck, nothing is left, and no lock is lost without need.
 //!
 //! `FREEZE_ROUNDS`, `CRASH_ROUNDS` and `ROLLS` set how often each is repeated; `make soak` sets them high.
 
@@ -68,8 +68,8 @@ async fn a_create_that_the_next_server_has_not_applied_is_found_and_unrepeated()
     becomes_empty(&operator, path).await;
 }
 
-/// Fault 6. A leader that froze is deposed meanwhile, and wakes with a session's requests in its hands: to its own `sync` it
-/// answers at once, with what was true when it froze.
+/// Fault 6. A frozen leader is deposed, and wakes with a session's requests before it: it answers a `sync` by itself,
+/// at once, with what was true when it froze.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_that_was_deposed_while_it_was_frozen_serves_no_synced_read() {
     let ensemble = shared_ensemble().await;
@@ -114,7 +114,7 @@ async fn a_listing_of_a_lagging_follower_that_lacks_our_own_node_is_not_used() {
         connect(&format!("{},{}", near.address(), far.address())).await,
         connect(&ensemble.server(leader).address()).await,
     );
-    // By another handle: one that was granted before might not need the listing.
+    // Another handle takes the lock first, because a handle that was granted before might not need the listing.
     lock_at(&zk, "/ensemble/lagging").write().await.expect("free").release().await.expect("held");
     let lock = lock_at(&zk, "/ensemble/lagging");
     near.reset();
@@ -159,8 +159,8 @@ async fn a_waiter_expired_at_a_lagging_follower_is_not_granted_by_an_old_event()
     becomes_empty(&at_leader, "/ensemble/old-event").await;
 }
 
-/// Fault 22, with every sign of health: what the waiter sends is lost, but the server is heard all the time, and
-/// tells it of the hand-off when its lease has run out.
+/// Fault 22, with every sign of health: the waiter's requests are lost, but it hears the server all the time, and hears
+/// of the hand-off when its lease has run out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_whose_requests_are_lost_is_granted_by_no_event_past_its_lease() {
     const TIMEOUT: Duration = Duration::from_secs(4);
@@ -185,11 +185,11 @@ async fn a_waiter_whose_requests_are_lost_is_granted_by_no_event_past_its_lease(
     let (lost_since, mut held) = (Instant::now(), Some(held));
     for (path, sign) in signs {
         operator.transact(&[Operation::Set { path, data: Vec::new(), version: None }]).await.expect("it exists");
-        // The client takes the connection for a healthy one: it hears.
+        // The client takes the connection for a healthy one, because it hears events.
         if held.is_some() || lost_since.elapsed() < TIMEOUT.mul_f64(0.75) {
             soon("a sign of health", sign).await;
         }
-        // The lease is over by five sixths, and the server's patience not before the whole timeout, in ticks.
+        // The lease is over after five sixths of the timeout; the server waits for all of it, rounded up to ticks.
         if expiring.is_finished()
             && let Some(held) = held.take()
         {
@@ -280,7 +280,7 @@ async fn a_break_shorter_than_two_fifths_of_the_timeout_loses_nothing() {
                 begin(&proxy);
                 tokio::time::sleep(TIMEOUT.mul_f64(0.38)).await;
                 proxy.heal();
-                // What was promised before the break is over by then: it was renewed.
+                // The lease of before the break is over by then, so it was renewed.
                 tokio::time::sleep(TIMEOUT).await;
                 assert!(guard.is_held(), "{kind}, step {step}: {:?}", guard.state());
                 guard.release().await.expect("held");
@@ -292,7 +292,7 @@ async fn a_break_shorter_than_two_fifths_of_the_timeout_loses_nothing() {
     }
 }
 
-/// Found by the swarm: the client gives up after a session timeout, whatever it is told.
+/// Found by the swarm: the client crate gives up after a session timeout, whatever connect timeout it is given.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connect_timeout_longer_than_the_session_timeout_is_kept() {
     let proxy = Proxy::start(shared_server().address());
@@ -360,7 +360,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// Every fourth writes, the others read.
+    /// Every fourth client writes, the others read.
     async fn gather(addresses: &str, size: usize, timeout: Duration, path: &'static str) -> Self {
         let (history, store) = (Arc::new(History::start()), Arc::new(Store::default()));
         let (stop, mut grants, mut tasks) = (Arc::<AtomicBool>::default(), Vec::new(), JoinSet::new());
@@ -384,7 +384,7 @@ impl Crowd {
         Self { history, store, stop, grants, tasks }
     }
 
-    /// Blocks until everyone has been granted the lock again, and again.
+    /// Blocks until every client has been granted the lock again, and again.
     fn everyone_progresses(&self) -> impl FnMut() + Send + 'static {
         let grants = self.grants.clone();
         move || {
@@ -398,7 +398,7 @@ impl Crowd {
         }
     }
 
-    /// Has everyone stop; returns the errors they got.
+    /// Stops every client; returns the errors that they got.
     async fn disperse(mut self) -> Vec<Error> {
         self.stop.store(true, Ordering::Relaxed);
         let mut errors = Vec::new();
@@ -442,7 +442,7 @@ async fn steady_holders(ensemble: &Ensemble, timeout: Duration) -> Vec<(ZooKeepe
     holders
 }
 
-/// Faults 29 and 30, at a session timeout of 10 s: nobody loses a lock, or gets an error, by a change of leader.
+/// Faults 29 and 30, at a session timeout of 10 s: a change of leader costs no holder its lock, and no call fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_leader_that_is_killed_and_a_rolling_restart_cost_nobody_a_lock() {
     const TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,5 +1,5 @@
-//! Servers that are not quite ZooKeeper, or an old one: what they do not know is asked once, and a session that they
-//! change is seen.
+//! Servers that are not quite ZooKeeper, or an old one: a request that they do not know is sent once, and a session
+//! that they change is noticed.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use support::wire::Op;
 use zk_rwlock::coordinator::Ending;
 use zk_rwlock::{Error, Loss};
 
-/// Longer than any of these tests may take to see what has happened, so that no lease can be what tells.
+/// Longer than any of these tests may wait for a loss, so that the loss cannot come from the lease.
 const LONG: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -34,7 +34,7 @@ async fn a_session_that_the_server_changes_is_seen_by_a_node_of_its_own() {
         }
         assert!(keeper.connections() <= 4, "{} sessions", keeper.connections());
         assert!(matches!(guard.release().await, Err(Error::Lost(_))));
-        // The server still knows the old sessions, as it does not know that they are over.
+        // The server still has the old sessions, because it does not know that they are over.
         let operator = connect(&shared_server().address()).await;
         for name in children(&operator, "/keeper/changed").await {
             session(&operator).await.delete(&format!("/keeper/changed/{name}")).await.expect("there");
@@ -65,7 +65,7 @@ async fn where_nobody_can_list_its_nodes_a_session_shows_itself_and_goes_on() {
     for _ in 0..3 {
         old.reset();
         old.disconnect();
-        // Only when the server has shown whose session it is does an answer renew the lease.
+        // An answer renews the lease only once the server has shown whose session it is.
         eventually("heartbeats", || async { old.count(Op::Multi) > 4 }).await;
         assert!(guard.is_held());
         let own = guard.path();

@@ -1,7 +1,7 @@
-//! A server that lies: it may cost the client its life, but it never makes it believe that it holds a lock.
+//! A server that lies may crash the client's process, but never makes the client believe that it holds a lock.
 //!
 //! The clients are children of this process, this test binary itself: [`the_life_of_a_child`] does what its
-//! environment says, tells its parent in lines, and does nothing in an ordinary run.
+//! environment says, reports to its parent in lines, and does nothing in an ordinary run.
 
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -37,7 +37,7 @@ async fn the_life_of_a_child() {
         }
         Err(error) => format!("no session {error}"),
     };
-    // In one piece, and past whatever captures the output of tests.
+    // One write, which the harness does not capture as it captures the output of tests.
     let mut out = std::io::stdout().lock();
     out.write_all(format!("\n{SAYS}{end}\n").as_bytes()).and_then(|()| out.flush()).unwrap();
     std::process::exit(0);
@@ -47,9 +47,9 @@ async fn the_life_of_a_child() {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Granted,
-    /// It was told that there is no session to be had.
+    /// Connecting failed with an error.
     NoSession,
-    /// It was told that the lock is not to be had.
+    /// Acquiring the lock failed with an error.
     Error,
     /// The call panicked.
     Panic,
@@ -79,8 +79,8 @@ fn client_of(lie: Lie) -> (End, String) {
     };
     (end, format!("{said} {} {}", output.status, String::from_utf8_lossy(&output.stderr)))
 }
-/// In the two cases of a grant the listing shows the node, and it belongs to the session: what the answer to the
-/// create did not say.
+/// In the two lies that end in a grant, the listing shows the node, and it belongs to the session, although the answer
+/// to the create did not say so.
 const ENDS: [(Lie, End); 24] = [
     (Lie::None, End::Granted),
     (Lie::NoiseForAHandshake, End::NoSession),

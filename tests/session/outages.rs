@@ -1,4 +1,4 @@
-//! Holders whose link is bad for long: whatever they are told, and whenever, nobody holds beside them.
+//! Holders whose link is bad for long: whatever reaches them, and whenever, no other contender holds beside them.
 //!
 //! `FLAP_SECONDS` sets for how long links flap.
 
@@ -53,7 +53,7 @@ fn watch_closely<G: Guard>(guard: G, stop: Arc<AtomicBool>) -> thread::JoinHandl
 // ---------------------------------------------------------------------------------------------------------------
 // One way only
 
-/// The client hears its server all the time, and so believes to be connected until the server has closed its session.
+/// The client hears its server all the time, and so believes that it is connected until the server closes its session.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_that_only_hears_events_says_lost_before_the_next_is_granted() {
     const NODES: usize = 200;
@@ -68,7 +68,7 @@ async fn a_holder_that_only_hears_events_says_lost_before_the_next_is_granted() 
     let next = lock_at(&other, "/outages/storm").write();
     let next = tokio::spawn(async move { next.await.map(|guard| (guard, Instant::now())) });
     line_becomes(&lock_at(&other, "/outages/storm"), "W+ W-").await;
-    // The readers' own, the one on the writer, and the guard's own.
+    // The readers and the guard watch their own nodes, and one watch is on the writer's.
     let id = format!("0x{:x}", session(&zk).await.id());
     let watched = || async { watched_by(&server.four_letter("wchc"), &id) };
     eventually("all watches", || async { watched().await == NODES + 2 }).await;
@@ -124,7 +124,7 @@ fn watched_by(answer: &str, session: &str) -> usize {
 // ---------------------------------------------------------------------------------------------------------------
 // Links that flap
 
-/// A time for which somebody surely held.
+/// A time during which a guard surely held.
 #[derive(Clone, Copy, Debug)]
 struct Interval {
     mode: Mode,
@@ -157,7 +157,7 @@ async fn hold<G: Guard>(guard: G, mode: Mode, token: i64) -> (G, Option<Interval
 async fn contend(lock: RwLock, mut dice: Seeded, end: Instant) -> Vec<Interval> {
     let mut held = Vec::new();
     while Instant::now() < end || held.is_empty() {
-        // Whatever error there is, of a session that ended or of a timeout, one tries again.
+        // After any error, of a session that ended or of a timeout, the client tries again.
         if dice.below(3) == 0 {
             if let Ok(guard) = lock.read().timeout(SHORT).await {
                 let token = guard.fencing_token();
@@ -214,7 +214,7 @@ async fn on_flapping_links_nobody_holds_beside_another_and_all_go_on_afterwards(
     let mut flapping = Vec::new();
     for (number, (proxy, lock)) in (0..).zip(&clients) {
         let (proxy, seed) = (Arc::clone(proxy), seed * 1_000 + number * 2);
-        // One link in four is sound, so that there is always somebody to be granted what others lose.
+        // One link in four is sound, so that there is always a client to be granted what others lose.
         if number > 0 {
             flapping.push(thread::spawn(move || flap(&proxy, Seeded(seed), end)));
         }
@@ -239,7 +239,7 @@ async fn on_flapping_links_nobody_holds_beside_another_and_all_go_on_afterwards(
     }
     println!("seed {seed}: {} grants in {seconds} s of flapping links, none beside another", held.len());
 
-    // Now that all links are sound, everyone is served, and nothing is left.
+    // Now that all links are sound, every client is granted, and nothing is left.
     for (_, lock) in &clients {
         soon("a grant after the flapping", lock.write()).await.unwrap().release().await.unwrap();
     }
@@ -249,7 +249,8 @@ async fn on_flapping_links_nobody_holds_beside_another_and_all_go_on_afterwards(
 // ---------------------------------------------------------------------------------------------------------------
 // A server that comes back with nothing
 
-/// Its numbers begin anew, and may go on just where our last grant was: that does not make us the next after it.
+/// The server's numbers begin anew, and the next one may follow that of our last grant: that does not prove that no
+/// contender came between.
 #[tokio::test]
 async fn on_a_server_that_lost_everything_a_lock_used_alone_lists_the_queue() {
     const PATH: &str = "/outages/anew";
@@ -277,13 +278,13 @@ async fn on_a_server_that_lost_everything_a_lock_used_alone_lists_the_queue() {
     assert!(tokio::time::timeout(Duration::from_millis(300), &mut waiter).await.is_err(), "granted beside the holder");
     held.release().await.unwrap();
     let guard = granted(waiter).await;
-    // By these numbers alone it could be the next.
+    // By these numbers alone, our contender could be the next.
     assert_eq!(sequence(guard.path()).unwrap().sequence(), number + 1);
     assert!((1..=number + 2).contains(&(guard.fencing_token() - token)), "{} after {token}", guard.fencing_token());
 }
 
-/// Nobody there knows of the holder, who has not heard of that yet: only a fence keeps the two apart, and its tokens
-/// have begun anew.
+/// The server has forgotten the holder, which has not heard of that yet: only a fence keeps the two holders apart, and
+/// the tokens have begun anew.
 #[tokio::test]
 async fn a_server_that_comes_back_empty_grants_beside_a_suspect_holder() {
     const PATH: &str = "/outages/empty";
@@ -302,7 +303,7 @@ async fn a_server_that_comes_back_empty_grants_beside_a_suspect_holder() {
     let new = soon("the grant", lock_at(&other, PATH).write()).await.unwrap();
     assert!(matches!(old.state(), HoldState::Suspect { .. }) && old.is_held() && new.is_held());
     assert!(new.fencing_token() < old.fencing_token(), "a fence refuses the new holder");
-    // A server refuses the connection of one that has seen more than it has itself, so only the clock tells.
+    // A server refuses a client that has seen more than the server has, so only the clock ends the hold.
     proxy.heal();
     assert_eq!(soon("the loss", old.lost()).await, Loss::LeaseRanOut);
     assert!(new.is_held());

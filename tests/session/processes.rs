@@ -11,11 +11,11 @@ use support::scene::*;
 use support::server::shared_server;
 use zk_rwlock::{RwLock, ZooKeeper};
 
-/// What the servers of the tests grant, and what a crash is noticed by.
+/// The session timeout, after which the tests' servers notice a crash at their next tick.
 const SHORT: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(200);
 
-/// For a machine that is busy with other things.
+/// Allowance for a machine that is busy with other things.
 const SLACK: Duration = Duration::from_secs(3);
 
 /// Nanoseconds on the one clock of all processes of this machine.
@@ -185,7 +185,7 @@ async fn a_holder_that_was_stopped_for_less_than_its_lease_still_holds() {
     holder.signal("CONT");
     assert_eq!(line(&lock).await, "W+ W-");
     assert!(!next.is_finished());
-    // It never said no: killed, it is silent, and its node still there.
+    // The killed holder never said no: it is silent, and its node is still there.
     holder.signal("KILL");
     assert_eq!(holder.said().next(), None);
     assert!(!next.is_finished());

@@ -350,7 +350,7 @@ mod tls {
     use support::program::program;
     use support::server::Server;
 
-    /// For a refusal: the client tries again and again until this long after.
+    /// How long the client keeps trying to connect before it reports a refusal.
     const LIMIT: Duration = Duration::from_millis(1500);
 
     /// One that signs certificates, made anew in each run.
@@ -776,8 +776,8 @@ mod sasl {
         options().sasl(Sasl::digest_md5(name, &format!("password of {name}")))
     }
 
-    /// Connects, one after the other: ZooKeeper 3.8.0 keeps the name of whoever logs in in one place for all, so that
-    /// two at once may get each other's answer.
+    /// Connects clients one after the other: ZooKeeper 3.8.0 has one place for the user name of all logins, so that two
+    /// logins at once may get each other's answer.
     async fn login(builder: ZooKeeperBuilder, address: &str) -> Result<ZooKeeper, Error> {
         static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
         let _turn = ONE_AT_A_TIME.lock().await;
@@ -788,7 +788,7 @@ mod sasl {
         login(as_user(name), address).await.expect("the server can be reached")
     }
 
-    /// What the server says of a node's ACL, as `scheme:id`, asked by nobody in particular.
+    /// A node's ACL as the server shows it to a client without a login, as `scheme:id`.
     fn acl(address: &str, path: &str) -> Vec<String> {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
@@ -828,7 +828,7 @@ mod sasl {
     #[tokio::test]
     async fn what_a_sasl_user_makes_belongs_to_that_user() {
         let address = server().address();
-        // Readable by all only so that the ACL is.
+        // The node is readable by all, so that its ACL is too.
         let readable = Acl::creator().allow("world", "anyone", Permissions::READ);
         let alice = login(as_user("alice").acl(readable), &address).await.unwrap();
         let guard = lock_at(&alice, "/readable/lock").write().await.unwrap();

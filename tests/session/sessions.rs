@@ -10,8 +10,8 @@ use support::wire::Proxy;
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
 use zk_rwlock::{ConnectionState, Ending, Error, ReadGuard, ZooKeeper};
 
-/// The client cannot come back with more than 128 KiB of watched paths on one session, and the server knows them
-/// with what the connect string ends with.
+/// The client cannot reconnect with more than 128 KiB of watched paths on one session, and each path counts with the
+/// chroot that the connect string ends with.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_below_a_long_chroot_survive_a_reconnect_in_their_order() {
     const WAITERS: usize = 60;
@@ -72,7 +72,7 @@ async fn what_the_client_itself_refuses_does_not_renew_the_lease() {
     assert!(remaining() <= before);
 }
 
-/// Only one of its sessions would be closed otherwise: the one being opened would come to life afterwards.
+/// Otherwise the handle's present session would be closed, and the one being opened would come to life afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_that_is_being_opened_does_not_outlive_its_closed_handle() {
     let server = Server::start();
@@ -192,7 +192,7 @@ async fn without_a_session() -> (Proxy, ZooKeeper) {
     (proxy, zk)
 }
 
-/// Polls an acquisition once, and no more: as a branch of a `select!` that lost, kept for later.
+/// Polls an acquisition once and keeps it, as a program does with a branch of a `select!` that lost.
 fn parked(acquisition: impl IntoFuture<IntoFuture = Acquiring>) -> Acquiring {
     let mut parked = acquisition.into_future();
     assert!(matches!(parked.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
@@ -228,8 +228,7 @@ async fn acquisitions_that_give_up_while_a_session_is_opened_share_the_opening()
     assert!(proxy.connections() < TRIES as u64 / 2, "{} connections", proxy.connections());
 }
 
-/// Whatever is held or awaited then: the session would live on with all its nodes for as long as one request of it
-/// is kept by somebody who does not look at its answer.
+/// Otherwise one request whose answer is never polled would keep the session, and all its nodes, alive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_leaves_nothing_behind_even_if_an_acquisition_is_not_polled() {
     let server = shared_server();
@@ -245,7 +244,7 @@ async fn closing_leaves_nothing_behind_even_if_an_acquisition_is_not_polled() {
     drop((parked, guard));
 }
 
-/// Whoever looks at the sessions meanwhile finds one that nobody uses yet.
+/// Another task looks at the sessions meanwhile, and finds one that no acquisition uses yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_further_session_is_not_given_up_before_it_was_used() {
     const SESSIONS: usize = 8;

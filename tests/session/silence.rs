@@ -1,5 +1,5 @@
-//! A holder that stands still, or is not heard, and whose server is cut off from the leader soon after: what the leader has
-//! not heard of keeps no session alive, though a quorum has acknowledged it.
+//! A holder stands still, or is not heard, and soon afterwards its server is cut off from the leader. A sign of life
+//! that the leader has not heard of keeps no session alive, even if a quorum has acknowledged a request.
 //!
 //! `SILENCE_ROUNDS` sets how many holders there are; `make soak` sets it high.
 
@@ -14,7 +14,7 @@ use support::witness::Witness;
 use zk_rwlock::ZooKeeper;
 use zk_rwlock::coordinator::Coordinator;
 
-/// What is heard of a holder that stood still, or was not heard, for a while, is at first known to its follower alone.
+/// After a holder stood still or was not heard for a while, at first only its follower knows that it is alive.
 async fn rounds_of_silence(timeout: Duration) {
     const TICK: Duration = Duration::from_millis(500);
     const TOGETHER: u64 = 8;

@@ -456,7 +456,7 @@ pub(crate) async fn a_commit_after_the_lock_was_lost_changes_nothing(h: &impl Ha
     write(&there, 1).await;
     let mut guard = here.write().await.unwrap();
     *guard = 2;
-    // An operator takes the lock away: the transaction itself is refused, however late anybody is told.
+    // An operator takes the lock away: the transaction itself is refused, however late the holder hears of it.
     session(&two).await.delete(guard.lock().path().as_str()).await.unwrap();
     let error = guard.commit().await.unwrap_err();
     assert!(matches!(error, Error::Lost(_)), "{error}");
@@ -519,7 +519,7 @@ pub(crate) async fn a_dropped_commit_is_done_or_not_and_the_next_one_finds_out(h
         }
         *guard += 10;
         let written = guard.commit().await.unwrap();
-        // One that finds out what became of the one before, and is dropped meanwhile, was not sent itself.
+        // A commit that is dropped while it finds out what became of the one before it was not sent itself.
         assert!((2..=4).contains(&written.commit), "{written:?}");
         assert_eq!(*guard.downgrade().await.unwrap(), 13);
     }
@@ -652,7 +652,7 @@ pub(crate) async fn bytes_strings_and_formats_of_ones_own_are_kept_as_they_are(h
         .await;
 }
 
-/// The next that the changes tell, and that it is a value.
+/// The next of the changes, which must be a value.
 async fn next<T: Send + Sync + 'static>(changes: &mut ValueChanges<T>) -> Arc<Stored<T>> {
     soon("a value", changes.next()).await.expect("open").expect("a value")
 }

@@ -11,7 +11,7 @@ use support::scene::{SOON, connect, connect_with, within};
 use support::server::shared_server;
 use support::wire::{Close, Fault, Frames, Proxy, Rule};
 
-/// Of the children, which are followed when it is over.
+/// The session timeout of the children, after which their successors are granted.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// So many frames are those of a few commits, each way.

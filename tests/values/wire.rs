@@ -1,4 +1,4 @@
-//! What is asked of a server, and what becomes of a commit whose request or answer is lost on the way.
+//! The requests that a value costs, and what becomes of a commit whose request or answer is lost on the way.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use support::scene::{CALM, connect, connect_with, soon};
 use support::server::{Server, shared_server};
 use support::wire::{Close, Frames, Op, Proxy, Rule};
 
-/// Of sessions that a test has expire.
+/// The timeout of sessions that expire in a test.
 const SHORT: Duration = Duration::from_secs(1);
 
 fn counter(client: &ZooKeeper, path: &str) -> Shared<u64> {
@@ -146,7 +146,8 @@ async fn a_commit_that_is_cut_at_any_byte_is_done_once() {
     assert_eq!(*guard.downgrade().await.unwrap(), 45);
 }
 
-/// Who was cut off for longer than its session, and comes back after others have written, still learns what became of it.
+/// A caller that is cut off for longer than its session lives, and comes back after others have committed, still learns
+/// what became of its commit.
 #[tokio::test]
 async fn a_commit_in_doubt_at_the_sessions_end_is_settled_after_later_commits() {
     let operator = connect(&shared_server().address()).await;
