@@ -1,4 +1,4 @@
-//! Workers share the partitions of a batch: each partition has a lock, and whoever gets it does the work.
+//! Workers share the partitions of a batch: each partition has a lock, and the worker that gets it does the work.
 //!
 //! ```text
 //! cargo run --example batch_worker
@@ -24,7 +24,7 @@ use tokio::time::sleep;
 use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::{Memory, RwLock, WriteGuard};
 
-/// Workers share the partitions of a batch: each partition has a lock, and whoever gets it does the work
+/// Workers share the partitions of a batch: each partition has a lock, and the worker that gets it does the work
 #[derive(clap::Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -87,7 +87,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
 struct Batch {
     name: String,
     work: Duration,
-    /// Who has processed each partition. It is right if there is one name each.
+    /// The workers that have processed each partition: one each, if all is right.
     done: Mutex<BTreeMap<u32, Vec<String>>>,
     stop: watch::Sender<bool>,
 }
@@ -116,12 +116,12 @@ impl Worker {
                 };
                 match acquired {
                     Ok(guard) => self.work(partition, guard).await?,
-                    // Somebody else works on it. To find that out wrote nothing to the ensemble.
+                    // Another worker has it. Finding that out wrote nothing to the ensemble.
                     Err(error) if error.is_would_block() => {}
                     Err(error) => return Err(error.into()),
                 }
             }
-            // What is left is in other hands, which may yet lose it.
+            // Other workers have what is left, and may yet lose it.
             sleep(Duration::from_millis(20)).await;
         }
         self.zk.close().await;
@@ -143,7 +143,7 @@ impl Worker {
                 return Ok(guard.release().await?);
             }
         };
-        // Marked as done only by who still holds it: the ensemble checks that, in one transaction.
+        // Only a worker that still holds the lock marks it as done: the ensemble checks that, in one transaction.
         let mark = guard.transaction().set_version(node(partition), batch.name.as_str(), mark.version);
         let marked = match worked {
             Ok(()) => mark.commit().await,

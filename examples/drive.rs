@@ -72,7 +72,7 @@ enum Workload {
     Drain,
     /// All are queued to read behind a gate, which opens.
     Readers,
-    /// All queue up to write behind a gate, which stays shut: what queueing costs, and what memory those have who wait.
+    /// All queue up to write behind a gate, which stays shut: what queueing costs, and the memory of the waiters.
     Waiters,
 }
 
@@ -82,7 +82,7 @@ enum Release {
     Drop,
 }
 
-/// One contender's lock, and who holds it in this process as far as is known here.
+/// One contender's lock, and the holders in this process as far as its contenders know.
 #[derive(Clone)]
 struct Contender {
     lock: RwLock,

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Each candidate leads once, does its work a few times, and steps down. On the embedded ensemble the first leader
-//! loses its session meanwhile, and stands again. The fencing token numbers the terms: what the leader writes to is
-//! shown it each time, and refuses a leader of the past. Run it in two terminals on one server, and kill the process
-//! that leads: the next leader takes over when the session has expired.
+//! loses its session meanwhile, and stands again. The fencing token numbers the terms: the leader shows it with
+//! each write, and what it writes to refuses a leader of the past. Run it in two terminals on one server, and kill the
+//! process that leads: the next leader takes over when the session has expired.
 
 mod common;
 

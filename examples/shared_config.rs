@@ -79,7 +79,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     if let Some(number) = arguments.number {
         return process(number, &arguments).await;
     }
-    let zk = arguments.backend.connect().await?; // so that a server that is not there is told once
+    let zk = arguments.backend.connect().await?; // so that an absent server is reported once
     let config = open(&zk, "all")?;
     if arguments.without_lock {
         make_unlocked(&zk).await?;
@@ -143,7 +143,7 @@ async fn process(number: u32, arguments: &Arguments) -> common::Result<()> {
     Ok(())
 }
 
-/// Changes the configuration, and reads what was published before anybody can change it again.
+/// Changes the configuration, and reads what was published before another process can change it again.
 async fn publish(config: &Shared<Config>, name: &str) -> common::Result<()> {
     let mut guard = config.write().timeout(PATIENCE).await?;
     *guard = Config::of(guard.version + 1);

@@ -30,7 +30,7 @@ fn check_turns(queue: &[Contender]) {
     let granted: Vec<_> = queue.iter().zip(&turns).filter(|(_, turn)| **turn == Turn::Granted).collect();
     let writers = granted.iter().filter(|(contender, _)| contender.mode() == Mode::Write).count();
     assert!(writers == 0 || granted.len() == 1, "P1: a writer holds beside another: {queue:?}");
-    assert_eq!(granted.is_empty(), queue.is_empty(), "P2: nobody is granted: {queue:?}");
+    assert_eq!(granted.is_empty(), queue.is_empty(), "P2: no contender is granted: {queue:?}");
     for (me, turn) in queue.iter().zip(&turns) {
         let mut excluding = queue.iter().filter(|p| p.sequence() < me.sequence() && p.mode().excludes(me.mode()));
         match turn {
@@ -61,7 +61,7 @@ fn check_departure(queue: &[Contender], leaver: usize) {
     }
     for (contender, now) in rest.iter().zip(turns(&rest)) {
         let changed = before[contender.name()] != now;
-        assert!(!changed || watches(contender.name()), "{contender} was not told that {gone} left");
+        assert!(!changed || watches(contender.name()), "{contender} did not watch {gone}, which left");
         assert!(now != Turn::Granted || !changed || watches(contender.name()), "a wake-up was lost");
     }
 }
@@ -104,7 +104,7 @@ fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
     let begin = |me: Contender| Waits { waiter: Waiter::new(me.clone(), rules), me, awaits: None };
     let mut all: Vec<Waits> = queue(modes).into_iter().map(begin).collect();
     for waits in &mut all {
-        assert_ne!(waits.follow(Step::Consult, &names), Some(true), "nobody has vanished");
+        assert_ne!(waits.follow(Step::Consult, &names), Some(true), "no predecessor has vanished");
     }
     let mut has_vanished = false;
     for (time, leaver) in order.iter().enumerate() {
@@ -120,7 +120,7 @@ fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
             let pauses = waits.follow(step, &names);
             let must_pause = held && !is_signalled && leaver.mode() == Mode::Write;
             assert!(pauses != Some(false) || !must_pause, "{} follows a vanished writer at once", waits.me);
-            assert!(pauses != Some(true) || has_vanished, "{} pauses, and nobody has vanished", waits.me);
+            assert!(pauses != Some(true) || has_vanished, "{} pauses, and no predecessor has vanished", waits.me);
         }
         for waits in &all {
             let expected = match turn(&waits.me, &names) {

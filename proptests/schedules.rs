@@ -324,7 +324,7 @@ impl World {
         let (mut readers, mut writers) = (0, 0);
         let mut seen = |state: HoldState, token| {
             let held = !matches!(state, HoldState::Lost { .. });
-            assert_ne!(state, HoldState::Lost { why: Loss::Interfered }, "nobody wrote to a lock node");
+            assert_ne!(state, HoldState::Lost { why: Loss::Interfered }, "no client wrote to a lock node");
             if !held {
                 self.lost.insert(token);
             }
@@ -381,7 +381,7 @@ impl World {
                 break;
             }
         }
-        assert!(self.is_done(), "somebody waits for ever: {:?}", self.clients[0].children(LOCK));
+        assert!(self.is_done(), "an actor waits for ever: {:?}", self.clients[0].children(LOCK));
         for _retry in 0..STEPS {
             if self.clients[0].children(LOCK).is_empty() {
                 break;
@@ -410,7 +410,7 @@ fn poll<G>(acquiring: &mut Acquiring<G>) -> Option<Result<G, Error>> {
 /// Only an ended session, a removed node, or the acquisition's own options may end an acquisition here.
 fn ended(error: &Error) -> Actor {
     let expected = error.is_lost() || error.is_timeout() || error.is_would_block();
-    assert!(!matches!(error, Error::Evicted(Loss::Interfered)), "nobody wrote to a lock node");
+    assert!(!matches!(error, Error::Evicted(Loss::Interfered)), "no client wrote to a lock node");
     assert!(expected, "an acquisition failed: {error}");
     Actor::Idle
 }
@@ -514,5 +514,5 @@ fn every_schedule_keeps_the_lock_safe_and_comes_to_rest() {
             panic!("{failure}\nrun it again: SCHEDULE_SEED={seed} cargo test -p zk-rwlock-proptests every_schedule");
         }
     }
-    println!("{schedules} schedules, from seed {first} on: nobody held beside a writer, and all came to rest");
+    println!("{schedules} schedules, from seed {first} on: no holder beside a writer, and all came to rest");
 }

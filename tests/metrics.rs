@@ -50,7 +50,7 @@ fn grants_are_counted_by_mode_and_kind_and_measured() {
         assert_eq!(seen.value("zk_rwlock_acquire_wait_seconds_count{mode=\"write\"}"), 2.0);
         assert_eq!(seen.value("zk_rwlock_acquire_wait_seconds_count{mode=\"read\"}"), 1.0);
         assert_eq!(seen.value("zk_rwlock_hold_seconds_count{mode=\"write\"}"), 2.0);
-        // The first found nobody, the second one.
+        // The first acquisition found an empty queue, the second found one contender.
         assert_eq!(seen.value("zk_rwlock_queue_length_sum{mode=\"write\"}"), 1.0);
         assert_eq!(seen.value("zk_rwlock_queue_length_count{mode=\"write\"}"), 2.0);
     });
@@ -156,7 +156,7 @@ fn a_downgrade_ends_the_hold_of_one_mode_and_begins_that_of_the_other() {
     });
 }
 
-/// On the library's own thread, which only a global recorder hears: no other test here has one.
+/// The loss is counted on the library's own thread, which only a global recorder hears: no other test here has one.
 #[tokio::test]
 async fn a_lease_that_runs_out_is_counted_while_disconnected_and_unobserved() {
     let seen = Measured(PrometheusBuilder::new().install_recorder().expect("the first one"));
@@ -165,7 +165,7 @@ async fn a_lease_that_runs_out_is_counted_while_disconnected_and_unobserved() {
     let guard = lock_at(&zk, "/locks/nobody-looks").write().await.expect("free");
     server.pause();
     let lost = "zk_rwlock_losses_total{cause=\"lease-ran-out\"}";
-    eventually("the loss is told", || async { seen.value(lost) == 1.0 }).await;
+    eventually("the loss is counted", || async { seen.value(lost) == 1.0 }).await;
     server.resume();
     assert!(!guard.is_held());
     assert!(seen.value("zk_rwlock_heartbeats_total") >= 1.0);

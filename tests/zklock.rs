@@ -27,10 +27,10 @@ use tokio::process::{Child, ChildStdout, Command};
 use zk_rwlock::coordinator::Kind;
 use zk_rwlock::{Dialect, RwLock, ZooKeeper};
 
-/// Sessions of those that a test cuts off.
+/// The session timeout of commands that a test cuts off.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// Signals that end who waits, and that a command gets, too.
+/// Signals that end a waiting `zklock`, and that it passes on to its command.
 const PASSED_ON: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -60,8 +60,8 @@ fn prepare(command: &mut Command, server: &str) {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
 }
 
-/// What this process ignores its children would, too: under nohup(1), or behind a script's `&`. What it handles they do not,
-/// so it handles them, and does nothing.
+/// Children inherit the signals that this process ignores (under nohup(1), or behind a script's `&`), but not those
+/// that it handles. So it handles them, and does nothing.
 fn unignore_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -93,7 +93,7 @@ async fn ended(mut command: Command) -> Run {
     Run { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// One that runs.
+/// A `zklock` that runs.
 struct Running {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -125,7 +125,7 @@ impl Running {
         kill_process(self.pid(), signal).expect("it runs");
     }
 
-    /// Its exit code, and what else it printed.
+    /// The exit code of the run, and the rest of its output.
     async fn ends(mut self) -> Run {
         let status = soon("the end", self.child.wait()).await.expect("it ran");
         let (mut stdout, mut stderr) = (String::new(), String::new());
@@ -135,7 +135,7 @@ impl Running {
         }
         let told = self.child.stderr.take();
         if let Some(mut told) = told {
-            soon("what it told", told.read_to_string(&mut stderr)).await.expect("it prints text");
+            soon("its standard error", told.read_to_string(&mut stderr)).await.expect("it prints text");
         }
         Run { code: status.code(), stdout, stderr }
     }
@@ -300,7 +300,7 @@ async fn files_say_whom_to_trust_and_who_we_are() {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
     let port = Port::reserve();
-    // It trusts whoever has the same certificate as itself, and so do we.
+    // The server trusts every client that has the server's own certificate, and so do we.
     let _server = Server::start_with_files(
         &[("both.pem", &format!("{key}{certificate}")), ("certificate.pem", &certificate)],
         &[
@@ -375,8 +375,8 @@ async fn signals_reach_the_whole_group_of_the_command() {
         assert_eq!((run.code, run.stdout), (Some(33), format!("got {number}\n")), "{}", run.stderr);
     }
     for signal in PASSED_ON {
-        // Whoever says that it is ready is about to be `sleep` itself: a child that dash has forked and that is not yet what
-        // it will be does not heed Ctrl-C.
+        // A command that says it is ready is about to become `sleep` itself: a child that dash has forked, and that has
+        // not become its program yet, does not heed Ctrl-C.
         let script = "sh -c 'echo ready; exec sleep 100'; sleep 100";
         let running = Running::start(zklock(&[path, "-c", script])).ready().await;
         running.signal(signal);
@@ -501,7 +501,7 @@ async fn whoever_waits_off_a_terminal_says_so_in_a_line_when_it_changes() {
     line_becomes(&lock, "W+ W-").await;
     let mut waiting = Running::start(zklock(&[path, "echo", "ran"]));
     let mut told = BufReader::new(waiting.child.stderr.take().unwrap()).lines();
-    let mut line = async || soon("a line", told.next_line()).await.unwrap().expect("it tells something");
+    let mut line = async || soon("a line", told.next_line()).await.unwrap().expect("it reports something");
     let said = line().await;
     assert!(said.contains("waiting to write /zklock/lines: place 3, held by WRITE"), "{said}");
     assert!(said.contains(&format!("pid {} \"first\" for ", std::process::id())), "{said}");
@@ -606,7 +606,7 @@ async fn a_blip_loses_nothing() {
     command.stdin(Stdio::piped());
     let mut holder = Running::start(command).ready().await;
     let mut told = BufReader::new(holder.child.stderr.take().unwrap()).lines();
-    // Nothing is told of one that is shorter than it takes to tell, so this one lasts until it is.
+    // A loss of the connection that is over too soon is not reported, so this one lasts until it is.
     proxy.cut();
     let said = soon("the loss of the connection", told.next_line()).await.unwrap().unwrap();
     assert!(said.contains("the connection is lost"), "{said}");
@@ -632,7 +632,7 @@ async fn one_that_was_stopped_past_its_lease_kills_the_command_when_it_goes_on()
     let run = holder.ends().await;
     assert_eq!(run.code, Some(75), "{run:#?}");
     assert!(run.stderr.contains("was killed"), "{run:#?}");
-    // Nobody of the group is left to write.
+    // No process of the group is left to write.
     let ended = last_stamp(&stamps);
     let length = fs::metadata(&stamps).unwrap().len();
     next.release().await.unwrap();
@@ -737,7 +737,8 @@ async fn ls_tree_marks_processes_that_wait_for_each_other_in_a_circle() {
         (of("ants", "a").write().await, of("bees", "b").write().await, of("crows", "c").write().await);
     let behind = writer(&of("ants", "b"));
     line_becomes(&of("ants", "b"), "W+ W-").await;
-    // Whoever waits for others is in no circle, nor are those of one process that wait for each other.
+    // A contender that only waits for others is in no circle, nor are contenders of one process that wait for each
+    // other.
     let (beside, own) = (writer(&of("crows", "b")), writer(&of("crows", "c")));
     line_becomes(&of("ants", "b"), "W+ W- W-").await;
     line_becomes(&of("ants", "c"), "W+ W-").await;
@@ -799,7 +800,7 @@ async fn break_removes_the_one_with_the_token_and_refuses_a_stale_one() {
     line_becomes(&lock, "W+ W-").await;
     let token = lock.queue().await.unwrap().members[0].token.unwrap().to_string();
 
-    // It asks, and nobody is there to answer.
+    // The command asks, and no user is there to answer.
     let unasked = run(&["break", path, &token]).await;
     assert_eq!((unasked.code, line(&lock).await), (Some(64), "W+ W-".to_owned()), "{unasked:#?}");
     let broken = run(&["break", "--yes", path, &token]).await;
@@ -809,7 +810,7 @@ async fn break_removes_the_one_with_the_token_and_refuses_a_stale_one() {
     let run_of_holder = holder.ends().await;
     assert_eq!((run_of_holder.code, &run_of_holder.stdout[..]), (Some(75), "told\n"), "{run_of_holder:#?}");
 
-    // The token of one who has gone hits nobody, and the answer says who is there now.
+    // The token of a former holder evicts no contender, and the answer lists the present ones.
     for arguments in [&["break", "--yes", path, &token][..], &["break", path, &token]] {
         let stale = run(arguments).await;
         assert_eq!(stale.code, Some(1), "{stale:#?}");
@@ -967,7 +968,7 @@ impl OnTerminal {
         let (sender, screen) = mpsc::channel();
         thread::spawn(move || {
             let mut piece = [0; 4096];
-            // An error is the end: nobody has the terminal open any more.
+            // An error is the end: no process has the terminal open any more.
             while let Ok(length @ 1..) = output.read(&mut piece) {
                 if sender.send(String::from_utf8_lossy(&piece[..length]).into_owned()).is_err() {
                     return;
@@ -1018,7 +1019,7 @@ impl OnTerminal {
     }
 }
 
-/// How a process is, as the system tells it: `T` if it is stopped.
+/// The state of a process, as the system gives it: `T` if it is stopped.
 fn state(pid: Pid) -> char {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
     stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
@@ -1075,7 +1076,7 @@ async fn ctrl_c_ends_the_script_around_us_too() {
     assert_eq!(terminal.ends().await, None);
     assert!(!terminal.seen.contains("code"), "{:?}", terminal.seen);
 
-    // As long as somebody catches it, it is told as an exit code.
+    // If the parent catches the signal, the end of the command is reported as an exit code.
     let script = "trap : INT; \"$0\" /zklock/tty/script -c 'echo ready; exec sleep 100'; echo code $?";
     let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary()]);
     terminal.shows("ready");
@@ -1130,7 +1131,7 @@ async fn a_stopped_command_does_not_go_on_without_the_lock() {
     let mut terminal = OnTerminal::start(&["--session-timeout", "1s", path, "-c", &script]);
     terminal.shows("ready");
     terminal.press("\x1a");
-    // The next one is let in only because nobody answers for the session any more.
+    // The next contender is granted only because the session is no longer kept alive.
     let next = soon("the grant", lock.write()).await.unwrap();
     let written = fs::metadata(&stamps).map_or(0, |file| file.len());
     kill_process(terminal.pid(), Signal::CONT).unwrap();
@@ -1206,7 +1207,7 @@ async fn watch_keeps_to_its_screen() {
         held.push(lock.read().label("a label that is so long that not much of it is shown").await.unwrap());
     }
     let mut terminal = OnTerminal::start(&["watch", "--interval", "1h", path]);
-    // Nobody has said how large the terminal is, so 80 columns and 24 rows are safe to assume: all nine are there.
+    // The terminal has no size set, so 80 columns and 24 rows are safe to assume: all nine are there.
     terminal.shows("\x1b[H/zklock/tty/watched ");
     terminal.shows("9      holds");
     terminal.shows("\x1b[J");
@@ -1264,9 +1265,9 @@ async fn settings_that_others_made_on_the_terminal_are_left_alone() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// What the pages tell people to type
+// What the pages show users to type
 
-/// A directory of commands: ours, and one for each of these names that prints what it was given.
+/// A directory of commands: ours, and one for each of these names, which prints its arguments.
 fn commands(stand_ins: &[&str]) -> tempfile::TempDir {
     let directory = scratch();
     std::os::unix::fs::symlink(binary(), directory.path().join("zklock")).unwrap();
@@ -1327,7 +1328,8 @@ async fn the_guide_can_be_followed_word_for_word() {
     let check = ended(typed(next("zklock check "), &commands)).await;
     assert_eq!((check.code, &check.stdout[..]), (Some(0), "/locks/orders/migrate: nothing odd\n"));
 
-    // Its number is nobody's here: nothing is deleted. That of the holder is asked about, on a terminal.
+    // No contender here has that number, so nothing is deleted. For the holder's number, the command asks on a
+    // terminal.
     let line = next("zklock break ");
     let stale = ended(typed(line, &commands)).await;
     assert!(stale.code == Some(1) && stale.stderr.contains("nothing was removed") && held.is_held(), "{stale:#?}");
@@ -1366,7 +1368,7 @@ async fn whoever_comes_from_flock_finds_its_exit_codes_and_output() {
             (run.code, run.stdout)
         };
         assert_eq!(outcome(&theirs).await, outcome(&ours).await, "{theirs} | {ours}");
-        // As flock's "30", which nobody has time for.
+        // In place of flock's "30", which would take too long.
         let (theirs, ours) = (theirs.replace("-w 30", "-w 0.1"), ours.replace("-w 30", "-w 0.1"));
         if [" -n ", " -w "].iter().any(|option| theirs.contains(option)) {
             let held = lock.write().await.unwrap();

@@ -1,4 +1,4 @@
-//! What servers count while something is measured, as their `mntr` tells it, and what memory this process has; knows no
+//! What servers count while something is measured, as their `mntr` says, and what memory this process has; knows no
 //! client library.
 
 use std::io::{Read, Write};
@@ -118,7 +118,7 @@ pub(crate) async fn quiet(servers: &str, sessions: usize) -> Result<()> {
 
 /// A line of what the system says of this process, in bytes: `VmRSS` is the memory that it has, `VmHWM` the most that
 /// it ever had. `None` on a system that does not say.
-#[allow(dead_code, reason = "not all who measure ask for it")]
+#[allow(dead_code, reason = "not every program that measures asks for it")]
 pub(crate) fn memory(name: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -126,7 +126,7 @@ pub(crate) fn memory(name: &str) -> Option<u64> {
 }
 
 /// How many connections each server takes from one address; `None` if it sets no limit.
-#[allow(dead_code, reason = "not all who measure open many")]
+#[allow(dead_code, reason = "not every program that measures opens many")]
 pub(crate) fn connections_allowed(servers: &str) -> Result<Option<usize>> {
     /// What a server takes that does not say.
     const USUAL: usize = 60;

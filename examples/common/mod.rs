@@ -1,4 +1,4 @@
-//! What the examples share: how they are told where the lock is kept, how they start further processes, and how they
+//! What the examples share: how they read where the lock is kept, how they start further processes, and how they
 //! end. It knows no locks.
 
 #![allow(dead_code, reason = "no example uses all of it")]

@@ -4,7 +4,7 @@
 //! cargo run --release --example herd -- --zookeeper 127.0.0.1:2181 --n 200 --plot herd.svg
 //! ```
 //!
-//! Contenders queue up behind a gate, which opens. Whoever is granted the lock holds it until all others are waiting
+//! Contenders queue up behind a gate, which opens. Each holder keeps the lock until all others are waiting
 //! again, and then releases it. What a release costs is what the server counted (`mntr`), divided by the releases.
 
 #[path = "../common/mod.rs"]
@@ -129,7 +129,7 @@ struct Cost {
     settled: Duration,
 }
 
-/// Empties the queue one release at a time, each when all who were woken by the one before are waiting again: so what is
+/// Empties the queue one release at a time, each when all that the one before woke are waiting again: so what is
 /// counted does not depend on how fast this machine is.
 async fn measure(way: Way, scene: &Scene, releases: usize, hold: Duration) -> common::Result<Cost> {
     let mut line = ways::queue_up(way, scene).await?;

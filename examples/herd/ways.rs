@@ -1,7 +1,7 @@
 //! The three ways to wait for a lock; knows nothing of what they cost.
 //!
-//! The first two are written for this comparison, as well as they can be: requests that need no answer of each other are
-//! sent together, nobody sleeps or polls, and whoever need not be told of a change any more says so.
+//! The first two are written for this comparison, as well as they can be: requests that do not need
+//! each other's answers are sent together, no contender sleeps or polls, and one that needs no more events says so.
 
 use std::time::Duration;
 
@@ -18,7 +18,8 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// The lock is one ephemeral node: all try to create it, and whoever finds it there waits for its deletion.
+    /// The lock is one ephemeral node: all try to create it, and a contender that finds it there waits for its
+    /// deletion.
     OneNode,
     /// A queue of sequential nodes, and everyone watches the directory: any change wakes all, who list it again.
     Children,
@@ -46,7 +47,7 @@ impl Way {
     }
 }
 
-/// Who queues where.
+/// Where a queue is, and of how many contenders on how many sessions.
 #[derive(Clone, Debug)]
 pub(crate) struct Scene {
     pub(crate) servers: String,
@@ -88,10 +89,10 @@ impl Line {
         }
     }
 
-    /// Waits until so many contenders have seen that they have to wait, and will be told when to look again.
+    /// Waits until so many contenders have seen that they have to wait, and have armed their watches.
     pub(crate) async fn all_wait(&mut self, contenders: usize) -> Result<()> {
         if self.way == Way::Ours {
-            // Whoever was not granted the lock was not told of anything, and waits as before.
+            // A contender that was not granted the lock had no event, and waits as before.
             return Ok(());
         }
         tokio::select! {
@@ -224,13 +225,13 @@ pub(crate) async fn queue_up(way: Way, scene: &Scene) -> Result<Line> {
 async fn create_when_gone(client: &Client, node: &str, waiting: &Waiting) -> Result<Instant> {
     let ephemeral = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
     loop {
-        // Sent together, so that whoever loses waits again after one round trip.
+        // Sent together, so that a loser waits again after one round trip.
         let created = client.create(node, b"", &ephemeral);
         let watched = client.get_and_watch_data(node);
         let created = created.await.map(|_| Instant::now());
         let watched = watched.await;
         match created {
-            // Of its own deletion it need not be told: dropping the watcher removes the watch.
+            // It needs no event of its own deletion: dropping the watcher removes the watch.
             Ok(at) => return Ok(at),
             Err(Error::NodeExists) => {}
             Err(error) => return Err(error.into()),
@@ -259,7 +260,7 @@ async fn list_until_first(client: &Client, directory: &str, node: &str, waiting:
     loop {
         let (children, watcher) = client.list_and_watch_children(directory).await?;
         // Names differ in nothing but their number, which has ten digits. The watcher of the first one is dropped, and
-        // with it the watch: whoever holds the lock need not be told who comes and goes.
+        // with it the watch: a holder needs no events of those that come and go.
         if children.iter().all(|child| child.as_str() >= mine) {
             return Ok(Instant::now());
         }

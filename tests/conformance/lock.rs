@@ -793,7 +793,7 @@ pub async fn foreign_children_are_no_contenders<H: Harness>(h: &H) {
         s.operator.create(&format!("{}/{name}", s.directory), b"", Kind::Persistent).await.expect("created");
     }
     s.operator.create(&format!("{}/sub/a-WRITE-0000000000", s.directory), b"", Kind::Ephemeral).await.expect("created");
-    let held = soon("nobody is in the way", s.a.write()).await.expect("free");
+    let held = soon("a free lock", s.a.write()).await.expect("free");
     assert_eq!(line(&s.b).await, "W+");
     let error = s.b.try_read().await.expect_err("taken");
     assert!(matches!(&error, Error::WouldBlock { blockers } if blockers.ahead == 1), "{error:?}");

@@ -13,7 +13,7 @@ const PAGE: &str = include_str!("../../docs/architecture.md");
 const CONTRIBUTING: &str = include_str!("../../CONTRIBUTING.md");
 const BENCHES: &str = include_str!("../../benches/Cargo.toml");
 
-/// The single words in backticks.
+/// The texts in backticks that are one word.
 fn spans(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2).filter(|span| !span.contains(char::is_whitespace))
 }

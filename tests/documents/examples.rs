@@ -12,7 +12,7 @@ use support::port::Port;
 use support::program::example;
 use support::server::{Server, shared_server};
 
-/// All that are tried with a wrong command line, and on a server that is not there.
+/// The examples that are tried with a wrong command line, and without a server.
 const ALL: [&str; 8] =
     ["quickstart", "shared_config", "migrate", "batch_worker", "leader", "shared_reads", "herd", "metrics"];
 
@@ -94,7 +94,7 @@ async fn shared_config(on: On) {
         .says("no change was lost");
 }
 
-/// Otherwise those that are made under it would prove nothing.
+/// If this lost no changes, it would prove nothing that none are lost under the lock.
 async fn shared_config_without_the_lock(on: On) {
     let mut arguments = on.arguments("shared_config_without_the_lock");
     arguments.extend(["--without-lock", "--changes", "20"].map(str::to_owned));
@@ -212,7 +212,7 @@ mod with_metrics {
         for line in text.lines().filter(|line| !line.is_empty()) {
             if let Some(help) = line.strip_prefix("# HELP ") {
                 let name = help.split_once(' ').expect("a name and words").0;
-                assert!(helps.insert(name), "{name} is told twice");
+                assert!(helps.insert(name), "{name} has two help texts");
                 continue;
             }
             if let Some(kind) = line.strip_prefix("# TYPE ") {
@@ -234,7 +234,7 @@ mod with_metrics {
                 .iter()
                 .find_map(|end| name.strip_suffix(end).filter(|family| types.get(family) == Some(&"histogram")));
             let family = family.unwrap_or(name);
-            assert!(types.contains_key(family) && helps.contains(family), "{line}: nobody says what it is");
+            assert!(types.contains_key(family) && helps.contains(family), "{line}: it has no type or no help text");
             assert!(types[family] != "counter" || family.ends_with("_total"), "{line}");
             if let Some((of, _)) = series.split_once("le=\"").filter(|_| name.ends_with("_bucket")) {
                 assert!(last.0 != of || value >= last.1, "{line}: buckets count what is in those before, too");
@@ -317,7 +317,7 @@ async fn a_batch_worker_that_is_asked_to_stop_frees_its_partitions_at_once() {
             assert!(queue.members.is_empty(), "after SIG{signal}: {queue}");
         }
         assert!(status.success(), "SIG{signal}: {status}");
-        // Half of the session timeout: nobody waited for that.
+        // Half of the session timeout: no example waited for an expiry.
         assert!(took < Duration::from_secs(5), "it took {took:?} to stop");
         let mut last = String::new();
         while let Some(line) = lines.next_line().await.unwrap() {
@@ -327,7 +327,7 @@ async fn a_batch_worker_that_is_asked_to_stop_frees_its_partitions_at_once() {
     }
 }
 
-/// What one release costs the server: in the naive ways more with everyone who waits, in ours always the same.
+/// What one release costs the server: in the naive ways more with each waiter, in ours always the same.
 #[tokio::test]
 async fn a_release_wakes_the_whole_herd_unless_each_watches_the_one_before() {
     // A server of its own: it counts the requests of all its clients together.
@@ -349,20 +349,20 @@ async fn a_release_wakes_the_whole_herd_unless_each_watches_the_one_before() {
         // The first release leaves n to wait, the last one 1.
         let waiting = f64::midpoint(number("n"), 1.0);
         match cost["way"].as_str() {
-            // Besides those who wait, at most the winner: of its own node, if its watch was not gone yet.
+            // The waiters, and at most the winner besides: of its own node, if its watch was not gone yet.
             Some("one-node") => {
                 assert!((waiting..=waiting + 1.0).contains(&number("notifications")), "{cost}");
-                // Who is woken tries to create the node, and looks at it.
+                // A woken waiter tries to create the node, and looks at it.
                 assert!(number("requests") >= 2.0 * waiting, "{cost}");
             }
             Some("children") => {
                 assert!((waiting..=waiting + 1.0).contains(&number("notifications")), "{cost}");
                 assert!(number("reads") >= waiting, "{cost}");
             }
-            // The next one, and the releaser, which watches its own node.
+            // The next contender, and the releaser, which watches its own node.
             _ => {
                 assert!((1.0..=2.0).contains(&number("notifications")), "{cost}");
-                // A transaction, and on a slow machine a look at the node of the one before.
+                // A transaction, and on a slow machine a look at the predecessor's node.
                 assert!(number("requests") <= 3.0, "{cost}");
                 assert!(number("bytes_in") + number("bytes_out") < 1_000.0, "{cost}");
             }
@@ -393,7 +393,7 @@ fn is_well_formed(svg: &str) {
     assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
 }
 
-/// The drivers are told by their counts whether they measure what they say.
+/// The counts of the requests show whether the drivers measure what they say.
 #[tokio::test]
 async fn the_driver_measures_who_waits_and_who_is_let_in_and_nothing_else() {
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");

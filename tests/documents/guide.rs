@@ -14,7 +14,7 @@ use zk_rwlock::{Memory, RwLock};
 const GUIDE: &str = include_str!("../../docs/guide.md");
 const COMING_FROM: &str = include_str!("../../docs/coming-from.md");
 
-/// The statements of a block, without what they say to people.
+/// The statements of a block, without their comments.
 fn statements(block: &str) -> Vec<String> {
     let code: Vec<&str> = block.lines().filter(|line| !line.starts_with("--")).collect();
     code.join("\n").split(';').map(str::trim).filter(|statement| !statement.is_empty()).map(str::to_owned).collect()
@@ -191,7 +191,7 @@ fn our_column_is_in_the_example_below_each_table() {
     assert!(compared > 30, "{compared}");
 }
 
-/// What a page's heading is called in a link.
+/// The name of a page's heading in a link.
 fn anchors(page: &str) -> BTreeSet<String> {
     let headings = page.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
     let kept = |c: &char| c.is_alphanumeric() || *c == ' ' || *c == '-' || *c == '_';

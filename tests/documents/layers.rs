@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// The folders and files of `src/`, each with those that it may import. What stands later is imported by nobody before it.
+/// The folders and files of `src/`, each with those that it may import: all of them stand before it in this list.
 pub(super) const STREET: [(&str, &[&str]); 15] = [
     ("queue", &[]),
     ("telemetry", &["queue"]),
@@ -82,7 +82,7 @@ fn no_folder_imports_what_stands_after_it() {
 #[test]
 fn no_two_files_import_each_other_in_a_circle() {
     let mut imports = imports();
-    // A file that imports no other one is in no circle, and then no more is one that imports only such.
+    // A file that imports no other file is in no circle, and neither is a file that imports only such files.
     while let Some(done) = imports.iter().find(|(_, imported)| imported.is_empty()).map(|(file, _)| file.clone()) {
         imports.remove(&done);
         imports.values_mut().for_each(|imported| imported.retain(|other| *other != done));

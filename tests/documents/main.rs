@@ -8,7 +8,7 @@ mod layers;
 mod migrations;
 mod performance_doc;
 
-// What makes the tables and plots of `docs/performance.md`.
+// The code that makes the tables and plots of `docs/performance.md`.
 #[path = "../../examples/common/chart.rs"]
 mod chart;
 #[path = "../../examples/performance/report/mod.rs"]

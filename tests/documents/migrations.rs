@@ -20,10 +20,11 @@ use support::scene::*;
 use support::server::shared_server;
 use support::wire::{Frames, Op, Proxy, Rule};
 
-/// Of the processes: they say lost after five sixths of it, and are followed after all of it.
+/// The session timeout of the processes: a holder says lost after five sixths of it, and has a successor after all of
+/// it.
 const SESSION_TIMEOUT: &str = "2";
 
-/// What the processes end with.
+/// The exit codes of the processes.
 const DONE: Option<i32> = Some(0);
 const FAILED: Option<i32> = Some(1);
 const USAGE: Option<i32> = Some(64);
@@ -85,7 +86,7 @@ impl World {
             On::Sqlite => {
                 let url = format!("sqlite:{}?mode=rwc", self.database);
                 let mut connection = AnyConnection::connect(&url).await.expect("a file");
-                // What is taken is to be told, and not waited for.
+                // A locked file must be reported, and not waited for.
                 connection.execute("PRAGMA busy_timeout = 0").await.expect("a setting");
                 connection
             }
@@ -243,7 +244,7 @@ async fn killed_before_its_first_transaction(on: On) {
     let mut connection = world.connect().await;
     connection.execute("CREATE TABLE lock_fence (name TEXT PRIMARY KEY, token BIGINT NOT NULL)").await.unwrap();
     connection.execute("INSERT INTO lock_fence VALUES ('schema', 0)").await.unwrap();
-    // Nobody can show a token for now.
+    // No process can show a token for now.
     let mut fence = connection.begin_with(if on == On::Sqlite { "BEGIN IMMEDIATE" } else { "BEGIN" }).await.unwrap();
     fence.execute("UPDATE lock_fence SET token = token").await.unwrap();
     let build = world.up_to(3);
@@ -288,7 +289,7 @@ async fn killed_between_the_last_commit_and_the_release(on: On) {
     first.says("has migrated from version 0 to 3").await;
     soon("the release", lost.strikes()).await;
     first.killed().await;
-    // It does not even wait for the session of the first to end.
+    // The second process does not even wait for the session of the first to end.
     world.up(&build).await.with(DONE).saying("nothing to do");
     let instance = world.start(&build, &["serve", "--for", "0"]).ends().await;
     instance.with(DONE).saying("held by WRITE").saying("serves on version 3");
@@ -309,7 +310,7 @@ async fn asked_to_stop_it_lets_go_at_once(on: On) {
     assert_eq!(line(&lock).await, "W+");
     first.signal("TERM");
     first.ends().await.with(FAILED).saying("asked to stop");
-    assert_eq!(line(&lock).await, "", "nobody has to wait for its session to end");
+    assert_eq!(line(&lock).await, "", "no process has to wait for its session to end");
     world.up(&build).await.with(DONE).saying("has migrated from version 1 to 3");
     world.is_whole().await;
 }
@@ -337,7 +338,7 @@ async fn stopped_past_its_session(on: On) {
         first.signal("CONT");
         first.ends().await.with(LOST);
     } else {
-        // It has locked the file, and nobody else can tell SQLite to let go.
+        // The stopped process has locked the file, and no other process can make SQLite release it.
         line_becomes(&lock, "W+").await;
         assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
         first.signal("CONT");
@@ -347,7 +348,7 @@ async fn stopped_past_its_session(on: On) {
     world.is_whole().await;
 }
 
-/// Its connection to the database lives on.
+/// The connection of the process to the database lives on.
 async fn cut_off_from_zookeeper_in_the_middle(on: On) {
     let world = World::new(on, "cut_off").await;
     let proxy = Proxy::start(shared_server().address());
@@ -358,7 +359,7 @@ async fn cut_off_from_zookeeper_in_the_middle(on: On) {
     second.says("waits: held by WRITE").await;
 
     proxy.black_hole();
-    // It stops by itself, before the next one is let in.
+    // The process stops by itself, before the next one is granted the lock.
     let first = first.ends().await.with(LOST).saying("the lock was lost");
     assert!(!first.said.contains("has applied version 2"), "{first:#?}");
     let second = second.ends().await.with(DONE).saying("has migrated from version 1 to 3");
@@ -370,18 +371,18 @@ async fn cut_off_from_zookeeper_in_the_middle(on: On) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Whoever does not stop
+// Earlier holders that do not stop
 
-/// The transaction of an earlier holder who believes what he likes.
+/// The transaction of an earlier holder that goes on regardless.
 async fn stale<'c>(connection: &'c mut AnyConnection, token: i64) -> (Transaction<'c, Any>, u64) {
     let begin = if connection.backend_name() == "SQLite" { "BEGIN IMMEDIATE" } else { "BEGIN" };
-    let mut transaction = connection.begin_with(begin).await.expect("nobody else writes");
+    let mut transaction = connection.begin_with(begin).await.expect("no other process writes");
     let show = format!("UPDATE lock_fence SET token = {token} WHERE name = 'schema' AND token <= {token}");
     let shown = transaction.execute(show.as_str()).await.expect("valid SQL").rows_affected();
     (transaction, shown)
 }
 
-/// As `psql -f` under `zklock` would be: of whom the example does not know that they are earlier holders.
+/// A transaction like that of `psql -f` under `zklock`: the example does not know that it is an earlier holder's.
 async fn what_others_have_begun_is_waited_for_and_nothing_begins_later(on: On) {
     let world = World::new(on, "others").await;
     world.up(&world.up_to(1)).await.with(DONE);
@@ -439,9 +440,9 @@ async fn an_instance_that_serves_keeps_out_earlier_holders(on: On) {
     let [token] = world.numbers("SELECT token FROM lock_fence").await[..] else { panic!("one fence") };
     let mut connection = world.connect().await;
     let (transaction, shown) = stale(&mut connection, token).await;
-    assert_eq!(shown, 1, "nobody has come since");
+    assert_eq!(shown, 1, "no holder has come since");
     transaction.rollback().await.unwrap();
-    // In any order: each comes after whoever migrated.
+    // In any order: each comes after the one that migrated.
     let mut instances = [world.start(&build, &["serve"]), world.start(&build, &["serve"])];
     for instance in &mut instances {
         instance.says("serves on version 3").await;
@@ -507,7 +508,7 @@ async fn cut_off_from_the_database_it_gives_the_lock_back() {
     instance.says("serves on version 3").await;
     postgres.black_hole();
     instance.ends().await.with(NOT_IN_TIME).saying("the database has not answered");
-    // Nor is it there for one who comes now.
+    // Nor is it there for an instance that comes now.
     start(&build, &["up"]).ends().await.with(NOT_IN_TIME).saying("the database has not answered");
     assert_eq!(line(&lock_of(&world).await).await, "");
 }
@@ -544,7 +545,7 @@ async fn instances_stop_before_the_migration_and_newcomers_come_in_after_it(on: 
     late_old.ends().await.with(MISMATCH).saying("too old to serve");
     late_new.says("serves on version 3").await;
 
-    // Somebody serves, and there is nothing to do: that is no reason to wait.
+    // An instance serves, and there is nothing to migrate: then the deploy job need not wait.
     world.up(&new).await.with(DONE).saying("nothing to do");
     late_new.signal("TERM");
     late_new.ends().await.with(DONE);
@@ -572,7 +573,7 @@ async fn instances_that_migrate_by_themselves_all_serve_in_the_end(on: On) {
     let build = world.up_to(3);
     let mut instances: Vec<Process> = (0..3).map(|_| world.start(&build, &["serve", "--migrate"])).collect();
     for instance in &mut instances {
-        // Whoever migrated goes on to serve, so that the lock is never free to write again.
+        // The instance that migrated goes on to serve, so the lock is never free to write again.
         instance.says("serves on version 3").await;
     }
     let mut migrated = 0;
@@ -620,7 +621,7 @@ async fn what_does_not_fit_is_refused(on: On) {
     world.is_whole().await;
 }
 
-/// Its tokens begin anew, and the fence cannot know that.
+/// The tokens of the new ensemble begin anew, and the fence cannot know that.
 async fn after_the_loss_of_the_ensemble_the_fence_is_lowered_by_hand(on: On) {
     let world = World::new(on, "anew").await;
     world.up(&world.up_to(1)).await.with(DONE);
@@ -656,7 +657,7 @@ async fn who_is_not_let_in_is_told_by_whom(on: On) {
     assert_eq!(world.numbers("SELECT version FROM _sqlx_migrations").await, [1]);
 }
 
-/// By somebody who knows nothing of a fence, as in a report that runs for hours.
+/// The database is busy for another program, such as a report that runs for hours and knows nothing of a fence.
 #[tokio::test]
 async fn a_table_that_somebody_uses_is_waited_for_no_longer_than_allowed() {
     let world = World::new(On::Postgres, "in_use").await;

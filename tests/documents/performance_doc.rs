@@ -137,7 +137,7 @@ fn the_figures_of_the_section_on_scale_are_made_or_stand_in_the_code() {
     let text_of = |line: &str| line.trim_start_matches(|sign: char| sign.is_ascii_digit()).to_owned();
     let has_figure = |line: &String| line.contains(|sign: char| sign.is_ascii_digit());
     let figures: Vec<String> = by_hand.lines().map(text_of).filter(has_figure).collect();
-    assert_eq!(figures, Vec::<String>::new(), "figures that nobody worked out");
+    assert_eq!(figures, Vec::<String>::new(), "figures that are not worked out");
 }
 
 /// The arithmetic on names is about the names that are made.

@@ -1,5 +1,5 @@
-//! The lock among nodes of other libraries: by models of what those do, and by nodes that an operator makes. The
-//! libraries themselves are in `tests/interop/`.
+//! The lock among nodes of other libraries: by models of what those libraries do, and by nodes that an operator makes.
+//! `tests/interop/` has the libraries themselves.
 
 mod peers;
 use std::collections::HashSet;
@@ -25,12 +25,12 @@ enum Step {
     Holding,
     /// Curator's thread that reads under its own write lock.
     HoldingBoth,
-    /// Was a writer, and holds as a reader now.
+    /// A former writer that holds as a reader now.
     Downgraded,
     Gone,
 }
 
-/// A few contenders, who enter in this order, and whatever they do then.
+/// A few contenders that enter in this order, and whatever they do then.
 struct Fleet {
     dialect: Dialect,
     members: Vec<Kind>,
@@ -47,7 +47,7 @@ impl Fleet {
         }
     }
 
-    /// What each library says of each of its waiters, and what must hold then.
+    /// Checks what each library decides for each of its waiters; returns which of them may hold.
     fn check(&self, steps: &[Step]) -> Vec<bool> {
         let nodes: Vec<_> = steps.iter().enumerate().map(|(i, step)| self.nodes_of(i, *step)).collect();
         // Listings have no order.
@@ -66,7 +66,7 @@ impl Fleet {
             match kind.asks(self.dialect, &nodes[i][0].1, &names) {
                 Verdict::Granted => assert_eq!(excluding, 0, "{i} overtakes: {}", described()),
                 Verdict::Watches(name) => {
-                    assert_ne!(excluding, 0, "{i} waits for nobody: {}", described());
+                    assert_ne!(excluding, 0, "{i} waits behind no contender: {}", described());
                     let earlier = nodes[..i].iter().flatten().any(|(_, earlier)| *earlier == name);
                     assert!(earlier, "{i} watches {name}, which is not before it: {}", described());
                 }
@@ -76,7 +76,7 @@ impl Fleet {
         (0..steps.len()).map(may_hold).collect()
     }
 
-    /// Every state that some order of events leads to; how many there are.
+    /// Visits every state that some order of events leads to; returns how many there are.
     fn explore(&self) -> usize {
         let first = vec![Step::Outside; self.members.len()];
         let mut seen = HashSet::from([first.clone()]);
@@ -88,7 +88,7 @@ impl Fleet {
                 let is_writer = kind.mode == Mode::Write;
                 let next: &[Step] = match step {
                     Step::Outside if i == 0 || steps[i - 1] != Step::Outside => &[Step::Waiting],
-                    // Whoever may hold need not look at once, and anybody may give up.
+                    // A member that may hold need not look at once, and any member may give up.
                     Step::Waiting if may_hold[i] => &[Step::Holding, Step::Gone],
                     Step::Waiting => &[Step::Gone],
                     Step::Holding if is_writer && kind.library == Library::Ours => &[Step::Downgraded, Step::Gone],
@@ -185,7 +185,7 @@ impl Scene {
         Scene { zk, lock, operator, _operator: other }
     }
 
-    /// As another process would have it, on a session of its own.
+    /// The lock as another process would have it, on a session of its own.
     fn another_process(&self, dialect: Dialect) -> RwLock {
         RwLock::builder(&self.zk.connect(), PATH).dialect(dialect).build().unwrap()
     }
@@ -212,7 +212,7 @@ fn path_of(name: &str) -> String {
     format!("{PATH}/{name}")
 }
 
-/// The name of another program's node, as the dialect has it.
+/// The name of another program's node in the dialect.
 fn foreign_name(dialect: Dialect, mode: Mode, number: usize) -> String {
     let library = match dialect {
         Dialect::Curator => Library::CuratorReadWrite,

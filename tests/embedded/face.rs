@@ -1,4 +1,4 @@
-//! What a program sees of the library that is no lock: errors, paths, deadlines, and the blocking forms of every call.
+//! What a program sees of the library besides the lock: errors, paths, deadlines, and the blocking form of every call.
 
 use std::error::Error as _;
 use std::io;
@@ -47,7 +47,7 @@ fn a_connection_that_cannot_be_is_refused_without_a_runtime_too() {
 async fn a_deadline_that_has_passed_sends_nothing() {
     let zk = Memory::new();
     let lock = RwLock::new(&zk, "/locks/config").unwrap();
-    // A session that there is not yet cannot be cut off.
+    // A client cannot be cut off before it has a session.
     lock.read().await.unwrap().release().await.unwrap();
     zk.cut();
     let (past, soon) = (Instant::now(), Instant::now() + Duration::from_millis(20));
@@ -93,7 +93,7 @@ fn an_error_has_a_source_and_a_kind() {
     assert!(matches!(source.source().unwrap().downcast_ref(), Some(Loss::Removed)));
     let one = Error::OneOfMany { path: "/a".to_owned(), error: Box::new(lost()) };
     assert!(one.source().unwrap().source().unwrap().is::<Loss>());
-    assert_eq!(kind(one), kind(lost()), "of many it is the kind of that one");
+    assert_eq!(kind(one), kind(lost()), "an error of one lock of many has the kind of that lock's error");
     let value = Error::Value { path: "/v".to_owned(), error: ValueError::Unset };
     assert!(value.source().unwrap().is::<ValueError>());
     let back = io::Error::from(value).into_inner().unwrap();

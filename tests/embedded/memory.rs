@@ -19,7 +19,7 @@ use zk_rwlock::{ConnectionState, Contender, Error, Loss, MemberState, Memory, Mo
 
 const DIRECTORY: &str = "/lock";
 
-/// The number from which on nobody may enter.
+/// The number from which on no contender may queue up.
 const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
 
 /// The number from which on the last one out deletes the directory.
@@ -57,7 +57,7 @@ fn contenders(zk: &Memory) -> Vec<(Mode, i64)> {
     all.iter().map(|contender| (contender.mode(), contender.sequence())).collect()
 }
 
-/// Nothing is left in the directory, and nobody watches anything.
+/// Nothing is left in the directory, and no watch is left.
 fn assert_nothing_left(zk: &Memory) {
     assert_eq!(zk.children(DIRECTORY), Vec::<String>::new());
     assert_eq!(zk.watches(), 0);
@@ -225,7 +225,7 @@ fn a_hand_off_whose_answer_or_request_is_lost_still_grants_the_next() {
             let next = assert_ready_ok!(next.poll());
             assert!(next.is_held());
             assert_eq!(contenders(&zk).len(), 1);
-            now(next.release()).expect("nobody interfered");
+            now(next.release()).expect("no client interfered");
             assert_nothing_left(&zk);
         }
     }
@@ -251,7 +251,7 @@ fn a_release_while_cut_off_is_done_when_the_connection_is_back() {
 
 // What a waiter hears.
 
-/// Where it stands, how many are in its way, and the first of them.
+/// The waiter's place, how many contenders block it, and the first of them.
 fn heard(hears: &mpsc::Receiver<Progress>) -> Vec<(usize, usize, String)> {
     let first = |it: &Progress| it.blockers.first.first().map(ToString::to_string).unwrap_or_default();
     let text = |it: Progress| (it.place, it.blockers.ahead, first(&it).split(" for ").next().unwrap_or("").to_owned());
@@ -263,7 +263,7 @@ fn tell() -> (impl Fn(&Progress) + Clone + Send + 'static, mpsc::Receiver<Progre
     (move |progress: &Progress| told.send(progress.clone()).expect("somebody hears"), hears)
 }
 
-/// What the member of a queue says of itself that entered with this label.
+/// The text that a member of the queue shows if it entered with this label.
 fn entry(mode: &str, host: &str, label: &str) -> String {
     format!("{mode} {host} pid {} \"{label}\"", std::process::id())
 }
@@ -283,7 +283,7 @@ fn a_waiter_hears_its_place_and_blockers_whenever_it_finds_them_changed() {
     assert_pending!(last.poll());
     assert_eq!(heard(&hears), [(4, 3, entry("WRITE", "h", "holds"))]);
 
-    // It watches only the one before it: what happens further ahead wakes nobody who need not act on it.
+    // The waiter watches only its predecessor: changes further ahead wake no waiter that need not act on them.
     drop(holder);
     drop(assert_ready_ok!(reader.poll()));
     let requests = zk.requests();
@@ -310,7 +310,7 @@ fn a_waiter_hears_the_news_when_the_one_before_it_gives_up() {
     let (tell, hears) = tell();
     let mut reader = task::spawn(lock.read().on_wait(tell).into_future());
     assert_pending!(reader.poll());
-    // Readers are not in a reader's way, though they are before it.
+    // Readers ahead of a reader do not block it.
     assert_eq!(heard(&hears).iter().map(|(place, ahead, _)| (*place, *ahead)).collect::<Vec<_>>(), [(5, 2)]);
 
     let [first, second] = writers;
@@ -440,7 +440,7 @@ fn an_interval_of_zero_is_refused_before_anything_is_sent() {
     assert_eq!(zk.requests(), requests);
 }
 
-// What a holder hears of those who wait.
+// What a holder hears of waiters.
 
 #[test]
 fn a_writer_learns_of_the_first_who_queues_behind_it_for_two_listings() {
@@ -457,7 +457,7 @@ fn a_writer_learns_of_the_first_who_queues_behind_it_for_two_listings() {
     let requests = zk.requests();
     let first = assert_ready_ok!(contended.poll());
     assert_eq!((first.mode(), zk.requests() - requests), (Mode::Read, 1));
-    // Somebody waits already.
+    // A waiter is there already.
     assert_eq!(now(guard.contended()).expect("held"), first);
     drop(contended);
     drop(guard);
@@ -626,7 +626,7 @@ fn a_waiter_dropped_at_any_poll_leaves_nothing_and_disturbs_no_other() {
             let mut behind = reading(&b);
             assert_pending!(behind.poll());
             drop(acquiring);
-            // The one behind goes by whoever is before the one that left.
+            // The contender behind the one that left now waits for the contender ahead of it.
             if behind.is_woken() {
                 assert_pending!(behind.poll());
             }
@@ -702,14 +702,14 @@ fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
     for contended in [false, true] {
         let held = contended.then(|| write(&b));
         let before = zk.children(DIRECTORY);
-        // Before it has entered.
+        // Before the contender has queued up.
         zk.cut();
         let mut acquiring = writing(&a);
         assert_pending!(acquiring.poll());
         drop(acquiring);
         zk.heal();
         assert_eq!(zk.children(DIRECTORY), before);
-        // While it waits.
+        // While the contender waits.
         if contended {
             let mut acquiring = writing(&a);
             assert_pending!(acquiring.poll());
@@ -779,7 +779,7 @@ fn a_waiter_whose_session_dies_in_the_middle_lets_nobody_in_early() {
     assert_nothing_left(&zk);
 }
 
-/// Locks that sort whole names grant to whoever's host comes first in the alphabet (ZOOKEEPER-2931).
+/// Locks that sort whole names grant to the contender whose host comes first in the alphabet (ZOOKEEPER-2931).
 #[test]
 fn the_names_of_hosts_do_not_decide_who_is_first() {
     let zk = Memory::new();
@@ -796,7 +796,8 @@ fn the_names_of_hosts_do_not_decide_who_is_first() {
     drop(assert_ready_ok!(third.poll()));
 }
 
-/// There is no upgrade: it would be a deadlock of two. Whoever tries by hand is told whom they wait for.
+/// There is no upgrade, because two upgrades would be a deadlock. The errors of two readers that try by hand name the
+/// contenders that they wait for.
 #[tokio::test(start_paused = true)]
 async fn two_readers_that_both_ask_to_write_time_out_and_name_each_other() {
     let (zk, _other, a, b) = two();
@@ -824,7 +825,7 @@ fn a_create_brings_a_lagging_server_up_to_date() {
     other.lag();
     let held = write(&a);
     let mut next = writing(&b);
-    // Its server showed an empty directory when it came.
+    // The waiter's server showed an empty directory when it came.
     assert_pending!(next.poll());
     drop(held);
     assert!(!next.is_woken(), "the event is late");
@@ -863,7 +864,7 @@ fn a_try_on_a_lagging_server_may_be_beaten_and_then_leaves_nothing() {
     assert_nothing_left(&zk);
 }
 
-/// The one that waits hears of the hand-off only after the ensemble gave its session up.
+/// The waiter hears of the hand-off only after the ensemble has given its session up.
 #[tokio::test(start_paused = true)]
 async fn an_old_hand_off_is_no_grant_once_the_lease_has_run_out() {
     let (_zk, other, a, b) = two();
@@ -884,8 +885,8 @@ async fn an_old_hand_off_is_no_grant_once_the_lease_has_run_out() {
     assert!(taken.is_held());
 }
 
-/// As above, but the ensemble gave the session up while the lease was valid, as when an operator closes it: the events
-/// tell that our own node went before.
+/// As above, but the ensemble gave the session up while the lease was valid, as when an operator closes it: the order
+/// of the events shows that our own node went before.
 #[test]
 fn an_old_hand_off_is_no_grant_once_the_node_is_gone() {
     let (_zk, other, a, b) = two();
@@ -902,7 +903,7 @@ fn an_old_hand_off_is_no_grant_once_the_node_is_gone() {
     assert!(write(&a).is_held());
 }
 
-/// It hears of the end of its session when a holder would, and its node goes when the connection is back.
+/// A waiter hears of the end of its session when a holder would, and its node goes when the connection is back.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_is_cut_off_is_evicted_when_its_lease_runs_out() {
     let (zk, other, a, b) = two();
@@ -991,12 +992,13 @@ async fn a_machine_that_was_suspended_has_lost_its_locks_before_any_timer_ran() 
     assert!(asked.is_held());
     clock.fetch_add(3_600, Ordering::SeqCst);
     assert!(!asked.is_held(), "the first look after the suspend says so");
-    // Whoever waits to be told is told when the next slice of its timer is over, not after what was left of the lease.
+    // A task that awaits the loss hears of it at the end of its timer's next slice, not after the rest of the lease.
     tokio::time::advance(Duration::from_millis(501)).await;
     assert_eq!(assert_ready!(lost.poll()), Loss::LeaseRanOut);
 }
 
-/// What woke it is still under way in the ensemble; a waker that asks it something must not find it locked.
+/// The change that woke the waiter is still under way in the ensemble; a waker that makes a request must not find the
+/// ensemble locked.
 #[test]
 fn those_who_are_woken_may_use_the_ensemble() {
     struct Curious(Memory, AtomicU64);
@@ -1034,7 +1036,7 @@ fn those_who_are_woken_may_use_the_ensemble() {
         drop(held);
         done.send(waker.1.load(Ordering::SeqCst)).expect("the test waits");
     });
-    let woken = finished.recv_timeout(Duration::from_secs(20)).expect("nobody is stuck");
+    let woken = finished.recv_timeout(Duration::from_secs(20)).expect("no task is stuck");
     assert!(woken >= 3, "{woken}");
 }
 
@@ -1057,7 +1059,7 @@ async fn a_lock_delay_holds_off_exactly_as_long_as_it_says() {
         assert_pending!(next.poll());
         tokio::time::advance(delay - Duration::from_millis(2)).await;
         assert_pending!(next.poll());
-        // Nobody overtakes it meanwhile.
+        // No contender overtakes the waiter meanwhile.
         assert!(now(b.try_write()).is_err_and(|error| error.is_would_block()));
         tokio::time::advance(Duration::from_millis(4)).await;
         assert_ready_ok!(next.poll());
@@ -1166,7 +1168,7 @@ fn a_strangers_write_to_a_waiting_node_is_no_hand_off_either() {
 #[test]
 fn from_the_last_million_numbers_on_nobody_may_enter() {
     let (zk, _other, a, b) = two();
-    // Somebody who stays keeps the directory.
+    // A contender that stays keeps the directory.
     transact(&zk, &[Operation::Create { path: format!("{DIRECTORY}/foo"), data: Vec::new(), kind: Kind::Persistent }]);
     zk.set_next_sequence(DIRECTORY, REFUSED_FROM - 1);
     let last = read(&a);
@@ -1241,7 +1243,7 @@ fn at_the_very_last_number_nobody_is_granted_twice() {
         assert!(matches!(error, Error::SequenceExhausted { .. }), "{error:?}");
         assert_eq!(zk.children(DIRECTORY), ["foo"]);
     }
-    // Those of another program that share it are shown as what they are, and shut out whoever comes.
+    // Another program's nodes that share the last number are shown as they are, and no newcomer is granted.
     transact(&stranger, &[create("x-WRITE-2147483647", Kind::Ephemeral), create("y-READ-2147483647", Kind::Ephemeral)]);
     let queue = now(b.queue()).expect("readable");
     assert!(queue.members.iter().all(|member| member.state == MemberState::Stuck) && queue.members.len() == 2);
@@ -1277,7 +1279,8 @@ fn containers_may_be_reaped_between_uses_and_never_during_one() {
     assert!(now(a.try_read()).is_ok());
 }
 
-/// Between its making and the create, between the create and the listing, while it waits: at every poll.
+/// The directory vanishes between its making and the create, between the create and the listing, and while the
+/// contender waits: at every poll.
 #[test]
 fn the_directory_may_vanish_at_any_poll_of_an_acquisition() {
     let (mut granted, mut evicted) = (0, 0);
@@ -1356,7 +1359,8 @@ fn each_step_sends_the_requests_that_it_needs_and_no_others() {
     let held = costs(&zk, 1, "no listing: whether the holder's node is gone", || assert_ready_ok!(next.poll()));
     let held = costs(&zk, 2, "one transaction, and the watch on the new node", || now(held.downgrade()).expect("held"));
     assert!(last.is_woken());
-    let shared = costs(&zk, 0, "it is told by its own, which it came right after", || assert_ready_ok!(last.poll()));
+    let shared =
+        costs(&zk, 0, "its own session lets it in: it came right after the holder", || assert_ready_ok!(last.poll()));
     costs(&zk, 0, "the same node", || drop(held.share()));
     let third = costs(&zk, 4, "the listing before, and an acquisition", || now(a.try_read()).expect("shared"));
     costs(&zk, 1, "one transaction", || now(held.transaction().commit()).expect("held"));
@@ -1384,7 +1388,7 @@ fn the_changes_of_a_guard_end_with_its_release() {
     let mut next = tokio_test::task::spawn(changes.next());
     assert!(next.poll().is_pending());
     drop(guard);
-    assert!(next.is_woken(), "nobody told the stream that the guard is gone");
+    assert!(next.is_woken(), "the stream was not woken when the guard went");
     assert_eq!(next.poll(), std::task::Poll::Ready(None));
 }
 
@@ -1399,14 +1403,14 @@ fn the_changes_of_a_guard_are_a_stream() {
     assert_eq!(states.poll_next(), std::task::Poll::Ready(Some((0, zk_rwlock::HoldState::Held))));
     assert!(states.poll_next().is_pending());
     zk.remove("/locks/stream");
-    assert!(states.is_woken(), "nobody woke the stream for the loss");
+    assert!(states.is_woken(), "the stream was not woken for the loss");
     let lost = zk_rwlock::HoldState::Lost { why: zk_rwlock::Loss::Removed };
     assert_eq!(states.poll_next(), std::task::Poll::Ready(Some((1, lost))));
     assert_eq!(states.poll_next(), std::task::Poll::Ready(None));
 }
 
-/// Tokio has a future that has run for long come back later; outside its worker threads by waking it at once. What runs
-/// beside it on the same thread must not be told so, too.
+/// Tokio makes a future that has run for long yield: outside its worker threads it wakes the future at once. The
+/// ensemble's background work, which runs on the same thread, must not be made to yield as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_ensembles_background_work_ends_beside_a_task_that_never_pauses() {
     let zk = Memory::new();

@@ -19,7 +19,7 @@ use zk_rwlock::{Deadlock, Error, Memory, Mode, MultiLock, RwLock};
 
 const DIRECTORY: &str = "/lock";
 
-/// All that this thread is told by the lock while this lives, a line each. Spans are told when they close.
+/// All that the lock logs on this thread while this lives, a line each. A span is logged when it closes.
 #[derive(Clone, Default)]
 struct Log(Arc<Seen>);
 
@@ -30,7 +30,7 @@ struct Seen {
     open: Mutex<HashMap<u64, (usize, String, &'static Metadata<'static>)>>,
     /// The spans that are entered, the innermost last.
     entered: Mutex<Vec<u64>>,
-    /// Which span or event came in which span.
+    /// Each span or event, with the span that it came in.
     inside: Mutex<Vec<(String, String)>>,
 }
 
@@ -112,7 +112,7 @@ impl Log {
         (log.clone(), tracing::subscriber::set_default(log))
     }
 
-    /// What was told since this was asked last.
+    /// The lines logged since the last call.
     fn lines(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lines.lock().expect("no panic"))
     }
@@ -128,7 +128,7 @@ impl Log {
         self.0.inside.lock().expect("no panic").push((what, parent.unwrap_or_default()));
     }
 
-    /// In which span these came, by their first words; nothing if in none.
+    /// For each line that begins with these words, the span that it came in, or an empty text if it came in none.
     fn inside(&self, begin: &str) -> Vec<String> {
         let inside = self.0.inside.lock().expect("no panic");
         inside.iter().filter(|(what, _)| what.starts_with(begin)).map(|(_, parent)| parent.clone()).collect()
@@ -146,7 +146,7 @@ fn open(zk: &Memory) -> RwLock {
 /// The directory exists, and the next contender is number 1.
 fn prepared() -> (Memory, RwLock) {
     let zk = Memory::new();
-    // A test is one task, which plays several.
+    // A test is one task, which plays the part of several.
     let lock = refusing(&zk, Deadlock::Ignore);
     drop(now(lock.read()).expect("free"));
     (zk, lock)
@@ -193,7 +193,7 @@ fn spans_and_events_have_the_right_parent_and_none_is_entered_in_a_wait() {
     let (_zk, lock) = prepared();
     let held = now(lock.write()).expect("free");
     let (log, _guard) = Log::start();
-    // The caller's span is closed by its owner long before the grant.
+    // The caller closes its own span long before the grant.
     let mut waiting = tracing::info_span!("caller").in_scope(|| task::spawn(lock.write().into_future()));
     assert_pending!(waiting.poll());
     assert_eq!((log.innermost(), log.open_spans()), (None, 2));
@@ -398,7 +398,7 @@ async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
     drop(assert_ready_ok!(waiting.poll()));
 }
 
-/// Polled once, it has its place in the queue; then nobody polls it any more.
+/// The acquisition is polled once, which queues it up, and then never again.
 #[tokio::test(start_paused = true)]
 async fn a_long_wait_of_one_that_is_not_polled_is_warned_of_once() {
     let zk = Memory::new();
@@ -447,7 +447,7 @@ async fn one_whose_turn_has_come_and_that_nobody_polls_is_warned_of_as_such() {
     assert_eq!(log.open_spans(), 0, "nothing is left in the background");
 }
 
-/// Cut off, there is no place in the queue yet, and no session to warn from.
+/// An acquisition that is cut off has no place in the queue yet, and no session to warn from.
 #[tokio::test(start_paused = true)]
 async fn one_that_has_no_place_yet_warns_itself() {
     let zk = Memory::new();
@@ -563,7 +563,7 @@ async fn a_read_behind_a_writer_is_refused_while_the_same_task_holds_a_read() {
     let zk = Memory::new();
     let (lock, other) = (refusing(&zk, Deadlock::Refuse), open(&zk.connect()));
     let reader = lock.read().await.expect("free");
-    drop(lock.read().await.expect("nobody waits"));
+    drop(lock.read().await.expect("no writer waits"));
     let mut writer = task::spawn(other.write().into_future());
     assert_pending!(writer.poll());
     assert!(matches!(lock.read().await, Err(Error::WouldDeadlock { same_task: true, .. })));

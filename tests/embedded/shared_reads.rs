@@ -15,7 +15,7 @@ use zk_rwlock::{Contender, Ending, Error, Loss, Memory, Mode, Progress, RwLock};
 
 const DIRECTORY: &str = "/lock";
 
-/// Never over in a test that does not say so.
+/// An age that no node reaches in a test that does not say so.
 const MAX_AGE: Duration = Duration::from_secs(60);
 
 const MOMENT: Duration = Duration::from_millis(1);
@@ -200,7 +200,7 @@ fn a_try_does_not_wait_for_those_who_enter() {
     drop(assert_ready_ok!(waiting.poll()));
 }
 
-// Those who wait for the same node.
+// Reads that wait for the same node.
 
 #[test]
 fn those_who_wait_keep_the_place_of_one_that_is_cancelled() {
@@ -218,7 +218,7 @@ fn those_who_wait_keep_the_place_of_one_that_is_cancelled() {
     assert_eq!(zk.children(DIRECTORY), place);
     drop(held);
     assert!(second.is_woken() && third.is_woken());
-    // Whoever is woken may be cancelled instead of looking.
+    // A read that is woken may be cancelled instead of looking.
     drop(second);
     let guard = assert_ready_ok!(third.poll());
     assert!(guard.is_held());
@@ -385,7 +385,7 @@ fn one_that_enters_tells_who_is_in_the_way_when_it_finds_out() {
     let mut second = task::spawn(shared.read().on_wait(tell(&told)).into_future());
     assert_pending!(first.poll());
     assert_pending!(second.poll());
-    assert_eq!(told.load(Ordering::Relaxed), 0, "nobody knows yet");
+    assert_eq!(told.load(Ordering::Relaxed), 0, "no blocker is known yet");
     zk.heal();
     for reading in [&mut second, &mut first] {
         assert!(reading.is_woken());
@@ -428,7 +428,7 @@ fn all_who_share_an_entry_hear_when_it_gets_further() {
     }
 }
 
-// What is lost is not joined.
+// A read does not join a lost node.
 
 #[test]
 fn guards_on_one_node_are_lost_together_and_the_next_read_enters_afresh() {
@@ -451,10 +451,10 @@ async fn nobody_joins_a_node_whose_lease_has_run_out() {
     let (zk, shared, _) = two();
     let held = read(&shared);
     zk.cut();
-    // Suspect, but nobody else can have it yet.
+    // The lock is suspect, but no other contender can have it yet.
     let joined = read(&shared);
     tokio::time::advance(Duration::from_secs(9)).await;
-    // Nothing has looked at the lease since, and no timer has run.
+    // Since then the lease was not looked at, and no timer has run.
     let mut next = reading(&shared);
     assert_pending!(next.poll());
     assert!(!held.is_held() && !joined.is_held());
@@ -509,8 +509,8 @@ async fn nobody_joins_once_the_age_is_over_counted_from_the_grant() {
     assert_eq!(after.path(), beside.path());
 }
 
-/// Reads that overlap all the time, each as long as the others, and a writer elsewhere that comes at some moment: how
-/// long it waits, and how many reads overtake it.
+/// Reads of equal length overlap all the time, and a writer elsewhere comes at some moment. Returns how long the writer
+/// waits, and how many reads overtake it.
 async fn wait_of_a_writer(max_age: Duration, comes_at: Duration, step: Duration, length: Duration) -> (Duration, u32) {
     let (zk, shared, other) = two_with(max_age);
     let began = Instant::now();
@@ -625,6 +625,6 @@ async fn reads_that_come_and_give_up_at_random_all_end() {
             task.await.expect("no contradiction");
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), all).await.expect("somebody waits for ever");
+    tokio::time::timeout(Duration::from_secs(60), all).await.expect("a task waits for ever");
     assert_nothing_left(&zk);
 }

@@ -25,10 +25,10 @@ use zk_rwlock::coordinator::Kind;
 use zk_rwlock::{Dialect, Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 use zookeeper_client as zk;
 
-/// Of every process here: long enough for a busy machine, and what each kill costs those who wait.
+/// The session timeout of every process here: long enough for a busy machine, and as long as each kill delays waiters.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// However short the time is, those who contend go on until they have held so often: who starves is never done.
+/// Each contender goes on until it has held so often, however short the time is: a starved contender is never done.
 const HOLDS_AT_LEAST: u64 = 3;
 
 /// The names of children in Rust, and what they speak.
@@ -77,7 +77,7 @@ impl Guard {
             Guard::Write(guard) => guard.release().await.unwrap(),
             Guard::Foreign(guard) => {
                 client.delete(guard.lock_path(), None).await.unwrap();
-                // It deletes once more, in vain.
+                // The library deletes once more, in vain.
                 drop(guard);
             }
         }
@@ -159,7 +159,7 @@ impl Driver {
         } else {
             self.value().await
         };
-        // Those who downgrade hold on, and read what they wrote.
+        // A contender that downgrades still holds, and reads what it wrote.
         match guard {
             Guard::Write(guard) if chance.below(3) == 0 => {
                 self.note(&format!("D {} {before} {after}", self.name));
@@ -213,7 +213,7 @@ fn rand_u128() -> u128 {
 }
 
 fn say(words: &str) {
-    // In one piece, and past whatever captures the output of tests.
+    // One write, which the harness does not capture as it captures the output of tests.
     let mut out = std::io::stdout().lock();
     out.write_all(format!("\n{SAYS}{words}\n").as_bytes()).and_then(|()| out.flush()).expect("the parent listens");
 }
@@ -257,7 +257,8 @@ impl Field {
         let zk = connect(&shared_server().address()).await;
         let (path, value) = (format!("/interop-{what}-{dialect}"), format!("/value-{what}-{dialect}"));
         let session = session(&zk).await;
-        // Ours are persistent only where kazoo's are; kazoo never looks again whether Curator's still are there.
+        // Our directories are persistent only where kazoo's are: kazoo never checks again whether Curator's still
+        // exist.
         if dialect == Dialect::Curator {
             session.create(&path, b"", Kind::Persistent).await.unwrap();
         }
@@ -302,7 +303,7 @@ impl Field {
         process
     }
 
-    /// What is noted of a process that is dead: from now on the server may give away what it held.
+    /// Notes that a process is dead: from now on the server may give away what it held.
     fn note_end(&self, name: &str) {
         let mut log = OpenOptions::new().append(true).open(self.log.path()).unwrap();
         log.write_all(format!("K {name}\n").as_bytes()).unwrap();
@@ -330,7 +331,7 @@ impl Process {
         let is_rust = matches!(library, Library::Ours | Library::ZookeeperClient);
         thread::spawn(move || {
             let words = |line: String| if is_rust { line.strip_prefix(SAYS).map(str::to_owned) } else { Some(line) };
-            // Ends with the process, or with whoever listened.
+            // The thread ends with the process, or with its listener.
             let _ended = lines.map_while(Result::ok).filter_map(words).try_for_each(|words| tell.send(words));
         });
         let commands = child.stdin.take().unwrap();
@@ -341,7 +342,7 @@ impl Process {
         self.commands.write_all(format!("{command}\n").as_bytes()).expect("it lives");
     }
 
-    /// The next that it says; blocks until then.
+    /// The next line that the child says; blocks until it comes.
     fn says(&mut self) -> String {
         self.says_within(SOON).unwrap_or_else(|| panic!("{} says nothing within {SOON:?}", self.name))
     }
@@ -354,7 +355,7 @@ impl Process {
         }
     }
 
-    /// Has it acquire, and returns its node.
+    /// Makes the child acquire, and returns its node.
     fn holds(&mut self) -> String {
         let words = self.says();
         words.strip_prefix("held ").unwrap_or_else(|| panic!("{} says {words}", self.name)).to_owned()
@@ -364,7 +365,7 @@ impl Process {
         matches!(self.said.try_recv(), Err(mpsc::TryRecvError::Empty))
     }
 
-    /// It was told something that it cannot do, and died of that.
+    /// Returns when the child has died of a command that it could not carry out.
     async fn ends(&self) {
         let has_ended = || matches!(self.said.try_recv(), Err(mpsc::TryRecvError::Disconnected));
         eventually("it ends", || async { has_ended() }).await;
@@ -383,7 +384,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Refused only if it has ended already.
+        // Killing fails only if the child has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -392,7 +393,7 @@ impl Drop for Process {
 // ---------------------------------------------------------------------------------------------------------------
 // One after the other
 
-/// The modes of those who can read, in the dialect, and of those who only write.
+/// The modes of the contenders that can read, in the dialect, and of those that only write.
 fn fleet(dialect: Dialect) -> Vec<(Library, bool)> {
     match dialect {
         Dialect::Curator => vec![
@@ -409,7 +410,7 @@ fn fleet(dialect: Dialect) -> Vec<(Library, bool)> {
     }
 }
 
-/// Everyone queues up behind a writer, and is granted the lock in that order, readers together.
+/// Every contender queues up behind a writer and is granted the lock in that order, readers together.
 async fn turns_are_taken_in_the_order_of_arrival(dialect: Dialect) {
     let _alone = alone();
     let field = Field::set("turns", dialect).await;
@@ -438,7 +439,10 @@ async fn turns_are_taken_in_the_order_of_arrival(dialect: Dialect) {
         for (process, _) in now.iter_mut() {
             process.holds();
         }
-        assert!(later.iter().all(|(process, _)| process.is_waiting()), "{dialect}: somebody overtakes number {next}");
+        assert!(
+            later.iter().all(|(process, _)| process.is_waiting()),
+            "{dialect}: a contender overtakes number {next}"
+        );
         for (process, mode) in now {
             process.release(mode);
         }
@@ -633,7 +637,7 @@ async fn a_waiter_frozen_past_its_session_queues_up_again_at_the_end_or_fails() 
 /// What the log of a fleet says, line by line.
 #[derive(Default)]
 struct Judge {
-    /// Who holds, and whether to write.
+    /// Which processes hold, and whether to write.
     holders: BTreeMap<String, bool>,
     last_token: i64,
     last_write_token: i64,
@@ -678,7 +682,7 @@ impl Judge {
         }
     }
 
-    /// What somebody saw who held, or wrote.
+    /// The value that a holder saw, or wrote.
     fn see(&mut self, line: &str, writes: bool, before: &str, after: &str) {
         let (before, after): (u64, u64) = (before.parse().unwrap(), after.parse().unwrap());
         assert!((self.value..=self.value + self.unsure).contains(&before), "{line}: the value is {}", self.value);
@@ -703,7 +707,7 @@ async fn contend(dialect: Dialect) {
         process
     };
     let mut processes: Vec<_> = fleet.iter().chain(&fleet).map(|(library, _)| enlist(*library)).collect();
-    // Each is killed in turn, and another one takes its place.
+    // The processes are killed in turn, and another one takes the place of each.
     for (i, (library, _)) in fleet.iter().enumerate() {
         let at = time * (i as u32 + 1) / (fleet.len() as u32 + 2);
         tokio::time::sleep(at.saturating_sub(begun.elapsed())).await;

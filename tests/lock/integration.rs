@@ -342,7 +342,7 @@ async fn a_holder_that_does_not_wait_to_be_contended_any_more_leaves_no_watch() 
         assert!(poll_at_most(times, guard.contended()).await.is_none());
     }
     tokio::select! {
-        contended = guard.contended() => panic!("nobody else is there: {contended:?}"),
+        contended = guard.contended() => panic!("no other contender is there: {contended:?}"),
         () = eventually("the node and the directory are watched", || async { all_watches(&server) == 2 }) => {}
     }
     eventually("the directory is not watched any more", || async { all_watches(&server) == 1 }).await;

@@ -36,7 +36,7 @@ fn writing(lock: &RwLock) -> Spawn<<Acquire<WriteGuard> as IntoFuture>::IntoFutu
 /// The newest node in the directory.
 fn newest(zk: &Memory) -> String {
     let name = zk.children(DIRECTORY).into_iter().max_by_key(|name| name[name.len() - 10..].to_owned());
-    format!("{DIRECTORY}/{}", name.expect("somebody is there"))
+    format!("{DIRECTORY}/{}", name.expect("a contender is there"))
 }
 
 #[test]

@@ -29,7 +29,7 @@ async fn server_at(next: i32, kept: bool) -> Server {
     soon("the first use", lock_at(&zk, DIRECTORY).write()).await.expect("free").release().await.expect("held");
     if kept {
         let file = session(&zk).await.create(&format!("{DIRECTORY}/foo"), &[], Kind::Persistent).await;
-        file.expect("anybody may create here");
+        file.expect("every client may create here");
     }
     zk.close().await;
     server.set_next_sequence(DIRECTORY, next);
@@ -93,7 +93,7 @@ async fn near_the_end_waiters_are_served_in_order_and_newcomers_are_refused() {
         let error = soon("a refusal", lock.read()).await.expect_err("the numbers end");
         assert!(matches!(error, Error::SequenceExhausted { .. }), "{error:?}");
     }
-    assert_eq!(line(&b).await, "W+ R- W-", "whoever was refused has left");
+    assert_eq!(line(&b).await, "W+ R- W-", "refused contenders have left");
     first.release().await.expect("held");
     granted(second).await.release().await.expect("held");
     granted(third).await.release().await.expect("held");
@@ -138,7 +138,7 @@ async fn where_several_get_the_last_number_nobody_is_granted() {
         session.delete(&format!("{DIRECTORY}/{name}")).await.expect("it is there");
     }
     assert_eq!(children(&zk, DIRECTORY).await, ["foo"]);
-    let error = soon("a refusal", a.write()).await.expect_err("somebody's file keeps the directory");
+    let error = soon("a refusal", a.write()).await.expect_err("a foreign file keeps the directory");
     assert!(error.to_string().contains(DIRECTORY), "{error}");
     one.delete(&format!("{DIRECTORY}/foo")).await.expect("it is there");
     let fresh = soon("the numbers start again", b.write()).await.expect("free");
@@ -183,7 +183,7 @@ async fn a_holder_near_the_end_is_lost_when_an_operator_deletes_the_directory() 
     let held = soon("free", a.write()).await.expect("free");
     let operator = session(&zk).await;
     operator.delete(&held.path()).await.expect("it is there");
-    assert_eq!(soon("told", held.lost()).await, Loss::Removed);
+    assert_eq!(soon("the loss", held.lost()).await, Loss::Removed);
     operator.delete(DIRECTORY).await.expect("it is empty");
     let fresh = soon("the numbers start again", b.write()).await.expect("free");
     assert_eq!(numbers(&zk).await, [(Mode::Write, 0)]);

@@ -111,7 +111,7 @@ fn a_value_that_changes_under_a_reader_is_found() {
     let changed = access(Deed::Look { first: 4, second: 5 }, 1, 110);
     assert_eq!(lost_updates(std::slice::from_ref(&changed), &none).len(), 1);
     let unsure = Access { sure: false, ..changed };
-    assert_eq!(lost_updates(&[unsure], &none).len(), 0, "whoever had lost the lock may see anything");
+    assert_eq!(lost_updates(&[unsure], &none).len(), 0, "a holder that had lost the lock may see anything");
 }
 
 #[test]

@@ -303,12 +303,12 @@ impl Model for Protocol {
                 let holders: Vec<_> = state.holders().collect();
                 holders.len() < 2 || holders.iter().all(|node| node.mode == Mode::Read)
             }),
-            Property::always("nobody overtakes", |_, state: &State| {
+            Property::always("no contender overtakes another", |_, state: &State| {
                 let before =
                     |holder: &Node, other: &Node| other.sequence < holder.sequence && other.mode.excludes(holder.mode);
                 state.holders().all(|holder| !state.nodes.iter().any(|other| before(holder, other)))
             }),
-            Property::always("when what blocks a contender has left, it is told", |_, state: &State| {
+            Property::always("a contender hears that its predecessor has left", |_, state: &State| {
                 state.members.iter().all(|member| match member.step {
                     Step::Waiting(_, nearest) => state.stands(nearest) || !member.events.is_empty(),
                     _ => true,

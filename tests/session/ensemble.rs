@@ -392,7 +392,7 @@ impl Crowd {
             let now = || grants.iter().map(|granted| granted.load(Ordering::Relaxed));
             let goals: Vec<u64> = now().map(|granted| granted + 2).collect();
             while now().zip(&goals).any(|(granted, goal)| granted < *goal) {
-                assert!(Instant::now() < deadline, "somebody is stuck");
+                assert!(Instant::now() < deadline, "a client is stuck");
                 thread::sleep(Duration::from_millis(5));
             }
         }

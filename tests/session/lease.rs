@@ -51,7 +51,7 @@ async fn round(holder: &ZooKeeper, other: &ZooKeeper, path: String, offset: Dura
     assert_eq!(why, Loss::LeaseRanOut);
     assert!(
         last_held < granted_at && told_at < granted_at,
-        "offset {offset:?}: said held until {:?}, told at {:?}, next granted at {:?} after the cut",
+        "offset {offset:?}: said held until {:?}, said lost at {:?}, next granted at {:?} after the cut",
         last_held - cut_at,
         told_at - cut_at,
         granted_at - cut_at,
@@ -98,7 +98,7 @@ async fn a_holder_that_hears_nothing_says_lost_in_time_though_its_session_lives(
     let cut_at = Instant::now();
     proxy.black_hole_to_client();
     assert_eq!(guard.lost().await, Loss::LeaseRanOut);
-    assert!(cut_at.elapsed() < SESSION_TIMEOUT, "told only after {:?}", cut_at.elapsed());
+    assert!(cut_at.elapsed() < SESSION_TIMEOUT, "said lost only after {:?}", cut_at.elapsed());
     proxy.cut();
     let next = open(&other, "/lease/to-client", "next").write().timeout(5 * SESSION_TIMEOUT).await;
     next.expect("the session of the first holder expires").release().await.expect("held");

@@ -673,7 +673,7 @@ mod tls {
         let mine = options().tls(mutual().tls_as("web-1")).acl(Acl::creator()).connect(address).await.unwrap();
         let guard = lock_at(&mine, "/machines-mine/lock").write().await.unwrap();
         assert_shut_out(&two, "/machines-mine/lock", &guard.path()).await;
-        session(&one).await.delete(&guard.path()).await.expect("who has the same name in its certificate may");
+        session(&one).await.delete(&guard.path()).await.expect("a client with the same name in its certificate may");
     }
 
     #[tokio::test]

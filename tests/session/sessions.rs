@@ -220,7 +220,7 @@ async fn acquisitions_that_give_up_while_a_session_is_opened_share_the_opening()
     proxy.reset();
     let lock = lock_at(&zk, "/sessions/given-up");
     for _ in 0..TRIES {
-        let error = lock.read().timeout(Duration::from_millis(5)).await.expect_err("nobody is there");
+        let error = lock.read().timeout(Duration::from_millis(5)).await.expect_err("no server is there");
         assert!(error.is_timeout(), "{error}");
     }
     proxy.heal();

@@ -34,7 +34,7 @@ impl<H: Harness + Sync> Harness for Speaking<H> {
     type C = H::C;
 
     async fn start() -> Self {
-        unreachable!("it is told which dialect to speak")
+        unreachable!("the check makes it, with a dialect")
     }
 
     async fn client(&self) -> H::C {

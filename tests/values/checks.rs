@@ -709,7 +709,7 @@ pub(crate) async fn the_changes_are_a_stream_that_wakes_whoever_polls_it(h: &imp
                 Poll::Pending => eventually("it is woken", || async { changes.is_woken() }).await,
             }
         }
-        assert!(changes.poll_next().is_pending(), "each is told once");
+        assert!(changes.poll_next().is_pending(), "each change is reported once");
     }
     one.close().await;
     eventually("it is woken", || async { changes.is_woken() }).await;

@@ -95,7 +95,7 @@ async fn the_last_handle_takes_the_watch_with_it() {
     drop((shared, missing, none));
     support::scene::eventually("only the other one watches", || async { server.watches() == 1 }).await;
     drop(changes);
-    support::scene::eventually("nobody watches", || async { server.watches() == 0 }).await;
+    support::scene::eventually("no watch is left", || async { server.watches() == 0 }).await;
 }
 
 #[tokio::test]

@@ -70,7 +70,7 @@ impl Database {
         matches!(self, Database::Postgres(_))
     }
 
-    /// As it is told to another process.
+    /// The text that says to another process where it is.
     pub(crate) fn place(&self) -> &str {
         let (Database::Postgres(place) | Database::Sqlite(place)) = self;
         place
@@ -106,7 +106,7 @@ impl Database {
             .await
     }
 
-    /// Whether somebody has migrated it behind a fence.
+    /// Whether it was migrated behind a fence.
     pub(crate) async fn is_fenced(&self, connection: &mut AnyConnection) -> sqlx::Result<bool> {
         let tables = match self {
             Database::Postgres(_) => {
@@ -119,7 +119,7 @@ impl Database {
         Ok(sqlx::query_scalar::<_, i64>(tables).fetch_one(connection).await? == 2)
     }
 
-    /// What has been applied to it, as far as it is to be relied on. Changes nothing.
+    /// The versions that were applied to it, as far as they can be relied on. Changes nothing.
     pub(crate) async fn applied(
         &self,
         connection: &mut AnyConnection,

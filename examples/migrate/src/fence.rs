@@ -21,8 +21,8 @@ const RAISE: &str = "UPDATE lock_fence SET token = $1 WHERE name = 'schema' AND 
 
 /// How a connection is called in `pg_stat_activity`, so that later holders know whose it is.
 const SIGN: &str = "SELECT set_config('application_name', 'lock_fence ' || $1::text, false)";
-/// Ends the connections of earlier holders. Whoever runs it has the lock, so those have lost it, whether they know or not.
-/// A function in a WHERE may be called for rows that the other conditions exclude: so these are chosen first.
+/// Ends the connections of earlier holders. The process that runs it has the lock, so they have lost it, knowingly or
+/// not. A function in a WHERE may be called for rows that the other conditions exclude: so these are chosen first.
 const END_EARLIER: &str = "WITH earlier AS MATERIALIZED (
         SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database()
             AND substring(application_name FROM '^lock_fence (\\d+)$')::bigint < $1
@@ -80,7 +80,7 @@ impl Fence<'_> {
 
     /// Keeps out all earlier holders: what they have not committed by now, they never will.
     ///
-    /// For those who hold the lock to read. Theirs is not the highest token when many hold together, but whoever may
+    /// For holders of the read lock. Theirs is not the highest token when many hold together, but a process that may
     /// migrate after them came after them, and has a higher one.
     pub(crate) async fn raise(&self, name: &str, connection: &mut AnyConnection) -> Result<()> {
         if self.database.is_fenced(connection).await? {
@@ -93,12 +93,12 @@ impl Fence<'_> {
         Ok(())
     }
 
-    /// As long as it is polled: ends the transactions that earlier holders have left open in PostgreSQL, which could
-    /// still commit and are in our way, and says who else keeps the connection with this number waiting. Fails if the
-    /// database does not answer: a statement may take hours, and is not how to tell that its answer will never come.
+    /// As long as it is polled, ends the transactions that earlier holders have left open in PostgreSQL, which could
+    /// still commit and are in our way, and says which others keep the connection with this number waiting. Fails if
+    /// the database does not answer: a statement may take hours, so its silence alone does not show that.
     ///
     /// SQLite has no such means. There an earlier holder's transaction ends with its process at the latest, and since it
-    /// locks the whole file, nobody can begin, let alone commit, beside it.
+    /// locks the whole file, no process can begin, let alone commit, beside it.
     pub(crate) async fn clear_the_way(&self, name: &str, pid: i32) -> Result<Infallible> {
         let Database::Postgres(_) = self.database else { return pending().await };
         let mut connection = self.database.connect(self.patience).await?;

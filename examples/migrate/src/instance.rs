@@ -36,7 +36,7 @@ async fn be_let_in_and_serve(
     let alone = if migrates { migration::alone(site, name, &lock).await? } else { None };
     let guard = if let Some(writer) = alone {
         migration::run(site, name, &writer).await?;
-        // In place: nobody changes the schema between the migration and our first request.
+        // In place: no process changes the schema between the migration and our first request.
         writer.downgrade().await?
     } else {
         let waits = format!("{name} waits:");
@@ -46,7 +46,7 @@ async fn be_let_in_and_serve(
     };
     let mut connection = site.database.connect(site.timeout).await?;
     let serve = async {
-        // Whoever migrated last may have been cut off, and its commit still be on the way.
+        // The last holder that migrated may have been cut off, with its commit still on the way.
         site.fence(guard.fencing_token()).raise(name, &mut connection).await?;
         requests(site, name, &mut connection, duration).await
     };
@@ -65,7 +65,7 @@ async fn requests(site: &Site, name: &str, database: &mut AnyConnection, duratio
     Ok(())
 }
 
-/// Stands for what a service does. The first look would be enough: while we hold the lock nobody migrates.
+/// Stands for what a service does. The first look would be enough: while we hold the lock no process migrates.
 async fn request(site: &Site, database: &mut AnyConnection) -> Result<()> {
     Ok(site.schema.fits(&in_time(site.timeout, site.database.applied(database)).await?)?)
 }

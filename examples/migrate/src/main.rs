@@ -1,4 +1,4 @@
-//! A schema that is migrated while nobody uses it, by one at a time, and by nobody who lost the lock meanwhile.
+//! A schema that is migrated while no instance uses it, by one process at a time, and never by one that lost the lock.
 //!
 //! ```text
 //! cargo run -p example-migrate                      # several instances start together on a SQLite file, one migrates it
@@ -51,7 +51,7 @@ use zk_rwlock::coordinator::Coordinator;
   65  the database is not at the version that this build is made for, or has another history
   69  the lock, or one of the database, was not to be had in time: the output says who is in the way; or the database
       did not answer
-  75  the lock was lost, or the database has seen a later holder: somebody else goes on; start again to be sure")]
+  75  the lock was lost, or the database has seen a later holder: another process goes on; start again to be sure")]
 struct Arguments {
     #[command(flatten)]
     backend: common::Backend,
@@ -87,7 +87,7 @@ enum Role {
         /// If the schema is older, migrate it first
         #[arg(long)]
         migrate: bool,
-        /// What others are told who waits for this instance [default: by its pid]
+        /// The name that others see when they wait for this instance [default: one with its pid]
         #[arg(long)]
         name: Option<String>,
         /// For how long to serve [default: until Ctrl-C or SIGTERM]
@@ -144,10 +144,10 @@ fn code(error: &(dyn std::error::Error + 'static)) -> u8 {
 
 async fn run(arguments: Arguments) -> common::Result<()> {
     if arguments.role.is_some() && arguments.database.is_some() && arguments.backend.zookeeper.is_none() {
-        // The embedded ensemble is this process's alone, and would keep out nobody.
+        // The embedded ensemble is this process's alone, and would keep out no other process.
         return Err(WrongUsage("a process of a deployment needs --zookeeper, where the others keep the lock").into());
     }
-    arguments.backend.connect().await?.close().await; // so that a server that is not there is told at once
+    arguments.backend.connect().await?.close().await; // so that an absent server is reported at once
     let directory = tempfile::tempdir()?;
     let site = Site {
         backend: arguments.backend,
@@ -231,7 +231,7 @@ async fn all_instances(site: &Site, instances: u32, migrations: Option<PathBuf>)
     Ok(())
 }
 
-/// One holder's session ends before its migration reaches the database, where it comes after somebody else's.
+/// One holder's session ends before its migration reaches the database, where it comes after another holder's.
 async fn late_holder(site: &Site, instances: u32) -> common::Result<()> {
     let zk = site.backend.connect().await?;
     let guard = RwLock::new(&zk, &site.lock)?.write().timeout(site.timeout).await?;

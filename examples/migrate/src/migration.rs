@@ -13,11 +13,11 @@ use crate::database::in_time;
 use crate::fence::Fence;
 use crate::schema::version;
 
-/// How often one who waits to migrate looks whether somebody else has.
+/// How often a process that waits to migrate looks whether another one has migrated.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
-/// Waits until nobody uses the schema, and says for whom. `None` if there is nothing to do, or nothing any more: whoever
-/// was faster may serve by now, and hold the lock to read for weeks.
+/// Waits until no instance uses the schema, and says for which it waits. `None` if there is nothing to do, or nothing
+/// any more: a faster process may serve by now, and hold the read lock for weeks.
 pub(crate) async fn alone(site: &Site, name: &str, lock: &RwLock) -> Result<Option<WriteGuard>> {
     let mut connection = site.database.connect(site.timeout).await?;
     let waits = format!("{name} waits:");

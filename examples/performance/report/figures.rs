@@ -56,7 +56,7 @@ const PEERS: [(&str, &str, &str, &str); 9] = [
     ("kazoo", "kazoo", "#d68910", ""),
 ];
 
-/// Who took part in what is chosen, in the order of [`PEERS`]; then others, as they come.
+/// The drivers of the chosen runs, in the order of [`PEERS`]; then others, as they come.
 pub(crate) fn peers(results: &Results, chosen: impl Fn(&Run) -> bool) -> Vec<&str> {
     let mut there = in_order_of_appearance(results.runs().filter(|run| chosen(run)).map(|run| run.peer.as_str()));
     there.sort_by_key(|peer| PEERS.iter().position(|known| known.0 == *peer).unwrap_or(PEERS.len()));

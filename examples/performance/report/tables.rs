@@ -138,7 +138,7 @@ fn summary(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> Strin
     table
 }
 
-/// What queueing up costs, and what memory those have who wait.
+/// What queueing up costs, and the memory of the waiters.
 fn waiters(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> String {
     let mut table =
         "| waiters | driver | bytes of memory a waiter | least … most | µs a contender | requests | bytes in + out | \

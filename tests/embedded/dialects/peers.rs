@@ -27,12 +27,12 @@ pub(crate) struct Kind {
 #[derive(Debug)]
 pub(crate) enum Verdict {
     Granted,
-    /// It looks again when something happens to this node.
+    /// Look again when something happens to this node.
     Watches(String),
 }
 
 impl Kind {
-    /// All who can share a path of this dialect.
+    /// All kinds of contenders that can share a path of this dialect.
     pub(crate) fn all_in(dialect: Dialect) -> Vec<Kind> {
         let both = |library| [Mode::Read, Mode::Write].map(|mode| Kind { library, mode });
         let writes = |library| Kind { library, mode: Mode::Write };
@@ -55,7 +55,7 @@ impl Kind {
 
     /// The name of its node with this number.
     pub(crate) fn name(&self, dialect: Dialect, mode: Mode, number: usize) -> String {
-        // Whatever a uuid begins with, it must not count.
+        // The first digits of a uuid vary, and must not count.
         let uuid = format!("{:08x}-2a9c-4f12-a1ab-0f4d8ce1a4a9", 0xf000_0000_u32.wrapping_shr(7 * number as u32));
         let hex = uuid.replace('-', "");
         let is_read = mode == Mode::Read;
@@ -72,7 +72,7 @@ impl Kind {
         }
     }
 
-    /// What it does when it sees these names.
+    /// What the contender does when it sees these names.
     pub(crate) fn asks(&self, dialect: Dialect, me: &str, names: &[String]) -> Verdict {
         match self.library {
             Library::Ours => ours(dialect, me, names),
