@@ -89,7 +89,7 @@ impl Acquisition {
             }
         }
         // The servers' answers take longer than the lease, or the server does not show whose session this is.
-        Err(Error::Unreachable("the servers answer too late to hold a lock by".to_owned()))
+        Err(Error::Unreachable("the servers' answers come too late for the lease".to_owned()))
     }
 
     /// Records the hold for the deadlock check and for tracing, and starts the warning that it lasts long.

@@ -143,7 +143,7 @@ impl ZooKeeperBuilder {
         }
         self.check_lease(self.session_timeout).map_err(Error::invalid)?;
         if self.acl.as_ref().is_some_and(|acl| acl.entries.is_empty()) {
-            return Err(Error::invalid("an ACL that allows nobody anything"));
+            return Err(Error::invalid("an ACL without permissions"));
         }
         if let Some(digest) = &self.digest {
             digest.check()?;

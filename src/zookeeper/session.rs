@@ -94,9 +94,15 @@ impl ZooKeeperSession {
         if timeout < requested {
             // On a reconnect the client asks for the timeout that was granted here. So only a server that grants even
             // less can lower it again, and the client does not report that.
-            tracing::warn!(?timeout, ?requested, "less is granted than was asked for: no server must grant less still");
+            tracing::warn!(
+                ?timeout,
+                ?requested,
+                "the server grants a shorter session timeout than requested: no server may grant an even shorter one"
+            );
         }
-        options.check_lease(timeout).map_err(|problem| Failure::Refused(format!("{problem}, which they grant")))?;
+        options
+            .check_lease(timeout)
+            .map_err(|problem| Failure::Refused(format!("{problem}, which the servers grant")))?;
         let upkeep = Arc::new(Upkeep::new(options.lease(timeout)));
         upkeep.began(asked);
         let finished = Arc::new(Finished::default());

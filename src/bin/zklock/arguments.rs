@@ -36,9 +36,10 @@ Examples:
 
 Exit codes:
   of the command; 128 + N if signal N ended it, or zklock while it
-  waited. After a Ctrl-C that the command alone was typed, zklock ends by
+  waited. After a Ctrl-C that only the command received, zklock ends by
   that signal too, so that a shell's loop around it ends: $? is 130
-    1   -n or -w in vain (-E sets another); break: nobody has that token;
+    1   -n or -w did not get the lock (-E sets another);
+        break: no holder or waiter has that token;
         check: something is odd
    64   wrong usage
    69   no server can be reached, or there is no such command
@@ -57,7 +58,8 @@ Environment:
 
   The command gets ZKLOCK_PATH, ZKLOCK_MODE (READ or WRITE) and
   ZKLOCK_TOKEN: a number that is higher than that of every earlier holder
-  who excluded it. Have whatever the command writes to refuse lower ones.
+  that excluded this one. Have the systems that the command writes to
+  refuse lower numbers.
 
 Signals:
   HUP, INT, QUIT, TERM, USR1 and USR2 end zklock while it waits; after
@@ -71,28 +73,28 @@ When the lock is lost:
   exits with 75. The grace is cut short so that KILL comes before
   ZooKeeper lets anybody else in: TERM when a quarter of the session
   timeout is left until then. A network that is gone for 0.4 of the
-  session timeout does not cost the lock, if --tick-time is told and at
-  most a fifth of it; docs/guide.md tells what is left otherwise.
-  After `zklock break` the next one may start at once, while the command
-  still has its grace.
+  session timeout does not cost the lock, if --tick-time is given and is
+  at most a fifth of it; docs/guide.md says what is left otherwise.
+  After `zklock break` the next contender may start at once, while the
+  command still has its grace.
 
 What zklock cannot do for you:
   - Killed with -9 it cannot stop the command, which runs on; the lock is
     free one session timeout later.
   - Stopped (SIGSTOP, Ctrl-Z) for longer than the session timeout it
-    loses the lock like anybody who does not answer. By SIGSTOP it leaves
-    the command running until it wakes, beside the next holder. Ctrl-Z
-    stops the command too, and it is killed rather than continued if the
-    lock is gone.
+    loses the lock like any client that does not answer. By SIGSTOP it
+    leaves the command running until it wakes, beside the next holder.
+    Ctrl-Z stops the command too, and it is killed rather than continued
+    if the lock is gone.
   - What the command leaves in the background runs on without the lock.
   - Processes that leave the command's process group (setsid) get none of
     these signals.";
 
 /// Run a command while holding a read/write lock in ZooKeeper: flock(1) for many machines.
 ///
-/// The lock is a directory of ZooKeeper, PATH. Exclusive unless -s is given: the command runs while nobody else has the
-/// lock. With -s it may run together with others that gave -s. First come, first served. The lock is given back when the
-/// command ends, and if this machine dies, one session timeout later.
+/// The lock is a directory of ZooKeeper, PATH. Without -s the command runs alone under the lock. With -s it may run
+/// together with other commands under -s. First come, first served. The lock is given back when the command ends, and
+/// if this machine dies, one session timeout later.
 #[derive(Debug, Parser)]
 #[command(name = "zklock", version, override_usage = USAGE, after_long_help = AFTER_HELP, max_term_width = 110)]
 #[command(after_help = "Examples, exit codes and environment: zklock --help", disable_help_subcommand = true)]
@@ -110,7 +112,7 @@ pub(crate) struct Arguments {
 /// Running a command.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// Share the lock with others who do (a read lock).
+    /// Share the lock with other commands under -s (a read lock).
     #[arg(short = 's', long, overrides_with = "exclusive")]
     pub(crate) shared: bool,
 
@@ -126,11 +128,11 @@ pub(crate) struct Run {
     #[arg(short = 'w', long, visible_alias = "timeout", value_name = "SECS", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
 
-    /// The exit code of -n and -w in vain.
+    /// The exit code when -n or -w does not get the lock.
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = exit::NEGATIVE, hide_default_value = true, allow_negative_numbers = true)]
     pub(crate) conflict_exit_code: u8,
 
-    /// For those who come from flock(1): the command never gets anything of ours that could keep the lock.
+    /// Changes nothing; flock(1) has it. The command never inherits anything that could keep the lock.
     #[arg(short = 'o', long, hide = true)]
     close: bool,
 
@@ -139,7 +141,7 @@ pub(crate) struct Run {
     pub(crate) shell: Option<OsString>,
 
     /// When the lock is lost: how long the command may take to end after TERM, before KILL. Cut short so that it ends
-    /// before anybody else can be let in.
+    /// before another contender can be let in.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub(crate) grace: Duration,
 
@@ -147,19 +149,20 @@ pub(crate) struct Run {
     #[arg(long, value_name = "CODE", default_value_t = exit::LOST)]
     pub(crate) lost_exit_code: u8,
 
-    /// What others see that we are doing [default: the beginning of the command line, so have no secrets there].
+    /// The label that other users of the lock see [default: the beginning of the command line, so have no secrets
+    /// there].
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
 
-    /// The host that others see us on [default: the machine's name].
+    /// The host that other users of the lock see [default: the machine's name].
     #[arg(long, value_name = "NAME")]
     pub(crate) host: Option<String>,
 
-    /// Say nothing while waiting, nor when -n or -w was in vain.
+    /// Say nothing while waiting, nor when -n or -w does not get the lock.
     #[arg(short = 'q', long)]
     pub(crate) quiet: bool,
 
-    /// Tell when the lock was granted, and under which token.
+    /// Report when the lock is granted, and its token.
     #[arg(long, conflicts_with = "quiet")]
     pub(crate) verbose: bool,
 
@@ -176,26 +179,27 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "HOSTS", env = "ZK_HOSTS", default_value = "127.0.0.1:2181")]
     pub(crate) zk: String,
 
-    /// Whose names the lock's nodes have: native, or those of other programs that use it: curator
-    /// (InterProcessReadWriteLock), curator-mutex (InterProcessMutex) or kazoo. ls --tree finds that out by itself.
+    /// The naming scheme of the lock's nodes: native, or that of other programs that use the lock: curator
+    /// (InterProcessReadWriteLock), curator-mutex (InterProcessMutex) or kazoo. ls --tree finds it by itself.
     #[arg(long, global = true, value_name = "NAME", default_value_t = Dialect::Native, hide_default_value = true)]
     pub(crate) dialect: Dialect,
 
-    /// How long ZooKeeper keeps the lock of one it does not hear from. The servers bound it.
+    /// How long ZooKeeper keeps the lock of a zklock that it does not hear from. The servers bound it.
     #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) session_timeout: Duration,
 
-    /// The tickTime of the servers' configuration, if not 3s or half the session timeout: with a small one told, a longer
-    /// break of the network is ridden out. It must not be less than theirs.
+    /// The tickTime of the servers' configuration [default: the smaller of 3s and half the session timeout]. With a small
+    /// one given, the lock survives a longer break of the network. It must not be less than the servers' own.
     #[arg(long, global = true, value_name = "TIME", env = "ZK_TICK_TIME", value_parser = duration)]
     pub(crate) tick_time: Option<Duration>,
 
-    /// Authenticate with ZooKeeper's digest scheme; what is made is then this user's alone. Others can see it in the
-    /// list of processes: better set ZK_AUTH.
+    /// Authenticate with ZooKeeper's digest scheme. Only the same user may then touch the nodes that are made. Other
+    /// users of this machine see the option in the list of processes: better set ZK_AUTH.
     #[arg(long, global = true, value_name = "USER:PASSWORD", env = "ZK_AUTH", hide_env_values = true)]
     pub(crate) auth: Option<String>,
 
-    /// Authenticate with SASL's DIGEST-MD5, as a user of the servers' JAAS file; otherwise as --auth. Better set ZK_SASL.
+    /// Authenticate with SASL's DIGEST-MD5, as a user of the servers' JAAS file; otherwise as --auth. Better set
+    /// ZK_SASL.
     #[arg(long, global = true, value_name = "USER:PASSWORD", env = "ZK_SASL", hide_env_values = true)]
     pub(crate) sasl: Option<String>,
 
@@ -238,7 +242,7 @@ pub(crate) enum Task {
 const JSON_HELP: &str = "\
 With --json, one object:
   path      the lock
-  dialect   whose names its nodes have, as for --dialect
+  dialect   the naming scheme of its nodes, as for --dialect
   members   in the order of arrival, each:
     place     1, 2, 3...
     state     \"holds\", \"waits\", or \"stuck\" (will never hold: see
@@ -247,18 +251,18 @@ With --json, one object:
     host, pid, label
               as it says itself; pid and label may be null, and host
               empty in another dialect than native
-    since     when it came, RFC 3339 in UTC, or null if its node may not
-              be read
+    since     when it queued up, RFC 3339 in UTC, or null if its node
+              may not be read
     session   the ensemble's number for its session, like \"0x100000a\",
               or null
-    behind    the place of the one it waits for, or null
+    behind    the place of its predecessor, or null
     node      the name of its node
     token     for `zklock break`; the holder's fencing token; or null
 
 With --json and --tree, one object:
-  prefix      where it was looked for locks
-  locks       such objects
-  unreadable  paths
+  prefix      the path below which locks were looked for
+  locks       objects as above
+  unreadable  paths that may not be listed
   cycles      of processes that wait for each other, each a list of
               {\"waits\": {\"host\", \"pid\"}, \"path\",
               \"holds\": {\"host\", \"pid\"}}
@@ -273,7 +277,7 @@ pub(crate) struct Ls {
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
 
-    /// Show every lock at and below PATH that somebody holds or waits for.
+    /// Show every lock at and below PATH that has a holder or a waiter.
     #[arg(long)]
     pub(crate) tree: bool,
 
@@ -307,7 +311,7 @@ pub(crate) struct Break {
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
 
-    /// Of whom to remove: see `zklock ls`. No two holders or waiters ever have the same.
+    /// The token of the holder or waiter to remove: see `zklock ls`. No two ever have the same.
     #[arg(value_name = "TOKEN")]
     pub(crate) token: i64,
 
@@ -327,8 +331,8 @@ With --json, one object:
             unreadable, persistent, written, tie, negative, used-up, old;
             node is null for the last two.
 
-The counter shows only in the nodes that are there: that of an empty
-directory is not seen."
+The counter shows only in the nodes that are there. The counter of an
+empty directory does not show."
 )]
 pub(crate) struct Check {
     /// The lock.

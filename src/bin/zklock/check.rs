@@ -106,7 +106,7 @@ fn oddities(nodes: &[Node], dialect: Dialect) -> Vec<Odd> {
             continue;
         };
         match stat {
-            None => add("unreadable", "may not be read: who that is, is not known"),
+            None => add("unreadable", "may not be read: its owner is not known"),
             Some(stat) if stat.ephemeral_owner == 0 => {
                 add("persistent", "not ephemeral: it stays, and is in the way, until somebody removes it");
             }
@@ -114,20 +114,22 @@ fn oddities(nodes: &[Node], dialect: Dialect) -> Vec<Odd> {
         }
         // In other dialects no client relies on the version.
         if dialect == Dialect::Native && stat.is_some_and(|stat| stat.version > 0) {
-            add("written", "written to after it was made: whoever did that can grant the lock to two");
+            add("written", "written to after it was made: the writer can grant the lock to two contenders");
         }
         if contender.sequence() < 0 {
             add("negative", "its number is negative, because the counter has wrapped: it will never hold");
         }
         if sharers.get(&contender.sequence()).is_some_and(|sharers| are_tied(sharers)) {
-            add("tie", "its number is not its alone: none of those who share it will ever hold");
+            add("tie", "its number is shared: no holder or waiter with this number will ever hold");
         }
     }
     match sharers.last_key_value() {
         Some((&highest, _)) if highest >= Contender::REFUSED_FROM => odd.push(Odd {
             kind: "used-up",
             node: None,
-            what: format!("at {highest} of 2147483647: nobody may enter until the directory is deleted and made anew"),
+            what: format!(
+                "at {highest} of 2147483647: no contender may enter until the directory is deleted and made anew"
+            ),
         }),
         Some((&highest, _)) if highest >= Contender::RESTART_FROM => {
             let cure = match dialect {

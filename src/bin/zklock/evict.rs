@@ -40,7 +40,8 @@ pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, 
 async fn stale(lock: &RwLock, which: &Break) -> Result<u8, Exit> {
     let queue = lock.queue().await?;
     let now = table::table(&queue, false);
-    let problem = format!("{}: nobody has token {}; nothing was removed. There now:", which.path, which.token);
+    let problem =
+        format!("{}: no holder or waiter has token {}; nothing was removed. There now:", which.path, which.token);
     Err(Exit::new(exit::NEGATIVE, format!("{problem}\n{}", now.trim_end())))
 }
 

@@ -19,7 +19,7 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
     } else {
         let queue = connect::lock(&zk, &ls.path, connection)?.queue().await?;
         if queue.members.is_empty() && has_other_nodes(&zk, &queue).await {
-            output::say(&format!("{0}: there are nodes here; if those are locks, see zklock ls --tree {0}", ls.path));
+            output::say(&format!("{0}: there are nodes here; if they are locks, see zklock ls --tree {0}", ls.path));
         }
         match ls.json {
             true => format!("{:#}\n", table::json(&queue)),

@@ -262,11 +262,11 @@ async fn hold(guard: &Guard, lock: &RwLock, run: &Run, order: &Order, signals: &
                 Some(HoldState::Suspect { until }) => {
                     suspect = true;
                     let left = until.saturating_duration_since(Instant::now()).as_secs_f32();
-                    say(&format!("the connection is lost; so will be the lock, in {left:.1} s, unless it comes back"));
+                    say(&format!("the connection is lost; unless it comes back, the lock is lost in {left:.1} s"));
                 }
                 Some(HoldState::Held) if suspect => {
                     suspect = false;
-                    say("the connection is back, and the lock still held");
+                    say("the connection is back, and the lock is still held");
                 }
                 Some(HoldState::Lost { why }) => {
                     let how = stop(guard, run, &mut child).await;

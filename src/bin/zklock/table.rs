@@ -78,7 +78,7 @@ pub(crate) fn tables(survey: &Survey, prefix: &str, colourful: bool) -> String {
     let mut parts: Vec<String> =
         survey.queues.iter().map(|queue| format!("{}\n{}", heading(queue), table(queue, colourful))).collect();
     if parts.is_empty() {
-        parts.push(format!("{prefix}: nobody holds or waits for a lock here\n"));
+        parts.push(format!("{prefix}: no lock here has a holder or a waiter\n"));
     }
     parts.extend(survey.unreadable.iter().map(|path| format!("{path}: may not be listed\n")));
     for cycle in cycles::cycles(&survey.queues) {
