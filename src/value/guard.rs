@@ -135,9 +135,9 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// several times.
     ///
     /// If the connection breaks before the answer comes, `commit` finds the outcome, and tries again if nothing was
-    /// written. So every error but [`Error::OutcomeUnknown`] means that the old value is still there. This takes as
-    /// long as the connection is away, at most until the session is over and the next one has been opened, or could not
-    /// be.
+    /// written. So every error but [`Error::OutcomeUnknown`] means that this commit has written nothing. This takes
+    /// as long as the connection is away, at most until the session is over and the next one has been opened, or could
+    /// not be.
     ///
     /// # Cancel safety
     /// The transaction is sent at the first poll. Dropping the future after that does not take it back: the value is

@@ -114,7 +114,7 @@ fn oddities(nodes: &[Node], dialect: Dialect) -> Vec<Odd> {
         }
         // In other dialects no client relies on the version.
         if dialect == Dialect::Native && stat.is_some_and(|stat| stat.version > 0) {
-            add("written", "written to after it was made: the writer can grant the lock to two contenders");
+            add("written", "written to after it was made: the client that did can grant the lock to two contenders");
         }
         if contender.sequence() < 0 {
             add("negative", "its number is negative, because the counter has wrapped: it will never hold");
