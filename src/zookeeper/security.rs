@@ -1,4 +1,4 @@
-//! Who we are to the ensemble, who the servers are to us, and who may touch our nodes; knows no sessions.
+//! Our identity to the ensemble, the servers' identity to us, and the permissions on our nodes; knows no sessions.
 
 use std::fmt;
 

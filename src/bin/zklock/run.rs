@@ -1,4 +1,4 @@
-//! Runs a command under the lock: acquires, watches over the lock and the command, and releases; knows no other tasks.
+//! Runs a command under the lock: acquires, watches over the lock and the command, and releases; knows no other subcommand.
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
