@@ -6,9 +6,9 @@
 //! cargo run --example shared_config -- --without-lock      # to see what the lock is for
 //! ```
 //!
-//! Readers take the read lock, so that nothing changes while they work with what they have read. Who changes the
-//! configuration takes the write lock, changes the value like any other, and commits it: that is done only if the lock is
-//! still held then. Without the lock two processes read the same value, and the change of one of them is lost.
+//! Readers take the read lock, so that nothing changes while they work with what they have read. A process that changes
+//! the configuration takes the write lock, changes the value like any other, and commits it, which succeeds only while
+//! it still holds the lock. Without the lock two processes read the same value, and the change of one of them is lost.
 
 mod common;
 
@@ -156,7 +156,7 @@ async fn publish(config: &Shared<Config>, name: &str) -> common::Result<()> {
     Ok(())
 }
 
-/// The same without the lock: nobody is kept from reading what we are about to replace.
+/// The same without the lock: no process is kept from reading what we are about to replace.
 async fn publish_unlocked(zk: &Client) -> common::Result<()> {
     let version = read_unlocked(zk).await?.check()?;
     sleep(Duration::from_millis(5)).await; // time enough for a change to come between

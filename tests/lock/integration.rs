@@ -26,7 +26,7 @@ const SHORT: Duration = Duration::from_secs(2);
 // ---------------------------------------------------------------------------------------------------------------
 // Exclusion
 
-/// A value that is whole only while nobody is writing it; the lock is all that protects it.
+/// A value that is whole only while no writer is at work; the lock is all that protects it.
 #[derive(Debug, Default)]
 struct Halves {
     left: AtomicU64,

@@ -193,7 +193,7 @@ fn two_locks_used_in_turn_cost_no_more_after_a_hand_off_than_before() {
         ours.iter().for_each(|lock| drop(now(lock.write()).expect("free")));
         zk.requests() - before
     };
-    // Only later numbers show that nobody is between them when another lock is used as well.
+    // When another lock is used as well, only later numbers show that no contender is between them.
     for _ in 0..10 {
         cost_of_both();
     }

@@ -312,7 +312,7 @@ async fn all_locks_and_handles_of_a_process_share_one_thread() {
     assert!(guards.iter().all(|guard| guard.is_held()));
 }
 
-/// Before anything is sent: nobody listens there.
+/// The refusal comes before anything is sent: nothing listens at the address.
 #[tokio::test]
 async fn a_lease_that_cannot_be_is_refused_with_what_was_wrong() {
     let second = Duration::from_secs(1);

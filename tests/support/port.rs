@@ -1,4 +1,4 @@
-//! A port of the loopback interface that is one owner's alone, also while nobody listens on it.
+//! A port of the loopback interface that is one owner's alone, even while it has no listener.
 //!
 //! A port that the system picks does not stay free: while its server is down, the system may give it to another
 //! listener or to an outgoing connection. So these ports come from outside the range that the system picks from.
