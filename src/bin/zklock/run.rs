@@ -1,4 +1,4 @@
-//! Runs a command under the lock: acquires, watches over the lock and the command, and releases; knows no other subcommand.
+//! Runs a command under the lock: acquires, watches over both, and releases; knows no other subcommand.
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
