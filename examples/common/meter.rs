@@ -73,6 +73,12 @@ impl Meter {
         Ok(last)
     }
 
+    /// By how much a counter that the looks themselves do not raise has risen so far.
+    #[allow(dead_code, reason = "few ask for it")]
+    pub(crate) fn rises(&self, name: &str) -> Result<i64> {
+        Ok(Counters::read(&self.servers)?.get(name)? - self.twice.get(name)?)
+    }
+
     pub(crate) fn stop(self) -> Result<Counted> {
         let after = Counters::read(&self.servers)?;
         Ok(Counted { once: self.once, twice: self.twice, looks: self.looks, after })
