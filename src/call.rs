@@ -69,7 +69,8 @@ impl Limit {
             Limit::Timeout(timeout) => Ok(timeout),
             Limit::Deadline(deadline) => match deadline.saturating_duration_since(Instant::now()) {
                 Duration::ZERO => Err(Error::Timeout { waited: Duration::ZERO, blockers: Blockers::default() }),
-                left => Ok(left),
+                // The errors of a caller show the time, and fractions of a millisecond are no use there.
+                left => Ok(Duration::from_millis(u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1))),
             },
         }
     }

@@ -1,6 +1,7 @@
 //! How reads of one process share one acquisition and its node; knows neither queue nor turns.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::acquisition::handle::Handle;
 use crate::acquisition::options::Options;
@@ -42,6 +43,8 @@ impl Acquisition {
     pub(crate) async fn shared_read(mut self) -> Result<ReadGuard, Error> {
         // A task that does nothing but join must let other tasks run, too.
         tokio::task::consume_budget().await;
+        // Its deadline may have passed before the first poll.
+        let timeout = self.reported(self.options.timeout())?;
         let held = match self.handle.reads.join() {
             Some(held) => {
                 meter::granted(Mode::Read, "joined");
@@ -49,7 +52,7 @@ impl Acquisition {
             }
             // Boxed, to keep the future of a read that only joins small.
             None => {
-                let answer = Box::pin(self.enter_shared()).await;
+                let answer = Box::pin(self.enter_shared(timeout)).await;
                 self.reported(answer)?
             }
         };
@@ -58,8 +61,7 @@ impl Acquisition {
     }
 
     /// Waits for the acquisition that all reads of this moment share.
-    pub(crate) async fn enter_shared(&mut self) -> Result<Arc<Hold>, Error> {
-        let timeout = self.options.timeout()?;
+    pub(crate) async fn enter_shared(&mut self, timeout: Option<Duration>) -> Result<Arc<Hold>, Error> {
         let on_wait = self.options.on_wait.take().map(OnWait::new);
         let reads = &self.handle.reads;
         let entry = match reads.join_or_enter(|| self.for_all()) {

@@ -108,6 +108,11 @@ macro_rules! guard {
                 self.held.lost().await
             }
 
+            /// Blocks the thread until the lock is lost: [`lost`](Self::lost) for code that is not async. Needs no runtime.
+            pub fn blocking_lost(&self) -> Loss {
+                pollster::block_on(self.lost())
+            }
+
             /// For how long the ensemble surely keeps the session, and so keeps every conflicting contender out, unless
             /// somebody removes the lock's node. It ends one session timeout after the sending of the newest request
             /// that the leader has surely heard of. Zero once that time is over.

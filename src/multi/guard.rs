@@ -212,6 +212,11 @@ impl MultiGuard {
         self.taken.lost().await
     }
 
+    /// Blocks the thread until the lock is lost: [`lost`](Self::lost) for code that is not async. Needs no runtime.
+    pub fn blocking_lost(&self) -> (&str, Loss) {
+        pollster::block_on(self.lost())
+    }
+
     /// For how long the ensemble surely keeps all the locks' sessions. See
     /// [`WriteGuard::session_left`](crate::WriteGuard::session_left).
     pub fn session_left(&self) -> Duration {

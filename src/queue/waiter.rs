@@ -252,3 +252,6 @@ impl<C: Borrow<Contender>> Waiter<C> {
         Step::Take(Take { evidence, pauses, has_waited: self.has_waited })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -62,6 +62,11 @@ macro_rules! shared_guard {
                 self.guard.lost().await
             }
 
+            /// Blocks the thread until the lock is lost: [`lost`](Self::lost) for code that is not async. Needs no runtime.
+            pub fn blocking_lost(&self) -> Loss {
+                pollster::block_on(self.lost())
+            }
+
             #[doc = concat!("The token of this grant: see [`", stringify!($lock), "::fencing_token`].")]
             pub fn fencing_token(&self) -> i64 {
                 self.guard.fencing_token()

@@ -21,7 +21,9 @@ fn spans(text: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn the_page_shows_each_folder_and_what_it_may_import() {
     let rows = rows(PAGE).into_iter().skip_while(|row| row[0] != "`queue`").take(layers::STREET.len());
-    for (row, (name, may)) in rows.zip(layers::STREET) {
+    let rows: Vec<_> = rows.collect();
+    assert_eq!(rows.len(), layers::STREET.len());
+    for (row, (name, may)) in rows.into_iter().zip(layers::STREET) {
         let shown = (spans(row[0]).next(), spans(row[2]).collect::<BTreeSet<_>>());
         assert_eq!(shown, (Some(name), may.iter().copied().collect()));
     }

@@ -1,11 +1,15 @@
 //! What a program sees of the library besides the lock: errors, paths, deadlines, and the blocking form of every call.
 
 use std::error::Error as _;
+use std::future::IntoFuture;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zk_rwlock::{Error, Failure, Loss, Memory, Mode, MultiLock, RwLock, Shared, Survey, ValueError, ZooKeeper};
+use support::polled::now;
+use zk_rwlock::{
+    Deadlock, Ending, Error, Failure, Loss, Memory, Mode, MultiLock, RwLock, Shared, Survey, ValueError, ZooKeeper,
+};
 
 const LONG: Duration = Duration::from_secs(600);
 
@@ -43,22 +47,53 @@ fn a_connection_that_cannot_be_is_refused_without_a_runtime_too() {
     assert!(matches!(ZooKeeper::blocking_connect("no list"), Err(Error::InvalidInput(_))));
 }
 
-#[tokio::test]
-async fn a_deadline_that_has_passed_sends_nothing() {
+#[test]
+fn a_deadline_that_has_passed_sends_nothing() {
     let zk = Memory::new();
-    let lock = RwLock::new(&zk, "/locks/config").unwrap();
-    // A client cannot be cut off before it has a session.
-    lock.read().await.unwrap().release().await.unwrap();
-    zk.cut();
-    let (past, soon) = (Instant::now(), Instant::now() + Duration::from_millis(20));
-    assert!(lock.write().deadline(past).await.unwrap_err().is_timeout());
-    assert!(lock.try_write().deadline(past).await.unwrap_err().is_timeout());
-    assert!(lock.read().deadline(soon).await.unwrap_err().is_timeout());
-    assert!(lock.queue().deadline(soon).await.unwrap_err().is_timeout());
-    zk.heal();
-    assert_eq!(lock.queue().await.unwrap().members.len(), 0);
-    // What was set last counts.
-    assert!(lock.write().deadline(past).timeout(LONG).await.unwrap().is_held());
+    let lock = RwLock::new(&zk, "/locks/a").unwrap();
+    let past = Instant::now();
+    assert!(now(lock.write().deadline(past).into_future()).unwrap_err().is_timeout());
+    assert!(now(lock.try_write().deadline(past)).unwrap_err().is_timeout());
+    assert!(now(lock.queue().deadline(past)).unwrap_err().is_timeout());
+    let both = MultiLock::new(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)]).unwrap();
+    assert!(now(both.lock().deadline(past).into_future()).unwrap_err().is_timeout());
+    assert_eq!((zk.session_id(), zk.requests()), (None, 0));
+    // The limit that was set last counts.
+    assert!(now(lock.write().deadline(past).timeout(LONG).into_future()).unwrap().is_held());
+}
+
+#[test]
+fn a_deadline_counts_from_the_first_poll_also_for_shared_reads() {
+    let zk = Memory::new();
+    let shared = RwLock::builder(&zk, "/locks/a").share_reads(LONG).build().unwrap();
+    let _held = now(shared.read().into_future()).unwrap();
+    for lock in [RwLock::new(&zk, "/locks/a").unwrap(), shared] {
+        let soon = Instant::now() + Duration::from_millis(1);
+        let late = lock.read().deadline(soon).into_future();
+        while Instant::now() < soon {
+            std::thread::yield_now();
+        }
+        let answer = now(late);
+        assert!(matches!(answer, Err(Error::Timeout { .. })), "{answer:?}");
+    }
+}
+
+#[test]
+fn the_error_of_a_deadline_shows_whole_milliseconds() {
+    let lock = RwLock::new(&Memory::new(), "/locks/a").unwrap();
+    let _held = now(lock.write().into_future()).unwrap();
+    let late = lock.write().deadline(Instant::now() + Duration::from_millis(20)).blocking().unwrap_err().to_string();
+    assert!(late.contains("ms:") && !late.contains("us"), "{late}");
+}
+
+#[test]
+fn several_locks_know_the_holds_of_the_thread_that_blocks() {
+    let zk = Memory::new();
+    let one = RwLock::builder(&zk, "/b").build().unwrap();
+    let both = MultiLock::builder(&zk).write("/a").write("/b").on_deadlock(Deadlock::Refuse).build().unwrap();
+    let _held = one.blocking_write().unwrap();
+    let refused = both.lock().timeout(LONG).blocking().unwrap_err();
+    assert!(matches!(refused.cause(), Error::WouldDeadlock { same_task: true, .. }), "{refused}");
 }
 
 #[test]
@@ -87,6 +122,10 @@ fn an_error_has_a_source_and_a_kind() {
     let refused = |reason| Error::TransactionRefused { index: 0, path: "/a".to_owned(), reason };
     assert_eq!(kind(refused(Failure::NoNode)), io::ErrorKind::NotFound);
     assert_eq!(kind(refused(Failure::NodeExists)), io::ErrorKind::AlreadyExists);
+    assert_eq!(kind(refused(Failure::NotEmpty)), io::ErrorKind::DirectoryNotEmpty);
+    // A caller that tries again when there is no connection must not try wrong credentials again.
+    assert_eq!(kind(Error::Closed(Ending::AuthFailed)), io::ErrorKind::PermissionDenied);
+    assert_eq!(kind(Error::Closed(Ending::Closed)), io::ErrorKind::NotConnected);
 
     let lost = || Error::Lost(Loss::Removed);
     let source = lost();
@@ -96,6 +135,7 @@ fn an_error_has_a_source_and_a_kind() {
     assert_eq!(kind(one), kind(lost()), "an error of one lock of many has the kind of that lock's error");
     let value = Error::Value { path: "/v".to_owned(), error: ValueError::Unset };
     assert!(value.source().unwrap().is::<ValueError>());
+    assert_eq!(kind(value.clone()), io::ErrorKind::NotFound);
     let back = io::Error::from(value).into_inner().unwrap();
     assert!(back.downcast::<Error>().unwrap().value_error().is_some());
 }

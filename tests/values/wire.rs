@@ -31,15 +31,18 @@ fn requests(wire: &Proxy) -> (Vec<Op>, usize) {
     (about_value.into_iter().map(|(op, _)| op).collect(), about_lock)
 }
 
-/// What `work` costs when no heartbeat falls into it: the least of several tries.
-async fn least(wire: &Proxy, work: impl AsyncFn()) -> (Vec<Op>, usize) {
-    let mut costs = Vec::new();
+/// What `work` costs: all of ten tries agree, but for those into which a heartbeat fell, and these are few.
+async fn usual(wire: &Proxy, work: impl AsyncFn()) -> (Vec<Op>, usize) {
+    let mut costs: Vec<(Vec<Op>, usize)> = Vec::new();
     for _ in 0..10 {
         wire.reset();
         work().await;
         costs.push(requests(wire));
     }
-    costs.into_iter().min_by_key(|(about_value, about_lock)| about_value.len() + about_lock).expect("ten tries")
+    let agree = |cost: &&(Vec<Op>, usize)| costs.iter().filter(|other| *other == *cost).count();
+    let usual = costs.iter().max_by_key(agree).expect("ten tries");
+    assert!(agree(&usual) >= 8, "{costs:?}");
+    usual.clone()
 }
 
 #[tokio::test]
@@ -48,21 +51,21 @@ async fn a_read_costs_one_request_beside_the_lock_a_commit_one_the_copy_none() {
     let zk = connect(&wire.address()).await;
     let shared = counter(&zk, "/shared/cost");
     let lock = shared.lock();
-    let of_a_read = least(&wire, async || lock.read().await.unwrap().release().await.unwrap()).await;
+    let of_a_read = usual(&wire, async || lock.read().await.unwrap().release().await.unwrap()).await;
     assert_eq!(of_a_read, (vec![], 2));
-    let of_a_value = least(&wire, async || shared.read().await.unwrap().release().await.unwrap()).await;
+    let of_a_value = usual(&wire, async || shared.read().await.unwrap().release().await.unwrap()).await;
     assert_eq!(of_a_value, (vec![Op::GetData], 2));
-    let of_a_write = least(&wire, async || lock.write().await.unwrap().release().await.unwrap()).await;
+    let of_a_write = usual(&wire, async || lock.write().await.unwrap().release().await.unwrap()).await;
     assert_eq!(of_a_write, (vec![], 2));
     let two_commits = async || {
-        let mut guard = shared.write().replacing(0).await.unwrap();
-        for _ in 0..2 {
-            *guard += 1;
+        let mut guard = shared.write().await.unwrap();
+        for value in 1..=2 {
+            *guard = value;
             guard.commit().await.unwrap();
         }
         guard.release().await.unwrap();
     };
-    assert_eq!(least(&wire, two_commits).await, (vec![Op::GetData, Op::Multi, Op::Multi], 2));
+    assert_eq!(usual(&wire, two_commits).await, (vec![Op::GetData, Op::Multi, Op::Multi], 2));
 
     wire.reset();
     let mut changes = shared.changes();

@@ -1,0 +1,119 @@
+//! Each arrow of the waiter's machine, as a table of news and steps.
+
+use super::*;
+use crate::queue::dialect::Dialect;
+
+const FIRST: &str = "h~a-WRITE-0000000001";
+const ME: &str = "h~b-WRITE-0000000002";
+const TRUSTING: Rules = Rules { hands_off: true, trusts_book: true, pauses: false };
+
+fn waiter(rules: Rules) -> Waiter<Contender> {
+    Waiter::new(Contender::parse_as(ME, Dialect::Native).unwrap(), rules)
+}
+
+fn first(is_local: bool) -> Predecessor {
+    Predecessor { name: FIRST.into(), mode: Mode::Write, is_local }
+}
+
+fn names(of: &[&str]) -> Vec<String> {
+    of.iter().map(|name| (*name).to_owned()).collect()
+}
+
+impl Waiter<Contender> {
+    fn book(&mut self, known: Known<u8>) -> Step<u8> {
+        self.next(News::Known { known, has_listing: false })
+    }
+
+    fn lists(&mut self, of: &[&str]) -> Step<u8> {
+        self.next(News::Listed { names: &names(of), known: Known::Nothing })
+    }
+
+    fn departs(&mut self, departure: Departure) -> Step<u8> {
+        self.next(News::Departed(departure))
+    }
+
+    /// Waits for the first contender, by a watch.
+    fn watches_first(&mut self) {
+        assert_eq!(self.lists(&[FIRST, ME]), Step::Await { predecessor: first(false), watches: true });
+    }
+}
+
+fn taken(evidence: Proof<u8>, pauses: bool, has_waited: bool) -> Step<u8> {
+    Step::Take(Take { evidence, pauses, has_waited })
+}
+
+#[test]
+fn a_waiter_takes_the_lock_by_the_book_without_a_listing() {
+    assert_eq!(waiter(TRUSTING).book(Known::Granted(7)), taken(Proof::Book(7), false, false));
+    let mut waiter = waiter(TRUSTING);
+    waiter.watches_first();
+    assert_eq!(waiter.departs(Departure::Unseen), Step::Consult);
+    assert_eq!(waiter.book(Known::Granted(7)), taken(Proof::Book(7), false, true));
+}
+
+#[test]
+fn in_another_dialect_a_waiter_that_has_waited_lists_before_it_takes() {
+    let rules = Rules { hands_off: false, trusts_book: false, pauses: false };
+    assert_eq!(waiter(rules).book(Known::Granted(7)), taken(Proof::Book(7), false, false));
+    let mut waiter = waiter(rules);
+    waiter.watches_first();
+    assert_eq!(waiter.departs(Departure::Signalled(None)), Step::Consult, "a write to a node says nothing there");
+    assert_eq!(waiter.book(Known::Granted(7)), Step::List);
+    assert_eq!(waiter.lists(&[ME]), taken(Proof::Listing, false, true));
+}
+
+#[test]
+fn a_waiter_awaits_a_local_predecessor_without_a_watch_only_if_nothing_else_is_asked() {
+    let awaits = |rules: Rules| waiter(rules).book(Known::Behind(first(true)));
+    assert_eq!(awaits(TRUSTING), Step::Await { predecessor: first(true), watches: false });
+    // Only a watch shows how the predecessor goes.
+    let pausing = Rules { pauses: true, ..TRUSTING };
+    assert_eq!(awaits(pausing), Step::Await { predecessor: first(true), watches: true });
+    assert_eq!(awaits(Rules { trusts_book: false, ..TRUSTING }), Step::List);
+    let at_hand = News::Known { known: Known::Behind::<u8>(first(true)), has_listing: true };
+    assert_eq!(waiter(TRUSTING).next(at_hand), Step::List, "a listing that is at hand is newer");
+}
+
+#[test]
+fn a_book_that_does_not_know_yet_what_a_watch_has_shown_is_not_believed() {
+    let mut waiter = waiter(TRUSTING);
+    waiter.watches_first();
+    assert_eq!(waiter.departs(Departure::Seen(None)), Step::Consult);
+    assert_eq!(waiter.book(Known::Behind(first(false))), Step::List);
+}
+
+#[test]
+fn a_writers_signal_lets_in_and_a_readers_does_not() {
+    let mut behind_writer = waiter(TRUSTING);
+    behind_writer.watches_first();
+    assert_eq!(behind_writer.departs(Departure::Signalled(None)), taken(Proof::Signal(FIRST.into()), false, true));
+    let mut behind_reader = waiter(TRUSTING);
+    let reader = "h~a-READ-0000000001";
+    assert!(matches!(behind_reader.lists(&[reader, ME]), Step::Await { watches: true, .. }));
+    assert_eq!(behind_reader.departs(Departure::Signalled(None)), Step::Consult);
+}
+
+#[test]
+fn the_successor_of_a_writer_that_vanished_pauses() {
+    let pausing = Rules { pauses: true, ..TRUSTING };
+    let mut after_loss = waiter(pausing);
+    after_loss.watches_first();
+    assert_eq!(after_loss.departs(Departure::Seen(Some(5))), Step::Consult);
+    assert_eq!(after_loss.book(Known::Nothing), Step::List);
+    assert_eq!(after_loss.lists(&[ME]), taken(Proof::Listing, true, true));
+    // A writer that has become a reader is still there.
+    let mut after_downgrade = waiter(pausing);
+    after_downgrade.watches_first();
+    assert_eq!(after_downgrade.departs(Departure::Seen(Some(5))), Step::Consult);
+    assert!(matches!(after_downgrade.lists(&["h~a-READ-0000000001", ME]), Step::Await { .. }));
+    assert_eq!(after_downgrade.departs(Departure::Seen(Some(5))), Step::Consult);
+    assert_eq!(after_downgrade.lists(&[ME]), taken(Proof::Listing, false, true));
+}
+
+#[test]
+fn a_waiter_gives_up_without_its_node_and_beside_foreign_contenders() {
+    let foreign = "_c_5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9-__WRIT__0000000001";
+    assert_eq!(waiter(TRUSTING).lists(&[FIRST]), Step::Evicted);
+    assert_eq!(waiter(TRUSTING).lists(&[foreign]), Step::Evicted);
+    assert_eq!(waiter(TRUSTING).lists(&[foreign, ME]), Step::Foreign(foreign.to_owned()));
+}
