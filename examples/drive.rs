@@ -305,8 +305,9 @@ async fn waiters(
         last = meter.silence().await?;
     }
     let elapsed = last - start;
+    let nodes = meter.rises("ephemerals_count")?;
     let counted = meter.stop()?;
-    if counted.of("ephemerals_count")? != i64::try_from(args.n)? {
+    if nodes != i64::try_from(args.n)? {
         return Err("not all contenders have their nodes".into());
     }
     if let Some(early) = tasks.iter().find(|task| task.is_finished()) {
