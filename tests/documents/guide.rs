@@ -133,7 +133,7 @@ fn the_table_of_session_timeouts_follows_from_the_lease_and_heartbeats() {
         assert_eq!(row[1], row[0]);
         assert_eq!(row[2], seconds(0.4));
         // What the lease is when a break begins, less the time until the connection is tried again.
-        let (tick, again) = (f64::min(3.0, timeout / 2.0), f64::max(timeout / 12.0, 0.5));
+        let (tick, again) = (f64::min(3.0, timeout / 2.0), f64::max(timeout / 12.0, 0.35));
         let untold = 5.0 / 6.0 * timeout - timeout / 5.0 - tick / 2.0 - f64::max(tick / 8.0, 0.1) - again;
         assert_eq!(row[3], format!("{:.1} s", untold.min(timeout * 0.4)));
         assert_eq!(row[4], seconds(5.0 / 6.0));
