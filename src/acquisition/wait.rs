@@ -151,12 +151,8 @@ impl Acquisition {
 
     /// Waits for the lock delay, so that requests of a vanished writer can still arrive.
     async fn delay(&self, held: &Hold) -> Result<(), Error> {
-        let delay = self.handle.lock_delay;
-        if delay.is_zero() {
-            return Ok(());
-        }
         tokio::select! {
-            () = held.ticket().session().sleep(delay) => Ok(()),
+            () = held.ticket().session().sleep(self.handle.lock_delay) => Ok(()),
             loss = held.lost() => Err(Error::Evicted(loss)),
         }
     }
