@@ -249,6 +249,11 @@ impl ZooKeeperSession {
 
     /// The session is known to be over.
     pub(super) fn ended(&self, why: Ending) {
+        self.is_over(why);
+        self.pipeline.close();
+    }
+
+    fn is_over(&self, why: Ending) {
         self.link_is(Link::Over(why));
         self.upkeep.end(why);
         self.link.send_if_modified(|link| {
@@ -258,7 +263,6 @@ impl ZooKeeperSession {
             }
             first
         });
-        self.pipeline.close();
     }
 }
 
@@ -272,7 +276,10 @@ impl Claimant for ZooKeeperSession {
     }
 
     fn replaced(&self) {
-        self.ended(Ending::Replaced);
+        self.is_over(Ending::Replaced);
+        // An answer may come so fast that it is read while its request is still being sent, under the pipeline's lock.
+        let pipeline = Arc::clone(&self.pipeline);
+        self.spawn(Box::pin(async move { pipeline.close() }));
     }
 }
 

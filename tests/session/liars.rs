@@ -122,3 +122,20 @@ fn no_lie_of_a_server_is_taken_for_a_grant() {
         });
     }
 }
+
+/// The answer may come while its request is still being sent: rarely, so there are many rounds, side by side.
+#[test]
+fn an_answer_that_shows_another_session_hangs_no_client_however_fast_it_comes() {
+    let rounds = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        for _ in 0..40 {
+            let fake = Fake::start(Lie::CreatedForAnother);
+            runtime.block_on(async {
+                let zk = ZooKeeper::builder().session_timeout(SESSION_TIMEOUT).connect(fake.address()).await.unwrap();
+                let lock = RwLock::new(&zk, "/lock").unwrap();
+                assert!(lock.write().timeout(SESSION_TIMEOUT).await.is_err());
+            });
+        }
+    };
+    thread::scope(|scope| (0..6).for_each(|_| drop(scope.spawn(rounds))));
+}
