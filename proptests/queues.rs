@@ -81,7 +81,7 @@ impl Waits {
             step = match step {
                 Step::Consult => self.waiter.next(News::Known { known: Known::Nothing, has_listing: false }),
                 Step::List => self.waiter.next(News::Listed { names, known: Known::Nothing }),
-                Step::Await { predecessor, watches } => {
+                Step::Await { predecessor, watches, .. } => {
                     assert!(watches, "{} does not watch a node that only a listing has shown", self.me);
                     self.awaits = Some(predecessor.name.to_string());
                     return None;

@@ -114,7 +114,7 @@ impl World {
         let clients: Vec<_> = (0..CLIENTS).map(|i| if i == 0 { first.clone() } else { first.connect() }).collect();
         let open = |client: &Memory| {
             let lock = RwLock::builder(client, LOCK);
-            max_age.into_iter().fold(lock, RwLockBuilder::share_reads).build().expect("valid")
+            max_age.into_iter().fold(lock, RwLockBuilder::keep).build().expect("valid")
         };
         let locks = clients.iter().map(open).collect();
         let actors = (0..ACTORS).map(|_| Actor::Idle).collect();

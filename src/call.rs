@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::error::error::Error;
 use crate::queue::member::Blockers;
 use crate::session::contract::{Coordinator, Session};
-use crate::session::request::{Failure, Reply};
+use crate::session::request::Failure;
 use crate::session::retry;
 
 /// On how many sessions a call is tried, if each ends before there is anything of ours on it.
@@ -177,11 +177,7 @@ pub(crate) async fn names(
     directory: &str,
     is_synced: bool,
 ) -> Result<Vec<String>, Failure> {
-    let children: fn(&dyn Session, &str) -> Reply<Vec<String>> = |session, path| session.children(path);
-    let listing = answered(session, || match is_synced {
-        true => retry::synced(session, directory, children),
-        false => session.children(directory),
-    });
+    let listing = answered(session, || retry::read(session, directory, is_synced, |it, path| it.children(path)));
     listing.await.or_else(retry::none_without_directory)
 }
 

@@ -60,7 +60,7 @@ fn grants_are_counted_by_mode_and_kind_and_measured() {
 fn reads_that_join_are_counted_apart() {
     measured(|seen| {
         let zk = Memory::new();
-        let lock = RwLock::builder(&zk, DIRECTORY).share_reads(Duration::from_secs(9)).build().expect("valid");
+        let lock = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(9)).build().expect("valid");
         let _guards = [now(lock.read()).expect("free"), now(lock.read()).expect("shared")];
         let _third = now(lock.try_read()).expect("shared");
         assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"at once\"}"), 1.0);
@@ -129,7 +129,7 @@ async fn write(zk: &Memory, path: &str) -> zk_rwlock::WriteGuard {
 fn each_read_that_waits_for_a_shared_node_is_measured() {
     measured(|seen| {
         let zk = Memory::new();
-        let lock = RwLock::builder(&zk, DIRECTORY).share_reads(Duration::from_secs(9)).build().expect("valid");
+        let lock = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(9)).build().expect("valid");
         let held = now(lock.write()).expect("free");
         let mut reads = [(); 3].map(|()| task::spawn(lock.read().into_future()));
         for read in &mut reads {

@@ -159,7 +159,7 @@ impl Guard for WriteGuard {
     fn acquire(handle: Arc<Handle>, options: Options) -> Granting<WriteGuard> {
         let mut acquisition = Acquisition::new(&handle, Mode::Write, options);
         let span = acquisition.begin();
-        Acquiring::around(span, Box::pin(async move { acquisition.acquire().await.map(WriteGuard::new) }))
+        Acquiring::around(span, Box::pin(async move { acquisition.acquire_held().await.map(WriteGuard::new) }))
     }
 }
 
@@ -169,10 +169,6 @@ impl Guard for ReadGuard {
     fn acquire(handle: Arc<Handle>, options: Options) -> Granting<ReadGuard> {
         let mut acquisition = Acquisition::new(&handle, Mode::Read, options);
         let span = acquisition.begin();
-        if acquisition.may_join() {
-            Acquiring::around(span, Box::pin(acquisition.shared_read()))
-        } else {
-            Acquiring::around(span, Box::pin(async move { acquisition.acquire().await.map(ReadGuard::new) }))
-        }
+        Acquiring::around(span, Box::pin(async move { acquisition.acquire_held().await.map(ReadGuard::new) }))
     }
 }

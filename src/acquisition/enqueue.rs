@@ -31,7 +31,7 @@ impl Acquisition {
     /// needless.
     pub(crate) async fn queue_up(&self) -> Result<(Box<Hold>, Option<Result<Names, Failure>>), Error> {
         let handle = &self.handle;
-        let owner = Owner::new(handle.dialect, handle.dialect.new_owner(&handle.host, random));
+        let owner = Owner::new(handle.dialect, handle.dialect.new_owner(&handle.host, self.kept.is_some(), random));
         let note = Metadata {
             host: handle.host.clone(),
             pid: std::process::id(),
@@ -40,11 +40,14 @@ impl Acquisition {
         };
         let data = note.encode();
         // Each waiter watches two nodes: its own, and its predecessor's.
-        let watched = 2 * (handle.path.len() + owner.len() + "/READ-lock-0000000000".len());
+        let mut watched = 2 * (handle.path.len() + owner.len() + "/READ-lock-0000000000".len());
+        if self.kept.is_some() {
+            watched += handle.path.len();
+        }
         let mut tries = 0;
         let (ticket, look) = loop {
             let session_slot = handle.coordinator.session_slot(watched).await.map_err(|failure| self.stop(failure))?;
-            let ticket = Ticket::new(session_slot, Arc::clone(&handle.path), owner.clone());
+            let ticket = Ticket::new(session_slot, Arc::clone(&handle.path), owner.clone(), self.kept.is_some());
             *handle.book.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(ticket.book()));
             tries += 1;
             match self.take_place(&ticket, &data).await {

@@ -6,16 +6,13 @@ use std::time::Duration;
 use tracing::Instrument;
 
 use crate::acquisition::enqueue::is_used_up;
-use crate::acquisition::handle::Handle;
-use crate::acquisition::options::Options;
 use crate::acquisition::request::Acquisition;
 use crate::acquisition::wait::{Patience, Wait};
 use crate::acquisition::waiting::Waiting;
-use crate::call::{self, Call};
+use crate::call;
 use crate::error::error::Error;
-use crate::hold::guard::WriteGuard;
+use crate::hold::held::Held;
 use crate::hold::hold::Hold;
-use crate::queue::mode::Mode;
 use crate::session::request::Failure;
 use crate::snapshot::progress::OnWait;
 use crate::snapshot::read;
@@ -26,6 +23,15 @@ use crate::validation;
 const RESTARTS: u32 = 8;
 
 impl Acquisition {
+    /// Acquires the lock, by a node of its own or by one that this process keeps.
+    pub(crate) async fn acquire_held(&mut self) -> Result<Held, Error> {
+        let handle = Arc::clone(&self.handle);
+        match &handle.keeper {
+            Some(keeper) => self.acquire_kept(keeper).await,
+            None => self.acquire().await.map(Held::Alone),
+        }
+    }
+
     /// Queues up, and waits until the lock is granted.
     pub(crate) async fn acquire(&mut self) -> Result<Box<Hold>, Error> {
         let answer = match self.options.timeout() {
@@ -66,11 +72,14 @@ impl Acquisition {
             }
             (held, look) = Box::pin(self.queue_up()).await?;
         }
+        if let Some(kept) = &self.kept {
+            kept.watch_over(&held, held.ticket().armed().await);
+        }
         self.trace.entered(held.position());
         if let Some(waiting) = waiting {
             self.warn_in_background(&held, waiting);
         }
-        let mut wait = Wait { patience, waiting, on_wait, look };
+        let mut wait = Wait { patience, waiting, on_wait, look, directory: None };
         let turn = tokio::select! {
             biased;
             turn = self.wait_for_turn(&held, &mut wait) => turn,
@@ -130,10 +139,4 @@ impl Acquisition {
     pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<Hold>, Error> {
         call::bounded(&self.handle.coordinator, limit, self.enter(Patience::GiveUp, None, None)).await
     }
-}
-
-/// Takes the write lock if no contender holds it or waits for it.
-pub(crate) fn try_write(handle: Arc<Handle>) -> Call<WriteGuard> {
-    let acquisition = Acquisition::new(&handle, Mode::Write, Options::default());
-    Call::new(|timeout| async move { acquisition.attempt(timeout).await.map(WriteGuard::new) })
 }

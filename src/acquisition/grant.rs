@@ -7,6 +7,7 @@ use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::queue::local::Evidence;
 use crate::queue::waiter::{Proof, Take};
+use crate::session::holds::UsedBy;
 use crate::session::loss::Loss;
 use crate::session::request::{Failure, Operation};
 use crate::session::retry;
@@ -96,8 +97,16 @@ impl Acquisition {
     pub(crate) fn begin_hold(&self, held: &mut Hold) {
         let (position, upkeep) = (held.position(), held.ticket().session().upkeep());
         let sequence = position.contender.sequence();
-        upkeep.holds().begin(position.czxid, &self.handle.path, sequence, self.asker(), &position.own_node);
-        held.granted(self.trace.granted(&self.handle.path, self.label(), held.position()));
+        let used_by = match &self.kept {
+            Some(kept) => UsedBy::Users(Arc::downgrade(kept) as _),
+            None => UsedBy::One(self.asker()),
+        };
+        upkeep.holds().begin(position.czxid, &self.handle.path, sequence, used_by, &position.own_node);
+        // Of a node that is kept, each use is traced.
+        if self.kept.is_some() {
+            return;
+        }
+        held.granted(self.trace.granted(self.mode, &self.handle.path, self.label(), held.position()));
         let Some(limit) = self.handle.warn_holding else {
             return;
         };

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::acquisition::shared_reads::SharedReads;
+use crate::acquisition::ask::Asking;
+use crate::acquisition::keep::Keeper;
 use crate::error::error::Error;
 use crate::queue::dialect::Dialect;
 use crate::queue::turn;
@@ -23,7 +24,9 @@ pub struct Handle {
     pub(crate) warn_waiting: Option<Duration>,
     pub(crate) warn_holding: Option<Duration>,
     pub(crate) deadlock: Deadlock,
-    pub(crate) reads: SharedReads,
+    /// The nodes that are kept between uses, if the user asked for that.
+    pub(crate) keeper: Option<Keeper>,
+    pub(crate) asking: Asking,
     /// What the newest session in use knows of the queue. It is kept between acquisitions.
     pub(crate) book: Mutex<Option<Arc<Book>>>,
 }

@@ -1,96 +1,151 @@
-//! How reads of one process share one acquisition and its node; knows neither queue nor turns.
+//! How an acquisition joins a node that its process keeps, or acquires one to be kept; knows neither queue nor turns.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
 use crate::acquisition::handle::Handle;
+use crate::acquisition::keep::{Found, Keeper, WaitingEntry, Work};
 use crate::acquisition::options::Options;
 use crate::acquisition::request::Acquisition;
-use crate::acquisition::shared_reads::Work;
 use crate::acquisition::wait::Patience;
 use crate::acquisition::waiting::{Waiting, looked_since};
-use crate::call::Call;
+use crate::call::Limit;
 use crate::error::error::Error;
-use crate::hold::guard::ReadGuard;
+use crate::hold::held::Held;
 use crate::hold::hold::Hold;
+use crate::hold::kept::{Join, Kept, KeptUse};
 use crate::hold::trace::Acquiring;
+use crate::queue::member::Blockers;
 use crate::queue::mode::Mode;
+use crate::session::holds::OwnHold;
 use crate::snapshot::progress::OnWait;
+use crate::snapshot::read;
 use crate::telemetry::meter;
 
-/// Takes the read lock if no writer holds it or waits for it, or joins a read that may be joined.
-pub(crate) fn try_read(handle: Arc<Handle>) -> Call<ReadGuard> {
-    Call::new(|timeout| async move {
-        if let Some(held) = handle.reads.join() {
-            meter::granted(Mode::Read, "joined");
-            return Ok(ReadGuard::on(held));
-        }
-        let mut acquisition = Acquisition::new(&handle, Mode::Read, Options::default());
-        acquisition.is_for_all = handle.reads.are_shared();
-        let held = Arc::from(acquisition.attempt(timeout).await?);
-        handle.reads.offer(&held);
-        Ok(ReadGuard::on(held))
-    })
-}
+/// The kind of a grant that sent nothing, for traces and metrics.
+const KEPT: &str = "kept";
 
 impl Acquisition {
-    /// Whether this read may share another read's node. A read with its own label enters by itself, so that the queue
-    /// shows the label. A read with a wrong option enters by itself, so that the error is reported.
-    pub(crate) fn may_join(&self) -> bool {
-        self.handle.reads.are_shared() && self.options.label == self.handle.label && self.options.timeout().is_ok()
-    }
-
-    pub(crate) async fn shared_read(mut self) -> Result<ReadGuard, Error> {
+    /// Acquires the lock by a node that this process keeps: joins it, or acquires it.
+    pub(crate) async fn acquire_kept(&mut self, keeper: &Keeper) -> Result<Held, Error> {
         // A task that does nothing but join must let other tasks run, too.
         tokio::task::consume_budget().await;
         // Its deadline may have passed before the first poll.
         let timeout = self.reported(self.options.timeout())?;
-        let held = match self.handle.reads.join() {
-            Some(held) => {
-                meter::granted(Mode::Read, "joined");
-                held
-            }
-            // Boxed, to keep the future of a read that only joins small.
-            None => {
-                let answer = Box::pin(self.enter_shared(timeout)).await;
-                self.reported(answer)?
-            }
+        let joined = match keeper.join(self.mode, self.asker()) {
+            Found::Runs(used) => used,
+            // Boxed, to keep the future of a use that only joins small.
+            found => match Box::pin(self.enter_kept(keeper, found, timeout)).await {
+                Ok(Some(used)) => used,
+                Ok(None) => return Ok(Held::Alone(Box::pin(self.acquire()).await?)),
+                Err(error) => return self.reported(Err(error)),
+            },
         };
-        self.trace.shares(held.position());
-        Ok(ReadGuard::on(held))
+        Ok(Held::Kept(self.begin_use(joined)))
     }
 
-    /// Waits for the acquisition that all reads of this moment share.
-    pub(crate) async fn enter_shared(&mut self, timeout: Option<Duration>) -> Result<Arc<Hold>, Error> {
-        let on_wait = self.options.on_wait.take().map(OnWait::new);
-        let reads = &self.handle.reads;
-        let entry = match reads.join_or_enter(|| self.for_all()) {
-            Ok(held) => {
-                meter::granted(Mode::Read, "joined");
-                return Ok(held);
+    /// As [`Self::acquire_kept`], without waiting for another contender, nor for another use of this process.
+    async fn attempt_kept(mut self, keeper: &Keeper, timeout: Option<Duration>) -> Result<Held, Error> {
+        let asker = self.asker();
+        match keeper.join(self.mode, asker) {
+            Found::Runs(used) => return Ok(Held::Kept(self.begin_use(used))),
+            Found::Waits(waits) => {
+                return self.reported(Err(Error::WouldBlock { blockers: in_the_way(&waits) }));
             }
-            Err(entry) => entry,
+            Found::Nothing => keeper.let_go(),
+        }
+        let Some(kept) = keeper.begins(self.mode) else {
+            return Ok(Held::Alone(self.attempt(timeout).await?));
         };
+        let Join::Waits(mut waits) = kept.join(self.mode, asker) else {
+            return Ok(Held::Alone(self.attempt(timeout).await?));
+        };
+        self.kept = Some(Arc::clone(&kept));
+        let this = self.twin();
+        let hold = self.attempt(timeout).await?;
+        kept.granted(Arc::from(hold));
+        let used = std::future::poll_fn(|context| waits.poll(context.waker())).await;
+        keeper.adopt(&kept);
+        used.map(|used| Held::Kept(this.begin_use(used))).ok_or(Error::WouldBlock { blockers: Blockers::default() })
+    }
+
+    /// Waits for a node that is kept, or is being acquired to be kept. `None` if this acquisition has to enter the queue
+    /// by itself.
+    async fn enter_kept(
+        &mut self,
+        keeper: &Keeper,
+        mut found: Found,
+        timeout: Option<Duration>,
+    ) -> Result<Option<KeptUse>, Error> {
+        let began = Instant::now();
+        let asker = self.asker();
+        loop {
+            if let Found::Nothing = found {
+                found = keeper.join_or_begin(self.mode, asker, |kept| self.for_all(kept));
+            }
+            let mut waits = match std::mem::replace(&mut found, Found::Nothing) {
+                Found::Runs(used) => return Ok(Some(used)),
+                Found::Nothing => break,
+                Found::Waits(waits) => waits,
+            };
+            let left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
+            match self.wait_for(&mut waits, left).await {
+                Ok(Some(used)) => return Ok(Some(used)),
+                // It queues up behind the contender that asked, with a node of its own. Reads can share one.
+                Ok(None) if self.mode == Mode::Write => break,
+                Ok(None) => {}
+                Err(Error::Timeout { blockers, .. }) => {
+                    return Err(Error::Timeout { waited: timeout.unwrap_or_default(), blockers });
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if let Some(timeout) = timeout {
+            let left = timeout.saturating_sub(began.elapsed()).max(Duration::from_millis(1));
+            self.options.limit = Some(Limit::Timeout(left));
+        }
+        Ok(None)
+    }
+
+    /// Waits until the use may run; `None` if the node is not kept any more.
+    async fn wait_for(&mut self, waits: &mut WaitingEntry, left: Option<Duration>) -> Result<Option<KeptUse>, Error> {
+        self.check_for_local_deadlock(waits.kept())?;
+        let (waiting, kept) = (Arc::clone(waits.waiting()), Arc::clone(waits.kept()));
+        let on_wait = self.options.on_wait.clone().map(OnWait::new);
         let granted = async {
-            let mut granted = std::pin::pin!(reads.granted(&entry));
+            let mut granted = std::pin::pin!(waits.granted());
             if let Some(mut on_wait) = on_wait {
                 tokio::select! {
                     biased;
                     answer = &mut granted => return answer,
-                    () = self.tell_of(&entry.waiting, &mut on_wait) => {}
+                    () = self.tell_of(&waiting, &mut on_wait) => {}
                 }
             }
             granted.await
         };
-        let answer = match timeout {
+        let answer = match left {
             None => granted.await,
-            Some(timeout) => self.within(timeout, &entry.waiting, granted).await,
+            Some(left) => self.within(left, &waiting, granted).await,
         };
-        answer.inspect(|_| self.trace.waited(Mode::Read))
+        match answer {
+            Err(Error::Timeout { waited, blockers }) if blockers.ahead == 0 => {
+                Err(Error::Timeout { waited, blockers: by_own_node(&kept) })
+            }
+            answer => answer,
+        }
+    }
+
+    /// Warns or fails, by the lock's option, if the acquisition is about to wait for a use of its own task.
+    fn check_for_local_deadlock(&self, kept: &Kept) -> Result<(), Error> {
+        let Some((hold, is_of_the_same)) = kept.in_the_way(self.mode, self.asker()) else { return Ok(()) };
+        self.judge_deadlock(OwnHold { node: hold.own_node().path(), is_of_the_same })
     }
 
     /// Reports how far the shared acquisition has come, whenever that changes.
-    pub(crate) async fn tell_of(&self, waiting: &Waiting, on_wait: &mut OnWait) {
+    async fn tell_of(&self, waiting: &Waiting, on_wait: &mut OnWait) {
         let mut waits = looked_since(waiting, 0).await;
         loop {
             on_wait.tell(&waits.session, waits.me.dialect(), waits.seen.clone()).await;
@@ -102,16 +157,75 @@ impl Acquisition {
         }
     }
 
-    /// The acquisition that several reads share. Each read has its own timeout. The error of that timeout names the
-    /// contenders that the shared acquisition waits for.
-    pub(crate) fn for_all(&self) -> (Work, Arc<Waiting>) {
+    /// The acquisition of a node that several uses share. Each use has its own timeout. The error of that timeout names
+    /// the contenders that the shared acquisition waits for.
+    fn for_all(&self, kept: &Arc<Kept>) -> (Work, Arc<Waiting>) {
         let waiting = Arc::new(Waiting::begin());
-        let mut all = Acquisition::new(&self.handle, Mode::Read, Options::default());
-        all.is_for_all = true;
+        let mut all = self.twin();
+        all.asker = Some(self.asker());
+        all.kept = Some(Arc::clone(kept));
         let span = all.begin();
         all.trace = all.trace.for_others(&self.trace);
         let its_own = Arc::clone(&waiting);
         let work = async move { all.warned(&its_own, all.enter(Patience::Wait, Some(&its_own), None)).await };
         (Acquiring::around(span, Box::pin(work)), waiting)
     }
+
+    /// An acquisition of the same lock in the same mode, with the same label, and no other option.
+    fn twin(&self) -> Acquisition {
+        let options =
+            Options { label: self.options.label.clone(), is_blocking: self.options.is_blocking, ..Options::default() };
+        Acquisition::new(&self.handle, self.mode, options)
+    }
+
+    /// A use of a kept node begins.
+    fn begin_use(&self, mut used: KeptUse) -> KeptUse {
+        meter::granted(self.mode, KEPT);
+        let position = Arc::clone(used.hold().position());
+        used.granted(self.trace.granted(self.mode, &self.handle.path, self.label(), &position));
+        if let Some(limit) = self.handle.warn_holding {
+            used.ends(self.warn_of_use(used.hold(), limit));
+        }
+        used
+    }
+
+    /// Warns if a use lasts long. The use ends when the sender is dropped.
+    fn warn_of_use(&self, hold: &Arc<Hold>, limit: Duration) -> oneshot::Sender<()> {
+        let (end, ended) = oneshot::channel();
+        let session = Arc::clone(hold.ticket().session());
+        let (own_node, token) = (Arc::clone(hold.own_node()), hold.position().czxid);
+        let (path, label) = (Arc::clone(&self.handle.path), self.options.label.clone());
+        let task = Arc::clone(&session);
+        task.spawn(Box::pin(async move {
+            tokio::select! {
+                biased;
+                _ = ended => {}
+                () = session.sleep(limit) => {
+                    let node = own_node.path();
+                    tracing::warn!(path = &*path, node, label, token, held = ?limit, "a lock is held for long");
+                }
+            }
+        }));
+        end
+    }
+}
+
+/// Takes the lock if no contender is in the way, or joins a node that this process keeps.
+pub(crate) async fn attempt(handle: Arc<Handle>, mode: Mode, timeout: Option<Duration>) -> Result<Held, Error> {
+    let acquisition = Acquisition::new(&handle, mode, Options::default());
+    match &handle.keeper {
+        Some(keeper) => acquisition.attempt_kept(keeper, timeout).await,
+        None => acquisition.attempt(timeout).await.map(Held::Alone),
+    }
+}
+
+/// Which contenders are in the way of a use that waits.
+fn in_the_way(waits: &WaitingEntry) -> Blockers {
+    let seen = waits.waiting().seen_in_the_way();
+    if seen.ahead == 0 { by_own_node(waits.kept()) } else { seen }
+}
+
+/// The node of this process whose uses are in the way.
+fn by_own_node(kept: &Kept) -> Blockers {
+    kept.hold().map(|hold| read::blocked_by(hold.contender(), hold.note(), hold.position().czxid)).unwrap_or_default()
 }

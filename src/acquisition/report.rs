@@ -90,7 +90,7 @@ impl Acquisition {
             return Blockers::default();
         };
         match session.children(&self.handle.path).await {
-            Ok(children) => read::blockers(&session, &self.handle.path, &children, &me).await,
+            Ok(names) => read::blockers(&session, &self.handle.path, &names, &me).await,
             Err(_) => seen.blockers,
         }
     }

@@ -7,6 +7,7 @@ use tracing::Span;
 use crate::acquisition::handle::Handle;
 use crate::acquisition::options::Options;
 use crate::error::error::Error;
+use crate::hold::kept::Kept;
 use crate::hold::trace::{self, Acquiring};
 use crate::queue::mode::Mode;
 use crate::session::holds::Asker;
@@ -20,15 +21,17 @@ pub(crate) struct Acquisition {
     pub(crate) mode: Mode,
     pub(crate) options: Options,
     pub(crate) trace: Acquiring,
-    /// Whether several reads may share its hold. Then the deadlock check counts the hold for no single task.
-    pub(crate) is_for_all: bool,
+    /// The task that asks, if it is not the one that polls.
+    pub(crate) asker: Option<Asker>,
+    /// The uses that will share its node, which is to be kept.
+    pub(crate) kept: Option<Arc<Kept>>,
 }
 
 impl Acquisition {
     /// Without a label of its own the acquisition has the lock's label.
     pub(crate) fn new(handle: &Arc<Handle>, mode: Mode, mut options: Options) -> Acquisition {
         options.label = options.label.or_else(|| handle.label.clone());
-        Acquisition { handle: Arc::clone(handle), mode, options, trace: Acquiring::default(), is_for_all: false }
+        Acquisition { handle: Arc::clone(handle), mode, options, trace: Acquiring::default(), asker: None, kept: None }
     }
 
     pub(crate) fn label(&self) -> Option<&str> {
@@ -46,7 +49,7 @@ impl Acquisition {
     }
 
     pub(crate) fn asker(&self) -> Asker {
-        if self.is_for_all { Asker::Unknown } else { Asker::here(self.options.is_blocking) }
+        self.asker.unwrap_or_else(|| Asker::here(self.options.is_blocking))
     }
 
     pub(crate) fn evicted(&self, loss: Loss) -> Error {

@@ -2,7 +2,9 @@
 //! nothing.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::acquisition::ask::ask;
 use crate::acquisition::grant::Grant;
 use crate::acquisition::request::Acquisition;
 use crate::acquisition::waiting::Waiting;
@@ -15,7 +17,7 @@ use crate::session::holds::OwnHold;
 use crate::session::keep_alive;
 use crate::session::listings::Names;
 use crate::session::loss::Loss;
-use crate::session::request::{Event, Failure, Watch};
+use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
 use crate::snapshot::progress::{OnWait, Progress};
 use crate::snapshot::read;
@@ -37,6 +39,19 @@ pub(crate) struct Wait<'a> {
     pub(crate) on_wait: Option<Box<OnWait>>,
     /// The listing that was requested together with the node, if any.
     pub(crate) look: Option<Result<Names, Failure>>,
+    /// What the last listing showed of the directory itself, if it is needed next.
+    pub(crate) directory: Option<Stat>,
+}
+
+/// What a waiter waits for.
+struct Behind<'a> {
+    held: &'a Hold,
+    predecessor: &'a Predecessor,
+    /// Whether to watch the predecessor's node.
+    watches: bool,
+    /// Whether to ask the predecessor to give its node up.
+    asks: bool,
+    directory: Option<Stat>,
 }
 
 impl Wait<'_> {
@@ -70,11 +85,14 @@ impl Acquisition {
                     waiter.next(News::Known { known, has_listing })
                 }
                 Step::List => Box::pin(self.list(held, wait, &mut waiter)).await?,
-                Step::Await { predecessor, watches } => {
+                Step::Await { predecessor, watches, asks } => {
                     held.ticket().book().waits(held.position(), &predecessor);
+                    let watches = watches || wait.on_wait.is_some();
+                    let behind =
+                        Behind { held, predecessor: &predecessor, watches, asks, directory: wait.directory.take() };
                     let departure = match &mut wait.on_wait {
-                        None => self.departure(held, &predecessor, watches).await?,
-                        Some(on_wait) => Box::pin(self.departure_watched(held, &predecessor, on_wait)).await?,
+                        None => self.departure(&behind).await?,
+                        Some(on_wait) => Box::pin(self.departure_watched(&behind, on_wait)).await?,
                     };
                     waiter.next(News::Departed(departure))
                 }
@@ -121,6 +139,7 @@ impl Acquisition {
         }
         let step = waiter.next(News::Listed { names: &names, known: ticket.book().find(held.position()) });
         let Step::Await { predecessor, .. } = &step else { return Ok(step) };
+        wait.directory = names.directory;
         if wait.patience == Patience::GiveUp {
             let blockers = read::blockers(session, &self.handle.path, &names, me).await;
             return Err(Error::WouldBlock { blockers });
@@ -157,61 +176,59 @@ impl Acquisition {
         }
     }
 
-    /// Watches our own node and the predecessor's. Both requests are sent before either is answered.
+    /// Watches our own node and the predecessor's, and asks the predecessor if it may only keep its node.
+    async fn keep_vigil(&self, behind: &Behind<'_>) -> Result<Vigil, Error> {
+        let is_asked = AtomicBool::new(!behind.asks);
+        let vigil = retry::until_known(behind.held.ticket().session(), || self.arm(behind, &is_asked)).await;
+        vigil.map_err(|failure| self.stop(failure))
+    }
+
+    /// One try of [`Self::keep_vigil`]. All requests are sent before one is answered.
     ///
     /// Events come in the order of the changes. Our own watch is armed first. So if our node is removed before the
-    /// predecessor lets us in, we hear of the removal first.
-    async fn keep_vigil(&self, held: &Hold, predecessor: &Predecessor, watches: bool) -> Result<Vigil, Error> {
-        let (session, own_node) = (held.ticket().session(), held.own_node());
-        let node = held.ticket().child(&predecessor.name);
-        let mut needs_watch = watches;
-        let mut tries = 0;
-        loop {
-            let own = own_node.ask_to_watch(session);
-            let watch = needs_watch.then(|| session.watch(&node));
-            // The predecessor's watch is answered last. Waiting for it first wakes the task once, and not twice.
-            let watch = match watch {
-                Some(watch) => Some(watch.await),
-                None => None,
-            };
-            let own = match own {
-                Some(asked) => own_node.watched(asked).await,
-                None => Ok(()),
-            };
-            let failure = match (own, watch) {
-                (Err(failure @ (Failure::Unknown(_) | Failure::Over(_))), _) => failure,
-                // Our own node cannot be watched, so news of the predecessor may not come either: watch the
-                // predecessor's node, too.
-                (Err(failure), None) => {
-                    keep_alive::cannot_watch(own_node, &failure);
-                    needs_watch = true;
-                    continue;
+    /// predecessor lets us in, we hear of the removal first. The predecessor's watch is armed before we ask, so we hear
+    /// of it when it gives its node up.
+    async fn arm(&self, behind: &Behind<'_>, is_asked: &AtomicBool) -> Result<Vigil, Failure> {
+        let (ticket, own_node) = (behind.held.ticket(), behind.held.own_node());
+        let (session, node) = (ticket.session(), ticket.child(&behind.predecessor.name));
+        let own = own_node.ask_to_watch(session);
+        let watch = behind.watches.then(|| session.watch(&node));
+        // A predecessor of this session is asked without the ensemble.
+        if !is_asked.swap(true, Ordering::Relaxed) && !ticket.book().ask(&behind.predecessor.name) {
+            ask(&self.handle, session, behind.directory);
+        }
+        // The predecessor's watch is answered last. Waiting for it first wakes the task once, and not twice.
+        let mut watch = match watch {
+            Some(watch) => Some(watch.await),
+            None => None,
+        };
+        let own = match own {
+            Some(asked) => own_node.watched(asked).await,
+            None => Ok(()),
+        };
+        match own {
+            Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
+            Err(failure) => {
+                keep_alive::cannot_watch(own_node, &failure);
+                // Then news of the predecessor may not come either: watch the predecessor's node, too.
+                if watch.is_none() {
+                    watch = Some(session.watch(&node).await);
                 }
-                (Ok(()), None) => return Ok(Vigil::Book),
-                (own, Some(watch)) => {
-                    if let Err(failure) = own {
-                        keep_alive::cannot_watch(own_node, &failure);
-                    }
-                    match watch {
-                        Ok(watch) => return Ok(Vigil::Predecessor(watch)),
-                        Err(Failure::NoNode) => return Ok(Vigil::Gone),
-                        Err(failure) => failure,
-                    }
-                }
-            };
-            match failure {
-                Failure::Unknown(_) if tries < retry::UNKNOWN_TRIES => {
-                    retry::before_next_try(session, &mut tries).await.map_err(|failure| self.stop(failure))?;
-                }
-                failure => return Err(self.stop(failure)),
             }
+            Ok(()) => {}
+        }
+        match watch {
+            None => Ok(Vigil::Book),
+            Some(Ok(watch)) => Ok(Vigil::Predecessor(watch)),
+            Some(Err(Failure::NoNode)) => Ok(Vigil::Gone),
+            Some(Err(failure)) => Err(failure),
         }
     }
 
     /// Waits until the predecessor has let us in, or something has happened to its node.
-    async fn departure(&self, held: &Hold, predecessor: &Predecessor, watches: bool) -> Result<Departure, Error> {
-        let (session, own_node) = (held.ticket().session(), held.own_node());
-        let mut watch = match Box::pin(self.keep_vigil(held, predecessor, watches)).await? {
+    async fn departure(&self, behind: &Behind<'_>) -> Result<Departure, Error> {
+        let (session, own_node) = (behind.held.ticket().session(), behind.held.own_node());
+        let mut watch = match Box::pin(self.keep_vigil(behind)).await? {
             Vigil::Predecessor(watch) => watch,
             Vigil::Gone => return Ok(Departure::Unseen),
             Vigil::Book => {
@@ -225,7 +242,7 @@ impl Acquisition {
                 biased;
                 called = own_node.called(session) => {
                     called.map_err(|loss| self.evicted(loss))?;
-                    if self.is_let_in(held) {
+                    if self.is_let_in(behind.held) {
                         // The watch's event is on the way. Removing the watch would cost a request.
                         session.spawn(Box::pin(async move {
                             let _gone = watch.await;
@@ -242,15 +259,11 @@ impl Acquisition {
     }
 
     /// As [`Self::departure`] by a watch. Reports changes meanwhile.
-    async fn departure_watched(
-        &self,
-        held: &Hold,
-        predecessor: &Predecessor,
-        on_wait: &mut OnWait,
-    ) -> Result<Departure, Error> {
+    async fn departure_watched(&self, behind: &Behind<'_>, on_wait: &mut OnWait) -> Result<Departure, Error> {
+        let held = behind.held;
         tokio::select! {
             biased;
-            departure = self.departure(held, predecessor, true) => departure,
+            departure = self.departure(behind) => departure,
             () = on_wait.keep_looking(held.ticket().session(), &self.handle.path, held.contender()) => {
                 Ok(Departure::Unseen)
             }
@@ -269,8 +282,7 @@ impl Acquisition {
 
     /// Warns or fails, by the lock's option, if the acquisition is about to wait for a hold of its own.
     fn check_for_deadlock(&self, held: &Hold, queue: &[String], predecessor: &Predecessor) -> Result<(), Error> {
-        let deadlock = self.handle.deadlock;
-        if deadlock == Deadlock::Ignore {
+        if self.handle.deadlock == Deadlock::Ignore {
             return Ok(());
         }
         let Some(nearest) = Contender::parse_as(&predecessor.name, self.handle.dialect) else { return Ok(()) };
@@ -278,8 +290,13 @@ impl Acquisition {
         let Some(own) = holds.waited_for(&self.handle.path, queue, nearest.sequence(), self.asker()) else {
             return Ok(());
         };
+        self.judge_deadlock(own)
+    }
+
+    /// Warns or fails, by the lock's option, because the acquisition is about to wait for this hold.
+    pub(crate) fn judge_deadlock(&self, own: OwnHold) -> Result<(), Error> {
         let OwnHold { node: holder, is_of_the_same: same_task } = own;
-        match deadlock {
+        match self.handle.deadlock {
             Deadlock::Refuse if same_task => return Err(Error::WouldDeadlock { holder, same_task }),
             Deadlock::RefuseInProcess => return Err(Error::WouldDeadlock { holder, same_task }),
             Deadlock::Warn if same_task => {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::error::error::Error;
 use crate::hold::changes::Changes;
+use crate::hold::held::Held;
 use crate::hold::hold::{Hold, NodeData};
 use crate::hold::transaction::Transaction;
 use crate::queue::contender::Contender;
@@ -20,7 +21,7 @@ use crate::session::loss::{HoldState, Loss};
 /// request with it.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct ReadGuard {
-    held: Arc<Hold>,
+    held: Arc<Held>,
 }
 
 /// The lock, held to write: alone. Made by [`RwLock::write`](crate::RwLock::write).
@@ -31,7 +32,7 @@ pub struct ReadGuard {
 /// request with it.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct WriteGuard {
-    held: Box<Hold>,
+    held: Held,
 }
 
 macro_rules! guard {
@@ -217,15 +218,19 @@ macro_rules! guard {
             /// number is that of the transaction that made the lock's node (`czxid`), and the ensemble counts all its
             /// transactions together. So it rises even if the lock's directory is deleted and made anew.
             /// [`downgrade`](WriteGuard::downgrade) and [`share`](ReadGuard::share) keep it.
+            ///
+            /// Guards that use one [kept](crate::RwLockBuilder::keep) node have one token. So tokens rise with each
+            /// node, and not with each use within a process.
             pub fn fencing_token(&self) -> i64 {
-                self.held.position.czxid
+                self.held.position().czxid
             }
 
             /// The path of the lock's node.
             ///
             /// A ZooKeeper transaction of any client that checks that this node exists is done only while the lock is
             /// held. Once a caller has asked for the path, the next contender of this session waits until the node is
-            /// removed, so that the check stays exact.
+            /// removed, so that the check stays exact. So a [kept](crate::RwLockBuilder::keep) WRITE node is given up
+            /// after this use.
             pub fn path(&self) -> String {
                 self.held.own_node().path_for_others()
             }
@@ -286,13 +291,8 @@ guard!(ReadGuard, "read");
 guard!(WriteGuard, "write");
 
 impl ReadGuard {
-    pub(crate) fn new(held: Box<Hold>) -> ReadGuard {
-        ReadGuard::on(Arc::from(held))
-    }
-
-    /// One more guard on a hold.
-    pub(crate) fn on(held: Arc<Hold>) -> ReadGuard {
-        ReadGuard { held }
+    pub(crate) fn new(held: Held) -> ReadGuard {
+        ReadGuard { held: Arc::new(held) }
     }
 
     /// One more guard on the same node, without queueing. Use it for a re-entrant read.
@@ -316,8 +316,8 @@ impl ReadGuard {
     }
 
     /// Gives the lock back, and returns when its node is surely gone. If several guards share one node, by
-    /// [`share`](ReadGuard::share) or [`share_reads`](crate::RwLockBuilder::share_reads), only the last release does
-    /// that. The earlier ones return at once.
+    /// [`share`](ReadGuard::share), only the last release does that. The earlier ones return at once. So does the last
+    /// one if the node is [kept](crate::RwLockBuilder::keep).
     ///
     /// # Cancel safety
     /// If the future is dropped after its first poll, the release goes on in the background. Before it, the guard is
@@ -347,11 +347,12 @@ impl ReadGuard {
 }
 
 impl WriteGuard {
-    pub(crate) fn new(held: Box<Hold>) -> WriteGuard {
+    pub(crate) fn new(held: Held) -> WriteGuard {
         WriteGuard { held }
     }
 
-    /// Gives the lock back, and returns when its node is surely gone.
+    /// Gives the lock back, and returns when its node is surely gone, or at once if the node is
+    /// [kept](crate::RwLockBuilder::keep).
     ///
     /// # Cancel safety
     /// If the future is dropped after its first poll, the release goes on in the background. Before it, the guard is

@@ -1,7 +1,7 @@
 //! One hold, from its ticket to its end: what can be done with it, and how it is lost. It knows nothing of acquiring.
 
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::error::error::Error;
@@ -26,7 +26,9 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct Hold {
     ticket: Ticket,
-    pub(crate) position: Arc<Position>,
+    position: Arc<Position>,
+    /// Where it stands since a downgrade.
+    downgraded: OnceLock<Arc<Position>>,
     directory: Arc<str>,
     data: Vec<u8>,
     holding: Holding,
@@ -46,7 +48,8 @@ impl Hold {
     ) -> Option<Box<Hold>> {
         let (position, holding) = (ticket.position()?, Holding::default());
         let (directory, _coordinator) = (Arc::clone(directory), Arc::clone(coordinator));
-        Some(Box::new(Hold { ticket, position, directory, data, holding, _coordinator }))
+        let downgraded = OnceLock::new();
+        Some(Box::new(Hold { ticket, position, downgraded, directory, data, holding, _coordinator }))
     }
 
     /// The lock was granted. `holding` ends with the hold.
@@ -59,15 +62,15 @@ impl Hold {
     }
 
     pub(crate) fn position(&self) -> &Arc<Position> {
-        &self.position
+        self.downgraded.get().unwrap_or(&self.position)
     }
 
     pub(crate) fn contender(&self) -> &Contender {
-        &self.position.contender
+        &self.position().contender
     }
 
     pub(crate) fn own_node(&self) -> &Arc<OwnNode> {
-        &self.position.own_node
+        &self.position().own_node
     }
 
     /// The present moment, on the clock of the hold's session.
@@ -83,6 +86,11 @@ impl Hold {
     /// Waits until the lock is lost.
     pub(crate) async fn lost(&self) -> Loss {
         self.own_node().lost(self.ticket.session()).await
+    }
+
+    /// What its node says for people to read.
+    pub(crate) fn note(&self) -> &[u8] {
+        &self.data
     }
 
     /// The lock's directory.
@@ -154,7 +162,7 @@ impl Hold {
         if let Some(loss) = self.loss() {
             return Err(Error::Lost(loss));
         }
-        match retry::read(self.ticket.session(), path, false).await {
+        match retry::data(self.ticket.session(), path, false).await {
             Ok(node) => Ok(node.map(|(data, stat)| NodeData { data, version: stat.version })),
             Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "read", path)),
@@ -162,9 +170,14 @@ impl Hold {
     }
 
     pub(crate) async fn release(mut self) -> Result<(), Error> {
-        let loss = self.loss();
         // The span ends here, however long the ensemble takes to answer.
         self.holding = Holding::default();
+        self.give_back().await
+    }
+
+    /// Removes the node, and returns when it is surely gone.
+    pub(crate) async fn give_back(&self) -> Result<(), Error> {
+        let loss = self.loss();
         // The node is deleted even if the lock was lost: the session may still be alive, and contenders would wait for the
         // node.
         let answer = self.ticket.leave().await;
@@ -177,14 +190,20 @@ impl Hold {
     }
 
     pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
+        self.change_to_read().await?;
+        self.holding.goes_on_as_read(&self.directory, self.downgraded.get().unwrap_or(&self.position));
+        Ok(())
+    }
+
+    /// Replaces the node by a READ node.
+    pub(crate) async fn change_to_read(&self) -> Result<(), Error> {
         if let Some(loss) = self.loss() {
             return Err(Error::Lost(loss));
         }
         self.ticket.downgrade(&self.data).await.map_err(|failure| self.lost_by(failure, "downgrade"))?;
         if let Some(position) = self.ticket.position() {
-            self.position = position;
+            let _first = self.downgraded.set(position);
         }
-        self.holding.goes_on_as(&self.directory, &self.position);
         Ok(())
     }
 

@@ -63,22 +63,13 @@ impl Acquiring {
     }
 
     /// The lock was granted, and its hold begins.
-    pub(crate) fn granted(&self, path: &str, label: Option<&str>, position: &Position) -> Holding {
-        self.record("token", position.czxid);
-        self.waited(position.contender.mode());
-        let begin = |spans: &Spans| HoldSpan::begin(path, position, label, &spans.caller, &spans.acquire);
-        let seen = self.spans.as_deref().map(begin).map(Box::new);
-        Holding { seen, _metered: meter::HoldTimer::begin(position.contender.mode()) }
-    }
-
-    /// The lock was granted by a hold that several reads share. The hold's span is recorded once, by another trace.
-    pub(crate) fn shares(&self, position: &Position) {
+    pub(crate) fn granted(&self, mode: Mode, path: &str, label: Option<&str>, position: &Position) -> Holding {
         self.record("sequence", position.contender.sequence());
         self.record("token", position.czxid);
-    }
-
-    pub(crate) fn waited(&self, mode: Mode) {
         meter::waited(mode, self.began);
+        let begin = |spans: &Spans| HoldSpan::begin(mode, path, position, label, &spans.caller, &spans.acquire);
+        let seen = self.spans.as_deref().map(begin).map(Box::new);
+        Holding { seen, _metered: meter::HoldTimer::begin(mode) }
     }
 
     fn record(&self, field: &str, number: i64) {
@@ -120,17 +111,25 @@ struct HoldSpan {
 
 impl Holding {
     /// A downgrade: the hold of one mode ends here, and that of the other mode begins.
-    pub(crate) fn goes_on_as(&mut self, path: &str, position: &Position) {
-        let goes_on =
-            |hold: &HoldSpan| HoldSpan::begin(path, position, hold.label.as_deref(), &hold.caller, &hold.span);
+    pub(crate) fn goes_on_as_read(&mut self, path: &str, position: &Position) {
+        let goes_on = |hold: &HoldSpan| {
+            HoldSpan::begin(Mode::Read, path, position, hold.label.as_deref(), &hold.caller, &hold.span)
+        };
         self.seen = self.seen.as_deref().map(goes_on).map(Box::new);
-        self._metered = meter::HoldTimer::begin(position.contender.mode());
+        self._metered = meter::HoldTimer::begin(Mode::Read);
     }
 }
 
 impl HoldSpan {
-    fn begin(path: &str, position: &Position, label: Option<&str>, caller: &Span, after: &Span) -> HoldSpan {
-        let (mode, sequence, token) = (position.contender.mode(), position.contender.sequence(), position.czxid);
+    fn begin(
+        mode: Mode,
+        path: &str,
+        position: &Position,
+        label: Option<&str>,
+        caller: &Span,
+        after: &Span,
+    ) -> HoldSpan {
+        let (sequence, token) = (position.contender.sequence(), position.czxid);
         let span = tracing::debug_span!(parent: caller, "hold", path, %mode, sequence, token, label, held = Empty);
         span.follows_from(after);
         HoldSpan { span, began: Instant::now(), caller: caller.clone(), label: label.map(str::to_owned) }

@@ -4,15 +4,16 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::acquisition::ask::Asking;
 use crate::acquisition::builder::Acquire;
-use crate::acquisition::flow;
 use crate::acquisition::handle::Handle;
 use crate::acquisition::join;
-use crate::acquisition::shared_reads::SharedReads;
+use crate::acquisition::keep::Keeper;
 use crate::call::Call;
 use crate::error::error::Error;
 use crate::hold::guard::{ReadGuard, WriteGuard};
 use crate::queue::dialect::Dialect;
+use crate::queue::mode::Mode;
 use crate::queue::native;
 use crate::session::contract::Coordinator;
 use crate::ticket::deadlock::Deadlock;
@@ -84,7 +85,7 @@ impl RwLock {
             warn_waiting: None,
             warn_holding: None,
             deadlock: Deadlock::default(),
-            max_age: None,
+            idle: None,
         }
     }
 
@@ -173,7 +174,8 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn try_read(&self) -> Call<ReadGuard> {
-        join::try_read(Arc::clone(&self.handle))
+        let handle = Arc::clone(&self.handle);
+        Call::new(|timeout| async move { join::attempt(handle, Mode::Read, timeout).await.map(ReadGuard::new) })
     }
 
     /// Acquires the lock to write if no contender holds it or waits for it. Does not wait. Writes nothing to the
@@ -203,7 +205,8 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn try_write(&self) -> Call<WriteGuard> {
-        flow::try_write(Arc::clone(&self.handle))
+        let handle = Arc::clone(&self.handle);
+        Call::new(|timeout| async move { join::attempt(handle, Mode::Write, timeout).await.map(WriteGuard::new) })
     }
 
     /// Blocks the thread until the lock is acquired to read: [`RwLock::read`] for code that is not async.
@@ -268,7 +271,7 @@ pub struct RwLockBuilder {
     warn_waiting: Option<Duration>,
     warn_holding: Option<Duration>,
     deadlock: Deadlock,
-    max_age: Option<Duration>,
+    idle: Option<Duration>,
 }
 
 impl RwLockBuilder {
@@ -336,8 +339,8 @@ impl RwLockBuilder {
     ///
     /// Once the acquisition has a place in the queue, the warning comes from a background task of the session. So it
     /// comes also if the future is not polled, as in a runtime that is blocked. If the acquisition's turn has come by
-    /// then, and the future is still not polled, the warning says that. Reads that wait for one
-    /// [shared](Self::share_reads) node get one warning together.
+    /// then, and the future is still not polled, the warning says that. Uses that wait for
+    /// one node that is to be [kept](Self::keep) get one warning together.
     pub fn warn_after_waiting(mut self, limit: Duration) -> Self {
         self.warn_waiting = Some(limit);
         self
@@ -376,30 +379,30 @@ impl RwLockBuilder {
         self
     }
 
-    /// Lets the reads of this process that use this lock, or clones of it, share one node. Hundreds of tasks that read
-    /// then cost two writes of the ensemble together, and not two each. Default: each read has a node of its own.
+    /// Keeps the lock between uses, until another contender asks for it. While no other process wants the lock, taking it
+    /// again costs no request at all. Default: each use has a node of its own, which leaves with it.
     ///
-    /// A read joins a node that another read was granted less than `max_age` ago, if that node is still held: at once,
-    /// and without a request. If there is no node to join, one node enters the queue for all reads that ask meanwhile.
-    /// They are granted together, or fail with the same error. The entry goes on for as long as any of them waits. The
-    /// node leaves with its last guard. Reads that do not overlap share nothing, unless a guard is kept between them.
+    /// When the last guard on a node goes, the node stays. The next acquisition of this handle, or of a clone of it, that
+    /// the node covers is granted by it at once: a READ node covers reads, a WRITE node covers writes and reads. The uses
+    /// of one node keep the rules of the lock among themselves, first come first served. The node is given up
     ///
-    /// Writers pay the price, because reads that join overtake the waiting writers. But a shared node holds up a writer
-    /// for at most `max_age`, counted from the node's grant, plus the longest read. Later reads queue behind the
-    /// writer. A read counts from its grant, even if its task has not run since. Sharing is no way to hold two read
-    /// locks at once: after `max_age` the second one has to [queue](RwLock#fairness).
+    /// - when another contender asks for it: at once if it is idle, or else with the uses that run. From then on no use
+    ///   joins it. Later uses queue up behind the contender that asked;
+    /// - when it was idle for `idle`, and when the last clone of the handle is dropped;
+    /// - when it is lost. A kept node is guarded by the lease like any other, so a use never begins under a lost lock.
     ///
-    /// - The guards on one node have one [token](ReadGuard::fencing_token) and are [lost](ReadGuard::lost) together. A
-    ///   read never gets a guard that is lost already: after a loss the next read enters afresh.
-    /// - [`release`](ReadGuard::release) of the last guard waits until the node is surely gone. An earlier release
-    ///   waits for nothing.
-    /// - A [timeout](Acquire::timeout), or dropping the future, concerns only the one read.
-    /// - A read with a [label](Acquire::label) other than the [lock's](Self::label) enters by itself, so that the queue
-    ///   shows it.
-    /// - [`try_read`](RwLock::try_read) joins a node that is granted, and other reads may join its own. It does not
-    ///   wait for an entry under way.
+    /// A contender that waits asks by itself, in one request, whatever its own options are. It needs the permission to
+    /// write the lock's directory. Without it, it waits until the node was idle for `idle`, and logs that once. A `try_`
+    /// method asks nobody: to get at a lock that others keep, use a [timeout](Acquire::timeout).
     ///
-    /// Zero is refused.
+    /// - Guards that use one node have one [token](ReadGuard::fencing_token), and are [lost](ReadGuard::lost) together.
+    /// - [`release`](ReadGuard::release) waits for nothing while the node is kept.
+    /// - [`downgrade`](WriteGuard::downgrade) turns the kept node into a READ node, which is kept on.
+    /// - The [label](Acquire::label) in the queue is that of the acquisition that made the node.
+    /// - If a node is asked for before it was used again, the next acquisitions keep nothing: one, then three, then more,
+    ///   and at most 64. So a lock that many processes fight for is not slower.
+    ///
+    /// Zero is refused, and so is any [`dialect`](Self::dialect) but the native one.
     ///
     /// # Examples
     ///
@@ -408,13 +411,21 @@ impl RwLockBuilder {
     /// # use zk_rwlock::{Error, Memory, RwLock};
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();
-    /// let lock = RwLock::builder(&zk, "/locks/config").share_reads(Duration::from_millis(100)).build()?;
-    /// let (one, two) = tokio::join!(lock.read(), lock.clone().read());
-    /// assert_eq!(one?.path(), two?.path());
+    /// let lock = RwLock::builder(&zk, "/locks/config").keep(Duration::from_secs(60)).build()?;
+    /// drop(lock.read().await?);
+    /// let before = zk.requests();
+    /// for _ in 0..1_000 {
+    ///     drop(lock.read().await?);
+    /// }
+    /// assert_eq!(zk.requests(), before);
+    ///
+    /// let other = RwLock::new(&zk, "/locks/config")?;
+    /// let writer = other.write().await?; // asks for the lock, and is granted it
+    /// # drop(writer);
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub fn share_reads(mut self, max_age: Duration) -> Self {
-        self.max_age = Some(max_age);
+    pub fn keep(mut self, idle: Duration) -> Self {
+        self.idle = Some(idle);
         self
     }
 
@@ -437,8 +448,14 @@ impl RwLockBuilder {
             validation::check_host(host)?;
         }
         validation::check_label(self.label.as_deref())?;
-        if self.max_age == Some(Duration::ZERO) {
-            return Err(Error::invalid("a max_age of zero; to share no reads, leave share_reads out"));
+        if self.idle == Some(Duration::ZERO) {
+            return Err(Error::invalid("an idle time of zero; to keep no node between uses, leave keep out"));
+        }
+        if !self.dialect.hands_off() && self.idle.is_some() {
+            return Err(Error::invalid(format!(
+                "keep in the dialect {}, in which nobody asks for a lock that is only kept",
+                self.dialect
+            )));
         }
         if !self.dialect.hands_off() && !self.lock_delay.is_zero() {
             return Err(Error::invalid(format!(
@@ -459,7 +476,8 @@ impl RwLockBuilder {
                 warn_waiting: self.warn_waiting,
                 warn_holding: self.warn_holding,
                 deadlock: self.deadlock,
-                reads: SharedReads::new(self.max_age.unwrap_or_default()),
+                keeper: self.idle.map(Keeper::new),
+                asking: Asking::default(),
             }),
         })
     }

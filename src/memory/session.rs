@@ -107,17 +107,24 @@ impl Session for MemorySession {
     }
 
     fn children(&self, path: &str) -> Reply<Vec<String>> {
+        let listed = self.children_and_stat(path);
+        Box::pin(async move { Ok(listed.await?.0) })
+    }
+
+    fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
         self.read(path, |tree, path| {
-            let exists = path == "/" || tree.contains_key(path);
-            exists.then(|| children_of(tree, path)).ok_or(Failure::NoNode)
+            let stat = tree.get(path).map(Node::stat);
+            if stat.is_none() && path != "/" {
+                return Err(Failure::NoNode);
+            }
+            Ok((children_of(tree, path), stat))
         })
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
         self.read(path, |tree, path| {
             let node = tree.get(path).ok_or(Failure::NoNode)?;
-            let Node { czxid, version, ctime, owner, .. } = *node;
-            Ok((node.data.clone(), Stat { czxid, version, ctime, ephemeral_owner: owner }))
+            Ok((node.data.clone(), node.stat()))
         })
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use crate::session::request::{Event, Failure, Kind, Operation, Outcome};
+use crate::session::request::{Event, Failure, Kind, Operation, Outcome, Stat};
 
 /// The nodes by their paths.
 pub(super) type Tree = BTreeMap<String, Node>;
@@ -22,6 +22,13 @@ pub(super) struct Node {
     pub(super) owner: i64,
     /// The number of the next sequential child.
     pub(super) next_sequence: i32,
+}
+
+impl Node {
+    pub(super) fn stat(&self) -> Stat {
+        let Node { czxid, version, ctime, owner, .. } = *self;
+        Stat { czxid, version, ctime, ephemeral_owner: owner, data_length: self.data.len() }
+    }
 }
 
 /// The key of a watch, and the event that the watch fires with.

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::{self, Mode, Slot};
+use crate::queue::native;
 
 /// One acquisition in the queue, as the name of its node describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -84,10 +85,25 @@ impl Contender {
     /// The random id of this acquisition, if its name has one.
     pub fn id(&self) -> Option<&str> {
         let id = match self.dialect {
-            Dialect::Native => self.name[self.host_len..self.owner_len].strip_prefix('~')?,
+            Dialect::Native => {
+                let id = self.name[self.host_len..self.owner_len].strip_prefix('~')?;
+                id.strip_suffix(native::KEEP).unwrap_or(id)
+            }
             _ => Dialect::id(&self.name[..self.owner_len]),
         };
         (!id.is_empty()).then_some(id)
+    }
+
+    /// Whether its process may [keep](crate::RwLockBuilder::keep) the node between uses. If it holds, it may be idle, and
+    /// gives the lock up as soon as it is asked.
+    ///
+    /// ```
+    /// use zk_rwlock::Contender;
+    /// assert!(Contender::parse("web-1~k3v9x2ma~keep-READ-0000000007").unwrap().keeps());
+    /// assert!(!Contender::parse("web-1~k3v9x2ma-READ-0000000007").unwrap().keeps());
+    /// ```
+    pub fn keeps(&self) -> bool {
+        self.dialect == Dialect::Native && self.name[..self.owner_len].ends_with(native::KEEP)
     }
 
     /// What it asks for.
@@ -209,6 +225,9 @@ mod tests {
         for name in
             ["", "foo", "x-READ-abc", "a-WRITE-12", "a-WRITE-00000000012", "-READ-0000000001", "~i-READ-0000000001"]
         {
+            foreign(name);
+        }
+        for name in ["h~keep-READ-0000000001x", "h~~keep-READ-0000000001", "h~a~keep~keep-READ-0000000001"] {
             foreign(name);
         }
         for name in ["h~-READ-0000000001", "h~a~b-READ-0000000001", "a b-READ-0000000001", "h-READ-+000000001"] {

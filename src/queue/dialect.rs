@@ -145,9 +145,9 @@ impl Dialect {
     }
 
     /// How the names of a new acquisition begin. No other acquisition's names begin so.
-    pub(crate) fn new_owner(self, host: &str, mut random: impl FnMut() -> u64) -> String {
+    pub(crate) fn new_owner(self, host: &str, keeps: bool, mut random: impl FnMut() -> u64) -> String {
         if self == Dialect::Native {
-            return format!("{host}~{}", letters_and_digits(random()));
+            return format!("{host}~{}{}", letters_and_digits(random()), if keeps { native::KEEP } else { "" });
         }
         let (high, low) = (random(), random());
         // Version 4, variant 1: Curator reads this part of a name as a uuid.
@@ -352,7 +352,7 @@ mod tests {
     fn what_is_written_is_read_again() {
         let mut number = 0_u64;
         for dialect in Dialect::ALL {
-            let owner = dialect.new_owner("web-1", || {
+            let owner = dialect.new_owner("web-1", false, || {
                 number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
                 number
             });
@@ -371,7 +371,7 @@ mod tests {
         let uuids = [(Dialect::Curator, "_c_", "-"), (Dialect::CuratorMutex, "_c_", "-"), (Dialect::Kazoo, "", "")];
         for (dialect, before, after) in uuids {
             for bits in [0, u64::MAX] {
-                let owner = dialect.new_owner("web-1", || bits);
+                let owner = dialect.new_owner("web-1", false, || bits);
                 let uuid = owner.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).expect("around it");
                 let digits = uuid.replace('-', "");
                 assert_eq!(digits.len(), 32);

@@ -42,6 +42,9 @@ pub struct Member {
     ///
     /// No two nodes ever have the same token. [`RwLock::evict`](crate::RwLock::evict) takes it.
     pub token: Option<i64>,
+    /// Whether its process may [keep](crate::RwLockBuilder::keep) the node between uses. If it holds, it may be idle, and
+    /// gives the lock up as soon as it is asked.
+    pub keeps: bool,
     /// Its node's name, without the directory.
     pub node: String,
 }

@@ -7,5 +7,7 @@ pub(crate) mod member;
 pub(crate) mod mode;
 pub(crate) mod native;
 pub(crate) mod note;
+pub(crate) mod payoff;
 pub(crate) mod turn;
+pub(crate) mod uses;
 pub(crate) mod waiter;

@@ -3,13 +3,24 @@
 //! ```text
 //! /locks/config/web-1~k3v9x2ma-READ-0000000007
 //!               host  id       mode sequence
+//! /locks/config/web-1~k3v9x2ma~keep-READ-0000000007     may be kept between uses: ask for it
 //! ```
 //!
 //! Names are read from the right, because a host may itself contain `-WRITE-`.
 
 use crate::queue::mode::{Mode, Slot};
 
-/// Splits a native name into its owner (`host` or `host~id`) and its slot.
+/// The end of the owner of a node that its process may keep between uses.
+///
+/// It is in the name, and not in the node's data, so that a waiter can ask as soon as it has listed the queue.
+pub(crate) const KEEP: &str = "~keep";
+
+/// Whether a contender of this name may be kept between uses, and is to be asked for.
+pub(crate) fn keeps(name: &str) -> bool {
+    split(name).is_some_and(|(owner, _)| owner.ends_with(KEEP))
+}
+
+/// Splits a native name into its owner (`host`, `host~id` or `host~id~keep`) and its slot.
 pub(crate) fn split(name: &str) -> Option<(&str, Slot)> {
     let (before, digits) = name.rsplit_once('-')?;
     let sign = usize::from(before.ends_with('-'));
@@ -19,7 +30,7 @@ pub(crate) fn split(name: &str) -> Option<(&str, Slot)> {
         Some(owner) => (owner, Mode::Write),
         None => (before.strip_suffix("-READ")?, Mode::Read),
     };
-    let (host, id) = owner.split_once('~').unwrap_or((owner, "0"));
+    let (host, id) = owner.strip_suffix(KEEP).unwrap_or(owner).split_once('~').unwrap_or((owner, "0"));
     let well_formed = host_problem(host).is_none() && !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric());
     well_formed.then_some((owner, Slot { mode, sequence }))
 }

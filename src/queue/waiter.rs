@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
+use crate::queue::native;
 use crate::queue::turn::{self, Turn};
 
 /// One contender that waits. `C` is its [`Contender`], or a reference to it.
@@ -35,6 +36,8 @@ pub struct Waiter<C> {
     rules: Rules,
     has_waited: bool,
     awaited: Option<Awaited>,
+    /// The last predecessor that was asked to give up a node that it may only keep.
+    asked: Option<Arc<str>>,
     /// The last writer that vanished, and may have held the lock.
     vanished: Option<Vanished>,
 }
@@ -118,6 +121,8 @@ pub enum Step<E> {
         predecessor: Predecessor,
         /// Whether to watch its node. If not, the book reports when it has gone.
         watches: bool,
+        /// Whether to ask it to give up a node that it may only keep, once its node is watched.
+        asks: bool,
     },
     /// Take the lock.
     Take(Take<E>),
@@ -165,7 +170,7 @@ struct Vanished {
 impl<C: Borrow<Contender>> Waiter<C> {
     /// A contender that has its node. Its first step is [`Step::Consult`].
     pub fn new(me: C, rules: Rules) -> Waiter<C> {
-        Waiter { me, rules, has_waited: false, awaited: None, vanished: None }
+        Waiter { me, rules, has_waited: false, awaited: None, asked: None, vanished: None }
     }
 
     /// What to do next, now that the last step has brought this news.
@@ -245,7 +250,11 @@ impl<C: Borrow<Contender>> Waiter<C> {
         // Only a watch shows how the predecessor leaves, and that decides whether to pause.
         let watches = !(predecessor.is_local && self.rules.trusts_book && !self.rules.pauses);
         self.awaited = Some(Awaited { predecessor: predecessor.clone(), watches });
-        Step::Await { predecessor, watches }
+        let asks = native::keeps(&predecessor.name) && self.asked.as_ref() != Some(&predecessor.name);
+        if asks {
+            self.asked = Some(Arc::clone(&predecessor.name));
+        }
+        Step::Await { predecessor, watches, asks }
     }
 
     fn take<E>(&self, evidence: Proof<E>, pauses: bool) -> Step<E> {

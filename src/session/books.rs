@@ -141,6 +141,13 @@ impl Book {
         }
     }
 
+    /// Asks this contender of the session to give up a node that it may only keep. False if the book does not know it.
+    pub(crate) fn ask(&self, name: &str) -> bool {
+        let found =
+            self.state().queue.members().find(|it| it.contender.name() == name).map(|it| Arc::clone(&it.own_node));
+        found.inspect(|own_node| own_node.ask()).is_some()
+    }
+
     /// `me`, which held the write lock, holds the read lock now.
     pub(crate) fn downgraded(&self, me: &Arc<Position>) {
         self.change(|state| state.queue.downgraded(me.key(), me));

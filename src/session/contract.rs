@@ -162,6 +162,12 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// The names of a node's children, in no order.
     fn children(&self, path: &str) -> Reply<Vec<String>>;
 
+    /// As [`Session::children`], with what is known of the node itself at the same moment. By default that is not known.
+    fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
+        let names = self.children(path);
+        Box::pin(async move { Ok((names.await?, None)) })
+    }
+
     /// A node's data.
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)>;
 

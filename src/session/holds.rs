@@ -1,7 +1,8 @@
 //! The holds of one session, and which of them a contender of the same session waits for; knows no I/O and no turns.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, ThreadId};
 
 use tokio::runtime::Handle;
@@ -27,8 +28,39 @@ impl Asker {
         }
     }
 
-    fn is(self, other: Asker) -> bool {
+    pub(crate) fn is(self, other: Asker) -> bool {
         self == other && self != Asker::Unknown
+    }
+}
+
+/// What a process does under a node that it keeps between uses.
+pub(crate) trait Users: fmt::Debug + Send + Sync {
+    fn is_in_use(&self) -> bool;
+
+    fn has(&self, asker: Asker) -> bool;
+}
+
+/// By which tasks a hold is used.
+#[derive(Clone, Debug)]
+pub(crate) enum UsedBy {
+    One(Asker),
+    Users(Weak<dyn Users>),
+}
+
+impl UsedBy {
+    fn is(&self, asker: Asker) -> bool {
+        match self {
+            UsedBy::One(one) => one.is(asker),
+            UsedBy::Users(users) => users.upgrade().is_some_and(|users| users.has(asker)),
+        }
+    }
+
+    /// A node that is only kept is given up as soon as it is asked for.
+    fn is_in_use(&self) -> bool {
+        match self {
+            UsedBy::One(_) => true,
+            UsedBy::Users(users) => users.upgrade().is_some_and(|users| users.is_in_use()),
+        }
     }
 }
 
@@ -40,7 +72,7 @@ pub(crate) struct Holds(Mutex<HashMap<i64, Granted>>);
 struct Granted {
     directory: Arc<str>,
     sequence: i64,
-    asker: Asker,
+    used_by: UsedBy,
     own_node: Arc<OwnNode>,
 }
 
@@ -53,8 +85,15 @@ pub(crate) struct OwnHold {
 
 impl Holds {
     /// The node that transaction `czxid` created has been granted the lock.
-    pub(crate) fn begin(&self, czxid: i64, directory: &Arc<str>, sequence: i64, asker: Asker, own_node: &Arc<OwnNode>) {
-        let hold = Granted { directory: Arc::clone(directory), sequence, asker, own_node: Arc::clone(own_node) };
+    pub(crate) fn begin(
+        &self,
+        czxid: i64,
+        directory: &Arc<str>,
+        sequence: i64,
+        used_by: UsedBy,
+        own_node: &Arc<OwnNode>,
+    ) {
+        let hold = Granted { directory: Arc::clone(directory), sequence, used_by, own_node: Arc::clone(own_node) };
         self.all().insert(czxid, hold);
     }
 
@@ -66,12 +105,18 @@ impl Holds {
 
     /// Whether the session has a hold in this directory.
     pub(crate) fn has_one(&self, directory: &str) -> bool {
-        self.all().values().any(|hold| *hold.directory == *directory)
+        self.of(directory).iter().any(UsedBy::is_in_use)
     }
 
     /// Whether `asker` has a hold in this directory.
     pub(crate) fn has_one_of(&self, directory: &str, asker: Asker) -> bool {
-        self.all().values().any(|hold| hold.asker.is(asker) && *hold.directory == *directory)
+        self.of(directory).iter().any(|used_by| used_by.is(asker))
+    }
+
+    /// By which tasks the holds in this directory are used. The table is not locked when they are asked.
+    fn of(&self, directory: &str) -> Vec<UsedBy> {
+        let all = self.all();
+        all.values().filter(|hold| *hold.directory == *directory).map(|hold| hold.used_by.clone()).collect()
     }
 
     /// A hold that `asker` waits for, if its predecessor has the number `nearest`. Prefers a hold of `asker` itself.
@@ -86,10 +131,12 @@ impl Holds {
         let all = self.all();
         let before = all.values().filter(|hold| hold.sequence <= nearest && *hold.directory == *directory);
         let holding = before.filter(|hold| hold.own_node.is_holding());
-        let in_the_way = holding.filter_map(|hold| {
-            let node = hold.own_node.path();
+        let holding: Vec<_> = holding.map(|hold| (hold.own_node.path(), hold.used_by.clone())).collect();
+        drop(all);
+        let in_the_way = holding.into_iter().filter_map(|(node, used_by)| {
             let name = node.rsplit('/').next().unwrap_or_default();
-            queue.iter().any(|other| other == name).then(|| OwnHold { is_of_the_same: hold.asker.is(asker), node })
+            let is_there = used_by.is_in_use() && queue.iter().any(|other| other == name);
+            is_there.then(|| OwnHold { is_of_the_same: used_by.is(asker), node })
         });
         in_the_way.max_by_key(|hold| hold.is_of_the_same)
     }
@@ -121,7 +168,7 @@ mod tests {
         let own_nodes = of.iter().map(|(sequence, asker)| {
             let own_node = OwnNode::new(format!("/a/{sequence}"), &upkeep);
             own_node.hold(0);
-            holds.begin(100 + sequence, &Arc::from("/a"), *sequence, *asker, &own_node);
+            holds.begin(100 + sequence, &Arc::from("/a"), *sequence, UsedBy::One(*asker), &own_node);
             own_node
         });
         let own_nodes = own_nodes.collect();

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::session::contract::Session;
-use crate::session::listings::{Begin, MANY, Names};
+use crate::session::listings::{Begin, Children, MANY, Names};
 use crate::session::request::{Failure, Reply};
 
 /// How long a large listing waits for the large listings of other sessions.
@@ -33,12 +33,12 @@ pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Na
 
 fn send(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
     let mut under_way = UnderWay { session: Arc::clone(session), directory: Arc::clone(directory), is_large: None };
-    let reply = session.children(directory);
+    let reply = session.children_and_stat(directory);
     Box::pin(async move {
         let answer = reply.await;
-        under_way.is_large = Some(answer.as_ref().is_ok_and(|names| names.len() > MANY));
+        under_way.is_large = Some(answer.as_ref().is_ok_and(|(names, _)| names.len() > MANY));
         drop(under_way);
-        answer.map(Arc::new)
+        answer.map(|(names, directory)| Arc::new(Children { names, directory }))
     })
 }
 

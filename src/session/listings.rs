@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use crate::session::request::Failure;
+use crate::session::request::{Failure, Stat};
 
 /// How many listings of a small directory are under way at once, so that a few callers do not wait for each other.
 const UNDER_WAY_MAX: usize = 4;
@@ -16,7 +17,23 @@ const UNDER_WAY_MAX: usize = 4;
 pub(super) const MANY: usize = 256;
 
 /// The names of a directory's children.
-pub(crate) type Names = Arc<Vec<String>>;
+#[derive(Debug)]
+pub(crate) struct Children {
+    pub(super) names: Vec<String>,
+    /// What is known of the directory itself at the same moment.
+    pub(crate) directory: Option<Stat>,
+}
+
+impl Deref for Children {
+    type Target = Vec<String>;
+
+    fn deref(&self) -> &Vec<String> {
+        &self.names
+    }
+}
+
+/// A listing that several callers may share.
+pub(crate) type Names = Arc<Children>;
 
 type Answer = Option<Result<Names, Failure>>;
 

@@ -69,6 +69,8 @@ struct State {
     valid_since: Option<u64>,
     /// Its contender was called to look where it stands, and has not taken the call yet.
     is_called: bool,
+    /// A contender of this session waits for the node to be given up.
+    is_asked: bool,
     loss: Option<Loss>,
     /// The loss of the hold has been reported.
     is_told: bool,
@@ -96,6 +98,7 @@ impl OwnNode {
             phase: Phase::Waiting,
             valid_since: None,
             is_called: false,
+            is_asked: false,
             loss: None,
             is_told: false,
             own: None,
@@ -176,6 +179,16 @@ impl OwnNode {
     pub(crate) fn call(&self) {
         self.state().is_called = true;
         self.changed.notify_waiters();
+    }
+
+    /// Asks its owner to give the node up, if it only keeps it.
+    pub(crate) fn ask(&self) {
+        self.state().is_asked = true;
+        self.changed.notify_waiters();
+    }
+
+    pub(super) fn is_asked(&self) -> bool {
+        self.state().is_asked
     }
 
     /// Whether its contender was called since the last time that this was asked.

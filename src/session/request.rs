@@ -51,6 +51,8 @@ pub struct Stat {
     pub ctime: SystemTime,
     /// The session that owns it, 0 if it is not ephemeral.
     pub ephemeral_owner: i64,
+    /// How many bytes of data it has.
+    pub data_length: usize,
 }
 
 /// One operation of a transaction.

@@ -62,15 +62,23 @@ pub(crate) fn synced<T: 'static>(
     })
 }
 
+/// What `read` finds; after a sync if it may not be older than this call.
+pub(crate) fn read<T: 'static>(
+    session: &Arc<dyn Session>,
+    path: &str,
+    is_synced: bool,
+    read: fn(&dyn Session, &str) -> Reply<T>,
+) -> Reply<T> {
+    if is_synced { synced(session, path, read) } else { read(&**session, path) }
+}
+
 /// What is in a node, `None` if it does not exist; after a sync if it may not be older than this call.
-pub(crate) async fn read(
+pub(crate) async fn data(
     session: &Arc<dyn Session>,
     path: &str,
     is_synced: bool,
 ) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
-    let data = |session: &dyn Session, path: &str| session.data(path);
-    let node = until_known(session, || if is_synced { synced(session, path, data) } else { session.data(path) });
-    match node.await {
+    match until_known(session, || read(session, path, is_synced, |it, path| it.data(path))).await {
         Ok(node) => Ok(Some(node)),
         Err(Failure::NoNode) => Ok(None),
         Err(failure) => Err(failure),

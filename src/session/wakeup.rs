@@ -25,6 +25,12 @@ impl OwnNode {
         self.until(session, look).await;
     }
 
+    /// Waits until a contender of the same session asks for the node, or the node is left or lost.
+    pub(crate) async fn asked(&self, session: &Arc<dyn Session>) {
+        let look = || (self.is_asked() || self.has_left() || self.loss(session.lease()).is_some()).then_some(());
+        self.until(session, look).await;
+    }
+
     /// Asks for a watch on this node, unless one was asked for already. The request is on its way when this returns.
     pub(crate) fn ask_to_watch(&self, session: &Arc<dyn Session>) -> Option<Asked> {
         let path = self.begin_to_watch()?;

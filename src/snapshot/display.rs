@@ -13,6 +13,7 @@ impl fmt::Display for Queue {
         write!(f, "{}:", self.path)?;
         for member in &self.members {
             let state = match &member.state {
+                MemberState::Holds if member.keeps => "keeps".to_owned(),
                 MemberState::Holds => "holds".to_owned(),
                 MemberState::Waits { behind } => format!("waits behind {behind}"),
                 MemberState::Stuck => "is stuck".to_owned(),

@@ -125,6 +125,13 @@ async fn read(session: &Arc<dyn Session>, directory: &str, line: &[(Contender, T
     Ok(members)
 }
 
+/// A contender of this process that is in the way, without a request. `note` is what its node says.
+pub(crate) fn blocked_by(contender: &Contender, note: &[u8], token: i64) -> Blockers {
+    let Said { host, pid, label } = Said::of(contender, Some(note));
+    let member = Member { host, pid, label, token: Some(token), ..member(contender, &Turn::Granted, None) };
+    Blockers { ahead: 1, first: vec![member] }
+}
+
 pub(crate) fn member(contender: &Contender, turn: &Turn, node: Option<(&Vec<u8>, Stat)>) -> Member {
     let Said { host, pid, label } = Said::of(contender, node.map(|(data, _)| data.as_slice()));
     Member {
@@ -140,6 +147,7 @@ pub(crate) fn member(contender: &Contender, turn: &Turn, node: Option<(&Vec<u8>,
         session: node.map(|(_, stat)| stat.ephemeral_owner),
         since: node.map(|(_, stat)| stat.ctime),
         token: node.map(|(_, stat)| stat.czxid),
+        keeps: contender.keeps(),
         node: contender.name().to_owned(),
     }
 }

@@ -32,7 +32,7 @@ use crate::session::listings::Names;
 use crate::session::loss::Loss;
 use crate::session::node::OwnNode;
 use crate::session::position::Position;
-use crate::session::request::{Created, Failure, Kind, Operation, Reply};
+use crate::session::request::{Created, Failure, Kind, Operation, Reply, Watch};
 use crate::session::retry::{before_next_try, none_without_directory, synced, until_known};
 use crate::telemetry::meter;
 use crate::ticket::directory;
@@ -48,11 +48,12 @@ pub(crate) struct Ticket {
     session_slot: SessionSlot,
     directory: Arc<str>,
     owner: Owner,
+    /// The process may keep the node between uses.
+    keeps: bool,
     book: Arc<Book>,
     node: Mutex<Node>,
 }
 
-#[derive(Debug)]
 struct Node {
     step: Step,
     /// On which connection the node was asked for.
@@ -61,6 +62,8 @@ struct Node {
     unsure: bool,
     /// The directories that we made to get here, the outermost first.
     made: Vec<String>,
+    /// The watch on the directory's data, by which other contenders ask for a node that is kept.
+    arming: Option<Reply<Watch>>,
 }
 
 enum Step {
@@ -73,10 +76,10 @@ enum Step {
 }
 
 impl Ticket {
-    pub(crate) fn new(session_slot: SessionSlot, directory: Arc<str>, owner: Owner) -> Ticket {
+    pub(crate) fn new(session_slot: SessionSlot, directory: Arc<str>, owner: Owner, keeps: bool) -> Ticket {
         let book = session_slot.session().upkeep().books().of(&directory, owner.dialect());
-        let node = Mutex::new(Node { step: Step::Absent, connection: 0, unsure: false, made: Vec::new() });
-        Ticket { session_slot, directory, owner, book, node }
+        let node = Node { step: Step::Absent, connection: 0, unsure: false, made: Vec::new(), arming: None };
+        Ticket { session_slot, directory, owner, keeps, book, node: Mutex::new(node) }
     }
 
     /// What its session knows of the queue.
@@ -111,9 +114,21 @@ impl Ticket {
     fn ask_for_node(&self, mode: Mode, data: &[u8]) {
         let prefix = self.child(&self.owner.prefix(mode));
         let connection = self.book.connection();
+        // Whoever sees the node asks after it was created, so after the watch was armed.
+        let arming = self.keeps.then(|| self.session().watch(&self.directory));
         let reply = self.session().create(&prefix, data, Kind::EphemeralSequential);
         let mut node = self.node();
         (node.step, node.connection) = (Step::Coming(reply), connection);
+        let old = std::mem::replace(&mut node.arming, arming);
+        drop(node);
+        drop(old);
+    }
+
+    /// The watch that was armed before our node was created. It fires when another contender asks for the node. `None`
+    /// if no such watch is known to be armed.
+    pub(crate) async fn armed(&self) -> Option<Watch> {
+        let arming = self.node().arming.take()?;
+        arming.await.ok()
     }
 
     async fn entered(&self) -> Result<(), Failure> {
@@ -131,6 +146,10 @@ impl Ticket {
             }
             Err(failure) => {
                 node.unsure |= matches!(failure, Failure::Unknown(_));
+                // If the create was carried out after all, nothing shows that the watch was armed before it.
+                let arming = node.arming.take();
+                drop(node);
+                drop(arming);
                 Err(failure)
             }
         }
@@ -367,6 +386,12 @@ impl Drop for Ticket {
         if unsure {
             session.clone().spawn(Box::pin(remove_all_of(session, directory, owner)));
         }
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("step", &self.step).field("unsure", &self.unsure).finish_non_exhaustive()
     }
 }
 

@@ -160,5 +160,5 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
 
 /// What the node holds, no older than this call. A read whose answer is lost is repeated.
 pub(crate) async fn look(session: &Arc<dyn Session>, path: &str) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
-    retry::read(session, path, true).await
+    retry::data(session, path, true).await
 }

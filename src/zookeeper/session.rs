@@ -349,6 +349,14 @@ impl Session for ZooKeeperSession {
         self.pipeline.read(move |client| async move { client.list_children(&path).await.map_err(failure) })
     }
 
+    fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
+        let path = path.to_owned();
+        self.pipeline.read(move |client| async move {
+            let (names, stat) = client.get_children(&path).await.map_err(failure)?;
+            Ok((names, Some(translate::stat(&stat))))
+        })
+    }
+
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
         let path = path.to_owned();
         self.pipeline.read(move |client| async move {

@@ -93,7 +93,8 @@ pub(super) fn failure(error: zk::Error) -> Failure {
 
 pub(super) fn stat(stat: &zk::Stat) -> Stat {
     let ctime = UNIX_EPOCH + Duration::from_millis(stat.ctime.unsigned_abs());
-    Stat { czxid: stat.czxid, version: stat.version, ctime, ephemeral_owner: stat.ephemeral_owner }
+    let data_length = usize::try_from(stat.data_length).unwrap_or(0);
+    Stat { czxid: stat.czxid, version: stat.version, ctime, ephemeral_owner: stat.ephemeral_owner, data_length }
 }
 
 /// What follows from an error on the way to a session.

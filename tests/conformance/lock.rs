@@ -447,7 +447,7 @@ pub async fn shared_guards_are_lost_together<H: Harness>(h: &H) {
 pub async fn tasks_that_share_reads_share_a_node_its_transactions_and_its_loss<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
     let builder = RwLock::builder(&s.mine, &s.directory).dialect(h.dialect());
-    let shared = builder.share_reads(10 * SOON).build().expect("valid");
+    let shared = builder.keep(10 * SOON).build().expect("valid");
     let write = soon("a free lock", s.b.write()).await.expect("free");
     let tasks: Vec<_> = (0..20).map(|_| reader(&shared)).collect();
     line_becomes(&s.b, "W+ R-").await;
@@ -475,7 +475,7 @@ pub async fn a_writer_goes_before_reads_that_come_when_the_shared_node_is_too_ol
     let s = Stage::set(h).await.with_directory().await;
     let max_age = Duration::from_secs(3);
     let builder = RwLock::builder(&s.mine, &s.directory).dialect(h.dialect());
-    let shared = builder.share_reads(max_age).build().expect("valid");
+    let shared = builder.keep(max_age).build().expect("valid");
     let one = soon("a free lock", shared.read()).await.expect("free");
     let write = writer(&s.b);
     line_becomes(&s.a, "R+ W-").await;

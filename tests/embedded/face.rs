@@ -65,7 +65,7 @@ fn a_deadline_that_has_passed_sends_nothing() {
 #[test]
 fn a_deadline_counts_from_the_first_poll_also_for_shared_reads() {
     let zk = Memory::new();
-    let shared = RwLock::builder(&zk, "/locks/a").share_reads(LONG).build().unwrap();
+    let shared = RwLock::builder(&zk, "/locks/a").keep(LONG).build().unwrap();
     let _held = now(shared.read().into_future()).unwrap();
     for lock in [RwLock::new(&zk, "/locks/a").unwrap(), shared] {
         let soon = Instant::now() + Duration::from_millis(1);

@@ -2,6 +2,6 @@
 
 mod dialects;
 mod face;
+mod kept;
 mod memory;
 mod seeing;
-mod shared_reads;

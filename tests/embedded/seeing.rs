@@ -255,7 +255,7 @@ fn a_dropped_acquisition_closes_its_span_and_a_refused_one_also_says_why() {
 #[tokio::test(start_paused = true)]
 async fn every_way_not_to_be_granted_is_told_once() {
     let (zk, lock) = prepared();
-    let sharing = RwLock::builder(&zk, DIRECTORY).share_reads(Duration::from_secs(9)).build().expect("valid");
+    let sharing = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(9)).build().expect("valid");
     let both = MultiLock::new(&zk, [("/a", Mode::Write), (DIRECTORY, Mode::Write)]).expect("valid");
     let _held = lock.write().await.expect("free");
     let second = Duration::from_secs(1);
@@ -473,7 +473,7 @@ async fn one_that_has_no_place_yet_warns_itself() {
 async fn reads_that_wait_for_one_node_are_warned_of_once_and_look_once() {
     let zk = Memory::new();
     let second = Duration::from_secs(1);
-    let sharing = RwLock::builder(&zk, DIRECTORY).share_reads(second * 9).warn_after_waiting(second);
+    let sharing = RwLock::builder(&zk, DIRECTORY).keep(second * 9).warn_after_waiting(second);
     let lock = sharing.build().expect("valid");
     let held = now(open(&zk.connect()).write()).expect("free");
     let (log, _guard) = Log::start();
@@ -519,7 +519,7 @@ async fn a_long_hold_is_warned_of_once_and_a_short_one_not_at_all() {
 #[test]
 fn all_who_share_a_read_have_their_own_acquisition_and_one_hold() {
     let zk = Memory::new();
-    let lock = RwLock::builder(&zk, DIRECTORY).share_reads(Duration::from_secs(9)).build().expect("valid");
+    let lock = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(9)).build().expect("valid");
     let (log, _guard) = Log::start();
     let guards = [now(lock.read()).expect("free"), now(lock.read()).expect("shared")];
     let lines = log.lines();
@@ -657,7 +657,7 @@ async fn a_guard_lost_with_its_lease_is_in_the_way_while_its_node_exists() {
 #[tokio::test]
 async fn a_node_that_reads_share_is_held_by_no_task_in_particular() {
     let zk = Memory::new();
-    let sharing = RwLock::builder(&zk, DIRECTORY).share_reads(Duration::from_secs(9)).on_deadlock(Deadlock::Refuse);
+    let sharing = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(9)).on_deadlock(Deadlock::Refuse);
     let lock = sharing.build().expect("valid");
     for tries in [true, false] {
         let first = if tries { lock.try_read().await } else { lock.read().await }.expect("free");

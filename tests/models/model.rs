@@ -138,7 +138,7 @@ impl State {
             // No two members are of one session, so the book knows nothing.
             Decision::Consult => return self.hears(i, me, News::Known { known: Known::Nothing, has_listing: false }),
             Decision::List => Step::Listing(me),
-            Decision::Await { predecessor, watches } => {
+            Decision::Await { predecessor, watches, .. } => {
                 assert!(watches);
                 let is_it = |node: &&Node| *node.contender().name() == *predecessor.name;
                 Step::Arming(me, *self.nodes.iter().find(is_it).expect("it was in the listing"))

@@ -564,11 +564,8 @@ pub(crate) async fn trying_and_waiting_in_vain_say_who_is_in_the_way(h: &impl Ha
 
 pub(crate) async fn reads_can_be_shared(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
-    let shared: Shared<u64> = Shared::builder(&zk, &path)
-        .initial(|| 5)
-        .lock(|lock| lock.share_reads(Duration::from_secs(60)))
-        .build()
-        .unwrap();
+    let shared: Shared<u64> =
+        Shared::builder(&zk, &path).initial(|| 5).lock(|lock| lock.keep(Duration::from_secs(60))).build().unwrap();
     let (one, two) = tokio::join!(shared.read(), shared.clone().read());
     let (one, two) = (one.unwrap(), two.unwrap());
     assert_eq!((*one, *two, one.lock().path()), (5, 5, two.lock().path()));

@@ -34,7 +34,7 @@ impl Waiter<Contender> {
 
     /// Waits for the first contender, by a watch.
     fn watches_first(&mut self) {
-        assert_eq!(self.lists(&[FIRST, ME]), Step::Await { predecessor: first(false), watches: true });
+        assert_eq!(self.lists(&[FIRST, ME]), Step::Await { predecessor: first(false), watches: true, asks: false });
     }
 }
 
@@ -65,10 +65,10 @@ fn in_another_dialect_a_waiter_that_has_waited_lists_before_it_takes() {
 #[test]
 fn a_waiter_awaits_a_local_predecessor_without_a_watch_only_if_nothing_else_is_asked() {
     let awaits = |rules: Rules| waiter(rules).book(Known::Behind(first(true)));
-    assert_eq!(awaits(TRUSTING), Step::Await { predecessor: first(true), watches: false });
+    assert_eq!(awaits(TRUSTING), Step::Await { predecessor: first(true), watches: false, asks: false });
     // Only a watch shows how the predecessor goes.
     let pausing = Rules { pauses: true, ..TRUSTING };
-    assert_eq!(awaits(pausing), Step::Await { predecessor: first(true), watches: true });
+    assert_eq!(awaits(pausing), Step::Await { predecessor: first(true), watches: true, asks: false });
     assert_eq!(awaits(Rules { trusts_book: false, ..TRUSTING }), Step::List);
     let at_hand = News::Known { known: Known::Behind::<u8>(first(true)), has_listing: true };
     assert_eq!(waiter(TRUSTING).next(at_hand), Step::List, "a listing that is at hand is newer");

@@ -55,7 +55,7 @@ async fn main() -> ExitCode {
 async fn run(arguments: Arguments) -> common::Result<()> {
     let (ours, theirs) = (arguments.backend.connect().await?, arguments.backend.connect().await?);
     let lock = RwLock::builder(&ours, LOCK);
-    let lock = if arguments.without_sharing { lock } else { lock.share_reads(arguments.max_age) }.build()?;
+    let lock = if arguments.without_sharing { lock } else { lock.keep(arguments.max_age) }.build()?;
     let elsewhere = RwLock::builder(&theirs, LOCK).label("writer").build()?;
 
     if arguments.json {

@@ -1,0 +1,259 @@
+//! How the acquisitions of one process share a node that it keeps: which of them acquires it, and which join it. Knows
+//! neither queue nor turns.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use crate::acquisition::waiting::Waiting;
+use crate::error::error::Error;
+use crate::hold::hold::Hold;
+use crate::hold::kept::{Join, Kept, KeptUse, WaitingUse, Why};
+use crate::queue::mode::Mode;
+use crate::queue::payoff::Payoff;
+use crate::session::holds::Asker;
+
+/// The acquisition of a node that is to be kept. Any of the uses that wait for it may poll it.
+pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Hold>, Error>> + Send>>;
+
+/// The nodes that one lock's handle keeps.
+pub(crate) struct Keeper {
+    idle: Duration,
+    /// The newest node. Only this one is joined.
+    newest: Mutex<Option<Arc<Entry>>>,
+    reads: Arc<Mutex<Payoff>>,
+    writes: Arc<Mutex<Payoff>>,
+}
+
+/// What a use finds that wants to join.
+pub(crate) enum Found {
+    Runs(KeptUse),
+    Waits(WaitingEntry),
+    /// There is no node to join, and none is to be kept now.
+    Nothing,
+}
+
+impl Keeper {
+    pub(crate) fn new(idle: Duration) -> Keeper {
+        Keeper { idle, newest: Mutex::default(), reads: Arc::default(), writes: Arc::default() }
+    }
+
+    /// Joins the newest node, if it covers this mode and is still kept.
+    pub(crate) fn join(&self, mode: Mode, asker: Asker) -> Found {
+        let newest = self.newest().clone();
+        newest.map_or(Found::Nothing, |entry| entry.join(mode, asker))
+    }
+
+    /// As [`Keeper::join`]. If there is nothing to join, begins to acquire a node, unless that has not paid off lately.
+    pub(crate) fn join_or_begin(
+        &self,
+        mode: Mode,
+        asker: Asker,
+        begin: impl FnOnce(&Arc<Kept>) -> (Work, Arc<Waiting>),
+    ) -> Found {
+        loop {
+            let before = self.newest().clone();
+            match before.as_ref().map_or(Found::Nothing, |entry| entry.join(mode, asker)) {
+                Found::Nothing => {}
+                found => return found,
+            }
+            let mut newest = self.newest();
+            // Another use was as fast.
+            if newest.as_ref().map(Arc::as_ptr) != before.as_ref().map(Arc::as_ptr) {
+                continue;
+            }
+            let Some(kept) = self.begins(mode) else {
+                drop(newest);
+                self.let_go_of(before);
+                return Found::Nothing;
+            };
+            let (work, waiting) = begin(&kept);
+            let entry = Entry::new(kept, Progress::UnderWay(work), waiting);
+            *newest = Some(Arc::clone(&entry));
+            drop(newest);
+            self.let_go_of(before);
+            return entry.join(mode, asker);
+        }
+    }
+
+    /// A node of this mode that may be kept; `None` if that has not paid off lately.
+    pub(crate) fn begins(&self, mode: Mode) -> Option<Arc<Kept>> {
+        let payoff = match mode {
+            Mode::Read => &self.reads,
+            Mode::Write => &self.writes,
+        };
+        let keeps = payoff.lock().unwrap_or_else(PoisonError::into_inner).keeps();
+        keeps.then(|| Kept::new(mode, self.idle, payoff))
+    }
+
+    /// Keeps a node that was acquired already.
+    pub(crate) fn adopt(&self, kept: &Arc<Kept>) {
+        let entry = Entry::new(Arc::clone(kept), Progress::Ended(None), Arc::new(Waiting::begin()));
+        let before = self.newest().replace(entry);
+        self.let_go_of(before);
+    }
+
+    /// Gives the newest node up, because this process wants the lock in another mode: it would wait for itself.
+    pub(crate) fn let_go(&self) {
+        let newest = self.newest().take();
+        self.let_go_of(newest);
+    }
+
+    fn let_go_of(&self, entry: Option<Arc<Entry>>) {
+        if let Some(entry) = entry {
+            entry.kept.give_up(Why::Other);
+        }
+    }
+
+    fn newest(&self) -> MutexGuard<'_, Option<Arc<Entry>>> {
+        self.newest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.let_go();
+    }
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").field("idle", &self.idle).finish_non_exhaustive()
+    }
+}
+
+/// A node that is kept, from the beginning of its acquisition.
+pub(crate) struct Entry {
+    kept: Arc<Kept>,
+    progress: Mutex<Progress>,
+    /// Wakes all uses that wait.
+    waker: Waker,
+    /// Where the acquisition waits, for the errors of the uses' timeouts.
+    pub(crate) waiting: Arc<Waiting>,
+}
+
+enum Progress {
+    UnderWay(Work),
+    /// Granted, or failed with this error, or given up.
+    Ended(Option<Error>),
+}
+
+struct WakeAll(Weak<Kept>);
+
+impl Wake for WakeAll {
+    fn wake(self: Arc<Self>) {
+        if let Some(kept) = self.0.upgrade() {
+            kept.wake_waiting();
+        }
+    }
+}
+
+impl Entry {
+    fn new(kept: Arc<Kept>, progress: Progress, waiting: Arc<Waiting>) -> Arc<Entry> {
+        let waker = Waker::from(Arc::new(WakeAll(Arc::downgrade(&kept))));
+        Arc::new(Entry { kept, progress: Mutex::new(progress), waker, waiting })
+    }
+
+    fn join(self: &Arc<Self>, mode: Mode, asker: Asker) -> Found {
+        match self.kept.join(mode, asker) {
+            Join::Runs(used) => Found::Runs(used),
+            Join::Waits(waiting) => Found::Waits(WaitingEntry { entry: Arc::clone(self), waiting: Some(waiting) }),
+            Join::Refused => Found::Nothing,
+        }
+    }
+
+    /// Polls the acquisition as far as it gets. Every use that waits for it does so. So a use that is not polled, or
+    /// gives up, does not hold up the others. Returns whether it has ended just now.
+    fn advance(&self) -> bool {
+        let mut progress = self.progress();
+        let Progress::UnderWay(work) = &mut *progress else { return false };
+        let Poll::Ready(answer) = work.as_mut().poll(&mut Context::from_waker(&self.waker)) else {
+            return false;
+        };
+        let (hold, error) = match answer {
+            Ok(hold) => (Some(hold), None),
+            Err(error) => (None, Some(error)),
+        };
+        let ended = std::mem::replace(&mut *progress, Progress::Ended(error));
+        drop(progress);
+        drop(ended);
+        match hold {
+            Some(hold) => self.kept.granted(Arc::from(hold)),
+            None => self.kept.failed(),
+        }
+        true
+    }
+
+    fn error(&self) -> Option<Error> {
+        match &*self.progress() {
+            Progress::Ended(error) => error.clone(),
+            Progress::UnderWay(_) => None,
+        }
+    }
+
+    /// No use waits any more, so the acquisition is given up.
+    fn abandon(&self) {
+        let mut progress = self.progress();
+        let work = match &*progress {
+            Progress::UnderWay(_) => std::mem::replace(&mut *progress, Progress::Ended(None)),
+            Progress::Ended(_) => return,
+        };
+        drop(progress);
+        self.kept.failed();
+        drop(work);
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A use that waits for the node to be acquired, or for other uses of its process. Dropping it ends the wait. If it was
+/// the last one that waited for the acquisition, the acquisition is given up.
+pub(crate) struct WaitingEntry {
+    entry: Arc<Entry>,
+    waiting: Option<WaitingUse>,
+}
+
+impl WaitingEntry {
+    /// Where the acquisition waits.
+    pub(crate) fn waiting(&self) -> &Arc<Waiting> {
+        &self.entry.waiting
+    }
+
+    /// The node that it waits for.
+    pub(crate) fn kept(&self) -> &Arc<Kept> {
+        &self.entry.kept
+    }
+
+    /// Waits until the use may run; `None` if the node is not kept any more.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping the future.
+    pub(crate) async fn granted(&mut self) -> Result<Option<KeptUse>, Error> {
+        poll_fn(|context| {
+            loop {
+                let Some(waiting) = &mut self.waiting else { return Poll::Ready(Ok(None)) };
+                match waiting.poll(context.waker()) {
+                    Poll::Ready(Some(used)) => return Poll::Ready(Ok(Some(used))),
+                    Poll::Ready(None) => return Poll::Ready(self.entry.error().map_or(Ok(None), Err)),
+                    Poll::Pending if self.entry.advance() => {}
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+        })
+        .await
+    }
+}
+
+impl Drop for WaitingEntry {
+    fn drop(&mut self) {
+        drop(self.waiting.take());
+        if self.entry.kept.is_abandoned() {
+            self.entry.abandon();
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! A hold as its guard has it: alone, or as one use of a node that is kept; knows nothing of acquiring.
+
+use std::ops::Deref;
+
+use crate::error::error::Error;
+use crate::hold::hold::Hold;
+use crate::hold::kept::KeptUse;
+
+/// What a guard holds.
+pub(crate) enum Held {
+    Alone(Box<Hold>),
+    Kept(KeptUse),
+}
+
+impl Held {
+    /// Gives the lock back. Returns when its node is surely gone, or at once if the node is kept.
+    pub(crate) async fn release(self) -> Result<(), Error> {
+        match self {
+            Held::Alone(hold) => hold.release().await,
+            Held::Kept(mut used) => match used.end() {
+                Some(hold) => hold.give_back().await,
+                None => used.hold().loss().map_or(Ok(()), |loss| Err(Error::Lost(loss))),
+            },
+        }
+    }
+
+    pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
+        match self {
+            Held::Alone(hold) => hold.downgrade().await,
+            Held::Kept(used) => used.downgrade().await,
+        }
+    }
+}
+
+impl Deref for Held {
+    type Target = Hold;
+
+    fn deref(&self) -> &Hold {
+        match self {
+            Held::Alone(hold) => hold,
+            Held::Kept(used) => used.hold(),
+        }
+    }
+}

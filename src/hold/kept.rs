@@ -1,0 +1,345 @@
+//! A node that a process keeps between uses, until another contender asks for it or it was idle for long; knows neither
+//! how the node was acquired nor what is done under it.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::error::error::Error;
+use crate::hold::hold::Hold;
+use crate::hold::trace::Holding;
+use crate::queue::mode::Mode;
+use crate::queue::payoff::Payoff;
+use crate::queue::uses::{Joined, Standing, Uses};
+use crate::session::contract::Session;
+use crate::session::holds::{Asker, Users};
+use crate::session::lease::Moment;
+use crate::session::request::Watch;
+
+/// A node that several uses share, one after the other or together.
+pub(crate) struct Kept {
+    idle: Duration,
+    payoff: Arc<Mutex<Payoff>>,
+    state: Mutex<State>,
+    this: Weak<Kept>,
+}
+
+struct State {
+    uses: Uses<Asker, Waker>,
+    /// From the grant until the node is given up.
+    hold: Option<Arc<Hold>>,
+    /// When the last use ended.
+    used: Moment,
+    /// Ends the background task when it is dropped.
+    _watched_over: Option<oneshot::Sender<()>>,
+}
+
+/// Why a node is not to be kept any longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// Another contender asked for it.
+    Asked,
+    /// It was idle, lost, or not wanted any more.
+    Other,
+}
+
+/// A use that wants to join.
+pub(crate) enum Join {
+    Runs(KeptUse),
+    Waits(WaitingUse),
+    /// The node does not cover it, or is not kept any more.
+    Refused,
+}
+
+impl Kept {
+    /// A node that is being acquired.
+    pub(crate) fn new(mode: Mode, idle: Duration, payoff: &Arc<Mutex<Payoff>>) -> Arc<Kept> {
+        let state = State { uses: Uses::new(mode), hold: None, used: Moment::ZERO, _watched_over: None };
+        let payoff = Arc::clone(payoff);
+        Arc::new_cyclic(|this| Kept { idle, payoff, state: Mutex::new(state), this: Weak::clone(this) })
+    }
+
+    pub(crate) fn join(self: &Arc<Self>, mode: Mode, asker: Asker) -> Join {
+        let mut state = self.state();
+        match state.uses.join(mode, asker) {
+            Joined::Refused => Join::Refused,
+            Joined::Waits(number) => Join::Waits(WaitingUse { kept: Arc::clone(self), number, is_over: false }),
+            Joined::Runs(number) => {
+                let hold = state.hold.clone();
+                drop(state);
+                self.run(number, hold).map_or(Join::Refused, Join::Runs)
+            }
+        }
+    }
+
+    /// The use of this number, unless the node was lost. A lost node admits no use.
+    fn run(self: &Arc<Self>, number: u64, hold: Option<Arc<Hold>>) -> Option<KeptUse> {
+        let hold = hold?;
+        let is_lost = hold.loss().is_some();
+        let kept = Arc::clone(self);
+        let holding = Holding::default();
+        let used = KeptUse { kept, number, hold, holding, _warned: None, is_changing: false, is_over: false };
+        if is_lost {
+            self.give_up(Why::Other);
+            return None;
+        }
+        Some(used)
+    }
+
+    /// Watches over the node from now on, which was created and may not be granted yet. `watch` fires when another
+    /// contender asks for the node. Without it the node is not kept.
+    pub(crate) fn watch_over(&self, hold: &Hold, watch: Option<Watch>) {
+        let Some(watch) = watch else { return self.give_up(Why::Other) };
+        let (end, ended) = oneshot::channel();
+        self.state()._watched_over = Some(end);
+        let ((own_node, session), kept) = (hold.node_and_session(), Weak::clone(&self.this));
+        let task = Arc::clone(&session);
+        task.spawn(Box::pin(async move {
+            let why = tokio::select! {
+                biased;
+                _ = ended => return,
+                _ = watch => Why::Asked,
+                () = own_node.asked(&session) => if own_node.loss(session.lease()).is_none() { Why::Asked } else { Why::Other },
+                () = is_idle(&kept, &session) => Why::Other,
+            };
+            if let Some(kept) = kept.upgrade() {
+                kept.give_up(why);
+            }
+        }));
+    }
+
+    /// The node is granted. The uses that wait may begin.
+    pub(crate) fn granted(&self, hold: Arc<Hold>) {
+        let mut state = self.state();
+        state.used = hold.now();
+        state.hold = Some(hold);
+        let woken = state.uses.granted();
+        let gone = state.end_if_over();
+        drop(state);
+        wake(woken);
+        drop(gone);
+    }
+
+    /// Admits no further use. The node is given up with the last use that it has, at once if it has none.
+    pub(crate) fn give_up(&self, why: Why) {
+        let mut state = self.state();
+        let is_first = !state.uses.is_asked();
+        let woken = state.uses.asked();
+        let (uses, gone) = (state.uses.count(), state.end_if_over());
+        drop(state);
+        if is_first && why == Why::Asked {
+            self.payoff.lock().unwrap_or_else(PoisonError::into_inner).asked_after(uses);
+        }
+        wake(woken);
+        // Sends the removal.
+        drop(gone);
+    }
+
+    /// The node could not be acquired: all uses that wait are refused.
+    pub(crate) fn failed(&self) {
+        let woken = self.state().uses.fail();
+        wake(woken);
+    }
+
+    /// Wakes all uses that wait.
+    pub(crate) fn wake_waiting(&self) {
+        let wakers = self.state().uses.wakers();
+        wake(wakers);
+    }
+
+    /// Whether no use waits for the node that is being acquired.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        let state = self.state();
+        state.hold.is_none() && state.uses.is_idle()
+    }
+
+    /// The hold, from its grant until it is given up.
+    pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
+        self.state().hold.clone()
+    }
+
+    /// A use that runs and keeps this one out, by the task that asks if there is one of it.
+    pub(crate) fn in_the_way(&self, mode: Mode, asker: Asker) -> Option<(Arc<Hold>, bool)> {
+        let state = self.state();
+        let others = state.uses.running().filter(|(other, _)| other.excludes(mode));
+        let same = others.map(|(_, by)| by.is(asker)).max()?;
+        Some((Arc::clone(state.hold.as_ref()?), same))
+    }
+
+    /// A use has ended. Gives the hold, if it was the last use of a node that is to be given up.
+    fn end(&self, number: u64, hold: &Hold) -> Option<Arc<Hold>> {
+        let mut state = self.state();
+        let mut woken = Vec::new();
+        // A write of this use may yet be carried out, for as long as the node is there. So the next write must not run
+        // under the same node.
+        if state.uses.mode() == Mode::Write && hold.own_node().may_yet_write() {
+            woken = state.uses.asked();
+        }
+        woken.extend(state.uses.leave(number));
+        state.used = hold.now();
+        let gone = state.end_if_over();
+        drop(state);
+        wake(woken);
+        gone
+    }
+
+    /// How long the node may still be idle.
+    fn may_idle(&self, now: Moment) -> Duration {
+        let state = self.state();
+        if state.hold.is_some() && state.uses.is_idle() {
+            (state.used + self.idle).saturating_sub(now)
+        } else {
+            self.idle
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The hold, if no use is left and none can come. Drop it once the state is unlocked.
+    fn end_if_over(&mut self) -> Option<Arc<Hold>> {
+        if !self.uses.is_over() {
+            return None;
+        }
+        self._watched_over = None;
+        self.hold.take()
+    }
+}
+
+impl Users for Kept {
+    fn is_in_use(&self) -> bool {
+        self.state().uses.running().next().is_some()
+    }
+
+    fn has(&self, asker: Asker) -> bool {
+        self.state().uses.running().any(|(_, by)| by.is(asker))
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kept").field("idle", &self.idle).finish_non_exhaustive()
+    }
+}
+
+/// Waits until the node was idle for as long as it may be.
+async fn is_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
+    loop {
+        let Some(left) = kept.upgrade().map(|kept| kept.may_idle(session.lease().now())) else { return };
+        if left.is_zero() {
+            return;
+        }
+        session.sleep(left).await;
+    }
+}
+
+/// Only once nothing is locked: a task that is woken may look at once.
+fn wake(woken: Vec<Waker>) {
+    woken.into_iter().for_each(Waker::wake);
+}
+
+/// A use of a kept node. Dropping it ends the use, and gives the node up if it was the last one of a node that is not
+/// to be kept.
+pub(crate) struct KeptUse {
+    kept: Arc<Kept>,
+    number: u64,
+    hold: Arc<Hold>,
+    holding: Holding,
+    /// Ends the warning that the use lasts long, when it is dropped.
+    _warned: Option<oneshot::Sender<()>>,
+    /// A downgrade is under way, so the node may be either.
+    is_changing: bool,
+    is_over: bool,
+}
+
+impl KeptUse {
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        &self.hold
+    }
+
+    /// The lock was granted to this use. `holding` ends with it.
+    pub(crate) fn granted(&mut self, holding: Holding) {
+        self.holding = holding;
+    }
+
+    /// Tells `end`, by dropping it, when the use ends.
+    pub(crate) fn ends(&mut self, end: oneshot::Sender<()>) {
+        self._warned = Some(end);
+    }
+
+    /// Ends the use. Gives the hold, if the node goes with it.
+    pub(crate) fn end(&mut self) -> Option<Arc<Hold>> {
+        self.holding = Holding::default();
+        if std::mem::replace(&mut self.is_over, true) {
+            return None;
+        }
+        if self.is_changing {
+            self.kept.give_up(Why::Other);
+        }
+        self.kept.end(self.number, &self.hold)
+    }
+
+    /// Replaces the node by a READ node, under which this use goes on as a read.
+    pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
+        self.is_changing = true;
+        self.hold.change_to_read().await?;
+        self.is_changing = false;
+        self.holding.goes_on_as_read(self.hold.directory(), self.hold.position());
+        let woken = self.kept.state().uses.downgraded(self.number);
+        wake(woken);
+        Ok(())
+    }
+}
+
+impl Drop for KeptUse {
+    fn drop(&mut self) {
+        drop(self.end());
+    }
+}
+
+/// A use that waits for others of its process, or for the node to be granted. Dropping it ends the wait.
+pub(crate) struct WaitingUse {
+    kept: Arc<Kept>,
+    number: u64,
+    is_over: bool,
+}
+
+impl WaitingUse {
+    /// The use, once it may run; `None` if it was refused.
+    pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<Option<KeptUse>> {
+        let mut state = self.kept.state();
+        match state.uses.standing(self.number, waker) {
+            Standing::Waits => Poll::Pending,
+            Standing::Refused => {
+                self.is_over = true;
+                Poll::Ready(None)
+            }
+            Standing::Runs => {
+                let hold = state.hold.clone();
+                drop(state);
+                self.is_over = true;
+                Poll::Ready(self.kept.run(self.number, hold))
+            }
+        }
+    }
+}
+
+impl Drop for WaitingUse {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        let mut state = self.kept.state();
+        let woken = state.uses.leave(self.number);
+        let gone = state.end_if_over();
+        drop(state);
+        wake(woken);
+        drop(gone);
+    }
+}

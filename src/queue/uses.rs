@@ -1,0 +1,197 @@
+//! The uses that one process makes of a node that it keeps: which run, which wait, and when the node is given up. Knows
+//! no I/O and no clock.
+//!
+//! ```text
+//!                 asked while entering: of a WRITE node, all but the first wait elsewhere
+//!           +------------------+
+//!           |                  v
+//! new --> Entering        Entering, asked
+//!           |                  |
+//!           | granted          | granted
+//!           v                  v
+//!         Open -- asked --> Asked -- the last use leaves --> given up
+//! ```
+//!
+//! Uses that one node covers are granted first come, first served, by the rules of the lock: reads run together, a write
+//! runs alone. Once the node is asked for, no use joins it, and the uses that wait are refused: they queue up behind the
+//! contender that asked.
+
+use std::collections::BTreeMap;
+
+use crate::queue::mode::Mode;
+
+/// The uses of one node. `A` is what is known of a use, `W` wakes one that waits.
+#[derive(Clone, Debug)]
+pub(crate) struct Uses<A, W> {
+    mode: Mode,
+    is_granted: bool,
+    is_asked: bool,
+    next: u64,
+    running: BTreeMap<u64, (Mode, A)>,
+    waiting: BTreeMap<u64, Waiting<A, W>>,
+}
+
+#[derive(Clone, Debug)]
+struct Waiting<A, W> {
+    mode: Mode,
+    asker: A,
+    waker: Option<W>,
+}
+
+/// What becomes of a use that asks to join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Joined {
+    /// It runs, under this number.
+    Runs(u64),
+    /// It waits, under this number.
+    Waits(u64),
+    /// The node does not cover it, or was asked for.
+    Refused,
+}
+
+/// Where a use stands that was told to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Runs,
+    Waits,
+    Refused,
+}
+
+impl<A: Copy, W: Clone> Uses<A, W> {
+    /// The uses of a node of this mode that is not granted yet.
+    pub(crate) fn new(mode: Mode) -> Uses<A, W> {
+        Uses { mode, is_granted: false, is_asked: false, next: 0, running: BTreeMap::new(), waiting: BTreeMap::new() }
+    }
+
+    /// A use of this mode asks to join.
+    pub(crate) fn join(&mut self, mode: Mode, asker: A) -> Joined {
+        if self.is_asked || (mode == Mode::Write && self.mode == Mode::Read) {
+            return Joined::Refused;
+        }
+        let number = self.next;
+        self.next += 1;
+        if self.is_granted && self.waiting.is_empty() && self.admits(mode) {
+            self.running.insert(number, (mode, asker));
+            return Joined::Runs(number);
+        }
+        self.waiting.insert(number, Waiting { mode, asker, waker: None });
+        Joined::Waits(number)
+    }
+
+    /// Where this use stands. Wakes `waker` when that changes.
+    pub(crate) fn standing(&mut self, number: u64, waker: &W) -> Standing {
+        if self.running.contains_key(&number) {
+            return Standing::Runs;
+        }
+        match self.waiting.get_mut(&number) {
+            Some(waiting) => {
+                waiting.waker = Some(waker.clone());
+                Standing::Waits
+            }
+            None => Standing::Refused,
+        }
+    }
+
+    /// The node is granted. Returns the uses to wake.
+    pub(crate) fn granted(&mut self) -> Vec<W> {
+        self.is_granted = true;
+        self.admit()
+    }
+
+    /// The node is asked for, or must not be kept for another reason. Returns the uses to wake.
+    pub(crate) fn asked(&mut self) -> Vec<W> {
+        self.is_asked = true;
+        // Reads that came before the node was asked for share it. Of several writes, one can have it.
+        let keep = match (self.is_granted, self.mode) {
+            (true, _) => 0,
+            (false, Mode::Read) => usize::MAX,
+            (false, Mode::Write) => 1,
+        };
+        let refused = self.waiting.keys().copied().nth(keep);
+        let refused = refused.map(|first| self.waiting.split_off(&first)).unwrap_or_default();
+        refused.into_values().filter_map(|it| it.waker).collect()
+    }
+
+    /// The node cannot be acquired. Returns the uses to wake: all that wait are refused.
+    pub(crate) fn fail(&mut self) -> Vec<W> {
+        self.is_asked = true;
+        std::mem::take(&mut self.waiting).into_values().filter_map(|it| it.waker).collect()
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The node became a READ node. Its one use, a write, reads now. Returns the uses to wake.
+    pub(crate) fn downgraded(&mut self, number: u64) -> Vec<W> {
+        self.mode = Mode::Read;
+        if let Some((mode, _)) = self.running.get_mut(&number) {
+            *mode = Mode::Read;
+        }
+        let writes = self.waiting.extract_if(.., |_, it| it.mode == Mode::Write);
+        let mut woken: Vec<W> = writes.filter_map(|(_, it)| it.waker).collect();
+        woken.extend(self.admit());
+        woken
+    }
+
+    /// This use has ended, or waits no longer. Returns the uses to wake.
+    pub(crate) fn leave(&mut self, number: u64) -> Vec<W> {
+        if self.running.remove(&number).is_none() {
+            self.waiting.remove(&number);
+        }
+        if self.is_granted { self.admit() } else { Vec::new() }
+    }
+
+    /// Whether no use is left and none can come.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_asked && self.is_granted && self.is_idle()
+    }
+
+    /// Whether no use runs or waits.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    pub(crate) fn is_asked(&self) -> bool {
+        self.is_asked
+    }
+
+    /// How many uses have asked to join and were not refused at once.
+    pub(crate) fn count(&self) -> u64 {
+        self.next
+    }
+
+    /// The uses that run.
+    pub(crate) fn running(&self) -> impl Iterator<Item = (Mode, A)> {
+        self.running.values().copied()
+    }
+
+    /// The wakers of all uses that wait.
+    pub(crate) fn wakers(&self) -> Vec<W> {
+        self.waiting.values().filter_map(|it| it.waker.clone()).collect()
+    }
+
+    /// Grants the first uses that wait, as many as the rules of the lock let run.
+    fn admit(&mut self) -> Vec<W> {
+        let mut woken = Vec::new();
+        while let Some(first) = self.waiting.first_entry() {
+            let mode = first.get().mode;
+            if !admits(&self.running, mode) {
+                break;
+            }
+            let (number, waiting) = first.remove_entry();
+            self.running.insert(number, (mode, waiting.asker));
+            woken.extend(waiting.waker);
+        }
+        woken
+    }
+
+    fn admits(&self, mode: Mode) -> bool {
+        admits(&self.running, mode)
+    }
+}
+
+/// Whether a use of this mode may run beside these. A write runs alone, so the first of them speaks for all.
+fn admits<A>(running: &BTreeMap<u64, (Mode, A)>, mode: Mode) -> bool {
+    running.first_key_value().is_none_or(|(_, (first, _))| !first.excludes(mode))
+}

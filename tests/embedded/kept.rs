@@ -1,0 +1,508 @@
+//! Nodes that a process keeps between uses, decided poll by poll on the embedded ensemble: no threads and no sleeps.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use support::polled::*;
+use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
+use zk_rwlock::coordinator::Coordinator;
+use zk_rwlock::{Contender, Deadlock, Dialect, Error, Loss, Memory, Mode, RwLock};
+
+const DIRECTORY: &str = "/lock";
+
+/// Longer than any test that does not say so.
+const IDLE: Duration = Duration::from_secs(60);
+
+fn keeping<C: Coordinator + Clone>(client: &C) -> RwLock {
+    RwLock::builder(client, DIRECTORY).keep(IDLE).build().expect("valid")
+}
+
+fn plain<C: Coordinator + Clone>(client: &C) -> RwLock {
+    RwLock::new(client, DIRECTORY).expect("valid")
+}
+
+/// A client that keeps, and a lock of another client; the lock's directory exists and is empty.
+fn two() -> (Memory, RwLock, RwLock) {
+    let zk = Memory::new();
+    let other = plain(&zk.connect());
+    drop(write(&other));
+    assert_nothing_left(&zk);
+    let kept = keeping(&zk);
+    (zk, kept, other)
+}
+
+/// The modes of the contenders in the directory, in order.
+fn line(zk: &Memory) -> Vec<Mode> {
+    let mut all: Vec<_> = zk.children(DIRECTORY).iter().filter_map(|name| Contender::parse(name)).collect();
+    all.sort_by_key(Contender::sequence);
+    all.iter().map(Contender::mode).collect()
+}
+
+#[track_caller]
+fn assert_nothing_left(zk: &Memory) {
+    assert_eq!(zk.children(DIRECTORY), Vec::<String>::new());
+    assert_eq!(zk.watches(), 0);
+}
+
+#[track_caller]
+fn costs<T>(zk: &Memory, requests: u64, what: &str, step: impl FnOnce() -> T) -> T {
+    let before = zk.requests();
+    let output = step();
+    assert_eq!(zk.requests() - before, requests, "{what}");
+    output
+}
+
+// Joining.
+
+#[test]
+fn a_kept_node_serves_a_thousand_reads_without_a_request() {
+    let (zk, kept, _) = two();
+    let first = costs(&zk, 4, "arm, create, list, and the watch on our own node", || read(&kept));
+    let (path, token) = (first.path(), first.fencing_token());
+    drop(first);
+    assert_eq!(line(&zk), [Mode::Read]);
+    costs(&zk, 0, "joining", || {
+        for _ in 0..1_000 {
+            let guard = read(&kept);
+            assert!(guard.is_held() && guard.path() == path && guard.fencing_token() == token);
+            now(guard.release()).expect("held");
+        }
+    });
+    assert!(Contender::parse(path.rsplit('/').next().expect("a name")).is_some_and(|it| it.keeps()));
+}
+
+#[test]
+fn a_kept_write_node_serves_writes_and_reads_without_a_request() {
+    let (zk, kept, _) = two();
+    drop(write(&kept));
+    costs(&zk, 0, "joining", || {
+        for _ in 0..100 {
+            drop(write(&kept));
+            let (one, two) = (read(&kept), read(&kept));
+            let mut late = writing(&kept);
+            assert_pending!(late.poll());
+            drop(one);
+            assert_pending!(late.poll());
+            drop(two);
+            drop(assert_ready_ok!(late.poll()));
+        }
+    });
+    assert_eq!(line(&zk), [Mode::Write]);
+}
+
+#[test]
+fn uses_of_one_write_node_are_granted_in_the_order_in_which_they_came() {
+    let (_, kept, _) = two();
+    let first = write(&kept);
+    let (mut one, mut two, mut three, mut four) = (reading(&kept), reading(&kept), writing(&kept), reading(&kept));
+    for waiting in [&mut one, &mut two, &mut four] {
+        assert_pending!(waiting.poll());
+    }
+    // It came after the fourth.
+    assert_pending!(three.poll());
+    drop(first);
+    assert!(one.is_woken() && two.is_woken() && four.is_woken() && !three.is_woken());
+    let (one, two, four) = (assert_ready_ok!(one.poll()), assert_ready_ok!(two.poll()), assert_ready_ok!(four.poll()));
+    let mut fifth = reading(&kept);
+    assert_pending!(fifth.poll(), "a write waits");
+    drop((one, two, four));
+    let three = assert_ready_ok!(three.poll());
+    assert_pending!(fifth.poll());
+    drop(three);
+    drop(assert_ready_ok!(fifth.poll()));
+}
+
+#[test]
+fn a_hundred_reads_at_once_acquire_one_node_together() {
+    let (zk, kept, _) = two();
+    drop(write(&plain(&zk)));
+    zk.cut(); // so that nothing is answered before all have asked
+    let mut all: Vec<_> = (0..100).map(|_| reading(&kept)).collect();
+    for reading in &mut all {
+        assert_pending!(reading.poll());
+    }
+    zk.heal();
+    let guards: Vec<_> = all.iter_mut().map(|reading| assert_ready_ok!(reading.poll())).collect();
+    assert_eq!(line(&zk), [Mode::Read]);
+    drop(guards);
+    assert_eq!(line(&zk), [Mode::Read]);
+    drop(kept);
+    assert_nothing_left(&zk);
+}
+
+// Asking.
+
+#[test]
+fn an_idle_node_is_given_up_as_soon_as_a_contender_waits() {
+    for mode in [Mode::Read, Mode::Write] {
+        let (zk, kept, other) = two();
+        match mode {
+            Mode::Read => drop((read(&kept), read(&kept))),
+            Mode::Write => drop(write(&kept)),
+        }
+        let guard = write(&other);
+        assert_eq!(line(&zk), [Mode::Write]);
+        drop(guard);
+        assert_nothing_left(&zk);
+    }
+}
+
+#[test]
+fn a_node_that_is_asked_for_admits_no_use_and_goes_with_the_last_that_it_has() {
+    let (zk, kept, other) = two();
+    let (one, two) = (read(&kept), read(&kept));
+    let mut writer = writing(&other);
+    assert_pending!(writer.poll());
+    let mut late = reading(&kept);
+    assert_pending!(late.poll(), "it queues up behind the writer that asked");
+    assert_eq!(line(&zk), [Mode::Read, Mode::Write, Mode::Read]);
+    drop(one);
+    assert_pending!(writer.poll());
+    drop(two);
+    let writer = assert_ready_ok!(writer.poll());
+    assert_pending!(late.poll());
+    drop(writer);
+    drop(assert_ready_ok!(late.poll()));
+}
+
+#[test]
+fn a_node_that_is_asked_for_before_its_grant_serves_those_who_wait_for_it_once() {
+    let (zk, kept, other) = two();
+    let holder = write(&other);
+    let (mut one, mut two) = (reading(&kept), reading(&kept));
+    assert_pending!(one.poll());
+    assert_pending!(two.poll());
+    let mut writer = writing(&other);
+    assert_pending!(writer.poll());
+    assert_eq!(line(&zk), [Mode::Write, Mode::Read, Mode::Write]);
+    drop(holder);
+    let (one, two) = (assert_ready_ok!(one.poll()), assert_ready_ok!(two.poll()));
+    let mut late = reading(&kept);
+    assert_pending!(late.poll(), "the node was asked for");
+    drop((one, two));
+    drop(assert_ready_ok!(writer.poll()));
+    drop(assert_ready_ok!(late.poll()));
+}
+
+#[test]
+fn of_writes_that_wait_for_a_node_that_is_asked_for_all_but_the_first_queue_up_again() {
+    let (zk, kept, other) = two();
+    let holder = write(&other);
+    let (mut one, mut two) = (writing(&kept), writing(&kept));
+    assert_pending!(one.poll());
+    assert_pending!(two.poll());
+    assert_eq!(line(&zk), [Mode::Write; 2], "the second waits for the first in its own process");
+    let mut reader = reading(&other);
+    assert_pending!(reader.poll());
+    assert_pending!(two.poll());
+    assert_eq!(line(&zk), [Mode::Write, Mode::Write, Mode::Read, Mode::Write]);
+    drop(holder);
+    drop(assert_ready_ok!(one.poll()));
+    let reader = assert_ready_ok!(reader.poll());
+    assert_pending!(two.poll());
+    drop(reader);
+    drop(assert_ready_ok!(two.poll()));
+}
+
+#[test]
+fn one_ask_serves_a_writer_behind_many_processes_that_keep_reads() {
+    let (zk, _, other) = two();
+    let clients: Vec<_> = (0..50).map(|_| zk.connect()).collect();
+    let locks: Vec<_> = clients.iter().map(keeping).collect();
+    for lock in &locks {
+        drop((read(lock), read(lock)));
+    }
+    assert_eq!(line(&zk), [Mode::Read; 50]);
+    let guard = costs(&zk, 50 + 6, "create, list, two watches, one ask, fifty removals, one listing", || write(&other));
+    drop(guard);
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn an_ask_leaves_the_data_of_the_directory_as_they_are() {
+    let (_zk, kept, other) = two();
+    let guard = write(&other);
+    now(guard.transaction().set(DIRECTORY, "what an application keeps there").commit()).expect("held");
+    drop(guard);
+    drop((read(&kept), read(&kept)));
+    let guard = write(&other);
+    let node = now(guard.data(DIRECTORY)).expect("held").expect("it exists");
+    assert_eq!(node.data, b"what an application keeps there");
+}
+
+#[test]
+fn a_waiter_of_the_same_session_asks_without_the_ensemble() {
+    let zk = Memory::new();
+    let (kept, other) = (keeping(&zk), plain(&zk));
+    drop((read(&kept), read(&kept)));
+    let version = |zk: &Memory| {
+        let guard = write(&plain(&zk.connect()));
+        now(guard.data(DIRECTORY)).expect("held").expect("it exists").version
+    };
+    drop(write(&other));
+    assert_eq!(version(&zk), 0, "nobody has set the directory's data");
+}
+
+#[test]
+fn a_try_asks_nobody() {
+    let (zk, kept, other) = two();
+    drop((read(&kept), read(&kept)));
+    let Error::WouldBlock { blockers } = now(other.try_write()).unwrap_err() else { panic!("it is kept") };
+    assert!(blockers.first[0].keeps);
+    assert_eq!(line(&zk), [Mode::Read]);
+    drop(now(other.try_read()).expect("shared"));
+}
+
+// One process, both modes.
+
+#[test]
+fn a_write_of_the_same_handle_gives_up_the_read_node_first() {
+    let (zk, kept, _) = two();
+    drop(read(&kept));
+    drop(write(&kept));
+    assert_eq!(line(&zk), [Mode::Write]);
+    drop(read(&kept));
+    assert_eq!(line(&zk), [Mode::Write]);
+}
+
+#[test]
+fn a_try_write_of_the_same_handle_is_not_in_its_own_way() {
+    let (zk, kept, _) = two();
+    drop(read(&kept));
+    drop(now(kept.try_write()).expect("only kept"));
+    assert_eq!(line(&zk), [Mode::Write]);
+    let guard = now(kept.try_write()).expect("kept");
+    let Error::WouldBlock { blockers } = now(kept.try_read()).unwrap_err() else { panic!("a write runs") };
+    assert_eq!(blockers.ahead, 1);
+    drop(guard);
+}
+
+#[test]
+fn a_downgraded_write_goes_on_as_a_kept_read_node() {
+    let (zk, kept, other) = two();
+    let guard = write(&kept);
+    let (mut reader, mut writer) = (reading(&kept), writing(&kept));
+    assert_pending!(reader.poll());
+    assert_pending!(writer.poll());
+    let token = guard.fencing_token();
+    let guard = now(guard.downgrade()).expect("held");
+    assert_eq!(guard.fencing_token(), token);
+    let reader = assert_ready_ok!(reader.poll());
+    assert_eq!(reader.fencing_token(), token);
+    drop(now(other.try_read()).expect("readers of other processes hold with it"));
+    assert_pending!(writer.poll(), "a READ node does not cover it");
+    assert_eq!(line(&zk), [Mode::Read, Mode::Write]);
+    drop((guard, reader));
+    drop(assert_ready_ok!(writer.poll()));
+}
+
+#[test]
+fn a_downgrade_that_is_dropped_gives_the_lock_back() {
+    let (zk, kept, other) = two();
+    let guard = write(&kept);
+    zk.cut();
+    let mut downgrade = tokio_test::task::spawn(guard.downgrade());
+    assert_pending!(downgrade.poll());
+    drop(downgrade);
+    zk.heal();
+    drop(write(&other));
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_guard_that_is_shared_ends_its_use_with_the_last_share() {
+    let (zk, kept, other) = two();
+    let guard = read(&kept);
+    let inner = guard.share();
+    drop(guard);
+    let mut writer = writing(&other);
+    assert_pending!(writer.poll());
+    let more = inner.share();
+    drop(inner);
+    assert_pending!(writer.poll());
+    now(more.release()).expect("held");
+    drop(assert_ready_ok!(writer.poll()));
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_use_that_gave_its_path_away_ends_the_keeping_of_a_write_node() {
+    let (zk, kept, _) = two();
+    let guard = write(&kept);
+    let path = guard.path();
+    drop(guard);
+    assert!(zk.children(DIRECTORY).iter().all(|name| !path.ends_with(name)), "a check of that path must fail by now");
+}
+
+// The end of a node.
+
+#[test]
+fn the_last_clone_of_a_handle_takes_its_idle_node_with_it() {
+    let (zk, kept, _) = two();
+    let clone = kept.clone();
+    drop(read(&kept));
+    drop(kept);
+    assert_eq!(line(&zk), [Mode::Read]);
+    let guard = read(&clone);
+    drop(clone);
+    assert_eq!(line(&zk), [Mode::Read]);
+    drop(guard);
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_lost_node_admits_no_use() {
+    for how in [Memory::expire as fn(&Memory), |zk| zk.remove(&format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]))] {
+        let (zk, kept, other) = two();
+        let guard = write(&kept);
+        drop(guard);
+        let guard = write(&kept);
+        how(&zk);
+        assert!(!guard.is_held());
+        drop(guard);
+        let other = write(&other);
+        let mut late = writing(&kept);
+        assert_pending!(late.poll());
+        drop(other);
+        drop(assert_ready_ok!(late.poll()));
+    }
+}
+
+#[test]
+fn an_idle_node_that_was_lost_is_not_used_again() {
+    let (zk, kept, other) = two();
+    drop((read(&kept), read(&kept)));
+    zk.expire();
+    let writer = write(&other);
+    let mut late = reading(&kept);
+    assert_pending!(late.poll());
+    drop(writer);
+    assert!(assert_ready_ok!(late.poll()).is_held());
+}
+
+#[test]
+fn a_directory_deleted_under_a_kept_node_ends_it() {
+    let (zk, kept, other) = two();
+    drop((read(&kept), read(&kept)));
+    zk.remove(DIRECTORY);
+    let guard = write(&other);
+    assert!(guard.is_held());
+    let mut late = reading(&kept);
+    assert_pending!(late.poll());
+}
+
+#[test]
+fn guards_on_one_node_are_lost_together() {
+    let (zk, kept, _) = two();
+    let (one, two) = (read(&kept), read(&kept));
+    zk.expire();
+    assert!(matches!(now(one.lost()), Loss::SessionOver(_)) && matches!(now(two.lost()), Loss::SessionOver(_)));
+    assert!(matches!(now(one.release()), Err(Error::Lost(_))));
+    let after = read(&kept);
+    assert!(after.is_held() && !two.is_held());
+}
+
+#[test]
+fn a_closed_client_grants_nothing_from_a_kept_node() {
+    let (zk, kept, _) = two();
+    drop(read(&kept));
+    now(zk.close());
+    assert_ready_err!(reading(&kept).poll());
+}
+
+// Waiting.
+
+#[test]
+fn those_who_wait_keep_the_place_of_one_that_is_cancelled() {
+    let (zk, kept, other) = two();
+    let holder = write(&other);
+    let mut all: Vec<_> = (0..3).map(|_| reading(&kept)).collect();
+    for waiting in &mut all {
+        assert_pending!(waiting.poll());
+    }
+    let place = zk.children(DIRECTORY);
+    drop(all.remove(0));
+    assert_eq!(zk.children(DIRECTORY), place);
+    drop(holder);
+    assert!(all.iter().all(|it| it.is_woken()));
+    for waiting in &mut all {
+        drop(assert_ready_ok!(waiting.poll()));
+    }
+}
+
+#[test]
+fn after_all_who_wait_give_up_nothing_is_left_and_the_next_enters_afresh() {
+    let (zk, kept, other) = two();
+    let holder = write(&other);
+    let mut all: Vec<_> = (0..3).map(|_| reading(&kept)).collect();
+    for waiting in &mut all {
+        assert_pending!(waiting.poll());
+    }
+    drop(all);
+    assert_eq!(line(&zk), [Mode::Write]);
+    drop(holder);
+    drop(read(&kept));
+    assert_eq!(line(&zk), [Mode::Read]);
+}
+
+#[test]
+fn all_who_wait_hear_of_a_failure_and_the_next_one_enters_afresh() {
+    let (zk, kept, other) = two();
+    let holder = write(&other);
+    let (mut one, mut two) = (reading(&kept), reading(&kept));
+    assert_pending!(one.poll());
+    assert_pending!(two.poll());
+    zk.expire();
+    for waiting in [&mut one, &mut two] {
+        assert!(matches!(assert_ready_err!(waiting.poll()), Error::Evicted(_)));
+    }
+    drop(holder);
+    drop(read(&kept));
+}
+
+#[test]
+fn a_task_that_waits_for_its_own_use_is_warned_or_refused() {
+    let zk = Memory::new();
+    let lock = RwLock::builder(&zk, DIRECTORY).keep(IDLE).on_deadlock(Deadlock::Refuse).build().expect("valid");
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    runtime.block_on(async {
+        let guard = lock.write().await.expect("free");
+        for error in [lock.write().await.unwrap_err(), lock.read().await.unwrap_err()] {
+            assert!(matches!(error, Error::WouldDeadlock { same_task: true, .. }), "{error}");
+        }
+        drop(guard);
+        let guard = lock.read().await.expect("kept");
+        assert!(matches!(lock.write().await, Err(Error::WouldDeadlock { same_task: true, .. })));
+        drop(guard);
+        drop(lock.write().await.expect("an idle node is no reason"));
+    });
+}
+
+// Input.
+
+#[test]
+fn what_cannot_be_kept_is_refused_with_the_reason() {
+    let zk = Memory::new();
+    let zero = RwLock::builder(&zk, DIRECTORY).keep(Duration::ZERO).build().expect_err("zero");
+    assert!(matches!(&zero, Error::InvalidInput(problem) if problem.contains("keep")), "{zero}");
+    for dialect in [Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo] {
+        let error = RwLock::builder(&zk, DIRECTORY).dialect(dialect).keep(IDLE).build().expect_err("nobody asks");
+        assert!(matches!(&error, Error::InvalidInput(problem) if problem.contains("keep")), "{error}");
+    }
+    let forever = RwLock::builder(&zk, DIRECTORY).keep(Duration::MAX).build().expect("valid");
+    drop((read(&forever), read(&forever)));
+}
+
+#[test]
+fn a_clone_on_another_thread_joins_too() {
+    let (zk, kept, _) = two();
+    drop(read(&kept));
+    let kept = Arc::new(kept);
+    let before = zk.requests();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..1_000).for_each(|_| drop(kept.blocking_read().expect("kept"))));
+        }
+    });
+    assert_eq!(zk.requests(), before);
+}
