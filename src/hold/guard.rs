@@ -295,6 +295,11 @@ impl ReadGuard {
         ReadGuard { held: Arc::new(held) }
     }
 
+    /// Whether its node is kept between uses.
+    pub(crate) fn is_kept(&self) -> bool {
+        matches!(*self.held, Held::Kept(_))
+    }
+
     /// One more guard on the same node, without queueing. Use it for a re-entrant read.
     ///
     /// The node leaves with its last guard. All its guards are lost together.

@@ -55,6 +55,8 @@ pub(crate) struct OwnNode {
     /// How many transactions under this hold have an unknown outcome. A path that was given to the caller counts as
     /// one.
     unsettled: AtomicUsize,
+    /// How many transactions under this hold were sent.
+    writes: AtomicUsize,
     listener: Weak<dyn Listener>,
     /// When the library learnt of the node.
     entered: Moment,
@@ -104,9 +106,18 @@ impl OwnNode {
             own: None,
             is_watched: false,
         });
-        let (changed, unsettled, entered) = (Notify::new(), AtomicUsize::new(0), listener.lease().now());
+        let (changed, entered) = (Notify::new(), listener.lease().now());
+        let (unsettled, writes) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let listener: Weak<L> = Arc::downgrade(listener);
-        Arc::new_cyclic(|this| OwnNode { state, changed, unsettled, listener, entered, this: Weak::clone(this) })
+        Arc::new_cyclic(|this| OwnNode {
+            state,
+            changed,
+            unsettled,
+            writes,
+            listener,
+            entered,
+            this: Weak::clone(this),
+        })
     }
 
     pub(crate) fn path(&self) -> String {
@@ -137,11 +148,18 @@ impl OwnNode {
     /// A transaction is sent that is carried out only while the node is there.
     pub(crate) fn write_begins(&self) {
         self.unsettled.fetch_add(1, Ordering::Relaxed);
+        self.writes.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A transaction was carried out, or never will be.
     pub(crate) fn write_settled(&self) {
         self.unsettled.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// How many transactions were sent under this hold, if all of them are settled.
+    pub(crate) fn settled_writes(&self) -> Option<usize> {
+        let writes = self.writes.load(Ordering::Relaxed);
+        (!self.may_yet_write()).then_some(writes)
     }
 
     /// Whether a transaction may yet be carried out.

@@ -210,7 +210,7 @@ impl<T: Send + Sync + 'static> Rest<T> {
     }
 
     async fn finish_read(self, guard: ReadGuard) -> Result<SharedReadGuard<T>, Error> {
-        let stored = self.store.read(guard.held()).await?;
+        let stored = self.store.read_under(&guard).await?;
         Ok(SharedReadGuard::new(stored, guard))
     }
 

@@ -19,7 +19,7 @@ use crate::value::store::{Loaded, Store};
 /// The value was read once, when the lock was granted. Dropping the guard gives the lock back.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct SharedReadGuard<T> {
-    stored: Stored<T>,
+    stored: Arc<Stored<T>>,
     guard: ReadGuard,
 }
 
@@ -32,7 +32,6 @@ pub struct SharedWriteGuard<T> {
     value: T,
     written: Option<Written>,
     base: Base,
-    commits: u32,
     /// A commit was dropped, or its outcome could not be found.
     in_doubt: bool,
     label: Option<String>,
@@ -106,7 +105,7 @@ shared_guard!(SharedReadGuard, ReadGuard);
 shared_guard!(SharedWriteGuard, WriteGuard);
 
 impl<T> SharedReadGuard<T> {
-    pub(crate) fn new(stored: Stored<T>, guard: ReadGuard) -> Self {
+    pub(crate) fn new(stored: Arc<Stored<T>>, guard: ReadGuard) -> Self {
         SharedReadGuard { stored, guard }
     }
 
@@ -115,9 +114,13 @@ impl<T> SharedReadGuard<T> {
         self.stored.written()
     }
 
-    /// The value alone. The lock is given back in the background.
-    pub fn into_inner(self) -> T {
-        self.stored.into_inner()
+    /// The value alone. The lock is given back in the background. The value is cloned if other reads have it, too,
+    /// because its lock is [kept](crate::SharedBuilder::keep).
+    pub fn into_inner(self) -> T
+    where
+        T: Clone,
+    {
+        Arc::unwrap_or_clone(self.stored).into_inner()
     }
 }
 
@@ -132,7 +135,7 @@ impl<T> Deref for SharedReadGuard<T> {
 impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     pub(crate) fn new(loaded: Loaded<T>, label: Option<String>, store: Arc<Store<T>>, guard: WriteGuard) -> Self {
         let Loaded { value, written, base } = loaded;
-        SharedWriteGuard { value, written, base, commits: 0, in_doubt: false, label, store, guard }
+        SharedWriteGuard { value, written, base, in_doubt: false, label, store, guard }
     }
 
     /// Writes the value as it is now. One transaction checks that the lock is held and that no client has written the
@@ -179,9 +182,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         if self.in_doubt {
             self.base = self.store.base(self.guard.held(), self.base).await?;
         }
-        let (bytes, written) =
-            self.store.seal(&self.value, self.guard.held(), &self.label, self.commits + 1, self.base)?;
-        self.commits = written.commit;
+        let (bytes, written) = self.store.seal(&self.value, self.guard.held(), &self.label, self.base)?;
         self.in_doubt = true;
         let answer = self.store.put(self.guard.held(), &bytes, &written, self.base).await;
         self.in_doubt = matches!(answer, Err(Error::OutcomeUnknown { .. }));
@@ -216,7 +217,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// As [`WriteGuard::downgrade`], and as [`Shared::read`](crate::Shared::read) for the value.
     pub async fn downgrade(self) -> Result<SharedReadGuard<T>, Error> {
         let guard = self.guard.downgrade().await?;
-        let stored = self.store.read(guard.held()).await?;
+        let stored = self.store.read_under(&guard).await?;
         Ok(SharedReadGuard::new(stored, guard))
     }
 

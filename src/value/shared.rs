@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::error::Error;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
@@ -221,7 +222,36 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         self
     }
 
-    /// Options of the lock: host, label, sharing of reads, warnings, and so on.
+    /// Keeps the lock between uses, until another contender asks for it: see [`RwLockBuilder::keep`]. Default: it is not
+    /// kept.
+    ///
+    /// Under a kept READ node the value is read once. Until the node is asked for, [`read`](Shared::read) then gives the
+    /// newest committed value, exactly, without a request and without a wait. What it costs is that each writer asks
+    /// this process, and waits until it has given the lock up. [`latest`](Shared::latest) holds up no writer, and may be
+    /// older.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "json")]
+    /// # tokio_test::block_on(async {
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, Shared};
+    /// # let zk = Memory::new();
+    /// let limit: Shared<u32> =
+    ///     Shared::builder(&zk, "/limits/requests").initial(|| 100).keep(Duration::from_secs(60)).build()?;
+    /// assert_eq!(*limit.read().await?, 100);
+    /// let before = zk.requests();
+    /// assert_eq!(*limit.read().await?, 100);
+    /// assert_eq!(zk.requests(), before);
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn keep(mut self, idle: Duration) -> Self {
+        self.lock = self.lock.keep(idle);
+        self
+    }
+
+    /// Options of the lock: host, label, warnings, and so on.
     ///
     /// # Examples
     ///
@@ -232,7 +262,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// # use zk_rwlock::{Memory, Shared};
     /// # let zk = Memory::new();
     /// let limit: Shared<u32> = Shared::builder(&zk, "/limits/requests")
-    ///     .lock(|lock| lock.host("web-1").share_reads(Duration::from_millis(100)))
+    ///     .lock(|lock| lock.host("web-1").warn_after_holding(Duration::from_secs(60)))
     ///     .build()?;
     /// # Ok(()) }
     /// # #[cfg(not(feature = "json"))]
@@ -310,7 +340,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         self.terms.check_name()?;
         let lock = self.lock.build()?;
         let cache = Cache::new(self.coordinator, path, self.terms);
-        Ok(Shared { store: Arc::new(Store { cache, lock }) })
+        Ok(Shared { store: Arc::new(Store::new(cache, lock)) })
     }
 }
 

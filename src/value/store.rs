@@ -1,9 +1,10 @@
 //! The value's node while the lock is held: read, begun, written; knows the lock only by its host and its label.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
+use crate::hold::guard::ReadGuard;
 use crate::hold::hold::Hold;
 use crate::lock::rw_lock::RwLock;
 use crate::session::loss::Loss;
@@ -19,6 +20,16 @@ pub(crate) struct Store<T> {
     /// Dropped first, so that the watch and its session slot are given up before the coordinator is.
     pub(crate) cache: Arc<Cache<T>>,
     pub(crate) lock: RwLock,
+    newest: Mutex<Newest<T>>,
+}
+
+/// What is known of the newest node under which the value was used. A kept node serves many uses under one token.
+struct Newest<T> {
+    token: i64,
+    /// How many commits under the token were tried.
+    commits: u32,
+    /// The value that a read found under the token, and how many transactions had been sent by then.
+    value: Option<(usize, Arc<Stored<T>>)>,
 }
 
 /// The value that a write begins with.
@@ -29,6 +40,46 @@ pub(crate) struct Loaded<T> {
 }
 
 impl<T> Store<T> {
+    pub(crate) fn new(cache: Arc<Cache<T>>, lock: RwLock) -> Store<T> {
+        Store { cache, lock, newest: Mutex::new(Newest { token: 0, commits: 0, value: None }) }
+    }
+
+    /// The number of the next commit under this token. No two commits under one token have the same number, so that a
+    /// commit whose answer was lost can be told from the others.
+    pub(crate) fn next_commit(&self, token: i64) -> u32 {
+        let mut newest = self.newest_of(token);
+        newest.commits = newest.commits.saturating_add(1);
+        newest.commits
+    }
+
+    /// The value that an earlier read has found under the same kept node. It cannot have changed since: a writer would
+    /// need the lock, and a transaction of this process would have been counted.
+    pub(crate) fn kept(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
+        let writes = guard.held().own_node().settled_writes().filter(|_| guard.is_kept())?;
+        let newest = self.newest_of(guard.fencing_token());
+        let known = newest.value.as_ref().filter(|_| newest.token == guard.fencing_token());
+        known.filter(|(before, _)| *before == writes).map(|(_, value)| Arc::clone(value))
+    }
+
+    fn keep(&self, guard: &ReadGuard, writes: Option<usize>, value: &Arc<Stored<T>>) {
+        if let Some(writes) = writes.filter(|_| guard.is_kept()) {
+            let mut newest = self.newest_of(guard.fencing_token());
+            let is_newest = newest.token == guard.fencing_token();
+            let old = is_newest.then(|| newest.value.replace((writes, Arc::clone(value))));
+            drop(newest);
+            drop(old);
+        }
+    }
+
+    /// What is known under this token: nothing, if it is a new one. Tokens rise from node to node.
+    fn newest_of(&self, token: i64) -> MutexGuard<'_, Newest<T>> {
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        if newest.token < token {
+            *newest = Newest { token, commits: 0, value: None };
+        }
+        newest
+    }
+
     pub(crate) fn label(&self) -> Option<String> {
         self.lock.handle.label.clone()
     }
@@ -41,15 +92,15 @@ impl<T: Send + Sync + 'static> Store<T> {
         value: &T,
         held: &Hold,
         label: &Option<String>,
-        commit: u32,
         base: Base,
     ) -> Result<(Vec<u8>, Written), Error> {
         let terms = &self.cache.terms;
+        let token = held.position().czxid;
         let written = Written {
             host: self.lock.handle.host.clone(),
             label: label.clone(),
-            token: held.position().czxid,
-            commit,
+            token,
+            commit: self.next_commit(token),
             at: envelope::now(),
             schema: terms.schema,
         };
@@ -81,8 +132,19 @@ impl<T: Send + Sync + 'static> Store<T> {
         Ok(if is_ours { now } else { before })
     }
 
+    /// The value, read under the lock. Under a kept node only the first read asks for it.
+    pub(crate) async fn read_under(&self, guard: &ReadGuard) -> Result<Arc<Stored<T>>, Error> {
+        if let Some(value) = self.kept(guard) {
+            return Ok(value);
+        }
+        let writes = guard.held().own_node().settled_writes();
+        let value = Arc::new(self.read(guard.held()).await?);
+        self.keep(guard, writes, &value);
+        Ok(value)
+    }
+
     /// The value, read under the lock.
-    pub(crate) async fn read(&self, held: &Hold) -> Result<Stored<T>, Error> {
+    async fn read(&self, held: &Hold) -> Result<Stored<T>, Error> {
         let mut tries = 0;
         loop {
             let node = held.data(&self.cache.path).await?;
@@ -99,7 +161,7 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     /// Writes the first value, unless another reader was faster.
     async fn begin(&self, held: &Hold, value: T, base: Base) -> Result<(), Error> {
-        let (bytes, written) = self.seal(&value, held, &self.label(), 1, base)?;
+        let (bytes, written) = self.seal(&value, held, &self.label(), base)?;
         drop(value);
         match self.put(held, &bytes, &written, base).await {
             Ok(version) => {

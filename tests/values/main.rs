@@ -2,6 +2,7 @@
 
 mod checks;
 mod crashes;
+mod kept;
 mod wire;
 
 macro_rules! on_both {

@@ -1,0 +1,100 @@
+//! Values behind a lock that is kept between uses: always the newest, and at no cost while nobody writes.
+
+use std::time::Duration;
+
+use zk_rwlock::{Memory, Shared, ZooKeeper};
+
+use support::scene::{connect, eventually, soon};
+use support::server::shared_server;
+use support::wire::{Close, Frames, Op, Proxy, Rule};
+
+/// Longer than any test.
+const IDLE: Duration = Duration::from_secs(600);
+
+fn kept(client: &ZooKeeper, path: &str) -> Shared<u64> {
+    Shared::builder(client, path).initial(|| 0).keep(IDLE).build().expect("a valid path")
+}
+
+fn plain(client: &ZooKeeper, path: &str) -> Shared<u64> {
+    Shared::builder(client, path).initial(|| 0).build().expect("a valid path")
+}
+
+#[tokio::test]
+async fn kept_reads_cost_nothing_and_always_give_the_newest_value() {
+    let wire = Proxy::start(shared_server().address());
+    let (here, there) = (connect(&wire.address()).await, connect(&shared_server().address()).await);
+    let (reader, writer) = (kept(&here, "/kept/newest"), plain(&there, "/kept/newest"));
+    for value in 1..=20 {
+        let mut guard = soon("the lock that is only kept", writer.write()).await.unwrap();
+        *guard = value;
+        guard.commit().await.unwrap();
+        guard.release().await.unwrap();
+        // Twice, so that keeping pays.
+        for _ in 0..2 {
+            assert_eq!(*soon("a read", reader.read()).await.unwrap(), value);
+        }
+        // Keep-alive arms the watch on the own node a moment later.
+        if value == 20 {
+            eventually("the node is watched", || async { wire.count(Op::GetData) > 0 }).await;
+        }
+        let before = wire.requests().len();
+        for _ in 0..1_000 {
+            assert_eq!(*reader.read().await.unwrap(), value);
+        }
+        // A heartbeat may fall into it: one read and one check.
+        assert!(wire.requests().len() - before <= 3, "{:?}", &wire.requests()[before..]);
+    }
+}
+
+#[tokio::test]
+async fn commits_of_several_uses_of_one_node_are_told_apart_when_an_answer_is_lost() {
+    let wire = Proxy::start(shared_server().address());
+    let zk = connect(&wire.address()).await;
+    let shared = kept(&zk, "/kept/apart");
+    let mut tokens = Vec::new();
+    for value in 1..=6 {
+        let mut guard = soon("the write", shared.write()).await.unwrap();
+        assert_eq!(*guard, value - 1);
+        *guard = value;
+        let frames = if value % 2 == 1 { Frames::requests(Op::Multi) } else { Frames::replies(Op::Multi) };
+        let fault = (value > 2).then(|| wire.apply(Rule::on(frames.about("/value")).close(0, Close::Rst)));
+        let written = soon("the commit", guard.commit()).await.unwrap();
+        assert!(fault.is_none_or(|fault| fault.has_struck()));
+        tokens.push((written.token, written.commit));
+        guard.release().await.unwrap();
+    }
+    assert_eq!(*soon("the read", shared.read()).await.unwrap(), 6);
+    // A commit that was in doubt is the last one under its node.
+    assert_eq!(tokens[..3], [1, 2, 3].map(|commit| (tokens[0].0, commit)), "one node served them");
+    assert!(tokens.is_sorted() && tokens[2].0 < tokens[3].0, "{tokens:?}");
+}
+
+#[tokio::test]
+async fn a_read_after_a_write_of_the_same_process_gives_what_was_written() {
+    let zk = Memory::new();
+    let shared: Shared<u64> = Shared::builder(&zk, "/kept/own").initial(|| 0).keep(IDLE).build().unwrap();
+    for value in 1..=10 {
+        let mut guard = shared.write().await.unwrap();
+        *guard = value;
+        guard.commit().await.unwrap();
+        drop(guard);
+        assert_eq!(*shared.read().await.unwrap(), value);
+        assert_eq!(shared.read().await.unwrap().into_inner(), value);
+    }
+    let guard = shared.write().await.unwrap();
+    let reader = guard.downgrade().await.unwrap();
+    assert_eq!((*reader, *shared.read().await.unwrap()), (10, 10));
+}
+
+#[tokio::test]
+async fn a_transaction_on_the_value_by_hand_is_seen_by_the_next_kept_read() {
+    let zk = Memory::new();
+    let shared: Shared<String> =
+        Shared::builder(&zk, "/kept/by-hand").initial(|| "one".to_owned()).keep(IDLE).build().unwrap();
+    let guard = shared.read().await.unwrap();
+    let bytes = guard.lock().data(shared.value_path()).await.unwrap().unwrap().data;
+    let other = String::from_utf8(bytes).unwrap().replace("one", "two");
+    guard.lock().transaction().set(shared.value_path(), other).commit().await.unwrap();
+    drop(guard);
+    assert_eq!(*shared.read().await.unwrap(), "two");
+}
