@@ -26,7 +26,7 @@ pub(crate) struct Store<T> {
 /// What is known of the newest node under which the value was used. A kept node serves many uses under one token.
 struct Newest<T> {
     token: i64,
-    /// How many commits under the token were tried.
+    /// How many commits under the token were sent.
     commits: u32,
     /// The value that a read found under the token, and how many transactions had been sent by then.
     value: Option<(usize, Arc<Stored<T>>)>,
@@ -42,14 +42,6 @@ pub(crate) struct Loaded<T> {
 impl<T> Store<T> {
     pub(crate) fn new(cache: Arc<Cache<T>>, lock: RwLock) -> Store<T> {
         Store { cache, lock, newest: Mutex::new(Newest { token: 0, commits: 0, value: None }) }
-    }
-
-    /// The number of the next commit under this token. No two commits under one token have the same number, so that a
-    /// commit whose answer was lost can be told from the others.
-    pub(crate) fn next_commit(&self, token: i64) -> u32 {
-        let mut newest = self.newest_of(token);
-        newest.commits = newest.commits.saturating_add(1);
-        newest.commits
     }
 
     /// The value that an earlier read has found under the same kept node. It cannot have changed since: a writer would
@@ -100,11 +92,14 @@ impl<T: Send + Sync + 'static> Store<T> {
             host: self.lock.handle.host.clone(),
             label: label.clone(),
             token,
-            commit: self.next_commit(token),
+            commit: self.newest_of(token).commits.saturating_add(1),
             at: envelope::now(),
             schema: terms.schema,
         };
         let bytes = terms.seal(value, &written, base.mark).map_err(|error| self.cache.fault(error))?;
+        // No two commits under one token have the same number, so that a commit whose answer was lost can be told from
+        // those of earlier uses of the node.
+        self.newest_of(token).commits = written.commit;
         Ok((bytes, written))
     }
 
