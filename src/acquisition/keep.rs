@@ -52,7 +52,7 @@ impl Keeper {
         &self,
         mode: Mode,
         asker: Asker,
-        begin: impl FnOnce(&Arc<Kept>) -> (Work, Arc<Waiting>),
+        begin: impl Fn(&Arc<Kept>) -> (Work, Arc<Waiting>),
     ) -> Found {
         loop {
             let before = self.newest().clone();
@@ -60,22 +60,21 @@ impl Keeper {
                 Found::Nothing => {}
                 found => return found,
             }
-            let mut newest = self.newest();
-            // Another use was as fast.
-            if newest.as_ref().map(Arc::as_ptr) != before.as_ref().map(Arc::as_ptr) {
-                continue;
-            }
             let Some(kept) = self.begins(mode) else {
-                drop(newest);
                 self.let_go_of(before);
                 return Found::Nothing;
             };
             let (work, waiting) = begin(&kept);
             let entry = Entry::new(kept, Progress::UnderWay(work), waiting);
-            *newest = Some(Arc::clone(&entry));
-            drop(newest);
-            self.let_go_of(before);
-            return entry.join(mode, asker);
+            let found = entry.join(mode, asker);
+            let mut newest = self.newest();
+            // Another use may have been as fast.
+            if newest.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
+                *newest = Some(entry);
+                drop(newest);
+                self.let_go_of(before);
+                return found;
+            }
         }
     }
 

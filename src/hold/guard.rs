@@ -147,6 +147,9 @@ macro_rules! guard {
             /// With this a long piece of work can make way at a good moment. Nothing forces it to. After this guard is
             /// released, a waiting writer may still have to wait for other readers.
             ///
+            /// If the node is [kept](crate::RwLockBuilder::keep), uses of the same process that wait for this guard count,
+            /// too. They have no node of their own: the contender given is then this guard's own.
+            ///
             /// It costs nothing unless it is called. A call costs a listing with a watch on the lock's directory. A
             /// writer's guard lists once more when a contender came. A reader's guard lists once more whenever a reader
             /// comes or goes, at most 50 times a second: so let one reader of many call it. Dropping the future ends

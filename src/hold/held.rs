@@ -5,6 +5,7 @@ use std::ops::Deref;
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::hold::kept::KeptUse;
+use crate::queue::contender::Contender;
 
 /// What a guard holds.
 pub(crate) enum Held {
@@ -21,6 +22,13 @@ impl Held {
                 Some(hold) => hold.give_back().await,
                 None => used.hold().loss().map_or(Ok(()), |loss| Err(Error::Lost(loss))),
             },
+        }
+    }
+
+    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
+        match self {
+            Held::Alone(hold) => hold.contended().await,
+            Held::Kept(used) => used.contended().await,
         }
     }
 

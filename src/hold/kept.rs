@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::hold::trace::Holding;
+use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
 use crate::queue::payoff::Payoff;
 use crate::queue::uses::{Joined, Standing, Uses};
@@ -24,6 +25,8 @@ pub(crate) struct Kept {
     idle: Duration,
     payoff: Arc<Mutex<Payoff>>,
     state: Mutex<State>,
+    /// A use began to wait.
+    crowded: Notify,
     this: Weak<Kept>,
 }
 
@@ -59,14 +62,19 @@ impl Kept {
     pub(crate) fn new(mode: Mode, idle: Duration, payoff: &Arc<Mutex<Payoff>>) -> Arc<Kept> {
         let state = State { uses: Uses::new(mode), hold: None, used: Moment::ZERO, _watched_over: None };
         let payoff = Arc::clone(payoff);
-        Arc::new_cyclic(|this| Kept { idle, payoff, state: Mutex::new(state), this: Weak::clone(this) })
+        let (state, crowded) = (Mutex::new(state), Notify::new());
+        Arc::new_cyclic(|this| Kept { idle, payoff, state, crowded, this: Weak::clone(this) })
     }
 
     pub(crate) fn join(self: &Arc<Self>, mode: Mode, asker: Asker) -> Join {
         let mut state = self.state();
         match state.uses.join(mode, asker) {
             Joined::Refused => Join::Refused,
-            Joined::Waits(number) => Join::Waits(WaitingUse { kept: Arc::clone(self), number, is_over: false }),
+            Joined::Waits(number) => {
+                drop(state);
+                self.crowded.notify_waiters();
+                Join::Waits(WaitingUse { kept: Arc::clone(self), number, is_over: false })
+            }
             Joined::Runs(number) => {
                 let hold = state.hold.clone();
                 drop(state);
@@ -169,6 +177,19 @@ impl Kept {
         Some((Arc::clone(state.hold.as_ref()?), same))
     }
 
+    /// Waits until a use of this process waits for another.
+    async fn is_crowded(&self) {
+        loop {
+            // Registered before looking, so that a change in between is not missed.
+            let mut crowded = std::pin::pin!(self.crowded.notified());
+            crowded.as_mut().enable();
+            if self.state().uses.is_crowded() {
+                return;
+            }
+            crowded.await;
+        }
+    }
+
     /// A use has ended. Gives the hold, if it was the last use of a node that is to be given up.
     fn end(&self, number: u64, hold: &Hold) -> Option<Arc<Hold>> {
         let mut state = self.state();
@@ -190,7 +211,7 @@ impl Kept {
     fn may_idle(&self, now: Moment) -> Duration {
         let state = self.state();
         if state.hold.is_some() && state.uses.is_idle() {
-            (state.used + self.idle).saturating_sub(now)
+            state.used.saturating_add(self.idle).saturating_sub(now)
         } else {
             self.idle
         }
@@ -261,6 +282,16 @@ pub(crate) struct KeptUse {
 impl KeptUse {
     pub(crate) fn hold(&self) -> &Arc<Hold> {
         &self.hold
+    }
+
+    /// Waits until a contender waits that this use keeps out. A use of this process that waits has no node of its own, so
+    /// the contender is then this process's own.
+    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
+        tokio::select! {
+            biased;
+            first = self.hold.contended() => first,
+            () = self.kept.is_crowded() => Ok(self.hold.contender().clone()),
+        }
     }
 
     /// The lock was granted to this use. `holding` ends with it.

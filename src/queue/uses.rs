@@ -152,6 +152,11 @@ impl<A: Copy, W: Clone> Uses<A, W> {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
+    /// Whether a use waits.
+    pub(crate) fn is_crowded(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     pub(crate) fn is_asked(&self) -> bool {
         self.is_asked
     }

@@ -506,3 +506,17 @@ fn a_clone_on_another_thread_joins_too() {
     });
     assert_eq!(zk.requests(), before);
 }
+
+#[test]
+fn a_use_that_waits_in_the_same_process_contends() {
+    let (_zk, kept, _) = two();
+    drop(write(&kept));
+    let guard = write(&kept);
+    let mut contended = tokio_test::task::spawn(guard.contended());
+    assert_pending!(contended.poll());
+    let mut late = reading(&kept);
+    assert_pending!(late.poll());
+    assert!(contended.is_woken());
+    let contender = assert_ready_ok!(contended.poll());
+    assert!(guard.path().ends_with(contender.name()));
+}
