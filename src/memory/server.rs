@@ -130,8 +130,8 @@ impl Ensemble {
     }
 
     /// Runs a task on the threads that make it ready.
-    pub(super) fn spawn(&self, chore: Task) {
-        self.executor.spawn(chore);
+    pub(super) fn spawn(&self, task: Task) {
+        self.executor.spawn(task);
     }
 }
 

@@ -163,8 +163,8 @@ impl Session for MemorySession {
         })
     }
 
-    fn spawn(&self, chore: Task) {
-        self.ensemble.spawn(chore);
+    fn spawn(&self, task: Task) {
+        self.ensemble.spawn(task);
     }
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {

@@ -118,9 +118,9 @@ struct Member<T> {
     id: u64,
     mode: Mode,
     czxid: i64,
-    who: T,
+    entry: T,
     before: Before,
-    way: LocalTurn,
+    turn: LocalTurn,
     /// It has left, and is remembered for the contender that comes directly after it.
     has_left: bool,
 }
@@ -132,8 +132,8 @@ impl<T> Default for LocalQueue<T> {
 }
 
 impl<T: Clone> LocalQueue<T> {
-    /// Enters `who`, whose node transaction `czxid` created. Returns the contenders to wake.
-    pub(crate) fn enter(&mut self, id: u64, slot: Slot, czxid: i64, who: &T) -> Vec<T> {
+    /// Enters `entry`, whose node transaction `czxid` created. Returns the contenders to wake.
+    pub(crate) fn enter(&mut self, id: u64, slot: Slot, czxid: i64, entry: &T) -> Vec<T> {
         let mut woken = Vec::new();
         let number = slot.sequence;
         // A member with this number, or whose recorded neighbour leaves no room for it, dates from before the directory
@@ -156,9 +156,9 @@ impl<T: Clone> LocalQueue<T> {
             id,
             mode: slot.mode,
             czxid,
-            who: who.clone(),
+            entry: entry.clone(),
             before: Before::Unknown,
-            way: LocalTurn::Unknown,
+            turn: LocalTurn::Unknown,
             has_left: false,
         };
         self.members.insert(number, member);
@@ -173,19 +173,19 @@ impl<T: Clone> LocalQueue<T> {
     }
 
     /// Where this contender stands.
-    pub(crate) fn way(&self, key: Key) -> LocalTurn {
+    pub(crate) fn turn(&self, key: Key) -> LocalTurn {
         let member = self.members.get(&key.number).filter(|it| it.id == key.id);
-        member.map_or(LocalTurn::Unknown, |member| member.way.clone())
+        member.map_or(LocalTurn::Unknown, |member| member.turn.clone())
     }
 
     /// The contender of this number, if it stands in the queue.
     pub(crate) fn member(&self, number: i64) -> Option<&T> {
-        self.members.get(&number).filter(|it| !it.has_left).map(|it| &it.who)
+        self.members.get(&number).filter(|it| !it.has_left).map(|it| &it.entry)
     }
 
     /// All contenders that stand in the queue.
     pub(crate) fn members(&self) -> impl Iterator<Item = &T> {
-        self.members.values().filter(|it| !it.has_left).map(|it| &it.who)
+        self.members.values().filter(|it| !it.has_left).map(|it| &it.entry)
     }
 
     /// Whether nothing is known.
@@ -205,7 +205,7 @@ impl<T: Clone> LocalQueue<T> {
         let Some(member) = self.members.get(&number).filter(|it| it.id == key.id && !it.has_left) else {
             return woken;
         };
-        let (mode, way) = (member.mode, LocalTurn::Clear(evidence.clone()));
+        let (mode, turn) = (member.mode, LocalTurn::Clear(evidence.clone()));
         let before = match (mode, &member.before) {
             (Mode::Write, _) => Before::Nobody(evidence.clone()),
             // The writer directly before this reader has lost its node, and has not noticed.
@@ -214,8 +214,8 @@ impl<T: Clone> LocalQueue<T> {
         };
         if let Some(member) = self.members.get_mut(&number) {
             member.before = before;
-            if !matches!(member.way, LocalTurn::Clear(_)) {
-                member.way = way;
+            if !matches!(member.turn, LocalTurn::Clear(_)) {
+                member.turn = turn;
             }
         }
         self.renew_above(number, &mut woken);
@@ -225,17 +225,17 @@ impl<T: Clone> LocalQueue<T> {
     /// This contender waits for a node of another session.
     pub(crate) fn waits_for(&mut self, key: Key, name: &Arc<str>) {
         let Some(member) = self.members.get_mut(&key.number).filter(|it| it.id == key.id) else { return };
-        if member.mode == Mode::Read && matches!(member.way, LocalTurn::Unknown | LocalTurn::BehindRemote(_)) {
-            member.way = LocalTurn::BehindRemote(Arc::clone(name));
+        if member.mode == Mode::Read && matches!(member.turn, LocalTurn::Unknown | LocalTurn::BehindRemote(_)) {
+            member.turn = LocalTurn::BehindRemote(Arc::clone(name));
         }
     }
 
-    /// This contender held the write lock, and now holds the read lock, as `who`.
-    pub(crate) fn downgraded(&mut self, key: Key, who: &T) -> Vec<T> {
+    /// This contender held the write lock, and now holds the read lock, as `entry`.
+    pub(crate) fn downgraded(&mut self, key: Key, entry: &T) -> Vec<T> {
         let mut woken = Vec::new();
         if let Some(member) = self.members.get_mut(&key.number).filter(|it| it.id == key.id) {
             member.mode = Mode::Read;
-            member.who = who.clone();
+            member.entry = entry.clone();
             self.renew_above(key.number, &mut woken);
         }
         woken
@@ -258,7 +258,7 @@ impl<T: Clone> LocalQueue<T> {
     /// Forgets everything. Returns all contenders in the queue, so that each of them looks again.
     pub(crate) fn forget_all(&mut self) -> Vec<T> {
         self.left = 0;
-        std::mem::take(&mut self.members).into_values().filter(|it| !it.has_left).map(|it| it.who).collect()
+        std::mem::take(&mut self.members).into_values().filter(|it| !it.has_left).map(|it| it.entry).collect()
     }
 
     fn is_here(&self, key: Key) -> bool {
@@ -297,7 +297,7 @@ impl<T: Clone> LocalQueue<T> {
 
     fn part(&mut self, number: i64, exit: Exit, woken: &mut Vec<T>) {
         let Some(member) = self.members.get_mut(&number).filter(|it| !it.has_left) else { return };
-        let left_behind = match (exit, &member.way, &member.before) {
+        let left_behind = match (exit, &member.turn, &member.before) {
             // A writer that held the lock had no contender before it.
             (Exit::LetGo, LocalTurn::Clear(evidence), _) => Before::Nobody(evidence.clone()),
             (Exit::LetGo | Exit::Lost, ..) => Before::Unknown,
@@ -333,16 +333,16 @@ impl<T: Clone> LocalQueue<T> {
     fn renew(&mut self, mut number: i64, woken: &mut Vec<T>) {
         loop {
             let Some(member) = self.members.get(&number) else { return };
-            let way = self.way_after(&member.before, member.mode);
+            let turn = self.turn_after(&member.before, member.mode);
             // A grant stays a grant.
-            if way == member.way || matches!(member.way, LocalTurn::Clear(_)) {
+            if turn == member.turn || matches!(member.turn, LocalTurn::Clear(_)) {
                 return;
             }
-            let is_news = matches!(way, LocalTurn::Clear(_) | LocalTurn::Unknown) && !member.has_left;
+            let is_news = matches!(turn, LocalTurn::Clear(_) | LocalTurn::Unknown) && !member.has_left;
             let Some(member) = self.members.get_mut(&number) else { return };
-            member.way = way;
+            member.turn = turn;
             if is_news {
-                woken.push(member.who.clone());
+                woken.push(member.entry.clone());
             }
             match self.right_after(number) {
                 Some(upper) => number = upper,
@@ -351,7 +351,7 @@ impl<T: Clone> LocalQueue<T> {
         }
     }
 
-    fn way_after(&self, before: &Before, mode: Mode) -> LocalTurn {
+    fn turn_after(&self, before: &Before, mode: Mode) -> LocalTurn {
         match before {
             Before::Nobody(evidence) => LocalTurn::Clear(evidence.clone()),
             Before::NoWriter(evidence) if mode == Mode::Read => LocalTurn::Clear(evidence.clone()),
@@ -359,7 +359,7 @@ impl<T: Clone> LocalQueue<T> {
             Before::Next(number) => match self.members.get(number) {
                 None => LocalTurn::Unknown,
                 Some(lower) if lower.mode.excludes(mode) => LocalTurn::Behind(*number),
-                Some(lower) => lower.way.clone(),
+                Some(lower) => lower.turn.clone(),
             },
         }
     }

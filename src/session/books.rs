@@ -110,7 +110,7 @@ impl Book {
     /// Where `me` stands.
     pub(crate) fn find(&self, me: &Position) -> Known<Evidence> {
         let state = self.state();
-        match state.queue.way(me.key()) {
+        match state.queue.turn(me.key()) {
             LocalTurn::Clear(evidence) => Known::Granted(evidence),
             LocalTurn::Behind(number) => match state.queue.member(number) {
                 Some(other) => {
@@ -161,8 +161,8 @@ impl Book {
     fn change(&self, change: impl FnOnce(&mut State) -> Vec<Arc<Position>>) {
         let woken = change(&mut self.state());
         // Not while the book is locked: a contender that is called may use the book at once.
-        for who in woken {
-            who.own_node.call();
+        for position in woken {
+            position.own_node.call();
         }
     }
 

@@ -199,9 +199,9 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// Commits all operations or none. If one of them fails, the failure is [`Failure::Operation`].
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>>;
 
-    /// Runs `chore` in the background to its end, or until the session is over. Needs no help from the caller's
+    /// Runs `task` in the background to its end, or until the session is over. Needs no help from the caller's
     /// runtime.
-    fn spawn(&self, chore: Task);
+    fn spawn(&self, task: Task);
 
     /// A timer that runs even if the caller's runtime has none.
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;

@@ -34,7 +34,7 @@ impl Future for Leaving {
 impl Drop for Leaving {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
-            let chore: Task = Box::pin(async move {
+            let task: Task = Box::pin(async move {
                 match work.await {
                     Ok(()) => {}
                     Err(failure @ (Failure::NoNode | Failure::Over(_))) => {
@@ -45,7 +45,7 @@ impl Drop for Leaving {
                     }
                 }
             });
-            self.session.spawn(chore);
+            self.session.spawn(task);
         }
     }
 }

@@ -392,10 +392,10 @@ impl Session for ZooKeeperSession {
         })
     }
 
-    fn spawn(&self, chore: Task) {
+    fn spawn(&self, task: Task) {
         let tenant = self.background.tenant();
         self.background.handle().spawn(async move {
-            chore.await;
+            task.await;
             drop(tenant);
         });
     }

@@ -88,13 +88,13 @@ impl World {
 
     fn change(&mut self, change: impl FnOnce(&mut LocalQueue<usize>) -> Vec<usize>) {
         let woken = change(&mut self.queue);
-        for who in woken {
-            let way = self.queue.way(self.key(who));
-            self.history.push(format!("{who} is woken, and stands {way:?}"));
-            assert!(!self.own[who].has_left, "a contender that has left hears nothing: {:#?}", self.history);
-            if let LocalTurn::Clear(_) = way {
+        for woken_one in woken {
+            let turn = self.queue.turn(self.key(woken_one));
+            self.history.push(format!("{woken_one} is woken, and stands {turn:?}"));
+            assert!(!self.own[woken_one].has_left, "a contender that has left hears nothing: {:#?}", self.history);
+            if let LocalTurn::Clear(_) = turn {
                 self.let_in += 1;
-                self.check_clear(who);
+                self.check_clear(woken_one);
             }
         }
     }
@@ -112,7 +112,7 @@ impl World {
             if me.has_left || !me.is_entered || !self.is_there(i) {
                 continue;
             }
-            match self.queue.way(self.key(i)) {
+            match self.queue.turn(self.key(i)) {
                 LocalTurn::Unknown => {}
                 LocalTurn::Clear(_) => self.check_clear(i),
                 LocalTurn::Behind(number) => {
@@ -209,7 +209,7 @@ impl World {
         }
         self.history.push(format!("{own} has entered"));
         self.change(|queue| queue.enter(key.id, slot, czxid, &own));
-        self.known_on_entry += u64::from(self.queue.way(key) != LocalTurn::Unknown);
+        self.known_on_entry += u64::from(self.queue.turn(key) != LocalTurn::Unknown);
     }
 
     fn look(&mut self, own: usize) {
@@ -352,11 +352,11 @@ fn alone(modes: &[Mode], leaving: &[i64]) {
         heard.append(&mut woken);
         for (at, number) in there.iter().enumerate() {
             let is_clear = there[..at].iter().all(|other| !mode(*other).excludes(mode(*number)));
-            let way = queue.way(key(*number));
+            let turn = queue.turn(key(*number));
             assert_eq!(
-                matches!(way, LocalTurn::Clear(_)),
+                matches!(turn, LocalTurn::Clear(_)),
                 is_clear,
-                "{number} of {modes:?}, after {leaving:?}: {way:?}"
+                "{number} of {modes:?}, after {leaving:?}: {turn:?}"
             );
             assert_eq!(heard.contains(number), is_clear, "{number} of {modes:?}, after {leaving:?}");
         }
@@ -397,9 +397,9 @@ fn a_lone_contender_is_always_known_to_be_granted_and_nothing_piles_up() {
     for number in 0..1_000 {
         let mode = if number % 3 == 0 { Mode::Write } else { Mode::Read };
         queue.enter(key(number).id, Slot { mode, sequence: number }, number * 2 + 7, &());
-        let way = queue.way(key(number));
+        let turn = queue.turn(key(number));
         // One reader before a writer does not show that there is no other reader; all of them together do.
-        assert_eq!(way == LocalTurn::Clear(Evidence::Sure), number > 0, "{number}");
+        assert_eq!(turn == LocalTurn::Clear(Evidence::Sure), number > 0, "{number}");
         queue.granted(key(number), &Evidence::Sure);
         let exit = if mode == Mode::Write { Exit::LetGo } else { Exit::Plain };
         queue.left(key(number), exit);
@@ -424,7 +424,7 @@ fn after_the_numbers_began_anew_those_of_before_crowd_out_nobody() {
     let mut queue = LocalQueue::default();
     let mut use_once = |number: i64, czxid: i64| {
         queue.enter(key(number).id, Slot { mode: Mode::Write, sequence: number }, czxid, &());
-        let is_known = queue.way(key(number)) == LocalTurn::Clear(Evidence::Sure);
+        let is_known = queue.turn(key(number)) == LocalTurn::Clear(Evidence::Sure);
         queue.granted(key(number), &Evidence::Sure);
         queue.left(key(number), Exit::LetGo);
         is_known
@@ -442,12 +442,12 @@ fn nothing_known_before_the_connection_was_lost_is_known_after_it() {
         queue.enter(key(number).id, slot(number), 10 + number, &number);
     }
     queue.granted(key(0), &Evidence::Sure);
-    assert_eq!(queue.way(key(1)), LocalTurn::Behind(0));
+    assert_eq!(queue.turn(key(1)), LocalTurn::Behind(0));
     assert_eq!(queue.forget_all(), [0, 1, 2], "all are to look");
     assert!(queue.left(key(0), Exit::LetGo).is_empty());
-    assert_eq!(queue.way(key(1)), LocalTurn::Unknown);
+    assert_eq!(queue.turn(key(1)), LocalTurn::Unknown);
     queue.enter(key(3).id, slot(3), 13, &3);
-    assert_eq!(queue.way(key(3)), LocalTurn::Unknown);
+    assert_eq!(queue.turn(key(3)), LocalTurn::Unknown);
 }
 
 #[test]
