@@ -1,7 +1,7 @@
 //! What is counted and measured, on the embedded ensemble, where all of it happens on the thread of the test.
 
 use std::future::IntoFuture;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use support::polled::now;
@@ -9,7 +9,7 @@ use support::scene::{connect_with, eventually, lock_at};
 use support::server::Server;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_ok};
-use zk_rwlock::{Memory, Mode, MultiLock, RwLock};
+use zk_rwlock::{Memory, Mode, MultiLock, Raw, RwLock, Shared};
 
 const DIRECTORY: &str = "/lock";
 
@@ -200,5 +200,24 @@ fn every_name_is_described() {
             text.contains("# HELP zk_rwlock_grants_total Locks granted\n# TYPE zk_rwlock_grants_total counter"),
             "{text}"
         );
+    });
+}
+
+#[test]
+fn a_deadline_that_has_passed_counts_as_a_timeout_for_one_lock_several_and_a_value() {
+    measured(|seen| {
+        let (zk, past) = (Memory::new(), Instant::now());
+        let write = "zk_rwlock_timeouts_total{mode=\"write\"}";
+        assert!(now(RwLock::new(&zk, DIRECTORY).expect("valid").write().deadline(past)).is_err());
+        assert_eq!(seen.value(write), 1.0);
+        let both = MultiLock::new(&zk, [("/a", Mode::Write), ("/b", Mode::Read)]).expect("valid");
+        assert!(now(both.lock().deadline(past)).is_err());
+        assert_eq!(seen.value(write), 2.0);
+        let shared: Shared<String> = Shared::with_format(&zk, "/value", Raw).build().expect("valid");
+        assert!(now(shared.write().deadline(past)).is_err());
+        assert_eq!(seen.value(write), 3.0);
+        assert!(now(shared.read().deadline(past)).is_err());
+        assert_eq!(seen.value("zk_rwlock_timeouts_total{mode=\"read\"}"), 1.0);
+        assert_eq!(zk.requests(), 0);
     });
 }

@@ -138,13 +138,13 @@ impl Memory {
     }
 
     /// Deletes a node with all below it, as an operator might.
-    pub fn remove(&self, path: &str) {
-        self.client.ensemble.change(|world, fired| world.remove(path, fired));
+    pub fn remove(&self, path: impl AsRef<str>) {
+        self.client.ensemble.change(|world, fired| world.remove(path.as_ref(), fired));
     }
 
     /// Sets how many nodes were ever created in this directory, which is the next sequence number in it.
-    pub fn set_next_sequence(&self, directory: &str, next: i32) {
-        self.client.ensemble.change(|world, _| world.set_next_sequence(directory, next));
+    pub fn set_next_sequence(&self, directory: impl AsRef<str>, next: i32) {
+        self.client.ensemble.change(|world, _| world.set_next_sequence(directory.as_ref(), next));
     }
 
     /// How many watches the ensemble keeps, for all sessions together.
@@ -158,8 +158,8 @@ impl Memory {
     }
 
     /// The names of a directory's children, in the order of their names; none if it does not exist.
-    pub fn children(&self, path: &str) -> Vec<String> {
-        self.client.ensemble.world().children(path)
+    pub fn children(&self, path: impl AsRef<str>) -> Vec<String> {
+        self.client.ensemble.world().children(path.as_ref())
     }
 
     /// The session that this client has now, if any.

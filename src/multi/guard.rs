@@ -143,8 +143,8 @@ impl MultiGuard {
     /// assert_eq!(guard.fencing_token("/locks/c"), None);
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
-    pub fn fencing_token(&self, path: &str) -> Option<i64> {
-        self.taken.find(path).map(|held| held.position().czxid)
+    pub fn fencing_token(&self, path: impl AsRef<str>) -> Option<i64> {
+        self.taken.find(path.as_ref()).map(|held| held.position().czxid)
     }
 
     /// Each lock's directory with its fencing token, in the order in which the locks were taken.

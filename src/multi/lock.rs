@@ -196,7 +196,10 @@ impl MultiLock {
     }
 
     async fn acquire(&self, options: Options) -> Result<MultiGuard, Error> {
-        let timeout = options.timeout()?;
+        let timeout = options.timeout().map_err(|error| match &*self.locks {
+            [(lock, mode), ..] => refused(lock, *mode, error),
+            [] => error,
+        })?;
         let begun = Instant::now();
         let mut taken = Taken::default();
         for (lock, mode) in &*self.locks {

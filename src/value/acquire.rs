@@ -11,7 +11,9 @@ use crate::acquisition::options::Options;
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::hold::guard::{ReadGuard, WriteGuard};
+use crate::hold::trace;
 use crate::queue::member::Blockers;
+use crate::queue::mode::Mode;
 use crate::value::guard::{SharedReadGuard, SharedWriteGuard};
 use crate::value::shared::Shared;
 use crate::value::store::Store;
@@ -131,7 +133,7 @@ impl<T: Send + Sync + 'static> Guard for SharedReadGuard<T> {
     fn acquire(shared: Shared<T>, options: Options) -> Granting<SharedReadGuard<T>> {
         Box::pin(async move {
             let rest = Rest::new(shared.store, options.label.clone());
-            let late = rest.late(options.timeout()?);
+            let late = rest.late(rest.timeout(&options, Mode::Read)?);
             let guard = Acquire::<ReadGuard> { source: rest.lock(), options }.await?;
             in_time(late, rest.finish_read(guard)).await
         })
@@ -145,7 +147,7 @@ impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
     fn acquire((shared, instead): Self::Source, options: Options) -> Granting<SharedWriteGuard<T>> {
         Box::pin(async move {
             let rest = Rest { instead, ..Rest::new(shared.store, options.label.clone()) };
-            let late = rest.late(options.timeout()?);
+            let late = rest.late(rest.timeout(&options, Mode::Write)?);
             let guard = Acquire::<WriteGuard> { source: rest.lock(), options }.await?;
             in_time(late, rest.finish_write(guard)).await
         })
@@ -203,6 +205,11 @@ impl<T: Send + Sync + 'static> Rest<T> {
 
     fn lock(&self) -> Arc<Handle> {
         Arc::clone(&self.store.lock.handle)
+    }
+
+    /// How long the acquisition may take. Reports a deadline that has passed.
+    fn timeout(&self, options: &Options, mode: Mode) -> Result<Option<Duration>, Error> {
+        options.timeout().inspect_err(|error| trace::not_granted(&self.store.lock.handle.path, mode, error))
     }
 
     fn late(&self, timeout: Option<Duration>) -> Late {
