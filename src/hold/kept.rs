@@ -40,6 +40,13 @@ struct State {
     _watched_over: Option<oneshot::Sender<()>>,
 }
 
+/// What remains of a node that is given up. Drop it once the state is unlocked: the end of the background task wakes that
+/// task, and the end of the hold sends the removal.
+struct Gone {
+    hold: Arc<Hold>,
+    _watched_over: Option<oneshot::Sender<()>>,
+}
+
 /// Why a node is not to be kept any longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
@@ -204,7 +211,7 @@ impl Kept {
         let gone = state.end_if_over();
         drop(state);
         wake(woken);
-        gone
+        gone.map(|gone| gone.hold)
     }
 
     /// How long the node may still be idle.
@@ -223,13 +230,12 @@ impl Kept {
 }
 
 impl State {
-    /// The hold, if no use is left and none can come. Drop it once the state is unlocked.
-    fn end_if_over(&mut self) -> Option<Arc<Hold>> {
+    /// The hold, if no use is left and none can come.
+    fn end_if_over(&mut self) -> Option<Gone> {
         if !self.uses.is_over() {
             return None;
         }
-        self._watched_over = None;
-        self.hold.take()
+        Some(Gone { hold: self.hold.take()?, _watched_over: self._watched_over.take() })
     }
 }
 

@@ -494,6 +494,19 @@ fn what_cannot_be_kept_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_node_that_is_idle_before_its_session_watches_over_it_is_asked_for_too() {
+    let (zk, _, other) = two();
+    let forever = RwLock::builder(&zk, DIRECTORY).keep(Duration::MAX).build().expect("valid");
+    let slot = now(zk.session_slot(0)).expect("always open");
+    let clone = forever.clone();
+    // While a background task runs, no other does.
+    slot.session().spawn(Box::pin(async move { drop((read(&clone), read(&clone))) }));
+    assert_eq!(line(&zk), [Mode::Read]);
+    drop(write(&other));
+    assert_nothing_left(&zk);
+}
+
+#[test]
 fn a_clone_on_another_thread_joins_too() {
     let (zk, kept, _) = two();
     drop(read(&kept));
