@@ -18,8 +18,8 @@ pub(crate) const SESSION_TRIES: usize = 3;
 
 /// A call that waits for no other contender, and has not been sent: a future of its answer. Await it, or bound it first.
 ///
-/// Made by the `try_` methods, [`RwLock::queue`](crate::RwLock::queue), [`RwLock::evict`](crate::RwLock::evict) and
-/// [`Survey::below`](crate::Survey::below). Nothing is sent before the first poll.
+/// Made by the `try_` methods, [`RwLock::queue`](crate::RwLock::queue), [`RwLock::evict`](crate::RwLock::evict),
+/// [`RwLock::ask`](crate::RwLock::ask) and [`Survey::below`](crate::Survey::below). Nothing is sent before the first poll.
 ///
 /// # How long it takes
 /// A step of the call that has no answer for one session timeout ends the call with [`Error::Unreachable`], even if the

@@ -24,8 +24,8 @@ use support::server::{Server, WITHOUT_DIGESTS, shared_server};
 use support::wire::Proxy;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
-use zk_rwlock::coordinator::Kind;
-use zk_rwlock::{Dialect, RwLock, ZooKeeper};
+use zk_rwlock::coordinator::{Failure, Kind};
+use zk_rwlock::{Acl, Dialect, Permissions, RwLock, ZooKeeper};
 
 /// The session timeout of commands that a test cuts off.
 const SHORT: Duration = Duration::from_secs(2);
@@ -210,6 +210,10 @@ async fn each_way_to_end_has_its_exit_code() {
         (&["--session-timeout", "0", free, "true"], 64),
         (&["--tick-time", "0", free, "true"], 64),
         (&["ls"], 64),
+        (&["ask"], 64),
+        (&["ask", "relative"], 64),
+        (&["ask", "/"], 64),
+        (&["ask", "--dialect", "kazoo", free], 64),
         (&["break", free], 64),
         (&["break", free, "token"], 64),
         (&["man", "nothing"], 64),
@@ -259,7 +263,9 @@ async fn one_who_may_not_is_told_so() {
     let mut theirs = zklock(&[path, "true"]);
     theirs.env("ZK_AUTH", "owner:hunter2");
     assert_eq!(ended(theirs).await.code, Some(0));
-    for arguments in [&[path, "true"][..], &["ls", path], &["check", path], &["break", "--yes", path, "1"]] {
+    for arguments in
+        [&[path, "true"][..], &["ls", path], &["check", path], &["ask", path], &["break", "--yes", path, "1"]]
+    {
         let run = run(arguments).await;
         assert_eq!(run.code, Some(77), "{arguments:?}: {run:#?}");
         assert!(run.stderr.contains("permission denied"), "{run:#?}");
@@ -826,6 +832,62 @@ async fn break_removes_the_one_with_the_token_and_refuses_a_stale_one() {
     next.release().await.unwrap();
 }
 
+/// A lock of another client, which keeps it between uses.
+async fn keeping(path: &str) -> (ZooKeeper, RwLock) {
+    let zk = connect(&shared_server().address()).await;
+    let lock = RwLock::builder(&zk, path).host("keeper").keep(10 * SOON).build().unwrap();
+    (zk, lock)
+}
+
+#[tokio::test]
+async fn a_kept_lock_that_is_idle_is_free_after_ask() {
+    let path = "/zklock/asked/idle";
+    let (_zk, lock) = keeping(path).await;
+    lock.read().await.unwrap().release().await.unwrap();
+    let taken = run(&["-n", path, "true"]).await;
+    assert_eq!(taken.code, Some(1), "{taken:#?}");
+    let asked = run(&["ask", path]).await;
+    assert_eq!((asked.code, &asked.stdout[..], &asked.stderr[..]), (Some(0), "", ""));
+    eventually("it is free", || async { run(&["-n", path, "true"]).await.code == Some(0) }).await;
+}
+
+#[tokio::test]
+async fn a_kept_lock_that_is_used_is_free_after_its_use_once_it_was_asked_for() {
+    let path = "/zklock/asked/used";
+    let (_zk, lock) = keeping(path).await;
+    let guard = lock.write().await.unwrap();
+    assert_eq!(run(&["ask", path]).await.code, Some(0));
+    assert_eq!((guard.is_held(), run(&["-n", path, "true"]).await.code), (true, Some(1)));
+    guard.release().await.unwrap();
+    assert_eq!(run(&["-n", path, "true"]).await.code, Some(0));
+}
+
+#[tokio::test]
+async fn ask_leaves_a_holder_that_keeps_nothing_and_a_path_that_is_not_there_alone() {
+    let path = "/zklock/asked/held";
+    let (zk, lock) = server_lock(path).await;
+    let held = lock.write().await.unwrap();
+    assert_eq!(run(&["ask", path]).await.code, Some(0));
+    assert_eq!((held.is_held(), line(&lock).await), (true, "W+".to_owned()));
+    let asked = run(&["ask", "/zklock/asked/nothing"]).await;
+    assert_eq!((asked.code, &asked.stdout[..], &asked.stderr[..]), (Some(0), "", ""));
+    assert_eq!(session(&zk).await.data("/zklock/asked/nothing").await.unwrap_err(), Failure::NoNode);
+}
+
+#[tokio::test]
+async fn ask_says_what_it_may_not_do_and_where_no_lock_is_kept() {
+    let path = "/zklock/asked/refused";
+    let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
+    let builder = ZooKeeper::builder().digest("owner", "hunter2").acl(acl);
+    let owner = builder.connect(&shared_server().address()).await.unwrap();
+    lock_at(&owner, path).read().await.unwrap().release().await.unwrap();
+    let denied = run(&["ask", path]).await;
+    assert_eq!((denied.code, &denied.stderr[..]), (Some(77), &*format!("zklock: permission denied: ask {path}\n")));
+    let elsewhere = run(&["--dialect", "curator", "ask", path]).await;
+    assert_eq!(elsewhere.code, Some(64));
+    assert!(elsewhere.stderr.contains("to ask in the dialect curator, in which no node is kept"), "{elsewhere:#?}");
+}
+
 #[tokio::test]
 async fn check_finds_what_is_odd() {
     let path = "/zklock/checked";
@@ -1327,6 +1389,9 @@ async fn the_guide_can_be_followed_word_for_word() {
     watch.signal(Signal::INT);
     let check = ended(typed(next("zklock check "), &commands)).await;
     assert_eq!((check.code, &check.stdout[..]), (Some(0), "/locks/orders/migrate: nothing odd\n"));
+
+    assert_eq!(ended(typed(next("zklock ask "), &commands)).await.code, Some(0));
+    assert!(held.is_held(), "it keeps nothing");
 
     // No contender here has that number, so nothing is deleted. For the holder's number, the command asks on a
     // terminal.

@@ -1,9 +1,10 @@
-//! What operators do with a lock: they read its queue, and remove a member of it; knows nothing of acquiring and
-//! holding.
+//! What operators do with a lock: they read its queue, remove a member of it, and ask for what is only kept; knows
+//! nothing of acquiring and holding.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::acquisition::ask;
 use crate::acquisition::handle::Handle;
 use crate::call::{self, Call};
 use crate::error::error::Error;
@@ -46,6 +47,22 @@ impl Handle {
             // The member left by itself just now, or an earlier try removed it.
             Err(Failure::NoNode) => Ok((tries.into_inner() > 1).then_some(member)),
             Err(failure) => Err(fault(failure)),
+        }
+    }
+
+    async fn ask(&self) -> Result<(), Error> {
+        if !self.dialect.hands_off() {
+            return Err(Error::invalid(format!("to ask in the dialect {}, in which no node is kept", self.dialect)));
+        }
+        let path = &self.path;
+        let asked = call::on_a_session(&self.coordinator, |session| async move {
+            // A server that lags shows an older version of the directory. To set that is refused, and reports to nobody.
+            call::answered(&session, || session.sync(path)).await?;
+            call::answered(&session, || ask::ask_as_it_is(&session, path, None)).await
+        });
+        match asked.await {
+            Ok(()) | Err(Failure::NoNode) => Ok(()),
+            Err(failure) => Err(Error::from_failure(failure, "ask", path)),
         }
     }
 }
@@ -116,5 +133,45 @@ impl RwLock {
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
         let handle = Arc::clone(&self.handle);
         Call::new(move |timeout| async move { call::in_time(&handle.coordinator, timeout, handle.evict(token)).await })
+    }
+
+    /// Asks every process that only [keeps](crate::RwLockBuilder::keep) the lock to give it up: at once if its node is
+    /// idle, or else with the uses that run. This includes the nodes that this process keeps.
+    ///
+    /// A contender that waits asks by itself. This call is for operators and for programs that want the lock free without
+    /// taking it, or that take it by a `try_` method, which asks nobody.
+    ///
+    /// Waits until the request is committed, and not until a node is gone: [`queue`](RwLock::queue) shows the nodes that
+    /// are left. It sets the data of the lock's directory to what they are, so their version rises by one. It asks
+    /// whoever keeps the lock when the call begins. A lock whose directory does not exist is kept by nobody.
+    ///
+    /// # Cancel safety
+    /// After the future is dropped the processes may have been asked, or not.
+    ///
+    /// # Errors
+    /// [`Error::PermissionDenied`] if this client may not read and write the lock's directory. [`Error::InvalidInput`] in
+    /// any [dialect](crate::Dialect) but the native one: in the others no node is kept. After [`Error::Unreachable`] and
+    /// [`Error::Timeout`] the processes may have been asked, or not. Otherwise see [`Error`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// let kept = RwLock::builder(&zk, "/locks/config").keep(Duration::from_secs(60)).build()?;
+    /// drop(kept.read().await?);
+    ///
+    /// let other = RwLock::new(&zk.connect(), "/locks/config")?;
+    /// assert!(other.try_write().await.unwrap_err().is_would_block());
+    /// other.ask().await?;
+    /// let writer = other.try_write().await?;
+    /// # drop(writer);
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn ask(&self) -> Call<()> {
+        let handle = Arc::clone(&self.handle);
+        Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, handle.ask()).await })
     }
 }

@@ -1,5 +1,6 @@
 //! The lock on the embedded backend, polled by hand or in virtual time: what no server can be made to repeat.
 
+mod asking;
 mod dialects;
 mod face;
 mod kept;

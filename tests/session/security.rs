@@ -168,6 +168,17 @@ async fn a_guest_who_may_not_create_is_refused_and_leaves_no_node() {
 }
 
 #[tokio::test]
+async fn a_guest_who_may_not_write_the_directory_is_refused_to_ask() {
+    let directory = "/partly-6/lock";
+    let owner = directory_for_guests("owner", directory, Permissions::READ).await;
+    let guest = connect(&shared_server().address()).await;
+    let error = lock_at(&guest, directory).ask().await.unwrap_err();
+    let Error::PermissionDenied { operation, path } = &error else { panic!("{error:?}") };
+    assert_eq!((*operation, &path[..]), ("ask", directory));
+    lock_at(&owner, directory).ask().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_guest_who_may_not_delete_hears_that_the_node_stays_with_the_session() {
     let directory = "/partly-3/lock";
     let owner = directory_for_guests("owner", directory, Permissions::CREATE | Permissions::READ).await;

@@ -12,7 +12,7 @@ use crate::exit;
 
 const USAGE: &str = "zklock [OPTIONS] PATH [--] COMMAND [ARGUMENTS]...
        zklock [OPTIONS] PATH -c 'SHELL COMMAND'
-       zklock [OPTIONS] ls|watch|break|check ...";
+       zklock [OPTIONS] ls|watch|ask|break|check ...";
 
 /// The lines of the help texts fit into a manual page on a terminal of 80 columns.
 const AFTER_HELP: &str = "\
@@ -31,6 +31,8 @@ Examples:
       zklock ls /locks/backup
   the same for all locks below a path
       zklock ls --tree /locks
+  have it given up where it is only kept, and in use by nobody
+      zklock ask /locks/backup
   remove the one with this token, and nobody else
       zklock break /locks/backup 4294967301
 
@@ -223,6 +225,12 @@ pub(crate) enum Task {
     Ls(Ls),
     /// The same, live, until interrupted.
     Watch(Watch),
+    /// Ask the processes that only keep a lock to give it up.
+    ///
+    /// A process may keep a lock between uses. Each one that does gives it up: at once, or when the uses that run have
+    /// ended. Nothing is taken away from a holder that uses the lock. A contender that waits asks by itself, and -n does
+    /// not. Does not wait until the lock is free.
+    Ask(Ask),
     /// Remove one holder or waiter, by its token.
     Break(Break),
     /// Look for what is odd in a lock's directory; exit with 1 if there is something.
@@ -301,6 +309,15 @@ pub(crate) struct Watch {
     /// Print a line of JSON, as `zklock ls --json`, whenever the queue changes.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `zklock ask`
+#[derive(Debug, Args)]
+#[command(override_usage = "zklock ask [OPTIONS] PATH")]
+pub(crate) struct Ask {
+    /// The lock. Its directory must be readable and writable to us.
+    #[arg(value_name = "PATH")]
+    pub(crate) path: String,
 }
 
 /// `zklock break`

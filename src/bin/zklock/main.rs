@@ -3,6 +3,7 @@
 //! Each file has one concern. All of them use the library only through its public interface.
 
 mod arguments;
+mod ask;
 mod check;
 mod child;
 mod completions;
@@ -59,6 +60,7 @@ async fn act(arguments: Arguments) -> Result<u8, Exit> {
         Some(Task::Ls(ls)) => list::ls(ls, connection).await,
         Some(Task::Watch(watch)) => live::watch(watch, connection).await,
         Some(Task::Break(which)) => evict::evict(which, connection).await,
+        Some(Task::Ask(which)) => ask::ask(which, connection).await,
         Some(Task::Check(check)) => check::check(check, connection).await,
         Some(Task::Completions { shell }) => completions::completions(*shell),
         Some(Task::Man { task }) => completions::man(task.as_deref()),

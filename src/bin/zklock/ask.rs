@@ -1,0 +1,11 @@
+//! `ask`: asks the processes that only keep a lock to give it up.
+
+use crate::arguments::{Ask, Connection};
+use crate::connect::{self, connect_to};
+use crate::exit::Exit;
+
+pub(crate) async fn ask(which: &Ask, connection: &Connection) -> Result<u8, Exit> {
+    let zk = connect_to(&which.path, connection).await?;
+    connect::lock(&zk, &which.path, connection)?.ask().await?;
+    Ok(0)
+}

@@ -1,0 +1,130 @@
+//! Asking for a lock that is only kept, by hand: `RwLock::ask`, on the embedded ensemble.
+
+use std::time::Duration;
+
+use support::polled::*;
+use tokio_test::{assert_pending, assert_ready_ok};
+use zk_rwlock::coordinator::Coordinator;
+use zk_rwlock::{Dialect, Error, Memory, RwLock};
+
+const DIRECTORY: &str = "/lock";
+
+fn keeping<C: Coordinator + Clone>(client: &C) -> RwLock {
+    RwLock::builder(client, DIRECTORY).keep(Duration::from_secs(60)).build().expect("valid")
+}
+
+fn plain<C: Coordinator + Clone>(client: &C) -> RwLock {
+    RwLock::new(client, DIRECTORY).expect("valid")
+}
+
+/// How often the data of the lock's directory were set.
+fn version(zk: &Memory) -> i32 {
+    let guard = now(plain(&zk.connect()).try_read()).expect("shared");
+    now(guard.data(DIRECTORY)).expect("held").expect("it exists").version
+}
+
+#[test]
+fn idle_nodes_of_every_process_are_given_up_at_one_ask() {
+    let zk = Memory::new();
+    let clients = [(); 5].map(|()| zk.connect());
+    let locks = clients.each_ref().map(keeping);
+    for lock in &locks {
+        drop(read(lock));
+    }
+    assert_eq!((zk.children(DIRECTORY).len(), version(&zk)), (5, 0));
+    let before = zk.requests();
+    now(plain(&zk).ask()).expect("allowed");
+    assert_eq!(zk.requests() - before, 3 + 5, "a sync, a read, an ask, and the removals");
+    assert_eq!((zk.children(DIRECTORY).len(), version(&zk)), (0, 1));
+    assert_eq!(zk.watches(), 0);
+}
+
+#[test]
+fn a_node_in_use_is_given_up_after_its_use() {
+    let zk = Memory::new();
+    let (kept, other) = (keeping(&zk), plain(&zk.connect()));
+    let guard = write(&kept);
+    now(other.ask()).expect("allowed");
+    assert!(guard.is_held() && now(other.try_read()).is_err());
+    let mut late = reading(&kept);
+    assert_pending!(late.poll(), "no use joins a node that is asked for");
+    drop(guard);
+    assert!(assert_ready_ok!(late.poll()).is_held());
+}
+
+#[test]
+fn a_handle_asks_for_the_nodes_of_its_own_process_too() {
+    let zk = Memory::new();
+    let kept = keeping(&zk);
+    drop(read(&kept));
+    now(kept.ask()).expect("allowed");
+    assert_eq!(zk.children(DIRECTORY), Vec::<String>::new());
+}
+
+#[test]
+fn asking_leaves_the_data_of_the_directory_and_plain_holders_as_they_are() {
+    let zk = Memory::new();
+    let lock = plain(&zk);
+    let guard = write(&lock);
+    now(guard.transaction().set(DIRECTORY, "what an application keeps there").commit()).expect("held");
+    now(lock.ask()).expect("allowed");
+    let node = now(guard.data(DIRECTORY)).expect("held").expect("it exists");
+    assert_eq!((&node.data[..], node.version), (&b"what an application keeps there"[..], 2));
+    assert!(guard.is_held());
+}
+
+#[test]
+fn a_lock_without_a_directory_is_asked_for_in_vain_and_stays_without() {
+    let zk = Memory::new();
+    now(plain(&zk).ask()).expect("nobody keeps it");
+    assert_eq!(zk.children("/"), Vec::<String>::new());
+}
+
+#[test]
+fn in_another_dialect_asking_is_refused_before_anything_is_sent() {
+    let zk = Memory::new();
+    for dialect in [Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo] {
+        let lock = RwLock::builder(&zk, DIRECTORY).dialect(dialect).build().expect("valid");
+        let before = zk.requests();
+        let error = now(lock.ask()).expect_err("no node is kept there");
+        assert_eq!(
+            (error.to_string(), zk.requests() - before),
+            (format!("invalid input: to ask in the dialect {dialect}, in which no node is kept"), 0)
+        );
+    }
+}
+
+#[test]
+fn a_client_whose_server_lags_asks_for_what_it_cannot_see() {
+    let zk = Memory::new();
+    let (kept, other) = (keeping(&zk), zk.connect());
+    drop(read(&kept));
+    other.lag();
+    // The server of the other client has not heard of this ask, nor of the node that was kept after it.
+    now(plain(&zk).ask()).expect("allowed");
+    drop(read(&kept));
+    now(plain(&other).ask()).expect("allowed");
+    assert_eq!(zk.children(DIRECTORY), Vec::<String>::new());
+}
+
+#[test]
+fn an_ask_whose_answer_is_lost_is_sent_again() {
+    let zk = Memory::new();
+    let (kept, other) = (keeping(&zk), zk.connect());
+    for lose in [Memory::lose_next_reply, Memory::lose_next_request] {
+        drop((read(&kept), read(&kept)));
+        lose(&other);
+        now(plain(&other).ask()).expect("allowed");
+        assert_eq!(zk.children(DIRECTORY), Vec::<String>::new());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_ask_that_is_cut_off_ends_in_time() {
+    let zk = Memory::new();
+    let lock = plain(&zk);
+    drop(write(&lock));
+    zk.cut();
+    let error = lock.ask().timeout(Duration::from_secs(1)).await.expect_err("nothing is answered");
+    assert!(matches!(error, Error::Timeout { .. }), "{error:?}");
+}
