@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::acquisition::handle::Handle;
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Operation, Stat};
 use crate::session::retry;
@@ -15,10 +14,9 @@ use crate::session::retry;
 ///
 /// `seen` is what a listing showed of the directory together with such a node. A process armed its watch before it
 /// created its node. So if the directory has changed since the listing, that process was asked already.
-pub(crate) fn ask(handle: &Arc<Handle>, session: &Arc<dyn Session>, seen: Option<Stat>) {
-    let first =
-        seen.filter(|stat| stat.data_length == 0).map(|stat| set(session, &handle.path, Vec::new(), stat.version));
-    let (handle, session) = (Arc::clone(handle), Arc::clone(session));
+pub(crate) fn ask(directory: &Arc<str>, asking: &Arc<Asking>, session: &Arc<dyn Session>, seen: Option<Stat>) {
+    let first = seen.filter(|stat| stat.data_length == 0).map(|stat| set(session, directory, Vec::new(), stat.version));
+    let (directory, asking, session) = (Arc::clone(directory), Arc::clone(asking), Arc::clone(session));
     let task = Arc::clone(&session);
     task.spawn(Box::pin(async move {
         let answer = match first {
@@ -26,12 +24,12 @@ pub(crate) fn ask(handle: &Arc<Handle>, session: &Arc<dyn Session>, seen: Option
             None => Err(Failure::Unknown(String::new())),
         };
         let answer = match answer {
-            Err(Failure::Unknown(_)) => ask_as_it_is(&session, &handle.path, seen.map(|stat| stat.version)).await,
+            Err(Failure::Unknown(_)) => ask_as_it_is(&session, &directory, seen.map(|stat| stat.version)).await,
             answer => answer,
         };
         match answer {
             Ok(()) | Err(Failure::NoNode | Failure::Over(_)) => {}
-            Err(failure) => handle.asking.refused(&handle.path, &failure),
+            Err(failure) => asking.refused(&directory, &failure),
         }
     }));
 }

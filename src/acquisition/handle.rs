@@ -26,7 +26,7 @@ pub struct Handle {
     pub(crate) deadlock: Deadlock,
     /// The nodes that are kept between uses, if the user asked for that.
     pub(crate) keeper: Option<Keeper>,
-    pub(crate) asking: Asking,
+    pub(crate) asking: Arc<Asking>,
     /// What the newest session in use knows of the queue. It is kept between acquisitions.
     pub(crate) book: Mutex<Option<Arc<Book>>>,
 }

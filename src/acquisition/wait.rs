@@ -195,7 +195,7 @@ impl Acquisition {
         let watch = behind.watches.then(|| session.watch(&node));
         // A predecessor of this session is asked without the ensemble.
         if !is_asked.swap(true, Ordering::Relaxed) && !ticket.book().ask(&behind.predecessor.name) {
-            ask(&self.handle, session, behind.directory);
+            ask(&self.handle.path, &self.handle.asking, session, behind.directory);
         }
         // The predecessor's watch is answered last. Waiting for it first wakes the task once, and not twice.
         let mut watch = match watch {

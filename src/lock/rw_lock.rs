@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::acquisition::ask::Asking;
 use crate::acquisition::builder::Acquire;
 use crate::acquisition::handle::Handle;
 use crate::acquisition::join;
@@ -477,7 +476,7 @@ impl RwLockBuilder {
                 warn_holding: self.warn_holding,
                 deadlock: self.deadlock,
                 keeper: self.idle.map(Keeper::new),
-                asking: Asking::default(),
+                asking: Arc::default(),
             }),
         })
     }
