@@ -21,6 +21,7 @@ use crate::hold::trace::Acquiring;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Mode;
 use crate::session::holds::OwnHold;
+use crate::session::loss::Loss;
 use crate::snapshot::progress::OnWait;
 use crate::snapshot::read;
 use crate::telemetry::meter;
@@ -65,11 +66,12 @@ impl Acquisition {
         };
         self.kept = Some(Arc::clone(&kept));
         let this = self.twin();
-        let hold = self.attempt(timeout).await?;
-        kept.granted(Arc::from(hold));
+        let hold: Arc<Hold> = Arc::from(self.attempt(timeout).await?);
+        kept.granted(Arc::clone(&hold));
         let used = std::future::poll_fn(|context| waits.poll(context.waker())).await;
         keeper.adopt(&kept);
-        used.map(|used| Held::Kept(this.begin_use(used))).ok_or(Error::WouldBlock { blockers: Blockers::default() })
+        let lost = || Error::Evicted(hold.loss().unwrap_or(Loss::Removed));
+        used.map(|used| Held::Kept(this.begin_use(used))).ok_or_else(lost)
     }
 
     /// Waits for a node that is kept, or is being acquired to be kept. `None` if this acquisition has to enter the queue
@@ -182,6 +184,7 @@ impl Acquisition {
     fn begin_use(&self, mut used: KeptUse) -> KeptUse {
         meter::granted(self.mode, KEPT);
         let position = Arc::clone(used.hold().position());
+        self.trace.entered(&position);
         used.granted(self.trace.granted(self.mode, &self.handle.path, self.label(), &position));
         if let Some(limit) = self.handle.warn_holding {
             used.ends(self.warn_of_use(used.hold(), limit));

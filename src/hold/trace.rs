@@ -64,7 +64,6 @@ impl Acquiring {
 
     /// The lock was granted, and its hold begins.
     pub(crate) fn granted(&self, mode: Mode, path: &str, label: Option<&str>, position: &Position) -> Holding {
-        self.record("sequence", position.contender.sequence());
         self.record("token", position.czxid);
         meter::waited(mode, self.began);
         let begin = |spans: &Spans| HoldSpan::begin(mode, path, position, label, &spans.caller, &spans.acquire);

@@ -30,6 +30,9 @@ use crate::validation;
 /// that. There is no upgrade from read to write, because two upgrading readers would wait for each other. Release,
 /// acquire the write lock, and look again.
 ///
+/// Acquisitions that join a node which their own process [keeps](RwLockBuilder::keep) do not queue. They join it only as
+/// long as no other contender waits for it.
+///
 /// An acquisition that was polled once has its place in the queue. When its turn comes, all contenders behind it wait
 /// for it, even if its future is not polled any more. So poll it to its end, or drop it.
 /// [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) reports an acquisition that is forgotten.

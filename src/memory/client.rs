@@ -102,6 +102,8 @@ impl Memory {
 
     /// Cuts the connection: requests wait, events are not delivered, and the lease starts to run out.
     pub fn cut(&self) {
+        // Also before the first use: then the first acquisition finds the client cut off.
+        let _session = self.open();
         self.change(World::cut);
     }
 

@@ -1439,3 +1439,14 @@ fn a_probe_is_told_that_a_client_is_cut_off_and_since_when() {
     now(zk.close());
     assert_eq!(zk.state(), ConnectionState::Closed);
 }
+
+#[test]
+fn a_client_that_is_cut_before_its_first_use_is_cut() {
+    let zk = Memory::new();
+    zk.cut();
+    let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+    let mut writing = writing(&lock);
+    assert_pending!(writing.poll());
+    zk.heal();
+    drop(assert_ready_ok!(writing.poll()));
+}
