@@ -36,8 +36,8 @@ pub struct Waiter<C> {
     rules: Rules,
     has_waited: bool,
     awaited: Option<Awaited>,
-    /// The last predecessor that was asked to give up a node that it may only keep.
-    asked: Option<Arc<str>>,
+    /// All contenders before it were asked to give up nodes that they may only keep.
+    has_asked: bool,
     /// The last writer that vanished, and may have held the lock.
     vanished: Option<Vanished>,
 }
@@ -170,7 +170,7 @@ struct Vanished {
 impl<C: Borrow<Contender>> Waiter<C> {
     /// A contender that has its node. Its first step is [`Step::Consult`].
     pub fn new(me: C, rules: Rules) -> Waiter<C> {
-        Waiter { me, rules, has_waited: false, awaited: None, asked: None, vanished: None }
+        Waiter { me, rules, has_waited: false, awaited: None, has_asked: false, vanished: None }
     }
 
     /// What to do next, now that the last step has brought this news.
@@ -250,10 +250,10 @@ impl<C: Borrow<Contender>> Waiter<C> {
         // Only a watch shows how the predecessor leaves, and that decides whether to pause.
         let watches = !(predecessor.is_local && self.rules.trusts_book && !self.rules.pauses);
         self.awaited = Some(Awaited { predecessor: predecessor.clone(), watches });
-        let asks = native::keeps(&predecessor.name) && self.asked.as_ref() != Some(&predecessor.name);
-        if asks {
-            self.asked = Some(Arc::clone(&predecessor.name));
-        }
+        // One change of the directory asks for every node that was there when ours was created. A predecessor of this
+        // session is asked without the ensemble, and alone.
+        let asks = native::keeps(&predecessor.name) && (predecessor.is_local || !self.has_asked);
+        self.has_asked |= asks && !predecessor.is_local;
         Step::Await { predecessor, watches, asks }
     }
 

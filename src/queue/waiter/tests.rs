@@ -117,3 +117,29 @@ fn a_waiter_gives_up_without_its_node_and_beside_foreign_contenders() {
     assert_eq!(waiter(TRUSTING).lists(&[foreign]), Step::Evicted);
     assert_eq!(waiter(TRUSTING).lists(&[foreign, ME]), Step::Foreign(foreign.to_owned()));
 }
+
+#[test]
+fn a_waiter_asks_the_ensemble_once_and_each_contender_of_its_session() {
+    let asks = |step: Step<u8>| match step {
+        Step::Await { asks, .. } => asks,
+        other => panic!("{other:?}"),
+    };
+    let kept = ["h~a~keep-READ-0000000000", "h~c~keep-READ-0000000001"];
+    let mut behind_strangers = waiter(TRUSTING);
+    assert!(asks(behind_strangers.lists(&[kept[0], kept[1], ME])));
+    assert_eq!(behind_strangers.departs(Departure::Seen(None)), Step::Consult);
+    assert_eq!(behind_strangers.book(Known::Nothing), Step::List);
+    assert!(!asks(behind_strangers.lists(&[kept[0], ME])), "it was asked together with the first");
+
+    let mut behind_others = waiter(TRUSTING);
+    assert!(!asks(behind_others.lists(&[kept[0], "h~c-READ-0000000001", ME])), "its predecessor is not only kept");
+    assert_eq!(behind_others.departs(Departure::Seen(None)), Step::Consult);
+    assert_eq!(behind_others.book(Known::Nothing), Step::List);
+    assert!(asks(behind_others.lists(&[kept[0], ME])));
+
+    let local = |name: &str| Predecessor { name: name.into(), mode: Mode::Read, is_local: true };
+    let mut behind_its_own = waiter(TRUSTING);
+    assert!(asks(behind_its_own.book(Known::Behind(local(kept[1])))));
+    assert_eq!(behind_its_own.departs(Departure::Unseen), Step::Consult);
+    assert!(asks(behind_its_own.book(Known::Behind(local(kept[0])))));
+}
