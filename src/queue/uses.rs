@@ -128,8 +128,10 @@ impl<A: Copy, W: Clone> Uses<A, W> {
         if let Some((mode, _)) = self.running.get_mut(&number) {
             *mode = Mode::Read;
         }
-        let writes = self.waiting.extract_if(.., |_, it| it.mode == Mode::Write);
-        let mut woken: Vec<W> = writes.filter_map(|(_, it)| it.waker).collect();
+        let all = std::mem::take(&mut self.waiting).into_iter();
+        let (writes, reads): (BTreeMap<_, _>, _) = all.partition(|(_, it)| it.mode == Mode::Write);
+        self.waiting = reads;
+        let mut woken: Vec<W> = writes.into_values().filter_map(|it| it.waker).collect();
         woken.extend(self.admit());
         woken
     }
@@ -200,3 +202,6 @@ impl<A: Copy, W: Clone> Uses<A, W> {
 fn admits<A>(running: &BTreeMap<u64, (Mode, A)>, mode: Mode) -> bool {
     running.first_key_value().is_none_or(|(_, (first, _))| !first.excludes(mode))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,240 @@
+//! The uses of one node, driven through every short story and through long ones from a seed. What must hold is checked
+//! after each step.
+
+use super::*;
+
+/// What happens to a node.
+#[derive(Clone, Copy, Debug)]
+enum Happens {
+    Joins(Mode),
+    /// The use at this place among those that are left is polled, and waits to be woken.
+    IsPolled(usize),
+    Leaves(usize),
+    Granted,
+    Asked,
+    Failed,
+    Downgraded,
+}
+
+/// A use that was not refused and has not left, with where it was last seen to stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Use {
+    number: u64,
+    mode: Mode,
+    standing: Standing,
+    /// It was polled while it waited, so it must be woken.
+    is_polled: bool,
+}
+
+#[derive(Clone)]
+struct Story {
+    /// A use is known by its number, also as a waker.
+    uses: Uses<(), u64>,
+    left: Vec<Use>,
+    is_granted: bool,
+    is_asked: bool,
+    has_failed: bool,
+    steps: Vec<Happens>,
+}
+
+impl Story {
+    fn of(mode: Mode) -> Story {
+        let (uses, left, steps) = (Uses::new(mode), Vec::new(), Vec::new());
+        Story { uses, left, is_granted: false, is_asked: false, has_failed: false, steps }
+    }
+
+    /// Whether this can happen now.
+    fn allows(&self, step: Happens) -> bool {
+        match step {
+            Happens::Joins(_) | Happens::Asked => true,
+            Happens::IsPolled(place) => self.left.get(place).is_some_and(|it| !it.is_polled),
+            Happens::Leaves(place) => place < self.left.len(),
+            Happens::Granted | Happens::Failed => !self.is_granted && !self.has_failed,
+            Happens::Downgraded => self.writer().is_some(),
+        }
+    }
+
+    /// The write that runs.
+    fn writer(&self) -> Option<Use> {
+        self.left.iter().copied().find(|it| it.mode == Mode::Write && it.standing == Standing::Runs)
+    }
+
+    fn take(&mut self, step: Happens) {
+        self.steps.push(step);
+        let before = self.left.clone();
+        let woken = match step {
+            Happens::Joins(mode) => return self.join(mode),
+            Happens::IsPolled(place) => {
+                let polled = &mut self.left[place];
+                assert_eq!(self.uses.standing(polled.number, &polled.number), polled.standing, "it changed unseen");
+                polled.is_polled = true;
+                return;
+            }
+            Happens::Leaves(place) => self.uses.leave(self.left.remove(place).number),
+            Happens::Granted => {
+                self.is_granted = true;
+                self.uses.granted()
+            }
+            Happens::Asked => {
+                self.is_asked = true;
+                self.uses.asked()
+            }
+            Happens::Failed => {
+                (self.is_asked, self.has_failed) = (true, true);
+                self.uses.fail()
+            }
+            Happens::Downgraded => {
+                let writer = self.writer().expect("allowed");
+                let at = self.left.iter().position(|it| *it == writer).expect("it is left");
+                self.left[at].mode = Mode::Read;
+                self.uses.downgraded(writer.number)
+            }
+        };
+        self.look(step, &before, &woken);
+    }
+
+    fn join(&mut self, mode: Mode) {
+        let waits = self.left.iter().any(|it| it.standing == Standing::Waits);
+        let is_covered = mode == Mode::Read || self.uses.mode() == Mode::Write;
+        let standing = match self.uses.join(mode, ()) {
+            Joined::Refused => {
+                assert!(self.is_asked || !is_covered, "refused for no reason: {:?}", self.steps);
+                return;
+            }
+            Joined::Runs(number) => Use { number, mode, standing: Standing::Runs, is_polled: true },
+            Joined::Waits(number) => Use { number, mode, standing: Standing::Waits, is_polled: false },
+        };
+        assert!(!self.is_asked && is_covered, "a use joined: {:?}", self.steps);
+        assert!(standing.standing == Standing::Waits || !waits, "a use overtook another: {:?}", self.steps);
+        self.left.push(standing);
+        self.check();
+    }
+
+    /// Sees where each use stands now, and compares.
+    fn look(&mut self, step: Happens, before: &[Use], woken: &[u64]) {
+        let mut uses = self.uses.clone();
+        let refusable = |it: &Use| match step {
+            Happens::Asked if self.is_granted => true,
+            Happens::Asked => self.uses.mode() == Mode::Write && it.number != before[0].number,
+            Happens::Failed => true,
+            Happens::Downgraded => it.mode == Mode::Write,
+            _ => false,
+        };
+        let mut changed = Vec::new();
+        for it in &mut self.left {
+            let standing = uses.standing(it.number, &it.number);
+            if standing != it.standing {
+                assert_eq!(it.standing, Standing::Waits, "a use that ran or was refused: {:?}", self.steps);
+                assert!(standing == Standing::Runs || refusable(it), "{it:?} was refused: {:?}", self.steps);
+                changed.extend(it.is_polled.then_some(it.number));
+                it.standing = standing;
+            }
+        }
+        let refused = self.left.iter().filter(|it| it.standing == Standing::Refused).count();
+        let expected = self.left.iter().zip(before).filter(|(_, was)| was.standing == Standing::Waits);
+        let must_be = match step {
+            Happens::Asked | Happens::Failed | Happens::Downgraded => expected.filter(|(it, _)| refusable(it)).count(),
+            _ => 0,
+        };
+        assert_eq!(refused, must_be, "{:?}", self.steps);
+        let mut woken = woken.to_vec();
+        woken.sort_unstable();
+        assert_eq!(woken, changed, "those whose standing changed are woken, and no others: {:?}", self.steps);
+        self.left.retain(|it| it.standing != Standing::Refused);
+        self.check();
+    }
+
+    /// What holds after each step.
+    fn check(&self) {
+        let of = |standing| self.left.iter().filter(move |it| it.standing == standing);
+        let (running, mut waiting) = (of(Standing::Runs), of(Standing::Waits));
+        let running: Vec<_> = running.copied().collect();
+        let has_write = running.iter().any(|it| it.mode == Mode::Write);
+        assert!(running.len() < 2 || !has_write, "a write runs alone: {:?}", self.steps);
+        assert!(!has_write || self.uses.mode() == Mode::Write, "a READ node covers no write: {:?}", self.steps);
+        assert!(running.is_empty() || self.is_granted, "nothing runs before the grant: {:?}", self.steps);
+        let told: Vec<_> = self.uses.running().map(|(mode, ())| mode).collect();
+        assert_eq!(told, running.iter().map(|it| it.mode).collect::<Vec<_>>(), "{:?}", self.steps);
+        if let Some(first) = waiting.next() {
+            let is_in_turn = running.iter().all(|it| it.number < first.number);
+            assert!(is_in_turn, "first come, first served: {:?}", self.steps);
+            let is_kept_out = running.iter().any(|it| it.mode.excludes(first.mode));
+            assert!(!self.is_granted || is_kept_out, "the first waits for nothing: {:?}", self.steps);
+            assert!(!(self.is_granted && self.is_asked), "it waits for a node to be given up: {:?}", self.steps);
+        }
+        let is_over = self.is_granted && self.is_asked && self.left.is_empty();
+        assert_eq!(self.uses.is_over(), is_over, "{:?}", self.steps);
+        assert_eq!(self.uses.is_idle(), self.left.is_empty(), "{:?}", self.steps);
+    }
+
+    /// Whatever came before: once the node is granted or fails, all who wait run or are refused, and once it is asked
+    /// for, it is given up.
+    fn comes_to_rest(mut self) {
+        if !self.is_granted && !self.has_failed {
+            self.take(Happens::Granted);
+        }
+        while let Some(running) = self.left.iter().position(|it| it.standing == Standing::Runs) {
+            self.take(Happens::Leaves(running));
+        }
+        assert_eq!(self.left, [], "a use waits for ever: {:?}", self.steps);
+        self.take(Happens::Asked);
+        assert_eq!(self.uses.is_over(), !self.has_failed, "{:?}", self.steps);
+    }
+}
+
+/// All that may happen to a node with so many uses.
+fn all_that_happens(uses: usize) -> impl Iterator<Item = Happens> {
+    let always = [Happens::Joins(Mode::Read), Happens::Joins(Mode::Write)].into_iter();
+    let once = [Happens::Granted, Happens::Asked, Happens::Failed, Happens::Downgraded].into_iter();
+    always.chain(once).chain((0..uses).flat_map(|place| [Happens::IsPolled(place), Happens::Leaves(place)]))
+}
+
+/// Tells every story of at most so many more steps. Returns how many there are.
+fn tell_all(story: &Story, steps: usize) -> u64 {
+    story.clone().comes_to_rest();
+    if steps == 0 {
+        return 1;
+    }
+    let next = all_that_happens(story.left.len()).filter(|step| story.allows(*step));
+    let told = next.map(|step| {
+        let mut story = story.clone();
+        story.take(step);
+        tell_all(&story, steps - 1)
+    });
+    1 + told.sum::<u64>()
+}
+
+#[test]
+fn every_short_story_of_a_node_keeps_its_rules() {
+    let told: u64 = [Mode::Read, Mode::Write].iter().map(|mode| tell_all(&Story::of(*mode), 6)).sum();
+    assert!(told > 40_000, "only {told} stories were told");
+}
+
+#[test]
+fn long_stories_of_a_node_keep_its_rules() {
+    for seed in 0..2_000_u64 {
+        let mut random = seed;
+        let mut below = |limit: usize| {
+            // The constants are of Knuth's MMIX.
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as usize % limit
+        };
+        let mut story = Story::of(if seed % 3 == 0 { Mode::Read } else { Mode::Write });
+        for _ in 0..60 {
+            let mut next: Vec<_> = all_that_happens(story.left.len()).filter(|step| story.allows(*step)).collect();
+            // Once asked for, a node has no long story any more.
+            next.retain(|step| !matches!(step, Happens::Asked | Happens::Failed) || below(10) == 0);
+            story.take(next[below(next.len())]);
+        }
+        story.comes_to_rest();
+    }
+}
+
+#[test]
+fn uses_that_joined_are_counted_and_those_refused_are_not() {
+    let mut uses: Uses<(), u64> = Uses::new(Mode::Read);
+    assert_eq!((uses.join(Mode::Write, ()), uses.count()), (Joined::Refused, 0));
+    assert_eq!((uses.join(Mode::Read, ()), uses.count()), (Joined::Waits(0), 1));
+    assert!(uses.granted().is_empty() && uses.wakers().is_empty(), "it was never polled");
+    assert_eq!((uses.join(Mode::Read, ()), uses.count()), (Joined::Runs(1), 2));
+}
