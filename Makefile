@@ -70,13 +70,13 @@ ROUNDS := 3
 MANY_DESCRIPTORS := ulimit -Sn hard
 bench: zookeeper
 	$(MANY_DESCRIPTORS)
-	cargo build --release --example drive --example shared_reads
+	cargo build --release --example drive --example kept_reads
 	cargo bench -p zk-rwlock-benches --bench server -- --rounds $(ROUNDS)
 
 # All that docs/performance.md shows of us and of the floor, measured here; the tables and plots are in target/performance.
 performance: zookeeper
 	$(MANY_DESCRIPTORS)
-	cargo build --release --example drive --example shared_reads
+	cargo build --release --example drive --example kept_reads
 	rm -rf target/performance
 	mkdir -p target/performance
 	cargo bench -p zk-rwlock-benches --bench server -- --rounds $(ROUNDS) --all --out '$(CURDIR)/target/performance/results.jsonl'

@@ -1,13 +1,13 @@
-//! Many tasks of one process that read under one lock, and what that costs a writer elsewhere.
+//! Many tasks of one process that read under one lock which it keeps, and how soon a writer elsewhere gets it.
 //!
 //! ```text
-//! cargo run --release --example shared_reads
-//! cargo run --release --example shared_reads -- --zookeeper 127.0.0.1:2181 --tasks 200 --max-age 50ms
-//! cargo run --release --example shared_reads -- --without-sharing    # to see what sharing is for
+//! cargo run --release --example kept_reads
+//! cargo run --release --example kept_reads -- --zookeeper 127.0.0.1:2181 --tasks 200 --idle 10m
+//! cargo run --release --example kept_reads -- --without-keeping    # to see what keeping is for
 //! ```
 //!
-//! Each read is acquired, held while other tasks run, and dropped. They share a node of the lock for as long as it is
-//! young enough, and then a waiting writer gets in: after at most that age plus the longest read.
+//! Each read is acquired, held while other tasks run, and dropped. The process keeps its node of the lock between the
+//! reads, until the writer asks for it. Then the reads that run end, the writer gets in, and later reads queue behind it.
 
 mod common;
 
@@ -23,9 +23,9 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::sleep;
 use zk_rwlock::RwLock;
 
-const LOCK: &str = "/zk-rwlock-examples/shared_reads/lock";
+const LOCK: &str = "/zk-rwlock-examples/kept_reads/lock";
 
-/// Many tasks of one process that read under one lock, and what that costs a writer elsewhere
+/// Many tasks of one process that read under one lock which it keeps, and how soon a writer elsewhere gets it
 #[derive(Clone, clap::Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -33,15 +33,15 @@ struct Arguments {
     /// How many tasks read
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     tasks: u32,
-    /// How long a granted node may be joined
-    #[arg(long, default_value = "100ms", value_parser = humantime::parse_duration)]
-    max_age: Duration,
+    /// How long a node is kept that no task uses
+    #[arg(long, default_value = "1m", value_parser = humantime::parse_duration)]
+    idle: Duration,
     /// How long to read without a writer, and then again with one
     #[arg(long, default_value = "3s", value_parser = humantime::parse_duration)]
     duration: Duration,
     /// Let each read have a node of its own
     #[arg(long)]
-    without_sharing: bool,
+    without_keeping: bool,
     /// Print one line of JSON, and nothing of the writer
     #[arg(long)]
     json: bool,
@@ -55,7 +55,7 @@ async fn main() -> ExitCode {
 async fn run(arguments: Arguments) -> common::Result<()> {
     let (ours, theirs) = (arguments.backend.connect().await?, arguments.backend.connect().await?);
     let lock = RwLock::builder(&ours, LOCK);
-    let lock = if arguments.without_sharing { lock } else { lock.keep(arguments.max_age) }.build()?;
+    let lock = if arguments.without_keeping { lock } else { lock.keep(arguments.idle) }.build()?;
     let elsewhere = RwLock::builder(&theirs, LOCK).label("writer").build()?;
 
     if arguments.json {
@@ -71,7 +71,7 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     println!("{} tasks read for {}:", arguments.tasks, humantime::format_duration(arguments.duration));
     println!("  {}", reads(&lock, &arguments).await?);
 
-    println!("the same, with a writer that queues again and again:");
+    println!("the same, with a writer elsewhere that wants the lock again and again:");
     let stop = Arc::new(AtomicBool::new(false));
     let writer = tokio::spawn(write(elsewhere, Arc::clone(&stop)));
     let done = reads(&lock, &arguments).await;
@@ -79,11 +79,10 @@ async fn run(arguments: Arguments) -> common::Result<()> {
     let (writes, longest_wait) = writer.await??;
     let done = done?;
     println!("  {done}");
-    println!("  {writes} writes, of which the longest waited {longest_wait:.1?}");
-    if !arguments.without_sharing {
-        let bound = arguments.max_age + done.longest;
-        println!("  the bound: {:.1?} (max_age {:?}, longest read {:.1?})", bound, arguments.max_age, done.longest);
-    }
+    println!(
+        "  {writes} writes, of which the longest waited {longest_wait:.1?}; the longest read took {:.1?}",
+        done.longest
+    );
     ours.close().await;
     theirs.close().await;
     Ok(())
@@ -109,7 +108,7 @@ impl std::fmt::Display for Reads {
 impl Reads {
     fn json(&self, arguments: &Arguments, requests: Option<i64>) -> Value {
         json!({
-            "peer": if arguments.without_sharing { "ours" } else { "ours-shared" },
+            "peer": if arguments.without_keeping { "ours" } else { "ours-kept" },
             "workload": "shared",
             "n": arguments.tasks,
             "ops": self.number,
@@ -171,7 +170,7 @@ async fn write(lock: RwLock, stop: Arc<AtomicBool>) -> common::Result<(u32, Dura
         longest = longest.max(asked.elapsed());
         writes += 1;
         guard.release().await?;
-        sleep(Duration::from_millis(10)).await; // so that there is something to overtake
+        sleep(Duration::from_millis(10)).await; // so that there is something to keep
     }
     Ok((writes, longest))
 }

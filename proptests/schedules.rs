@@ -255,7 +255,7 @@ impl World {
             (Action::Remove, _) if !self.cut.contains(&true) && !self.lagging.contains(&true) => {
                 let children = memory.children(LOCK);
                 if let Some(child) = children.get(step.actor % children.len().max(1)) {
-                    memory.remove(&format!("{LOCK}/{child}"));
+                    memory.remove(format!("{LOCK}/{child}"));
                 }
             }
             (Action::Wait, _) => tokio::time::advance(WHILE).await,

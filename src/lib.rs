@@ -38,8 +38,8 @@
 //! # Where to look
 //!
 //! - [`RwLock`]: the lock, its fairness, and how to acquire it: [`read`](RwLock::read), [`write`](RwLock::write),
-//!   `try_*`, `blocking_*`. [`RwLockBuilder`] has its options, among them [`share_reads`](RwLockBuilder::share_reads)
-//!   for many tasks that read.
+//!   `try_*`, `blocking_*`. [`RwLockBuilder`] has its options, among them [`keep`](RwLockBuilder::keep)
+//!   for a process that uses the lock often.
 //! - [`Acquire`]: an acquisition that has not started, for every kind of guard, with its options: a timeout, a label,
 //!   and [`on_wait`](Acquire::on_wait), which reports [`Progress`] to a waiter. Await it, or
 //!   [block](Acquire::blocking) the thread.

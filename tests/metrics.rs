@@ -57,14 +57,14 @@ fn grants_are_counted_by_mode_and_kind_and_measured() {
 }
 
 #[test]
-fn reads_that_join_are_counted_apart() {
+fn uses_of_a_kept_node_are_counted_apart() {
     measured(|seen| {
         let zk = Memory::new();
         let lock = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(9)).build().expect("valid");
-        let _guards = [now(lock.read()).expect("free"), now(lock.read()).expect("shared")];
-        let _third = now(lock.try_read()).expect("shared");
+        let _guards = [now(lock.read()).expect("free"), now(lock.read()).expect("kept")];
+        let _third = now(lock.try_read()).expect("kept");
         assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"at once\"}"), 1.0);
-        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"joined\"}"), 2.0);
+        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"kept\"}"), 3.0);
     });
 }
 
@@ -80,7 +80,7 @@ fn refusals_and_losses_are_counted_by_their_causes() {
         assert!(now(beside.try_write()).is_err());
         assert_eq!(seen.value("zk_rwlock_would_block_total{mode=\"read\"}"), 1.0);
         assert_eq!(seen.value("zk_rwlock_would_block_total{mode=\"write\"}"), 1.0);
-        zk.remove(&held.path());
+        zk.remove(held.path());
         assert!(!held.is_held() && !held.is_held());
         assert_eq!(seen.value("zk_rwlock_losses_total{cause=\"removed\"}"), 1.0);
         drop(held);
@@ -126,11 +126,11 @@ async fn write(zk: &Memory, path: &str) -> zk_rwlock::WriteGuard {
 }
 
 #[test]
-fn each_read_that_waits_for_a_shared_node_is_measured() {
+fn each_read_that_waits_for_a_kept_node_is_measured() {
     measured(|seen| {
         let zk = Memory::new();
         let lock = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(9)).build().expect("valid");
-        let held = now(lock.write()).expect("free");
+        let held = now(RwLock::new(&zk, DIRECTORY).expect("valid").write()).expect("free");
         let mut reads = [(); 3].map(|()| task::spawn(lock.read().into_future()));
         for read in &mut reads {
             assert_pending!(read.poll());
@@ -139,8 +139,9 @@ fn each_read_that_waits_for_a_shared_node_is_measured() {
         let guards = reads.each_mut().map(|read| assert_ready_ok!(read.poll()));
         assert_eq!(seen.value("zk_rwlock_acquire_wait_seconds_count{mode=\"read\"}"), 3.0);
         assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"pass\"}"), 1.0);
+        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"kept\"}"), 3.0);
         drop(guards);
-        assert_eq!(seen.value("zk_rwlock_hold_seconds_count{mode=\"read\"}"), 1.0);
+        assert_eq!(seen.value("zk_rwlock_hold_seconds_count{mode=\"read\"}"), 3.0);
     });
 }
 

@@ -116,7 +116,7 @@ fn compare(arguments: &Arguments) -> Result<()> {
         let missing = || format!("{} is missing: `make bench` builds it", program.display());
         if program.exists() { Ok(program) } else { Err(missing()) }
     };
-    let (driver, shared_reads) = (example("drive")?, example("shared_reads")?);
+    let (driver, kept_reads) = (example("drive")?, example("kept_reads")?);
     let results = directory(3)?.join("bench");
     fs::create_dir_all(&results)?;
     let server = Server::start_with(&["tickTime=2000", "minSessionTimeout=4000"], &JAVA);
@@ -141,8 +141,8 @@ fn compare(arguments: &Arguments) -> Result<()> {
             };
             if set == Set::Shared {
                 let to = format!("--zookeeper {server} {options}");
-                note(&mut ours, run(&mut Command::new(&shared_reads), &to)?);
-                note(&mut floor, run(&mut Command::new(&shared_reads), &format!("{to} --without-sharing"))?);
+                note(&mut ours, run(&mut Command::new(&kept_reads), &to)?);
+                note(&mut floor, run(&mut Command::new(&kept_reads), &format!("{to} --without-keeping"))?);
                 continue;
             }
             let to = format!("--zk {server} {options}");

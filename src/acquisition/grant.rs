@@ -104,7 +104,7 @@ impl Acquisition {
         upkeep.holds().begin(position.czxid, &self.handle.path, sequence, used_by, &position.own_node);
         // Of a node that is kept, each use is traced.
         if self.kept.is_some() {
-            return;
+            return self.trace.granted_to_others(position);
         }
         held.granted(self.trace.granted(self.mode, &self.handle.path, self.label(), held.position()));
         let Some(limit) = self.handle.warn_holding else {

@@ -52,7 +52,10 @@ impl Acquisition {
     async fn attempt_kept(mut self, keeper: &Keeper, timeout: Option<Duration>) -> Result<Held, Error> {
         let asker = self.asker();
         match keeper.join(self.mode, asker) {
-            Found::Runs(used) => return Ok(Held::Kept(self.begin_use(used))),
+            Found::Runs(used) => {
+                let _span = self.begin();
+                return Ok(Held::Kept(self.begin_use(used)));
+            }
             Found::Waits(waits) => {
                 return self.reported(Err(Error::WouldBlock { blockers: in_the_way(&waits) }));
             }
@@ -65,7 +68,8 @@ impl Acquisition {
             return Ok(Held::Alone(self.attempt(timeout).await?));
         };
         self.kept = Some(Arc::clone(&kept));
-        let this = self.twin();
+        let mut this = self.twin();
+        let _span = this.begin();
         let hold: Arc<Hold> = Arc::from(self.attempt(timeout).await?);
         kept.granted(Arc::clone(&hold));
         let used = std::future::poll_fn(|context| waits.poll(context.waker())).await;

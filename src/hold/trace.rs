@@ -64,11 +64,16 @@ impl Acquiring {
 
     /// The lock was granted, and its hold begins.
     pub(crate) fn granted(&self, mode: Mode, path: &str, label: Option<&str>, position: &Position) -> Holding {
-        self.record("token", position.czxid);
+        self.granted_to_others(position);
         meter::waited(mode, self.began);
         let begin = |spans: &Spans| HoldSpan::begin(mode, path, position, label, &spans.caller, &spans.acquire);
         let seen = self.spans.as_deref().map(begin).map(Box::new);
         Holding { seen, _metered: meter::HoldTimer::begin(mode) }
+    }
+
+    /// The lock was granted, and what is done under it has traces of its own.
+    pub(crate) fn granted_to_others(&self, position: &Position) {
+        self.record("token", position.czxid);
     }
 
     fn record(&self, field: &str, number: i64) {

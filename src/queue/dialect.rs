@@ -34,8 +34,8 @@ use crate::queue::native;
 /// fail in the same way. All other children are ignored in every dialect.
 ///
 /// A contender that already holds the lock goes on, and is not warned. Nor does every contender list the queue: in the
-/// native dialect a writer hands over to the waiter behind it, and [shared reads](crate::RwLockBuilder::share_reads)
-/// join a hold that is there. The next contender to queue up lists the queue, and fails.
+/// native dialect a writer hands over to the waiter behind it, and uses of a [kept](crate::RwLockBuilder::keep)
+/// node join it. The next contender to queue up lists the queue, and fails.
 ///
 /// A difference that no name shows cannot be refused. kazoo's plain `Lock` is named like its `WriteLock` but does not
 /// wait for readers: where there are readers, give `Lock` `extra_lock_patterns=["__rlock__"]`. `Client::lock` with a
@@ -68,8 +68,9 @@ use crate::queue::native;
 ///   [`acl`](crate::ZooKeeperBuilder::acl) keeps from reading fails when it would have to wait.
 /// - **What the numbers prove** without a listing holds in every dialect, because every create in the directory takes a
 ///   number, whichever library sends it.
-/// - [`MultiLock`](crate::MultiLock), [`share_reads`](crate::RwLockBuilder::share_reads), guarded transactions, tokens
-///   and the detection of a loss are as in the native dialect.
+/// - **[`keep`](crate::RwLockBuilder::keep)** is refused, because contenders of other libraries do not ask.
+/// - [`MultiLock`](crate::MultiLock), guarded transactions, tokens and the detection of a loss are as in the native
+///   dialect.
 ///
 /// # Examples
 ///

@@ -2,10 +2,10 @@
 //!
 //! | name | kind | unit | labels | what |
 //! |---|---|---|---|---|
-//! | `zk_rwlock_acquire_wait_seconds` | histogram | seconds | `mode` | from asking until granted; of acquisitions that were granted, except reads that `joined` |
+//! | `zk_rwlock_acquire_wait_seconds` | histogram | seconds | `mode` | from asking until granted; of acquisitions that were granted, also by a `kept` node |
 //! | `zk_rwlock_hold_seconds` | histogram | seconds | `mode` | from the grant until the guard was dropped or its release began; a downgrade ends the hold of one mode and begins that of the other |
 //! | `zk_rwlock_queue_length` | histogram | nodes | `mode` | other nodes in the directory at the first listing of a contender that entered; a contender that comes directly after another of its session does not list, and is not counted |
-//! | `zk_rwlock_grants_total` | counter | | `mode`, `kind` | nodes that were granted: `next` by their numbers, `at once` by the first listing, `look` by a later listing, `hand-off` by the predecessor's signal, `pass` by a contender of the same session; and `joined`: [shared](crate::RwLockBuilder::share_reads) reads that found a node held. Shared reads that waited for one node together are not counted besides the node |
+//! | `zk_rwlock_grants_total` | counter | | `mode`, `kind` | nodes that were granted: `next` by their numbers, `at once` by the first listing, `look` by a later listing, `hand-off` by the predecessor's signal, `pass` by a contender of the same session; and `kept`: uses of [kept](crate::RwLockBuilder::keep) nodes. A kept node is counted by how it was granted, and each of its uses as `kept`, the first one too |
 //! | `zk_rwlock_would_block_total` | counter | | `mode` | `try_*` that found the lock taken; of several locks, for the lock that the error names |
 //! | `zk_rwlock_timeouts_total` | counter | | `mode` | acquisitions whose time was over first; of several locks, for the lock that the error names |
 //! | `zk_rwlock_losses_total` | counter | | `cause` | held nodes that were lost: `session-over`, `lease-ran-out`, `removed`, `interfered` |

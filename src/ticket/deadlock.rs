@@ -6,8 +6,8 @@
 /// A task waits for itself if it holds the lock and asks for the write lock. It also does if it holds the read lock,
 /// and asks for the read lock behind a writer that waits for this hold. Tasks are known by tokio's task id. Outside of
 /// tasks the thread counts, in a runtime's `block_on` and in the `blocking` forms, except after a `try_` method. Under
-/// other executors nothing is known. A node that several reads [share](crate::RwLockBuilder::share_reads) is held by no
-/// task in particular.
+/// other executors nothing is known. A [kept](crate::RwLockBuilder::keep) node is held by the tasks that use it,
+/// and by none while it is idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Deadlock {

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::task::JoinHandle;
-use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Outcome, Session};
+use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Outcome, Session};
 use zk_rwlock::{Contender, Deadlock, Ending, Error, HoldState, Loss, MemberState, Mode, RwLock, Survey, WriteGuard};
 
 use support::harness::Harness;
@@ -65,6 +65,12 @@ impl<C: Coordinator + Clone> Stage<C> {
             Err(Failure::NoNode) => Vec::new(),
             Err(failure) => panic!("{} cannot be listed: {failure}", self.directory),
         }
+    }
+
+    /// Asks for what is only kept, by hand.
+    async fn ask(&self) {
+        let set = Operation::Set { path: self.directory.clone(), data: Vec::new(), version: None };
+        self.operator.transact(&[set]).await.expect("it may be written");
     }
 
     async fn becomes_empty(&self) {
@@ -444,45 +450,77 @@ pub async fn shared_guards_are_lost_together<H: Harness>(h: &H) {
     assert!(matches!(two.release().await, Err(Error::Lost(Loss::Removed))));
 }
 
-pub async fn tasks_that_share_reads_share_a_node_its_transactions_and_its_loss<H: Harness>(h: &H) {
+/// Longer than any check that does not say so.
+const IDLE: Duration = Duration::from_secs(60);
+
+impl<C: Coordinator + Clone> Stage<C> {
+    /// A lock of the first process that keeps its node between uses.
+    fn keeping(&self) -> RwLock {
+        RwLock::builder(&self.mine, &self.directory).host("keeper").keep(IDLE).build().expect("valid")
+    }
+}
+
+pub async fn uses_of_a_kept_node_share_its_transactions_and_its_loss<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
-    let builder = RwLock::builder(&s.mine, &s.directory).dialect(h.dialect());
-    let shared = builder.keep(10 * SOON).build().expect("valid");
+    let kept = s.keeping();
     let write = soon("a free lock", s.b.write()).await.expect("free");
-    let tasks: Vec<_> = (0..20).map(|_| reader(&shared)).collect();
+    let tasks: Vec<_> = (0..20).map(|_| reader(&kept)).collect();
     line_becomes(&s.b, "W+ R-").await;
     write.release().await.expect("held");
     let mut guards = Vec::new();
     for task in tasks {
         guards.push(granted(task).await);
     }
-    let one = soon("a shared node", shared.read()).await.expect("shared");
+    let one = soon("a kept node", kept.read()).await.expect("kept");
     assert!(guards.iter().all(|guard| guard.is_held() && guard.path() == one.path()));
     assert_eq!((s.children().await.len(), line(&s.b).await.as_str()), (1, "R+"));
-    one.transaction().create(s.beside("shared"), "x").commit().await.expect("held");
-    assert_eq!(s.data(&s.beside("shared")).await.as_deref(), Some(b"x".as_slice()));
+    one.transaction().create(s.beside("kept"), "x").commit().await.expect("held");
+    assert_eq!(s.data(&s.beside("kept")).await.as_deref(), Some(b"x".as_slice()));
 
     s.operator.delete(&one.path()).await.expect("there");
     assert_eq!(soon("the loss", one.lost()).await, Loss::Removed);
     assert!(guards.iter().all(|guard| !guard.is_held()));
-    let next = soon("a fresh node", shared.read()).await.expect("free");
+    let next = soon("a fresh node", kept.read()).await.expect("free");
     assert!(next.is_held() && next.fencing_token() > one.fencing_token());
     next.release().await.expect("held");
+    assert_eq!(s.children().await.len(), 1, "it is kept");
+    drop(kept);
     s.becomes_empty().await;
 }
 
-pub async fn a_writer_goes_before_reads_that_come_when_the_shared_node_is_too_old<H: Harness>(h: &H) {
+pub async fn an_idle_node_is_given_up_to_whoever_waits_for_it<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
-    let max_age = Duration::from_secs(3);
-    let builder = RwLock::builder(&s.mine, &s.directory).dialect(h.dialect());
-    let shared = builder.keep(max_age).build().expect("valid");
-    let one = soon("a free lock", shared.read()).await.expect("free");
+    let kept = s.keeping();
+    // Of another session, and of the same.
+    for other in [&s.b, &s.a] {
+        for writes in [false, true] {
+            // A node that was used twice has paid off: the next one is kept, too.
+            for _ in 0..2 {
+                if writes {
+                    soon("the lock", kept.write()).await.expect("free").release().await.expect("held");
+                } else {
+                    soon("the lock", kept.read()).await.expect("free").release().await.expect("held");
+                }
+            }
+            assert_eq!(s.children().await.len(), 1, "it is kept");
+            let guard = soon("a lock that is only kept", other.write()).await.expect("asked for");
+            line_becomes(&s.b, "W+").await;
+            guard.release().await.expect("held");
+            s.becomes_empty().await;
+        }
+    }
+}
+
+pub async fn a_node_that_is_asked_for_goes_with_its_uses_and_admits_no_other<H: Harness>(h: &H) {
+    let s = Stage::set(h).await.with_directory().await;
+    let kept = s.keeping();
+    let (one, two) = (soon("a free lock", kept.read()).await.expect("free"), kept.read().await.expect("kept"));
     let write = writer(&s.b);
     line_becomes(&s.a, "R+ W-").await;
-    let two = soon("a shared node", shared.read()).await.expect("shared");
-    assert_eq!(two.path(), one.path());
-    tokio::time::sleep(max_age).await;
-    let (three, four) = (reader(&shared), reader(&shared));
+    // The ask is on its way; it arrives before what the same session reads afterwards.
+    eventually("the node is asked for", || async { kept.try_read().await.is_err_and(|error| error.is_would_block()) })
+        .await;
+    let (three, four) = (reader(&kept), reader(&kept));
     line_becomes(&s.a, "R+ W- R-").await;
     one.release().await.expect("held");
     assert!(!write.is_finished());
@@ -494,6 +532,28 @@ pub async fn a_writer_goes_before_reads_that_come_when_the_shared_node_is_too_ol
     assert_eq!(three.path(), four.path());
     three.release().await.expect("held");
     four.release().await.expect("held");
+    drop(kept);
+    s.becomes_empty().await;
+}
+
+pub async fn an_operator_asks_by_setting_the_directorys_data<H: Harness>(h: &H) {
+    let s = Stage::set(h).await.with_directory().await;
+    let kept = s.keeping();
+    soon("a free lock", kept.write()).await.expect("free").release().await.expect("held");
+    assert_eq!(s.children().await.len(), 1, "it is kept");
+    s.ask().await;
+    s.becomes_empty().await;
+}
+
+pub async fn a_node_that_was_idle_for_long_is_given_up<H: Harness>(h: &H) {
+    let s = Stage::set(h).await.with_directory().await;
+    let idle = Duration::from_millis(500);
+    let kept = RwLock::builder(&s.mine, &s.directory).keep(idle).build().expect("valid");
+    let guard = soon("a free lock", kept.read()).await.expect("free");
+    tokio::time::sleep(2 * idle).await;
+    assert!(guard.is_held(), "it is in use");
+    guard.release().await.expect("held");
+    assert_eq!(s.children().await.len(), 1, "it is kept");
     s.becomes_empty().await;
 }
 

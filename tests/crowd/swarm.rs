@@ -331,7 +331,7 @@ fn number(data: &[u8]) -> u64 {
 async fn fail_links(world: &World, mut dice: Seeded, end: Instant) {
     // Requests whose loss leaves something in doubt come more often.
     const OPS: [Op; 8] =
-        [Op::Create2, Op::Create2, Op::Create2, Op::Multi, Op::Multi, Op::Delete, Op::GetChildren, Op::GetData];
+        [Op::Create2, Op::Create2, Op::Create2, Op::Multi, Op::Multi, Op::Delete, Op::GetChildren2, Op::GetData];
     while Instant::now() < end {
         let client = &world.clients[dice.below(CLIENTS) as usize];
         let op = OPS[dice.below(OPS.len() as u64) as usize];

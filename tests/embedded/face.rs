@@ -63,7 +63,7 @@ fn a_deadline_that_has_passed_sends_nothing() {
 }
 
 #[test]
-fn a_deadline_counts_from_the_first_poll_also_for_shared_reads() {
+fn a_deadline_counts_from_the_first_poll_also_for_uses_of_a_kept_node() {
     let zk = Memory::new();
     let shared = RwLock::builder(&zk, "/locks/a").keep(LONG).build().unwrap();
     let _held = now(shared.read().into_future()).unwrap();

@@ -352,7 +352,7 @@ fn the_last_clone_of_a_handle_takes_its_idle_node_with_it() {
 
 #[test]
 fn a_lost_node_admits_no_use() {
-    for how in [Memory::expire as fn(&Memory), |zk| zk.remove(&format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]))] {
+    for how in [Memory::expire as fn(&Memory), |zk| zk.remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]))] {
         let (zk, kept, other) = two();
         let guard = write(&kept);
         drop(guard);

@@ -1054,7 +1054,7 @@ async fn a_lock_delay_holds_off_exactly_as_long_as_it_says() {
             if reads { lock.read().await.map(drop) } else { lock.write().await.map(drop) }
         }));
         assert_pending!(next.poll());
-        zk.remove(&held.path());
+        zk.remove(held.path());
         assert!(next.is_woken());
         assert_pending!(next.poll());
         tokio::time::advance(delay - Duration::from_millis(2)).await;
@@ -1093,9 +1093,9 @@ async fn a_waiter_removed_in_its_lock_delay_is_evicted() {
     let held = write(&a);
     let mut next = writing(&patient);
     assert_pending!(next.poll());
-    zk.remove(&held.path());
+    zk.remove(held.path());
     assert_pending!(next.poll());
-    zk.remove(&format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]));
+    zk.remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]));
     assert!(next.is_woken());
     assert!(matches!(assert_ready_err!(next.poll()), Error::Evicted(Loss::Removed)));
 }

@@ -335,7 +335,7 @@ fn doubt_and_loss_of_a_hold_are_told_once() {
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].starts_with("INFO message=the connection is back"), "{lines:?}");
 
-    zk.remove(&guard.path());
+    zk.remove(guard.path());
     assert!(!guard.is_held());
     let lost =
         "WARN message=a lock was lost while it was held node=.. cause=the lock's node was removed by somebody else";
@@ -517,18 +517,19 @@ async fn a_long_hold_is_warned_of_once_and_a_short_one_not_at_all() {
 }
 
 #[test]
-fn all_who_share_a_read_have_their_own_acquisition_and_one_hold() {
+fn all_who_use_a_kept_node_have_their_own_acquisition_and_their_own_hold() {
     let zk = Memory::new();
     let lock = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(9)).build().expect("valid");
     let (log, _guard) = Log::start();
-    let guards = [now(lock.read()).expect("free"), now(lock.read()).expect("shared")];
+    let guards =
+        [now(lock.read()).expect("free"), now(lock.read()).expect("kept"), now(lock.try_read()).expect("kept")];
     let lines = log.lines();
     let token = guards[0].fencing_token();
-    let own = lines.iter().filter(|line| line.starts_with("acquire") && line.contains(&format!("token={token}")));
-    assert_eq!((own.count(), log.open_spans()), (3, 1), "one each, and that of the one node: {lines:?}");
+    let own = lines.iter().filter(|line| line.starts_with("acquire") && line.contains(&format!(" token={token} ")));
+    assert_eq!((own.count(), log.open_spans()), (4, 3), "one each, and that of the one node: {lines:?}");
     drop(guards);
     let holds = log.lines().iter().filter(|line| line.starts_with("hold")).count();
-    assert_eq!((holds, log.open_spans()), (1, 0));
+    assert_eq!((holds, log.open_spans()), (3, 0));
 }
 
 // A task that waits for itself.
@@ -631,7 +632,7 @@ async fn a_guard_whose_node_was_removed_is_in_nobodys_way() {
     let zk = Memory::new();
     let (lock, other) = (refusing(&zk, Deadlock::RefuseInProcess), open(&zk.connect()));
     let lost = lock.write().await.expect("free");
-    zk.remove(&lost.path());
+    zk.remove(lost.path());
     let held = other.write().await.expect("free");
     let mut waiting = task::spawn(lock.write().into_future());
     assert_pending!(waiting.poll());
@@ -655,7 +656,7 @@ async fn a_guard_lost_with_its_lease_is_in_the_way_while_its_node_exists() {
 }
 
 #[tokio::test]
-async fn a_node_that_reads_share_is_held_by_no_task_in_particular() {
+async fn a_kept_node_is_held_by_the_tasks_that_use_it_and_idle_by_none() {
     let zk = Memory::new();
     let sharing = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(9)).on_deadlock(Deadlock::Refuse);
     let lock = sharing.build().expect("valid");
@@ -668,6 +669,9 @@ async fn a_node_that_reads_share_is_held_by_no_task_in_particular() {
         assert_pending!(waiting.poll());
         drop(joined);
         drop(assert_ready_ok!(waiting.poll()));
+        let own = lock.read().await.expect("kept");
+        assert!(matches!(lock.write().await, Err(Error::WouldDeadlock { same_task: true, .. })));
+        drop(own);
     }
 }
 

@@ -227,7 +227,7 @@ async fn a_thousand_timeouts_in_an_outage_send_nothing_when_it_is_over() {
 async fn a_waiter_whose_listing_is_lost_keeps_its_node_and_its_place() {
     let stage = Stage::set("/faults/place", CALM).await;
     let holder = stage.here.write().await.unwrap();
-    let listing = stage.proxy.hold_reply(Op::GetChildren);
+    let listing = stage.proxy.hold_reply(Op::GetChildren2);
     let waiter = writer(&stage.lock);
     soon("the listing", listing.arrives()).await;
     line_becomes(&stage.here, "W+ W-").await;
@@ -237,7 +237,7 @@ async fn a_waiter_whose_listing_is_lost_keeps_its_node_and_its_place() {
 
     stage.proxy.rst();
     listing.release();
-    eventually("it lists again", || async { stage.proxy.count(Op::GetChildren) == 2 }).await;
+    eventually("it lists again", || async { stage.proxy.count(Op::GetChildren2) == 2 }).await;
     holder.release().await.unwrap();
     let guard = granted(waiter).await;
     assert!(before.iter().any(|name| guard.path().ends_with(name)));
@@ -286,7 +286,7 @@ async fn a_predecessor_that_leaves_between_listing_and_watch_is_noticed() {
         assert!(!waiter.is_finished());
         watch.release();
         let guard = granted(waiter).await;
-        assert_eq!((stage.proxy.count(Op::Create2), stage.proxy.count(Op::GetChildren)), (1, 2));
+        assert_eq!((stage.proxy.count(Op::Create2), stage.proxy.count(Op::GetChildren2)), (1, 2));
         guard.release().await.unwrap();
     }
 }
@@ -326,7 +326,7 @@ async fn waiters_whose_credentials_are_refused_all_end_at_once_and_so_do_guards(
         waiters.push(writer(&stage.lock));
     }
     line_becomes(&stage.here, "W+ W- W- W- W- W-").await;
-    let fault = stage.proxy.apply(Rule::on(Frames::replies(Op::GetChildren)).claim_error(-115));
+    let fault = stage.proxy.apply(Rule::on(Frames::replies(Op::GetChildren2)).claim_error(-115));
     let listing = stage.session.children(stage.here.path()).await;
     assert!(fault.has_struck() && listing.is_err());
     for waiter in waiters {
@@ -596,7 +596,7 @@ async fn a_slow_servers_answers_count_from_when_they_were_asked_for() {
     let arrivals = |ops: &[Op]| ops.iter().flat_map(|op| stage.proxy.arrivals(*op)).collect::<Vec<_>>();
     let writes = arrivals(&[Op::Create2, Op::Multi]).into_iter().filter(|arrival| *arrival + late <= cut_at);
     let newest = writes.max().unwrap();
-    let touches = arrivals(&[Op::Create2, Op::Multi, Op::GetData, Op::GetChildren]).into_iter();
+    let touches = arrivals(&[Op::Create2, Op::Multi, Op::GetData, Op::GetChildren2]).into_iter();
     let newest = touches.filter(|arrival| *arrival + late + TICK / 2 <= newest).max().unwrap_or(newest);
     let end = newest + SLOW - SLOW / 6;
     assert!(until <= end, "{:?} too long", until - end);

@@ -1084,7 +1084,7 @@ async fn fragile(server: &Server, directory: &str) -> (Proxy, RwLock, ZooKeeper)
 
 #[tokio::test]
 async fn an_acquisition_whose_create_or_listing_is_lost_has_one_node_and_holds() {
-    for op in [Op::Create2, Op::GetChildren] {
+    for op in [Op::Create2, Op::GetChildren2] {
         for mishap in MISHAPS {
             let directory = format!("/locks/lost-{op:?}-{mishap:?}");
             let (proxy, lock, operator) = fragile(shared_server(), &directory).await;

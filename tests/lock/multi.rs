@@ -452,7 +452,7 @@ fn a_lock_that_is_lost_while_the_next_is_waited_for_ends_the_waiting() {
             Loss::SessionOver(Ending::Expired)
         } else {
             let [node] = zk.children("/a").try_into().expect("one holder");
-            zk.remove(&format!("/a/{node}"));
+            zk.remove(format!("/a/{node}"));
             Loss::Removed
         };
         assert!(acquiring.is_woken());
@@ -522,7 +522,7 @@ fn a_holder_that_asks_learns_at_which_lock_somebody_waits_first() {
     assert_eq!((path, first.mode()), ("/b", Read));
     drop(contended);
     assert_eq!(guard.session_left(), Duration::MAX, "the embedded ensemble keeps everybody");
-    zk.remove(&guard.nodes().next().expect("two"));
+    zk.remove(guard.nodes().next().expect("two"));
     assert_eq!(of_one(&now(guard.contended()).unwrap_err()).0, "/a");
     drop((guard, reader));
     assert_eq!((queued(&zk, ["/a", "/b"]), zk.watches()), ([0; 2], 0));
@@ -532,7 +532,7 @@ fn a_holder_that_asks_learns_at_which_lock_somebody_waits_first() {
 fn a_guard_that_lost_one_gives_the_others_back() {
     let zk = Memory::new();
     let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Write), ("/c", Write)]));
-    zk.remove(&guard.nodes().next().expect("three"));
+    zk.remove(guard.nodes().next().expect("three"));
     assert_eq!(of_one(&now(guard.release()).unwrap_err()).0, "/a");
     assert_eq!((queued(&zk, ["/a", "/b", "/c"]), zk.watches()), ([0; 3], 0));
 }
@@ -607,7 +607,7 @@ fn a_transaction_is_refused_by_the_ensemble_when_any_of_the_nodes_is_gone() {
         let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read), ("/c", Write)]));
         // The news is late, so only the ensemble knows.
         zk.lag();
-        zk.connect().remove(&guard.nodes().nth(gone).expect("three"));
+        zk.connect().remove(guard.nodes().nth(gone).expect("three"));
         assert!(guard.is_held());
         let refused = now(guard.transaction().create("/x", "").commit()).unwrap_err();
         let path = ["/a", "/b", "/c"][gone];

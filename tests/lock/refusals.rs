@@ -121,7 +121,9 @@ impl Case {
         let node = holder.path();
         let fault = match request {
             Request::Create => self.lie(Frames::requests(Op::Create2), Frames::replies(Op::Create2), code, truth),
-            Request::List => self.lie(Frames::requests(Op::GetChildren), Frames::replies(Op::GetChildren), code, truth),
+            Request::List => {
+                self.lie(Frames::requests(Op::GetChildren2), Frames::replies(Op::GetChildren2), code, truth)
+            }
             Request::Watch => {
                 let (asked, answered) = (Frames::requests(Op::GetData), Frames::replies(Op::GetData));
                 self.lie(asked.about(&node), answered.about(&node), code, truth)

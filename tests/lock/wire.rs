@@ -79,11 +79,11 @@ async fn a_lock_that_is_used_alone_costs_two_requests() {
     let (mut writes, mut reads) = (Vec::new(), Vec::new());
     for _ in 0..20 {
         writes.push(a_write(&tapped, &lock).await);
-        assert_eq!(tapped.proxy.count(Op::GetChildren), 0);
+        assert_eq!(tapped.proxy.count(Op::GetChildren2), 0);
     }
     for _ in 0..20 {
         reads.push(a_read(&tapped, &lock).await);
-        assert_eq!(tapped.proxy.count(Op::GetChildren), 0);
+        assert_eq!(tapped.proxy.count(Op::GetChildren2), 0);
     }
     assert_eq!(least(writes), [Op::Create2, Op::Multi]);
     assert_eq!(least(reads), [Op::Create2, Op::Delete]);
@@ -94,7 +94,7 @@ async fn a_lock_that_is_used_alone_costs_two_requests() {
     // After contenders of another process, the first local one does not prove which contenders came before it.
     let stranger = Tapped::new(&server).await;
     lock_at(&stranger.zk, "/wire/alone").read().await.unwrap().release().await.unwrap();
-    let looks = [Op::Create2, Op::GetChildren];
+    let looks = [Op::Create2, Op::GetChildren2];
     // The second one's request is sent before it learns that it need not have asked.
     for expected in [&looks[..], &looks, &looks[..1]] {
         tapped.proxy.reset();
@@ -105,7 +105,7 @@ async fn a_lock_that_is_used_alone_costs_two_requests() {
     }
     // Readers of other processes may still be there, so a writer has to list.
     a_write(&tapped, &lock).await;
-    assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::GetChildren, Op::Multi]);
+    assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::GetChildren2, Op::Multi]);
 }
 
 #[tokio::test]
@@ -119,8 +119,8 @@ async fn a_lock_that_others_use_in_between_costs_three_requests() {
         writes.push(a_write(&tapped, &lock).await);
         reads.push(a_read(&stranger, &other).await);
     }
-    assert_eq!(least(writes), [Op::Create2, Op::GetChildren, Op::Multi]);
-    assert_eq!(least(reads), [Op::Create2, Op::GetChildren, Op::Delete]);
+    assert_eq!(least(writes), [Op::Create2, Op::GetChildren2, Op::Multi]);
+    assert_eq!(least(reads), [Op::Create2, Op::GetChildren2, Op::Delete]);
 
     // The first time, the local contender learns from a number that it is no longer alone, and lists.
     a_write(&tapped, &lock).await;
@@ -131,7 +131,7 @@ async fn a_lock_that_others_use_in_between_costs_three_requests() {
     tapped.proxy.reset();
     let waiter = writer(&lock);
     eventually("the watch", || async { tapped.proxy.count(Op::GetData) >= 1 }).await;
-    assert_eq!(ops(&tapped.proxy)[..3], [Op::Create2, Op::GetChildren, Op::GetData]);
+    assert_eq!(ops(&tapped.proxy)[..3], [Op::Create2, Op::GetChildren2, Op::GetData]);
     held.release().await.unwrap();
     granted(waiter).await.release().await.unwrap();
 }
@@ -152,7 +152,7 @@ async fn a_pair_that_waited_costs_five_requests() {
         granted(waiter).await.release().await.unwrap();
         waits.push(ops(&to.proxy));
     }
-    assert_eq!(least(waits), [Op::Create2, Op::GetChildren, Op::GetData, Op::GetData, Op::Multi]);
+    assert_eq!(least(waits), [Op::Create2, Op::GetChildren2, Op::GetData, Op::GetData, Op::Multi]);
 }
 
 #[tokio::test]
@@ -163,7 +163,7 @@ async fn create_and_listing_are_both_sent_before_either_is_answered() {
     let answer = tapped.proxy.hold_reply(Op::Create2);
     let acquisition = writer(&lock);
     soon("the answer to the create", answer.arrives()).await;
-    eventually("the listing", || async { tapped.proxy.count(Op::GetChildren) == 1 }).await;
+    eventually("the listing", || async { tapped.proxy.count(Op::GetChildren2) == 1 }).await;
     assert!(!acquisition.is_finished());
     answer.release();
     let guard = granted(acquisition).await;
@@ -175,7 +175,7 @@ async fn create_and_listing_are_both_sent_before_either_is_answered() {
     assert!(!release.is_finished());
     answer.release();
     soon("the release", release).await.unwrap().unwrap();
-    assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::GetChildren, Op::Multi]);
+    assert_eq!(ops_but_for_the_own_watch(&tapped.proxy), [Op::Create2, Op::GetChildren2, Op::Multi]);
 }
 
 #[tokio::test]
@@ -302,9 +302,9 @@ async fn one_writer_that_leaves_two_hundred_wakes_exactly_one() {
         to.settle().await;
         assert_eq!(to.proxy.notifications(), 1);
         // The release, and what the test settles with.
-        assert_eq!((to.proxy.count(Op::GetChildren), to.proxy.count(Op::Multi)), (0, 2));
+        assert_eq!((to.proxy.count(Op::GetChildren2), to.proxy.count(Op::Multi)), (0, 2));
     }
-    assert!(from.proxy.count(Op::GetChildren) == 0 && server.watches() > 0);
+    assert!(from.proxy.count(Op::GetChildren2) == 0 && server.watches() > 0);
 }
 
 /// The cost of a whole queue of writers, each of which holds and releases.
@@ -333,7 +333,7 @@ async fn five_hundred_writers_drain_with_one_notification_each_and_no_listing() 
     // The first release came from elsewhere; each later one sends one notification, to the releaser and the next writer
     // together, and the last one to the releaser alone.
     assert_eq!(to.proxy.notifications(), 1 + WRITERS as u64);
-    assert_eq!((to.proxy.count(Op::GetChildren), to.proxy.count(Op::Multi)), (0, WRITERS as u64 + 1));
+    assert_eq!((to.proxy.count(Op::GetChildren2), to.proxy.count(Op::Multi)), (0, WRITERS as u64 + 1));
 }
 
 /// Each contender lists the directory once it is queued; those that come while listings are under way share the next.
@@ -347,7 +347,7 @@ async fn two_hundred_who_arrive_together_list_five_times() {
     let theirs = lock_at(&two.zk, "/wire/crowd");
     two.settle().await;
     two.proxy.reset();
-    let answers = two.proxy.hold_reply(Op::GetChildren);
+    let answers = two.proxy.hold_reply(Op::GetChildren2);
     let mut crowd = JoinSet::new();
     for _ in 0..CROWD {
         let lock = theirs.clone();
@@ -355,14 +355,14 @@ async fn two_hundred_who_arrive_together_list_five_times() {
     }
     soon("the first listing's answer", answers.arrives()).await;
     eventually("all have asked for a node", || async { two.proxy.count(Op::Create2) == CROWD }).await;
-    assert_eq!(two.proxy.count(Op::GetChildren), 4);
+    assert_eq!(two.proxy.count(Op::GetChildren2), 4);
     answers.release();
     eventually("all watch the writer and themselves", || async { two.proxy.count(Op::GetData) == 2 * CROWD }).await;
     two.settle().await;
-    assert_eq!(two.proxy.count(Op::GetChildren), 5);
+    assert_eq!(two.proxy.count(Op::GetChildren2), 5);
     holder.release().await.unwrap();
     soon("everyone had the lock", crowd.join_all()).await;
-    assert_eq!(two.proxy.count(Op::GetChildren), 5);
+    assert_eq!(two.proxy.count(Op::GetChildren2), 5);
 }
 
 /// A contender that waits for a listing which others asked for goes on when those others give up.
@@ -374,13 +374,13 @@ async fn a_crowd_whose_first_contenders_give_up_while_they_list_is_still_served(
     let theirs = lock_at(&two.zk, "/wire/leavers");
     two.settle().await;
     two.proxy.reset();
-    let answers = two.proxy.hold_reply(Op::GetChildren);
+    let answers = two.proxy.hold_reply(Op::GetChildren2);
     let mut first = JoinSet::new();
     for _ in 0..4 {
         first.spawn(theirs.read().into_future());
     }
     soon("the first listing's answer", answers.arrives()).await;
-    eventually("they all list", || async { two.proxy.count(Op::GetChildren) == 4 }).await;
+    eventually("they all list", || async { two.proxy.count(Op::GetChildren2) == 4 }).await;
     let mut later = JoinSet::new();
     for _ in 0..20 {
         later.spawn(theirs.read().into_future());
@@ -411,7 +411,7 @@ async fn a_crowded_directory_is_listed_once_per_acquisition_and_departed_waiter(
     one.proxy.reset();
     let holder = lock.write().await.unwrap();
     one.settle().await;
-    assert_eq!((one.proxy.count(Op::Create2), one.proxy.count(Op::GetChildren)), (1, 1));
+    assert_eq!((one.proxy.count(Op::Create2), one.proxy.count(Op::GetChildren2)), (1, 1));
     let theirs = lock_at(&two.zk, "/wire/crowded");
     let between = writer(&theirs);
     line_becomes(&lock, "W+ W-").await;
@@ -425,10 +425,10 @@ async fn a_crowded_directory_is_listed_once_per_acquisition_and_departed_waiter(
     line_becomes(&lock, "W+ W-").await;
     eventually("the last one watches the holder", || async { server.watches() == 3 }).await;
     two.settle().await;
-    assert_eq!(two.proxy.count(Op::GetChildren), 1);
+    assert_eq!(two.proxy.count(Op::GetChildren2), 1);
     holder.release().await.unwrap();
     granted(last).await.release().await.unwrap();
-    assert_eq!(two.proxy.count(Op::GetChildren), 1);
+    assert_eq!(two.proxy.count(Op::GetChildren2), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -530,7 +530,7 @@ async fn a_reader_that_leaves_wakes_none_but_the_writer_right_behind_it() {
     assert_eq!((two.proxy.notifications(), three.proxy.notifications()), (0, 0));
     second.release().await.unwrap();
     drop(granted(waiter).await);
-    assert_eq!((three.proxy.count(Op::GetChildren), three.proxy.count(Op::Create2)), (1, 0));
+    assert_eq!((three.proxy.count(Op::GetChildren2), three.proxy.count(Op::Create2)), (1, 0));
 }
 
 #[tokio::test]

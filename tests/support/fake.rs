@@ -175,7 +175,7 @@ impl Connection {
         let mut tree = tree.lock().unwrap_or_else(PoisonError::into_inner);
         let body = match op {
             Op::Create | Op::Create2 | Op::CreateContainer => self.create(&mut tree, op, fields),
-            Op::GetChildren => self.list(&tree),
+            Op::GetChildren | Op::GetChildren2 => self.list(&tree, op),
             Op::GetData => self.data(&tree),
             Op::Exists => Body::default().stat(1, 0),
             Op::Sync => Body::default().buffer(b"/"),
@@ -186,7 +186,7 @@ impl Connection {
             _ => Body::default(),
         };
         // No request that a lock depends on ever has a good answer.
-        let matters = matches!(op, Op::Create2 | Op::GetChildren);
+        let matters = matches!(op, Op::Create2 | Op::GetChildren | Op::GetChildren2);
         let reply = |xid: i32, body: Body| framed(&Body::default().int(xid).long(tree.zxid).int(0).bytes(&body.0).0);
         match self.lie {
             Lie::EndlessFrame if matters => {
@@ -242,10 +242,12 @@ impl Connection {
         }
     }
 
-    fn list(&self, tree: &Tree) -> Body {
+    fn list(&self, tree: &Tree, op: Op) -> Body {
         let names = |names: &[String]| {
             let count = Body::default().int(i32::try_from(names.len()).expect("few names"));
-            names.iter().fold(count, |body, name| body.buffer(name.as_bytes()))
+            let body = names.iter().fold(count, |body, name| body.buffer(name.as_bytes()));
+            // The directory's own stat comes last.
+            if op == Op::GetChildren2 { body.stat(1, 0) } else { body }
         };
         let with = |name: &str| names(&[tree.names.clone(), vec![name.to_owned()]].concat());
         match self.lie {

@@ -562,7 +562,7 @@ pub(crate) async fn trying_and_waiting_in_vain_say_who_is_in_the_way(h: &impl Ha
     assert_eq!(*there.try_read().await.unwrap(), 0);
 }
 
-pub(crate) async fn reads_can_be_shared(h: &impl Harness) {
+pub(crate) async fn reads_can_be_kept(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let shared: Shared<u64> =
         Shared::builder(&zk, &path).initial(|| 5).lock(|lock| lock.keep(Duration::from_secs(60))).build().unwrap();

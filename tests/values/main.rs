@@ -52,7 +52,7 @@ on_both! {
     a_dropped_commit_is_done_or_not_and_the_next_one_finds_out,
     a_downgrade_keeps_the_lock_and_reads_what_was_committed,
     trying_and_waiting_in_vain_say_who_is_in_the_way,
-    reads_can_be_shared,
+    reads_can_be_kept,
     a_plain_thread_reads_and_writes_by_blocking,
     wrong_options_are_refused_before_anything_is_sent,
     bytes_strings_and_formats_of_ones_own_are_kept_as_they_are,
