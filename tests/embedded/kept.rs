@@ -244,6 +244,24 @@ fn a_waiter_of_the_same_session_asks_without_the_ensemble() {
 }
 
 #[test]
+fn a_waiter_that_asked_its_own_session_asks_the_others_too() {
+    let zk = Memory::new();
+    let (ours, theirs) = (zk.connect(), zk.connect());
+    let all = [&theirs, &ours].map(keeping);
+    for kept in &all {
+        drop((read(kept), read(kept)));
+    }
+    // Between the node of its own session and its own, so that the book cannot tell which one it waits for.
+    let reader = read(&plain(&zk));
+    let own = plain(&ours);
+    let mut writer = writing(&own);
+    assert_pending!(writer.poll());
+    drop(reader);
+    drop(assert_ready_ok!(writer.poll()));
+    assert_nothing_left(&zk);
+}
+
+#[test]
 fn a_try_asks_nobody() {
     let (zk, kept, other) = two();
     drop((read(&kept), read(&kept)));
