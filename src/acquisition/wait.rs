@@ -193,9 +193,13 @@ impl Acquisition {
         let (session, node) = (ticket.session(), ticket.child(&behind.predecessor.name));
         let own = own_node.ask_to_watch(session);
         let watch = behind.watches.then(|| session.watch(&node));
-        // A predecessor of this session is asked without the ensemble.
-        if !is_asked.swap(true, Ordering::Relaxed) && !ticket.book().ask(&behind.predecessor.name) {
-            ask(&self.handle.path, &self.handle.asking, session, behind.directory);
+        if !is_asked.swap(true, Ordering::Relaxed) {
+            // A predecessor of this session is asked without the ensemble, and alone. A waiter that does not know that it
+            // is of this session asks once for all.
+            let is_told = ticket.book().ask(&behind.predecessor.name);
+            if !(is_told && behind.predecessor.is_local) {
+                ask(&self.handle.path, &self.handle.asking, session, behind.directory);
+            }
         }
         // The predecessor's watch is answered last. Waiting for it first wakes the task once, and not twice.
         let mut watch = match watch {
