@@ -65,6 +65,106 @@ fn uses_of_a_kept_node_are_counted_apart() {
         let _third = now(lock.try_read()).expect("kept");
         assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"at once\"}"), 1.0);
         assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"kept\"}"), 3.0);
+        assert_eq!(seen.value("zk_rwlock_kept_nodes"), 1.0);
+    });
+}
+
+fn keeping(zk: &Memory) -> RwLock {
+    RwLock::builder(zk, DIRECTORY).keep(Duration::from_secs(9)).build().expect("valid")
+}
+
+/// How many nodes are kept now, and how many were given up for this cause and for any.
+fn kept(seen: &Measured, cause: &str) -> [f64; 3] {
+    let given_up = |cause: &str| seen.value(&format!("zk_rwlock_kept_given_up_total{{cause=\"{cause}\"}}"));
+    let all = ["asked", "idle", "lost", "closed", "replaced", "unsure"].map(given_up);
+    [seen.value("zk_rwlock_kept_nodes"), given_up(cause), all.iter().sum()]
+}
+
+#[test]
+fn kept_nodes_are_counted_while_they_are_kept_and_by_the_cause_of_their_end() {
+    let other = |zk: &Memory| RwLock::new(&zk.connect(), DIRECTORY).expect("valid");
+    type End<'a> = &'a dyn Fn(&Memory, RwLock);
+    let ends: [(&str, End<'_>); 7] = [
+        ("asked", &|zk, _| drop(now(other(zk).write()).expect("asked for"))),
+        ("asked", &|zk, _| now(other(zk).ask()).expect("allowed")),
+        ("lost", &|zk, _| zk.expire()),
+        ("lost", &|zk, _| zk.remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]))),
+        ("closed", &|_, lock| drop(lock)),
+        ("closed", &|zk, _| now(zk.close())),
+        ("replaced", &|_, lock| drop(now(lock.try_write()))),
+    ];
+    for (cause, end) in ends {
+        measured(|seen| {
+            let zk = Memory::new();
+            let lock = keeping(&zk);
+            drop(now(lock.read()).expect("free"));
+            assert_eq!(kept(seen, cause), [1.0, 0.0, 0.0], "{cause}: idle");
+            let guard = now(lock.read()).expect("kept");
+            assert_eq!(kept(seen, cause), [1.0, 0.0, 0.0], "{cause}: in use");
+            drop(guard);
+            end(&zk, lock.clone());
+            drop(lock);
+            assert_eq!(kept(seen, cause)[1], 1.0, "{cause}");
+            let (after, given_up) = if cause == "replaced" { (0.0, 2.0) } else { (0.0, 1.0) };
+            assert_eq!(kept(seen, cause), [after, 1.0, given_up], "{cause}: the end");
+        });
+    }
+}
+
+#[test]
+fn a_kept_node_that_is_asked_for_counts_until_its_last_use_ends() {
+    measured(|seen| {
+        let zk = Memory::new();
+        let lock = keeping(&zk);
+        let guards = [now(lock.read()).expect("free"), now(lock.read()).expect("shared")];
+        now(RwLock::new(&zk.connect(), DIRECTORY).expect("valid").ask()).expect("allowed");
+        assert_eq!(kept(seen, "asked"), [1.0, 0.0, 0.0]);
+        zk.expire();
+        drop(guards);
+        assert_eq!(kept(seen, "asked"), [0.0, 1.0, 1.0], "what ended it is that it was asked for");
+    });
+}
+
+#[test]
+fn a_node_that_is_asked_for_before_its_grant_is_not_counted_as_kept() {
+    measured(|seen| {
+        let zk = Memory::new();
+        let (lock, other) = (keeping(&zk), RwLock::new(&zk.connect(), DIRECTORY).expect("valid"));
+        let held = now(other.write()).expect("free");
+        let mut waiting = task::spawn(lock.read().into_future());
+        assert_pending!(waiting.poll());
+        now(other.ask()).expect("allowed");
+        drop(held);
+        let guard = assert_ready_ok!(waiting.poll());
+        assert_eq!(kept(seen, "asked"), [0.0; 3]);
+        drop(guard);
+        assert_eq!((kept(seen, "asked"), zk.children(DIRECTORY).len()), ([0.0; 3], 0));
+    });
+}
+
+#[test]
+fn a_node_whose_write_may_yet_be_carried_out_is_given_up_as_unsure() {
+    measured(|seen| {
+        let lock = keeping(&Memory::new());
+        let guard = now(lock.write()).expect("free");
+        let _given_away = guard.path();
+        drop(guard);
+        assert_eq!(kept(seen, "unsure"), [0.0, 1.0, 1.0]);
+    });
+}
+
+#[test]
+fn a_kept_node_that_was_idle_for_long_is_counted_as_idle() {
+    measured(|seen| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+        runtime.expect("a runtime").block_on(async {
+            let lock = keeping(&Memory::new());
+            drop(lock.read().await.expect("free"));
+            tokio::time::sleep(Duration::from_secs(8)).await;
+            assert_eq!(kept(seen, "idle"), [1.0, 0.0, 0.0]);
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            assert_eq!(kept(seen, "idle"), [0.0, 1.0, 1.0]);
+        });
     });
 }
 

@@ -674,7 +674,8 @@ async fn ls_shows_the_queue_as_a_table_and_as_json() {
     let (first, second) = (&json["members"][0], &json["members"][1]);
     assert_eq!(json["path"], path);
     let keys: Vec<_> = first.as_object().unwrap().keys().map(String::as_str).collect();
-    let documented = ["place", "state", "mode", "host", "pid", "label", "since", "session", "behind", "node", "token"];
+    let documented =
+        ["place", "state", "keeps", "mode", "host", "pid", "label", "since", "session", "behind", "node", "token"];
     assert_eq!(keys, documented);
     assert_eq!((&first["state"], &first["mode"], &first["behind"]), (&"holds".into(), &"READ".into(), &Value::Null));
     assert_eq!(first["token"], holder.fencing_token());
@@ -846,6 +847,7 @@ async fn a_kept_lock_that_is_idle_is_free_after_ask() {
     lock.read().await.unwrap().release().await.unwrap();
     let taken = run(&["-n", path, "true"]).await;
     assert_eq!(taken.code, Some(1), "{taken:#?}");
+    assert!(taken.stderr.contains("would block: kept by READ keeper pid "), "{taken:#?}");
     let asked = run(&["ask", path]).await;
     assert_eq!((asked.code, &asked.stdout[..], &asked.stderr[..]), (Some(0), "", ""));
     eventually("it is free", || async { run(&["-n", path, "true"]).await.code == Some(0) }).await;
@@ -860,6 +862,35 @@ async fn a_kept_lock_that_is_used_is_free_after_its_use_once_it_was_asked_for() 
     assert_eq!((guard.is_held(), run(&["-n", path, "true"]).await.code), (true, Some(1)));
     guard.release().await.unwrap();
     assert_eq!(run(&["-n", path, "true"]).await.code, Some(0));
+}
+
+#[tokio::test]
+async fn ls_and_a_waiting_zklock_tell_kept_from_held() {
+    let path = "/zklock/asked/seen";
+    let (_zk, kept) = keeping(path).await;
+    let (_other, plain) = server_lock(path).await;
+    let (kept, held) = (kept.read().await.unwrap(), plain.read().label("here").await.unwrap());
+    let mut waiting = Running::start(zklock(&[path, "echo", "ran"]));
+    let mut told = BufReader::new(waiting.child.stderr.take().unwrap()).lines();
+    let said = soon("a line", told.next_line()).await.unwrap().unwrap();
+    assert!(said.contains("place 3, held by READ ") && said.contains(" \"here\" for "), "{said}");
+    assert!(said.contains(", kept by READ keeper pid "), "{said}");
+
+    let table = run(&["ls", path]).await;
+    let states: Vec<_> = table.stdout.lines().map(|line| line.split_whitespace().nth(1).unwrap()).collect();
+    assert_eq!(states, ["STATE", "keeps", "holds", "waits"], "{table:#?}");
+    let json: Value = serde_json::from_str(&run(&["ls", "--json", path]).await.stdout).unwrap();
+    let states: Vec<_> = (0..3).map(|i| (&json["members"][i]["state"], &json["members"][i]["keeps"])).collect();
+    let (holds, waits) = (Value::from("holds"), Value::from("waits"));
+    let (yes, no) = (Value::from(true), Value::from(false));
+    assert_eq!(states, [(&holds, &yes), (&holds, &no), (&waits, &no)]);
+    let mut watch = Running::start(zklock(&["watch", path]));
+    assert!(watch.says().await.starts_with("PLACE") && watch.says().await.contains("  keeps  READ "));
+    watch.signal(Signal::INT);
+
+    kept.release().await.unwrap();
+    held.release().await.unwrap();
+    assert_eq!(waiting.says().await, "ran");
 }
 
 #[tokio::test]

@@ -61,7 +61,7 @@ impl Keeper {
                 found => return found,
             }
             let Some(kept) = self.begins(mode) else {
-                self.let_go_of(before);
+                let_go_of(before, Why::Replaced);
                 return Found::Nothing;
             };
             let (work, waiting) = begin(&kept);
@@ -72,7 +72,7 @@ impl Keeper {
             if newest.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
                 *newest = Some(entry);
                 drop(newest);
-                self.let_go_of(before);
+                let_go_of(before, Why::Replaced);
                 return found;
             }
         }
@@ -92,19 +92,13 @@ impl Keeper {
     pub(crate) fn adopt(&self, kept: &Arc<Kept>) {
         let entry = Entry::new(Arc::clone(kept), Progress::Ended(None), Arc::new(Waiting::begin()));
         let before = self.newest().replace(entry);
-        self.let_go_of(before);
+        let_go_of(before, Why::Replaced);
     }
 
     /// Gives the newest node up, because this process wants the lock in another mode: it would wait for itself.
     pub(crate) fn let_go(&self) {
         let newest = self.newest().take();
-        self.let_go_of(newest);
-    }
-
-    fn let_go_of(&self, entry: Option<Arc<Entry>>) {
-        if let Some(entry) = entry {
-            entry.kept.give_up(Why::Other);
-        }
+        let_go_of(newest, Why::Replaced);
     }
 
     fn newest(&self) -> MutexGuard<'_, Option<Arc<Entry>>> {
@@ -114,7 +108,15 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        self.let_go();
+        let newest = self.newest().take();
+        let_go_of(newest, Why::Closed);
+    }
+}
+
+/// Changes nothing if the node is given up already.
+fn let_go_of(entry: Option<Arc<Entry>>, why: Why) {
+    if let Some(entry) = entry {
+        entry.kept.give_up(why);
     }
 }
 

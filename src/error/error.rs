@@ -42,7 +42,8 @@ pub enum Error {
     InvalidInput(String),
 
     /// The time given was over first. The place in the queue, if there was one, was given up. Try again, or look at the
-    /// contenders in the way.
+    /// contenders in the way. A holder that [keeps](crate::Member::keeps) the lock was asked for it, so its process uses it
+    /// still, unless this client may not write the lock's directory.
     #[error(
         "not {} within {}: {blockers}",
         if .blockers.ahead > 0 { "granted" } else { "done" },
@@ -55,7 +56,8 @@ pub enum Error {
         blockers: Blockers,
     },
 
-    /// A `try_` method found the lock taken, or another contender came first. Go on with other work.
+    /// A `try_` method found the lock taken, or another contender came first. Go on with other work. A holder that
+    /// [keeps](crate::Member::keeps) the lock may be idle: it was not [asked](crate::RwLock::ask).
     #[error("would block: {blockers}")]
     WouldBlock {
         /// The contenders in the way.

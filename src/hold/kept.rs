@@ -18,7 +18,9 @@ use crate::queue::uses::{Joined, Standing, Uses};
 use crate::session::contract::Session;
 use crate::session::holds::{Asker, Users};
 use crate::session::lease::Moment;
-use crate::session::request::Watch;
+use crate::session::loss::Loss;
+use crate::session::request::{Ending, Event, Watch};
+use crate::telemetry::meter;
 
 /// A node that several uses share, one after the other or together.
 pub(crate) struct Kept {
@@ -36,6 +38,10 @@ struct State {
     hold: Option<Arc<Hold>>,
     /// When the last use ended.
     used: Moment,
+    /// Why no use joins it any more.
+    why: Option<Why>,
+    /// From its grant, if it was not asked for before, until the node is given up.
+    counted: Option<meter::KeptNode>,
     /// Ends the background task when it is dropped.
     _watched_over: Option<oneshot::Sender<()>>,
 }
@@ -44,6 +50,10 @@ struct State {
 /// task, and the end of the hold sends the removal.
 struct Gone {
     hold: Arc<Hold>,
+    why: Option<Why>,
+    counted: Option<meter::KeptNode>,
+    uses: u64,
+    idle_for: Duration,
     _watched_over: Option<oneshot::Sender<()>>,
 }
 
@@ -52,8 +62,36 @@ struct Gone {
 pub(crate) enum Why {
     /// Another contender asked for it.
     Asked,
-    /// It was idle, lost, or not wanted any more.
-    Other,
+    /// No use came for as long as it may be idle.
+    Idle,
+    Lost,
+    /// The handle was dropped, or the client was closed.
+    Closed,
+    /// This process wants the lock in a mode that the node does not cover.
+    Replaced,
+    /// It is not known what stands on the ensemble, or no watch tells when it is asked for.
+    Unsure,
+}
+
+impl Why {
+    fn by(loss: Loss) -> Why {
+        match loss {
+            Loss::SessionOver(Ending::Closed) => Why::Closed,
+            _ => Why::Lost,
+        }
+    }
+
+    /// Its name in the metrics.
+    fn label(self) -> &'static str {
+        match self {
+            Why::Asked => "asked",
+            Why::Idle => "idle",
+            Why::Lost => "lost",
+            Why::Closed => "closed",
+            Why::Replaced => "replaced",
+            Why::Unsure => "unsure",
+        }
+    }
 }
 
 /// A use that wants to join.
@@ -67,7 +105,8 @@ pub(crate) enum Join {
 impl Kept {
     /// A node that is being acquired.
     pub(crate) fn new(mode: Mode, idle: Duration, payoff: &Arc<Mutex<Payoff>>) -> Arc<Kept> {
-        let state = State { uses: Uses::new(mode), hold: None, used: Moment::ZERO, _watched_over: None };
+        let (uses, used) = (Uses::new(mode), Moment::ZERO);
+        let state = State { uses, hold: None, used, why: None, counted: None, _watched_over: None };
         let payoff = Arc::clone(payoff);
         let (state, crowded) = (Mutex::new(state), Notify::new());
         Arc::new_cyclic(|this| Kept { idle, payoff, state, crowded, this: Weak::clone(this) })
@@ -93,12 +132,12 @@ impl Kept {
     /// The use of this number, unless the node was lost. A lost node admits no use.
     fn run(self: &Arc<Self>, number: u64, hold: Option<Arc<Hold>>) -> Option<KeptUse> {
         let hold = hold?;
-        let is_lost = hold.loss().is_some();
+        let loss = hold.loss();
         let kept = Arc::clone(self);
         let holding = Holding::default();
         let used = KeptUse { kept, number, hold, holding, _warned: None, is_changing: false, is_over: false };
-        if is_lost {
-            self.give_up(Why::Other);
+        if let Some(loss) = loss {
+            self.give_up(Why::by(loss));
             return None;
         }
         Some(used)
@@ -107,7 +146,7 @@ impl Kept {
     /// Watches over the node from now on, which was created and may not be granted yet. `watch` fires when another
     /// contender asks for the node. Without it the node is not kept.
     pub(crate) fn watch_over(&self, hold: &Hold, watch: Option<Watch>) {
-        let Some(watch) = watch else { return self.give_up(Why::Other) };
+        let Some(watch) = watch else { return self.give_up(Why::Unsure) };
         let (end, ended) = oneshot::channel();
         self.state()._watched_over = Some(end);
         let ((own_node, session), kept) = (hold.node_and_session(), Weak::clone(&self.this));
@@ -116,10 +155,11 @@ impl Kept {
             let why = tokio::select! {
                 biased;
                 _ = ended => return,
-                _ = watch => Why::Asked,
-                () = own_node.asked(&session) => if own_node.loss(session.lease()).is_none() { Why::Asked } else { Why::Other },
-                () = is_idle(&kept, &session) => Why::Other,
+                event = watch => if event == Event::Over { Why::Lost } else { Why::Asked },
+                () = own_node.asked(&session) => Why::Asked,
+                () = is_idle(&kept, &session) => Why::Idle,
             };
+            let why = own_node.loss(session.lease()).map_or(why, Why::by);
             if let Some(kept) = kept.upgrade() {
                 kept.give_up(why);
             }
@@ -131,18 +171,19 @@ impl Kept {
         let mut state = self.state();
         state.used = hold.now();
         state.hold = Some(hold);
+        state.counted = (!state.uses.is_asked()).then(meter::KeptNode::begin);
         let woken = state.uses.granted();
         let gone = state.end_if_over();
         drop(state);
         wake(woken);
-        drop(gone);
+        drop(gone.map(Gone::end));
     }
 
     /// Admits no further use. The node is given up with the last use that it has, at once if it has none.
     pub(crate) fn give_up(&self, why: Why) {
         let mut state = self.state();
         let is_first = !state.uses.is_asked();
-        let woken = state.uses.asked();
+        let woken = state.ask(why);
         let (uses, gone) = (state.uses.count(), state.end_if_over());
         drop(state);
         if is_first && why == Why::Asked {
@@ -150,7 +191,7 @@ impl Kept {
         }
         wake(woken);
         // Sends the removal.
-        drop(gone);
+        drop(gone.map(Gone::end));
     }
 
     /// The node could not be acquired: all uses that wait are refused.
@@ -204,14 +245,14 @@ impl Kept {
         // A write of this use may yet be carried out, for as long as the node is there. So the next write must not run
         // under the same node.
         if state.uses.mode() == Mode::Write && hold.own_node().may_yet_write() {
-            woken = state.uses.asked();
+            woken = state.ask(Why::Unsure);
         }
         woken.extend(state.uses.leave(number));
         state.used = hold.now();
         let gone = state.end_if_over();
         drop(state);
         wake(woken);
-        gone.map(|gone| gone.hold)
+        gone.map(Gone::end)
     }
 
     /// How long the node may still be idle.
@@ -230,12 +271,34 @@ impl Kept {
 }
 
 impl State {
+    /// No use joins any more. Returns the uses to wake.
+    fn ask(&mut self, why: Why) -> Vec<Waker> {
+        self.why.get_or_insert(why);
+        self.uses.asked()
+    }
+
     /// The hold, if no use is left and none can come.
     fn end_if_over(&mut self) -> Option<Gone> {
         if !self.uses.is_over() {
             return None;
         }
-        Some(Gone { hold: self.hold.take()?, _watched_over: self._watched_over.take() })
+        let hold = self.hold.take()?;
+        let (uses, idle_for) = (self.uses.count(), hold.now().saturating_sub(self.used));
+        let (counted, _watched_over) = (self.counted.take(), self._watched_over.take());
+        Some(Gone { hold, why: self.why, counted, uses, idle_for, _watched_over })
+    }
+}
+
+impl Gone {
+    /// Reports that a kept node is given up. Gives the hold.
+    fn end(self) -> Arc<Hold> {
+        let Gone { hold, why, counted, uses, idle_for, .. } = self;
+        if let (Some(counted), Some(why)) = (counted, why) {
+            let (path, cause) = (hold.directory(), why.label());
+            counted.given_up(cause);
+            tracing::debug!(path, cause, uses, ?idle_for, "a kept lock is given up");
+        }
+        hold
     }
 }
 
@@ -317,7 +380,7 @@ impl KeptUse {
             return None;
         }
         if self.is_changing {
-            self.kept.give_up(Why::Other);
+            self.kept.give_up(Why::Unsure);
         }
         self.kept.end(self.number, &self.hold)
     }
@@ -377,6 +440,6 @@ impl Drop for WaitingUse {
         let gone = state.end_if_over();
         drop(state);
         wake(woken);
-        drop(gone);
+        drop(gone.map(Gone::end));
     }
 }

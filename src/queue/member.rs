@@ -42,8 +42,9 @@ pub struct Member {
     ///
     /// No two nodes ever have the same token. [`RwLock::evict`](crate::RwLock::evict) takes it.
     pub token: Option<i64>,
-    /// Whether its process may [keep](crate::RwLockBuilder::keep) the node between uses. If it holds, it may be idle, and
-    /// gives the lock up as soon as it is asked.
+    /// Whether its process may [keep](crate::RwLockBuilder::keep) the node between uses. If it does and the member
+    /// [holds](MemberState::Holds), texts say that it *keeps* the lock: it uses the lock, or is idle and gives it up as soon
+    /// as it is asked. Which of the two does not show from outside: uses of a kept node send nothing.
     pub keeps: bool,
     /// Its node's name, without the directory.
     pub node: String,

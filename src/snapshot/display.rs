@@ -54,13 +54,21 @@ impl fmt::Display for Blockers {
         if self.ahead == 0 {
             return f.write_str("nobody is known to be in the way");
         }
-        let holders = self.first.iter().filter(|member| member.state == MemberState::Holds);
-        let named: Vec<String> = holders.map(Member::to_string).collect();
+        let holders = || self.first.iter().filter(|member| member.state == MemberState::Holds);
+        let named = |keeps| -> Vec<String> {
+            holders().filter(|member| member.keeps == keeps).map(Member::to_string).collect()
+        };
+        let named = [("held by ", named(false)), ("kept by ", named(true))];
+        let named: Vec<String> = named
+            .iter()
+            .filter(|(_, all)| !all.is_empty())
+            .map(|(how, all)| format!("{how}{}", all.join(" and ")))
+            .collect();
         match (named.as_slice(), self.first.first()) {
             ([], None) => write!(f, "{} ahead", self.ahead),
             // The holder has left since the listing. One of the waiters holds the lock now, or soon will.
             ([], Some(next)) => write!(f, "behind {next}; {} ahead", self.ahead),
-            (holders, _) => write!(f, "held by {}; {} ahead", holders.join(" and "), self.ahead),
+            (holders, _) => write!(f, "{}; {} ahead", holders.join(", "), self.ahead),
         }
     }
 }
@@ -82,5 +90,38 @@ mod tests {
         assert_eq!(text(2, &[]), "2 ahead");
         assert_eq!(text(2, std::slice::from_ref(&waits)), "behind WRITE web-1; 2 ahead");
         assert_eq!(text(2, &[holds, waits]), "held by WRITE web-1; 2 ahead");
+    }
+
+    #[test]
+    fn blockers_that_keep_are_told_from_those_that_surely_hold() {
+        let reader = |name, turn: &Turn| member(&Contender::parse(name).unwrap(), turn, None);
+        let plain = reader("web-1~k3v9x2ma-READ-0000000007", &Turn::Granted);
+        let kept = reader("web-2~k3v9x2mb~keep-READ-0000000008", &Turn::Granted);
+        let other = reader("web-3~k3v9x2mc~keep-READ-0000000009", &Turn::Granted);
+        let behind = Turn::Behind(Contender::parse("web-1~k3v9x2ma-WRITE-0000000007").unwrap());
+        let waits = reader("web-4~k3v9x2md~keep-READ-0000000010", &behind);
+        let text = |first: &[&Member]| {
+            Blockers { ahead: first.len(), first: first.iter().copied().cloned().collect() }.to_string()
+        };
+        assert_eq!(text(&[&kept]), "kept by READ web-2; 1 ahead");
+        assert_eq!(text(&[&kept, &other]), "kept by READ web-2 and READ web-3; 2 ahead");
+        assert_eq!(text(&[&kept, &plain, &other]), "held by READ web-1, kept by READ web-2 and READ web-3; 3 ahead");
+        assert_eq!(text(&[&waits]), "behind READ web-4; 1 ahead", "what waits keeps nothing yet");
+    }
+
+    #[test]
+    fn a_queue_shows_what_its_members_do() {
+        let mut members: Vec<Member> =
+            [("web-1~k3v9x2ma-READ-0000000007", Turn::Granted), ("web-2~k3v9x2mb~keep-READ-0000000008", Turn::Granted)]
+                .map(|(name, turn)| member(&Contender::parse(name).unwrap(), &turn, None))
+                .into();
+        let waits = Contender::parse("web-3~k3v9x2mc~keep-WRITE-0000000009").unwrap();
+        members.push(member(&waits, &Turn::Behind(Contender::parse(&members[1].node).unwrap()), None));
+        let queue = Queue { path: "/lock".to_owned(), dialect: waits.dialect(), members };
+        assert_eq!(
+            queue.to_string(),
+            "/lock:\n  READ web-1, holds\n  READ web-2, keeps\n  \
+             WRITE web-3, waits behind web-2~k3v9x2mb~keep-READ-0000000008"
+        );
     }
 }

@@ -61,6 +61,31 @@ impl Drop for Removal {
     }
 }
 
+/// A node that is kept, counted until it is dropped.
+#[derive(Debug)]
+pub(crate) struct KeptNode(());
+
+impl KeptNode {
+    pub(crate) fn begin() -> KeptNode {
+        #[cfg(feature = "metrics")]
+        metrics::gauge!(names::KEPT_NODES).increment(1.0);
+        KeptNode(())
+    }
+
+    #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
+    pub(crate) fn given_up(self, cause: &'static str) {
+        #[cfg(feature = "metrics")]
+        metrics::counter!(names::KEPT_GIVEN_UP, "cause" => cause).increment(1);
+    }
+}
+
+impl Drop for KeptNode {
+    fn drop(&mut self) {
+        #[cfg(feature = "metrics")]
+        metrics::gauge!(names::KEPT_NODES).decrement(1.0);
+    }
+}
+
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
 pub(crate) fn waited(mode: Mode, began: Began) {
     #[cfg(feature = "metrics")]

@@ -3,12 +3,14 @@
 //! | name | kind | unit | labels | what |
 //! |---|---|---|---|---|
 //! | `zk_rwlock_acquire_wait_seconds` | histogram | seconds | `mode` | from asking until granted; of acquisitions that were granted, also by a `kept` node |
-//! | `zk_rwlock_hold_seconds` | histogram | seconds | `mode` | from the grant until the guard was dropped or its release began; a downgrade ends the hold of one mode and begins that of the other |
+//! | `zk_rwlock_hold_seconds` | histogram | seconds | `mode` | from the grant until the guard was dropped or its release began, once for each use of a `kept` node; a downgrade ends the hold of one mode and begins that of the other |
 //! | `zk_rwlock_queue_length` | histogram | nodes | `mode` | other nodes in the directory at the first listing of a contender that entered; a contender that comes directly after another of its session does not list, and is not counted |
 //! | `zk_rwlock_grants_total` | counter | | `mode`, `kind` | nodes that were granted: `next` by their numbers, `at once` by the first listing, `look` by a later listing, `hand-off` by the predecessor's signal, `pass` by a contender of the same session; and `kept`: uses of [kept](crate::RwLockBuilder::keep) nodes. A kept node is counted by how it was granted, and each of its uses as `kept`, the first one too |
 //! | `zk_rwlock_would_block_total` | counter | | `mode` | `try_*` that found the lock taken; of several locks, for the lock that the error names |
 //! | `zk_rwlock_timeouts_total` | counter | | `mode` | acquisitions whose time was over first; of several locks, for the lock that the error names |
 //! | `zk_rwlock_losses_total` | counter | | `cause` | held nodes that were lost: `session-over`, `lease-ran-out`, `removed`, `interfered` |
+//! | `zk_rwlock_kept_nodes` | gauge | nodes | | nodes that are [kept](crate::RwLockBuilder::keep) now, idle or in use. A node is kept from its grant on, unless it was asked for before |
+//! | `zk_rwlock_kept_given_up_total` | counter | | `cause` | kept nodes that were given up: `asked` for by another contender, `idle` for long, `lost`, `closed` with the handle or the client, `replaced` by a node of the other mode, `unsure` because a write of a use may yet be carried out |
 //! | `zk_rwlock_recoveries_total` | counter | | | creates whose answer was lost and whose node was found |
 //! | `zk_rwlock_heartbeats_total` | counter | | | heartbeats that were sent to renew the lease of a session with nodes of ours: a read, and the check-only transaction by which the read counts |
 //! | `zk_rwlock_removals_pending` | gauge | nodes | | nodes of ours whose removal is not confirmed yet |
@@ -32,6 +34,10 @@ pub const WOULD_BLOCK: &str = "zk_rwlock_would_block_total";
 pub const TIMEOUTS: &str = "zk_rwlock_timeouts_total";
 /// Held nodes that were lost.
 pub const LOSSES: &str = "zk_rwlock_losses_total";
+/// Nodes that are kept between uses now.
+pub const KEPT_NODES: &str = "zk_rwlock_kept_nodes";
+/// Kept nodes that were given up.
+pub const KEPT_GIVEN_UP: &str = "zk_rwlock_kept_given_up_total";
 /// Creates whose answer was lost and whose node was found.
 pub const RECOVERIES: &str = "zk_rwlock_recoveries_total";
 /// Heartbeats that were sent to renew a lease.
@@ -48,6 +54,8 @@ pub fn describe() {
     describe_counter!(WOULD_BLOCK, Unit::Count, "Attempts that found the lock taken");
     describe_counter!(TIMEOUTS, Unit::Count, "Acquisitions whose time was over first");
     describe_counter!(LOSSES, Unit::Count, "Locks lost while they were held");
+    describe_gauge!(KEPT_NODES, Unit::Count, "Nodes that are kept between uses now");
+    describe_counter!(KEPT_GIVEN_UP, Unit::Count, "Kept nodes that were given up");
     describe_counter!(RECOVERIES, Unit::Count, "Nodes found whose create had lost its answer");
     describe_counter!(HEARTBEATS, Unit::Count, "Heartbeats sent to renew a lease");
     describe_gauge!(REMOVALS_PENDING, Unit::Count, "Nodes whose removal is not confirmed yet");

@@ -1,16 +1,18 @@
 //! Asking for a lock that is only kept, by hand: `RwLock::ask`, on the embedded ensemble.
 
+use std::fmt::Display;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use support::polled::*;
 use tokio_test::{assert_pending, assert_ready_ok};
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Dialect, Error, Memory, RwLock};
+use zk_rwlock::{Dialect, Error, Memory, Progress, RwLock};
 
 const DIRECTORY: &str = "/lock";
 
 fn keeping<C: Coordinator + Clone>(client: &C) -> RwLock {
-    RwLock::builder(client, DIRECTORY).keep(Duration::from_secs(60)).build().expect("valid")
+    RwLock::builder(client, DIRECTORY).host("web-1").keep(Duration::from_secs(60)).build().expect("valid")
 }
 
 fn plain<C: Coordinator + Clone>(client: &C) -> RwLock {
@@ -117,6 +119,41 @@ fn an_ask_whose_answer_is_lost_is_sent_again() {
         now(plain(&other).ask()).expect("allowed");
         assert_eq!(zk.children(DIRECTORY), Vec::<String>::new());
     }
+}
+
+// What is kept, in words.
+
+/// A text without our process id, and without ages.
+fn words(text: impl Display) -> String {
+    let text = text.to_string().replace(&format!(" pid {}", std::process::id()), "");
+    let (first, others) = text.split_once(" for ").unwrap_or((&text, ""));
+    let others = others.split(" for ").map(|rest| rest.trim_start_matches(char::is_alphanumeric));
+    first.to_owned() + &others.collect::<String>()
+}
+
+#[tokio::test(start_paused = true)]
+async fn texts_say_of_a_lock_that_is_kept_that_it_is_kept() {
+    let zk = Memory::new();
+    let (kept, other) = (keeping(&zk), plain(&zk.connect()));
+    let _used = kept.read().label("reload").await.expect("free");
+    let second = Duration::from_secs(1);
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let waits_in_vain = || {
+        let hears = Arc::clone(&heard);
+        let hear = move |progress: &Progress| hears.lock().expect("no panic").push(words(progress));
+        let wait = other.write().timeout(second).on_wait(hear);
+        async { words(wait.await.unwrap_err()) }
+    };
+    let queue = other.queue().await.expect("readable");
+    assert_eq!(words(&queue), "/lock:\n  READ web-1 \"reload\", keeps");
+    assert_eq!(words(other.try_write().await.unwrap_err()), "would block: kept by READ web-1 \"reload\"; 1 ahead");
+    assert_eq!(waits_in_vain().await, "not granted within 1s: kept by READ web-1 \"reload\"; 1 ahead");
+    assert_eq!(*heard.lock().expect("no panic"), ["place 2 of 2: kept by READ web-1 \"reload\"; 1 ahead"]);
+
+    let _held = RwLock::builder(&zk, DIRECTORY).host("web-2").build().expect("valid").read().await.expect("shared");
+    let both = "held by READ web-2, kept by READ web-1 \"reload\"; 2 ahead";
+    assert_eq!(waits_in_vain().await, format!("not granted within 1s: {both}"));
+    assert_eq!(words(other.try_write().await.unwrap_err()), format!("would block: {both}"));
 }
 
 #[tokio::test(start_paused = true)]

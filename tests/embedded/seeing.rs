@@ -532,6 +532,29 @@ fn all_who_use_a_kept_node_have_their_own_acquisition_and_their_own_hold() {
     assert_eq!((holds, log.open_spans()), (3, 0));
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_kept_node_is_told_once_with_its_cause_and_its_uses() {
+    let zk = Memory::new();
+    let lock = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(9)).build().expect("valid");
+    let (log, _guard) = Log::start();
+    let given_up =
+        || log.lines().into_iter().filter(|line| line.contains("a kept lock is given up")).collect::<Vec<_>>();
+    for _ in 0..3 {
+        drop(now(lock.read()).expect("free or kept"));
+    }
+    tokio::time::advance(Duration::from_secs(2)).await;
+    assert_eq!(given_up(), Vec::<String>::new());
+    now(open(&zk.connect()).ask()).expect("allowed");
+    tokio::task::yield_now().await;
+    assert_eq!(given_up(), ["DEBUG message=a kept lock is given up path=.. cause=\"asked\" uses=3 idle_for=2s"]);
+
+    let guard = now(lock.write()).expect("free");
+    drop(lock);
+    assert_eq!(given_up(), Vec::<String>::new());
+    drop(guard);
+    assert_eq!(given_up(), ["DEBUG message=a kept lock is given up path=.. cause=\"closed\" uses=1 idle_for=0ns"]);
+}
+
 // A task that waits for itself.
 
 fn refusing(zk: &Memory, deadlock: Deadlock) -> RwLock {

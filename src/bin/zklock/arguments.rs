@@ -222,8 +222,11 @@ pub(crate) struct Connection {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Task {
     /// Show who holds a lock and who waits for it.
+    ///
+    /// A holder whose STATE is `keeps` uses the lock, or is idle and gives it up as soon as it is asked: by a contender that
+    /// waits, or by `zklock ask`. From outside the two look the same.
     Ls(Ls),
-    /// The same, live, until interrupted.
+    /// The same, live, until interrupted. `zklock ls --help` says what the states mean.
     Watch(Watch),
     /// Ask the processes that only keep a lock to give it up.
     ///
@@ -255,6 +258,8 @@ With --json, one object:
     place     1, 2, 3...
     state     \"holds\", \"waits\", or \"stuck\" (will never hold: see
               `zklock check`)
+    keeps     whether its process may keep the lock between uses. If it
+              holds, it may be idle: see `zklock ask`
     mode      \"READ\" or \"WRITE\"
     host, pid, label
               as it says itself; pid and label may be null, and host

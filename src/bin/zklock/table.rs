@@ -94,6 +94,7 @@ pub(crate) fn json(queue: &Queue) -> Value {
         json!({
             "place": i + 1,
             "state": state(&member.state),
+            "keeps": member.keeps,
             "mode": member.mode.to_string(),
             "host": member.host,
             "pid": member.pid,
@@ -132,7 +133,7 @@ fn row(queue: &Queue, place: usize, member: &Member) -> [String; 10] {
     };
     [
         place.to_string(),
-        state(&member.state).to_owned(),
+        if is_kept(member) { "keeps" } else { state(&member.state) }.to_owned(),
         member.mode.to_string(),
         host(member),
         member.pid.map_or_else(unknown, |pid| pid.to_string()),
@@ -155,6 +156,11 @@ fn session(id: i64) -> String {
         0 => "none".to_owned(),
         id => format!("{id:#x}"),
     }
+}
+
+/// Whether it holds the lock, or is idle and gives the lock up when asked.
+fn is_kept(member: &Member) -> bool {
+    member.keeps && member.state == MemberState::Holds
 }
 
 fn state(state: &MemberState) -> &'static str {

@@ -68,9 +68,12 @@ impl Place {
             format!(" {}", humantime::format_duration(Duration::from_secs(waited.as_secs())))
         });
         let mut words = format!("waiting{waited} to {what} {path}: place {}", self.place);
-        let named: Vec<String> = self.holders.iter().take(HOLDERS_NAMED).map(name).collect();
-        if !named.is_empty() {
-            words.push_str(&format!(", held by {}", named.join(" and ")));
+        for (how, keeps) in [("held", false), ("kept", true)] {
+            let holders = self.holders.iter().take(HOLDERS_NAMED).filter(|holder| holder.keeps == keeps);
+            let named: Vec<String> = holders.map(name).collect();
+            if !named.is_empty() {
+                words.push_str(&format!(", {how} by {}", named.join(" and ")));
+            }
         }
         let more = self.holders.len().saturating_sub(HOLDERS_NAMED);
         if more > 0 {
