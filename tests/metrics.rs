@@ -264,9 +264,13 @@ async fn a_lease_that_runs_out_is_counted_while_disconnected_and_unobserved() {
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     let zk = connect_with(&server.address(), Duration::from_secs(2)).await;
     let guard = lock_at(&zk, "/locks/nobody-looks").write().await.expect("free");
+    let kept_on = RwLock::builder(&zk, "/locks/nobody-uses").keep(Duration::from_secs(60)).build().expect("valid");
+    drop(kept_on.read().await.expect("free"));
+    assert_eq!(kept(&seen, "lost"), [1.0, 0.0, 0.0]);
     server.pause();
     let lost = "zk_rwlock_losses_total{cause=\"lease-ran-out\"}";
-    eventually("the loss is counted", || async { seen.value(lost) == 1.0 }).await;
+    eventually("both losses are counted", || async { seen.value(lost) == 2.0 }).await;
+    eventually("the idle node is given up", || async { kept(&seen, "lost") == [0.0, 1.0, 1.0] }).await;
     server.resume();
     assert!(!guard.is_held());
     assert!(seen.value("zk_rwlock_heartbeats_total") >= 1.0);

@@ -395,7 +395,8 @@ impl RwLockBuilder {
     ///
     /// A contender that waits asks by itself, in one request, whatever its own options are. It needs the permission to
     /// write the lock's directory. Without it, it waits until the node was idle for `idle`, and logs that once. A `try_`
-    /// method asks nobody: to get at a lock that others keep, use a [timeout](Acquire::timeout).
+    /// method asks nobody: to get at a lock that others keep, use a [timeout](Acquire::timeout), or [ask](RwLock::ask)
+    /// first.
     ///
     /// - Guards that use one node have one [token](ReadGuard::fencing_token), and are [lost](ReadGuard::lost) together.
     /// - [`release`](ReadGuard::release) waits for nothing while the node is kept.

@@ -536,6 +536,32 @@ pub async fn a_node_that_is_asked_for_goes_with_its_uses_and_admits_no_other<H: 
     s.becomes_empty().await;
 }
 
+pub async fn a_lock_that_is_asked_for_by_hand_is_given_up_after_its_uses<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    soon("an answer", s.b.ask()).await.expect("there is nothing to ask for");
+    assert_eq!(s.data(&s.directory).await, None, "and no directory was made");
+    let kept = s.keeping();
+    for is_used in [false, true] {
+        let one = soon("a free lock", kept.read()).await.expect("free");
+        let two = soon("a kept node", kept.read()).await.expect("kept");
+        two.release().await.expect("held");
+        let one = if is_used {
+            Some(one)
+        } else {
+            one.release().await.expect("held");
+            None
+        };
+        // Of another session, and of the same.
+        let asks = if is_used { &s.b } else { &s.a };
+        soon("an answer", asks.ask()).await.expect("allowed");
+        if let Some(one) = one {
+            assert!(one.is_held() && s.b.try_write().await.is_err_and(|error| error.is_would_block()));
+            one.release().await.expect("held");
+        }
+        s.becomes_empty().await;
+    }
+}
+
 pub async fn an_operator_asks_by_setting_the_directorys_data<H: Harness>(h: &H) {
     let s = Stage::set(h).await.with_directory().await;
     let kept = s.keeping();

@@ -106,6 +106,7 @@ conformance! {
         an_idle_node_is_given_up_to_whoever_waits_for_it,
         a_node_that_is_asked_for_goes_with_its_uses_and_admits_no_other,
         an_operator_asks_by_setting_the_directorys_data,
+        a_lock_that_is_asked_for_by_hand_is_given_up_after_its_uses,
         a_node_that_was_idle_for_long_is_given_up,
         releasing_a_removed_node_says_lost,
         downgrading_a_removed_node_says_lost_and_leaves_nothing,

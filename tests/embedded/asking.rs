@@ -100,11 +100,13 @@ fn in_another_dialect_asking_is_refused_before_anything_is_sent() {
 fn a_client_whose_server_lags_asks_for_what_it_cannot_see() {
     let zk = Memory::new();
     let (kept, other) = (keeping(&zk), zk.connect());
-    drop(read(&kept));
+    drop(write(&plain(&other)));
+    drop((read(&kept), read(&kept)));
     other.lag();
     // The server of the other client has not heard of this ask, nor of the node that was kept after it.
     now(plain(&zk).ask()).expect("allowed");
     drop(read(&kept));
+    assert_eq!(zk.children(DIRECTORY).len(), 1);
     now(plain(&other).ask()).expect("allowed");
     assert_eq!(zk.children(DIRECTORY), Vec::<String>::new());
 }
