@@ -13,7 +13,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Outcome, Session};
-use zk_rwlock::{Contender, Deadlock, Ending, Error, HoldState, Loss, MemberState, Mode, RwLock, Survey, WriteGuard};
+use zk_rwlock::{
+    Contender, Deadlock, Dialect, Ending, Error, HoldState, Loss, MemberState, Mode, RwLock, Survey, WriteGuard,
+};
 
 use support::harness::Harness;
 use support::scene::{SOON, eventually, granted, line, line_becomes, reader, refused, soon, writer};
@@ -26,30 +28,34 @@ struct Stage<C> {
     a: RwLock,
     b: RwLock,
     operator: Arc<dyn Session>,
-    _operator: C,
+    operators: C,
+    dialect: Dialect,
+    keeps: bool,
 }
 
 impl<C: Coordinator + Clone> Stage<C> {
     async fn set<H: Harness<C = C>>(h: &H) -> Stage<C> {
         let (mine, theirs, operator) = (h.client().await, h.client().await, h.client().await);
         let directory = h.directory();
-        let open = |client: &C, host: &str| {
-            RwLock::builder(client, &directory).host(host).dialect(h.dialect()).build().expect("valid")
-        };
+        let open =
+            |client: &C, host: &str| h.lock(RwLock::builder(client, &directory).host(host)).build().expect("valid");
         Stage {
             a: open(&mine, "host-a"),
             b: open(&theirs, "host-b"),
             operator: session(&operator).await,
             mine,
             theirs,
-            _operator: operator,
+            operators: operator,
+            dialect: h.dialect(),
             directory,
+            keeps: h.keeps(),
         }
     }
 
     /// The lock's directory exists and is empty.
     async fn with_directory(self) -> Stage<C> {
-        soon("a free lock", self.a.write()).await.expect("free").release().await.expect("held");
+        let lock = RwLock::builder(&self.operators, &self.directory).dialect(self.dialect).build().expect("valid");
+        soon("a free lock", lock.write()).await.expect("free").release().await.expect("held");
         self
     }
 
@@ -73,7 +79,11 @@ impl<C: Coordinator + Clone> Stage<C> {
         self.operator.transact(&[set]).await.expect("it may be written");
     }
 
+    /// All leave, and what is only kept is asked for.
     async fn becomes_empty(&self) {
+        if self.keeps {
+            self.ask().await;
+        }
         eventually("the directory is empty", || async { self.children().await.is_empty() }).await;
     }
 
@@ -1072,7 +1082,7 @@ pub async fn a_cut_is_suspect_until_it_is_mended<H: Harness>(h: &H) {
 pub async fn a_lock_delay_holds_off_whoever_waited_for_a_vanished_writer<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let delay = Duration::from_millis(400);
-    let patient = RwLock::builder(&s.theirs, &s.directory).lock_delay(delay).build().expect("valid");
+    let patient = h.lock(RwLock::builder(&s.theirs, &s.directory).lock_delay(delay)).build().expect("valid");
     for vanished in ["removed", "session over"] {
         let held = soon("a free lock", s.a.write()).await.expect("free");
         let write = writer(&patient);
@@ -1091,7 +1101,7 @@ pub async fn a_lock_delay_holds_off_whoever_waited_for_a_vanished_writer<H: Harn
 pub async fn a_lock_delay_does_not_hold_off_after_a_release<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let delay = Duration::from_secs(3600);
-    let patient = RwLock::builder(&s.theirs, &s.directory).lock_delay(delay).build().expect("valid");
+    let patient = h.lock(RwLock::builder(&s.theirs, &s.directory).lock_delay(delay)).build().expect("valid");
     soon("a free lock", patient.write()).await.expect("free").release().await.expect("held");
     for by_drop in [false, true] {
         let mut followed = false;
@@ -1120,7 +1130,7 @@ pub async fn a_lock_delay_does_not_hold_off_after_a_release<H: Harness>(h: &H) {
 pub async fn a_lock_delay_does_not_hold_off_after_a_downgrade<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let delay = Duration::from_secs(3600);
-    let patient = RwLock::builder(&s.theirs, &s.directory).lock_delay(delay).build().expect("valid");
+    let patient = h.lock(RwLock::builder(&s.theirs, &s.directory).lock_delay(delay)).build().expect("valid");
     let held = soon("a free lock", s.a.write()).await.expect("free");
     let read = reader(&patient);
     line_becomes(&s.b, "W+ R-").await;

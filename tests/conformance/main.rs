@@ -45,6 +45,27 @@ macro_rules! dialects {
     };
 }
 
+/// What holds also for locks that keep their nodes between uses. What is left out counts the nodes of one handle.
+macro_rules! keeping {
+    ($names:tt) => {
+        mod keeping {
+            keeping!(@ memory: OnMemory, $names);
+            keeping!(@ zookeeper: OnZooKeeper, $names);
+        }
+    };
+    (@ $backend:ident: $harness:ident, [$($name:ident),* $(,)?]) => {
+        mod $backend {
+            use support::harness::{Harness, $harness, Keeping};
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    crate::lock::$name(&Keeping::<$harness>::start().await).await;
+                }
+            )*
+        }
+    };
+}
+
 conformance! {
     contract: [
         a_request_is_sent_at_the_call_even_if_its_reply_is_dropped,
@@ -173,5 +194,36 @@ dialects! {
         a_guard_whose_session_ends_is_lost_and_the_handle_goes_on,
         a_task_that_waits_for_itself_can_be_refused_and_leaves_no_node,
         evicting_by_token_removes_that_member_and_nobody_else,
+    ]
+}
+
+keeping! {
+    [
+        whoever_drops_a_lock_that_was_taken_away_gets_it_again,
+        two_writers_queued_behind_a_reader_hold_one_after_the_other,
+        a_timeout_says_who_is_in_the_way_and_leaves_no_node,
+        a_shared_guard_keeps_the_node_until_the_last_one,
+        shared_guards_are_lost_together,
+        an_idle_node_is_given_up_to_whoever_waits_for_it,
+        downgrading_a_removed_node_says_lost_and_leaves_nothing,
+        a_removed_node_is_a_lost_lock_and_stops_the_work,
+        a_removed_waiter_is_evicted,
+        a_guard_dropped_outside_a_runtime_frees_the_lock,
+        a_guard_dropped_in_a_panic_frees_the_lock,
+        a_plain_thread_acquires_by_blocking,
+        a_transaction_commits_while_the_lock_is_held,
+        a_transaction_after_a_removal_changes_nothing,
+        a_transaction_refuses_paths_inside_the_locks_directory,
+        a_refused_transaction_says_which_operation_and_why,
+        a_directory_deleted_between_uses_is_made_again,
+        a_node_of_another_program_takes_part_in_the_queue,
+        a_waiter_whose_session_ends_is_evicted,
+        a_guard_whose_session_ends_is_lost_and_the_handle_goes_on,
+        closing_loses_guards_fails_waiters_and_refuses_new_acquisitions,
+        a_cut_is_suspect_until_it_is_mended,
+        a_holder_that_asks_learns_of_the_first_whom_it_keeps_out,
+        a_lock_delay_holds_off_whoever_waited_for_a_vanished_writer,
+        evicting_by_token_removes_that_member_and_nobody_else,
+        a_session_outlasts_the_lease_of_its_guards,
     ]
 }

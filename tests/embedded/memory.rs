@@ -997,6 +997,34 @@ async fn a_machine_that_was_suspended_has_lost_its_locks_before_any_timer_ran() 
     assert_eq!(assert_ready!(lost.poll()), Loss::LeaseRanOut);
 }
 
+#[tokio::test]
+async fn a_machine_that_was_suspended_is_let_in_by_no_node_that_it_kept() {
+    for writes in [false, true] {
+        let clock = Arc::new(AtomicU64::new(1_000));
+        let hands = Arc::clone(&clock);
+        let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
+        let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
+        upkeep.began(upkeep.lease().now());
+        let client = Suspended(Memory::new(), upkeep);
+        let lock = RwLock::builder(&client, DIRECTORY).keep(Duration::from_secs(86_400)).build().expect("valid");
+        let token = async || {
+            let token = async {
+                if writes {
+                    lock.write().await.map(|it| it.fencing_token())
+                } else {
+                    lock.read().await.map(|it| it.fencing_token())
+                }
+            };
+            tokio::time::timeout(Duration::from_millis(50), token).await
+        };
+        let first = token().await.expect("free").expect("granted");
+        assert_eq!(token().await.expect("kept").expect("kept"), first);
+        clock.fetch_add(3_600, Ordering::SeqCst);
+        let again = token().await;
+        assert!(!matches!(again, Ok(Ok(again)) if again == first), "the node was lost meanwhile");
+    }
+}
+
 /// The change that woke the waiter is still under way in the ensemble; a waker that makes a request must not find the
 /// ensemble locked.
 #[test]

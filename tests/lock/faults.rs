@@ -326,7 +326,7 @@ async fn waiters_whose_credentials_are_refused_all_end_at_once_and_so_do_guards(
         waiters.push(writer(&stage.lock));
     }
     line_becomes(&stage.here, "W+ W- W- W- W- W-").await;
-    let fault = stage.proxy.apply(Rule::on(Frames::replies(Op::GetChildren2)).claim_error(-115));
+    let fault = stage.proxy.apply(Rule::on(Frames::replies(Op::GetChildren)).claim_error(-115));
     let listing = stage.session.children(stage.here.path()).await;
     assert!(fault.has_struck() && listing.is_err());
     for waiter in waiters {

@@ -4,6 +4,7 @@ mod calls;
 mod executors;
 mod faults;
 mod integration;
+mod kept;
 mod multi;
 mod one_session;
 mod refusals;

@@ -13,13 +13,13 @@ use zk_rwlock::coordinator::{Kind, Operation};
 use zk_rwlock::{Error, RwLock, WriteGuard, ZooKeeper};
 
 /// A session behind a proxy of its own.
-struct Tapped {
-    proxy: Proxy,
-    zk: ZooKeeper,
+pub(super) struct Tapped {
+    pub(super) proxy: Proxy,
+    pub(super) zk: ZooKeeper,
 }
 
 impl Tapped {
-    async fn new(server: &Server) -> Tapped {
+    pub(super) async fn new(server: &Server) -> Tapped {
         let proxy = Proxy::start(server.address());
         let zk = connect(&proxy.address()).await;
         Tapped { proxy, zk }
@@ -27,19 +27,19 @@ impl Tapped {
 
     /// Returns when everything that the server sent this session before has arrived: answers and events keep their
     /// order.
-    async fn settle(&self) {
+    pub(super) async fn settle(&self) {
         soon("an answer", session(&self.zk).await.sync("/")).await.unwrap();
     }
 }
 
-async fn directory(zk: &ZooKeeper, path: &str) -> RwLock {
+pub(super) async fn directory(zk: &ZooKeeper, path: &str) -> RwLock {
     let lock = lock_at(zk, path);
     lock.read().await.unwrap().release().await.unwrap();
     lock
 }
 
 /// The requests in the order of sending, without paths.
-fn ops(proxy: &Proxy) -> Vec<Op> {
+pub(super) fn ops(proxy: &Proxy) -> Vec<Op> {
     proxy.requests().into_iter().map(|(op, _)| op).collect()
 }
 

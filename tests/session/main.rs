@@ -3,6 +3,7 @@
 mod breaks;
 mod ensemble;
 mod keeper;
+mod kept;
 mod kerberos;
 mod lease;
 mod liars;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind};
-use zk_rwlock::{Dialect, Memory, ZooKeeper};
+use zk_rwlock::{Dialect, Memory, RwLockBuilder, ZooKeeper};
 
 use super::scene::{SOON, eventually};
 use super::server::{Server, shared_server};
@@ -24,6 +24,53 @@ pub trait Harness {
     /// The dialect that the names of the locks are in.
     fn dialect(&self) -> Dialect {
         Dialect::Native
+    }
+    /// Whether the locks keep their nodes between uses.
+    fn keeps(&self) -> bool {
+        false
+    }
+    /// A lock as this harness has them.
+    fn lock(&self, builder: RwLockBuilder) -> RwLockBuilder {
+        builder.dialect(self.dialect())
+    }
+}
+
+/// A backend on which the locks keep their nodes between uses, for longer than any check takes.
+pub struct Keeping<H>(pub H);
+
+impl<H: Harness + Sync> Harness for Keeping<H> {
+    type C = H::C;
+
+    async fn start() -> Self {
+        Keeping(H::start().await)
+    }
+
+    async fn client(&self) -> H::C {
+        self.0.client().await
+    }
+
+    fn directory(&self) -> String {
+        self.0.directory()
+    }
+
+    async fn expire(&self, client: &H::C) {
+        self.0.expire(client).await;
+    }
+
+    async fn cut(&self, client: &H::C) {
+        self.0.cut(client).await;
+    }
+
+    async fn heal(&self, client: &H::C) {
+        self.0.heal(client).await;
+    }
+
+    fn keeps(&self) -> bool {
+        true
+    }
+
+    fn lock(&self, builder: RwLockBuilder) -> RwLockBuilder {
+        builder.keep(Duration::from_secs(600))
     }
 }
 

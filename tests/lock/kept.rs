@@ -1,0 +1,403 @@
+//! Nodes that a process keeps between uses, on a real server: what they cost, frame by frame, and what any fault can do to
+//! an ask.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use support::scene::*;
+use support::server::shared_server;
+use support::wire::{Close, Frames, Op, Rule};
+use tokio::task::JoinSet;
+use tracing_core::span::{Attributes, Id, Record};
+use tracing_core::{Event, Level, Metadata, Subscriber};
+use zk_rwlock::coordinator::Operation;
+use zk_rwlock::{Acl, Contender, Permissions, RwLock, ZooKeeper};
+
+use super::wire::{Tapped, directory, ops};
+
+/// Longer than any test takes.
+const IDLE: Duration = Duration::from_secs(600);
+
+/// The timeout of sessions whose heartbeats fall into a test.
+const SHORT: Duration = Duration::from_secs(2);
+
+fn keeping(zk: &ZooKeeper, path: &str) -> RwLock {
+    RwLock::builder(zk, path).keep(IDLE).build().expect("valid")
+}
+
+async fn read(lock: &RwLock) {
+    soon("a read", lock.read()).await.expect("granted").release().await.expect("held");
+}
+
+async fn write(lock: &RwLock) {
+    soon("a write", lock.write()).await.expect("granted").release().await.expect("held");
+}
+
+/// How often the directory's data was set.
+async fn version(zk: &ZooKeeper, directory: &str) -> i32 {
+    session(zk).await.data(directory).await.expect("there").1.version
+}
+
+async fn ask_by_hand(zk: &ZooKeeper, directory: &str) {
+    let set = Operation::Set { path: directory.to_owned(), data: Vec::new(), version: None };
+    session(zk).await.transact(&[set]).await.expect("it may be written");
+}
+
+/// How many of the requests asked for what is kept below this directory.
+fn asks(tapped: &Tapped, directory: &str) -> usize {
+    let set = format!("SetData {directory}");
+    tapped.proxy.requests().iter().filter(|(op, parts)| *op == Op::Multi && *parts == set).count()
+}
+
+/// The requests that name this directory, or a node in it.
+fn about(tapped: &Tapped, directory: &str) -> Vec<(Op, String)> {
+    tapped.proxy.requests().into_iter().filter(|(_, path)| path.contains(directory)).collect()
+}
+
+/// A session that keeps a node of this mode in a directory that is there, both watches of which are armed: on the directory and on the node.
+async fn keeper(directory: &str, writes: bool) -> (Tapped, RwLock) {
+    let tapped = Tapped::new(shared_server()).await;
+    let lock = keeping(&tapped.zk, directory);
+    for _ in 0..2 {
+        if writes {
+            write(&lock).await;
+        } else {
+            read(&lock).await;
+        }
+    }
+    eventually("both watches", || async { tapped.proxy.count(Op::GetData) == 2 }).await;
+    tapped.settle().await;
+    tapped.proxy.reset();
+    (tapped, lock)
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// What it costs
+
+#[tokio::test]
+async fn a_kept_node_costs_one_read_more_and_its_uses_cost_nothing() {
+    let tapped = Tapped::new(shared_server()).await;
+    for (path, writes) in [("/kept/read", false), ("/kept/write", true)] {
+        drop(directory(&tapped.zk, path).await);
+        let lock = keeping(&tapped.zk, path);
+        tapped.proxy.reset();
+        if writes {
+            write(&lock).await
+        } else {
+            read(&lock).await
+        }
+        eventually("both watches", || async { tapped.proxy.count(Op::GetData) == 2 }).await;
+        // The watch on the directory goes out before the create.
+        let requests = tapped.proxy.requests();
+        assert_eq!(requests[0], (Op::GetData, path.to_owned()));
+        let mut ops = ops(&tapped.proxy);
+        ops.retain(|op| *op != Op::GetChildren2);
+        assert_eq!(ops, [Op::GetData, Op::Create2, Op::GetData], "{requests:?}");
+        tapped.settle().await;
+        tapped.proxy.reset();
+
+        for _ in 0..1_000 {
+            if writes {
+                write(&lock).await
+            } else {
+                read(&lock).await
+            }
+            drop(lock.read().await.unwrap());
+            drop(lock.try_read().await.unwrap());
+        }
+        assert_eq!(tapped.proxy.requests(), []);
+        assert_eq!(tapped.proxy.notifications(), 0);
+    }
+}
+
+#[tokio::test]
+async fn steady_uses_of_kept_nodes_send_only_the_heartbeat() {
+    let (server, path) = (shared_server(), "/kept/steady");
+    let proxy = support::wire::Proxy::start(server.address());
+    let zk = connect_with(&proxy.address(), SHORT).await;
+    let (reads, writes) = (keeping(&zk, path), keeping(&zk, "/kept/steady-writes"));
+    drop((directory(&zk, reads.path()).await, directory(&zk, writes.path()).await));
+    proxy.reset();
+    read(&reads).await;
+    write(&writes).await;
+    let watches = || proxy.requests().iter().filter(|(op, at)| *op == Op::GetData && at.starts_with(path)).count();
+    eventually("all watches", || async { watches() == 4 }).await;
+    proxy.reset();
+    let start = Instant::now();
+    let mut uses = 0;
+    while start.elapsed() < SHORT {
+        read(&reads).await;
+        write(&writes).await;
+        uses += 2;
+        tokio::task::yield_now().await;
+    }
+    // A heartbeat is a read and a check-only transaction, each fifth of the timeout.
+    let requests = proxy.requests();
+    let heartbeats = requests.iter().filter(|(op, _)| *op == Op::Multi).count();
+    assert!(uses > 1_000 && (1..=7).contains(&heartbeats), "{uses} uses, {requests:?}");
+    for (op, parts) in &requests {
+        let only_checks = parts.split(", ").all(|part| part.starts_with("Check "));
+        assert!(*op == Op::GetData || *op == Op::Multi && only_checks, "{op:?} {parts}");
+    }
+    assert!(requests.len() <= 2 * heartbeats + 2, "{requests:?}");
+}
+
+/// The cost of a writer among processes that keep reads: one change, which each of them hears of, and their removals.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_behind_eight_kept_readers_asks_once_and_wakes_nobody_else() {
+    const KEEPERS: usize = 8;
+    let path = "/kept/eight";
+    let operator = connect(&shared_server().address()).await;
+    drop(directory(&operator, path).await);
+    let mut keepers = Vec::new();
+    for _ in 0..KEEPERS {
+        keepers.push(keeper(path, false).await);
+    }
+    drop(directory(&operator, "/kept/eight-beside").await);
+    // One has used the lock and keeps nothing, another keeps a lock beside it, and a third one waits for another lock.
+    let (bystander, neighbour) = (Tapped::new(shared_server()).await, keeper("/kept/eight-beside", true).await);
+    read(&lock_at(&bystander.zk, path)).await;
+    let other = lock_at(&operator, "/kept/eight-other");
+    let held = soon("a free lock", other.write()).await.unwrap();
+    let waits = writer(&lock_at(&bystander.zk, "/kept/eight-other"));
+    line_becomes(&other, "W+ W-").await;
+    eventually("its watches", || async { bystander.proxy.count(Op::GetData) >= 2 }).await;
+    bystander.settle().await;
+    bystander.proxy.reset();
+    let version_before = version(&operator, path).await;
+    let tapped = Tapped::new(shared_server()).await;
+    let lock = lock_at(&tapped.zk, path);
+    session(&tapped.zk).await.sync("/").await.unwrap();
+    tapped.proxy.reset();
+
+    let guard = soon("what is only kept", lock.write()).await.unwrap();
+    let mut requests = about(&tapped, path);
+    for (keeper, _) in &keepers {
+        keeper.settle().await;
+        let (asked, removed) = (asks(keeper, path), keeper.proxy.count(Op::Delete));
+        assert_eq!((asked, removed), (0, 1));
+        // Of the change, and of the end of its own node, which it watches.
+        assert_eq!(keeper.proxy.notifications(), 2);
+        assert_eq!(about(keeper, path).len(), 1, "{:?}", keeper.proxy.requests());
+    }
+    assert_eq!((asks(&tapped, path), version(&operator, path).await), (1, version_before + 1));
+    // All that the writer sends: it enters, watches its own node and the last reader's, asks, and looks again. Readers leave
+    // in parallel, so it may find some that are just leaving.
+    assert_eq!(requests.remove(0).0, Op::Create2);
+    assert!(requests.iter().all(|(op, _)| [Op::GetChildren2, Op::GetData, Op::Multi].contains(op)), "{requests:?}");
+    for calm in [&bystander, &neighbour.0] {
+        calm.settle().await;
+        assert_eq!((calm.proxy.notifications(), about(calm, "/kept/")), (0, Vec::new()));
+    }
+    drop((guard, held));
+    granted(waits).await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_who_wait_for_a_kept_node_in_use_change_the_directory_once() {
+    let path = "/kept/many-ask";
+    let operator = connect(&shared_server().address()).await;
+    drop(directory(&operator, path).await);
+    let (tapped, lock) = keeper(path, false).await;
+    let guard = soon("a kept node", lock.read()).await.unwrap();
+    let mut waiters = JoinSet::new();
+    for _ in 0..8 {
+        let zk = connect(&shared_server().address()).await;
+        let lock = lock_at(&zk, path);
+        waiters.spawn(async move {
+            write(&lock).await;
+            drop(zk);
+        });
+    }
+    eventually("they stand in line", || async { children(&operator, path).await.len() == 9 }).await;
+    eventually("an ask", || async { tapped.proxy.notifications() == 1 }).await;
+    tapped.settle().await;
+    guard.release().await.unwrap();
+    soon("all had it", waiters.join_all()).await;
+    assert_eq!(version(&operator, path).await, 1);
+}
+
+#[tokio::test]
+async fn a_waiter_of_the_same_session_sends_no_ask() {
+    let path = "/kept/same-session";
+    let operator = connect(&shared_server().address()).await;
+    drop(directory(&operator, path).await);
+    let (tapped, _lock) = keeper(path, true).await;
+    write(&lock_at(&tapped.zk, path)).await;
+    assert_eq!((asks(&tapped, path), version(&operator, path).await), (0, 0));
+    becomes_empty(&operator, path).await;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// An ask that goes wrong
+
+/// Keeps the text of each warning, from any thread.
+struct Warnings;
+
+static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN && metadata.target().starts_with("zk_rwlock")
+    }
+
+    fn new_span(&self, _span: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        struct Text(String);
+        impl tracing_core::field::Visit for Text {
+            fn record_debug(&mut self, field: &tracing_core::Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{field}={value:?} ");
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        WARNINGS.lock().expect("no panic").push(text.0);
+    }
+
+    fn record(&self, _span: &Id, _values: &Record<'_>) {}
+    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+    fn enter(&self, _span: &Id) {}
+    fn exit(&self, _span: &Id) {}
+}
+
+/// Fault 67. A contender without WRITE on the directory waits until the node was idle for long, and logs that once.
+#[tokio::test]
+async fn an_ask_that_an_acl_refuses_is_logged_once_and_the_idle_time_waited_for() {
+    let path = "/kept-acl/lock";
+    // The only one in this chapter.
+    tracing::subscriber::set_global_default(Warnings).expect("the first");
+    let warnings = || {
+        let all = WARNINGS.lock().expect("no panic");
+        all.iter().filter(|text| text.contains("cannot ask") && text.contains(path)).count()
+    };
+    let guests = Permissions::READ | Permissions::CREATE | Permissions::DELETE;
+    let acl = Acl::creator().allow("world", "anyone", guests);
+    let owner = ZooKeeper::builder().digest("owner", "secret").acl(acl).session_timeout(CALM);
+    let owner = owner.connect(&shared_server().address()).await.unwrap();
+    let guest = connect(&shared_server().address()).await;
+    let idle = Duration::from_secs(2);
+    let kept = RwLock::builder(&owner, path).keep(idle).build().unwrap();
+    let lock = lock_at(&guest, path);
+    for _ in 0..2 {
+        read(&kept).await;
+        let idle_since = Instant::now();
+        let guard = soon("the end of the idle time", lock.write()).await.unwrap();
+        let waited = idle_since.elapsed();
+        assert!(waited >= idle - Duration::from_millis(100) && waited < idle + SOON / 4, "{waited:?}");
+        assert_eq!(warnings(), 1);
+        guard.release().await.unwrap();
+    }
+    assert_eq!(version(&guest, path).await, 0);
+}
+
+/// Fault 68. The directory is changed after the keeper has armed its watch, and before its node is there.
+#[tokio::test]
+async fn a_node_that_is_asked_for_while_arming_serves_those_who_wait_and_goes() {
+    let path = "/kept/arming";
+    let operator = connect(&shared_server().address()).await;
+    drop(directory(&operator, path).await);
+    let tapped = Tapped::new(shared_server()).await;
+    let lock = keeping(&tapped.zk, path);
+    tapped.proxy.reset();
+    let create = tapped.proxy.hold_request(Op::Create2);
+    let (one, two) = (reader(&lock), reader(&lock));
+    soon("the create", create.arrives()).await;
+    // The watch was sent before it, on the same connection.
+    assert_eq!(tapped.proxy.requests()[0], (Op::GetData, path.to_owned()));
+    ask_by_hand(&operator, path).await;
+    create.release();
+    let (one, two) = (granted(one).await, granted(two).await);
+    assert_eq!(one.path(), two.path());
+    one.release().await.unwrap();
+    two.release().await.unwrap();
+    becomes_empty(&operator, path).await;
+}
+
+/// Fault 69. The ask comes while the keeper itself still waits.
+#[tokio::test]
+async fn a_node_that_is_asked_for_before_its_grant_is_used_once_and_goes() {
+    let path = "/kept/before-grant";
+    let operator = connect(&shared_server().address()).await;
+    let here = directory(&operator, path).await;
+    let holder = here.write().await.unwrap();
+    let tapped = Tapped::new(shared_server()).await;
+    let lock = keeping(&tapped.zk, path);
+    let waits = reader(&lock);
+    line_becomes(&here, "W+ R-").await;
+    let writer = writer(&lock_at(&connect(&shared_server().address()).await, path));
+    line_becomes(&here, "W+ R- W-").await;
+    eventually("the ask", || async { tapped.proxy.notifications() == 1 }).await;
+    tapped.settle().await;
+    holder.release().await.unwrap();
+    let used = granted(waits).await;
+    assert!(!writer.is_finished());
+    let late = reader(&lock);
+    line_becomes(&here, "R+ W- R-").await;
+    used.release().await.unwrap();
+    granted(writer).await.release().await.unwrap();
+    read(&lock).await;
+    granted(late).await.release().await.unwrap();
+}
+
+/// Fault 70. The ask is made, and its answer is lost with the connection; or it is lost before the server has it.
+#[tokio::test]
+async fn an_ask_whose_answer_or_request_is_lost_is_heard() {
+    for (path, answers) in [("/kept/lost-answer", true), ("/kept/lost-request", false)] {
+        for close in [Close::Fin, Close::Rst] {
+            let operator = connect(&shared_server().address()).await;
+            drop(directory(&operator, path).await);
+            let before = version(&operator, path).await;
+            let (_tapped, lock) = keeper(path, false).await;
+            let asker = Tapped::new(shared_server()).await;
+            let frames = if answers { Frames::replies(Op::Multi) } else { Frames::requests(Op::Multi) };
+            let lost = asker.proxy.apply(Rule::on(frames.about(&format!("SetData {path}"))).close(0, close));
+            let guard = soon("the lock", lock_at(&asker.zk, path).write()).await.unwrap();
+            assert!(lost.has_struck() && guard.is_held());
+            guard.release().await.unwrap();
+            assert_eq!(version(&operator, path).await, before + 1, "it is asked for once");
+            drop(lock);
+            becomes_empty(&operator, path).await;
+        }
+    }
+}
+
+/// Fault 71. The keeper is disconnected when it is asked, and the event comes after the reconnect.
+#[tokio::test]
+async fn a_keeper_that_is_disconnected_when_asked_hears_of_it_afterwards() {
+    let path = "/kept/disconnected";
+    let operator = connect(&shared_server().address()).await;
+    drop(directory(&operator, path).await);
+    let (tapped, lock) = keeper(path, true).await;
+    tapped.proxy.cut();
+    let waits = writer(&lock_at(&operator, path));
+    eventually("the ask", || async { version(&operator, path).await == 1 }).await;
+    assert!(!waits.is_finished());
+    tapped.proxy.heal();
+    granted(waits).await.release().await.unwrap();
+    write(&lock).await;
+}
+
+/// Fault 73. An operator deletes the node that is kept, and the directory, too.
+#[tokio::test]
+async fn a_directory_deleted_under_a_kept_node_ends_it() {
+    let path = "/kept/deleted";
+    let operator = connect(&shared_server().address()).await;
+    drop(directory(&operator, path).await);
+    let (tapped, lock) = keeper(path, true).await;
+    let token = lock.write().await.unwrap().fencing_token();
+    let node = children(&operator, path).await.remove(0);
+    let bare = session(&operator).await;
+    bare.delete(&format!("{path}/{node}")).await.unwrap();
+    bare.delete(path).await.unwrap();
+    let guard = soon("the lock", lock_at(&operator, path).write()).await.unwrap();
+    tapped.settle().await;
+    let late = writer(&lock);
+    line_becomes(&lock_at(&operator, path), "W+ W-").await;
+    guard.release().await.unwrap();
+    let guard = granted(late).await;
+    assert!(guard.fencing_token() > token);
+    assert!(Contender::parse(guard.path().rsplit('/').next().unwrap()).is_some());
+}

@@ -1,0 +1,247 @@
+//! A node that a process only keeps is as lost as a held one before another contender is granted: no use begins under it
+//! from then on, whatever the network, the servers and the process itself do.
+//!
+//! A user tries the lock without pause, on a thread of its own. The last moment at which the kept node let it in is compared,
+//! on one clock, with the moment of the next contender's grant. `LEASE_ROUNDS` sets how many rounds there are.
+
+use std::future::IntoFuture;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use support::ensemble::{Ensemble, shared_ensemble};
+use support::process::{Process, role, say};
+use support::scene::*;
+use support::server::shared_server;
+use support::wire::{Op, Proxy};
+use zk_rwlock::{RwLock, ZooKeeper};
+
+const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Longer than any test takes.
+const IDLE: Duration = Duration::from_secs(600);
+
+fn keeping(zk: &ZooKeeper, path: &str) -> RwLock {
+    RwLock::builder(zk, path).host("keeper").keep(IDLE).build().expect("valid")
+}
+
+/// Whether the lock lets a use in at once by the node with this token.
+fn is_let_in(lock: &RwLock, writes: bool, token: i64) -> bool {
+    let mut context = Context::from_waker(Waker::noop());
+    if writes {
+        let granted = pin!(lock.write().into_future()).poll(&mut context);
+        matches!(granted, Poll::Ready(Ok(guard)) if guard.fencing_token() == token)
+    } else {
+        let granted = pin!(lock.read().into_future()).poll(&mut context);
+        matches!(granted, Poll::Ready(Ok(guard)) if guard.fencing_token() == token)
+    }
+}
+
+/// Uses a kept lock again and again.
+struct User {
+    stop: Arc<AtomicBool>,
+    thread: thread::JoinHandle<(u64, Instant)>,
+}
+
+impl User {
+    fn of(lock: &RwLock, writes: bool, token: i64) -> User {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (lock, stopped) = (lock.clone(), Arc::clone(&stop));
+        let thread = thread::spawn(move || {
+            let (mut uses, mut last_let_in, mut was_refused) = (0, Instant::now(), false);
+            while !stopped.load(Ordering::Relaxed) {
+                // Taken before asking: it was let in at this moment or later.
+                let asked = Instant::now();
+                if is_let_in(&lock, writes, token) {
+                    assert!(!was_refused, "a node that was given up lets a use in");
+                    (uses, last_let_in) = (uses + 1, asked);
+                } else {
+                    was_refused = true;
+                }
+                thread::sleep(Duration::from_micros(500));
+            }
+            (uses, last_let_in)
+        });
+        User { stop, thread }
+    }
+
+    /// How often it was let in, and when it was the last time.
+    fn ends(self) -> (u64, Instant) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("no contradiction")
+    }
+}
+
+/// Cuts a process that keeps the lock off by `cut` after `offset`, and checks that its node lets no use in from before the
+/// next contender's grant on. The next contender comes once the keeper cannot hear of it any more.
+async fn round(
+    keeper: &ZooKeeper,
+    other: &ZooKeeper,
+    path: String,
+    writes: bool,
+    offset: Duration,
+    cut: impl FnOnce(),
+) {
+    let lock = keeping(keeper, &path);
+    let token = if writes {
+        soon("a free lock", lock.write()).await.expect("free").fencing_token()
+    } else {
+        soon("a free lock", lock.read()).await.expect("free").fencing_token()
+    };
+    let user = User::of(&lock, writes, token);
+    tokio::time::sleep(offset).await;
+    cut();
+    let cut_at = Instant::now();
+    let next = lock_at(other, &path).write().timeout(10 * SESSION_TIMEOUT).await.expect("freed by the expiry");
+    let granted_at = Instant::now();
+    let (uses, last_let_in) = user.ends();
+    assert!(uses > 10, "{uses} uses");
+    assert!(
+        last_let_in < granted_at,
+        "offset {offset:?}: let in {:?} after the cut, and the next one granted after {:?}",
+        last_let_in - cut_at,
+        granted_at - cut_at,
+    );
+    assert!(last_let_in > cut_at, "the lease of a kept node rides out a short break");
+    next.release().await.expect("its session is alive");
+}
+
+async fn rounds_of(kind: &'static str, cut: fn(&Proxy)) {
+    let server = shared_server();
+    let rounds = std::env::var("LEASE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(6_u64);
+    let all: Vec<_> = (0..rounds)
+        .map(|i| {
+            let offset = Duration::from_millis(50) + SESSION_TIMEOUT.mul_f64(i as f64 / rounds as f64 / 2.0);
+            tokio::spawn(async move {
+                let proxy = Proxy::start(server.address());
+                let keeper = connect_with(&proxy.address(), SESSION_TIMEOUT).await;
+                let other = connect_with(&server.address(), SESSION_TIMEOUT).await;
+                round(&keeper, &other, format!("/kept-lease/{kind}/{i}"), i % 2 == 0, offset, || cut(&proxy)).await;
+            })
+        })
+        .collect();
+    for one in all {
+        one.await.expect("the round keeps the invariant");
+    }
+}
+
+/// Fault 74, by a black hole.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_node_in_a_black_hole_lets_nobody_in_from_before_the_next_grant() {
+    rounds_of("black-hole", Proxy::black_hole).await;
+}
+
+/// Fault 74, where events still come: but the ask does not save a use after the lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_node_whose_requests_are_lost_lets_nobody_in_after_the_next_grant() {
+    let server = shared_server();
+    let proxy = Proxy::start(server.address());
+    let keeper = connect_with(&proxy.address(), SESSION_TIMEOUT).await;
+    let other = connect_with(&server.address(), SESSION_TIMEOUT).await;
+    let path = "/kept-lease/to-server";
+    let lock = keeping(&keeper, path);
+    let token = soon("a free lock", lock.write()).await.expect("free").fencing_token();
+    let user = User::of(&lock, true, token);
+    proxy.black_hole_to_server();
+    let next = lock_at(&other, path).write().timeout(10 * SESSION_TIMEOUT).await.expect("freed by the expiry");
+    let granted_at = Instant::now();
+    let (_, last_let_in) = user.ends();
+    assert!(last_let_in < granted_at);
+    next.release().await.expect("held");
+}
+
+/// Fault 74, by a cut between the keeper's server and the leader.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_node_whose_server_lost_its_leader_lets_nobody_in_after_the_grant() {
+    let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
+    let (follower, leader) = (ensemble.followers()[0], ensemble.leader());
+    let keeper = connect_with(&ensemble.server(follower).address(), SESSION_TIMEOUT).await;
+    let other = connect_with(&ensemble.server(leader).address(), SESSION_TIMEOUT).await;
+    let offset = SESSION_TIMEOUT / 3;
+    let cut = || ensemble.cut_from_leader(follower);
+    round(&keeper, &other, "/kept-lease/quorum".to_owned(), true, offset, cut).await;
+}
+
+/// Fault 72. The keeper's server lags: the ask reaches the keeper late, and until then its uses go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_keeper_on_a_server_that_lags_is_asked_when_the_server_has_caught_up() {
+    let ensemble = shared_ensemble().await;
+    let (leader, follower) = (ensemble.leader(), ensemble.followers()[0]);
+    let keeper = connect(&ensemble.server(follower).address()).await;
+    let near = Proxy::start(ensemble.server(leader).address());
+    let other = connect(&near.address()).await;
+    let path = "/kept-lag";
+    let lock = keeping(&keeper, path);
+    for _ in 0..2 {
+        soon("a free lock", lock.read()).await.expect("free").release().await.expect("held");
+    }
+    ensemble.hold_from_leader(follower);
+    let waits = writer(&lock_at(&other, path));
+    eventually("the ask", || async { near.count(Op::Multi) > 0 }).await;
+    let here = lock_at(&other, path);
+    line_becomes(&here, "R+ W-").await;
+    drop(soon("a kept node", lock.read()).await.expect("kept"));
+    assert!(!waits.is_finished());
+    ensemble.heal_links();
+    granted(waits).await.release().await.expect("held");
+    let again = soon("a free lock", lock.read()).await.expect("free");
+    assert!(again.is_held());
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// A process that stands still
+
+/// Nanoseconds on the one clock of all processes of this machine.
+fn clock() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+/// Keeps a lock and uses it all the time, without any help from a runtime, until it is not let in.
+#[test]
+fn the_life_of_a_child() {
+    let Some(role) = role() else { return };
+    let (server, path) = role.split_once(' ').expect("a server and a path");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let zk = runtime.block_on(connect_with(server, SESSION_TIMEOUT));
+    let lock = keeping(&zk, path);
+    let token = lock.blocking_write().unwrap().fencing_token();
+    say("kept");
+    let mut last_let_in = clock();
+    loop {
+        let asked = clock();
+        if !is_let_in(&lock, true, token) {
+            say(&format!("{last_let_in} {asked}"));
+            return;
+        }
+        last_let_in = asked;
+        // No pause: after a stop this asks before the library has had a chance to hear anything.
+        std::hint::spin_loop();
+    }
+}
+
+/// Fault 75: the ask comes while the process stands still, and its session ends meanwhile.
+#[tokio::test]
+async fn a_process_that_was_stopped_is_not_let_in_by_the_node_that_it_kept() {
+    let (server, path) = (shared_server().address(), "/kept-lease/stopped");
+    let zk = connect(&server).await;
+    let mut keeper = Process::start(module_path!(), &format!("{server} {path}"));
+    assert_eq!(keeper.says(), "kept");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    keeper.signal("STOP");
+    let next = soon("the grant", lock_at(&zk, path).write()).await.expect("freed by the expiry");
+    let granted_at = clock();
+    keeper.signal("CONT");
+    let said = tokio::task::spawn_blocking(move || keeper.says());
+    let said = soon("the keeper's last word", said).await.unwrap();
+    let (last_let_in, first_refused) = said.split_once(' ').unwrap();
+    let (last_let_in, first_refused): (u64, u64) = (last_let_in.parse().unwrap(), first_refused.parse().unwrap());
+    assert!(last_let_in < granted_at, "let in {} ns after the next grant", last_let_in - granted_at);
+    assert!(last_let_in < first_refused);
+    assert!(next.is_held());
+    next.release().await.unwrap();
+}
