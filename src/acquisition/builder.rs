@@ -12,6 +12,7 @@ use crate::acquisition::request::Acquisition;
 use crate::call::Limit;
 use crate::error::error::Error;
 use crate::hold::guard::{ReadGuard, WriteGuard};
+use crate::hold::held::Held;
 use crate::hold::trace::Acquiring;
 use crate::queue::mode::Mode;
 use crate::snapshot::progress::{Listener, Progress};
@@ -157,9 +158,7 @@ impl Guard for WriteGuard {
     type Source = Arc<Handle>;
 
     fn acquire(handle: Arc<Handle>, options: Options) -> Granting<WriteGuard> {
-        let mut acquisition = Acquisition::new(&handle, Mode::Write, options);
-        let span = acquisition.begin();
-        Acquiring::around(span, Box::pin(async move { acquisition.acquire_held().await.map(WriteGuard::new) }))
+        acquire(handle, Mode::Write, options, WriteGuard::new)
     }
 }
 
@@ -167,8 +166,21 @@ impl Guard for ReadGuard {
     type Source = Arc<Handle>;
 
     fn acquire(handle: Arc<Handle>, options: Options) -> Granting<ReadGuard> {
-        let mut acquisition = Acquisition::new(&handle, Mode::Read, options);
-        let span = acquisition.begin();
-        Acquiring::around(span, Box::pin(async move { acquisition.acquire_held().await.map(ReadGuard::new) }))
+        acquire(handle, Mode::Read, options, ReadGuard::new)
     }
+}
+
+/// Acquires the lock, by a node of its own or by one that this process keeps.
+fn acquire<G: 'static>(handle: Arc<Handle>, mode: Mode, options: Options, guard: fn(Held) -> G) -> Granting<G> {
+    let is_kept = handle.keeper.is_some();
+    let mut acquisition = Acquisition::new(handle, mode, options);
+    let span = acquisition.begin();
+    // Two futures, because that of a use which only joins is much the smaller one.
+    Acquiring::around(
+        span,
+        match is_kept {
+            true => Box::pin(async move { acquisition.acquire_kept().await.map(guard) }),
+            false => Box::pin(async move { acquisition.acquire().await.map(|hold| guard(Held::Alone(hold))) }),
+        },
+    )
 }

@@ -11,7 +11,6 @@ use crate::acquisition::wait::{Patience, Wait};
 use crate::acquisition::waiting::Waiting;
 use crate::call;
 use crate::error::error::Error;
-use crate::hold::held::Held;
 use crate::hold::hold::Hold;
 use crate::session::request::Failure;
 use crate::snapshot::progress::OnWait;
@@ -23,15 +22,6 @@ use crate::validation;
 const RESTARTS: u32 = 8;
 
 impl Acquisition {
-    /// Acquires the lock, by a node of its own or by one that this process keeps.
-    pub(crate) async fn acquire_held(&mut self) -> Result<Held, Error> {
-        let handle = Arc::clone(&self.handle);
-        match &handle.keeper {
-            Some(keeper) => self.acquire_kept(keeper).await,
-            None => self.acquire().await.map(Held::Alone),
-        }
-    }
-
     /// Queues up, and waits until the lock is granted.
     pub(crate) async fn acquire(&mut self) -> Result<Box<Hold>, Error> {
         let answer = match self.options.timeout() {

@@ -31,21 +31,27 @@ const KEPT: &str = "kept";
 
 impl Acquisition {
     /// Acquires the lock by a node that this process keeps: joins it, or acquires it.
-    pub(crate) async fn acquire_kept(&mut self, keeper: &Keeper) -> Result<Held, Error> {
+    pub(crate) async fn acquire_kept(&mut self) -> Result<Held, Error> {
         // A task that does nothing but join must let other tasks run, too.
         tokio::task::consume_budget().await;
         // Its deadline may have passed before the first poll.
         let timeout = self.reported(self.options.timeout())?;
-        let joined = match keeper.join(self.mode, self.asker()) {
-            Found::Runs(used) => used,
+        let found = self.handle.keeper.as_ref().map_or(Found::Nothing, |keeper| keeper.join(self.mode, self.asker()));
+        match found {
+            Found::Runs(used) => Ok(Held::Kept(self.begin_use(used))),
             // Boxed, to keep the future of a use that only joins small.
-            found => match Box::pin(self.enter_kept(keeper, found, timeout)).await {
-                Ok(Some(used)) => used,
-                Ok(None) => return Ok(Held::Alone(Box::pin(self.acquire()).await?)),
-                Err(error) => return self.reported(Err(error)),
-            },
-        };
-        Ok(Held::Kept(self.begin_use(joined)))
+            found => Box::pin(self.acquire_patiently(found, timeout)).await,
+        }
+    }
+
+    async fn acquire_patiently(&mut self, found: Found, timeout: Option<Duration>) -> Result<Held, Error> {
+        let handle = Arc::clone(&self.handle);
+        let Some(keeper) = &handle.keeper else { return self.acquire().await.map(Held::Alone) };
+        match self.enter_kept(keeper, found, timeout).await {
+            Ok(Some(used)) => Ok(Held::Kept(self.begin_use(used))),
+            Ok(None) => self.acquire().await.map(Held::Alone),
+            Err(error) => self.reported(Err(error)),
+        }
     }
 
     /// As [`Self::acquire_kept`], without waiting for another contender, nor for another use of this process.
@@ -181,15 +187,16 @@ impl Acquisition {
     fn twin(&self) -> Acquisition {
         let options =
             Options { label: self.options.label.clone(), is_blocking: self.options.is_blocking, ..Options::default() };
-        Acquisition::new(&self.handle, self.mode, options)
+        Acquisition::new(Arc::clone(&self.handle), self.mode, options)
     }
 
     /// A use of a kept node begins.
     fn begin_use(&self, mut used: KeptUse) -> KeptUse {
         meter::granted(self.mode, KEPT);
-        let position = Arc::clone(used.hold().position());
-        self.trace.entered(&position);
-        used.granted(self.trace.granted(self.mode, &self.handle.path, self.label(), &position));
+        let position = used.hold().position();
+        self.trace.entered(position);
+        let holding = self.trace.granted(self.mode, &self.handle.path, self.label(), position);
+        used.granted(holding);
         if let Some(limit) = self.handle.warn_holding {
             used.ends(self.warn_of_use(used.hold(), limit));
         }
@@ -219,7 +226,7 @@ impl Acquisition {
 
 /// Takes the lock if no contender is in the way, or joins a node that this process keeps.
 pub(crate) async fn attempt(handle: Arc<Handle>, mode: Mode, timeout: Option<Duration>) -> Result<Held, Error> {
-    let acquisition = Acquisition::new(&handle, mode, Options::default());
+    let acquisition = Acquisition::new(Arc::clone(&handle), mode, Options::default());
     match &handle.keeper {
         Some(keeper) => acquisition.attempt_kept(keeper, timeout).await,
         None => acquisition.attempt(timeout).await.map(Held::Alone),

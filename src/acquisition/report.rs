@@ -35,7 +35,7 @@ impl Acquisition {
         let (end, ended) = oneshot::channel();
         let _first = waiting.background.set(end);
         let options = Options { label: self.options.label.clone(), ..Options::default() };
-        let acquisition = Acquisition::new(&self.handle, self.mode, options);
+        let acquisition = Acquisition::new(Arc::clone(&self.handle), self.mode, options);
         let (session, own_node, me) =
             (Arc::clone(held.ticket().session()), Arc::clone(held.own_node()), held.contender().clone());
         let (left, waiting) = (limit.saturating_sub(waiting.began.elapsed()), Arc::downgrade(waiting));

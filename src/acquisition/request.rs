@@ -29,9 +29,9 @@ pub(crate) struct Acquisition {
 
 impl Acquisition {
     /// Without a label of its own the acquisition has the lock's label.
-    pub(crate) fn new(handle: &Arc<Handle>, mode: Mode, mut options: Options) -> Acquisition {
+    pub(crate) fn new(handle: Arc<Handle>, mode: Mode, mut options: Options) -> Acquisition {
         options.label = options.label.or_else(|| handle.label.clone());
-        Acquisition { handle: Arc::clone(handle), mode, options, trace: Acquiring::default(), asker: None, kept: None }
+        Acquisition { handle, mode, options, trace: Acquiring::default(), asker: None, kept: None }
     }
 
     pub(crate) fn label(&self) -> Option<&str> {

@@ -335,12 +335,16 @@ impl ReadGuard {
     /// [`Error::Lost`] if the lock had been lost before. [`Error::PermissionDenied`] if the node may not be deleted:
     /// then it stays, and keeps the lock taken, until its session ends.
     pub async fn release(self) -> Result<(), Error> {
-        if let Some(loss) = self.held.loss() {
-            return Err(Error::Lost(loss));
-        }
-        match Arc::into_inner(self.held) {
-            Some(held) => held.release().await,
-            None => Ok(()),
+        let loss = match &*self.held {
+            Held::Alone(hold) => hold.loss(),
+            // The only guard on its node: what follows looks.
+            Held::Kept(_) if Arc::strong_count(&self.held) == 1 => None,
+            Held::Kept(used) => used.held_at().err(),
+        };
+        match (Arc::into_inner(self.held), loss) {
+            (_, Some(loss)) => Err(Error::Lost(loss)),
+            (Some(held), None) => held.release().await,
+            (None, None) => Ok(()),
         }
     }
 

@@ -18,10 +18,7 @@ impl Held {
     pub(crate) async fn release(self) -> Result<(), Error> {
         match self {
             Held::Alone(hold) => hold.release().await,
-            Held::Kept(mut used) => match used.end() {
-                Some(hold) => hold.give_back().await,
-                None => used.hold().loss().map_or(Ok(()), |loss| Err(Error::Lost(loss))),
-            },
+            Held::Kept(used) => used.release().await,
         }
     }
 

@@ -83,6 +83,11 @@ impl Hold {
         self.own_node().loss(self.ticket.session().lease())
     }
 
+    /// The present moment, if the lock is held; `None` if only [`Hold::loss`] can tell.
+    pub(crate) fn held_at(&self) -> Option<Moment> {
+        self.own_node().held_at(self.ticket.session().lease())
+    }
+
     /// Waits until the lock is lost.
     pub(crate) async fn lost(&self) -> Loss {
         self.own_node().lost(self.ticket.session()).await

@@ -129,14 +129,20 @@ impl Kept {
         }
     }
 
+    /// As [`Kept::join`], if the use need not wait. The use may find the node lost.
+    pub(crate) fn join_now(self: &Arc<Self>, mode: Mode, asker: Asker) -> Option<KeptUse> {
+        let mut state = self.state();
+        let hold = Arc::clone(state.hold.as_ref()?);
+        let number = state.uses.join_now(mode, asker)?;
+        drop(state);
+        Some(KeptUse::new(Arc::clone(self), number, hold))
+    }
+
     /// The use of this number, unless the node was lost. A lost node admits no use.
     fn run(self: &Arc<Self>, number: u64, hold: Option<Arc<Hold>>) -> Option<KeptUse> {
         let hold = hold?;
-        let loss = hold.loss();
-        let kept = Arc::clone(self);
-        let holding = Holding::default();
-        let used = KeptUse { kept, number, hold, holding, _warned: None, is_changing: false, is_over: false };
-        if let Some(loss) = loss {
+        let used = KeptUse::new(Arc::clone(self), number, hold);
+        if let Err(loss) = used.held_at() {
             self.give_up(Why::by(loss));
             return None;
         }
@@ -239,7 +245,7 @@ impl Kept {
     }
 
     /// A use has ended. Gives the hold, if it was the last use of a node that is to be given up.
-    fn end(&self, number: u64, hold: &Hold) -> Option<Arc<Hold>> {
+    fn end(&self, number: u64, hold: &Hold, now: Moment) -> Option<Arc<Hold>> {
         let mut state = self.state();
         let mut woken = Vec::new();
         // A write of this use may yet be carried out, for as long as the node is there. So the next write must not run
@@ -248,7 +254,7 @@ impl Kept {
             woken = state.ask(Why::Unsure);
         }
         woken.extend(state.uses.leave(number));
-        state.used = hold.now();
+        state.used = state.used.max(now);
         let gone = state.end_if_over();
         drop(state);
         wake(woken);
@@ -349,8 +355,21 @@ pub(crate) struct KeptUse {
 }
 
 impl KeptUse {
+    fn new(kept: Arc<Kept>, number: u64, hold: Arc<Hold>) -> KeptUse {
+        let holding = Holding::default();
+        KeptUse { kept, number, hold, holding, _warned: None, is_changing: false, is_over: false }
+    }
+
     pub(crate) fn hold(&self) -> &Arc<Hold> {
         &self.hold
+    }
+
+    /// The present moment, unless the node was lost.
+    pub(crate) fn held_at(&self) -> Result<Moment, Loss> {
+        match self.hold.held_at() {
+            Some(now) => Ok(now),
+            None => self.hold.loss().map_or_else(|| Ok(self.hold.now()), Err),
+        }
     }
 
     /// Waits until a contender waits that this use keeps out. A use of this process that waits has no node of its own, so
@@ -374,7 +393,7 @@ impl KeptUse {
     }
 
     /// Ends the use. Gives the hold, if the node goes with it.
-    pub(crate) fn end(&mut self) -> Option<Arc<Hold>> {
+    fn end(&mut self, now: impl FnOnce(&Hold) -> Moment) -> Option<Arc<Hold>> {
         self.holding = Holding::default();
         if std::mem::replace(&mut self.is_over, true) {
             return None;
@@ -382,7 +401,16 @@ impl KeptUse {
         if self.is_changing {
             self.kept.give_up(Why::Unsure);
         }
-        self.kept.end(self.number, &self.hold)
+        self.kept.end(self.number, &self.hold, now(&self.hold))
+    }
+
+    /// Ends the use, and returns when the node is surely gone, if it goes with it.
+    pub(crate) async fn release(mut self) -> Result<(), Error> {
+        let now = self.held_at().map_err(Error::Lost)?;
+        match self.end(|_| now) {
+            Some(hold) => hold.give_back().await,
+            None => Ok(()),
+        }
     }
 
     /// Replaces the node by a READ node, under which this use goes on as a read.
@@ -399,7 +427,7 @@ impl KeptUse {
 
 impl Drop for KeptUse {
     fn drop(&mut self) {
-        drop(self.end());
+        drop(self.end(Hold::now));
     }
 }
 

@@ -333,7 +333,7 @@ impl Guard for MultiGuard {
 
 /// Waits for one of the locks.
 async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Hold>, Error> {
-    let mut acquisition = Acquisition::new(&lock.handle, mode, options);
+    let mut acquisition = Acquisition::new(Arc::clone(&lock.handle), mode, options);
     let span = acquisition.begin();
     acquisition.acquire().instrument(span).await
 }
@@ -341,7 +341,7 @@ async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Hold>, 
 /// Takes one of the locks after a look, without waiting for any contender, and waits for the servers no longer than
 /// `limit`.
 async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Hold>, Error> {
-    let mut acquisition = Acquisition::new(&lock.handle, mode, Options::default());
+    let mut acquisition = Acquisition::new(Arc::clone(&lock.handle), mode, Options::default());
     let span = acquisition.begin();
     let take = async { acquisition.reported(acquisition.take_now(limit).await) };
     take.instrument(span).await
@@ -349,7 +349,7 @@ async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Hold
 
 /// Fails if the lock is taken. Writes nothing. Returns the session timeout.
 async fn look(lock: &RwLock, mode: Mode) -> Result<Duration, Error> {
-    Acquisition::new(&lock.handle, mode, Options::default()).look().await
+    Acquisition::new(Arc::clone(&lock.handle), mode, Options::default()).look().await
 }
 
 /// Reports why one of the locks was not granted. Then none was.

@@ -27,8 +27,15 @@ pub(crate) struct Uses<A, W> {
     is_granted: bool,
     is_asked: bool,
     next: u64,
-    running: BTreeMap<u64, (Mode, A)>,
+    running: Vec<Running<A>>,
     waiting: BTreeMap<u64, Waiting<A, W>>,
+}
+
+#[derive(Clone, Debug)]
+struct Running<A> {
+    number: u64,
+    mode: Mode,
+    asker: A,
 }
 
 #[derive(Clone, Debug)]
@@ -60,7 +67,7 @@ pub(crate) enum Standing {
 impl<A: Copy, W: Clone> Uses<A, W> {
     /// The uses of a node of this mode that is not granted yet.
     pub(crate) fn new(mode: Mode) -> Uses<A, W> {
-        Uses { mode, is_granted: false, is_asked: false, next: 0, running: BTreeMap::new(), waiting: BTreeMap::new() }
+        Uses { mode, is_granted: false, is_asked: false, next: 0, running: Vec::new(), waiting: BTreeMap::new() }
     }
 
     /// A use of this mode asks to join.
@@ -68,19 +75,32 @@ impl<A: Copy, W: Clone> Uses<A, W> {
         if self.is_asked || (mode == Mode::Write && self.mode == Mode::Read) {
             return Joined::Refused;
         }
-        let number = self.next;
-        self.next += 1;
-        if self.is_granted && self.waiting.is_empty() && self.admits(mode) {
-            self.running.insert(number, (mode, asker));
+        if let Some(number) = self.join_now(mode, asker) {
             return Joined::Runs(number);
         }
+        let number = self.next;
+        self.next += 1;
         self.waiting.insert(number, Waiting { mode, asker, waker: None });
         Joined::Waits(number)
     }
 
+    /// As [`Uses::join`], if the use need not wait.
+    pub(crate) fn join_now(&mut self, mode: Mode, asker: A) -> Option<u64> {
+        let covers = !self.is_asked && (mode == Mode::Read || self.mode == Mode::Write);
+        let admits = self.is_granted && self.waiting.is_empty() && self.admits(mode);
+        (covers && admits).then(|| self.run(mode, asker))
+    }
+
+    fn run(&mut self, mode: Mode, asker: A) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.running.push(Running { number, mode, asker });
+        number
+    }
+
     /// Where this use stands. Wakes `waker` when that changes.
     pub(crate) fn standing(&mut self, number: u64, waker: &W) -> Standing {
-        if self.running.contains_key(&number) {
+        if self.place(number).is_some() {
             return Standing::Runs;
         }
         match self.waiting.get_mut(&number) {
@@ -125,8 +145,8 @@ impl<A: Copy, W: Clone> Uses<A, W> {
     /// The node became a READ node. Its one use, a write, reads now. Returns the uses to wake.
     pub(crate) fn downgraded(&mut self, number: u64) -> Vec<W> {
         self.mode = Mode::Read;
-        if let Some((mode, _)) = self.running.get_mut(&number) {
-            *mode = Mode::Read;
+        if let Some(place) = self.place(number) {
+            self.running[place].mode = Mode::Read;
         }
         let all = std::mem::take(&mut self.waiting).into_iter();
         let (writes, reads): (BTreeMap<_, _>, _) = all.partition(|(_, it)| it.mode == Mode::Write);
@@ -138,8 +158,9 @@ impl<A: Copy, W: Clone> Uses<A, W> {
 
     /// This use has ended, or waits no longer. Returns the uses to wake.
     pub(crate) fn leave(&mut self, number: u64) -> Vec<W> {
-        if self.running.remove(&number).is_none() {
-            self.waiting.remove(&number);
+        match self.place(number) {
+            Some(place) => drop(self.running.swap_remove(place)),
+            None => drop(self.waiting.remove(&number)),
         }
         if self.is_granted { self.admit() } else { Vec::new() }
     }
@@ -170,7 +191,7 @@ impl<A: Copy, W: Clone> Uses<A, W> {
 
     /// The uses that run.
     pub(crate) fn running(&self) -> impl Iterator<Item = (Mode, A)> {
-        self.running.values().copied()
+        self.running.iter().map(|it| (it.mode, it.asker))
     }
 
     /// The wakers of all uses that wait.
@@ -187,10 +208,15 @@ impl<A: Copy, W: Clone> Uses<A, W> {
                 break;
             }
             let (number, waiting) = first.remove_entry();
-            self.running.insert(number, (mode, waiting.asker));
+            self.running.push(Running { number, mode, asker: waiting.asker });
             woken.extend(waiting.waker);
         }
         woken
+    }
+
+    /// Where in the list of those that run. What came last often leaves first.
+    fn place(&self, number: u64) -> Option<usize> {
+        self.running.iter().rposition(|it| it.number == number)
     }
 
     fn admits(&self, mode: Mode) -> bool {
@@ -199,8 +225,8 @@ impl<A: Copy, W: Clone> Uses<A, W> {
 }
 
 /// Whether a use of this mode may run beside these. A write runs alone, so the first of them speaks for all.
-fn admits<A>(running: &BTreeMap<u64, (Mode, A)>, mode: Mode) -> bool {
-    running.first_key_value().is_none_or(|(_, (first, _))| !first.excludes(mode))
+fn admits<A>(running: &[Running<A>], mode: Mode) -> bool {
+    running.first().is_none_or(|first| !first.mode.excludes(mode))
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -47,6 +48,9 @@ pub struct Lease {
     margin: Duration,
     clock: Clock,
     state: Mutex<State>,
+    /// What the state says, for [`Lease::covered_at`]: a kept node is checked millions of times a second.
+    valid_until: AtomicU64,
+    valid_in: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -106,6 +110,8 @@ impl Lease {
             margin: default_margin(timeout),
             clock,
             state: Mutex::new(state),
+            valid_until: AtomicU64::new(0),
+            valid_in: AtomicU64::new(0),
         };
         lease.with_tick_time(LONGEST_TICK.min(timeout / 2))
     }
@@ -194,6 +200,7 @@ impl Lease {
             *end = (*end).max(touch + self.term());
         }
         state.counted = state.counted.max(touch);
+        self.publish(&state);
         lapsed
     }
 
@@ -204,6 +211,7 @@ impl Lease {
         state.lapse(now);
         state.end = if steady { None } else { Some(now + self.term()) };
         state.counted = now;
+        self.publish(&state);
     }
 
     /// The connection was lost or is back. Returns whether that is news.
@@ -225,7 +233,9 @@ impl Lease {
 
     /// The session is over; the first reason stays.
     pub(super) fn end(&self, why: Ending) {
-        self.state().over.get_or_insert(why);
+        let mut state = self.state();
+        state.over.get_or_insert(why);
+        self.publish(&state);
     }
 
     /// Why the session is over, if it is.
@@ -312,10 +322,34 @@ impl Lease {
         self.epoch() == Some(epoch)
     }
 
+    /// The present moment, if the lease is valid and has been since this epoch began. Looks at nothing that is locked.
+    /// `None` if only [`Lease::covers`] can tell.
+    pub(crate) fn covered_at(&self, epoch: u64) -> Option<Moment> {
+        // The end before its epoch, and the clock last: an end is published after its epoch.
+        let until = self.valid_until.load(Ordering::Acquire);
+        if self.valid_in.load(Ordering::Acquire) != epoch {
+            return None;
+        }
+        let now = self.now();
+        (nanos(now) < until).then_some(now)
+    }
+
+    fn publish(&self, state: &State) {
+        let until = match (state.over, state.end) {
+            (Some(_), _) => 0,
+            (None, None) => u64::MAX,
+            (None, Some(end)) => nanos(end),
+        };
+        self.valid_in.store(state.epoch, Ordering::Release);
+        self.valid_until.store(until, Ordering::Release);
+    }
+
     fn validity(&self) -> Option<(Duration, u64)> {
         let now = self.now();
         let mut state = self.state();
-        state.lapse(now);
+        if state.lapse(now) {
+            self.publish(&state);
+        }
         let left = match (state.over, state.end) {
             (Some(_), _) => None,
             (None, None) => Some(Duration::MAX),
@@ -335,6 +369,11 @@ impl Lease {
 
 fn default_margin(timeout: Duration) -> Duration {
     (timeout / 6).max(LEAST_MARGIN).min(timeout / 4)
+}
+
+/// More than 500 years are as good as for ever.
+fn nanos(moment: Moment) -> u64 {
+    u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl State {

@@ -17,7 +17,7 @@
 //! in case it is there.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
@@ -57,6 +57,8 @@ pub(crate) struct OwnNode {
     unsettled: AtomicUsize,
     /// How many transactions under this hold were sent.
     writes: AtomicUsize,
+    /// The epoch of the lease in which the node is held, and one; 0 if it is not held, or lost.
+    held_in: AtomicU64,
     listener: Weak<dyn Listener>,
     /// When the library learnt of the node.
     entered: Moment,
@@ -107,13 +109,14 @@ impl OwnNode {
             is_watched: false,
         });
         let (changed, entered) = (Notify::new(), listener.lease().now());
-        let (unsettled, writes) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let (unsettled, writes, held_in) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicU64::new(0));
         let listener: Weak<L> = Arc::downgrade(listener);
         Arc::new_cyclic(|this| OwnNode {
             state,
             changed,
             unsettled,
             writes,
+            held_in,
             listener,
             entered,
             this: Weak::clone(this),
@@ -138,7 +141,9 @@ impl OwnNode {
 
     /// From now on this node's owner holds, as long as this epoch of the lease lasts.
     pub(crate) fn hold(&self, epoch: u64) {
-        self.state().phase = Phase::Holding(epoch);
+        let mut state = self.state();
+        state.phase = Phase::Holding(epoch);
+        self.publish(&state);
     }
 
     pub(crate) fn is_holding(&self) -> bool {
@@ -189,7 +194,10 @@ impl OwnNode {
 
     /// The node is about to be deleted by us.
     pub(crate) fn left(&self) {
-        self.state().phase = Phase::Left;
+        let mut state = self.state();
+        state.phase = Phase::Left;
+        self.publish(&state);
+        drop(state);
         self.changed.notify_waiters();
     }
 
@@ -233,6 +241,7 @@ impl OwnNode {
         let mut state = self.state();
         let is_first = state.loss.is_none();
         state.loss.get_or_insert(loss);
+        self.publish(&state);
         let news = state.news();
         drop(state);
         tell(news);
@@ -271,6 +280,7 @@ impl OwnNode {
             state.loss = lease.over().map(Loss::SessionOver).or(ran_out);
         }
         let told = state.look();
+        self.publish(&state);
         let (loss, news) = (state.loss, state.news());
         drop(state);
         tell(news);
@@ -279,6 +289,19 @@ impl OwnNode {
             self.tell_book(loss);
         }
         loss
+    }
+
+    /// The present moment, if the node is held, and was not found lost so far. `None` if only [`OwnNode::loss`] can tell.
+    pub(crate) fn held_at(&self, lease: &Lease) -> Option<Moment> {
+        lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)
+    }
+
+    fn publish(&self, state: &State) {
+        let held_in = match (state.loss, state.phase) {
+            (None, Phase::Holding(epoch) | Phase::Moving(epoch)) => epoch + 1,
+            _ => 0,
+        };
+        self.held_in.store(held_in, Ordering::Release);
     }
 
     /// Passes the event of the watch on, now that the state is unlocked.
@@ -367,6 +390,7 @@ impl OwnNode {
         }
         let mut state = self.state();
         let (told, news) = (state.look(), state.news());
+        self.publish(&state);
         drop(state);
         tell(news);
         self.told(told);
