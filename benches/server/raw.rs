@@ -3,7 +3,8 @@
 //! An acquisition is the creation of a node and a release its deletion. In `drain` each contender watches the node
 //! before its own and deletes its own when that is gone; in `readers` all watch the gate, and nothing more; in
 //! `waiters` each makes its node and watches the one before it, and that is all. In `contend` and `mix` no contender
-//! waits for another, so a lock takes longer there mostly for the waiting that it is for.
+//! waits for another, so a lock takes longer there mostly for the waiting that it is for. In `keepers` a writer makes its
+//! node and sets the data of the directory, and all that watch the data delete theirs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -47,6 +48,7 @@ enum Workload {
     Drain,
     Readers,
     Waiters,
+    Keepers,
 }
 
 /// One session, and where it makes its nodes.
@@ -76,13 +78,15 @@ struct Measured {
     /// The median of the pairs, where there are any.
     pair: Option<Duration>,
     counted: Counted,
+    /// For how many operations.
+    counted_ops: usize,
     /// What the workload adds.
     extra: Map<String, Value>,
 }
 
 impl Measured {
     fn new(ops: usize, elapsed: Duration, counted: Counted) -> Measured {
-        Measured { ops, elapsed, pair: None, counted, extra: Map::new() }
+        Measured { ops, elapsed, pair: None, counted, counted_ops: ops, extra: Map::new() }
     }
 }
 
@@ -100,13 +104,20 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<Value> {
         let node = sessions[0].enter().await?;
         sessions[0].leave(&node).await?;
     }
-    let contenders = (0..arguments.n).map(|i| sessions[i % arguments.sessions].clone()).collect();
+    let contenders: Vec<_> = (0..arguments.n).map(|i| sessions[i % arguments.sessions].clone()).collect();
     let mut measured = match arguments.workload {
-        Workload::Write | Workload::Read => single(arguments, &sessions[0]).await?,
+        Workload::Write | Workload::Read => single(arguments, contenders).await?,
         Workload::Contend | Workload::Mix => together(arguments, contenders).await?,
         Workload::Drain | Workload::Readers => queue(arguments, contenders, &sessions[arguments.sessions]).await?,
         Workload::Waiters => waiters(arguments, contenders, &sessions[arguments.sessions]).await?,
+        Workload::Keepers => keepers(arguments, contenders, &sessions[arguments.sessions]).await?,
     };
+    // A session that is left to expire would take its nodes away in the middle of a later run.
+    let states: Vec<_> = sessions.iter().map(|session| session.client.state_watcher()).collect();
+    drop(sessions);
+    for mut state in states {
+        while !state.changed().await.is_terminated() {}
+    }
     let workload = arguments.workload.to_possible_value().map(|name| name.get_name().to_owned());
     let ops = measured.ops as f64;
     let micros = measured.elapsed.as_secs_f64() * 1e6;
@@ -114,7 +125,10 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<Value> {
     for name in COUNTERS {
         extra.insert(name.to_owned(), json!(measured.counted.of(name)?));
     }
-    extra.insert("requests_per_op".to_owned(), json!(measured.counted.of("packets_received")? as f64 / ops));
+    extra.insert(
+        "requests_per_op".to_owned(),
+        json!(measured.counted.of("packets_received")? as f64 / measured.counted_ops as f64),
+    );
     extra.insert("us_per_handoff".to_owned(), json!(micros / ops));
     extra.insert("total_us".to_owned(), json!(micros));
     Ok(json!({
@@ -131,7 +145,8 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<Value> {
     }))
 }
 
-async fn single(arguments: &Arguments, me: &Contender) -> Result<Measured> {
+async fn single(arguments: &Arguments, contenders: Vec<Contender>) -> Result<Measured> {
+    let me = contenders.first().ok_or("there is no contender")?;
     let mut pairs = Vec::new();
     let meter = Meter::start(&arguments.zk)?;
     let began = Instant::now();
@@ -254,4 +269,36 @@ async fn waiters(arguments: &Arguments, contenders: Vec<Contender>, gate: &Conte
     extra.insert("peak_bytes_per_waiter".to_owned(), json!(each(meter::memory("VmHWM"))));
     extra.insert("us_per_waiter".to_owned(), json!(elapsed.as_secs_f64() * 1e6 / n as f64));
     Ok(Measured { extra, ..Measured::new(n, elapsed, counted) })
+}
+
+/// From the creation of the writer's node until the last of the others is deleted, in each round.
+async fn keepers(arguments: &Arguments, contenders: Vec<Contender>, writer: &Contender) -> Result<Measured> {
+    let (mut grants, mut counted) = (Vec::new(), None);
+    for _ in 0..arguments.ops {
+        let mut tasks: JoinSet<Result<()>> = JoinSet::new();
+        for me in contenders.clone() {
+            let (_, _, asked) = me.client.get_and_watch_data(&me.directory).await?;
+            let node = me.enter().await?;
+            tasks.spawn(async move {
+                asked.changed().await;
+                me.leave(&node).await
+            });
+        }
+        meter::quiet(&arguments.zk, arguments.sessions).await?;
+        let meter = Meter::start(&arguments.zk)?;
+        let began = Instant::now();
+        let node = writer.enter().await?;
+        writer.client.set_data(&writer.directory, b"", None).await?;
+        while let Some(ended) = tasks.join_next().await {
+            ended??;
+        }
+        grants.push(began.elapsed());
+        counted = Some(meter.stop()?);
+        writer.leave(&node).await?;
+    }
+    let elapsed = grants.iter().sum();
+    grants.sort_unstable();
+    let pair = grants.get(grants.len() / 2).copied();
+    let counted = counted.ok_or("there was no round")?;
+    Ok(Measured { pair, counted_ops: 1, ..Measured::new(arguments.ops, elapsed, counted) })
 }

@@ -1,4 +1,5 @@
 //! Thousands of waiters, and a swarm of clients while all around them fails: what keeps every core busy.
 
+mod keepers;
 mod scale;
 mod swarm;

@@ -18,6 +18,7 @@ pub mod program;
 pub mod rules;
 pub mod scene;
 pub mod server;
+pub mod simulated;
 pub mod slow;
 pub mod snapshot;
 pub mod wire;

@@ -6,26 +6,33 @@
 //!
 //! All contenders are in this one process, as those of the other drivers are. Those on one session know of each other, which
 //! spares requests; those on different sessions do not, as in different processes. So `--apart`, with a session for each
-//! contender, measures what as many processes do, and without it `--sessions 1` what the tasks of one service do.
+//! contender, measures what as many processes do, and without it `--sessions 1` what the tasks of one service do. Only the
+//! keepers of `--workload keepers` are processes of their own, because their waking is what is measured.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod contender;
+mod keepers;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::{Parser, ValueEnum};
 use common::Result as Outcome;
 use common::meter::{self, Counted, Meter};
+use contender::{Census, Contender, Lock, Release};
 use serde_json::{Map, Value, json};
 use tokio::sync::{Barrier, Semaphore};
 use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
+use zk_rwlock::{Error, RwLock, ZooKeeper};
 
 const WARM_UP: usize = 200;
 const MANY_SECONDS: Duration = Duration::from_secs(60);
 const HOLD: Duration = Duration::from_millis(1);
+/// Where a pair takes no longer than a look at a clock, the clock is looked at once in so many.
+const TIMED: usize = 64;
 const SESSION_TIMEOUT: Duration = Duration::from_secs(30);
 const COUNTERS: [&str; 4] = ["packets_received", "packets_sent", "bytes_received_count", "response_bytes"];
 
@@ -54,6 +61,18 @@ struct Args {
     /// Give each contender a session of its own, so that none knows of another, as in processes of their own.
     #[arg(long)]
     apart: bool,
+    /// One of so many operations of `mix` is a write.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    write_one_in: u64,
+    /// Keep the node of each lock between uses, until it was idle for so long.
+    #[arg(long, value_name = "IDLE", num_args = 0..=1, default_missing_value = "1m", value_parser = humantime::parse_duration)]
+    keep: Option<Duration>,
+    /// Measure `tokio::sync::RwLock` instead, in the same loops; needs no server.
+    #[arg(long, conflicts_with_all = ["keep", "apart"])]
+    local: bool,
+    /// Be one of the keepers of this lock.
+    #[arg(long, hide = true, value_name = "PATH")]
+    keeper_of: Option<String>,
     /// Print one line of JSON, which is all there is.
     #[arg(long)]
     json: bool,
@@ -61,13 +80,13 @@ struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Workload {
-    /// One contender writes.
+    /// Every contender writes.
     Write,
-    /// One contender reads.
+    /// Every contender reads.
     Read,
     /// All contend for the write lock and hold it for no time.
     Contend,
-    /// As contend, with a hold of 1 ms; one in ten writes.
+    /// As contend, with a hold of 1 ms; only some write.
     Mix,
     /// All are queued to write behind a gate, which opens.
     Drain,
@@ -75,68 +94,8 @@ enum Workload {
     Readers,
     /// All queue up to write behind a gate, which stays shut: what queueing costs, and the memory of the waiters.
     Waiters,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-enum Release {
-    Await,
-    Drop,
-}
-
-/// One contender's lock, and the holders in this process as far as its contenders know.
-#[derive(Clone)]
-struct Contender {
-    lock: RwLock,
-    release: Release,
-    census: Arc<Census>,
-}
-
-#[derive(Default)]
-struct Census {
-    writers: AtomicI64,
-    readers: AtomicI64,
-    violations: AtomicU64,
-}
-
-#[allow(clippy::large_enum_variant, reason = "an allocation would be measured as part of the lock")]
-enum Held {
-    Read(ReadGuard),
-    Write(WriteGuard),
-}
-
-impl Contender {
-    async fn acquire(&self, write: bool) -> Result<Held, Error> {
-        let Census { writers, readers, violations } = &*self.census;
-        let (held, alone) = if write {
-            let guard = self.lock.write().await?;
-            (Held::Write(guard), writers.fetch_add(1, SeqCst) == 0 && readers.load(SeqCst) == 0)
-        } else {
-            let guard = self.lock.read().await?;
-            readers.fetch_add(1, SeqCst);
-            (Held::Read(guard), writers.load(SeqCst) == 0)
-        };
-        violations.fetch_add(u64::from(!alone), SeqCst);
-        Ok(held)
-    }
-
-    async fn release(&self, held: Held) -> Result<(), Error> {
-        let await_it = self.release == Release::Await;
-        match held {
-            Held::Read(guard) => {
-                self.census.readers.fetch_sub(1, SeqCst);
-                if await_it {
-                    guard.release().await?;
-                }
-            }
-            Held::Write(guard) => {
-                self.census.writers.fetch_sub(1, SeqCst);
-                if await_it {
-                    guard.release().await?;
-                }
-            }
-        }
-        Ok(())
-    }
+    /// A writer comes to as many processes that have read and, with `--keep`, keep their nodes: the time until its grant.
+    Keepers,
 }
 
 /// What goes into the line of JSON of what the servers counted, as far as they count it.
@@ -148,6 +107,8 @@ fn counts(counted: &Counted) -> Map<String, Value> {
 
 struct Measured {
     ops: usize,
+    /// For how many of them the servers counted.
+    counted_ops: usize,
     elapsed: Duration,
     latencies: Vec<Duration>,
     extra: Map<String, Value>,
@@ -184,11 +145,43 @@ async fn single(args: &Args, me: &Contender) -> Outcome<Measured> {
     let mut extra = counts(&meter.stop()?);
     extra.insert("acquire".to_owned(), percentiles(&mut acquire).into());
     extra.insert("release".to_owned(), percentiles(&mut release).into());
-    Ok(Measured { ops: args.ops, elapsed, latencies: pair, extra })
+    Ok(Measured { ops: args.ops, counted_ops: args.ops, elapsed, latencies: pair, extra })
+}
+
+/// Tasks that do nothing else, each for its share of the operations: for pairs that cost less than sharing a counter.
+async fn busy(args: &Args, contenders: Vec<Contender>) -> Outcome<Measured> {
+    let (each, write) = (args.ops / args.n, args.workload == Workload::Write);
+    let go = Arc::new(Barrier::new(args.n + 1));
+    let start_one = |me: Contender| -> JoinHandle<Result<Vec<Duration>, Error>> {
+        let go = Arc::clone(&go);
+        tokio::spawn(async move {
+            let mut pairs = Vec::new();
+            go.wait().await;
+            for turn in 0..each {
+                let before = turn.is_multiple_of(TIMED).then(Instant::now);
+                let held = me.acquire(write).await?;
+                me.release(held).await?;
+                pairs.extend(before.map(|before| before.elapsed()));
+            }
+            Ok(pairs)
+        })
+    };
+    let tasks: Vec<_> = contenders.into_iter().map(start_one).collect();
+    let meter = if args.local { None } else { Some(Meter::start(&args.zk)?) };
+    let start = Instant::now();
+    go.wait().await;
+    let mut latencies = Vec::new();
+    for task in tasks {
+        latencies.append(&mut task.await??);
+    }
+    let elapsed = start.elapsed();
+    let extra = meter.map_or_else(|| Ok(Map::new()), |meter| meter.stop().map(|counted| counts(&counted)))?;
+    let ops = each * args.n;
+    Ok(Measured { ops, counted_ops: ops, elapsed, latencies, extra })
 }
 
 async fn contend(args: &Args, contenders: Vec<Contender>) -> Outcome<Measured> {
-    let (ops, seed, mix) = (args.ops, args.seed, args.workload == Workload::Mix);
+    let (ops, seed, mix, one_in) = (args.ops, args.seed, args.workload == Workload::Mix, args.write_one_in);
     let tickets = Arc::new(AtomicUsize::new(0));
     let go = Arc::new(Barrier::new(args.n + 1));
     let start_one = |me: Contender| -> JoinHandle<Result<Vec<Duration>, Error>> {
@@ -201,7 +194,7 @@ async fn contend(args: &Args, contenders: Vec<Contender>) -> Outcome<Measured> {
                 if ticket >= ops {
                     return Ok(pairs);
                 }
-                let write = !mix || is_write(seed, ticket as u64);
+                let write = !mix || is_write(seed, ticket as u64, one_in);
                 let before = Instant::now();
                 let held = me.acquire(write).await?;
                 if mix {
@@ -224,20 +217,20 @@ async fn contend(args: &Args, contenders: Vec<Contender>) -> Outcome<Measured> {
     let mut extra = counts(&meter.stop()?);
     extra.insert("count_min".to_owned(), json!(all.iter().map(Vec::len).min()));
     extra.insert("count_max".to_owned(), json!(all.iter().map(Vec::len).max()));
-    Ok(Measured { ops, elapsed, latencies: all.concat(), extra })
+    Ok(Measured { ops, counted_ops: ops, elapsed, latencies: all.concat(), extra })
 }
 
 /// SplitMix64: which operations write is the same for every driver.
-fn is_write(seed: u64, ticket: u64) -> bool {
+fn is_write(seed: u64, ticket: u64, one_in: u64) -> bool {
     let mut x = seed.wrapping_mul(1_000_003).wrapping_add(ticket).wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (x ^ (x >> 31)).is_multiple_of(10)
+    (x ^ (x >> 31)).is_multiple_of(one_in)
 }
 
-async fn queue(args: &Args, contenders: Vec<Contender>, gate: (ZooKeeper, Contender)) -> Outcome<Measured> {
+async fn queue(args: &Args, contenders: Vec<Contender>, gate: (ZooKeeper, Contender, &str)) -> Outcome<Measured> {
     let drain = args.workload == Workload::Drain;
-    let (zk, gate) = gate;
+    let (zk, gate, directory) = gate;
     let held = gate.acquire(true).await?;
     let granted = Arc::new(Semaphore::new(0));
     // Readers hold until all of them do: their leaving is not measured.
@@ -254,7 +247,7 @@ async fn queue(args: &Args, contenders: Vec<Contender>, gate: (ZooKeeper, Conten
         })
     };
     let tasks: Vec<_> = contenders.into_iter().map(start_one).collect();
-    await_queue(args, &zk, gate.lock.path()).await?;
+    await_queue(args, &zk, directory).await?;
     let meter = Meter::start(&args.zk)?;
     let start = Instant::now();
     gate.release(held).await?;
@@ -282,15 +275,11 @@ async fn queue(args: &Args, contenders: Vec<Contender>, gate: (ZooKeeper, Conten
     let micros = elapsed.as_nanos() as f64 / 1e3;
     let (name, value) = if drain { ("us_per_handoff", micros / args.n as f64) } else { ("total_us", micros) };
     extra.insert(name.to_owned(), json!(value));
-    Ok(Measured { ops: args.n, elapsed, latencies, extra })
+    Ok(Measured { ops: args.n, counted_ops: args.n, elapsed, latencies, extra })
 }
 
 /// Nothing is granted here, so there are no latencies: the time is that until the server hears no more of them.
-async fn waiters(
-    args: &Args,
-    contenders: impl FnOnce() -> Result<Vec<Contender>, Error>,
-    gate: &Contender,
-) -> Outcome<Measured> {
+async fn waiters(args: &Args, contenders: impl FnOnce() -> Vec<Contender>, gate: &Contender) -> Outcome<Measured> {
     let _held = gate.acquire(true).await?;
     // The gate's own watch is counted before, and not as one of theirs.
     meter::quiet(&args.zk, args.sessions).await?;
@@ -298,7 +287,7 @@ async fn waiters(
     let mut meter = Meter::start(&args.zk)?;
     let start = Instant::now();
     let wait = |me: Contender| tokio::spawn(async move { me.acquire(true).await.map(drop) });
-    let tasks: Vec<_> = contenders()?.into_iter().map(wait).collect();
+    let tasks: Vec<_> = contenders().into_iter().map(wait).collect();
     let mut last = meter.silence().await?;
     // A server that flushes each transaction to a slow disk is silent in between, too.
     while meter.rises("ephemerals_count")? < i64::try_from(args.n)? && start.elapsed() < MANY_SECONDS {
@@ -319,7 +308,16 @@ async fn waiters(
     extra.insert("peak_bytes_per_waiter".to_owned(), json!(each(meter::memory("VmHWM"))));
     extra.insert("us_per_waiter".to_owned(), json!(elapsed.as_secs_f64() * 1e6 / args.n as f64));
     tasks.iter().for_each(JoinHandle::abort);
-    Ok(Measured { ops: args.n, elapsed, latencies: Vec::new(), extra })
+    Ok(Measured { ops: args.n, counted_ops: args.n, elapsed, latencies: Vec::new(), extra })
+}
+
+async fn connect(args: &Args) -> Result<ZooKeeper, Error> {
+    ZooKeeper::builder().session_timeout(SESSION_TIMEOUT).connect(&args.zk).await
+}
+
+fn lock(args: &Args, zk: &ZooKeeper, directory: &str) -> Result<RwLock, Error> {
+    let lock = RwLock::builder(zk, directory);
+    if let Some(idle) = args.keep { lock.keep(idle) } else { lock }.build()
 }
 
 /// Waits until the gate and all contenders have their nodes, and then for the server to have gone quiet.
@@ -337,44 +335,64 @@ async fn main() -> Outcome<()> {
     if args.apart {
         args.sessions = args.n;
     }
+    if args.keep.is_some()
+        && !args.apart
+        && [Workload::Drain, Workload::Readers, Workload::Waiters].contains(&args.workload)
+    {
+        return Err("contenders of one process that keep a node wait for that one node: add --apart".into());
+    }
+    if let Some(directory) = &args.keeper_of {
+        let zk = connect(&args).await?;
+        keepers::keep(&lock(&args, &zk, directory)?).await?;
+        zk.close().await;
+        return Ok(());
+    }
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
     let directory = format!("/peers/ours-{}-{since_epoch}", std::process::id());
-    let census = Arc::new(Census::default());
     let mut sessions = Vec::new();
-    for _ in 0..=args.sessions {
-        sessions.push(ZooKeeper::builder().session_timeout(SESSION_TIMEOUT).connect(&args.zk).await?);
+    if !args.local {
+        for _ in 0..=args.sessions {
+            sessions.push(connect(&args).await?);
+        }
     }
-    let contender = |session: usize| -> Result<Contender, Error> {
-        Ok(Contender {
-            lock: RwLock::new(&sessions[session], &directory)?,
-            release: args.release,
-            census: Arc::clone(&census),
-        })
+    let locks = match args.local {
+        true => vec![Lock::Local(Arc::default()); args.sessions + 1],
+        false => sessions.iter().map(|zk| lock(&args, zk, &directory).map(Lock::Fleet)).collect::<Result<_, _>>()?,
     };
-    let first = contender(0)?;
+    let census = Arc::new(Census::default());
+    let contender =
+        |session: usize| Contender { lock: locks[session].clone(), release: args.release, census: Arc::clone(&census) };
+    let first = contender(0);
     for _ in 0..WARM_UP {
-        let held = first.acquire(args.workload != Workload::Read).await?;
+        let held = first.acquire(![Workload::Read, Workload::Keepers].contains(&args.workload)).await?;
         first.release(held).await?;
     }
-    let contenders = || (0..args.n).map(|i| contender(i % args.sessions)).collect::<Result<Vec<_>, _>>();
+    let contenders = || (0..args.n).map(|i| contender(i % args.sessions)).collect::<Vec<_>>();
+    let gate = contender(args.sessions);
+    let is_busy = args.local || args.keep.is_some() || args.n > 1;
     let mut measured = match args.workload {
+        Workload::Write | Workload::Read if is_busy => busy(&args, contenders()).await?,
         Workload::Write | Workload::Read => single(&args, &first).await?,
-        Workload::Contend | Workload::Mix => contend(&args, contenders()?).await?,
+        Workload::Contend | Workload::Mix => contend(&args, contenders()).await?,
         Workload::Drain | Workload::Readers => {
-            let gate = (sessions[args.sessions].clone(), contender(args.sessions)?);
-            queue(&args, contenders()?, gate).await?
+            queue(&args, contenders(), (sessions[args.sessions].clone(), gate, &directory)).await?
         }
-        Workload::Waiters => waiters(&args, contenders, &contender(args.sessions)?).await?,
+        Workload::Waiters => waiters(&args, contenders, &gate).await?,
+        Workload::Keepers => keepers::keepers(&args, &gate, &sessions[args.sessions]).await?,
     };
-    let violations = census.violations.load(SeqCst);
-    let requests = measured.extra.get("packets_received").and_then(Value::as_i64).unwrap_or(0);
-    measured.extra.insert("requests_per_op".to_owned(), json!(requests as f64 / measured.ops as f64));
+    let violations = census.violations();
+    if let Some(requests) = measured.extra.get("packets_received").and_then(Value::as_i64) {
+        measured.extra.insert("requests_per_op".to_owned(), json!(requests as f64 / measured.counted_ops as f64));
+    }
     measured.extra.insert("violations".to_owned(), json!(violations));
     let workload = args.workload.to_possible_value().map(|name| name.get_name().to_owned());
-    let peer = match (args.apart, args.release) {
-        (true, _) => "ours-apart",
-        (false, Release::Await) => "ours",
-        (false, Release::Drop) => "ours-drop",
+    let peer = match (args.local, args.keep.is_some(), args.apart, args.release) {
+        (true, ..) => "local",
+        (false, true, true, _) => "ours-kept-apart",
+        (false, true, false, _) => "ours-kept",
+        (false, false, true, _) => "ours-apart",
+        (false, false, false, Release::Await) => "ours",
+        (false, false, false, Release::Drop) => "ours-drop",
     };
     let mut line = Map::new();
     for (name, value) in [

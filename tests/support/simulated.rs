@@ -1,0 +1,63 @@
+//! Clients that keep reads on the embedded ensemble, and one that writes now and then, in virtual time: what the ensemble
+//! is asked. Knows only the public interface.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::{Instant, interval_at, sleep_until};
+use zk_rwlock::{Memory, RwLock};
+
+const DIRECTORY: &str = "/simulated";
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// What was read in the last minute, and what that cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Minute {
+    pub reads: u64,
+    pub writes: u64,
+    pub requests: u64,
+}
+
+/// So many clients, each with a session of its own, read once a second. A writer comes once a minute, if `writes`. Returns
+/// what happened in each minute after the first.
+///
+/// Call it in a runtime whose clock is paused.
+pub async fn minutes(clients: usize, count: u32, writes: bool) -> Vec<Minute> {
+    let zk = Memory::new();
+    let reads = Arc::new(AtomicU64::new(0));
+    let began = Instant::now();
+    let mut readers = JoinSet::new();
+    for _ in 0..clients {
+        let lock = RwLock::builder(&zk.connect(), DIRECTORY).keep(10 * MINUTE).build().expect("valid");
+        let reads = Arc::clone(&reads);
+        readers.spawn(async move {
+            let mut seconds = interval_at(began, Duration::from_secs(1));
+            loop {
+                seconds.tick().await;
+                lock.read().await.expect("nothing is lost").release().await.expect("nothing is lost");
+                reads.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    let elsewhere = zk.connect();
+    let writer = RwLock::new(&elsewhere, DIRECTORY).expect("valid");
+    let mut minutes = Vec::new();
+    let so_far = || (reads.load(Ordering::Relaxed), zk.requests());
+    for minute in 0..=count {
+        // Between two reads.
+        let starts = began + minute * MINUTE + Duration::from_millis(500);
+        sleep_until(starts).await;
+        let before = so_far();
+        sleep_until(starts + MINUTE / 2).await;
+        if writes {
+            writer.write().await.expect("it is granted").release().await.expect("nothing is lost");
+        }
+        sleep_until(starts + MINUTE - Duration::from_millis(1)).await;
+        let after = so_far();
+        minutes.push(Minute { reads: after.0 - before.0, writes: writes.into(), requests: after.1 - before.1 });
+    }
+    readers.shutdown().await;
+    minutes.split_off(1)
+}
