@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
-use tokio::time::Instant;
 use tokio_test::task::{self, Spawn};
 use zk_rwlock::coordinator::{Coordinator, Kind, Session};
 use zk_rwlock::{Error, HoldState, Loss, Memory, ReadGuard, RwLock, RwLockBuilder, WriteGuard};
@@ -58,6 +57,9 @@ enum Action {
     Reap,
     /// An operator deletes the node of this actor.
     Remove,
+    /// Opens this actor's handle anew. The old one ends with its last acquisition, and takes the node that it keeps
+    /// along.
+    Reopen,
     Wait,
 }
 
@@ -72,6 +74,9 @@ struct Step {
 /// What one [`Action::Wait`] lasts.
 const WHILE: Duration = LONG.checked_div(4).expect("not divided by zero");
 
+/// Each client has two handles of the lock.
+const HANDLES: usize = 2 * CLIENTS;
+
 type Acquiring<G> = Spawn<Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>>;
 
 enum Actor {
@@ -84,18 +89,18 @@ enum Actor {
 }
 
 struct World {
-    /// How long a read may be joined, where reads are shared.
-    max_age: Option<Duration>,
     clients: Vec<Memory>,
-    /// Which client each actor uses: actors of one client share a session, and know of each other.
-    client_of: [usize; ACTORS],
+    /// Which handle each actor uses. Actors of one client share a session, and know of each other; actors of one handle
+    /// share the nodes that it keeps.
+    handle_of: [usize; ACTORS],
+    /// How long each handle keeps an idle node, if it keeps any.
+    idle: [Option<Duration>; HANDLES],
     locks: Vec<RwLock>,
     cut: Vec<bool>,
     lagging: Vec<bool>,
     actors: Vec<Actor>,
-    /// When each actor asked last, and when the node of each token was first seen to be granted to read.
-    asked: Vec<Instant>,
-    granted: HashMap<i64, Instant>,
+    /// Whose node has each token that was granted.
+    owners: HashMap<i64, usize>,
     /// A client that nothing happens to.
     observer: Arc<dyn Session>,
     written: i64,
@@ -108,29 +113,33 @@ struct World {
     highest_writer: i64,
 }
 
+fn client_of(handle: usize) -> usize {
+    handle / 2
+}
+
+fn open(client: &Memory, idle: Option<Duration>) -> RwLock {
+    let lock = RwLock::builder(client, LOCK);
+    idle.into_iter().fold(lock, RwLockBuilder::keep).build().expect("valid")
+}
+
 impl World {
-    async fn new(max_age: Option<Duration>, client_of: [usize; ACTORS]) -> World {
+    async fn new(handle_of: [usize; ACTORS], idle: [Option<Duration>; HANDLES]) -> World {
         let first = Memory::new();
         let clients: Vec<_> = (0..CLIENTS).map(|i| if i == 0 { first.clone() } else { first.connect() }).collect();
-        let open = |client: &Memory| {
-            let lock = RwLock::builder(client, LOCK);
-            max_age.into_iter().fold(lock, RwLockBuilder::keep).build().expect("valid")
-        };
-        let locks = clients.iter().map(open).collect();
+        let locks = idle.iter().enumerate().map(|(handle, idle)| open(&clients[client_of(handle)], *idle)).collect();
         let actors = (0..ACTORS).map(|_| Actor::Idle).collect();
         let observer = Arc::clone(first.connect().session_slot(0).await.expect("always open").session());
         observer.create(VALUE, b"0", Kind::Persistent).await.expect("an empty ensemble");
         let (cut, lagging) = (vec![false; CLIENTS], vec![false; CLIENTS]);
         World {
-            max_age,
             clients,
-            client_of,
+            handle_of,
+            idle,
             locks,
             cut,
             lagging,
             actors,
-            asked: vec![Instant::now(); ACTORS],
-            granted: HashMap::new(),
+            owners: HashMap::new(),
             observer,
             written: 0,
             found: vec![None; ACTORS],
@@ -166,18 +175,16 @@ impl World {
     fn needs_others(&self, step: Step) -> bool {
         match step.action {
             Action::Wait | Action::Cut | Action::Remove => true,
-            Action::Expire => self.cut[self.client_of[step.actor]],
+            Action::Expire => self.cut[client_of(self.handle_of[step.actor])],
             _ => false,
         }
     }
 
     async fn take(&mut self, step: Step) {
-        let client = self.client_of[step.actor];
-        let (memory, lock) = (&self.clients[client], &self.locks[client]);
+        let handle = self.handle_of[step.actor];
+        let client = client_of(handle);
+        let (memory, lock) = (&self.clients[client], &self.locks[handle]);
         let actor = &mut self.actors[step.actor];
-        if matches!(actor, Actor::Idle) {
-            self.asked[step.actor] = Instant::now();
-        }
         match (step.action, &mut *actor) {
             (Action::Read, Actor::Idle) => *actor = Actor::Reading(task::spawn(lock.read().into_future())),
             (Action::Write, Actor::Idle) => *actor = Actor::Writing(task::spawn(lock.write().into_future())),
@@ -258,6 +265,7 @@ impl World {
                     memory.remove(format!("{LOCK}/{child}"));
                 }
             }
+            (Action::Reopen, _) => self.locks[handle] = open(memory, self.idle[handle]),
             (Action::Wait, _) => tokio::time::advance(WHILE).await,
             _ => {}
         }
@@ -302,16 +310,16 @@ impl World {
         match &next {
             Actor::Reader(guards) => {
                 let token = guards[0].fencing_token();
-                let granted = *self.granted.entry(token).or_insert_with(Instant::now);
-                if let Some(max_age) = self.max_age {
-                    assert!(self.asked[i] < granted + max_age, "a read joined a node that was too old");
-                }
-                assert!(token > self.highest_writer, "a reader's token does not rise above the last writer's");
+                let is_again = is_again(&mut self.owners, token, self.handle_of[i]);
+                let rises = token > self.highest_writer || (is_again && token == self.highest_writer);
+                assert!(rises, "a reader's token does not rise above the last writer's");
                 self.highest = self.highest.max(token);
             }
             Actor::Writer(guard) => {
                 let token = guard.fencing_token();
-                assert!(token > self.highest, "a writer's token does not rise above all earlier ones");
+                let is_again = is_again(&mut self.owners, token, self.handle_of[i]);
+                let rises = token > self.highest || (is_again && token == self.highest);
+                assert!(rises, "a writer's token does not rise above all earlier ones");
                 (self.highest, self.highest_writer) = (token, token);
             }
             _ => {}
@@ -382,6 +390,8 @@ impl World {
             }
         }
         assert!(self.is_done(), "an actor waits for ever: {:?}", self.clients[0].children(LOCK));
+        // What is only kept goes with its handle.
+        self.locks.clear();
         for _retry in 0..STEPS {
             if self.clients[0].children(LOCK).is_empty() {
                 break;
@@ -392,6 +402,13 @@ impl World {
         assert_eq!(self.clients[0].children(LOCK), Vec::<String>::new(), "a node was left behind");
         assert_eq!(self.clients[0].watches(), 0, "a watch was left behind");
     }
+}
+
+/// Whether a node was granted before: only the handle that keeps it may use it again.
+fn is_again(owners: &mut HashMap<i64, usize>, token: i64, handle: usize) -> bool {
+    let before = owners.insert(token, handle);
+    assert!(before.is_none_or(|owner| owner == handle), "one node was granted to two handles");
+    before.is_some()
 }
 
 /// Starts a release, which goes on in the background if it cannot finish now.
@@ -438,6 +455,7 @@ fn action() -> impl Strategy<Value = Action> {
         1 => Just(Action::CatchUp),
         1 => Just(Action::Reap),
         1 => Just(Action::Remove),
+        1 => Just(Action::Reopen),
         2 => Just(Action::Wait),
     ]
 }
@@ -446,29 +464,30 @@ fn step() -> impl Strategy<Value = Step> {
     (0..ACTORS, action(), prop::bool::weighted(0.8)).prop_map(|(actor, action, settle)| Step { actor, action, settle })
 }
 
-/// Reads of one client share nodes in half of the worlds. In half of them, holders do not come to watch their own nodes
-/// for many steps, as on ZooKeeper at first.
+/// Some handles keep nodes, for shorter or longer than the schedule takes. In half of the worlds, holders do not come to
+/// watch their own nodes for many steps, as on ZooKeeper at first.
 #[derive(Clone, Debug)]
 struct Schedule {
-    max_age: Option<Duration>,
-    client_of: [usize; ACTORS],
+    handle_of: [usize; ACTORS],
+    idle: [Option<Duration>; HANDLES],
     are_blind: bool,
     steps: Vec<Step>,
 }
 
 fn schedule() -> impl Strategy<Value = Schedule> {
-    // Over before, with or after the next [`Action::Wait`].
-    let ages = prop::sample::select(vec![WHILE / 2, WHILE, 2 * WHILE, Duration::from_secs(1_000_000)]);
-    let client_of = prop::array::uniform6(0..CLIENTS);
-    (prop::option::of(ages), client_of, any::<bool>(), prop::collection::vec(step(), 1..STEPS))
-        .prop_map(|(max_age, client_of, are_blind, steps)| Schedule { max_age, client_of, are_blind, steps })
+    // Over before, with or after the next [`Action::Wait`], or never.
+    let idle = prop::sample::select(vec![WHILE / 2, WHILE, 2 * WHILE, Duration::MAX, Duration::MAX]);
+    let handle_of = prop::array::uniform6(0..HANDLES);
+    let idle = prop_oneof![Just([None; HANDLES]), prop::array::uniform6(prop::option::of(idle))];
+    (handle_of, idle, any::<bool>(), prop::collection::vec(step(), 1..STEPS))
+        .prop_map(|(handle_of, idle, are_blind, steps)| Schedule { handle_of, idle, are_blind, steps })
 }
 
 fn run(schedule: Schedule) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     // Without a budget: tokio would otherwise answer "pending" after a while, to be fair to tasks that are not there.
     runtime.expect("a runtime").block_on(tokio::task::unconstrained(async move {
-        let mut world = World::new(schedule.max_age, schedule.client_of).await;
+        let mut world = World::new(schedule.handle_of, schedule.idle).await;
         let mut steps = schedule.steps.into_iter().peekable();
         while let Some(step) = steps.next() {
             if !schedule.are_blind || world.needs_others(step) {
