@@ -327,11 +327,16 @@ impl fmt::Debug for Kept {
 /// Waits until the node was idle for as long as it may be.
 async fn is_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
     loop {
-        let Some(left) = kept.upgrade().map(|kept| kept.may_idle(session.lease().now())) else { return };
+        let now = session.lease().now();
+        let Some(left) = kept.upgrade().map(|kept| kept.may_idle(now)) else { return };
         if left.is_zero() {
             return;
         }
         session.sleep(left).await;
+        // A timer that is over at once belongs to a runtime that is gone, and so would the next one.
+        if session.lease().now() < now.saturating_add(left / 2) {
+            return;
+        }
     }
 }
 
