@@ -3,3 +3,4 @@
 mod history;
 mod lease_model;
 mod model;
+mod protocol;

@@ -1,0 +1,560 @@
+//! The protocol as a model: what a server does for a few contenders, with every fault; says nothing of how it is searched.
+//!
+//! The model's server orders the requests and keeps the nodes and watches; its contenders decide with the library's own
+//! [`Waiter`]. Some keep their nodes between uses, and are asked for them.
+
+use stateright::{Model, Property};
+use zk_rwlock::Mode;
+use zk_rwlock::coordinator::{Contender, Departure, Known, News, Rules, Step as Decision, Waiter};
+
+/// Which contenders say, by a data change, that they held and released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Signals {
+    HoldingWriters,
+    ReadersToo,
+    CancelledWaitersToo,
+}
+
+/// How those who keep their nodes are asked for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asking {
+    /// They arm a watch on the directory's data before they create their nodes, and whatever it tells them counts.
+    Right,
+    CreatedBeforeArmed,
+    ForgottenBeforeTheGrant,
+    NobodyAsks,
+    /// By the version that the directory had at first.
+    ByAnOldVersion,
+}
+
+/// A contender as it begins: its mode, and whether it keeps its node.
+pub(super) type Role = (Mode, bool);
+
+pub(super) struct Protocol {
+    /// All the companies of contenders to begin with.
+    pub(super) companies: Vec<Vec<Role>>,
+    pub(super) signals: Signals,
+    pub(super) asking: Asking,
+    pub(super) loses_answers: bool,
+    /// How many sessions expire at most.
+    pub(super) expiries: usize,
+    /// How often an operator sets the directory's data.
+    pub(super) operators: u8,
+}
+
+/// An idle node is used again so often.
+const AGAIN: u8 = 1;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct State {
+    next_sequence: u32,
+    /// The version of the directory's data.
+    version: u8,
+    operators: u8,
+    expired: usize,
+    /// What is in the directory, as the quorum knows it.
+    nodes: Vec<Node>,
+    members: Vec<Member>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Node {
+    owner: usize,
+    mode: Mode,
+    sequence: u32,
+    keeps: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Member {
+    mode: Mode,
+    step: Step,
+    /// Decides what it does, from its node on until it holds.
+    waiter: Option<Waiter<Contender>>,
+    /// The server has given its session up; it does not know yet.
+    expired: bool,
+    /// Events that the server has sent and the member has not seen, in their order, with the node they are about.
+    events: Vec<(Node, Event)>,
+    /// It keeps its node between uses.
+    keeps: bool,
+    again: u8,
+    directory: Watching,
+    /// It knows that its node was asked for.
+    is_asked: bool,
+    /// It has sent a change of the directory's data, to be made if they have this version.
+    asks: Option<u8>,
+}
+
+/// The watch on the directory's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Watching {
+    No,
+    Armed,
+    /// Its event is on the way.
+    Fired,
+    Over,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Step {
+    Outside,
+    /// The answer to its create was lost; it does not know whether there is a node.
+    Unsure,
+    Listing(Node),
+    /// Also the version of the directory to ask by, if it asks.
+    Arming(Node, Node, Option<u8>),
+    Waiting(Node, Node),
+    Holding(Node),
+    /// Keeps its node, and does not use it.
+    Idle(Node),
+    Done,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Event {
+    Changed,
+    Deleted,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Action {
+    ArmDirectory(usize),
+    Enter(usize),
+    EnterAnswerLost(usize),
+    EnterRequestLost(usize),
+    Recover(usize),
+    List(usize),
+    Arm(usize),
+    See(usize),
+    /// Its change of the directory's data reaches the server.
+    Ask(usize),
+    /// Hears that the directory's data have changed.
+    Told(usize),
+    OperatorAsks,
+    /// A use ends.
+    Release(usize),
+    UseAgain(usize),
+    /// Gives an idle node up, not asked for.
+    GiveUp(usize),
+    Downgrade(usize),
+    Cancel(usize),
+    Expire(usize),
+}
+
+impl Action {
+    /// Whether it happens in the end, whatever else does.
+    fn is_due(self) -> bool {
+        let free =
+            matches!(self, Action::UseAgain(_) | Action::GiveUp(_) | Action::Downgrade(_) | Action::OperatorAsks);
+        !free && !matches!(self, Action::Cancel(_) | Action::Expire(_))
+    }
+}
+
+impl Member {
+    fn begin((mode, keeps): Role) -> Member {
+        Member {
+            mode,
+            step: Step::Outside,
+            waiter: None,
+            expired: false,
+            events: Vec::new(),
+            keeps,
+            again: 0,
+            directory: Watching::No,
+            is_asked: false,
+            asks: None,
+        }
+    }
+
+    /// Of one that is done, nothing makes a difference any more but what it has sent.
+    fn is_forgotten(&mut self) {
+        *self = Member { step: Step::Done, asks: self.asks, ..Member::begin((Mode::Read, false)) };
+    }
+
+    /// The answer to its create is lost.
+    fn unsure(&mut self) {
+        self.step = Step::Unsure;
+        if self.keeps {
+            (self.directory, self.is_asked) = (Watching::Over, true);
+        }
+    }
+}
+
+impl Node {
+    fn contender(self) -> Contender {
+        let mode = if self.mode == Mode::Read { "READ" } else { "WRITE" };
+        let keep = if self.keeps { "~keep" } else { "" };
+        let name = format!("h~{}{keep}-{mode}-{:010}", self.owner, self.sequence);
+        Contender::parse(&name).expect("the model makes well-formed names")
+    }
+}
+
+impl State {
+    /// The members that say they hold, or would if they used the node they keep. A member whose session has expired has
+    /// said lost before, because its lease is shorter.
+    fn holders(&self) -> impl Iterator<Item = &Node> {
+        self.members.iter().filter_map(|member| match &member.step {
+            Step::Holding(node) | Step::Idle(node) if !member.expired => Some(node),
+            _ => None,
+        })
+    }
+
+    fn create(&mut self, owner: usize) -> Node {
+        let Member { mode, keeps, .. } = self.members[owner];
+        let node = Node { owner, mode, sequence: self.next_sequence, keeps };
+        self.next_sequence += 1;
+        self.nodes.push(node);
+        node
+    }
+
+    /// Takes a node away, and sends an event to each member that watches it.
+    fn remove(&mut self, node: Node, event: Event) {
+        self.nodes.retain(|other| *other != node);
+        for member in &mut self.members {
+            let watches = matches!(member.step, Step::Waiting(_, watched) if watched == node);
+            if watches && !member.events.iter().any(|(about, _)| *about == node) {
+                member.events.push((node, event));
+            }
+        }
+    }
+
+    /// The directory's data are set: all who watch them are told.
+    fn set_directory(&mut self) {
+        self.version += 1;
+        let armed = self.members.iter_mut().filter(|member| member.directory == Watching::Armed);
+        armed.for_each(|member| member.directory = Watching::Fired);
+    }
+
+    /// The member does not use its node any more, and has to give it up or may not keep it.
+    fn leave(&mut self, me: Node, signals: bool) {
+        self.members[me.owner].step = Step::Done;
+        if self.stands(me) {
+            self.remove(me, if signals { Event::Changed } else { Event::Deleted });
+        }
+    }
+
+    /// The member has a node, and begins to wait.
+    fn begins(&mut self, i: usize, me: Node) {
+        let rules = Rules { hands_off: true, trusts_book: true, pauses: false };
+        self.members[i].waiter = Some(Waiter::new(me.contender(), rules));
+        self.follows(i, me, Decision::Consult);
+    }
+
+    /// The member's waiter hears news.
+    fn hears(&mut self, i: usize, me: Node, news: News<'_, ()>) {
+        if let Some(decision) = self.members[i].waiter.as_mut().map(|waiter| waiter.next(news)) {
+            self.follows(i, me, decision);
+        }
+    }
+
+    fn follows(&mut self, i: usize, me: Node, decision: Decision<()>) {
+        let step = match decision {
+            // No two members are of one session, so the book knows nothing.
+            Decision::Consult => return self.hears(i, me, News::Known { known: Known::Nothing, has_listing: false }),
+            Decision::List => Step::Listing(me),
+            Decision::Await { predecessor, watches, asks } => {
+                assert!(watches);
+                let is_it = |node: &&Node| *node.contender().name() == *predecessor.name;
+                let nearest = *self.nodes.iter().find(is_it).expect("it was in the listing");
+                Step::Arming(me, nearest, asks.then_some(self.version))
+            }
+            // The lease of an expired session has run out, so the quorum is asked, and says no.
+            Decision::Take(_) if self.members[i].expired => Step::Done,
+            Decision::Take(_) => Step::Holding(me),
+            Decision::Evicted => Step::Done,
+            Decision::Foreign(name) => unreachable!("{name} is no name of the model"),
+        };
+        let member = &mut self.members[i];
+        member.step = step;
+        if matches!(step, Step::Holding(_) | Step::Done) {
+            member.waiter = None;
+        }
+    }
+
+    fn stands(&self, node: Node) -> bool {
+        self.nodes.contains(&node)
+    }
+}
+
+impl Model for Protocol {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let world = |company: &Vec<Role>| State {
+            next_sequence: 0,
+            version: 0,
+            operators: 0,
+            expired: 0,
+            nodes: Vec::new(),
+            members: company.iter().copied().map(Member::begin).collect(),
+        };
+        self.companies.iter().map(world).collect()
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        let mut arms_late = self.asking == Asking::CreatedBeforeArmed;
+        for (i, member) in state.members.iter().enumerate() {
+            let is_to_arm = member.keeps && member.directory == Watching::No;
+            match member.step {
+                Step::Outside if is_to_arm && !arms_late => actions.push(Action::ArmDirectory(i)),
+                Step::Outside => {
+                    actions.push(Action::Enter(i));
+                    if self.loses_answers {
+                        actions.extend([Action::EnterAnswerLost(i), Action::EnterRequestLost(i)]);
+                    }
+                }
+                Step::Unsure => actions.push(Action::Recover(i)),
+                Step::Listing(_) => actions.push(Action::List(i)),
+                Step::Arming(..) => actions.push(Action::Arm(i)),
+                Step::Waiting(..) if !member.events.is_empty() => actions.push(Action::See(i)),
+                Step::Waiting(..) => {}
+                Step::Holding(_) => {
+                    actions.push(Action::Release(i));
+                    if member.mode == Mode::Write {
+                        actions.push(Action::Downgrade(i));
+                    }
+                }
+                Step::Idle(_) => {
+                    actions.push(Action::GiveUp(i));
+                    if member.again < AGAIN && !member.expired {
+                        actions.push(Action::UseAgain(i));
+                    }
+                }
+                Step::Done => {}
+            }
+            // What was sent arrives, though its sender may not wait any longer.
+            actions.extend(member.asks.map(|_| Action::Ask(i)));
+            if member.step == Step::Done {
+                continue;
+            }
+            let has_node = !matches!(member.step, Step::Outside | Step::Unsure);
+            arms_late &= is_to_arm && has_node && !member.expired;
+            if arms_late {
+                actions.push(Action::ArmDirectory(i));
+            }
+            if member.directory == Watching::Fired && has_node {
+                actions.push(Action::Told(i));
+            }
+            if matches!(member.step, Step::Unsure | Step::Listing(_) | Step::Arming(..) | Step::Waiting(..)) {
+                actions.push(Action::Cancel(i));
+            }
+            if !member.expired && member.step != Step::Outside && state.expired < self.expiries {
+                actions.push(Action::Expire(i));
+            }
+        }
+        if state.operators < self.operators {
+            actions.push(Action::OperatorAsks);
+        }
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        match action {
+            Action::Enter(i) => {
+                let node = state.create(i);
+                state.begins(i, node);
+            }
+            // Nothing shows that the watch was armed before the node: it is not kept.
+            Action::EnterAnswerLost(i) => {
+                state.create(i);
+                state.members[i].unsure();
+            }
+            Action::EnterRequestLost(i) => state.members[i].unsure(),
+            Action::ArmDirectory(i) => state.members[i].directory = Watching::Armed,
+            Action::Recover(i) => {
+                // Sync, list, and look for our own id.
+                let mine = state.nodes.iter().find(|node| node.owner == i).copied();
+                match mine {
+                    _ if state.members[i].expired => state.members[i].step = Step::Done,
+                    Some(node) => state.begins(i, node),
+                    None => {
+                        state.members[i].step = Step::Outside;
+                        (state.members[i].is_asked, state.members[i].directory) = (false, Watching::No);
+                    }
+                }
+            }
+            Action::List(i) => {
+                let Step::Listing(me) = state.members[i].step else { return None };
+                let names: Vec<String> = state.nodes.iter().map(|node| node.contender().name().to_owned()).collect();
+                state.hears(i, me, News::Listed { names: &names, known: Known::Nothing });
+            }
+            Action::Arm(i) => {
+                let Step::Arming(me, nearest, asks) = state.members[i].step else { return None };
+                let asks = match self.asking {
+                    Asking::NobodyAsks => None,
+                    Asking::ByAnOldVersion => asks.map(|_| 0),
+                    _ => asks,
+                };
+                state.members[i].asks = state.members[i].asks.or(asks);
+                if state.stands(nearest) {
+                    state.members[i].step = Step::Waiting(me, nearest);
+                } else {
+                    state.hears(i, me, News::Departed(Departure::Unseen));
+                }
+            }
+            Action::See(i) => {
+                let Step::Waiting(me, _) = state.members[i].step else { return None };
+                let (_, event) = state.members[i].events.remove(0);
+                match event {
+                    // The wrong protocols take the signal of a reader or of a waiter for a hand-off, too.
+                    Event::Changed if self.signals != Signals::HoldingWriters && !state.members[i].expired => {
+                        state.members[i].step = Step::Holding(me);
+                        state.members[i].waiter = None;
+                    }
+                    Event::Changed => state.hears(i, me, News::Departed(Departure::Signalled(None))),
+                    Event::Deleted => state.hears(i, me, News::Departed(Departure::Seen(None))),
+                }
+            }
+            Action::Ask(i) => {
+                let version = state.members[i].asks.take();
+                if version == Some(state.version) {
+                    state.set_directory();
+                }
+            }
+            Action::OperatorAsks => {
+                state.operators += 1;
+                state.set_directory();
+            }
+            Action::Told(i) | Action::GiveUp(i) => {
+                state.members[i].directory = Watching::Over;
+                match state.members[i].step {
+                    Step::Idle(me) => state.leave(me, me.mode == Mode::Write),
+                    Step::Holding(_) => state.members[i].is_asked = true,
+                    _ => state.members[i].is_asked |= self.asking != Asking::ForgottenBeforeTheGrant,
+                }
+            }
+            Action::Release(i) => {
+                let Step::Holding(me) = state.members[i].step else { return None };
+                let Member { keeps, is_asked, expired, .. } = state.members[i];
+                if keeps && !is_asked && !expired {
+                    state.members[i].step = Step::Idle(me);
+                } else {
+                    state.leave(me, me.mode == Mode::Write || self.signals == Signals::ReadersToo);
+                }
+            }
+            Action::UseAgain(i) => {
+                let Step::Idle(me) = state.members[i].step else { return None };
+                state.members[i].again += 1;
+                state.members[i].step = Step::Holding(me);
+            }
+            Action::Downgrade(i) => {
+                let Step::Holding(me) = state.members[i].step else { return None };
+                if !state.stands(me) {
+                    return None;
+                }
+                let read = Node { mode: Mode::Read, ..me };
+                state.nodes.push(read);
+                state.remove(me, Event::Deleted);
+                state.members[i].mode = Mode::Read;
+                state.members[i].step = Step::Holding(read);
+            }
+            Action::Cancel(i) => {
+                let mine: Vec<Node> = state.nodes.iter().filter(|node| node.owner == i).copied().collect();
+                state.members[i].step = Step::Done;
+                state.members[i].waiter = None;
+                state.members[i].events.clear();
+                let signals = self.signals == Signals::CancelledWaitersToo;
+                for node in mine {
+                    state.remove(node, if signals { Event::Changed } else { Event::Deleted });
+                }
+            }
+            Action::Expire(i) => {
+                let mine: Vec<Node> = state.nodes.iter().filter(|node| node.owner == i).copied().collect();
+                // What it has sent is refused, and it is told nothing more.
+                (state.members[i].asks, state.members[i].directory) = (None, Watching::No);
+                state.members[i].expired = true;
+                state.expired += 1;
+                for node in mine {
+                    state.remove(node, Event::Deleted);
+                }
+            }
+        }
+        state.members.iter_mut().filter(|member| member.step == Step::Done).for_each(Member::is_forgotten);
+        if self.expiries == usize::MAX {
+            state.expired = 0;
+        }
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("a writer holds alone", |_, state: &State| {
+                let holders: Vec<_> = state.holders().collect();
+                holders.len() < 2 || holders.iter().all(|node| node.mode == Mode::Read)
+            }),
+            Property::always("no contender overtakes another", |_, state: &State| {
+                let before =
+                    |holder: &Node, other: &Node| other.sequence < holder.sequence && other.mode.excludes(holder.mode);
+                state.holders().all(|holder| !state.nodes.iter().any(|other| before(holder, other)))
+            }),
+            Property::always("a contender hears that its predecessor has left", |_, state: &State| {
+                state.members.iter().all(|member| match member.step {
+                    Step::Waiting(_, nearest) => state.stands(nearest) || !member.events.is_empty(),
+                    _ => true,
+                })
+            }),
+            Property::always("one leaving wakes one writer at most", |_, state: &State| {
+                let woken = |node: &Node| {
+                    let waits_for = |member: &&Member| {
+                        member.mode == Mode::Write
+                            && matches!(member.step, Step::Waiting(_, nearest) if nearest == *node)
+                    };
+                    state.members.iter().filter(waits_for).filter(|member| !member.expired).count()
+                };
+                state.nodes.iter().all(|node| woken(node) <= 1)
+            }),
+            Property::always("a holder that says held has its node", |_, state: &State| {
+                state.holders().all(|node| state.stands(*node))
+            }),
+            Property::always("nobody waits for ever for what is only kept", |_, state: &State| {
+                let is_only_kept =
+                    |nearest: &Node| matches!(state.members[nearest.owner].step, Step::Idle(it) if it == *nearest);
+                let will_ask = |member: &Member| member.asks == Some(state.version);
+                state.members.iter().filter(|member| !member.expired).all(|member| match member.step {
+                    Step::Waiting(_, nearest) if is_only_kept(&nearest) && state.stands(nearest) => {
+                        match state.members[nearest.owner].directory {
+                            Watching::Armed => state.members.iter().any(will_ask),
+                            heard => heard == Watching::Fired,
+                        }
+                    }
+                    _ => true,
+                })
+            }),
+            Property::always("whoever waits is moved by others than faults", |model: &Protocol, state: &State| {
+                let waits = |member: &Member| matches!(member.step, Step::Waiting(..)) && !member.expired;
+                let mut actions = Vec::new();
+                model.actions(state, &mut actions);
+                !state.members.iter().any(waits) || actions.iter().any(|action| action.is_due())
+            }),
+            Property::always("everyone gone leaves an empty directory", |_, state: &State| {
+                !state.members.iter().all(|member| member.step == Step::Done) || state.nodes.is_empty()
+            }),
+            Property::sometimes("a writer takes over by a hand-off", |_, state: &State| {
+                state.holders().any(|node| node.mode == Mode::Write && node.sequence > 0)
+            }),
+            Property::sometimes("readers hold together", |_, state: &State| state.holders().count() >= 2),
+        ]
+        .into_iter()
+        .chain(if self.companies.iter().flatten().any(|(_, keeps)| *keeps) { sometimes_kept() } else { Vec::new() })
+        .collect()
+    }
+}
+
+/// What must have happened in a search, or the search proves nothing of kept nodes.
+fn sometimes_kept() -> Vec<Property<Protocol>> {
+    vec![
+        Property::sometimes("a kept node is used again", |_, state: &State| {
+            state.members.iter().any(|it| it.again > 0 && matches!(it.step, Step::Holding(_)))
+        }),
+        Property::sometimes("an idle node is asked for", |_, state: &State| {
+            state.members.iter().any(|it| it.directory == Watching::Fired && matches!(it.step, Step::Idle(_)))
+        }),
+        Property::sometimes("a node is asked for before its grant", |_, state: &State| {
+            state
+                .members
+                .iter()
+                .any(|it| it.directory == Watching::Over && it.is_asked && matches!(it.step, Step::Waiting(..)))
+        }),
+    ]
+}
