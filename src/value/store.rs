@@ -132,16 +132,17 @@ impl<T: Send + Sync + 'static> Store<T> {
         if let Some(value) = self.kept(guard) {
             return Ok(value);
         }
-        let writes = guard.held().own_node().settled_writes();
-        let value = Arc::new(self.read(guard.held()).await?);
+        let (writes, value) = self.read(guard.held()).await?;
+        let value = Arc::new(value);
         self.keep(guard, writes, &value);
         Ok(value)
     }
 
-    /// The value, read under the lock.
-    async fn read(&self, held: &Hold) -> Result<Stored<T>, Error> {
+    /// The value, read under the lock, and how many transactions had been sent before.
+    async fn read(&self, held: &Hold) -> Result<(Option<usize>, Stored<T>), Error> {
         let mut tries = 0;
         loop {
+            let writes = held.own_node().settled_writes();
             let node = held.data(&self.cache.path).await?;
             let (bytes, version) = node.map_or((Vec::new(), None), |node| (node.data, Some(node.version)));
             match (self.cache.terms.open(&bytes), &self.cache.terms.initial) {
@@ -149,7 +150,8 @@ impl<T: Send + Sync + 'static> Store<T> {
                     tries += 1;
                     self.begin(held, initial(), Base { version, mark: None }).await?;
                 }
-                (answer, _) => return answer.map_err(|error| self.cache.fault(error)),
+                (Ok(value), _) => return Ok((writes, value)),
+                (Err(error), _) => return Err(self.cache.fault(error)),
             }
         }
     }
