@@ -3,3 +3,4 @@
 mod keepers;
 mod scale;
 mod swarm;
+mod threads;

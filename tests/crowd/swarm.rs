@@ -68,7 +68,7 @@ struct Client {
     name: String,
     proxies: Vec<Proxy>,
     zk: ZooKeeper,
-    locks: [RwLock; 2],
+    locks: Vec<RwLock>,
     attempts: AtomicU64,
 }
 
@@ -449,7 +449,13 @@ async fn build(site: Site, dice: &mut Seeded) -> World {
         let builder = ZooKeeper::builder().session_timeout(session_timeout).connect_timeout(CALM);
         let zk = builder.connect(&through.join(",")).await.expect("nothing fails yet");
         let name = format!("client-{number}");
-        let locks = PATHS.map(|path| RwLock::builder(&zk, path).host(&name).build().expect("valid"));
+        // Every second client keeps its nodes: so briefly that they are given up when idle, or for ever.
+        let idle = [Duration::from_millis(100), Duration::from_secs(2), Duration::MAX][dice.below(3) as usize];
+        let open = |path: &str| {
+            let lock = RwLock::builder(&zk, path).host(&name);
+            if number % 2 == 0 { lock.keep(idle) } else { lock }.build().expect("valid")
+        };
+        let locks = PATHS.into_iter().map(open).collect();
         clients.push(Client { name, proxies, zk, locks, attempts: AtomicU64::new(0) });
     }
     World {
@@ -609,6 +615,9 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
             faults[..faults.len().min(10)].join("\n")
         );
     }
+    let mut world = Arc::into_inner(world).expect("all tasks have ended");
+    // What is only kept goes with its handle.
+    world.clients.iter_mut().for_each(|client| client.locks.clear());
     nothing_is_left(&world).await;
     assert!(holds.len() as u64 > 2 * CLIENTS, "only {} grants prove little: {replay}", holds.len());
     for client in &world.clients {

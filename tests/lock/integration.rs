@@ -424,6 +424,35 @@ async fn acquisitions_dropped_at_each_poll_in_turn_leave_nothing() {
 }
 
 #[tokio::test]
+async fn keepers_and_those_who_ask_dropped_at_each_poll_in_turn_leave_nothing() {
+    const DIRECTORY: &str = "/locks/each-poll-of-keepers";
+    let server = Server::start();
+    let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
+    let lock = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(600)).build().expect("valid");
+    let asker = lock_at(&other, DIRECTORY);
+    for polls in 1..12 {
+        for taken in [false, true] {
+            let holder = if taken { Some(soon("the lock", asker.write()).await.unwrap()) } else { None };
+            let time = Duration::from_millis(20);
+            let (one, two) = tokio::join!(
+                tokio::time::timeout(time, poll_at_most(polls, lock.write())),
+                tokio::time::timeout(time, poll_at_most(polls, lock.read())),
+            );
+            assert!(!taken || (!matches!(one, Ok(Some(_))) && !matches!(two, Ok(Some(_)))));
+            drop((one, two, holder));
+            // Used twice, so that keeping pays.
+            for _ in 0..2 {
+                drop(soon("the kept lock", lock.read()).await.unwrap());
+            }
+            drop(tokio::time::timeout(time, poll_at_most(polls, asker.write())).await);
+            drop(soon("the lock after one that asked", asker.read()).await.unwrap());
+        }
+    }
+    drop(lock);
+    nothing_is_left(&server, &other, DIRECTORY).await;
+}
+
+#[tokio::test]
 async fn a_waiter_that_leaves_takes_no_watch_of_its_neighbour_with_it() {
     let server = shared_server();
     let (zk, operator) = (connect(&server.address()).await, connect(&server.address()).await);

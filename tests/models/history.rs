@@ -64,6 +64,14 @@ fn a_falling_or_a_shared_fence_is_found() {
     let mut twin = write(1, 11, 20);
     twin.acquisition = 7;
     assert_eq!(falling_fences(&[write(1, 0, 10), twin]).len(), 1);
+    // Several uses of a kept node have its token, whatever its mode is; no use of another node has it.
+    let kept = |acquisition, node: &str, from| {
+        let node = format!("/l/{node}-0000000001");
+        Hold { acquisition, node, ..write(1, from, from + 10) }
+    };
+    let uses = [kept(1, "h~a~keep-WRITE", 0), kept(2, "h~a~keep-WRITE", 11), kept(3, "h~a~keep-READ", 21)];
+    assert_eq!(falling_fences(&uses).len(), 0);
+    assert_eq!(falling_fences(&[kept(1, "h~a~keep-WRITE", 0), kept(2, "h~b~keep-WRITE", 11)]).len(), 1);
 }
 
 #[test]

@@ -290,6 +290,16 @@ impl Drop for History {
     }
 }
 
+impl Hold {
+    /// Whose node it is held by. Several uses share a node that is kept; otherwise each acquisition has its own.
+    fn owner(&self) -> String {
+        match self.node.split_once("~keep-") {
+            Some((owner, _)) => owner.to_owned(),
+            None => self.acquisition.to_string(),
+        }
+    }
+}
+
 impl std::fmt::Display for Hold {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Hold { from, until, mode, host, node, token, .. } = self;
@@ -341,13 +351,13 @@ pub fn overlaps(holds: &[Hold]) -> Vec<String> {
 pub fn falling_fences(holds: &[Hold]) -> Vec<String> {
     let mut faults = Vec::new();
     each_path(holds, |holds| {
-        let mut owners: HashMap<i64, u64> = HashMap::new();
+        let mut owners: HashMap<i64, String> = HashMap::new();
         let mut ended: Vec<&Hold> = holds.to_vec();
         ended.sort_by_key(|hold| hold.until);
         let mut ended = ended.into_iter().peekable();
         let (mut highest, mut highest_writer): (Option<&Hold>, Option<&Hold>) = (None, None);
         for hold in holds {
-            if *owners.entry(hold.token).or_insert(hold.acquisition) != hold.acquisition {
+            if *owners.entry(hold.token).or_insert_with(|| hold.owner()) != hold.owner() {
                 faults.push(format!("a token given twice:\n  {hold}"));
             }
             while let Some(before) = ended.next_if(|before| before.until <= hold.from) {
