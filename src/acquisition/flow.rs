@@ -96,10 +96,21 @@ impl Acquisition {
     }
 
     /// Acquires without waiting. Writes nothing if the lock is taken.
-    pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<Hold>, Error> {
+    pub(crate) async fn attempt(self, timeout: Option<Duration>) -> Result<Box<Hold>, Error> {
+        self.attempt_beside(timeout, None, || ()).await
+    }
+
+    /// As [`Self::attempt`], beside a node of this name: it is in the way of nobody, because `let_go` removes it.
+    pub(crate) async fn attempt_beside(
+        mut self,
+        timeout: Option<Duration>,
+        own: Option<&str>,
+        let_go: impl FnOnce() + Send,
+    ) -> Result<Box<Hold>, Error> {
         let span = self.begin();
         let attempt = async {
-            let limit = self.look().await?;
+            let limit = self.look_beside(own).await?;
+            let_go();
             self.take_now(limit).await
         };
         let reported = async { self.reported(call::in_time(&self.handle.coordinator, timeout, attempt).await) };
@@ -108,13 +119,19 @@ impl Acquisition {
 
     /// Fails if a newcomer would have to wait. Writes nothing. Returns the session timeout.
     pub(crate) async fn look(&self) -> Result<Duration, Error> {
+        self.look_beside(None).await
+    }
+
+    /// As [`Self::look`], but the node of this name does not count.
+    async fn look_beside(&self, own: Option<&str>) -> Result<Duration, Error> {
         validation::check_label(self.label())?;
         let path = &self.handle.path;
         let seen = call::on_a_session(&self.handle.coordinator, |session| async move {
             let names = call::names(&session, path, false).await?;
             Ok((session, names))
         });
-        let (session, names) = seen.await.map_err(|failure| Error::from_failure(failure, "list", path))?;
+        let (session, mut names) = seen.await.map_err(|failure| Error::from_failure(failure, "list", path))?;
+        names.retain(|name| Some(&name[..]) != own);
         self.handle.check_for_foreign(&names)?;
         let newcomer = (self.handle.dialect, self.mode);
         let blockers = read::blockers_of_newcomer(&session, path, &names, newcomer).await;

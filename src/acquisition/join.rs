@@ -12,7 +12,7 @@ use crate::acquisition::options::Options;
 use crate::acquisition::request::Acquisition;
 use crate::acquisition::wait::Patience;
 use crate::acquisition::waiting::{Waiting, looked_since};
-use crate::call::Limit;
+use crate::call::{self, Limit};
 use crate::error::error::Error;
 use crate::hold::held::Held;
 use crate::hold::hold::Hold;
@@ -22,9 +22,10 @@ use crate::queue::member::Blockers;
 use crate::queue::mode::Mode;
 use crate::session::holds::OwnHold;
 use crate::session::loss::Loss;
-use crate::snapshot::progress::OnWait;
+use crate::snapshot::progress::{OnWait, Progress};
 use crate::snapshot::read;
 use crate::telemetry::meter;
+use crate::ticket::deadlock::Deadlock;
 
 /// The kind of a grant that sent nothing, for traces and metrics.
 const KEPT: &str = "kept";
@@ -49,8 +50,11 @@ impl Acquisition {
         let Some(keeper) = &handle.keeper else { return self.acquire().await.map(Held::Alone) };
         match self.enter_kept(keeper, found, timeout).await {
             Ok(Some(used)) => Ok(Held::Kept(self.begin_use(used))),
-            Ok(None) => self.acquire().await.map(Held::Alone),
-            Err(error) => self.reported(Err(error)),
+            Ok(None) => {
+                let answer = self.acquire().await.map(Held::Alone);
+                answer.map_err(|error| in_all(error, timeout))
+            }
+            Err(error) => self.reported(Err(in_all(error, timeout))),
         }
     }
 
@@ -62,26 +66,35 @@ impl Acquisition {
                 let _span = self.begin();
                 return Ok(Held::Kept(self.begin_use(used)));
             }
-            Found::Waits(waits) => {
-                return self.reported(Err(Error::WouldBlock { blockers: in_the_way(&waits) }));
+            Found::Waits(waits) if waits.kept().hold().is_some() => {
+                return self.reported(Err(Error::WouldBlock { blockers: by_own_node(waits.kept()) }));
             }
-            Found::Nothing => keeper.let_go(),
+            // Another use has begun to acquire a node. It may have to wait for it, and this one must not.
+            Found::Waits(_) => return self.attempt(timeout).await.map(Held::Alone),
+            Found::Nothing => {}
         }
         let Some(kept) = keeper.begins(self.mode) else {
-            return Ok(Held::Alone(self.attempt(timeout).await?));
+            return self.attempt_beside_kept(keeper, timeout).await.map(Held::Alone);
         };
         let Join::Waits(mut waits) = kept.join(self.mode, asker) else {
-            return Ok(Held::Alone(self.attempt(timeout).await?));
+            return self.attempt_beside_kept(keeper, timeout).await.map(Held::Alone);
         };
         self.kept = Some(Arc::clone(&kept));
         let mut this = self.twin();
         let _span = this.begin();
-        let hold: Arc<Hold> = Arc::from(self.attempt(timeout).await?);
+        let hold: Arc<Hold> = Arc::from(self.attempt_beside_kept(keeper, timeout).await?);
         kept.granted(Arc::clone(&hold));
         let used = std::future::poll_fn(|context| waits.poll(context.waker())).await;
         keeper.adopt(&kept);
         let lost = || Error::Evicted(hold.loss().unwrap_or(Loss::Removed));
         used.map(|used| Held::Kept(this.begin_use(used))).ok_or_else(lost)
+    }
+
+    /// As [`Self::attempt`]. A node that this process keeps, and that is idle, is in the way of nobody: it is given up
+    /// once nothing else is in the way.
+    async fn attempt_beside_kept(self, keeper: &Keeper, timeout: Option<Duration>) -> Result<Box<Hold>, Error> {
+        let own = keeper.idle_node();
+        self.attempt_beside(timeout, own.as_deref(), || keeper.let_go()).await
     }
 
     /// Waits for a node that is kept, or is being acquired to be kept. `None` if this acquisition has to enter the queue
@@ -103,15 +116,16 @@ impl Acquisition {
                 Found::Nothing => break,
                 Found::Waits(waits) => waits,
             };
+            // It may be about to wait for a use of its own. Only a listing of its own shows that.
+            if waits.kept().hold().is_none() && self.handle.deadlock != Deadlock::Ignore && keeper.is_used_by(asker) {
+                break;
+            }
             let left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
             match self.wait_for(&mut waits, left).await {
                 Ok(Some(used)) => return Ok(Some(used)),
                 // It queues up behind the contender that asked, with a node of its own. Reads can share one.
                 Ok(None) if self.mode == Mode::Write => break,
                 Ok(None) => {}
-                Err(Error::Timeout { blockers, .. }) => {
-                    return Err(Error::Timeout { waited: timeout.unwrap_or_default(), blockers });
-                }
                 Err(error) => return Err(error),
             }
         }
@@ -127,6 +141,9 @@ impl Acquisition {
         self.check_for_local_deadlock(waits.kept())?;
         let (waiting, kept) = (Arc::clone(waits.waiting()), Arc::clone(waits.kept()));
         let on_wait = self.options.on_wait.clone().map(OnWait::new);
+        if kept.hold().is_some() {
+            return self.wait_for_local(waits, &kept, on_wait, left).await;
+        }
         let granted = async {
             let mut granted = std::pin::pin!(waits.granted());
             if let Some(mut on_wait) = on_wait {
@@ -150,9 +167,36 @@ impl Acquisition {
         }
     }
 
+    /// Waits for other uses of this process, under a node that is granted.
+    async fn wait_for_local(
+        &self,
+        waits: &mut WaitingEntry,
+        kept: &Kept,
+        on_wait: Option<Box<OnWait>>,
+        left: Option<Duration>,
+    ) -> Result<Option<KeptUse>, Error> {
+        if let Some(mut on_wait) = on_wait {
+            let (path, uses) = (Arc::clone(&self.handle.path), kept.uses());
+            on_wait.tell_at_once(Progress { path, place: uses, length: uses, blockers: by_own_node(kept) });
+        }
+        let granted = async {
+            let mut granted = std::pin::pin!(waits.granted());
+            if let Some(limit) = self.handle.warn_waiting {
+                if let Some(answer) = call::unless(self.handle.coordinator.sleep(limit), &mut granted).await {
+                    return answer;
+                }
+                self.warn(limit, &by_own_node(kept));
+            }
+            granted.await
+        };
+        let Some(left) = left else { return granted.await };
+        let late = || Err(Error::Timeout { waited: left, blockers: by_own_node(kept) });
+        call::unless(self.handle.coordinator.sleep(left), granted).await.unwrap_or_else(late)
+    }
+
     /// Warns or fails, by the lock's option, if the acquisition is about to wait for a use of its own task.
     fn check_for_local_deadlock(&self, kept: &Kept) -> Result<(), Error> {
-        let Some((hold, is_of_the_same)) = kept.in_the_way(self.mode, self.asker()) else { return Ok(()) };
+        let Some((hold, is_of_the_same)) = kept.in_the_way(self.asker()) else { return Ok(()) };
         self.judge_deadlock(OwnHold { node: hold.own_node().path(), is_of_the_same })
     }
 
@@ -233,10 +277,12 @@ pub(crate) async fn attempt(handle: Arc<Handle>, mode: Mode, timeout: Option<Dur
     }
 }
 
-/// Which contenders are in the way of a use that waits.
-fn in_the_way(waits: &WaitingEntry) -> Blockers {
-    let seen = waits.waiting().seen_in_the_way();
-    if seen.ahead == 0 { by_own_node(waits.kept()) } else { seen }
+/// The error of a timeout tells of the whole wait, of which the last part alone has timed out.
+fn in_all(error: Error, timeout: Option<Duration>) -> Error {
+    match (error, timeout) {
+        (Error::Timeout { blockers, .. }, Some(waited)) => Error::Timeout { waited, blockers },
+        (error, _) => error,
+    }
 }
 
 /// The node of this process whose uses are in the way.

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard, TryLockError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::hold::hold::Hold;
 use crate::hold::kept::{Join, Kept, KeptUse, WaitingUse, Why};
 use crate::queue::mode::Mode;
 use crate::queue::payoff::Payoff;
-use crate::session::holds::Asker;
+use crate::session::holds::{Asker, Users};
 
 /// The acquisition of a node that is to be kept. Any of the uses that wait for it may poll it.
 pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Hold>, Error>> + Send>>;
@@ -24,6 +24,8 @@ pub(crate) struct Keeper {
     idle: Duration,
     /// The newest node. Only this one is joined.
     newest: RwLock<Option<Arc<Entry>>>,
+    /// Nodes that are not joined any more, and may still be in use.
+    older: Mutex<Vec<Weak<Kept>>>,
     reads: Arc<Mutex<Payoff>>,
     writes: Arc<Mutex<Payoff>>,
 }
@@ -38,7 +40,13 @@ pub(crate) enum Found {
 
 impl Keeper {
     pub(crate) fn new(idle: Duration) -> Keeper {
-        Keeper { idle, newest: RwLock::default(), reads: Arc::default(), writes: Arc::default() }
+        Keeper {
+            idle,
+            newest: RwLock::default(),
+            older: Mutex::default(),
+            reads: Arc::default(),
+            writes: Arc::default(),
+        }
     }
 
     /// Joins the newest node, if it covers this mode and is still kept.
@@ -72,7 +80,7 @@ impl Keeper {
                 found => return found,
             }
             let Some(kept) = self.begins(mode) else {
-                let_go_of(before, Why::Replaced);
+                self.replaced(before);
                 return Found::Nothing;
             };
             let (work, waiting) = begin(&kept);
@@ -83,7 +91,7 @@ impl Keeper {
             if newest.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
                 *newest = Some(entry);
                 drop(newest);
-                let_go_of(before, Why::Replaced);
+                self.replaced(before);
                 return found;
             }
         }
@@ -99,17 +107,45 @@ impl Keeper {
         keeps.then(|| Kept::new(mode, self.idle, payoff))
     }
 
+    /// Whether a use of `asker` runs under one of these nodes.
+    pub(crate) fn is_used_by(&self, asker: Asker) -> bool {
+        let newest = self.newest().clone();
+        let older: Vec<_> = self.older().iter().filter_map(Weak::upgrade).collect();
+        newest.map(|entry| Arc::clone(&entry.kept)).into_iter().chain(older).any(|kept| kept.has(asker))
+    }
+
+    /// The name of the newest node, if it is idle.
+    pub(crate) fn idle_node(&self) -> Option<String> {
+        let kept = self.newest().as_ref().map(|entry| Arc::clone(&entry.kept))?;
+        let hold = kept.hold().filter(|_| kept.uses() == 0)?;
+        Some(hold.contender().name().to_owned())
+    }
+
     /// Keeps a node that was acquired already.
     pub(crate) fn adopt(&self, kept: &Arc<Kept>) {
         let entry = Entry::new(Arc::clone(kept), Progress::Ended(None), Arc::new(Waiting::begin()));
         let before = self.newest().replace(entry);
-        let_go_of(before, Why::Replaced);
+        self.replaced(before);
     }
 
     /// Gives the newest node up, because this process wants the lock in another mode: it would wait for itself.
     pub(crate) fn let_go(&self) {
         let newest = self.newest().take();
-        let_go_of(newest, Why::Replaced);
+        self.replaced(newest);
+    }
+
+    /// This node is not joined any more.
+    fn replaced(&self, entry: Option<Arc<Entry>>) {
+        let Some(entry) = entry else { return };
+        let mut older = self.older();
+        older.retain(|kept| kept.strong_count() > 0);
+        older.push(Arc::downgrade(&entry.kept));
+        drop(older);
+        entry.kept.give_up(Why::Replaced);
+    }
+
+    fn older(&self) -> MutexGuard<'_, Vec<Weak<Kept>>> {
+        self.older.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn newest(&self) -> RwLockWriteGuard<'_, Option<Arc<Entry>>> {
@@ -120,14 +156,9 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         let newest = self.newest().take();
-        let_go_of(newest, Why::Closed);
-    }
-}
-
-/// Changes nothing if the node is given up already.
-fn let_go_of(entry: Option<Arc<Entry>>, why: Why) {
-    if let Some(entry) = entry {
-        entry.kept.give_up(why);
+        if let Some(entry) = newest {
+            entry.kept.give_up(Why::Closed);
+        }
     }
 }
 
@@ -180,7 +211,12 @@ impl Entry {
     /// Polls the acquisition as far as it gets. Every use that waits for it does so. So a use that is not polled, or
     /// gives up, does not hold up the others. Returns whether it has ended just now.
     fn advance(&self) -> bool {
-        let mut progress = self.progress();
+        // Another use that polls it now will see what we would see. It may even be this use, further up the stack.
+        let mut progress = match self.progress.try_lock() {
+            Ok(progress) => progress,
+            Err(TryLockError::Poisoned(progress)) => progress.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
         let Progress::UnderWay(work) = &mut *progress else { return false };
         let Poll::Ready(answer) = work.as_mut().poll(&mut Context::from_waker(&self.waker)) else {
             return false;
@@ -192,6 +228,7 @@ impl Entry {
         let ended = std::mem::replace(&mut *progress, Progress::Ended(error));
         drop(progress);
         drop(ended);
+        self.waiting.ends();
         match hold {
             Some(hold) => self.kept.granted(Arc::from(hold)),
             None => self.kept.failed(),
@@ -199,8 +236,10 @@ impl Entry {
         true
     }
 
-    fn error(&self) -> Option<Error> {
+    /// Why the acquisition failed. A deadlock concerns only the task that began it.
+    fn error(&self, is_first: bool) -> Option<Error> {
         match &*self.progress() {
+            Progress::Ended(Some(Error::WouldDeadlock { .. })) if !is_first => None,
             Progress::Ended(error) => error.clone(),
             Progress::UnderWay(_) => None,
         }
@@ -214,6 +253,7 @@ impl Entry {
             Progress::Ended(_) => return,
         };
         drop(progress);
+        self.waiting.ends();
         self.kept.failed();
         drop(work);
     }
@@ -251,7 +291,9 @@ impl WaitingEntry {
                 let Some(waiting) = &mut self.waiting else { return Poll::Ready(Ok(None)) };
                 match waiting.poll(context.waker()) {
                     Poll::Ready(Some(used)) => return Poll::Ready(Ok(Some(used))),
-                    Poll::Ready(None) => return Poll::Ready(self.entry.error().map_or(Ok(None), Err)),
+                    Poll::Ready(None) => {
+                        return Poll::Ready(self.entry.error(waiting.is_first()).map_or(Ok(None), Err));
+                    }
                     Poll::Pending if self.entry.advance() => {}
                     Poll::Pending => return Poll::Pending,
                 }
@@ -266,6 +308,9 @@ impl Drop for WaitingEntry {
         drop(self.waiting.take());
         if self.entry.kept.is_abandoned() {
             self.entry.abandon();
+        } else {
+            // This use may have been woken to poll the acquisition, and has not.
+            self.entry.kept.wake_waiting();
         }
     }
 }

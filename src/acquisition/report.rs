@@ -1,6 +1,6 @@
 //! Which contenders are in the way of an acquisition, for errors and warnings; decides nothing.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -33,7 +33,7 @@ impl Acquisition {
             return;
         };
         let (end, ended) = oneshot::channel();
-        let _first = waiting.background.set(end);
+        *waiting.background.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
         let options = Options { label: self.options.label.clone(), ..Options::default() };
         let acquisition = Acquisition::new(Arc::clone(&self.handle), self.mode, options);
         let (session, own_node, me) =

@@ -12,6 +12,7 @@ use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::queue::contender::Contender;
 use crate::queue::local::Evidence;
+use crate::queue::native;
 use crate::queue::waiter::{Departure, Known, News, Predecessor, Rules, Step, Waiter};
 use crate::session::holds::OwnHold;
 use crate::session::keep_alive;
@@ -178,7 +179,7 @@ impl Acquisition {
 
     /// Watches our own node and the predecessor's, and asks the predecessor if it may only keep its node.
     async fn keep_vigil(&self, behind: &Behind<'_>) -> Result<Vigil, Error> {
-        let is_asked = AtomicBool::new(!behind.asks);
+        let is_asked = AtomicBool::new(false);
         let vigil = retry::until_known(behind.held.ticket().session(), || self.arm(behind, &is_asked)).await;
         vigil.map_err(|failure| self.stop(failure))
     }
@@ -194,10 +195,12 @@ impl Acquisition {
         let own = own_node.ask_to_watch(session);
         let watch = behind.watches.then(|| session.watch(&node));
         if !is_asked.swap(true, Ordering::Relaxed) {
-            // A predecessor of this session is asked without the ensemble, and alone. A waiter that does not know that it
-            // is of this session asks once for all.
-            let is_told = ticket.book().ask(&behind.predecessor.name);
-            if !(is_told && behind.predecessor.is_local) {
+            // A predecessor of this session is asked without the ensemble.
+            if native::keeps(&behind.predecessor.name) {
+                ticket.book().ask(&behind.predecessor.name);
+            }
+            if behind.asks {
+                self.kept.iter().for_each(|kept| kept.asks());
                 ask(&self.handle.path, &self.handle.asking, session, behind.directory);
             }
         }

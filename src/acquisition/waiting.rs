@@ -3,7 +3,7 @@
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use tokio::sync::oneshot;
@@ -21,7 +21,7 @@ pub(crate) struct Waiting {
     /// Whether the warning is taken on. One is enough: the acquisition's own, or the background task's.
     is_warned_of: AtomicBool,
     /// Ends the background task's part when this is dropped.
-    pub(crate) background: OnceLock<oneshot::Sender<()>>,
+    pub(crate) background: Mutex<Option<oneshot::Sender<()>>>,
 }
 
 impl Waiting {
@@ -30,7 +30,7 @@ impl Waiting {
             began: Instant::now(),
             waits: Mutex::default(),
             is_warned_of: AtomicBool::new(false),
-            background: OnceLock::new(),
+            background: Mutex::default(),
         }
     }
 
@@ -48,6 +48,13 @@ impl Waiting {
         let mut waits = self.waits();
         let looks = waits.as_ref().map_or(1, |waits| waits.looks + 1);
         *waits = Some(Waits { session: Arc::clone(session), me: me.clone(), seen, looks });
+    }
+
+    /// The acquisition has ended: what it waited for is in the way of nobody.
+    pub(crate) fn ends(&self) {
+        let waits = self.waits().take();
+        let background = self.background.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop((waits, background));
     }
 
     /// The contenders in the way by the last listing.

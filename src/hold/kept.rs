@@ -22,6 +22,9 @@ use crate::session::loss::Loss;
 use crate::session::request::{Ending, Event, Watch};
 use crate::telemetry::meter;
 
+/// How often to look whether a node is idle, at most.
+const IDLE_LOOK: Duration = Duration::from_millis(10);
+
 /// A node that several uses share, one after the other or together.
 pub(crate) struct Kept {
     idle: Duration,
@@ -38,12 +41,14 @@ struct State {
     hold: Option<Arc<Hold>>,
     /// When the last use ended.
     used: Moment,
+    /// Its own acquisition has asked for other nodes.
+    has_asked: bool,
     /// Why no use joins it any more.
     why: Option<Why>,
     /// From its grant, if it was not asked for before, until the node is given up.
     counted: Option<meter::KeptNode>,
     /// Ends the background task when it is dropped.
-    _watched_over: Option<oneshot::Sender<()>>,
+    watched_over: Option<oneshot::Sender<()>>,
 }
 
 /// What remains of a node that is given up. Drop it once the state is unlocked: the end of the background task wakes that
@@ -54,7 +59,7 @@ struct Gone {
     counted: Option<meter::KeptNode>,
     uses: u64,
     idle_for: Duration,
-    _watched_over: Option<oneshot::Sender<()>>,
+    watched_over: Option<oneshot::Sender<()>>,
 }
 
 /// Why a node is not to be kept any longer.
@@ -106,7 +111,7 @@ impl Kept {
     /// A node that is being acquired.
     pub(crate) fn new(mode: Mode, idle: Duration, payoff: &Arc<Mutex<Payoff>>) -> Arc<Kept> {
         let (uses, used) = (Uses::new(mode), Moment::ZERO);
-        let state = State { uses, hold: None, used, why: None, counted: None, _watched_over: None };
+        let state = State { uses, hold: None, used, has_asked: false, why: None, counted: None, watched_over: None };
         let payoff = Arc::clone(payoff);
         let (state, crowded) = (Mutex::new(state), Notify::new());
         Arc::new_cyclic(|this| Kept { idle, payoff, state, crowded, this: Weak::clone(this) })
@@ -154,7 +159,7 @@ impl Kept {
     pub(crate) fn watch_over(&self, hold: &Hold, watch: Option<Watch>) {
         let Some(watch) = watch else { return self.give_up(Why::Unsure) };
         let (end, ended) = oneshot::channel();
-        self.state()._watched_over = Some(end);
+        self.state().watched_over = Some(end);
         let ((own_node, session), kept) = (hold.node_and_session(), Weak::clone(&self.this));
         let task = Arc::clone(&session);
         task.spawn(Box::pin(async move {
@@ -190,9 +195,9 @@ impl Kept {
         let mut state = self.state();
         let is_first = !state.uses.is_asked();
         let woken = state.ask(why);
-        let (uses, gone) = (state.uses.count(), state.end_if_over());
+        let (uses, has_asked, gone) = (state.uses.count(), state.has_asked, state.end_if_over());
         drop(state);
-        if is_first && why == Why::Asked {
+        if is_first && why == Why::Asked && !has_asked {
             self.payoff.lock().unwrap_or_else(PoisonError::into_inner).asked_after(uses);
         }
         wake(woken);
@@ -223,12 +228,22 @@ impl Kept {
         self.state().hold.clone()
     }
 
-    /// A use that runs and keeps this one out, by the task that asks if there is one of it.
-    pub(crate) fn in_the_way(&self, mode: Mode, asker: Asker) -> Option<(Arc<Hold>, bool)> {
+    /// The hold that a use waits for that has to wait, and whether a task that uses it is the one that asks. It waits for
+    /// all uses that run: the first that waits keeps the others back, and is itself kept back by one that runs.
+    pub(crate) fn in_the_way(&self, asker: Asker) -> Option<(Arc<Hold>, bool)> {
         let state = self.state();
-        let others = state.uses.running().filter(|(other, _)| other.excludes(mode));
-        let same = others.map(|(_, by)| by.is(asker)).max()?;
+        let same = state.uses.running().map(|(_, by)| by.is(asker)).max()?;
         Some((Arc::clone(state.hold.as_ref()?), same))
+    }
+
+    /// The acquisition of this node has to ask for other nodes. Then it is asked for itself, because all are.
+    pub(crate) fn asks(&self) {
+        self.state().has_asked = true;
+    }
+
+    /// How many uses run and wait.
+    pub(crate) fn uses(&self) -> usize {
+        self.state().uses.len()
     }
 
     /// Waits until a use of this process waits for another.
@@ -290,15 +305,16 @@ impl State {
         }
         let hold = self.hold.take()?;
         let (uses, idle_for) = (self.uses.count(), hold.now().saturating_sub(self.used));
-        let (counted, _watched_over) = (self.counted.take(), self._watched_over.take());
-        Some(Gone { hold, why: self.why, counted, uses, idle_for, _watched_over })
+        let (counted, watched_over) = (self.counted.take(), self.watched_over.take());
+        Some(Gone { hold, why: self.why, counted, uses, idle_for, watched_over })
     }
 }
 
 impl Gone {
     /// Reports that a kept node is given up. Gives the hold.
     fn end(self) -> Arc<Hold> {
-        let Gone { hold, why, counted, uses, idle_for, .. } = self;
+        let Gone { hold, why, counted, uses, idle_for, watched_over } = self;
+        drop(watched_over);
         if let (Some(counted), Some(why)) = (counted, why) {
             let (path, cause) = (hold.directory(), why.label());
             counted.given_up(cause);
@@ -332,9 +348,11 @@ async fn is_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
         if left.is_zero() {
             return;
         }
-        session.sleep(left).await;
+        // While it is in use, there is no need to look often.
+        let nap = left.max(IDLE_LOOK);
+        session.sleep(nap).await;
         // A timer that is over at once belongs to a runtime that is gone, and so would the next one.
-        if session.lease().now() < now.saturating_add(left / 2) {
+        if session.lease().now() < now.saturating_add(nap / 2) {
             return;
         }
     }
@@ -353,7 +371,7 @@ pub(crate) struct KeptUse {
     hold: Arc<Hold>,
     holding: Holding,
     /// Ends the warning that the use lasts long, when it is dropped.
-    _warned: Option<oneshot::Sender<()>>,
+    warned: Option<oneshot::Sender<()>>,
     /// A downgrade is under way, so the node may be either.
     is_changing: bool,
     is_over: bool,
@@ -362,7 +380,7 @@ pub(crate) struct KeptUse {
 impl KeptUse {
     fn new(kept: Arc<Kept>, number: u64, hold: Arc<Hold>) -> KeptUse {
         let holding = Holding::default();
-        KeptUse { kept, number, hold, holding, _warned: None, is_changing: false, is_over: false }
+        KeptUse { kept, number, hold, holding, warned: None, is_changing: false, is_over: false }
     }
 
     pub(crate) fn hold(&self) -> &Arc<Hold> {
@@ -394,12 +412,13 @@ impl KeptUse {
 
     /// Tells `end`, by dropping it, when the use ends.
     pub(crate) fn ends(&mut self, end: oneshot::Sender<()>) {
-        self._warned = Some(end);
+        self.warned = Some(end);
     }
 
     /// Ends the use. Gives the hold, if the node goes with it.
     fn end(&mut self, now: impl FnOnce(&Hold) -> Moment) -> Option<Arc<Hold>> {
         self.holding = Holding::default();
+        self.warned = None;
         if std::mem::replace(&mut self.is_over, true) {
             return None;
         }
@@ -444,6 +463,11 @@ pub(crate) struct WaitingUse {
 }
 
 impl WaitingUse {
+    /// Whether it is the first use of the node.
+    pub(crate) fn is_first(&self) -> bool {
+        self.number == 0
+    }
+
     /// The use, once it may run; `None` if it was refused.
     pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<Option<KeptUse>> {
         let mut state = self.kept.state();

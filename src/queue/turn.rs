@@ -101,6 +101,16 @@ where
     }
 }
 
+/// Whether a contender that `me` waits for, directly or not, may only keep its node.
+pub(crate) fn is_one_kept_before<'q>(me: &Contender, mut queue: impl Iterator<Item = &'q String>) -> bool {
+    // Most names are passed over by their last characters: a waiter may list ten thousand names.
+    queue.any(|name| {
+        native::may_keep(name)
+            && native::keeps(name)
+            && me.dialect().slot(name).is_some_and(|other| blocks(other, me.slot()))
+    })
+}
+
 /// The first name, in the order of text, of a foreign contender.
 pub(crate) fn foreign(dialect: Dialect, queue: &[String]) -> Option<&str> {
     queue.iter().map(String::as_str).filter(|name| dialect.foreign(name).is_some()).min()

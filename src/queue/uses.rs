@@ -56,7 +56,7 @@ pub(crate) enum Joined {
     Refused,
 }
 
-/// Where a use stands that was told to wait.
+/// Where a use stands that had to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     Runs,
@@ -121,12 +121,9 @@ impl<A: Copy, W: Clone> Uses<A, W> {
     /// The node is asked for, or must not be kept for another reason. Returns the uses to wake.
     pub(crate) fn asked(&mut self) -> Vec<W> {
         self.is_asked = true;
-        // Reads that came before the node was asked for share it. Of several writes, one can have it.
-        let keep = match (self.is_granted, self.mode) {
-            (true, _) => 0,
-            (false, Mode::Read) => usize::MAX,
-            (false, Mode::Write) => 1,
-        };
+        // Reads that came before the node was asked for share it. Of several writes, the first has it.
+        let reads = self.waiting.values().take_while(|it| it.mode == Mode::Read).count();
+        let keep = if self.is_granted { 0 } else { reads.max(1) };
         let refused = self.waiting.keys().copied().nth(keep);
         let refused = refused.map(|first| self.waiting.split_off(&first)).unwrap_or_default();
         refused.into_values().filter_map(|it| it.waker).collect()
@@ -173,6 +170,11 @@ impl<A: Copy, W: Clone> Uses<A, W> {
     /// Whether no use runs or waits.
     pub(crate) fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// How many uses run and wait.
+    pub(crate) fn len(&self) -> usize {
+        self.running.len() + self.waiting.len()
     }
 
     /// Whether a use waits.

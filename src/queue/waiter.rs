@@ -121,7 +121,8 @@ pub enum Step<E> {
         predecessor: Predecessor,
         /// Whether to watch its node. If not, the book reports when it has gone.
         watches: bool,
-        /// Whether to ask it to give up a node that it may only keep, once its node is watched.
+        /// Whether to ask the contenders before us to give up nodes that they may only keep, once the predecessor's node
+        /// is watched. A predecessor of the same session is asked in any case, without the ensemble.
         asks: bool,
     },
     /// Take the lock.
@@ -197,8 +198,14 @@ impl<C: Borrow<Contender>> Waiter<C> {
             Known::Granted(evidence) if self.rules.hands_off || !self.has_waited => {
                 self.take(Proof::Book(evidence), false)
             }
-            Known::Behind(predecessor) if self.rules.trusts_book && !has_listing && !is_gone(&predecessor) => {
-                self.wait(predecessor)
+            // Before a reader that may only keep its node, other readers may keep theirs. Only a listing shows them.
+            Known::Behind(predecessor)
+                if self.rules.trusts_book
+                    && !has_listing
+                    && !is_gone(&predecessor)
+                    && !(predecessor.mode == Mode::Read && native::keeps(&predecessor.name)) =>
+            {
+                self.wait(predecessor, false)
             }
             _ => Step::List,
         }
@@ -215,10 +222,16 @@ impl<C: Borrow<Contender>> Waiter<C> {
             (Turn::Evicted, _) => Step::Evicted,
             (_, Some(name)) => Step::Foreign(name.to_owned()),
             (Turn::Granted, None) => self.take(Proof::Listing, self.vanished.is_some()),
-            (Turn::Behind(nearest), None) => self.wait(match known {
-                Known::Behind(predecessor) if *predecessor.name == *nearest.name() => predecessor,
-                _ => Predecessor { name: nearest.name().into(), mode: nearest.mode(), is_local: false },
-            }),
+            (Turn::Behind(nearest), None) => {
+                let predecessor = match known {
+                    Known::Behind(predecessor) if *predecessor.name == *nearest.name() => predecessor,
+                    _ => Predecessor { name: nearest.name().into(), mode: nearest.mode(), is_local: false },
+                };
+                // A predecessor of this session is asked without the ensemble.
+                let others = names.iter().filter(|name| !(predecessor.is_local && **name == *predecessor.name));
+                let is_kept = turn::is_one_kept_before(self.me.borrow(), others);
+                self.wait(predecessor, is_kept)
+            }
         }
     }
 
@@ -245,15 +258,15 @@ impl<C: Borrow<Contender>> Waiter<C> {
         Step::Consult
     }
 
-    fn wait<E>(&mut self, predecessor: Predecessor) -> Step<E> {
+    /// `is_kept` says whether a contender that is to be waited for may only keep its node.
+    fn wait<E>(&mut self, predecessor: Predecessor, is_kept: bool) -> Step<E> {
         self.has_waited = true;
         // Only a watch shows how the predecessor leaves, and that decides whether to pause.
         let watches = !(predecessor.is_local && self.rules.trusts_book && !self.rules.pauses);
         self.awaited = Some(Awaited { predecessor: predecessor.clone(), watches });
-        // One change of the directory asks for every node that was there when ours was created. A predecessor of this
-        // session is asked without the ensemble, and alone.
-        let asks = native::keeps(&predecessor.name) && (predecessor.is_local || !self.has_asked);
-        self.has_asked |= asks && !predecessor.is_local;
+        // One change of the directory asks for every node that was there when ours was created.
+        let asks = is_kept && !self.has_asked;
+        self.has_asked |= asks;
         Step::Await { predecessor, watches, asks }
     }
 

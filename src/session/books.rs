@@ -141,11 +141,12 @@ impl Book {
         }
     }
 
-    /// Asks this contender of the session to give up a node that it may only keep. False if the book does not know it.
-    pub(crate) fn ask(&self, name: &str) -> bool {
-        let found =
-            self.state().queue.members().find(|it| it.contender.name() == name).map(|it| Arc::clone(&it.own_node));
-        found.inspect(|own_node| own_node.ask()).is_some()
+    /// Asks this contender to give up a node that it may only keep, if it is of the session and the book knows it.
+    pub(crate) fn ask(&self, name: &str) {
+        let found = self.state().queue.members().find(|it| it.contender.name() == name).cloned();
+        if let Some(found) = found {
+            found.own_node.ask();
+        }
     }
 
     /// `me`, which held the write lock, holds the read lock now.

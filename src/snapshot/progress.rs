@@ -83,7 +83,11 @@ impl OnWait {
             return;
         }
         let blockers = read::read_again(session, &seen.path, dialect, &seen.blockers).await;
-        let progress = Progress { blockers, ..seen };
+        self.tell_at_once(Progress { blockers, ..seen });
+    }
+
+    /// Reports what is known without a look at the queue.
+    pub(crate) fn tell_at_once(&mut self, progress: Progress) {
         self.listener.tell.lock().unwrap_or_else(PoisonError::into_inner)(&progress);
         self.heard = Some(progress);
     }

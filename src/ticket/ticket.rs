@@ -114,7 +114,7 @@ impl Ticket {
     fn ask_for_node(&self, mode: Mode, data: &[u8]) {
         let prefix = self.child(&self.owner.prefix(mode));
         let connection = self.book.connection();
-        // Whoever sees the node asks after it was created, so after the watch was armed.
+        // A contender that sees the node asks after the create, so after the watch was armed.
         let arming = self.keeps.then(|| self.session().watch(&self.directory));
         let reply = self.session().create(&prefix, data, Kind::EphemeralSequential);
         let mut node = self.node();

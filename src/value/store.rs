@@ -44,6 +44,22 @@ impl<T> Store<T> {
         Store { cache, lock, newest: Mutex::new(Newest { token: 0, commits: 0, value: None }) }
     }
 
+    /// The number of the next commit under this token. No two commits under one token have the same number, so that a
+    /// commit whose answer was lost can be told from those of other uses of the node.
+    fn next_commit(&self, token: i64) -> u32 {
+        let mut newest = self.newest_of(token);
+        newest.commits = newest.commits.saturating_add(1);
+        newest.commits
+    }
+
+    /// A commit is not sent after all. Its number goes to the next one, unless there is a next one already.
+    fn not_sent(&self, written: &Written) {
+        let mut newest = self.newest_of(written.token);
+        if newest.commits == written.commit {
+            newest.commits -= 1;
+        }
+    }
+
     /// The value that an earlier read has found under the same kept node. It cannot have changed since: a writer would
     /// need the lock, and a transaction of this process would have been counted.
     pub(crate) fn kept(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
@@ -67,7 +83,11 @@ impl<T> Store<T> {
     fn newest_of(&self, token: i64) -> MutexGuard<'_, Newest<T>> {
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         if newest.token < token {
-            *newest = Newest { token, commits: 0, value: None };
+            let old = std::mem::replace(&mut *newest, Newest { token, commits: 0, value: None });
+            drop(newest);
+            // A value may do anything when it is dropped.
+            drop(old);
+            newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         }
         newest
     }
@@ -92,15 +112,17 @@ impl<T: Send + Sync + 'static> Store<T> {
             host: self.lock.handle.host.clone(),
             label: label.clone(),
             token,
-            commit: self.newest_of(token).commits.saturating_add(1),
+            commit: self.next_commit(token),
             at: envelope::now(),
             schema: terms.schema,
         };
-        let bytes = terms.seal(value, &written, base.mark).map_err(|error| self.cache.fault(error))?;
-        // No two commits under one token have the same number, so that a commit whose answer was lost can be told from
-        // those of earlier uses of the node.
-        self.newest_of(token).commits = written.commit;
-        Ok((bytes, written))
+        match terms.seal(value, &written, base.mark) {
+            Ok(bytes) => Ok((bytes, written)),
+            Err(error) => {
+                self.not_sent(&written);
+                Err(self.cache.fault(error))
+            }
+        }
     }
 
     /// Writes the bytes into the node. Returns the version that this made.

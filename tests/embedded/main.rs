@@ -4,5 +4,6 @@ mod asking;
 mod dialects;
 mod face;
 mod kept;
+mod kept_waits;
 mod memory;
 mod seeing;

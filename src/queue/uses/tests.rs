@@ -113,9 +113,12 @@ impl Story {
     /// Sees where each use stands now, and compares.
     fn look(&mut self, step: Happens, before: &[Use], woken: &[u64]) {
         let mut uses = self.uses.clone();
+        // Of a node that is asked for before its grant, the first reads stay, or the first write.
+        let stay = before.iter().take_while(|it| it.mode == Mode::Read).count().max(1);
+        let stays = |it: &Use| before.iter().take(stay).any(|other| other.number == it.number);
         let refusable = |it: &Use| match step {
             Happens::Asked if self.is_granted => true,
-            Happens::Asked => self.uses.mode() == Mode::Write && it.number != before[0].number,
+            Happens::Asked => !stays(it),
             Happens::Failed => true,
             Happens::Downgraded => it.mode == Mode::Write,
             _ => false,

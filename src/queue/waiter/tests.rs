@@ -119,7 +119,7 @@ fn a_waiter_gives_up_without_its_node_and_beside_foreign_contenders() {
 }
 
 #[test]
-fn a_waiter_asks_the_ensemble_once_and_each_contender_of_its_session() {
+fn a_waiter_asks_the_ensemble_once_and_not_for_its_own_session() {
     let asks = |step: Step<u8>| match step {
         Step::Await { asks, .. } => asks,
         other => panic!("{other:?}"),
@@ -132,14 +132,18 @@ fn a_waiter_asks_the_ensemble_once_and_each_contender_of_its_session() {
     assert!(!asks(behind_strangers.lists(&[kept[0], ME])), "it was asked together with the first");
 
     let mut behind_others = waiter(TRUSTING);
-    assert!(!asks(behind_others.lists(&[kept[0], "h~c-READ-0000000001", ME])), "its predecessor is not only kept");
-    assert_eq!(behind_others.departs(Departure::Seen(None)), Step::Consult);
-    assert_eq!(behind_others.book(Known::Nothing), Step::List);
-    assert!(asks(behind_others.lists(&[kept[0], ME])));
+    let plain = "h~c-READ-0000000001";
+    assert!(asks(behind_others.lists(&[kept[0], plain, ME])), "not only its predecessor is in the way");
+    assert!(!asks(waiter(TRUSTING).lists(&[plain, ME])));
 
-    let local = |name: &str| Predecessor { name: name.into(), mode: Mode::Read, is_local: true };
+    let local = |name: &str, mode| Known::Behind(Predecessor { name: name.into(), mode, is_local: true });
     let mut behind_its_own = waiter(TRUSTING);
-    assert!(asks(behind_its_own.book(Known::Behind(local(kept[1])))));
-    assert_eq!(behind_its_own.departs(Departure::Unseen), Step::Consult);
-    assert!(asks(behind_its_own.book(Known::Behind(local(kept[0])))));
+    let step = behind_its_own.book(local(kept[1], Mode::Read));
+    assert_eq!(step, Step::List, "only a listing shows the readers of others");
+    let (alone, both) = (names(&[kept[1], ME]), names(&[kept[0], kept[1], ME]));
+    let step = behind_its_own.next(News::Listed { names: &alone, known: local(kept[1], Mode::Read) });
+    assert!(!asks(step), "it is asked without the ensemble");
+    assert!(asks(waiter(TRUSTING).next(News::Listed { names: &both, known: local(kept[1], Mode::Read) })));
+    let writer = "h~c~keep-WRITE-0000000001";
+    assert!(!asks(waiter(TRUSTING).book(local(writer, Mode::Write))), "it asks for what is before it");
 }

@@ -1,0 +1,353 @@
+//! How uses of one process wait for a kept node and for each other: deadlocks, timeouts, reports, tries and fairness.
+
+use std::future::IntoFuture;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use support::polled::*;
+use tokio_test::{assert_pending, assert_ready_ok};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+use zk_rwlock::coordinator::Coordinator;
+use zk_rwlock::{Contender, Deadlock, Error, Memory, Mode, RwLock};
+
+const DIRECTORY: &str = "/lock";
+const IDLE: Duration = Duration::from_secs(60);
+
+fn keeping<C: Coordinator + Clone>(client: &C) -> RwLock {
+    RwLock::builder(client, DIRECTORY).keep(IDLE).build().expect("valid")
+}
+
+fn plain<C: Coordinator + Clone>(client: &C) -> RwLock {
+    RwLock::new(client, DIRECTORY).expect("valid")
+}
+
+fn two() -> (Memory, RwLock, RwLock) {
+    let zk = Memory::new();
+    let other = plain(&zk.connect());
+    drop(write(&other));
+    let kept = keeping(&zk);
+    (zk, kept, other)
+}
+
+fn line(zk: &Memory) -> Vec<Mode> {
+    let mut all: Vec<_> = zk.children(DIRECTORY).iter().filter_map(|name| Contender::parse(name)).collect();
+    all.sort_by_key(Contender::sequence);
+    all.iter().map(Contender::mode).collect()
+}
+
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+struct Message(String);
+impl tracing::field::Visit for Message {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
+}
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() == tracing::Level::WARN
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &Event<'_>) {
+        let mut message = Message(String::new());
+        event.record(&mut message);
+        self.0.lock().unwrap().push(message.0);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+fn refusing(zk: &Memory) -> RwLock {
+    RwLock::builder(zk, DIRECTORY).keep(IDLE).on_deadlock(Deadlock::Refuse).build().expect("valid")
+}
+
+async fn spin() {
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+}
+
+const SOON: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn a_read_behind_a_local_write_behind_its_own_read_is_a_deadlock() {
+    let zk = Memory::new();
+    let lock = refusing(&zk);
+    drop(lock.write().await.unwrap());
+    let _mine = lock.read().await.unwrap();
+    let clone = lock.clone();
+    let writer = tokio::spawn(async move { clone.write().timeout(SOON * 5).await.map(drop) });
+    spin().await;
+    let error = lock.read().timeout(SOON).await.unwrap_err();
+    assert!(matches!(error, Error::WouldDeadlock { same_task: true, .. }), "{error}");
+    writer.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_use_that_would_join_and_wait_for_its_own_use_is_a_deadlock() {
+    let zk = Memory::new();
+    let lock = refusing(&zk);
+    let _mine = lock.read().await.unwrap();
+    let clone = lock.clone();
+    let writer = tokio::spawn(async move { clone.write().timeout(SOON * 5).await.map(drop) });
+    spin().await;
+    let write = lock.write().timeout(SOON).await.unwrap_err();
+    let read = lock.read().timeout(SOON).await.unwrap_err();
+    assert!(matches!(write, Error::WouldDeadlock { same_task: true, .. }), "{write}");
+    assert!(matches!(read, Error::WouldDeadlock { same_task: true, .. }), "{read}");
+    writer.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_deadlock_of_one_task_is_not_reported_to_another_that_joined() {
+    let zk = Memory::new();
+    let lock = refusing(&zk);
+    let mine = lock.read().await.unwrap();
+    zk.cut();
+    let mut first = writing(&lock);
+    assert_pending!(first.poll());
+    let clone = lock.clone();
+    let innocent = tokio::spawn(async move { clone.write().await.map(drop) });
+    spin().await;
+    zk.heal();
+    let first = first.await;
+    assert!(matches!(first, Err(Error::WouldDeadlock { same_task: true, .. })));
+    drop(mine);
+    innocent.await.unwrap().expect("it waited for a lock that it does not hold");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_says_how_long_a_use_has_waited_in_all() {
+    let (_zk, kept, other) = two();
+    drop(kept.write().await.unwrap());
+    let mine = kept.write().await.unwrap();
+    let clone = kept.clone();
+    let late = tokio::spawn(async move { clone.write().timeout(SOON * 5).await.map(drop) });
+    tokio::time::sleep(SOON * 3).await;
+    let asks = tokio::spawn(async move { other.write().await.map(drop) });
+    let error = late.await.unwrap().unwrap_err();
+    let Error::Timeout { waited, .. } = &error else { panic!("{error}") };
+    assert_eq!(*waited, SOON * 5, "{error}");
+    drop(mine);
+    asks.await.unwrap().unwrap();
+}
+
+fn granted_after_a_wait() -> (Memory, RwLock, zk_rwlock::WriteGuard) {
+    let (zk, kept, other) = two();
+    let holder = now(other.write().label("left long ago")).unwrap();
+    let mut writer = writing(&kept);
+    assert_pending!(writer.poll());
+    drop(holder);
+    let guard = assert_ready_ok!(writer.poll());
+    (zk, kept, guard)
+}
+
+#[test]
+fn a_try_names_the_use_in_the_way_and_not_one_that_left_long_ago() {
+    let (_zk, kept, guard) = granted_after_a_wait();
+    let error = now(kept.try_write()).unwrap_err();
+    let Error::WouldBlock { blockers } = &error else { panic!("{error}") };
+    assert!(guard.path().ends_with(&blockers.first[0].node), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_wait_hears_of_a_wait_for_a_use_of_the_same_process() {
+    let (_zk, kept, _other) = two();
+    let guard = kept.write().await.unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tell = Arc::clone(&told);
+    let waits = kept.write().on_wait(move |progress| tell.lock().unwrap().push(progress.to_string()));
+    waits.timeout(SOON * 10).await.unwrap_err();
+    assert!(!told.lock().unwrap().is_empty(), "it was told nothing in ten seconds");
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_for_a_use_of_the_same_process_is_warned_of() {
+    let warnings = Warnings::default();
+    let _guard = tracing::subscriber::set_default(warnings.clone());
+    let zk = Memory::new();
+    let lock = RwLock::builder(&zk, DIRECTORY).keep(IDLE).warn_after_waiting(SOON).build().unwrap();
+    let guard = lock.write().await.unwrap();
+    let clone = lock.clone();
+    let late = tokio::spawn(async move { clone.write().await.map(drop) });
+    tokio::time::sleep(SOON * 10).await;
+    let seen = warnings.0.lock().unwrap().clone();
+    assert!(seen.iter().any(|it| it.contains("takes long to acquire")), "{seen:?}");
+    drop(guard);
+    late.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_that_was_granted_at_once_is_not_warned_of_later() {
+    let warnings = Warnings::default();
+    let _guard = tracing::subscriber::set_default(warnings.clone());
+    let zk = Memory::new();
+    let lock = RwLock::builder(&zk, DIRECTORY).keep(IDLE).warn_after_waiting(SOON).build().unwrap();
+    let other = plain(&zk.connect());
+    drop(lock.read().await.unwrap());
+    drop(other.write().await.unwrap());
+    tokio::time::sleep(SOON * 10).await;
+    let seen = warnings.0.lock().unwrap().clone();
+    assert!(seen.is_empty(), "{seen:?}");
+}
+
+#[test]
+fn a_try_of_a_free_lock_is_granted_while_another_use_is_entering() {
+    for lock in [|zk: &Memory| plain(zk), |zk: &Memory| keeping(zk)] {
+        let zk = Memory::new();
+        let lock = lock(&zk);
+        zk.cut();
+        let mut first = reading(&lock);
+        assert_pending!(first.poll());
+        zk.heal();
+        let second = now(lock.try_read());
+        assert!(second.is_ok(), "{}; in the directory: {:?}", second.unwrap_err(), zk.children(DIRECTORY));
+    }
+}
+
+#[test]
+fn a_try_that_is_refused_leaves_the_kept_node() {
+    let (zk, kept, other) = two();
+    drop((read(&kept), read(&kept)));
+    let guard = read(&other);
+    now(kept.try_write()).unwrap_err();
+    assert_eq!(line(&zk), [Mode::Read; 2], "a try that fails writes nothing");
+    drop(guard);
+}
+
+#[test]
+fn no_use_joins_while_a_writer_waits_behind_a_plain_reader() {
+    let (zk, kept, other) = two();
+    drop((read(&kept), read(&kept)));
+    let reader = read(&other);
+    let mut writer = writing(&plain(&zk.connect()));
+    assert_pending!(writer.poll());
+    let mut late = reading(&kept);
+    assert_pending!(late.poll(), "a contender waits for the node, so no use joins it");
+    drop(reader);
+}
+
+#[test]
+fn no_use_joins_in_another_process_while_a_local_use_is_waited_for() {
+    let (zk, kept, _other) = two();
+    let remote = keeping(&zk.connect());
+    drop((read(&remote), read(&remote)));
+    let reader = read(&kept);
+    let mut writer = writing(&plain(&zk));
+    assert_pending!(writer.poll());
+    let mut late = reading(&remote);
+    assert_pending!(late.poll(), "a contender waits for the node, so no use joins it");
+    drop(reader);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_use_that_was_released_is_not_reported_as_held_for_long() {
+    let warnings = Warnings::default();
+    let _guard = tracing::subscriber::set_default(warnings.clone());
+    let zk = Memory::new();
+    let lock = RwLock::builder(&zk, DIRECTORY).keep(IDLE).warn_after_holding(SOON).build().unwrap();
+    let guard = lock.write().await.unwrap();
+    lock.ask().await.unwrap();
+    zk.cut();
+    let mut release = tokio_test::task::spawn(guard.release());
+    assert_pending!(release.poll());
+    tokio::time::sleep(SOON * 2).await;
+    let seen = warnings.0.lock().unwrap().clone();
+    assert!(!seen.iter().any(|it| it.contains("held for long")), "{seen:?}");
+}
+
+#[test]
+fn reads_left_by_a_cancelled_write_are_granted_together_though_asked() {
+    let (zk, kept, other) = two();
+    let holder = write(&other);
+    let (mut writer, mut one, mut two) = (writing(&kept), reading(&kept), reading(&kept));
+    assert_pending!(writer.poll());
+    assert_pending!(one.poll());
+    assert_pending!(two.poll());
+    drop(writer);
+    let mut asks = writing(&plain(&zk.connect()));
+    assert_pending!(asks.poll());
+    drop(holder);
+    let _one = assert_ready_ok!(one.poll());
+    let _two = assert_ready_ok!(two.poll());
+}
+
+#[test]
+fn a_runtime_may_end_while_a_node_is_kept() {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let lock = keeping(&Memory::new());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { drop(lock.read().await.unwrap()) });
+        drop(runtime);
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(Duration::from_secs(10)).expect("the end of the runtime hangs");
+}
+
+#[test]
+fn a_try_that_its_own_use_refuses_does_not_end_the_keeping() {
+    let (zk, kept, _other) = two();
+    let guard = read(&kept);
+    now(kept.try_write()).unwrap_err();
+    drop(guard);
+    assert_eq!(line(&zk), [Mode::Read], "nobody waits for the node");
+}
+
+#[test]
+fn on_wait_is_not_told_of_contenders_that_left_long_ago() {
+    let (_zk, kept, guard) = granted_after_a_wait();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tell = Arc::clone(&told);
+    let waits = kept.write().on_wait(move |progress| tell.lock().unwrap().push(format!("{progress:?}")));
+    let mut waits = tokio_test::task::spawn(waits.into_future());
+    assert_pending!(waits.poll());
+    let told = told.lock().unwrap().clone();
+    drop(guard);
+    let [told] = &told[..] else { panic!("{told:?}") };
+    assert!(told.contains("place: 2") && told.contains("~keep-WRITE-") && !told.contains("left long ago"), "{told}");
+}
+
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Noisy(u32);
+
+static NOISY: std::sync::OnceLock<zk_rwlock::Shared<Noisy>> = std::sync::OnceLock::new();
+static IS_ARMED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+impl Drop for Noisy {
+    fn drop(&mut self) {
+        if IS_ARMED.swap(false, std::sync::atomic::Ordering::SeqCst) {
+            let _value = NOISY.get().unwrap().read().blocking();
+        }
+    }
+}
+
+#[test]
+fn a_value_may_be_used_while_an_old_one_is_dropped() {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let zk = Memory::new();
+        let shared = zk_rwlock::Shared::builder(&zk, "/noisy").initial(|| Noisy(1)).keep(IDLE).build().unwrap();
+        let shared = NOISY.get_or_init(|| shared);
+        // Twice: the first read begins the value, the second one keeps it.
+        drop(shared.read().blocking().unwrap());
+        drop(shared.read().blocking().unwrap());
+        drop(shared.read().blocking().unwrap());
+        zk.expire();
+        IS_ARMED.store(true, std::sync::atomic::Ordering::SeqCst);
+        drop(shared.read().blocking().unwrap());
+        assert!(!IS_ARMED.load(std::sync::atomic::Ordering::SeqCst));
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(Duration::from_secs(10)).expect("a value is dropped while the store is locked");
+}
