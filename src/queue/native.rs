@@ -15,15 +15,15 @@ use crate::queue::mode::{Mode, Slot};
 /// It is in the name, and not in the node's data, so that a waiter can ask as soon as it has listed the queue.
 pub(crate) const KEEP: &str = "~keep";
 
-/// Whether a name may be one for which [`keeps`] is true. Quick, because only the end of the name is read.
+/// Whether a contender of this name may be kept between uses, and is to be asked for.
+pub(crate) fn keeps(name: &str) -> bool {
+    may_keep(name) && split(name).is_some_and(|(owner, _)| owner.ends_with(KEEP))
+}
+
+/// Whether a name looks as if it were kept. Quick, because only the end of the name is read.
 pub(crate) fn may_keep(name: &str) -> bool {
     let before = name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '-');
     before.strip_suffix("-READ").or_else(|| before.strip_suffix("-WRITE")).is_some_and(|owner| owner.ends_with(KEEP))
-}
-
-/// Whether a contender of this name may be kept between uses, and is to be asked for.
-pub(crate) fn keeps(name: &str) -> bool {
-    split(name).is_some_and(|(owner, _)| owner.ends_with(KEEP))
 }
 
 /// Splits a native name into its owner (`host`, `host~id` or `host~id~keep`) and its slot.

@@ -101,14 +101,16 @@ where
     }
 }
 
-/// Whether a contender that `me` waits for, directly or not, may only keep its node.
-pub(crate) fn is_one_kept_before<'q>(me: &Contender, mut queue: impl Iterator<Item = &'q String>) -> bool {
+/// Whether `me`, a writer that waits for readers, has to ask for a node that one of them may only keep. It asks for the
+/// readers that came after the last writer before it: that writer asks for the others. `except` is asked in another way.
+pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], except: Option<&str>) -> bool {
     // Most names are passed over by their last characters: a waiter may list ten thousand names.
-    queue.any(|name| {
-        native::may_keep(name)
-            && native::keeps(name)
-            && me.dialect().slot(name).is_some_and(|other| blocks(other, me.slot()))
-    })
+    let kept = queue.iter().filter(|name| native::may_keep(name) && Some(&name[..]) != except);
+    let before = |name: &String| me.dialect().slot(name).filter(|it| it.sequence < me.sequence());
+    let readers = kept.filter_map(before).filter(|it| it.mode == Mode::Read);
+    let Some(newest) = readers.map(|it| it.sequence).max() else { return false };
+    let writers = queue.iter().filter_map(before).filter(|it| it.mode == Mode::Write);
+    writers.map(|it| it.sequence).max() < Some(newest)
 }
 
 /// The first name, in the order of text, of a foreign contender.

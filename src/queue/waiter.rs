@@ -228,8 +228,11 @@ impl<C: Borrow<Contender>> Waiter<C> {
                     _ => Predecessor { name: nearest.name().into(), mode: nearest.mode(), is_local: false },
                 };
                 // A predecessor of this session is asked without the ensemble.
-                let others = names.iter().filter(|name| !(predecessor.is_local && **name == *predecessor.name));
-                let is_kept = turn::is_one_kept_before(self.me.borrow(), others);
+                let local = predecessor.is_local.then_some(&*predecessor.name);
+                let is_kept = match predecessor.mode {
+                    Mode::Write => local.is_none() && native::keeps(&predecessor.name),
+                    Mode::Read => turn::is_reader_kept_before(self.me.borrow(), names, local),
+                };
                 self.wait(predecessor, is_kept)
             }
         }
@@ -258,7 +261,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
         Step::Consult
     }
 
-    /// `is_kept` says whether a contender that is to be waited for may only keep its node.
+    /// `is_kept` says whether a node is in the way that may only be kept, and that this contender has to ask for.
     fn wait<E>(&mut self, predecessor: Predecessor, is_kept: bool) -> Step<E> {
         self.has_waited = true;
         // Only a watch shows how the predecessor leaves, and that decides whether to pause.

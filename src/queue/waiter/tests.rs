@@ -135,6 +135,7 @@ fn a_waiter_asks_the_ensemble_once_and_not_for_its_own_session() {
     let plain = "h~c-READ-0000000001";
     assert!(asks(behind_others.lists(&[kept[0], plain, ME])), "not only its predecessor is in the way");
     assert!(!asks(waiter(TRUSTING).lists(&[plain, ME])));
+    assert!(!asks(waiter(TRUSTING).lists(&[kept[0], FIRST, ME])), "the writer between the two asks");
 
     let local = |name: &str, mode| Known::Behind(Predecessor { name: name.into(), mode, is_local: true });
     let mut behind_its_own = waiter(TRUSTING);
