@@ -6,7 +6,7 @@ use support::simulated::{Minute, minutes};
 #[tokio::test(start_paused = true)]
 async fn clients_that_keep_reads_ask_nothing_while_nobody_writes() {
     let idle = Minute { reads: 6_000, writes: 0, requests: 0 };
-    assert_eq!(minutes(100, 2, false).await, [idle, idle]);
+    assert_eq!(minutes(100, &[false, false]).await, [idle, idle]);
 }
 
 /// Of each client: the removal that it was asked for; then again the watch, the create and the listing, and the read by
@@ -16,6 +16,6 @@ async fn a_write_costs_each_client_that_keeps_reads_five_requests() {
     for clients in [1, 2, 10, 100] {
         let written = Minute { reads: 60 * clients, writes: 1, requests: 5 * clients + 7 };
         let clients = usize::try_from(clients).expect("few");
-        assert_eq!(minutes(clients, 2, true).await, [written, written], "{clients} clients");
+        assert_eq!(minutes(clients, &[true, true]).await, [written, written], "{clients} clients");
     }
 }

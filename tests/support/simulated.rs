@@ -20,11 +20,11 @@ pub struct Minute {
     pub requests: u64,
 }
 
-/// So many clients, each with a session of its own, read once a second. A writer comes once a minute, if `writes`. Returns
-/// what happened in each minute after the first.
+/// So many clients, each with a session of its own, read once a second. A writer comes in those of the minutes that follow
+/// for which `written` says so. Returns what happened in each.
 ///
 /// Call it in a runtime whose clock is paused.
-pub async fn minutes(clients: usize, count: u32, writes: bool) -> Vec<Minute> {
+pub async fn minutes(clients: usize, written: &[bool]) -> Vec<Minute> {
     let zk = Memory::new();
     let reads = Arc::new(AtomicU64::new(0));
     let began = Instant::now();
@@ -45,19 +45,20 @@ pub async fn minutes(clients: usize, count: u32, writes: bool) -> Vec<Minute> {
     let writer = RwLock::new(&elsewhere, DIRECTORY).expect("valid");
     let mut minutes = Vec::new();
     let so_far = || (reads.load(Ordering::Relaxed), zk.requests());
-    for minute in 0..=count {
-        // Between two reads.
-        let starts = began + minute * MINUTE + Duration::from_millis(500);
+    // Between two reads, after the first.
+    let mut starts = began + Duration::from_millis(500);
+    for is_written in written {
         sleep_until(starts).await;
         let before = so_far();
         sleep_until(starts + MINUTE / 2).await;
-        if writes {
+        if *is_written {
             writer.write().await.expect("it is granted").release().await.expect("nothing is lost");
         }
-        sleep_until(starts + MINUTE - Duration::from_millis(1)).await;
+        starts += MINUTE;
+        sleep_until(starts - Duration::from_millis(1)).await;
         let after = so_far();
-        minutes.push(Minute { reads: after.0 - before.0, writes: writes.into(), requests: after.1 - before.1 });
+        minutes.push(Minute { reads: after.0 - before.0, writes: (*is_written).into(), requests: after.1 - before.1 });
     }
     readers.shutdown().await;
-    minutes.split_off(1)
+    minutes
 }

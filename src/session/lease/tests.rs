@@ -183,6 +183,28 @@ fn renewals_in_time_are_one_stretch() {
     assert!(stage.lease.covers(epoch));
 }
 
+/// Nobody looks at the state in between: a moment that is over is seen by the clock alone.
+#[test]
+fn what_is_seen_without_a_lock_is_what_the_state_says() {
+    let stage = Stage::set();
+    let first = stage.lease.epoch().unwrap();
+    assert_eq!(stage.lease.covered_at(first), Some(stage.lease.now()));
+    assert_eq!(stage.lease.covered_at(first + 1), None);
+    stage.passes(ms(4_999));
+    assert_eq!(stage.lease.covered_at(first), Some(stage.lease.now()));
+    stage.passes(ms(1));
+    assert_eq!(stage.lease.covered_at(first), None);
+
+    stage.lease.began(stage.lease.now());
+    let second = stage.lease.epoch().unwrap();
+    assert_eq!((stage.lease.covered_at(first), stage.lease.covered_at(second)), (None, Some(stage.lease.now())));
+    stage.lease.steady(true);
+    stage.passes(ms(60_000));
+    assert_eq!(stage.lease.covered_at(second), Some(stage.lease.now()));
+    stage.lease.end(Ending::Expired);
+    assert_eq!(stage.lease.covered_at(second), None);
+}
+
 #[test]
 fn nothing_remains_of_an_ended_session() {
     let stage = Stage::set();
