@@ -70,21 +70,22 @@ ROUNDS := 3
 MANY_DESCRIPTORS := ulimit -Sn hard
 bench: zookeeper
 	$(MANY_DESCRIPTORS)
-	cargo build --release --example drive --example kept_reads
+	cargo build --release --example drive
 	cargo bench -p zk-rwlock-benches --bench server -- --rounds $(ROUNDS)
 
 # All that docs/performance.md shows of us and of the floor, measured here; the tables and plots are in target/performance.
 performance: zookeeper
 	$(MANY_DESCRIPTORS)
-	cargo build --release --example drive --example kept_reads
+	cargo build --release --example drive
 	rm -rf target/performance
 	mkdir -p target/performance
 	cargo bench -p zk-rwlock-benches --bench server -- --rounds $(ROUNDS) --all --out '$(CURDIR)/target/performance/results.jsonl'
 	cargo run --release --example performance -- target/performance
 
 # The tables and plots of docs/performance.md, from the results that are committed with them.
+# `make figures NEWER=target/performance/results.jsonl` takes over what `make performance` has measured.
 figures:
-	cargo run --release --example performance -- docs/performance --page docs/performance.md
+	cargo run --release --example performance -- docs/performance --page docs/performance.md $(if $(NEWER),--with '$(NEWER)')
 
 # Kerberos is behind a cfg, because it needs C headers and libclang to build; the tests run in a realm of their own.
 # On Debian: apt-get install libkrb5-dev libclang-dev krb5-kdc krb5-admin-server krb5-user

@@ -52,8 +52,8 @@ pub(crate) const CASES: [Case; 8] = [
     ]},
     Case { name: "kept-mix-5", workload: "kept", link: Link::Near, drives: &[
         (Driver::Raw, "--workload mix --n 8 --ops 2000 --sessions 8"),
-        (Driver::Ours, "--workload mix --n 8 --ops 2000 --write-one-in 20 --apart"),
-        (Driver::Ours, "--workload mix --n 8 --ops 2000 --write-one-in 20 --apart --keep"),
+        (Driver::Ours, "--workload mix --n 8 --ops 4000 --write-one-in 20 --apart"),
+        (Driver::Ours, "--workload mix --n 8 --ops 4000 --write-one-in 20 --apart --keep"),
         (Driver::Ours, "--workload mix --n 8 --ops 2000 --write-one-in 20"),
         (Driver::Ours, "--workload mix --n 8 --ops 2000 --write-one-in 20 --keep"),
         (Driver::Ours, "--workload mix --n 8 --ops 2000 --write-one-in 20 --local"),

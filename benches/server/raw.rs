@@ -77,16 +77,15 @@ struct Measured {
     elapsed: Duration,
     /// The median of the pairs, where there are any.
     pair: Option<Duration>,
-    counted: Counted,
-    /// For how many operations.
-    counted_ops: usize,
+    /// One reading, or one for each round.
+    counted: Vec<Counted>,
     /// What the workload adds.
     extra: Map<String, Value>,
 }
 
 impl Measured {
     fn new(ops: usize, elapsed: Duration, counted: Counted) -> Measured {
-        Measured { ops, elapsed, pair: None, counted, counted_ops: ops, extra: Map::new() }
+        Measured { ops, elapsed, pair: None, counted: vec![counted], extra: Map::new() }
     }
 }
 
@@ -100,7 +99,8 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<Value> {
         sessions.push(Contender { client, directory: Arc::clone(&directory) });
     }
     sessions[0].client.mkdir(&directory, &CreateMode::Container.with_acls(Acls::anyone_all())).await?;
-    for _ in 0..WARM_UP {
+    // The keepers may be far.
+    for _ in 0..if arguments.workload == Workload::Keepers { 10 } else { WARM_UP } {
         let node = sessions[0].enter().await?;
         sessions[0].leave(&node).await?;
     }
@@ -121,14 +121,14 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<Value> {
     let workload = arguments.workload.to_possible_value().map(|name| name.get_name().to_owned());
     let ops = measured.ops as f64;
     let micros = measured.elapsed.as_secs_f64() * 1e6;
+    let count = |name: &str| measured.counted.iter().map(|counted| counted.of(name)).sum::<Result<i64>>();
+    let counts = COUNTERS.map(|name| (name, count(name)));
+    let requests = count("packets_received")? as f64 / ops;
     let extra = &mut measured.extra;
-    for name in COUNTERS {
-        extra.insert(name.to_owned(), json!(measured.counted.of(name)?));
+    for (name, count) in counts {
+        extra.insert(name.to_owned(), json!(count?));
     }
-    extra.insert(
-        "requests_per_op".to_owned(),
-        json!(measured.counted.of("packets_received")? as f64 / measured.counted_ops as f64),
-    );
+    extra.insert("requests_per_op".to_owned(), json!(requests));
     extra.insert("us_per_handoff".to_owned(), json!(micros / ops));
     extra.insert("total_us".to_owned(), json!(micros));
     Ok(json!({
@@ -273,17 +273,21 @@ async fn waiters(arguments: &Arguments, contenders: Vec<Contender>, gate: &Conte
 
 /// From the creation of the writer's node until the last of the others is deleted, in each round.
 async fn keepers(arguments: &Arguments, contenders: Vec<Contender>, writer: &Contender) -> Result<Measured> {
-    let (mut grants, mut counted) = (Vec::new(), None);
+    let (mut grants, mut counted) = (Vec::new(), Vec::new());
     for _ in 0..arguments.ops {
         let mut tasks: JoinSet<Result<()>> = JoinSet::new();
+        let entered = Arc::new(Semaphore::new(0));
         for me in contenders.clone() {
-            let (_, _, asked) = me.client.get_and_watch_data(&me.directory).await?;
-            let node = me.enter().await?;
+            let entered = Arc::clone(&entered);
             tasks.spawn(async move {
+                let (_, _, asked) = me.client.get_and_watch_data(&me.directory).await?;
+                let node = me.enter().await?;
+                entered.add_permits(1);
                 asked.changed().await;
                 me.leave(&node).await
             });
         }
+        let _all = entered.acquire_many(u32::try_from(arguments.n)?).await?;
         meter::quiet(&arguments.zk, arguments.sessions).await?;
         let meter = Meter::start(&arguments.zk)?;
         let began = Instant::now();
@@ -293,12 +297,11 @@ async fn keepers(arguments: &Arguments, contenders: Vec<Contender>, writer: &Con
             ended??;
         }
         grants.push(began.elapsed());
-        counted = Some(meter.stop()?);
+        counted.push(meter.stop()?);
         writer.leave(&node).await?;
     }
     let elapsed = grants.iter().sum();
     grants.sort_unstable();
     let pair = grants.get(grants.len() / 2).copied();
-    let counted = counted.ok_or("there was no round")?;
-    Ok(Measured { pair, counted_ops: 1, ..Measured::new(arguments.ops, elapsed, counted) })
+    Ok(Measured { ops: arguments.ops, elapsed, pair, counted, extra: Map::new() })
 }

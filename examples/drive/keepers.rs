@@ -6,7 +6,7 @@
 use std::process::Stdio;
 use std::time::Instant;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use zk_rwlock::RwLock;
@@ -76,7 +76,7 @@ pub(crate) async fn keepers(args: &Args, writer: &Contender, zk: &zk_rwlock::Zoo
     let Lock::Fleet(lock) = &writer.lock else { return Err("there are no keepers of a local lock".into()) };
     let mut keepers = (0..args.n).map(|_| Keeper::start(args, lock.path())).collect::<Outcome<Vec<_>>>()?;
     let (mut grants, mut trips, mut extra) = (Vec::new(), Vec::new(), serde_json::Map::new());
-    for round in 0..args.ops {
+    for _ in 0..args.ops {
         for keeper in &mut keepers {
             keeper.order().await?;
         }
@@ -89,10 +89,9 @@ pub(crate) async fn keepers(args: &Args, writer: &Contender, zk: &zk_rwlock::Zoo
         let before = Instant::now();
         let held = writer.acquire(true).await?;
         grants.push(before.elapsed());
-        let counted = counts(&meter.stop()?);
-        // Requests are those of the last round: the first one also finds nothing that was kept.
-        if round + 1 == args.ops {
-            extra = counted;
+        for (name, count) in counts(&meter.stop()?) {
+            let sum = extra.get(&name).and_then(Value::as_i64).unwrap_or(0) + count.as_i64().unwrap_or(0);
+            extra.insert(name, json!(sum));
         }
         writer.release(held).await?;
     }
@@ -102,7 +101,7 @@ pub(crate) async fn keepers(args: &Args, writer: &Contender, zk: &zk_rwlock::Zoo
     extra.insert("round_trip_us".to_owned(), percentiles(&mut trips)["p50_us"].clone());
     extra.insert("keepers".to_owned(), json!(args.n));
     let elapsed = grants.iter().sum();
-    Ok(Measured { ops: args.ops, counted_ops: 1, elapsed, latencies: grants, extra })
+    Ok(Measured { ops: args.ops, elapsed, latencies: grants, extra })
 }
 
 async fn round_trips(zk: &zk_rwlock::ZooKeeper, directory: &str) -> Outcome<Vec<std::time::Duration>> {

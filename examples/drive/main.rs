@@ -107,8 +107,6 @@ fn counts(counted: &Counted) -> Map<String, Value> {
 
 struct Measured {
     ops: usize,
-    /// For how many of them the servers counted.
-    counted_ops: usize,
     elapsed: Duration,
     latencies: Vec<Duration>,
     extra: Map<String, Value>,
@@ -145,7 +143,7 @@ async fn single(args: &Args, me: &Contender) -> Outcome<Measured> {
     let mut extra = counts(&meter.stop()?);
     extra.insert("acquire".to_owned(), percentiles(&mut acquire).into());
     extra.insert("release".to_owned(), percentiles(&mut release).into());
-    Ok(Measured { ops: args.ops, counted_ops: args.ops, elapsed, latencies: pair, extra })
+    Ok(Measured { ops: args.ops, elapsed, latencies: pair, extra })
 }
 
 /// Tasks that do nothing else, each for its share of the operations: for pairs that cost less than sharing a counter.
@@ -177,7 +175,7 @@ async fn busy(args: &Args, contenders: Vec<Contender>) -> Outcome<Measured> {
     let elapsed = start.elapsed();
     let extra = meter.map_or_else(|| Ok(Map::new()), |meter| meter.stop().map(|counted| counts(&counted)))?;
     let ops = each * args.n;
-    Ok(Measured { ops, counted_ops: ops, elapsed, latencies, extra })
+    Ok(Measured { ops, elapsed, latencies, extra })
 }
 
 async fn contend(args: &Args, contenders: Vec<Contender>) -> Outcome<Measured> {
@@ -217,7 +215,7 @@ async fn contend(args: &Args, contenders: Vec<Contender>) -> Outcome<Measured> {
     let mut extra = counts(&meter.stop()?);
     extra.insert("count_min".to_owned(), json!(all.iter().map(Vec::len).min()));
     extra.insert("count_max".to_owned(), json!(all.iter().map(Vec::len).max()));
-    Ok(Measured { ops, counted_ops: ops, elapsed, latencies: all.concat(), extra })
+    Ok(Measured { ops, elapsed, latencies: all.concat(), extra })
 }
 
 /// SplitMix64: which operations write is the same for every driver.
@@ -275,7 +273,7 @@ async fn queue(args: &Args, contenders: Vec<Contender>, gate: (ZooKeeper, Conten
     let micros = elapsed.as_nanos() as f64 / 1e3;
     let (name, value) = if drain { ("us_per_handoff", micros / args.n as f64) } else { ("total_us", micros) };
     extra.insert(name.to_owned(), json!(value));
-    Ok(Measured { ops: args.n, counted_ops: args.n, elapsed, latencies, extra })
+    Ok(Measured { ops: args.n, elapsed, latencies, extra })
 }
 
 /// Nothing is granted here, so there are no latencies: the time is that until the server hears no more of them.
@@ -308,7 +306,7 @@ async fn waiters(args: &Args, contenders: impl FnOnce() -> Vec<Contender>, gate:
     extra.insert("peak_bytes_per_waiter".to_owned(), json!(each(meter::memory("VmHWM"))));
     extra.insert("us_per_waiter".to_owned(), json!(elapsed.as_secs_f64() * 1e6 / args.n as f64));
     tasks.iter().for_each(JoinHandle::abort);
-    Ok(Measured { ops: args.n, counted_ops: args.n, elapsed, latencies: Vec::new(), extra })
+    Ok(Measured { ops: args.n, elapsed, latencies: Vec::new(), extra })
 }
 
 async fn connect(args: &Args) -> Result<ZooKeeper, Error> {
@@ -363,7 +361,8 @@ async fn main() -> Outcome<()> {
     let contender =
         |session: usize| Contender { lock: locks[session].clone(), release: args.release, census: Arc::clone(&census) };
     let first = contender(0);
-    for _ in 0..WARM_UP {
+    // The keepers may be far.
+    for _ in 0..if args.workload == Workload::Keepers { 10 } else { WARM_UP } {
         let held = first.acquire(![Workload::Read, Workload::Keepers].contains(&args.workload)).await?;
         first.release(held).await?;
     }
@@ -382,7 +381,7 @@ async fn main() -> Outcome<()> {
     };
     let violations = census.violations();
     if let Some(requests) = measured.extra.get("packets_received").and_then(Value::as_i64) {
-        measured.extra.insert("requests_per_op".to_owned(), json!(requests as f64 / measured.counted_ops as f64));
+        measured.extra.insert("requests_per_op".to_owned(), json!(requests as f64 / measured.ops as f64));
     }
     measured.extra.insert("violations".to_owned(), json!(violations));
     let workload = args.workload.to_possible_value().map(|name| name.get_name().to_owned());

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Reads `results.jsonl` in the directory, writes the plots beside it, and makes anew what stands in the page between
-//! its markers. Without a page it writes all tables into `tables.md`.
+//! its markers. Without a page it writes all tables into `tables.md`. `--with target/performance/results.jsonl` puts what
+//! `make performance` has measured into the results first.
 
 #[path = "../common/chart.rs"]
 mod chart;
@@ -23,6 +24,9 @@ use report::results::{Outcome, Results};
 struct Arguments {
     /// Where results.jsonl is, and the plots are to be
     directory: PathBuf,
+    /// First replace the results of the drivers, servers and workloads that this file has newer ones of
+    #[arg(long, value_name = "FILE")]
+    with: Option<PathBuf>,
     /// The page whose tables are made anew [default: all tables are written into DIRECTORY/tables.md]
     #[arg(long, value_name = "FILE")]
     page: Option<PathBuf>,
@@ -39,7 +43,11 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Outcome<()> {
-    let results = Results::read(&read(&arguments.directory.join("results.jsonl"))?)?;
+    let file = arguments.directory.join("results.jsonl");
+    if let Some(newer) = &arguments.with {
+        write(&file, &report::results::renewed(&read(&file)?, &read(newer)?)?)?;
+    }
+    let results = Results::read(&read(&file)?)?;
     for (file, svg) in report::plots::svgs(&results) {
         write(&arguments.directory.join(file), &svg)?;
     }

@@ -28,6 +28,24 @@ pub(crate) struct Median {
     pub(crate) runs: usize,
 }
 
+/// The lines of `results` without those of the drivers and cases that `newer` has on the same server, and then its lines.
+#[allow(dead_code, reason = "the test of the page asks for nothing new")]
+pub(crate) fn renewed(results: &str, newer: &str) -> Outcome<String> {
+    let about = |line: &str| -> Outcome<[Value; 3]> {
+        let line: Value = serde_json::from_str(line)?;
+        Ok(["label", "case", "peer"].map(|name| line[name].clone()))
+    };
+    let again = newer.lines().map(about).collect::<Outcome<Vec<_>>>()?;
+    let mut lines = String::new();
+    for line in results.lines() {
+        if !again.contains(&about(line)?) {
+            lines.push_str(&format!("{line}\n"));
+        }
+    }
+    Results::read(newer)?;
+    Ok(lines + newer)
+}
+
 impl Results {
     /// Reads them; a line that is no result, or one with errors, is an error, and what a peer cannot do is left out.
     pub(crate) fn read(text: &str) -> Outcome<Results> {

@@ -79,6 +79,18 @@ pub(crate) fn value(results: &Results, name: &str) -> Outcome<String> {
             let workload = case.split('-').next().unwrap_or_default();
             number(median(case, peer, figure(workload).of)?)
         }
+        // Of pairs that are measured by how many there are a second, by contenders that wait for each other.
+        ["nanoseconds", case, peer] => whole(1e9 / median(case, peer, figure("kept").of)?),
+        ["millions", case, peer] => format!("{:.1}", median(case, peer, figure("kept").of)? / 1e6),
+        ["milliseconds", case, peer] => format!("{:.1}", median(case, peer, figure("keepers").of)? / 1e3),
+        ["trips", case, peer] => {
+            let trip = median(case, peer, |run| run.extra("round_trip_us"))?;
+            format!("{:.1}", median(case, peer, figure("keepers").of)? / trip)
+        }
+        ["times", case, peer] => {
+            let of = figure(case.split('-').next().unwrap_or_default()).of;
+            format!("{:.2}", median(case, peer, of)? / median(case, "raw", of)?)
+        }
         ["requests", case, peer] => format!("{:.2}", median(case, peer, requests)?),
         ["waiters", directory, host] => {
             whole((WATCHED_BYTES_MAX / watched_bytes(directory.parse()?, host.parse()?)).floor())
@@ -164,14 +176,15 @@ fn directories() -> String {
 
 /// What is asked of the ensemble: how many sessions hold or wait, their timeout, and how many nodes of locks are made
 /// a second.
-const EXAMPLES: [(&str, f64, f64, f64); 7] = [
+const EXAMPLES: [(&str, f64, f64, f64); 8] = [
     ("100 processes, 10 acquisitions a second in all", 100.0, 10.0, 10.0),
     ("1,000 processes, each acquires once a second", 1_000.0, 10.0, 1_000.0),
     ("10,000 processes, each holds a lock for hours", 10_000.0, 10.0, 0.0),
     ("the same with a session timeout of 40 s", 10_000.0, 40.0, 0.0),
-    ("1,000 processes, each reads 100 times a second, a node for each read", 1_000.0, 10.0, 100_000.0),
-    ("the same with `share_reads(1 s)`: a node a second for each process", 1_000.0, 10.0, 1_000.0),
-    ("the same with `share_reads(10 s)`", 1_000.0, 10.0, 100.0),
+    ("10,000 processes, each reads 100 times a second, a node for each read", 10_000.0, 10.0, 1_000_000.0),
+    ("the same with `keep`, while nobody writes", 10_000.0, 10.0, 0.0),
+    ("the same with `keep`, and a write a minute", 10_000.0, 10.0, 10_000.0 / 60.0),
+    ("the same with `keep`, a write a minute, and a session timeout of 40 s", 10_000.0, 40.0, 10_000.0 / 60.0),
 ];
 
 fn examples(results: &Results) -> Outcome<String> {

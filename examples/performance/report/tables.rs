@@ -31,7 +31,8 @@ pub(crate) fn table(results: &Results, name: &str) -> Outcome<String> {
     }
     let (workload, label) = name.split_once(", ").ok_or_else(|| format!("no table is called {name:?}"))?;
     let of_label: Vec<&Run> = results.runs().filter(|run| run.label == label).collect();
-    let chosen = |run: &&&Run| workload == "summary" || kind(run) == workload;
+    let is_summed_up = |run: &Run| !["kept", "keepers", "simulated"].contains(&kind(run));
+    let chosen = |run: &&&Run| if workload == "summary" { is_summed_up(run) } else { kind(run) == workload };
     let mut cases: Vec<(&str, &str, u64)> = Vec::new();
     for run in of_label.iter().filter(chosen) {
         let case = (run.workload.as_str(), run.case.as_str(), run.n);
@@ -42,7 +43,7 @@ pub(crate) fn table(results: &Results, name: &str) -> Outcome<String> {
     if cases.is_empty() {
         return Err(format!("there are no results for the table {name:?}").into());
     }
-    let order = ["write", "read", "drain", "readers", "contend", "mix", "waiters"];
+    let order = ["write", "read", "drain", "readers", "contend", "mix", "waiters", "kept", "keepers", "simulated"];
     cases.sort_by_key(|(workload, _, n)| (order.iter().position(|known| known == workload), *n));
     Ok(match workload {
         "summary" => summary(results, label, &cases),
@@ -69,7 +70,7 @@ fn times(figure: Figure, value: f64, floor: f64) -> f64 {
 }
 
 fn ratio(ratio: f64) -> String {
-    format!("{ratio:.2}")
+    if ratio < 0.01 { format!("{ratio:.4}") } else { format!("{ratio:.2}") }
 }
 
 /// Every driver in every case.
