@@ -107,11 +107,14 @@ impl Keeper {
         keeps.then(|| Kept::new(mode, self.idle, payoff))
     }
 
-    /// Whether a use of `asker` runs under one of these nodes.
+    /// Whether a use of `asker` holds the lock under one of these nodes.
     pub(crate) fn is_used_by(&self, asker: Asker) -> bool {
         let newest = self.newest().clone();
         let older: Vec<_> = self.older().iter().filter_map(Weak::upgrade).collect();
-        newest.map(|entry| Arc::clone(&entry.kept)).into_iter().chain(older).any(|kept| kept.has(asker))
+        let mut all = newest.map(|entry| Arc::clone(&entry.kept)).into_iter().chain(older);
+        // A guard may outlive its node.
+        let is_held = |kept: &Kept| kept.hold().is_some_and(|hold| hold.loss().is_none());
+        all.any(|kept| is_held(&kept) && kept.has(asker))
     }
 
     /// The name of the newest node, if it is idle.
