@@ -70,7 +70,10 @@ impl Acquisition {
                 return self.reported(Err(Error::WouldBlock { blockers: by_own_node(waits.kept()) }));
             }
             // Another use has begun to acquire a node. It may have to wait for it, and this one must not.
-            Found::Waits(_) => return self.attempt(timeout).await.map(Held::Alone),
+            Found::Waits(waits) => {
+                drop(waits);
+                return self.attempt(timeout).await.map(Held::Alone);
+            }
             Found::Nothing => {}
         }
         let Some(kept) = keeper.begins(self.mode) else {

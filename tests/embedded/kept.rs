@@ -8,21 +8,21 @@ use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::{Contender, Deadlock, Dialect, Error, Loss, Memory, Mode, RwLock};
 
-const DIRECTORY: &str = "/lock";
+pub(crate) const DIRECTORY: &str = "/lock";
 
 /// Longer than any test that does not say so.
-const IDLE: Duration = Duration::from_secs(60);
+pub(crate) const IDLE: Duration = Duration::from_secs(60);
 
-fn keeping<C: Coordinator + Clone>(client: &C) -> RwLock {
+pub(crate) fn keeping<C: Coordinator + Clone>(client: &C) -> RwLock {
     RwLock::builder(client, DIRECTORY).keep(IDLE).build().expect("valid")
 }
 
-fn plain<C: Coordinator + Clone>(client: &C) -> RwLock {
+pub(crate) fn plain<C: Coordinator + Clone>(client: &C) -> RwLock {
     RwLock::new(client, DIRECTORY).expect("valid")
 }
 
 /// A client that keeps, and a lock of another client; the lock's directory exists and is empty.
-fn two() -> (Memory, RwLock, RwLock) {
+pub(crate) fn two() -> (Memory, RwLock, RwLock) {
     let zk = Memory::new();
     let other = plain(&zk.connect());
     drop(write(&other));
@@ -32,7 +32,7 @@ fn two() -> (Memory, RwLock, RwLock) {
 }
 
 /// The modes of the contenders in the directory, in order.
-fn line(zk: &Memory) -> Vec<Mode> {
+pub(crate) fn line(zk: &Memory) -> Vec<Mode> {
     let mut all: Vec<_> = zk.children(DIRECTORY).iter().filter_map(|name| Contender::parse(name)).collect();
     all.sort_by_key(Contender::sequence);
     all.iter().map(Contender::mode).collect()

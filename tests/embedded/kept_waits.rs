@@ -4,37 +4,12 @@ use std::future::IntoFuture;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::kept::{DIRECTORY, IDLE, keeping, line, plain, two};
 use support::polled::*;
 use tokio_test::{assert_pending, assert_ready_ok};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
-use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Contender, Deadlock, Error, Memory, Mode, RwLock};
-
-const DIRECTORY: &str = "/lock";
-const IDLE: Duration = Duration::from_secs(60);
-
-fn keeping<C: Coordinator + Clone>(client: &C) -> RwLock {
-    RwLock::builder(client, DIRECTORY).keep(IDLE).build().expect("valid")
-}
-
-fn plain<C: Coordinator + Clone>(client: &C) -> RwLock {
-    RwLock::new(client, DIRECTORY).expect("valid")
-}
-
-fn two() -> (Memory, RwLock, RwLock) {
-    let zk = Memory::new();
-    let other = plain(&zk.connect());
-    drop(write(&other));
-    let kept = keeping(&zk);
-    (zk, kept, other)
-}
-
-fn line(zk: &Memory) -> Vec<Mode> {
-    let mut all: Vec<_> = zk.children(DIRECTORY).iter().filter_map(|name| Contender::parse(name)).collect();
-    all.sort_by_key(Contender::sequence);
-    all.iter().map(Contender::mode).collect()
-}
+use zk_rwlock::{Deadlock, Error, Memory, Mode, RwLock};
 
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
