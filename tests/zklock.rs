@@ -25,7 +25,7 @@ use support::wire::Proxy;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use zk_rwlock::coordinator::{Failure, Kind};
-use zk_rwlock::{Acl, Dialect, Permissions, RwLock, ZooKeeper};
+use zk_rwlock::{Acl, Dialect, Loss, Permissions, RwLock, ZooKeeper};
 
 /// The session timeout of commands that a test cuts off.
 const SHORT: Duration = Duration::from_secs(2);
@@ -988,7 +988,7 @@ async fn a_dialect_is_spoken_where_it_is_asked_for_and_named_where_it_is_not() {
         assert_eq!(run(&["check", path, "--dialect", &name]).await.code, Some(0));
         let token = held.fencing_token().to_string();
         assert_eq!(run(&["break", "-y", "--dialect", &name, path, &token]).await.code, Some(0));
-        assert!(!held.is_held());
+        assert_eq!(soon("the loss", held.lost()).await, Loss::Removed);
         drop(held);
         assert_eq!(run(&["--dialect", &name, path, "true"]).await.code, Some(0));
     }
