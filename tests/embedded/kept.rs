@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::memory::costs;
 use support::polled::*;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::Coordinator;
@@ -42,14 +43,6 @@ pub(crate) fn line(zk: &Memory) -> Vec<Mode> {
 fn assert_nothing_left(zk: &Memory) {
     assert_eq!(zk.children(DIRECTORY), Vec::<String>::new());
     assert_eq!(zk.watches(), 0);
-}
-
-#[track_caller]
-fn costs<T>(zk: &Memory, requests: u64, what: &str, step: impl FnOnce() -> T) -> T {
-    let before = zk.requests();
-    let output = step();
-    assert_eq!(zk.requests() - before, requests, "{what}");
-    output
 }
 
 // Joining.

@@ -1356,7 +1356,8 @@ fn the_directory_may_be_deleted_under_those_who_are_in_it() {
 // What each step costs.
 
 /// Checks how many requests a step sends, of all clients together.
-fn costs<T>(zk: &Memory, requests: u64, what: &str, step: impl FnOnce() -> T) -> T {
+#[track_caller]
+pub(crate) fn costs<T>(zk: &Memory, requests: u64, what: &str, step: impl FnOnce() -> T) -> T {
     let before = zk.requests();
     let output = step();
     assert_eq!(zk.requests() - before, requests, "{what}");
