@@ -16,13 +16,14 @@ use crate::session::retry;
 /// On how many sessions a call is tried, if each ends before there is anything of ours on it.
 pub(crate) const SESSION_TRIES: usize = 3;
 
-/// A call that waits for no other contender, and has not been sent: a future of its answer. Await it, or bound it first.
+/// A call that has not been sent: a future of its answer. Await it, or bound it first.
 ///
-/// Made by the `try_` methods, [`RwLock::queue`](crate::RwLock::queue), [`RwLock::evict`](crate::RwLock::evict),
-/// [`RwLock::ask`](crate::RwLock::ask) and [`Survey::below`](crate::Survey::below). Nothing is sent before the first poll.
+/// Most calls wait for no other contender. They are made by the `try_` methods, [`RwLock::queue`](crate::RwLock::queue), [`RwLock::evict`](crate::RwLock::evict),
+/// [`RwLock::ask`](crate::RwLock::ask) and [`Survey::below`](crate::Survey::below). [`Shared::live`](crate::Shared::live)
+/// and [`Shared::wait_for`](crate::Shared::wait_for) wait for a value. Nothing is sent before the first poll.
 ///
 /// # How long it takes
-/// A step of the call that has no answer for one session timeout ends the call with [`Error::Unreachable`], even if the
+/// A call that waits for a value takes as long as that does. For the others: a step of the call that has no answer for one session timeout ends the call with [`Error::Unreachable`], even if the
 /// server still answers pings and the session lives on. A step is one request, or a batch of them (up to 256 reads, or
 /// all that a `try_` method sends to enter one lock). While the connection is lost, the call first waits for it to come
 /// back; or for the end of the session, and then for a fresh one within its

@@ -43,8 +43,8 @@
 //! - [`Acquire`]: an acquisition that has not started, for every kind of guard, with its options: a timeout, a label,
 //!   and [`on_wait`](Acquire::on_wait), which reports [`Progress`] to a waiter. Await it, or
 //!   [block](Acquire::blocking) the thread.
-//! - [`Call`]: a call that waits for no other contender, such as `try_*` or a look at the queue. Await it, bound it, or
-//!   [block](Call::blocking) the thread.
+//! - [`Call`]: a call that waits for no other contender, such as `try_*` or a look at the queue, or that waits for a value.
+//!   Await it, bound it, or [block](Call::blocking) the thread.
 //! - [`ReadGuard`], [`WriteGuard`]: what holding means: [`release`](WriteGuard::release) or drop,
 //!   [`is_held`](WriteGuard::is_held), [`lost`](WriteGuard::lost), [`run`](WriteGuard::run),
 //!   [`fencing_token`](WriteGuard::fencing_token), [`downgrade`](WriteGuard::downgrade),
@@ -53,8 +53,9 @@
 //! - [`Transaction`]: writes that ZooKeeper does only while the lock is held. It gives an [`Outcome`] for each.
 //!   [`NodeData`] is what a guard reads.
 //! - [`Shared`]: a typed value behind the lock, as in `tokio::sync::RwLock<T>`. Its guards, [`SharedReadGuard`] and
-//!   [`SharedWriteGuard`], deref to the value. [`latest`](Shared::latest) gives a copy for hot paths, and
-//!   [`changes`](Shared::changes) a stream of new values. [`Format`]: how the value is written down. [`ValueError`]:
+//!   [`SharedWriteGuard`], deref to the value. [`update`](Shared::update) changes it in one call, and gives
+//!   [`Updated`]. [`live`](Shared::live) gives a copy for hot paths, [`Live`], and [`changes`](Shared::changes) a stream
+//!   of new values, [`ValueChanges`]. [`Format`]: how the value is written down. [`ValueError`]:
 //!   what can be wrong with it.
 //! - [`MultiLock`], [`MultiGuard`]: several locks at once, all or none, in an order that cannot end in a circle. A
 //!   transaction of the guard checks all of them.
@@ -160,13 +161,16 @@ pub use crate::snapshot::survey::Survey;
 #[cfg(feature = "metrics")]
 pub use crate::telemetry::metrics;
 pub use crate::ticket::deadlock::Deadlock;
-pub use crate::value::cache::{CopyState, ValueChanges};
+pub use crate::value::cache::CopyState;
+pub use crate::value::changes::ValueChanges;
 pub use crate::value::codec::Stored;
 #[cfg(feature = "json")]
 pub use crate::value::format::Json;
 pub use crate::value::format::{Format, FormatError, Raw};
 pub use crate::value::guard::{SharedReadGuard, SharedWriteGuard};
+pub use crate::value::live::Live;
 pub use crate::value::shared::{Shared, SharedBuilder};
+pub use crate::value::update::Updated;
 pub use crate::zookeeper::client::ZooKeeper;
 pub use crate::zookeeper::options::ZooKeeperBuilder;
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]

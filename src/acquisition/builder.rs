@@ -21,7 +21,8 @@ use crate::snapshot::progress::{Listener, Progress};
 ///
 /// Made by [`RwLock::read`](crate::RwLock::read) and [`write`](crate::RwLock::write), by
 /// [`MultiLock::lock`](crate::MultiLock::lock), and by [`Shared::read`](crate::Shared::read) and
-/// [`write`](crate::Shared::write). `G` is the guard that it gives. Nothing is sent before the first poll.
+/// [`write`](crate::Shared::write). `G` is the guard that it gives. [`Shared::update`](crate::Shared::update) makes one that
+/// gives the guard back by itself: there, `G` is [what was done](crate::Updated). Nothing is sent before the first poll.
 ///
 /// # Examples
 ///
@@ -39,7 +40,7 @@ pub struct Acquire<G: Guard> {
     pub(crate) options: Options,
 }
 
-/// A guard that an [`Acquire`] gives. Only the guards of this library implement it.
+/// What an [`Acquire`] gives: a guard, or what was done under one. Only types of this library implement it.
 pub trait Guard: Sized {
     /// What the guard is acquired from.
     #[doc(hidden)]

@@ -28,7 +28,7 @@ use crate::validation;
 /// behind that writer, so writers do not starve. Hence a task that holds a read lock must not wait for another read
 /// lock of the same lock: with a writer queued between the two, all three wait for ever. Use [`ReadGuard::share`] for
 /// that. There is no upgrade from read to write, because two upgrading readers would wait for each other. Release,
-/// acquire the write lock, and look again.
+/// acquire the write lock, and look again: [the guide](crate::guide#from-reading-to-writing) has the pattern.
 ///
 /// Acquisitions that join a node which their own process [keeps](RwLockBuilder::keep) do not queue. They join it only as
 /// long as no other contender waits for it.

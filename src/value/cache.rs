@@ -3,25 +3,19 @@
 //! The bytes are kept as they come from the ensemble. The first caller that asks for the value decodes them. So the
 //! thread that keeps the sessions alive runs no user code.
 
-use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use futures_core::Stream;
-use futures_util::StreamExt;
 use tokio::sync::{oneshot, watch};
 
 use crate::error::error::Error;
 use crate::error::value::ValueError;
-use crate::session::contract::{Coordinator, Session, SessionSlot};
+use crate::session::contract::{Coordinator, Session};
 use crate::session::lease::Lease;
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
-use crate::session::thread::BackgroundThread;
-use crate::value::codec::{Stored, Terms};
+use crate::value::background::{self, Reserving};
+use crate::value::codec::{Initial, Stored, Terms};
 
 /// How long to wait before the next try after a refusal, or after a request that could not be sent.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -54,14 +48,26 @@ pub(crate) struct Known<T> {
     trouble: Option<(u64, Error)>,
     /// Counts the news.
     news: u64,
+    first: First,
     /// The lease of the session that watches.
     lease: Option<Arc<Lease>>,
     over: Option<Error>,
 }
 
+/// How far it is with the initial value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum First {
+    #[default]
+    NotWanted,
+    /// There is no value yet, and the next caller makes the initial one.
+    Wanted,
+    /// A caller has made it, and it is being written.
+    Begun,
+}
+
 /// What the node held at one time.
 pub(crate) struct Seen<T> {
-    news: u64,
+    pub(crate) news: u64,
     czxid: i64,
     version: i32,
     /// Emptied when a value is made of the bytes.
@@ -71,11 +77,21 @@ pub(crate) struct Seen<T> {
 
 impl<T> Default for Known<T> {
     fn default() -> Self {
-        Known { newest: None, trouble: None, news: 0, lease: None, over: None }
+        Known { newest: None, trouble: None, news: 0, first: First::default(), lease: None, over: None }
     }
 }
 
 impl<T> Known<T> {
+    /// Whether a value has come.
+    pub(crate) fn has_value(&self) -> bool {
+        self.newest.is_some()
+    }
+
+    /// Why nothing more will come.
+    pub(crate) fn over(&self) -> Option<&Error> {
+        self.over.as_ref()
+    }
+
     fn state(&self) -> CopyState {
         match (&self.over, &self.trouble, &self.lease) {
             (Some(error), ..) => CopyState::Over(error.clone()),
@@ -89,7 +105,7 @@ impl<T> Known<T> {
     }
 
     /// The news after `seen`: the newest value first, then what went wrong.
-    fn news_after(&self, seen: u64) -> Option<News<T>> {
+    pub(crate) fn news_after(&self, seen: u64) -> Option<News<T>> {
         let value = self.newest.as_ref().filter(|newest| newest.news > seen);
         let trouble = self.trouble.as_ref().filter(|(news, _)| *news > seen);
         match (value, trouble) {
@@ -130,7 +146,7 @@ impl<T> Known<T> {
     }
 }
 
-enum News<T> {
+pub(crate) enum News<T> {
     Value(Arc<Seen<T>>),
     Trouble(u64, Error),
     Over,
@@ -197,23 +213,28 @@ impl<T: Send + Sync + 'static> Cache<T> {
         }
     }
 
-    /// The values as they come.
-    pub(crate) fn changes(self: &Arc<Self>) -> ValueChanges<T> {
-        self.follow();
-        ValueChanges { cache: Arc::clone(self), known: self.known.subscribe(), seen: 0, changed: None }
+    /// What is known, and its changes.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Known<T>> {
+        self.known.subscribe()
     }
 
     /// Starts the watch, once.
-    fn follow(self: &Arc<Self>) {
+    pub(crate) fn follow(self: &Arc<Self>) {
         self.following.get_or_init(|| {
             let (stop, stopped) = oneshot::channel();
-            start(self, stopped);
+            let follower = Follower { cache: Arc::downgrade(self) };
+            let started = background::start(&self.coordinator, self.watched_bytes(), |reserving| {
+                Box::pin(follower.follow(reserving, stopped))
+            });
+            if let Err(error) = started {
+                self.over(Error::Unreachable(error.to_string()));
+            }
             stop
         });
     }
 
     /// The value of the bytes that were seen. The first caller that asks decodes them.
-    fn made(&self, seen: &Seen<T>) -> Result<Arc<Stored<T>>, Error> {
+    pub(crate) fn made(&self, seen: &Seen<T>) -> Result<Arc<Stored<T>>, Error> {
         let make = || {
             // The bytes are kept until the value is made, because a format may panic.
             let mut bytes = seen.bytes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -248,49 +269,63 @@ impl<T: Send + Sync + 'static> Cache<T> {
         });
     }
 
+    /// There is no value. If none has come yet, an initial one is wanted, and not that error.
+    fn unset(&self) {
+        self.known.send_if_modified(|known| match (&self.terms.initial, known.first) {
+            (Some(_), First::NotWanted) if known.newest.is_none() => {
+                known.first = First::Wanted;
+                true
+            }
+            (Some(_), _) if known.newest.is_none() => false,
+            _ => known.troubled(self.fault(ValueError::Unset)),
+        });
+    }
+
+    /// Takes it on to write the initial value, if that is wanted.
+    pub(crate) fn set_out(self: &Arc<Self>) -> Option<(Begun<T>, &Initial<T>)> {
+        let initial = self.terms.initial.as_ref()?;
+        let mut is_wanted = false;
+        self.known.send_if_modified(|known| {
+            is_wanted = known.first == First::Wanted && known.newest.is_none();
+            if is_wanted {
+                known.first = First::Begun;
+            }
+            false
+        });
+        is_wanted.then(|| (Begun { cache: Arc::downgrade(self), next: First::Wanted }, initial))
+    }
+
     fn troubled(&self, error: Error) {
         self.known.send_if_modified(|known| known.troubled(error));
     }
 
-    fn over(&self, error: Error) {
+    pub(crate) fn over(&self, error: Error) {
         self.known.send_modify(|known| known.over = Some(error));
     }
 }
 
-type Reserving = Pin<Box<dyn Future<Output = Result<SessionSlot, Failure>> + Send>>;
+/// The initial value is being written. Whoever drops this halfway leaves it to the next caller.
+pub(crate) struct Begun<T> {
+    cache: Weak<Cache<T>>,
+    next: First,
+}
 
-/// Starts watching the node: on the session's own thread. The embedded ensemble has none: there the client that changes
-/// the node runs it.
-fn start<T: Send + Sync + 'static>(cache: &Arc<Cache<T>>, stopped: oneshot::Receiver<()>) {
-    let mut reserving = session_slot(Arc::clone(&cache.coordinator), cache.watched_bytes());
-    let follower = Follower { cache: Arc::downgrade(cache) };
-    // The slot is usually there at once, and the embedded ensemble has no thread of its own.
-    match reserving.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(Ok(session_slot)) => {
-            let session = Arc::clone(session_slot.session());
-            session.spawn(Box::pin(follower.follow(Box::pin(std::future::ready(Ok(session_slot))), stopped)));
-        }
-        answer => {
-            let reserving: Reserving = match answer {
-                Poll::Ready(failure) => Box::pin(std::future::ready(failure)),
-                Poll::Pending => reserving,
-            };
-            match BackgroundThread::get() {
-                Ok(background) => {
-                    let handle = background.handle().clone();
-                    handle.spawn(async move {
-                        follower.follow(reserving, stopped).await;
-                        drop(background);
-                    });
-                }
-                Err(error) => cache.over(Error::Unreachable(error.to_string())),
-            }
+impl<T> Begun<T> {
+    /// It is written, or refused with an error.
+    pub(crate) fn ends(mut self, error: Option<Error>) {
+        self.next = First::NotWanted;
+        if let (Some(cache), Some(error)) = (self.cache.upgrade(), error) {
+            cache.known.send_if_modified(|known| known.troubled(error));
         }
     }
 }
 
-fn session_slot(coordinator: Arc<dyn Coordinator>, watched_bytes: usize) -> Reserving {
-    Box::pin(async move { coordinator.session_slot(watched_bytes).await })
+impl<T> Drop for Begun<T> {
+    fn drop(&mut self) {
+        if let Some(cache) = self.cache.upgrade() {
+            cache.known.send_modify(|known| known.first = self.next);
+        }
+    }
 }
 
 /// Watches the node for as long as a handle exists, without keeping the handle alive.
@@ -329,7 +364,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
                 }
             }
             let Some(cache) = self.cache.upgrade() else { return };
-            reserving = self::session_slot(Arc::clone(&cache.coordinator), cache.watched_bytes());
+            reserving = background::session_slot(Arc::clone(&cache.coordinator), cache.watched_bytes());
         }
     }
 
@@ -354,7 +389,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
                     let Some(cache) = self.cache.upgrade() else { return };
                     // An operator has made an empty node for a value to come.
                     if bytes.is_empty() {
-                        cache.troubled(cache.fault(ValueError::Unset));
+                        cache.unset();
                     } else {
                         cache.came(bytes, stat);
                     }
@@ -363,7 +398,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
                 }
                 Err(Failure::NoNode) => {
                     let Some(cache) = self.cache.upgrade() else { return };
-                    cache.troubled(cache.fault(ValueError::Unset));
+                    cache.unset();
                     drop(cache);
                     appears(session, &path).await.is_err()
                 }
@@ -432,92 +467,5 @@ async fn appears(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> 
                 return Ok(());
             }
         }
-    }
-}
-
-/// The values of a [`Shared`](crate::Shared), in the order in which they come. Made by
-/// [`Shared::changes`](crate::Shared::changes). It keeps the watch up for as long as it lives.
-///
-/// It is also a [`Stream`] of what [`next`](Self::next) gives, for the combinators of `futures` and `tokio-stream`.
-///
-/// # Examples
-///
-/// ```
-/// # #[cfg(feature = "json")]
-/// # tokio_test::block_on(async {
-/// # use zk_rwlock::{Error, Memory, Shared};
-/// # let zk = Memory::new();
-/// let limit: Shared<u32> = Shared::builder(&zk, "/limits/requests").initial(|| 100).build()?;
-/// limit.read().await?; // writes the first one
-/// let mut changes = limit.changes();
-/// assert_eq!(**changes.next().await.expect("open")?, 100);
-/// limit.write().replacing(200).await?.commit().await?;
-/// assert_eq!(**changes.next().await.expect("open")?, 200);
-/// # Ok::<(), Error>(()) }).unwrap();
-/// ```
-pub struct ValueChanges<T> {
-    cache: Arc<Cache<T>>,
-    known: watch::Receiver<Known<T>>,
-    seen: u64,
-    /// Ends at the next change of the copy, which may be no news.
-    changed: Option<Changed>,
-}
-
-type Changed = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
-
-impl<T: Send + Sync + 'static> ValueChanges<T> {
-    /// Waits for the next value. The first call gives the present value, as soon as it has come. Values that came and
-    /// went between two calls are skipped, but never the newest. `None` once the coordinator was closed.
-    ///
-    /// An error says, once, that the node holds no value now ([`ValueError`] says why), or that it cannot be watched
-    /// just now. The next value ends that state. A lost connection, or the end of a session, is no error: the watch is
-    /// set up again, and a missed change is reported then.
-    ///
-    /// # Cancel safety
-    /// No value is lost by dropping the future.
-    pub async fn next(&mut self) -> Option<Result<Arc<Stored<T>>, Error>> {
-        StreamExt::next(self).await
-    }
-}
-
-impl<T: Send + Sync + 'static> Stream for ValueChanges<T> {
-    type Item = Result<Arc<Stored<T>>, Error>;
-
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = self.get_mut();
-        loop {
-            let news = this.known.borrow_and_update().news_after(this.seen);
-            return Poll::Ready(match news {
-                Some(News::Value(value)) => {
-                    this.seen = value.news;
-                    Some(this.cache.made(&value))
-                }
-                Some(News::Trouble(news, error)) => {
-                    this.seen = news;
-                    Some(Err(error))
-                }
-                Some(News::Over) => None,
-                None => {
-                    let known = &this.known;
-                    let changed = this.changed.get_or_insert_with(|| changed(known.clone()));
-                    ready!(changed.as_mut().poll(context));
-                    this.changed = None;
-                    continue;
-                }
-            });
-        }
-    }
-}
-
-/// Every handle, and every `ValueChanges`, keeps the sender alive, so the receiver never ends for another reason.
-fn changed<T: Send + Sync + 'static>(mut known: watch::Receiver<Known<T>>) -> Changed {
-    Box::pin(async move {
-        let _ = known.changed().await;
-    })
-}
-
-impl<T> fmt::Debug for ValueChanges<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ValueChanges").field("path", &self.cache.path).finish_non_exhaustive()
     }
 }

@@ -113,14 +113,30 @@ impl<T: 'static> Terms<T> {
 
     /// The bytes of a value, with what is kept beside it. Fails if they could not be read again.
     pub(crate) fn seal(&self, value: &T, written: &Written, after: Option<Mark>) -> Result<Vec<u8>, ValueError> {
-        let unwritable = |problem: FormatError| ValueError::Unwritable { problem: problem.to_string() };
         let payload = self.format.encode(value).map_err(unwritable)?;
-        let envelope = Envelope { format: self.format.name().to_owned(), written: written.clone(), after };
-        let bytes = envelope.seal(&payload);
-        if bytes.len() > self.size_limit {
-            return Err(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.size_limit) });
-        }
+        let bytes = self.wrap(&payload, written, after)?;
         self.format.decode(&payload).map_err(unwritable)?;
         Ok(bytes)
     }
+
+    /// The bytes of a value alone. Fails if they could not be read again.
+    pub(crate) fn payload(&self, value: &T) -> Result<Vec<u8>, ValueError> {
+        let payload = self.format.encode(value).map_err(unwritable)?;
+        self.format.decode(&payload).map_err(unwritable)?;
+        Ok(payload)
+    }
+
+    /// These bytes of a value, with what is kept beside it.
+    pub(crate) fn wrap(&self, payload: &[u8], written: &Written, after: Option<Mark>) -> Result<Vec<u8>, ValueError> {
+        let envelope = Envelope { format: self.format.name().to_owned(), written: written.clone(), after };
+        let bytes = envelope.seal(payload);
+        if bytes.len() > self.size_limit {
+            return Err(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.size_limit) });
+        }
+        Ok(bytes)
+    }
+}
+
+fn unwritable(problem: FormatError) -> ValueError {
+    ValueError::Unwritable { problem: problem.to_string() }
 }

@@ -1,13 +1,18 @@
 //! A value behind the lock; knows no concrete backend.
 
 pub(crate) mod acquire;
+pub(crate) mod background;
 pub(crate) mod cache;
+pub(crate) mod changes;
 pub(crate) mod codec;
 pub(crate) mod commit;
 pub(crate) mod envelope;
 #[cfg(feature = "json")]
 pub(crate) mod finite;
+pub(crate) mod first;
 pub(crate) mod format;
 pub(crate) mod guard;
+pub(crate) mod live;
 pub(crate) mod shared;
 pub(crate) mod store;
+pub(crate) mod update;

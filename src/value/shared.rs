@@ -8,7 +8,8 @@ use crate::error::error::Error;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::session::contract::Coordinator;
 use crate::validation;
-use crate::value::cache::{Cache, CopyState, ValueChanges};
+use crate::value::cache::{Cache, CopyState};
+use crate::value::changes::ValueChanges;
 use crate::value::codec::{Stored, Terms};
 #[cfg(feature = "json")]
 use crate::value::format::Json;
@@ -19,9 +20,12 @@ use crate::value::store::Store;
 ///
 /// [`read`](Self::read) gives a guard that derefs to the value, fresh under the lock. [`write`](Self::write) gives a
 /// guard whose changes are written by [`commit`](crate::SharedWriteGuard::commit), in a transaction that checks that
-/// the lock is held. Without it they are discarded. [`latest`](Self::latest) gives a copy in this process, kept fresh
-/// by a watch, for hot paths. [`changes`](Self::changes) gives the values in the order in which they come. A handle is
-/// cheap to clone, and clones share the copy.
+/// the lock is held. Without it they are discarded. [`update`](Self::update) does all of that in one call.
+///
+/// [`live`](Self::live) gives a copy in this process, kept fresh by a watch, for hot paths, and [`latest`](Self::latest)
+/// the same copy without waiting for the first value. [`changes`](Self::changes) gives the values in the order in which
+/// they come, and [`wait_for`](Self::wait_for) waits for one of them. A handle is cheap to clone, and clones share the
+/// copy.
 ///
 /// The value is written as [`Json`](crate::Json), by serde, or in a [`Format`] of your own.
 ///
@@ -135,9 +139,12 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// The newest value that has come from the ensemble: a copy in this process, kept fresh by a watch. It takes no
     /// lock, sends nothing and waits for nothing, so that a server can ask for it in each request.
     ///
-    /// The first call starts the watch, and usually gives `None`: wait for the first value with
-    /// [`changes`](Self::changes). The watch lasts for as long as a clone of this handle does. After that a call costs
-    /// a look and an `Arc`. Only the first call after a change decodes the new bytes.
+    /// The first call starts the watch, and usually gives `None`: wait for the first value with [`live`](Self::live). The
+    /// watch lasts for as long as a clone of this handle does. After that a call costs a look and an `Arc`. Only the first
+    /// call after a change decodes the new bytes.
+    ///
+    /// If a call finds that there is no value yet, and an [initial](SharedBuilder::initial) one was given, it makes that
+    /// value, which is then written in the background, under the lock to read. A later call gives it.
     ///
     /// # How old it may be
     /// While connected, the copy is as old as the server's view, which is usually behind other servers by milliseconds.
@@ -159,22 +166,27 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// let limit: Shared<u32> = Shared::new(&zk, "/limits/requests")?;
     /// limit.write().replacing(100).await?.commit().await?;
     ///
-    /// limit.changes().next().await.expect("open")?; // once, at the start
+    /// limit.live().await?; // once, at the start
     /// assert_eq!(**limit.latest().expect("has come"), 100);
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn latest(&self) -> Option<Arc<Stored<T>>> {
+        self.store.cache.follow();
+        self.store.begin_if_wanted();
         self.store.cache.latest()
     }
 
-    /// How fresh [`latest`](Self::latest) is now. Sends nothing, and waits for nothing.
+    /// How fresh [`latest`](Self::latest) is now. Waits for nothing. Like `latest`, the first call starts the watch.
     pub fn copy_state(&self) -> CopyState {
+        self.store.cache.follow();
+        self.store.begin_if_wanted();
         self.store.cache.state()
     }
 
-    /// The values, in the order in which they come, beginning with the present one. See [`ValueChanges`].
+    /// The values, in the order in which they come, beginning with the present one, or with the
+    /// [initial](SharedBuilder::initial) one, which is then written first. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
-        self.store.cache.changes()
+        ValueChanges::of(&self.store)
     }
 }
 
@@ -215,8 +227,10 @@ pub struct SharedBuilder<T> {
 }
 
 impl<T: Send + Sync + 'static> SharedBuilder<T> {
-    /// The value to begin with. The first reader that finds no value writes it: once, under the lock. A write that
-    /// finds no value begins with it. Default: none.
+    /// The value to begin with. Whoever finds no value writes it: once, under the lock. That is the first reader, or the
+    /// first caller of [`live`](Shared::live), [`latest`](Shared::latest), [`changes`](Shared::changes) or
+    /// [`wait_for`](Shared::wait_for), who waits for a writer that holds the lock. A write that finds no value begins with
+    /// it. A value that is deleted later is written again by a reader, and not by whoever only follows. Default: none.
     pub fn initial(mut self, initial: impl Fn() -> T + Send + Sync + 'static) -> Self {
         self.terms.initial = Some(Box::new(initial));
         self

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::oneshot;
+
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::hold::guard::ReadGuard;
@@ -21,6 +23,8 @@ pub(crate) struct Store<T> {
     pub(crate) cache: Arc<Cache<T>>,
     pub(crate) lock: RwLock,
     newest: Mutex<Newest<T>>,
+    /// Ends the writing of the initial value in the background, when this is dropped.
+    first: Mutex<Option<oneshot::Sender<()>>>,
 }
 
 /// What is known of the newest node under which the value was used. A kept node serves many uses under one token.
@@ -41,7 +45,8 @@ pub(crate) struct Loaded<T> {
 
 impl<T> Store<T> {
     pub(crate) fn new(cache: Arc<Cache<T>>, lock: RwLock) -> Store<T> {
-        Store { cache, lock, newest: Mutex::new(Newest { token: 0, commits: 0, value: None }) }
+        let newest = Mutex::new(Newest { token: 0, commits: 0, value: None });
+        Store { cache, lock, newest, first: Mutex::default() }
     }
 
     /// The number of the next commit under this token. No two commits under one token have the same number, so that a
@@ -92,6 +97,12 @@ impl<T> Store<T> {
         newest
     }
 
+    /// The initial value is being written in the background, until `stop` is dropped.
+    pub(crate) fn writes_first(&self, stop: oneshot::Sender<()>) {
+        let before = self.first.lock().unwrap_or_else(PoisonError::into_inner).replace(stop);
+        drop(before);
+    }
+
     pub(crate) fn label(&self) -> Option<String> {
         self.lock.handle.label.clone()
     }
@@ -106,7 +117,20 @@ impl<T: Send + Sync + 'static> Store<T> {
         label: &Option<String>,
         base: Base,
     ) -> Result<(Vec<u8>, Written), Error> {
-        let terms = &self.cache.terms;
+        self.sealed(held, label, |written| self.cache.terms.seal(value, written, base.mark))
+    }
+
+    /// As [`Store::seal`], for a value that was made into bytes before.
+    pub(crate) fn wrap(&self, payload: &[u8], held: &Hold, base: Base) -> Result<(Vec<u8>, Written), Error> {
+        self.sealed(held, &self.label(), |written| self.cache.terms.wrap(payload, written, base.mark))
+    }
+
+    fn sealed(
+        &self,
+        held: &Hold,
+        label: &Option<String>,
+        seal: impl FnOnce(&Written) -> Result<Vec<u8>, ValueError>,
+    ) -> Result<(Vec<u8>, Written), Error> {
         let token = held.position().czxid;
         let written = Written {
             host: self.lock.handle.host.clone(),
@@ -114,9 +138,9 @@ impl<T: Send + Sync + 'static> Store<T> {
             token,
             commit: self.next_commit(token),
             at: envelope::now(),
-            schema: terms.schema,
+            schema: self.cache.terms.schema,
         };
-        match terms.seal(value, &written, base.mark) {
+        match seal(&written) {
             Ok(bytes) => Ok((bytes, written)),
             Err(error) => {
                 self.not_sent(&written);

@@ -573,19 +573,6 @@ fn lose(zk: &Memory, faults: &[Lost]) {
     }
 }
 
-/// Polls at most `polls` times, for as long as there is something to poll for.
-fn poll_up_to<F: Future>(future: &mut Spawn<F>, polls: usize) -> Option<Poll<F::Output>> {
-    for i in 0..polls {
-        if i > 0 && !future.is_woken() {
-            return None;
-        }
-        if let Poll::Ready(output) = future.poll() {
-            return Some(Poll::Ready(output));
-        }
-    }
-    Some(Poll::Pending)
-}
-
 /// More polls than any acquisition takes.
 const POLLS: usize = 60;
 

@@ -2,6 +2,7 @@
 
 use std::future::IntoFuture;
 use std::pin::Pin;
+use std::task::Poll;
 
 use tokio_test::assert_ready;
 use tokio_test::task::{self, Spawn};
@@ -28,4 +29,17 @@ pub fn read(lock: &RwLock) -> ReadGuard {
 
 pub fn write(lock: &RwLock) -> WriteGuard {
     now(lock.write()).expect("free")
+}
+
+/// Polls at most `polls` times, for as long as there is something to poll for. `None` if the future waits.
+pub fn poll_up_to<F: Future>(future: &mut Spawn<F>, polls: usize) -> Option<Poll<F::Output>> {
+    for i in 0..polls {
+        if i > 0 && !future.is_woken() {
+            return None;
+        }
+        if let Poll::Ready(output) = future.poll() {
+            return Some(Poll::Ready(output));
+        }
+    }
+    Some(Poll::Pending)
 }

@@ -30,11 +30,11 @@ fn open<C: Coordinator + Clone>(client: &C, path: &str) -> Shared<Config> {
     Shared::new(client, path).expect("a valid path")
 }
 
-fn counter<C: Coordinator + Clone>(client: &C, path: &str) -> Shared<u64> {
+pub(crate) fn counter<C: Coordinator + Clone>(client: &C, path: &str) -> Shared<u64> {
     Shared::builder(client, path).initial(|| 0).build().expect("a valid path")
 }
 
-async fn write<T: Send + Sync + 'static>(shared: &Shared<T>, value: T) -> Written {
+pub(crate) async fn write<T: Send + Sync + 'static>(shared: &Shared<T>, value: T) -> Written {
     let mut guard = shared.write().replacing(value).await.expect("the lock is granted");
     let written = guard.commit().await.expect("committed");
     guard.release().await.expect("released");
@@ -73,7 +73,7 @@ pub(crate) async fn put(client: &impl Coordinator, path: &str, data: &[u8]) {
     }
 }
 
-fn value_error(error: &Error) -> &ValueError {
+pub(crate) fn value_error(error: &Error) -> &ValueError {
     error.value_error().unwrap_or_else(|| panic!("it says {error}"))
 }
 
@@ -650,11 +650,11 @@ pub(crate) async fn bytes_strings_and_formats_of_ones_own_are_kept_as_they_are(h
 }
 
 /// The next of the changes, which must be a value.
-async fn next<T: Send + Sync + 'static>(changes: &mut ValueChanges<T>) -> Arc<Stored<T>> {
+pub(crate) async fn next<T: Send + Sync + 'static>(changes: &mut ValueChanges<T>) -> Arc<Stored<T>> {
     soon("a value", changes.next()).await.expect("open").expect("a value")
 }
 
-async fn next_error<T: Send + Sync + 'static>(changes: &mut ValueChanges<T>) -> Error {
+pub(crate) async fn next_error<T: Send + Sync + 'static>(changes: &mut ValueChanges<T>) -> Error {
     soon("an error", changes.next()).await.expect("open").err().expect("no value")
 }
 
@@ -730,7 +730,7 @@ pub(crate) async fn our_own_commits_are_in_the_copy_when_they_return(h: &impl Ha
 pub(crate) async fn a_value_that_is_made_later_is_told_however_much_of_its_path_is_missing(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let path = format!("{path}/not/there/yet");
-    let (here, there) = (counter(&one, &path), counter(&two, &path));
+    let (here, there): (Shared<u64>, _) = (Shared::new(&one, &path).unwrap(), counter(&two, &path));
     let mut changes = here.changes();
     assert_eq!(value_error(&next_error(&mut changes).await), &ValueError::Unset);
     assert!(here.latest().is_none());

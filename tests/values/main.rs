@@ -1,34 +1,36 @@
 //! A value behind the lock: what it promises on both backends, and what a network, a server and a crash can do to it.
 
 mod checks;
+mod comforts;
 mod crashes;
 mod kept;
 mod wire;
 
 macro_rules! on_both {
-    ($($name:ident),* $(,)?) => {
+    ($(in $file:ident: $($name:ident),* $(,)?;)*) => {
         mod memory {
             use support::harness::{Harness, OnMemory};
-            $(
+            $($(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
-                    crate::checks::$name(&OnMemory::start().await).await;
+                    crate::$file::$name(&OnMemory::start().await).await;
                 }
-            )*
+            )*)*
         }
         mod zookeeper {
             use support::harness::{Harness, OnZooKeeper};
-            $(
+            $($(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
-                    crate::checks::$name(&OnZooKeeper::start().await).await;
+                    crate::$file::$name(&OnZooKeeper::start().await).await;
                 }
-            )*
+            )*)*
         }
     };
 }
 
 on_both! {
+    in checks:
     what_was_committed_is_what_everyone_reads,
     what_was_not_committed_is_discarded,
     a_value_that_was_never_written_is_an_error,
@@ -65,5 +67,18 @@ on_both! {
     what_happened_while_cut_off_is_told_afterwards,
     the_end_of_a_session_does_not_end_the_watch,
     a_coordinator_that_is_closed_ends_the_changes_and_the_last_value_stays,
-    many_threads_ask_for_the_copy_at_once_and_it_never_goes_back,
+    many_threads_ask_for_the_copy_at_once_and_it_never_goes_back;
+
+    in comforts:
+    the_initial_value_serves_whoever_begins_with_the_changes_or_the_copy,
+    the_initial_value_waits_for_a_writer_and_gives_way_to_its_value,
+    an_initial_value_that_cannot_be_written_is_an_error_of_the_changes,
+    a_live_value_is_always_there_and_follows,
+    a_live_value_is_refused_where_there_is_none,
+    an_update_changes_the_value_and_none_is_lost,
+    an_update_begins_again_when_a_client_without_the_lock_was_faster,
+    an_update_begins_again_when_its_session_has_ended,
+    an_update_whose_node_was_removed_ends_with_that_error,
+    waiting_for_a_value_ends_with_the_first_that_is_wanted,
+    waits_and_updates_end_in_time;
 }

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Error, Raw, Shared, ValueError, ZooKeeper};
+use zk_rwlock::{Acl, Error, Permissions, Raw, Shared, ValueError, ZooKeeper};
 
 use crate::checks::session;
-use support::scene::{CALM, connect, connect_with, soon};
+use support::scene::{CALM, becomes_empty, connect, connect_with, soon};
 use support::server::{Server, shared_server};
 use support::wire::{Close, Frames, Op, Proxy, Rule};
 
@@ -92,7 +92,7 @@ async fn the_last_handle_takes_the_watch_with_it() {
     shared.read().await.unwrap().release().await.unwrap();
     let mut changes = shared.changes();
     soon("the first", changes.next()).await.unwrap().unwrap();
-    let missing = counter(&zk, "/not/there");
+    let missing: Shared<u64> = Shared::new(&zk, "/not/there").unwrap();
     let mut none = missing.changes();
     soon("that there is none", none.next()).await.unwrap().unwrap_err();
     drop((shared, missing, none));
@@ -230,4 +230,83 @@ async fn a_timeout_ends_in_time_also_when_the_connection_breaks_after_the_grant(
         held.release();
         assert_eq!(*soon("a read", shared.read()).await.unwrap(), 0);
     }
+}
+
+#[tokio::test]
+async fn a_first_value_an_update_and_a_live_copy_cost_what_is_promised() {
+    let wire = Proxy::start(shared_server().address());
+    let zk = connect(&wire.address()).await;
+    // A first value costs the watch on a missing node, a lock to read, and one commit.
+    let shared = counter(&zk, "/shared/comforts");
+    let live = soon("the first value", shared.live()).await.unwrap();
+    assert_eq!((**live.get(), wire.count(Op::Multi)), (0, 2), "{:?}", wire.requests());
+    let (other, tapped) = (connect(&shared_server().address()).await, Proxy::start(shared_server().address()));
+    let writer = counter(&connect(&tapped.address()).await, "/shared/comforts");
+    let update = async || {
+        writer.update(|value| *value += 1).await.unwrap();
+        becomes_empty(&other, "/shared/comforts/lock").await;
+    };
+    assert_eq!(usual(&tapped, update).await, (vec![Op::GetData, Op::Multi], 2));
+    soon("the last", shared.wait_for(|value| *value == 10)).await.unwrap();
+    wire.reset();
+    for _ in 0..10_000 {
+        assert_eq!(**live.get(), 10);
+    }
+    let value = shared.wait_for(|value| *value == 10).await.unwrap();
+    assert_eq!((**value, wire.requests(), wire.notifications()), (10, vec![], 0));
+}
+
+#[tokio::test]
+async fn an_update_on_a_lock_that_is_kept_costs_a_read_and_a_commit() {
+    let wire = Proxy::start(shared_server().address());
+    let zk = connect(&wire.address()).await;
+    let shared: Shared<u64> =
+        Shared::builder(&zk, "/shared/kept-update").initial(|| 0).keep(Duration::from_secs(600)).build().unwrap();
+    shared.update(|value| *value += 1).await.unwrap();
+    let update = async || drop(shared.update(|value| *value += 1).await.unwrap());
+    assert_eq!(usual(&wire, update).await, (vec![Op::GetData, Op::Multi], 0));
+    assert_eq!(*shared.read().await.unwrap(), 11);
+}
+
+#[tokio::test]
+async fn the_first_value_survives_a_lost_connection_and_the_end_of_its_session() {
+    let wire = Proxy::start(shared_server().address());
+    let (zk, other) = (connect_with(&wire.address(), SHORT).await, connect(&shared_server().address()).await);
+    for (number, frames) in [
+        Frames::requests(Op::Multi).about("/value"),
+        Frames::replies(Op::Multi).about("/value"),
+        Frames::replies(Op::Create2).about("/lock"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path = format!("/shared/first-{number}");
+        let fault = wire.apply(Rule::on(frames).close(0, Close::Rst));
+        let shared = counter(&zk, &path);
+        let first = tokio::spawn(async move { shared.live().await });
+        soon("the fault", fault.strikes()).await;
+        if number == 0 {
+            // Longer than the session lives.
+            wire.cut();
+            tokio::time::sleep(3 * SHORT).await;
+            wire.heal();
+        }
+        let live = soon("the first value", first).await.unwrap().unwrap();
+        assert_eq!((**live.get(), live.get().written().commit), (0, 1));
+        assert_eq!(version(&other, &counter(&other, &path)).await, 0, "it was written once");
+        becomes_empty(&other, &format!("{path}/lock")).await;
+    }
+}
+
+#[tokio::test]
+async fn a_first_value_that_may_not_be_written_is_an_error_of_the_changes() {
+    let all_but_create = Permissions::READ | Permissions::WRITE | Permissions::DELETE;
+    let acl = Acl::nobody().allow("world", "anyone", all_but_create);
+    let zk = ZooKeeper::builder().acl(acl).session_timeout(CALM).connect(&shared_server().address()).await.unwrap();
+    // It makes the directory, and then may not make anything in it.
+    let error = soon("the refusal", counter(&zk, "/shared/forbidden").live()).await.unwrap_err();
+    assert!(matches!(error, Error::PermissionDenied { .. }), "{error}");
+    let mut changes = counter(&zk, "/shared/forbidden").changes();
+    let error = soon("the refusal", changes.next()).await.expect("open").unwrap_err();
+    assert!(matches!(error, Error::PermissionDenied { .. }), "{error}");
 }

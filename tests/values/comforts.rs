@@ -1,0 +1,339 @@
+//! What saves a program its own loop, on every backend: a first value, a copy that is always there, a change in one call,
+//! and waiting for a value. Each check has a fresh path.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::task::{JoinSet, block_in_place};
+use zk_rwlock::coordinator::Coordinator;
+use zk_rwlock::{CopyState, Error, Loss, Memory, RwLock, Shared, ValueError};
+
+use crate::checks::{bytes, counter, next, next_error, put, session, value_error, write};
+use support::harness::Harness;
+use support::polled::poll_up_to;
+use support::scene::{eventually, soon};
+use support::slow::Slow;
+
+/// Long enough for all that must happen, and not waited for.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A handle without an initial value.
+fn bare<C: Coordinator + Clone>(client: &C, path: &str) -> Shared<u64> {
+    Shared::new(client, path).expect("a valid path")
+}
+
+/// Does something asynchronous from where only plain code may run.
+fn meanwhile<T>(work: impl Future<Output = T>) -> T {
+    block_in_place(|| Handle::current().block_on(work))
+}
+
+pub(crate) async fn the_initial_value_serves_whoever_begins_with_the_changes_or_the_copy(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let made = Arc::new(AtomicUsize::new(0));
+    let open = |client| {
+        let made = Arc::clone(&made);
+        let initial = move || 7 + made.fetch_add(1, Ordering::Relaxed);
+        Shared::builder(client, &path).initial(initial).build().expect("a valid path")
+    };
+    let handles = [open(&one), open(&two), open(&one), open(&two)];
+    let mut first = JoinSet::new();
+    for (number, shared) in handles.iter().cloned().enumerate() {
+        first.spawn(async move {
+            match number < 2 {
+                true => next(&mut shared.changes()).await,
+                false => {
+                    eventually("a value has come", || async { shared.latest().is_some() }).await;
+                    shared.latest().expect("it never goes")
+                }
+            }
+        });
+    }
+    let first = soon("all have a value", first.join_all()).await;
+    assert!(first.iter().all(|value| value == &first[0]), "{first:?}");
+    assert_eq!(first[0].written().commit, 1);
+    assert_eq!(*handles[0].read().await.unwrap(), **first[0]);
+    // Whoever comes later makes none.
+    let before = made.load(Ordering::Relaxed);
+    assert_eq!(**next(&mut open(&two).changes()).await, **first[0]);
+    assert_eq!(made.load(Ordering::Relaxed), before);
+    let queue = handles[0].lock().queue();
+    assert_eq!(queue.await.unwrap().waiters().count(), 0);
+    let lock = RwLock::new(&two, handles[0].lock().path()).unwrap();
+    soon("nobody is in the way", lock.write()).await.unwrap().release().await.unwrap();
+}
+
+pub(crate) async fn the_initial_value_waits_for_a_writer_and_gives_way_to_its_value(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let (here, there) = (counter(&one, &path), bare(&two, &path));
+    let mut writer = there.write().replacing(5).await.unwrap();
+    let first = tokio::spawn(async move { **next(&mut here.changes()).await });
+    eventually("the reader waits", || async { there.lock().queue().await.unwrap().waiters().count() == 1 }).await;
+    writer.commit().await.unwrap();
+    assert_eq!(soon("the writer's value", first).await.unwrap(), 5);
+    // The reader that was to write the first value has left, though the writer holds on.
+    eventually("the reader has left", || async { there.lock().queue().await.unwrap().members.len() == 1 }).await;
+    writer.release().await.unwrap();
+}
+
+pub(crate) async fn an_initial_value_that_cannot_be_written_is_an_error_of_the_changes(h: &impl Harness) {
+    let (zk, path) = (h.client().await, h.directory());
+    let shared = Shared::builder(&zk, &path).initial(|| Some(f64::NAN)).build().unwrap();
+    for error in [next_error(&mut shared.changes()).await, soon("the refusal", shared.live()).await.unwrap_err()] {
+        assert!(matches!(value_error(&error), ValueError::Unwritable { .. }), "{error}");
+    }
+    assert!(shared.latest().is_none());
+    assert_eq!(bytes(&zk, &path).await, None);
+}
+
+pub(crate) async fn a_live_value_is_always_there_and_follows(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let live = soon("the first value", counter(&one, &path).live().timeout(LONG)).await.unwrap();
+    assert_eq!(**live.get(), 0);
+    let there = counter(&two, &path);
+    for number in 1..5 {
+        write(&there, number).await;
+        eventually("it follows", || async { **live.get() == number }).await;
+    }
+    assert!(matches!(live.state(), CopyState::Current));
+    h.cut(&one).await;
+    write(&there, 5).await;
+    eventually("it says that it is cut off", || async { matches!(live.state(), CopyState::Disconnected) }).await;
+    assert_eq!(**live.get(), 4);
+    h.heal(&one).await;
+    eventually("it follows", || async { **live.clone().get() == 5 }).await;
+    session(&two).await.delete(there.value_path()).await.unwrap();
+    eventually("it says so", || async { matches!(live.state(), CopyState::Behind(_)) }).await;
+    assert_eq!(**live.get(), 5);
+    write(&there, 6).await;
+    let mut changes = live.changes();
+    while **next(&mut changes).await != 6 {}
+    one.close().await;
+    assert_eq!(**live.get(), 6);
+    let error = soon("the end", live.changes().next()).await.expect("the last value first");
+    assert_eq!(**error.unwrap(), 6);
+}
+
+pub(crate) async fn a_live_value_is_refused_where_there_is_none(h: &impl Harness) {
+    let (zk, path) = (h.client().await, h.directory());
+    let shared = bare(&zk, &path);
+    let error = soon("the refusal", shared.live()).await.unwrap_err();
+    assert_eq!(value_error(&error), &ValueError::Unset);
+    put(&zk, &path, b"rubbish").await;
+    let error = soon("the refusal", bare(&zk, &path).live()).await.unwrap_err();
+    assert!(matches!(value_error(&error), ValueError::Foreign { .. }), "{error}");
+    zk.close().await;
+    let error = soon("the refusal", bare(&zk, &path).live()).await.unwrap_err();
+    assert!(matches!(error, Error::Closed(_)), "{error}");
+}
+
+pub(crate) async fn an_update_changes_the_value_and_none_is_lost(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let mut updates = JoinSet::new();
+    for number in 0..40 {
+        let shared = counter(if number % 2 == 0 { &one } else { &two }, &path);
+        updates.spawn(async move {
+            let take = |next: &mut u64| std::mem::replace(next, *next + 1);
+            let updated = shared.update(take).label(format!("ticket {number}")).await.unwrap();
+            assert_eq!(updated.written.label.as_deref(), Some(&*format!("ticket {number}")));
+            updated.output
+        });
+    }
+    let mut tickets = soon("all tickets", updates.join_all()).await;
+    tickets.sort_unstable();
+    assert_eq!(tickets, (0..40).collect::<Vec<_>>());
+    assert_eq!(*counter(&one, &path).read().await.unwrap(), 40);
+    let plain = counter(&two, &path);
+    let blocking = tokio::task::spawn_blocking(move || plain.update(|next| *next).blocking().unwrap().output);
+    assert_eq!(soon("a thread", blocking).await.unwrap(), 40);
+}
+
+pub(crate) async fn an_update_begins_again_when_a_client_without_the_lock_was_faster(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let shared = counter(&one, &path);
+    write(&shared, 1).await;
+    let as_it_is = bytes(&two, &path).await.expect("a value");
+    let calls = Arc::new(AtomicUsize::new(0));
+    let (called, operator, node) = (Arc::clone(&calls), two.clone(), path.clone());
+    let updated = shared.update(move |value| {
+        if called.fetch_add(1, Ordering::Relaxed) < 2 {
+            meanwhile(put(&operator, &node, &as_it_is));
+        }
+        *value += 1;
+        *value
+    });
+    assert_eq!(soon("the update", updated).await.unwrap().output, 2);
+    assert_eq!((calls.load(Ordering::Relaxed), *shared.read().await.unwrap()), (3, 2));
+    // Not for ever.
+    let (called, operator, node) = (Arc::clone(&calls), two.clone(), path.clone());
+    let stranger = bytes(&two, &path).await.expect("a value");
+    let updated = shared.update(move |_| {
+        called.fetch_add(1, Ordering::Relaxed);
+        meanwhile(put(&operator, &node, &stranger));
+    });
+    let error = soon("the refusal", updated).await.unwrap_err();
+    assert!(matches!(error, Error::TransactionRefused { .. }), "{error}");
+    assert_eq!(calls.load(Ordering::Relaxed), 3 + 16);
+}
+
+pub(crate) async fn an_update_begins_again_when_its_session_has_ended(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let shared = counter(&one, &path);
+    // The update asks for `'static`, and the harness is borrowed: a channel stands between.
+    let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
+    let (go_on, goes_on) = std::sync::mpsc::channel::<()>();
+    let goes_on = std::sync::Mutex::new(goes_on);
+    let update = shared.update(move |value| {
+        begun.send(()).expect("the test listens");
+        block_in_place(|| goes_on.lock().unwrap().recv()).expect("the test goes on");
+        *value += 1;
+    });
+    let update = tokio::spawn(update.into_future());
+    soon("the first call", begins.recv()).await;
+    h.expire(&one).await;
+    go_on.send(()).unwrap();
+    soon("the second call", begins.recv()).await;
+    go_on.send(()).unwrap();
+    soon("the update", update).await.unwrap().unwrap();
+    assert_eq!(*counter(&two, &path).read().await.unwrap(), 1);
+    assert!(begins.recv().await.is_none(), "it was called twice");
+}
+
+pub(crate) async fn an_update_whose_node_was_removed_ends_with_that_error(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let shared = counter(&one, &path);
+    let lock = RwLock::new(&two, shared.lock().path()).unwrap();
+    let update = shared.update(move |value| {
+        let evict = async {
+            let token = lock.queue().await.unwrap().members[0].token.expect("readable");
+            lock.evict(token).await.unwrap().expect("it was there");
+        };
+        meanwhile(evict);
+        *value += 1;
+    });
+    let error = soon("the refusal", update).await.unwrap_err();
+    assert!(matches!(error, Error::Lost(Loss::Removed)), "{error}");
+    assert_eq!(bytes(&two, &path).await, None);
+}
+
+pub(crate) async fn waiting_for_a_value_ends_with_the_first_that_is_wanted(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let (here, there) = (bare(&one, &path), bare(&two, &path));
+    let any = tokio::spawn(here.wait_for(|_| true));
+    let large = tokio::spawn(here.wait_for(|value| *value >= 3));
+    for number in 1..3 {
+        write(&there, number).await;
+    }
+    assert!(**soon("the first", any).await.unwrap().unwrap() <= 2);
+    assert!(!large.is_finished());
+    write(&there, 3).await;
+    let value = soon("the third", large).await.unwrap().unwrap();
+    assert_eq!((**value, value.written().commit), (3, 1));
+    assert_eq!(**soon("the present one", here.wait_for(|value| *value == 3)).await.unwrap(), 3);
+
+    let spoilt = tokio::spawn(here.wait_for(|value| *value == 4));
+    put(&two, &path, b"rubbish").await;
+    let error = soon("the refusal", spoilt).await.unwrap().unwrap_err();
+    assert!(matches!(value_error(&error), ValueError::Foreign { .. }), "{error}");
+    write(&there, 5).await;
+    eventually("it is mended", || async { matches!(here.copy_state(), CopyState::Current) }).await;
+    soon("the fifth", here.wait_for(|value| *value == 5)).await.unwrap();
+    let closed = tokio::spawn(here.wait_for(|value| *value == 6));
+    one.close().await;
+    let error = soon("the end", closed).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Closed(_)), "{error}");
+}
+
+pub(crate) async fn waits_and_updates_end_in_time(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let (here, there) = (counter(&one, &path), counter(&two, &path));
+    let limit = Duration::from_millis(100);
+    let reader = there.read().label("reads on").await.unwrap();
+    let error = here.update(|value| *value += 1).timeout(limit).await.unwrap_err();
+    assert!(error.to_string().starts_with("not granted within 100ms: held by READ"), "{error}");
+    assert!(error.to_string().contains("reads on"), "{error}");
+    let error = here.wait_for(|value| *value == 1).timeout(limit).await.unwrap_err();
+    assert!(error.is_timeout(), "{error}");
+    h.cut(&one).await;
+    for error in [
+        counter(&one, &path).live().timeout(limit).await.unwrap_err(),
+        here.update(|value| *value += 1).timeout(limit).await.unwrap_err(),
+    ] {
+        assert!(error.is_timeout(), "{error}");
+    }
+    for error in [
+        here.update(|value| *value += 1).timeout(Duration::ZERO).await.unwrap_err(),
+        here.live().timeout(Duration::ZERO).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::InvalidInput(_)), "{error}");
+    }
+    h.heal(&one).await;
+    reader.release().await.unwrap();
+    soon("the update", here.update(|value| *value += 1)).await.unwrap();
+    assert_eq!(*there.read().await.unwrap(), 1);
+}
+
+/// More polls than any of these calls takes.
+const POLLS: usize = 60;
+
+/// What is left of a call that was dropped: neither a contender nor a watch, and the lock is free.
+fn is_left_alone(zk: &Memory, path: &str, what: &str) {
+    assert_eq!((zk.children(format!("{path}/lock")), zk.watches()), (Vec::new(), 0), "{what}");
+}
+
+#[test]
+fn an_update_dropped_at_any_poll_leaves_nothing_and_is_done_once_or_not() {
+    let mut done = [false; 2];
+    for polls in 0..POLLS {
+        for keeps in [false, true] {
+            let (zk, path) = (Memory::new(), "/cut");
+            let builder = Shared::builder(&Slow(zk.clone()), path).initial(|| 0);
+            let shared: Shared<u64> = if keeps { builder.keep(LONG) } else { builder }.build().unwrap();
+            let mut update = tokio_test::task::spawn(shared.update(|value| *value += 1).into_future());
+            let answer = poll_up_to(&mut update, polls);
+            let is_done = matches!(answer, Some(std::task::Poll::Ready(Ok(_))));
+            done[usize::from(keeps)] |= is_done;
+            drop((answer, update, shared));
+            is_left_alone(&zk, path, &format!("at poll {polls}, keeps: {keeps}"));
+            let value = *counter(&zk.connect(), path).read().blocking().unwrap();
+            assert!(value == 1 || (value == 0 && !is_done), "{value} at poll {polls}");
+        }
+    }
+    assert_eq!(done, [true; 2], "{POLLS} polls are too few");
+}
+
+/// The work is done in the background, on a thread of its own, so the moments are not those of polls.
+#[tokio::test]
+async fn a_live_value_or_a_wait_dropped_at_any_moment_leaves_nothing() {
+    let mut done = [0; 2];
+    for moment in 0..200 {
+        for lives in [false, true] {
+            let zk = Memory::new();
+            let shared: Shared<u64> = Shared::builder(&Slow(zk.clone()), "/cut").initial(|| 0).build().unwrap();
+            let limit = Duration::from_micros(5 * moment);
+            done[usize::from(lives)] += usize::from(match lives {
+                true => tokio::time::timeout(limit, shared.live()).await.is_ok(),
+                false => tokio::time::timeout(limit, shared.wait_for(|value| *value == 0)).await.is_ok(),
+            });
+            drop(shared);
+            eventually("nothing is left", || async { (zk.children("/cut/lock").len(), zk.watches()) == (0, 0) }).await;
+        }
+    }
+    let all = tokio::time::timeout(LONG, counter(&Slow(Memory::new()), "/cut").live()).await;
+    assert_eq!(**all.expect("in time").unwrap().get(), 0, "{done:?} of 200 were done");
+}
+
+#[test]
+fn the_last_handle_takes_the_writing_of_the_initial_value_with_it() {
+    let zk = Memory::new();
+    let held = bare(&zk.connect(), "/cut").write().replacing(1).blocking().unwrap();
+    let shared = counter(&zk, "/cut");
+    assert!(shared.latest().is_none() && shared.latest().is_none());
+    assert_eq!(zk.children("/cut/lock").len(), 2, "it waits for the writer");
+    drop(shared);
+    assert_eq!(zk.children("/cut/lock").len(), 1);
+    drop(held);
+    is_left_alone(&zk, "/cut", "in the end");
+}
