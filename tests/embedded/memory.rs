@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use support::polled::*;
 use support::slow::{Slow, SlowSession};
 use tokio::task::JoinSet;
-use tokio_test::task::{self, Spawn};
+use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Lease, Operation, Session, SessionSlot, Upkeep};
 use zk_rwlock::{ConnectionState, Contender, Error, Loss, MemberState, Memory, Mode, Progress, RwLock, WriteGuard};

@@ -31,18 +31,21 @@ fn requests(wire: &Proxy) -> (Vec<Op>, usize) {
     (about_value.into_iter().map(|(op, _)| op).collect(), about_lock)
 }
 
-/// What `work` costs: all of ten tries agree, but for those into which a heartbeat fell, and these are few.
+/// What `work` costs once the session knows the queue: ten tries in a row agree, but for those into which a heartbeat fell,
+/// and these are few.
 async fn usual(wire: &Proxy, work: impl AsyncFn()) -> (Vec<Op>, usize) {
     let mut costs: Vec<(Vec<Op>, usize)> = Vec::new();
-    for _ in 0..10 {
+    for _ in 0..100 {
         wire.reset();
         work().await;
         costs.push(requests(wire));
+        let last = &costs[costs.len().saturating_sub(10)..];
+        let agree = |cost: &&(Vec<Op>, usize)| last.iter().filter(|other| *other == *cost).count();
+        if let Some(usual) = last.iter().find(|cost| agree(cost) >= 8) {
+            return usual.clone();
+        }
     }
-    let agree = |cost: &&(Vec<Op>, usize)| costs.iter().filter(|other| *other == *cost).count();
-    let usual = costs.iter().max_by_key(agree).expect("ten tries");
-    assert!(agree(&usual) >= 8, "{costs:?}");
-    usual.clone()
+    panic!("{costs:?}");
 }
 
 #[tokio::test]
@@ -246,14 +249,18 @@ async fn a_first_value_an_update_and_a_live_copy_cost_what_is_promised() {
         writer.update(|value| *value += 1).await.unwrap();
         becomes_empty(&other, "/shared/comforts/lock").await;
     };
-    assert_eq!(usual(&tapped, update).await, (vec![Op::GetData, Op::Multi], 2));
-    soon("the last", shared.wait_for(|value| *value == 10)).await.unwrap();
+    let (about_value, about_lock) = usual(&tapped, update).await;
+    assert_eq!(about_value, [Op::GetData, Op::Multi]);
+    // The create and the delete; and a listing, if the answer to the delete before comes later than the next create goes.
+    assert!((2..=3).contains(&about_lock), "{about_lock}");
+    let newest = *writer.read().await.unwrap();
+    soon("the last", shared.wait_for(move |value| *value == newest)).await.unwrap();
     wire.reset();
     for _ in 0..10_000 {
-        assert_eq!(**live.get(), 10);
+        assert_eq!(**live.get(), newest);
     }
-    let value = shared.wait_for(|value| *value == 10).await.unwrap();
-    assert_eq!((**value, wire.requests(), wire.notifications()), (10, vec![], 0));
+    let value = shared.wait_for(move |value| *value == newest).await.unwrap();
+    assert_eq!((**value, wire.requests(), wire.notifications()), (newest, vec![], 0));
 }
 
 #[tokio::test]
@@ -265,7 +272,6 @@ async fn an_update_on_a_lock_that_is_kept_costs_a_read_and_a_commit() {
     shared.update(|value| *value += 1).await.unwrap();
     let update = async || drop(shared.update(|value| *value += 1).await.unwrap());
     assert_eq!(usual(&wire, update).await, (vec![Op::GetData, Op::Multi], 0));
-    assert_eq!(*shared.read().await.unwrap(), 11);
 }
 
 #[tokio::test]
