@@ -59,6 +59,8 @@
 //!   what can be wrong with it.
 //! - [`MultiLock`], [`MultiGuard`]: several locks at once, all or none, in an order that cannot end in a circle. A
 //!   transaction of the guard checks all of them.
+//! - [`OnceGuard`]: work that every host starts, and one of them does [once in a while](Acquire::once_in), by the
+//!   ensemble's clock. [`Done`]: when it was last done, and by whom.
 //! - [`Dialect`]: one lock together with programs that use Curator or kazoo.
 //! - [`Deadlock`]: what to do with a task that waits for itself.
 //! - [`Queue`], [`Member`]: the holders and the waiters, for people to see, from [`RwLock::queue`]. [`Blockers`]: the
@@ -128,6 +130,7 @@ mod hold;
 mod lock;
 mod memory;
 mod multi;
+mod once;
 mod queue;
 mod session;
 mod snapshot;
@@ -149,8 +152,10 @@ pub use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 pub use crate::memory::client::Memory;
 pub use crate::multi::guard::MultiGuard;
 pub use crate::multi::lock::{MultiLock, MultiLockBuilder};
+pub use crate::once::guard::OnceGuard;
 pub use crate::queue::contender::Contender;
 pub use crate::queue::dialect::Dialect;
+pub use crate::queue::done::Done;
 pub use crate::queue::member::{Blockers, Member, MemberState, Queue};
 pub use crate::queue::mode::Mode;
 pub use crate::session::connection::ConnectionState;

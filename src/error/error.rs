@@ -173,6 +173,14 @@ pub enum Error {
         error: ValueError,
     },
 
+    /// What lies where the [record](crate::Acquire::once_in) of a job's last success would lie was not written by this
+    /// library. Look at it. Then delete it, or use another path. It stays as it is.
+    #[error("{path} is no record of when a job was last done: look at it, and delete it or use another path for the lock")]
+    ForeignRecord {
+        /// The node.
+        path: String,
+    },
+
     /// The connection broke before the answer came. The operation may or may not have been carried out. Read to find
     /// out.
     #[error("{operation}: the outcome is unknown, because the connection broke: {reason}")]
@@ -302,7 +310,7 @@ impl From<Error> for io::Error {
             Error::TransactionRefused { reason: Failure::NoAuth, .. } => ErrorKind::PermissionDenied,
             Error::TransactionRefused { reason: Failure::NotEmpty, .. } => ErrorKind::DirectoryNotEmpty,
             Error::Value { error: ValueError::Unset, .. } => ErrorKind::NotFound,
-            Error::Value { .. } => ErrorKind::InvalidData,
+            Error::Value { .. } | Error::ForeignRecord { .. } => ErrorKind::InvalidData,
             Error::OutcomeUnknown { .. } => ErrorKind::ConnectionReset,
             Error::TransactionRefused { .. } | Error::Refused { .. } | Error::OneOfMany { .. } => ErrorKind::Other,
         };

@@ -9,10 +9,12 @@ use crate::acquisition::handle::Handle;
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;
+use crate::queue::done::{self, Done};
 use crate::queue::member::{Member, Queue};
 use crate::session::contract::Coordinator;
 use crate::session::request::Failure;
-use crate::snapshot::read::{self};
+use crate::snapshot::read;
+use crate::snapshot::record::{self, Record};
 
 impl Handle {
     /// The queue. If `is_synced`, it is no older than this call.
@@ -26,6 +28,33 @@ impl Handle {
         let (names, queue) = seen.await.map_err(|failure| Error::from_failure(failure, "read the queue of", path))?;
         self.check_for_foreign(&names)?;
         Ok(queue)
+    }
+
+    /// As [`Handle::queue`], with the record of when a job was last done. Both are asked for at once.
+    async fn queue_and_record(&self) -> Result<Queue, Error> {
+        let path = &self.path;
+        let last = call::on_a_session(&self.coordinator, |session| async move { record::of(&session, path).await });
+        let last = async { last.await.map_err(|failure| Error::from_failure(failure, "read the record of", path)) };
+        let (queue, done) = tokio::try_join!(self.queue(false), last)?;
+        Ok(Queue { done, ..queue })
+    }
+
+    /// Forgets when a job under the lock was last done.
+    async fn forget(&self) -> Result<Option<Done>, Error> {
+        let path = &done::path_of(&self.path);
+        let forgotten = call::on_a_session(&self.coordinator, |session| async move {
+            call::answered(&session, || session.sync(path)).await?;
+            let record = call::answered(&session, || record::at(&session, path)).await?;
+            if let Record::Done(_) = record {
+                call::answered(&session, || session.delete(path)).await.or_else(gone_already)?;
+            }
+            Ok(record)
+        });
+        match forgotten.await.map_err(|failure| Error::from_failure(failure, "forget the record", path))? {
+            Record::Done(last) => Ok(Some(last)),
+            Record::None { .. } => Ok(None),
+            Record::Foreign => Err(Error::ForeignRecord { path: path.clone() }),
+        }
     }
 
     async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
@@ -67,10 +96,15 @@ impl Handle {
     }
 }
 
+fn gone_already(failure: Failure) -> Result<(), Failure> {
+    if failure == Failure::NoNode { Ok(()) } else { Err(failure) }
+}
+
 impl RwLock {
-    /// Reads the queue: every member in order, with its state, since when it holds or waits, and its predecessor.
+    /// Reads the queue: every member in order, with its state, since when it holds or waits, and its predecessor. Also reads
+    /// when a job under the lock was [last done](crate::Queue::done).
     ///
-    /// Costs one listing and one read for each member. The snapshot may be as old as the server's view. A holder that
+    /// Costs one listing, one read for each member, and one read for the record. The snapshot may be as old as the server's view. A holder that
     /// has released still shows as holding until the ensemble has removed its node, and its successor as waiting. [How
     /// long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).
     ///
@@ -95,7 +129,7 @@ impl RwLock {
     /// ```
     pub fn queue(&self) -> Call<Queue> {
         let handle = Arc::clone(&self.handle);
-        Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, handle.queue(false)).await })
+        Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, handle.queue_and_record()).await })
     }
 
     /// Removes the member of the queue that has this [token](crate::Member::token), and returns it. `None` if no member
@@ -133,6 +167,39 @@ impl RwLock {
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
         let handle = Arc::clone(&self.handle);
         Call::new(move |timeout| async move { call::in_time(&handle.coordinator, timeout, handle.evict(token)).await })
+    }
+
+    /// Forgets when a job under the lock was [last done](crate::OnceGuard::done), and returns that; `None` if there was no
+    /// record. The next [`once_in`](crate::Acquire::once_in) then gives a guard, however long ago the job was done.
+    ///
+    /// Deletes the record, which lies beside the lock's directory. Waits for no holder. A job that runs now records its
+    /// success when it is done.
+    ///
+    /// # Cancel safety
+    /// After the future is dropped the record may have been deleted, or not.
+    ///
+    /// # Errors
+    /// [`Error::ForeignRecord`] if what lies there is no record of ours: it stays. [`Error::PermissionDenied`] if this
+    /// client may not read it, or not delete below its parent. After [`Error::Unreachable`] and [`Error::Timeout`] the
+    /// record may have been deleted, or not. Otherwise see [`Error`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// let (lock, day) = (RwLock::new(&zk, "/cron/report")?, Duration::from_secs(24 * 60 * 60));
+    /// lock.write().once_in(day).await?.expect("never done").done().await?;
+    /// assert!(lock.write().once_in(day).await?.is_none());
+    /// println!("forgot: {}", lock.forget().await?.expect("it was done"));
+    /// assert!(lock.write().once_in(day).await?.is_some());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn forget(&self) -> Call<Option<Done>> {
+        let handle = Arc::clone(&self.handle);
+        Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, handle.forget()).await })
     }
 
     /// Asks every process that only [keeps](crate::RwLockBuilder::keep) the lock to give it up: at once if its node is

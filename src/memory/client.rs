@@ -149,6 +149,32 @@ impl Memory {
         self.client.ensemble.change(|world, _| world.set_next_sequence(directory.as_ref(), next));
     }
 
+    /// Sets the ensemble's clock forward, by which it says when a node was created and when its data was set. No session
+    /// notices. For tests of [`Acquire::once_in`](crate::Acquire::once_in), which need not wait then.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// let (lock, hour) = (RwLock::new(&zk, "/cron/report")?, Duration::from_secs(60 * 60));
+    /// lock.write().once_in(hour).await?.expect("never done").done().await?;
+    /// assert!(lock.write().once_in(hour).await?.is_none());
+    /// zk.set_clock_forward(hour);
+    /// assert!(lock.write().once_in(hour).await?.is_some());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn set_clock_forward(&self, by: Duration) {
+        self.client.ensemble.world().clock().set_forward(by);
+    }
+
+    /// Sets the ensemble's clock back, as a change to a leader whose clock is behind does.
+    pub fn set_clock_back(&self, by: Duration) {
+        self.client.ensemble.world().clock().set_back(by);
+    }
+
     /// How many watches the ensemble keeps, for all sessions together.
     pub fn watches(&self) -> usize {
         self.client.ensemble.world().watches()

@@ -1,5 +1,6 @@
 //! The embedded backend: an ensemble in this process; knows no locks.
 
+mod clock;
 mod executor;
 mod server;
 mod session;

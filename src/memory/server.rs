@@ -9,7 +9,8 @@ use std::time::Instant;
 use tokio::sync::{oneshot, watch};
 
 use crate::memory::executor::Executor;
-use crate::memory::tree::{Change, Node, Tree, children_of, commit, deletion, parent_of};
+use crate::memory::clock::Clock;
+use crate::memory::tree::{Change, Node, Stamp, Tree, children_of, commit, deletion, parent_of};
 use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Task, Watch};
 use crate::session::upkeep::Upkeep;
 
@@ -31,6 +32,7 @@ type Job = Box<dyn FnOnce(&mut World, &mut Vec<Fired>) + Send>;
 pub(super) struct World {
     tree: Arc<Tree>,
     zxid: i64,
+    clock: Clock,
     last_session: i64,
     last_watch: u64,
     sessions: HashMap<i64, SessionState>,
@@ -269,7 +271,7 @@ impl World {
         let outcomes = self.apply(session, &create, fired).map_err(|(_, failure)| failure)?;
         let path = outcomes.into_iter().map(|(_, path)| path).next().unwrap_or_default();
         let node = self.tree.get(&path).ok_or(Failure::NoNode)?;
-        Ok(Created { czxid: node.czxid, ephemeral_owner: node.owner, path })
+        Ok(Created { czxid: node.czxid, ctime: node.ctime, ephemeral_owner: node.owner, path })
     }
 
     /// Applies all operations or none, as one transaction.
@@ -281,7 +283,8 @@ impl World {
     ) -> Result<Vec<(Outcome, String)>, (usize, Failure)> {
         let zxid = self.zxid + 1;
         // Copied only while a lagging server still shows it as it was.
-        let committed = commit(Arc::make_mut(&mut self.tree), zxid, session, operations)?;
+        let at = Stamp { zxid, time: self.clock.now() };
+        let committed = commit(Arc::make_mut(&mut self.tree), at, session, operations)?;
         self.zxid = zxid;
         self.tell_all(&committed.changes, fired);
         Ok(committed.outcomes)
@@ -426,6 +429,11 @@ impl World {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.faults.push_back(fault);
         }
+    }
+
+    /// The ensemble's clock.
+    pub(super) fn clock(&mut self) -> &mut Clock {
+        &mut self.clock
     }
 
     /// How many watches are armed, for all sessions together.

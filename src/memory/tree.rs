@@ -17,6 +17,7 @@ pub(super) struct Node {
     pub(super) pzxid: i64,
     pub(super) version: i32,
     pub(super) ctime: SystemTime,
+    pub(super) mtime: SystemTime,
     pub(super) kind: Kind,
     /// The session that it goes with, 0 if it is not ephemeral.
     pub(super) owner: i64,
@@ -26,9 +27,16 @@ pub(super) struct Node {
 
 impl Node {
     pub(super) fn stat(&self) -> Stat {
-        let Node { czxid, version, ctime, owner, .. } = *self;
-        Stat { czxid, version, ctime, ephemeral_owner: owner, data_length: self.data.len() }
+        let Node { czxid, version, ctime, mtime, owner, .. } = *self;
+        Stat { czxid, version, ctime, mtime, ephemeral_owner: owner, data_length: self.data.len() }
     }
+}
+
+/// The number of a transaction, and its time on the ensemble's clock.
+#[derive(Clone, Copy)]
+pub(super) struct Stamp {
+    pub(super) zxid: i64,
+    pub(super) time: SystemTime,
 }
 
 /// The key of a watch, and the event that the watch fires with.
@@ -45,11 +53,11 @@ pub(super) struct Committed {
 /// Applies all operations, or none. If one fails, its index is returned with the failure.
 pub(super) fn commit(
     tree: &mut Tree,
-    zxid: i64,
+    at: Stamp,
     session: i64,
     operations: &[Operation],
 ) -> Result<Committed, (usize, Failure)> {
-    let mut transaction = Transaction { tree, zxid, session, changes: Vec::new(), undo: Vec::new() };
+    let mut transaction = Transaction { tree, at, session, changes: Vec::new(), undo: Vec::new() };
     let mut outcomes = Vec::with_capacity(operations.len());
     for (index, operation) in operations.iter().enumerate() {
         match transaction.apply(operation) {
@@ -66,7 +74,7 @@ pub(super) fn commit(
 /// A transaction of which some operations are applied.
 struct Transaction<'a> {
     tree: &'a mut Tree,
-    zxid: i64,
+    at: Stamp,
     /// The owner of the ephemeral nodes that it creates.
     session: i64,
     changes: Vec<Change>,
@@ -114,12 +122,13 @@ impl Transaction<'_> {
             self.undo.push((parent.to_owned(), Some(node.clone())));
             // Sticks at its end, as ZooKeeper's does from 3.6 on (ZOOKEEPER-4372).
             node.next_sequence = node.next_sequence.saturating_add(1);
-            node.pzxid = self.zxid;
+            node.pzxid = self.at.zxid;
         }
         let owner = if is_ephemeral(kind) { self.session } else { 0 };
-        let (czxid, mzxid, pzxid) = (self.zxid, self.zxid, self.zxid);
-        let (data, ctime) = (data.to_vec(), SystemTime::now());
-        let node = Node { data, czxid, mzxid, pzxid, version: 0, ctime, kind, owner, next_sequence: 0 };
+        let Stamp { zxid, time } = self.at;
+        let (czxid, mzxid, pzxid) = (zxid, zxid, zxid);
+        let (data, ctime, mtime) = (data.to_vec(), time, time);
+        let node = Node { data, czxid, mzxid, pzxid, version: 0, ctime, mtime, kind, owner, next_sequence: 0 };
         self.undo.push((path.clone(), self.tree.insert(path.clone(), node)));
         self.changes.push((children_key(parent), Event::Changed));
         Ok(path)
@@ -132,7 +141,7 @@ impl Transaction<'_> {
         self.undo.push((path.to_owned(), Some(node.clone())));
         node.data = data.to_vec();
         node.version = node.version.wrapping_add(1);
-        node.mzxid = self.zxid;
+        (node.mzxid, node.mtime) = (self.at.zxid, self.at.time);
         self.changes.push((path.to_owned(), Event::Changed));
         Ok(node.version)
     }
@@ -144,7 +153,7 @@ impl Transaction<'_> {
         }
         if let Some(parent) = self.tree.get_mut(parent_of(path)) {
             self.undo.push((parent_of(path).to_owned(), Some(parent.clone())));
-            parent.pzxid = self.zxid;
+            parent.pzxid = self.at.zxid;
         }
         self.undo.push((path.to_owned(), self.tree.remove(path)));
         self.changes.extend(deletion(path.to_owned()));

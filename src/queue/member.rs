@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use crate::queue::dialect::Dialect;
+use crate::queue::done::Done;
 use crate::queue::mode::Mode;
 
 /// A snapshot of a lock's queue, in the order of arrival. Its `Display` prints one line for each member.
@@ -15,6 +16,9 @@ pub struct Queue {
     pub dialect: Dialect,
     /// All contenders in it, in the order of arrival.
     pub members: Vec<Member>,
+    /// When a job under the lock last [succeeded](crate::OnceGuard::done), if there is a record of it that this client can
+    /// read.
+    pub done: Option<Done>,
 }
 
 /// One member of a queue.

@@ -52,7 +52,7 @@ impl Said {
 }
 
 /// Reads the metadata out of a node's data, whatever else the data hold.
-fn read(data: &[u8]) -> Said {
+pub(super) fn read(data: &[u8]) -> Said {
     let text = String::from_utf8_lossy(data);
     let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
     Said {

@@ -2,6 +2,7 @@
 
 pub(crate) mod contender;
 pub(crate) mod dialect;
+pub(crate) mod done;
 pub(crate) mod local;
 pub(crate) mod member;
 pub(crate) mod metadata;

@@ -174,19 +174,21 @@ impl Book {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
     use crate::queue::contender::Contender;
     use crate::queue::local::Key;
     use crate::session::lease::Lease;
+    use crate::session::position::Birth;
     use crate::session::upkeep::Upkeep;
 
     fn position(sequence: i64) -> Arc<Position> {
         let name = format!("h~i-WRITE-{sequence:010}");
         let own_node = OwnNode::new(format!("/a/{name}"), &Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6)))));
         let contender = Contender::parse(&name).unwrap();
-        Arc::new(Position::new(contender, 10 + sequence, own_node, 0, sequence.unsigned_abs()))
+        let birth = Birth { ctime: UNIX_EPOCH, asked: Duration::ZERO, answered: Duration::ZERO };
+        Arc::new(Position::new(contender, 10 + sequence, birth, own_node, 0, sequence.unsigned_abs()))
     }
 
     #[test]

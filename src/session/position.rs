@@ -1,10 +1,23 @@
 //! An own node with its contender: a position in a queue; knows nothing of the contenders around it.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use crate::queue::contender::Contender;
 use crate::queue::local::Key;
+use crate::session::lease::Moment;
 use crate::session::node::OwnNode;
+
+/// When the first node of a position was created.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Birth {
+    /// On the ensemble's clock.
+    pub(crate) ctime: SystemTime,
+    /// On the session's clock: not before this moment.
+    pub(crate) asked: Moment,
+    /// On the session's clock: not after this moment.
+    pub(crate) answered: Moment,
+}
 
 /// The position of an own node in a directory.
 #[derive(Debug)]
@@ -12,6 +25,7 @@ pub(crate) struct Position {
     pub(crate) contender: Contender,
     /// The number of the transaction that created the first node of this position: ensemble-wide, rising, never reset.
     pub(crate) czxid: i64,
+    pub(crate) birth: Birth,
     pub(crate) own_node: Arc<OwnNode>,
     pub(crate) number: u64,
     /// An id that no other position of this process has.
@@ -19,8 +33,15 @@ pub(crate) struct Position {
 }
 
 impl Position {
-    pub(crate) fn new(contender: Contender, czxid: i64, own_node: Arc<OwnNode>, number: u64, id: u64) -> Position {
-        Position { contender, czxid, own_node, number, id }
+    pub(crate) fn new(
+        contender: Contender,
+        czxid: i64,
+        birth: Birth,
+        own_node: Arc<OwnNode>,
+        number: u64,
+        id: u64,
+    ) -> Position {
+        Position { contender, czxid, birth, own_node, number, id }
     }
 
     pub(crate) fn key(&self) -> Key {

@@ -36,6 +36,8 @@ pub struct Created {
     pub path: String,
     /// The ensemble-wide number of the transaction that created it.
     pub czxid: i64,
+    /// When it was created, on the ensemble's clock.
+    pub ctime: SystemTime,
     /// The session that owns it, 0 if it is not ephemeral.
     pub ephemeral_owner: i64,
 }
@@ -49,6 +51,8 @@ pub struct Stat {
     pub version: i32,
     /// When it was created, on the ensemble's clock.
     pub ctime: SystemTime,
+    /// When its data was last set, on the ensemble's clock. At first that is when it was created.
+    pub mtime: SystemTime,
     /// The session that owns it, 0 if it is not ephemeral.
     pub ephemeral_owner: i64,
     /// How many bytes of data it has.

@@ -3,14 +3,12 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
+use crate::queue::done::Done;
 use crate::queue::member::{Blockers, Member, MemberState, Queue};
 
 impl fmt::Display for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.members.is_empty() {
-            return write!(f, "{}: free", self.path);
-        }
-        write!(f, "{}:", self.path)?;
+        write!(f, "{}:{}", self.path, if self.members.is_empty() { " free" } else { "" })?;
         for member in &self.members {
             let state = match &member.state {
                 MemberState::Holds if member.keeps => "keeps".to_owned(),
@@ -19,6 +17,9 @@ impl fmt::Display for Queue {
                 MemberState::Stuck => "is stuck".to_owned(),
             };
             write!(f, "\n  {member}, {state}")?;
+        }
+        if let Some(done) = &self.done {
+            write!(f, "\n  last {done}")?;
         }
         Ok(())
     }
@@ -44,6 +45,23 @@ impl fmt::Display for Member {
                 whole_seconds
             };
             write!(f, " for {}", humantime::format_duration(age))?;
+        }
+        Ok(())
+    }
+}
+
+/// By the ensemble's clock alone, so that a reader whose clock differs reads the same.
+impl fmt::Display for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "done at {}", humantime::format_rfc3339_seconds(self.at))?;
+        if !self.host.is_empty() {
+            write!(f, " by {}", self.host)?;
+        }
+        if let Some(pid) = self.pid {
+            write!(f, " pid {pid}")?;
+        }
+        if let Some(label) = &self.label {
+            write!(f, " {label:?}")?;
         }
         Ok(())
     }
@@ -117,7 +135,7 @@ mod tests {
                 .into();
         let waits = Contender::parse("web-3~k3v9x2mc~keep-WRITE-0000000009").unwrap();
         members.push(member(&waits, &Turn::Behind(Contender::parse(&members[1].node).unwrap()), None));
-        let queue = Queue { path: "/lock".to_owned(), dialect: waits.dialect(), members };
+        let queue = Queue { path: "/lock".to_owned(), dialect: waits.dialect(), members, done: None };
         assert_eq!(
             queue.to_string(),
             "/lock:\n  READ web-1, holds\n  READ web-2, keeps\n  \

@@ -3,4 +3,5 @@
 pub(crate) mod display;
 pub(crate) mod progress;
 pub(crate) mod read;
+pub(crate) mod record;
 pub(crate) mod survey;

@@ -30,7 +30,7 @@ pub(crate) async fn of(
     for some in line.chunks(READS_IN_FLIGHT) {
         members.extend(call::answered(session, || read(session, directory, some)).await?);
     }
-    Ok(Queue { path: directory.to_owned(), dialect, members })
+    Ok(Queue { path: directory.to_owned(), dialect, members, done: None })
 }
 
 /// The contenders in the way of `me`, as far as they can be read.

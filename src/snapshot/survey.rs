@@ -1,10 +1,12 @@
 //! The queues of many locks at once; knows no concrete backend.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::queue::dialect::Dialect;
+use crate::queue::done::{self, Done};
 use crate::queue::member::Queue;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::request::Failure;
@@ -14,20 +16,26 @@ use crate::validation;
 /// How many directories are listed at once.
 const LISTINGS_IN_FLIGHT: usize = 256;
 
-/// The queues of all locks below a prefix that have contenders.
+/// How many records are read at once.
+const READS_IN_FLIGHT: usize = 256;
+
+/// The queues of all locks below a prefix that have contenders, or under which a job was once done.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Survey {
-    /// The queues, in the order of their paths. Queues of different locks are not of the same moment.
+    /// The queues, in the order of their paths. A queue without members is that of a lock under which a job was once
+    /// [done](Queue::done). Queues of different locks are not of the same moment.
     pub queues: Vec<Queue>,
     /// The nodes whose children this client may not list. There may be locks below them.
     pub unreadable: Vec<String>,
 }
 
 impl Survey {
-    /// Looks at every node at and below `prefix`, and reads the queue of each node that has contenders.
+    /// Looks at every node at and below `prefix`, and reads the queue of each node that has contenders. The
+    /// [record](crate::Queue::done) of a job that was done under a lock is read, too. A lock that has one and no contender
+    /// has an empty queue here.
     ///
-    /// Costs a listing for each node that is not a contender itself, and a read for each contender. Each queue is seen
+    /// Costs a listing for each node that is not a contender itself, and a read for each contender and each record. Each queue is seen
     /// in its own [dialect](Dialect); a directory with contenders of several dialects has a queue for each.
     /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout for each step, and as a whole with
     /// [`timeout`](Call::timeout).
@@ -64,6 +72,7 @@ impl Survey {
     async fn walk(session: Arc<dyn Session>, prefix: &str) -> Result<Survey, Failure> {
         let mut survey = Survey { queues: Vec::new(), unreadable: Vec::new() };
         let mut level = vec![prefix.to_owned()];
+        let mut records = Vec::from_iter((prefix != "/").then(|| done::path_of(prefix)));
         while !level.is_empty() {
             let mut below = Vec::new();
             for some in level.chunks(LISTINGS_IN_FLIGHT) {
@@ -75,8 +84,10 @@ impl Survey {
                     }
                 }
             }
+            records.extend(below.iter().filter(|path| done::lock_of(path).is_some()).cloned());
             level = below;
         }
+        survey.look_at_records(&session, &records).await?;
         survey.queues.sort_by(|one, other| one.path.cmp(&other.path));
         survey.unreadable.sort();
         Ok(survey)
@@ -101,6 +112,27 @@ impl Survey {
         Ok(())
     }
 
+    /// Adds the records at these paths to the queues of their locks.
+    async fn look_at_records(&mut self, session: &Arc<dyn Session>, paths: &[String]) -> Result<(), Failure> {
+        let mut records = BTreeMap::new();
+        for some in paths.chunks(READS_IN_FLIGHT) {
+            let read = call::answered(session, || records_at(session, some)).await?;
+            let locks = some.iter().filter_map(|path| done::lock_of(path));
+            records.extend(locks.zip(read).filter_map(|(lock, done)| Some((lock, done?))));
+        }
+        for queue in &mut self.queues {
+            queue.done = records.get(&queue.path[..]).cloned();
+        }
+        let listed: BTreeSet<_> = self.queues.iter().map(|queue| queue.path.clone()).collect();
+        let free = records.into_iter().filter(|(lock, _)| !listed.contains(*lock));
+        let dialect = Dialect::Native;
+        self.queues.extend(free.map(|(lock, done)| {
+            let (path, members) = (lock.to_owned(), Vec::new());
+            Queue { path, dialect, members, done: Some(done) }
+        }));
+        Ok(())
+    }
+
     async fn look_at_queue(
         &mut self,
         session: &Arc<dyn Session>,
@@ -113,6 +145,20 @@ impl Survey {
         self.queues.extend(Some(queue).filter(|queue| !queue.members.is_empty()));
         Ok(())
     }
+}
+
+/// What is at each of these paths, all asked for at once. A record that we may not read is left out.
+async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<Option<Done>>, Failure> {
+    let replies: Vec<_> = paths.iter().map(|path| session.data(path)).collect();
+    let mut records = Vec::with_capacity(paths.len());
+    for reply in replies {
+        records.push(match reply.await {
+            Ok((data, stat)) => done::read(&data, stat.mtime),
+            Err(Failure::NoNode | Failure::NoAuth) => None,
+            Err(failure) => return Err(failure),
+        });
+    }
+    Ok(records)
 }
 
 /// The children of each of these nodes, all asked for at once; `None` if we may not list them.

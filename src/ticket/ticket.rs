@@ -28,10 +28,11 @@ use crate::queue::mode::{self, Mode};
 use crate::session::books::Book;
 use crate::session::contract::{Session, SessionSlot};
 use crate::session::listing;
+use crate::session::lease::Moment;
 use crate::session::listings::Names;
 use crate::session::loss::Loss;
 use crate::session::node::OwnNode;
-use crate::session::position::Position;
+use crate::session::position::{Birth, Position};
 use crate::session::request::{Created, Failure, Kind, Operation, Reply, Watch};
 use crate::session::retry::{before_next_try, none_without_directory, synced, until_known};
 use crate::telemetry::meter;
@@ -58,6 +59,8 @@ struct Node {
     step: Step,
     /// On which connection the node was asked for.
     connection: u64,
+    /// When a node was first asked for.
+    asked: Option<Moment>,
     /// A create's answer was lost, so there may be a node that no answer has shown.
     unsure: bool,
     /// The directories that we made to get here, the outermost first.
@@ -78,7 +81,7 @@ enum Step {
 impl Ticket {
     pub(crate) fn new(session_slot: SessionSlot, directory: Arc<str>, owner: Owner, keeps: bool) -> Ticket {
         let book = session_slot.session().upkeep().books().of(&directory, owner.dialect());
-        let node = Node { step: Step::Absent, connection: 0, unsure: false, made: Vec::new(), arming: None };
+        let node = Node { step: Step::Absent, connection: 0, asked: None, unsure: false, made: Vec::new(), arming: None };
         Ticket { session_slot, directory, owner, keeps, book, node: Mutex::new(node) }
     }
 
@@ -112,13 +115,14 @@ impl Ticket {
     }
 
     fn ask_for_node(&self, mode: Mode, data: &[u8]) {
-        let prefix = self.child(&self.owner.prefix(mode));
+        let (prefix, now) = (self.child(&self.owner.prefix(mode)), self.session().lease().now());
         let connection = self.book.connection();
         // A contender that sees the node asks after the create, so after the watch was armed.
         let arming = self.keeps.then(|| self.session().watch(&self.directory));
         let reply = self.session().create(&prefix, data, Kind::EphemeralSequential);
         let mut node = self.node();
         (node.step, node.connection) = (Step::Coming(reply), connection);
+        node.asked.get_or_insert(now);
         let old = std::mem::replace(&mut node.arming, arming);
         drop(node);
         drop(old);
@@ -181,7 +185,12 @@ impl Ticket {
                 Ok((_, stat)) if stat.ephemeral_owner == session.id() => {
                     meter::recovered();
                     tracing::info!(path = %self.directory, node = %child, "the answer to a create was lost, and its node found");
-                    self.stand_at(Created { path, czxid: stat.czxid, ephemeral_owner: stat.ephemeral_owner })?;
+                    self.stand_at(Created {
+                        path,
+                        czxid: stat.czxid,
+                        ctime: stat.ctime,
+                        ephemeral_owner: stat.ephemeral_owner,
+                    })?;
                     return Ok(true);
                 }
                 Ok(_) | Err(Failure::NoNode) => {}
@@ -306,9 +315,9 @@ impl Ticket {
         }
         position.own_node.moved(to);
         let (czxid, own_node) = (position.czxid, Arc::clone(&position.own_node));
-        let (number, id) = (position.number, position.id);
+        let (number, id, birth) = (position.number, position.id, position.birth);
         session.upkeep().nodes().watch(&position.own_node);
-        let position = Arc::new(Position::new(contender, czxid, own_node, number, id));
+        let position = Arc::new(Position::new(contender, czxid, birth, own_node, number, id));
         let mut node = self.node();
         node.unsure = false;
         node.step = Step::Standing(Arc::clone(&position));
@@ -330,8 +339,10 @@ impl Ticket {
         let own_node = OwnNode::new(self.child(name), session.upkeep());
         let number = session.upkeep().nodes().enter(&own_node);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        let position = Arc::new(Position::new(contender, created.czxid, own_node, number, id));
+        let answered = session.lease().now();
         let mut node = self.node();
+        let birth = Birth { ctime: created.ctime, asked: node.asked.unwrap_or(answered), answered };
+        let position = Arc::new(Position::new(contender, created.czxid, birth, own_node, number, id));
         node.step = Step::Standing(Arc::clone(&position));
         let connection = node.connection;
         drop(node);

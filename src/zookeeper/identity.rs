@@ -85,7 +85,8 @@ impl Owner {
     }
 
     /// Checks a node that was created. If it belongs to another session, the server has replaced this one.
-    pub(super) fn created(&self, path: String, czxid: i64, ephemeral_owner: i64) -> Result<Created, Failure> {
+    pub(super) fn created(&self, created: Created) -> Result<Created, Failure> {
+        let ephemeral_owner = created.ephemeral_owner;
         if ephemeral_owner != 0 && ephemeral_owner != self.session() {
             if let Some(claimant) = self.identity.claimant.upgrade() {
                 claimant.replaced();
@@ -95,7 +96,7 @@ impl Owner {
         if ephemeral_owner == self.session() {
             self.identity.is_shown_on(self.connection);
         }
-        Ok(Created { path, czxid, ephemeral_owner })
+        Ok(created)
     }
 
     /// Whether the owner is known without a look at the node.

@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
+use std::time::SystemTime;
 
 use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
@@ -19,7 +20,7 @@ use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
 use crate::zookeeper::identity::{Identity, Owner};
 use crate::zookeeper::security::Acl;
-use crate::zookeeper::translate::{commit, failure, outcome};
+use crate::zookeeper::translate::{self, commit, failure, outcome};
 
 /// The requests of one session.
 pub(super) struct Pipeline {
@@ -91,11 +92,11 @@ impl HeldBack {
     fn done_with_create(self, mut results: Vec<zk::MultiWriteResult>) -> InTransaction {
         let created = results.pop();
         let set = results.iter().find_map(|result| match result {
-            zk::MultiWriteResult::SetData { stat } => Some(stat.mzxid),
+            zk::MultiWriteResult::SetData { stat } => Some((stat.mzxid, translate::time(stat.mtime))),
             _ => None,
         });
         let _nobody_waits = self.answer.send(Ok(results.into_iter().map(outcome).collect()));
-        InTransaction { created, zxid: set }
+        InTransaction { created, at: set }
     }
 
     fn failed(self, failure: Failure) {
@@ -131,27 +132,27 @@ impl Removal {
 /// A node that was created in a transaction.
 struct InTransaction {
     created: Option<zk::MultiWriteResult>,
-    /// The number of the transaction, if the answer shows it.
-    zxid: Option<i64>,
+    /// The number of the transaction, and its time, if the answer shows them.
+    at: Option<(i64, SystemTime)>,
 }
 
 impl InTransaction {
-    /// Servers before 3.7.2, 3.8.2 and 3.9.0 return only the node's path (ZOOKEEPER-4026). Its number is then the
-    /// transaction's. Its owner is this session, unless the server may have replaced the session: then we look at the
+    /// Servers before 3.7.2, 3.8.2 and 3.9.0 return only the node's path (ZOOKEEPER-4026). Its number and its time
+    /// are then the transaction's. Its owner is this session, unless the server may have replaced the session: then we look at the
     /// node.
     async fn looked_up(self, client: &zk::Client, owner: &Owner) -> Result<Created, Failure> {
         let Some(zk::MultiWriteResult::Create { path, mut stat }) = self.created else {
             return Err(Failure::Unknown("the answer to a transaction is short of its last part".to_owned()));
         };
         if stat.is_invalid() {
-            if let Some(zxid) = self.zxid.filter(|_| owner.is_known()) {
-                return owner.created(path, zxid, owner.session());
+            if let Some((czxid, ctime)) = self.at.filter(|_| owner.is_known()) {
+                return owner.created(Created { path, czxid, ctime, ephemeral_owner: owner.session() });
             }
             // The node was removed again, or this server does not show it: the caller will look for it.
             let unseen = |error: zk::Error| Failure::Unknown(error.to_string());
             stat = client.get_data(&path).await.map_err(unseen)?.1;
         }
-        owner.created(path, stat.czxid, stat.ephemeral_owner)
+        owner.created(translate::created(path, &stat))
     }
 }
 

@@ -335,7 +335,7 @@ impl Session for ZooKeeperSession {
             }
             let (stat, sequence) = created.map_err(failure)?;
             let path = if kind == Kind::EphemeralSequential { format!("{path}{sequence}") } else { path };
-            owner.created(path, stat.czxid, stat.ephemeral_owner)
+            owner.created(translate::created(path, &stat))
         })
     }
 

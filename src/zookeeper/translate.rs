@@ -4,12 +4,12 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pin_project_lite::pin_project;
 use zookeeper_client as zk;
 
-use crate::session::request::{Ending, Event, Failure, Kind, Operation, Outcome, Stat};
+use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Stat};
 use crate::zookeeper::security::Acl;
 
 /// The client crate reports the reason of a failed handshake only in its log.
@@ -92,9 +92,24 @@ pub(super) fn failure(error: zk::Error) -> Failure {
 }
 
 pub(super) fn stat(stat: &zk::Stat) -> Stat {
-    let ctime = UNIX_EPOCH + Duration::from_millis(stat.ctime.unsigned_abs());
-    let data_length = usize::try_from(stat.data_length).unwrap_or(0);
-    Stat { czxid: stat.czxid, version: stat.version, ctime, ephemeral_owner: stat.ephemeral_owner, data_length }
+    Stat {
+        czxid: stat.czxid,
+        version: stat.version,
+        ctime: time(stat.ctime),
+        mtime: time(stat.mtime),
+        ephemeral_owner: stat.ephemeral_owner,
+        data_length: usize::try_from(stat.data_length).unwrap_or(0),
+    }
+}
+
+/// A node at `path` that was created with this stat.
+pub(super) fn created(path: String, stat: &zk::Stat) -> Created {
+    Created { path, czxid: stat.czxid, ctime: time(stat.ctime), ephemeral_owner: stat.ephemeral_owner }
+}
+
+/// A moment on the ensemble's clock, which counts milliseconds.
+pub(super) fn time(milliseconds: i64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(milliseconds.unsigned_abs())
 }
 
 /// What follows from an error on the way to a session.

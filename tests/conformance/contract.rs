@@ -184,6 +184,14 @@ pub async fn a_nodes_stat_is_that_of_its_creation<H: Harness>(h: &H) {
     let (data, stat) = stage.a.data(&created.path).await.expect("there");
     assert_eq!((data.as_slice(), stat.czxid, stat.ephemeral_owner), (&b"data"[..], created.czxid, stage.a.id()));
     assert!(stat.ctime > before && stat.version == 0);
+    assert_eq!((stat.ctime, stat.mtime), (created.ctime, created.ctime));
+    eventually("the data are set at a later time", || async {
+        stage.a.transact(&[set(&created.path)]).await.expect("there");
+        let (_, later) = stage.a.data(&created.path).await.expect("there");
+        assert_eq!(later.ctime, created.ctime);
+        later.mtime > later.ctime
+    })
+    .await;
     let lasting = stage.a.create(&stage.path("lasting"), b"", Kind::Persistent).await.expect("created");
     assert_eq!(lasting.ephemeral_owner, 0);
 }

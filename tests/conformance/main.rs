@@ -2,11 +2,12 @@
 
 mod contract;
 mod lock;
+mod once;
 
 macro_rules! conformance {
-    (contract: [$($contract:ident),* $(,)?], lock: [$($lock:ident),* $(,)?] $(,)?) => {
-        conformance!(@ memory: OnMemory; contract: [$($contract),*], lock: [$($lock),*]);
-        conformance!(@ zookeeper: OnZooKeeper; contract: [$($contract),*], lock: [$($lock),*]);
+    (contract: [$($contract:ident),* $(,)?], lock: [$($lock:ident),* $(,)?], once: [$($once:ident),* $(,)?] $(,)?) => {
+        conformance!(@ memory: OnMemory; contract: [$($contract),*], lock: [$($lock),*], once: [$($once),*]);
+        conformance!(@ zookeeper: OnZooKeeper; contract: [$($contract),*], lock: [$($lock),*], once: [$($once),*]);
     };
     (@ $backend:ident: $harness:ty; $($module:ident: [$($name:ident),*]),*) => {
         mod $backend {
@@ -160,6 +161,16 @@ conformance! {
         evicting_by_token_removes_that_member_and_nobody_else,
         a_session_outlasts_the_lease_of_its_guards,
         a_survey_finds_every_queue_below_a_prefix,
+    ],
+    once: [
+        what_was_done_is_done_again_only_after_the_period,
+        what_was_done_while_a_contender_waited_is_not_done_again,
+        work_that_failed_is_done_by_the_next_who_waits,
+        of_many_that_start_together_one_does_the_work,
+        a_holder_whose_session_ended_records_nothing,
+        a_holder_whose_node_was_removed_records_nothing,
+        the_record_outlives_the_directory_and_shows_who_did_it,
+        a_node_that_is_no_record_is_refused_and_stays,
     ]
 }
 

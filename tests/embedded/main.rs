@@ -6,4 +6,5 @@ mod face;
 mod kept;
 mod kept_waits;
 mod memory;
+mod once;
 mod seeing;

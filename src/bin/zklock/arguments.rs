@@ -12,7 +12,7 @@ use crate::exit;
 
 const USAGE: &str = "zklock [OPTIONS] PATH [--] COMMAND [ARGUMENTS]...
        zklock [OPTIONS] PATH -c 'SHELL COMMAND'
-       zklock [OPTIONS] ls|watch|ask|break|check ...";
+       zklock [OPTIONS] ls|watch|ask|forget|break|check ...";
 
 /// The lines of the help texts fit into a manual page on a terminal of 80 columns.
 const AFTER_HELP: &str = "\
@@ -25,6 +25,8 @@ Examples:
       zklock -w 600 -E 9 /db/orders/migrate -- migrate
   together with other readers, while no writer is there
       zklock -s /db/orders/migrate -- app
+  for cron on every host: once an hour, by whichever comes first
+      zklock --once-in 50m /cron/report -- report
   a line for the shell
       zklock /locks/x -c 'make && make install'
   who holds it, who waits, since when, behind whom
@@ -33,6 +35,8 @@ Examples:
       zklock ls --tree /locks
   have it given up where it is only kept, and in use by nobody
       zklock ask /locks/backup
+  have it run again at the next start, however long ago it was done
+      zklock forget /cron/report
   remove the one with this token, and nobody else
       zklock break /locks/backup 4294967301
 
@@ -40,16 +44,22 @@ Exit codes:
   of the command; 128 + N if signal N ended it, or zklock while it
   waited. After a Ctrl-C that only the command received, zklock ends by
   that signal too, so that a shell's loop around it ends: $? is 130
+    0   with --once-in, also if the command was not run, because it was
+        done already (--skipped-exit-code sets another)
     1   -n or -w did not get the lock (-E sets another);
         break: no holder or waiter has that token;
+        forget: there is no record;
         check: something is odd
    64   wrong usage
    69   no server can be reached, or there is no such command
    74   what was found could not be written to standard output
    75   the lock was lost while the command ran, or the place in the
         queue before that; whatever the command itself returned
-        (--lost-exit-code sets another)
-   77   permission denied: by ZooKeeper, or to execute the command
+        (--lost-exit-code sets another); with --once-in also if it was
+        lost before the success was recorded
+   77   permission denied: by ZooKeeper, or to execute the command; with
+        --once-in also if the command has succeeded, and that may not be
+        recorded
 
 Environment:
   ZK_HOSTS      the servers, as for --zk
@@ -69,6 +79,14 @@ Signals:
   zklock started (by nohup; INT and QUIT by a script's &) stays ignored
   by zklock and by the command, as with flock(1) and env(1); PIPE does
   not.
+
+Once in a while:
+  With --once-in 50m the command is run only if it has not succeeded
+  within the last 50 minutes, by ZooKeeper's clock; no host's clock
+  counts. All hosts may start it at the same time: one runs it, the
+  others wait, and exit with 0 when it was done. If it fails or dies, the
+  next of them runs it. Its success (exit code 0) is recorded in a node
+  beside the lock, PATH.done, which `zklock ls` shows.
 
 When the lock is lost:
   The command's process group gets TERM, after --grace KILL, and zklock
@@ -134,6 +152,15 @@ pub(crate) struct Run {
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = exit::NEGATIVE, hide_default_value = true, allow_negative_numbers = true)]
     pub(crate) conflict_exit_code: u8,
 
+    /// Run the command only if it has not succeeded within this time, by ZooKeeper's clock. Otherwise exit with 0 (or
+    /// --skipped-exit-code).
+    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "shared")]
+    pub(crate) once_in: Option<Duration>,
+
+    /// The exit code when --once-in does not run the command, because it was done already.
+    #[arg(long, value_name = "CODE", default_value_t = 0, hide_default_value = true, requires = "once_in")]
+    pub(crate) skipped_exit_code: u8,
+
     /// Changes nothing; flock(1) has it. The command never inherits anything that could keep the lock.
     #[arg(short = 'o', long, hide = true)]
     close: bool,
@@ -160,7 +187,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "NAME")]
     pub(crate) host: Option<String>,
 
-    /// Say nothing while waiting, nor when -n or -w does not get the lock.
+    /// Say nothing while waiting, nor when -n or -w does not get the lock, nor when --once-in does not run the command.
     #[arg(short = 'q', long)]
     pub(crate) quiet: bool,
 
@@ -234,6 +261,8 @@ pub(crate) enum Task {
     /// ended. Nothing is taken away from a holder that uses the lock. A contender that waits asks by itself, and -n does
     /// not. Does not wait until the lock is free.
     Ask(Ask),
+    /// Forget when a command was last done under --once-in, so that it is run at its next start.
+    Forget(Forget),
     /// Remove one holder or waiter, by its token.
     Break(Break),
     /// Look for what is odd in a lock's directory; exit with 1 if there is something.
@@ -254,6 +283,10 @@ const JSON_HELP: &str = "\
 With --json, one object:
   path      the lock
   dialect   the naming scheme of its nodes, as for --dialect
+  done      when a command was last done under --once-in, or null:
+    at        by ZooKeeper's clock, RFC 3339 in UTC
+    host, pid, label, token
+              of the zklock that recorded it; all but host may be null
   members   in the order of arrival, each:
     place     1, 2, 3...
     state     \"holds\", \"waits\", or \"stuck\" (will never hold: see
@@ -274,7 +307,8 @@ With --json, one object:
 
 With --json and --tree, one object:
   prefix      the path below which locks were looked for
-  locks       objects as above
+  locks       objects as above; without members where a command was once
+              done, and nobody holds or waits
   unreadable  paths that may not be listed
   cycles      of processes that wait for each other, each a list of
               {\"waits\": {\"host\", \"pid\"}, \"path\",
@@ -290,7 +324,7 @@ pub(crate) struct Ls {
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
 
-    /// Show every lock at and below PATH that has a holder or a waiter.
+    /// Show every lock at and below PATH that has a holder or a waiter, or under which a command was once done.
     #[arg(long)]
     pub(crate) tree: bool,
 
@@ -321,6 +355,15 @@ pub(crate) struct Watch {
 #[command(override_usage = "zklock ask [OPTIONS] PATH")]
 pub(crate) struct Ask {
     /// The lock. Its directory must be readable and writable to us.
+    #[arg(value_name = "PATH")]
+    pub(crate) path: String,
+}
+
+/// `zklock forget`
+#[derive(Debug, Args)]
+#[command(override_usage = "zklock forget [OPTIONS] PATH")]
+pub(crate) struct Forget {
+    /// The lock. The record is the node PATH.done beside it.
     #[arg(value_name = "PATH")]
     pub(crate) path: String,
 }

@@ -104,9 +104,9 @@ async fn in_lines(lock: &RwLock, watch: &Watch) -> Result<u8, Exit> {
             }
         };
         if let Some(queue) = answer(looked)? {
-            let members = gist(&queue);
-            if last.as_ref() != Some(&members) {
-                last = Some(members);
+            let gist = gist(&queue);
+            if last.as_ref() != Some(&gist) {
+                last = Some(gist);
                 let text = if watch.json { table::json(&queue).to_string() } else { table::table(&queue, false) };
                 output::print(&format!("{text}\n"))?;
             }
@@ -126,6 +126,7 @@ fn answer(looked: Result<Queue, Error>) -> Result<Option<Queue>, Exit> {
 }
 
 /// The part of a queue whose change is worth another line. How long the queue has lasted is not part of it.
-fn gist(queue: &Queue) -> Vec<(String, bool)> {
-    queue.members.iter().map(|member| (member.node.clone(), member.state == MemberState::Holds)).collect()
+fn gist(queue: &Queue) -> (Vec<(String, bool)>, Option<SystemTime>) {
+    let members = queue.members.iter().map(|member| (member.node.clone(), member.state == MemberState::Holds));
+    (members.collect(), queue.done.as_ref().map(|done| done.at))
 }

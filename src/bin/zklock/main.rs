@@ -11,6 +11,7 @@ mod connect;
 mod cycles;
 mod evict;
 mod exit;
+mod forget;
 mod list;
 mod live;
 mod output;
@@ -61,6 +62,7 @@ async fn act(arguments: Arguments) -> Result<u8, Exit> {
         Some(Task::Watch(watch)) => live::watch(watch, connection).await,
         Some(Task::Break(which)) => evict::evict(which, connection).await,
         Some(Task::Ask(which)) => ask::ask(which, connection).await,
+        Some(Task::Forget(which)) => forget::forget(which, connection).await,
         Some(Task::Check(check)) => check::check(check, connection).await,
         Some(Task::Completions { shell }) => completions::completions(*shell),
         Some(Task::Man { task }) => completions::man(task.as_deref()),

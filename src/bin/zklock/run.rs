@@ -9,14 +9,14 @@ use rustix::process::Signal;
 use tokio::sync::watch;
 use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::{
-    Changes, Dialect, Error, HoldState, Loss, Memory, Mode, Progress, ReadGuard, RwLock, WriteGuard, ZooKeeper,
+    Changes, Dialect, Error, HoldState, Loss, Memory, Mode, OnceGuard, Progress, ReadGuard, RwLock, WriteGuard, ZooKeeper,
 };
 
 use crate::arguments::{Connection, Run};
 use crate::child::{Child, Event, Reaped};
 use crate::connect::connect;
 use crate::exit::{self, Exit};
-use crate::output::{say, shorten};
+use crate::output::{say, shorten, tame};
 use crate::signals::Signals;
 use crate::waiting;
 
@@ -31,6 +31,9 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> {
     let order = Order::read(run)?;
+    if run.once_in == Some(Duration::ZERO) {
+        return Err(Exit::usage("--once-in needs a time that is not zero"));
+    }
     // A wrong path or option is reported before anything is sent.
     open(&Memory::new(), run, &order, connection.dialect)?;
     let mut signals = Signals::listen()?;
@@ -50,7 +53,12 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
         guard = acquire(&lock, run) => guard,
     };
     let guard = match guard {
-        Ok(guard) => guard,
+        Ok(Some(guard)) => guard,
+        Ok(None) => {
+            skipped(&lock, run).await;
+            leave(&zk, &mut signals).await;
+            return Ok(run.skipped_exit_code);
+        }
         Err(error) => {
             leave(&zk, &mut signals).await;
             return Err(refused(error, run));
@@ -134,6 +142,8 @@ fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Diale
 enum Guard {
     Read(ReadGuard),
     Write(WriteGuard),
+    /// With --once-in, and the command is due.
+    Once(OnceGuard),
 }
 
 macro_rules! either {
@@ -141,6 +151,7 @@ macro_rules! either {
         match $guard {
             Guard::Read($held) => $answer,
             Guard::Write($held) => $answer,
+            Guard::Once($held) => $answer,
         }
     };
 }
@@ -149,7 +160,7 @@ impl Guard {
     fn mode(&self) -> Mode {
         match self {
             Guard::Read(_) => Mode::Read,
-            Guard::Write(_) => Mode::Write,
+            Guard::Write(_) | Guard::Once(_) => Mode::Write,
         }
     }
 
@@ -188,13 +199,15 @@ macro_rules! bounded {
     };
 }
 
-async fn acquire(lock: &RwLock, run: &Run) -> Result<Guard, Error> {
+/// `None` if there is nothing to run under the lock, because it was done already.
+async fn acquire(lock: &RwLock, run: &Run) -> Result<Option<Guard>, Error> {
     let mode = if run.shared { Mode::Read } else { Mode::Write };
     let started = Instant::now();
     if run.nonblock || run.wait == Some(Duration::ZERO) {
-        return match mode {
-            Mode::Read => lock.try_read().await.map(Guard::Read),
-            Mode::Write => lock.try_write().await.map(Guard::Write),
+        return match (run.once_in, mode) {
+            (Some(period), _) => lock.try_once_in(period).await.map(|guard| guard.map(Guard::Once)),
+            (None, Mode::Read) => lock.try_read().await.map(|guard| Some(Guard::Read(guard))),
+            (None, Mode::Write) => lock.try_write().await.map(|guard| Some(Guard::Write(guard))),
         };
     }
     let (tell, places) = watch::channel(0);
@@ -202,10 +215,15 @@ async fn acquire(lock: &RwLock, run: &Run) -> Result<Guard, Error> {
         tell.send_replace(progress.place);
     };
     let granted = async {
-        match mode {
-            Mode::Read => bounded!(lock.read().on_wait_every(waiting::pace(), tell), run.wait).map(Guard::Read),
-            Mode::Write => bounded!(lock.write().on_wait_every(waiting::pace(), tell), run.wait).map(Guard::Write),
-        }
+        let (read, write) = (lock.read(), lock.write());
+        Ok(match (run.once_in, mode) {
+            (Some(period), _) => {
+                let once = write.on_wait_every(waiting::pace(), tell).once_in(period);
+                bounded!(once, run.wait)?.map(Guard::Once)
+            }
+            (None, Mode::Read) => Some(Guard::Read(bounded!(read.on_wait_every(waiting::pace(), tell), run.wait)?)),
+            (None, Mode::Write) => Some(Guard::Write(bounded!(write.on_wait_every(waiting::pace(), tell), run.wait)?)),
+        })
     };
     let shown = async {
         if !run.quiet {
@@ -218,13 +236,24 @@ async fn acquire(lock: &RwLock, run: &Run) -> Result<Guard, Error> {
         guard = granted => guard?,
         never = shown => match never {},
     };
-    if run.verbose {
+    if let Some(guard) = guard.as_ref().filter(|_| run.verbose) {
         let waited = humantime::format_duration(Duration::from_millis(
             u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         ));
         say(&format!("granted {} after {waited}, token {}", lock.path(), guard.token()));
     }
     Ok(guard)
+}
+
+/// Says that the command is not run, because it was done already, and by whom.
+async fn skipped(lock: &RwLock, run: &Run) {
+    if run.quiet {
+        return;
+    }
+    let queue = lock.queue().timeout(FAREWELL).await;
+    let last = queue.ok().and_then(|queue| queue.done).map_or_else(|| "done".to_owned(), |done| done.to_string());
+    let period = humantime::format_duration(run.once_in.unwrap_or_default());
+    say(&format!("{}: not run, because it was {}, less than {period} ago", lock.path(), tame(&last)));
 }
 
 fn refused(error: Error, run: &Run) -> Exit {
@@ -282,7 +311,11 @@ async fn hold(guard: &Guard, lock: &RwLock, run: &Run, order: &Order, signals: &
                     // If the lock was lost in that very moment, it was lost while the command ran.
                     let held = guard.is_held();
                     let reaped = child.reap();
-                    return if held { Ok(reaped) } else { lost(guard.lost().await, run, "the command has ended") };
+                    if !held {
+                        return lost(guard.lost().await, run, "the command has ended");
+                    }
+                    record(guard, run, reaped, signals).await?;
+                    return Ok(reaped);
                 }
             },
             signal = signals.next() => match signal {
@@ -293,6 +326,32 @@ async fn hold(guard: &Guard, lock: &RwLock, run: &Run, order: &Order, signals: &
             },
         }
     }
+}
+
+/// With --once-in: records that the command has succeeded.
+///
+/// # Errors
+/// That is not recorded, or not known to be. Then the command is run again.
+async fn record(guard: &Guard, run: &Run, reaped: Reaped, signals: &mut Signals) -> Result<(), Exit> {
+    let Guard::Once(once) = guard else { return Ok(()) };
+    if reaped.code != 0 {
+        return Ok(());
+    }
+    let recorded = tokio::select! {
+        // Also after a loss: the answer may still come, and the command does not run any more.
+        recorded = once.done() => recorded,
+        signal = signals.next() => {
+            let problem = format!("the command has succeeded, and a signal came before that was recorded in {}", once.record());
+            return Err(Exit::new(exit::by_signal(signal.as_raw()), problem));
+        }
+    };
+    let Err(error) = recorded else { return Ok(()) };
+    let is_known = !matches!(error, Error::OutcomeUnknown { .. });
+    let what = if is_known { "that is not recorded in" } else { "it is not known whether that is recorded in" };
+    let exit = Exit::from(error.clone());
+    let code = if guard.is_held() { exit.code() } else { run.lost_exit_code };
+    let problem = format!("the command has succeeded, but {what} {}", once.record());
+    Err(Exit::new(code, format!("{problem}: {}; unless it is, the command is run again", exit.message())))
 }
 
 fn lost(why: Loss, run: &Run, how: &str) -> Result<Reaped, Exit> {

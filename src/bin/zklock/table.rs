@@ -30,10 +30,12 @@ impl Line {
 
 /// The queue as a table, or one word if it is empty.
 pub(crate) fn table(queue: &Queue, colourful: bool) -> String {
-    if queue.members.is_empty() {
-        return format!("{}: free\n", queue.path);
-    }
-    lines(queue).iter().map(|line| line.painted(colourful) + "\n").collect()
+    let mut text = match queue.members.is_empty() {
+        true => format!("{}: free\n", queue.path),
+        false => lines(queue).iter().map(|line| line.painted(colourful) + "\n").collect(),
+    };
+    text.extend(last_done(queue).map(|words| words + "\n"));
+    text
 }
 
 /// The same, cut to so many columns and rows. The last row says how many members were left out.
@@ -42,6 +44,7 @@ pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful
         true => vec![Line { text: "free".to_owned(), colour: "" }],
         false => lines(queue),
     };
+    lines.extend(last_done(queue).map(|text| Line { text, colour: "" }));
     if lines.len() > rows {
         let shown = rows.saturating_sub(1);
         let text = format!("... and {} more", lines.len() - shown);
@@ -50,6 +53,11 @@ pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful
     }
     let cut = |line: Line| Line { text: shorten(&line.text, columns), ..line };
     lines.into_iter().map(|line| cut(line).painted(colourful)).collect()
+}
+
+/// When a command was last done, if that is recorded.
+fn last_done(queue: &Queue) -> Option<String> {
+    queue.done.as_ref().map(|done| format!("last {}", tame(&done.to_string())))
 }
 
 fn lines(queue: &Queue) -> Vec<Line> {
@@ -106,7 +114,12 @@ pub(crate) fn json(queue: &Queue) -> Value {
             "token": member.token,
         })
     });
-    json!({ "path": queue.path, "dialect": queue.dialect.to_string(), "members": members.collect::<Vec<_>>() })
+    let done = queue.done.as_ref().map(|done| {
+        let at = humantime::format_rfc3339_millis(done.at).to_string();
+        json!({ "at": at, "host": done.host, "pid": done.pid, "label": done.label, "token": done.token })
+    });
+    let members: Vec<Value> = members.collect();
+    json!({ "path": queue.path, "dialect": queue.dialect.to_string(), "done": done, "members": members })
 }
 
 /// As [`json()`], for a survey.

@@ -1,0 +1,17 @@
+//! `forget`: removes the record of when a command was last done.
+
+use crate::arguments::{Connection, Forget};
+use crate::connect::{self, connect_to};
+use crate::exit::{self, Exit};
+use crate::output::{self, tame};
+
+pub(crate) async fn forget(which: &Forget, connection: &Connection) -> Result<u8, Exit> {
+    let zk = connect_to(&which.path, connection).await?;
+    match connect::lock(&zk, &which.path, connection)?.forget().await? {
+        Some(done) => {
+            output::print(&format!("forgot that it was {}\n", tame(&done.to_string())))?;
+            Ok(0)
+        }
+        None => Err(Exit::new(exit::NEGATIVE, format!("{}: there is no record that it was done", which.path))),
+    }
+}

@@ -1,0 +1,38 @@
+//! Reads the records of when jobs were last done; knows neither queues nor how a record is written.
+
+use std::sync::Arc;
+
+use crate::call;
+use crate::queue::done::{self, Done};
+use crate::session::contract::Session;
+use crate::session::request::Failure;
+use crate::session::retry;
+
+/// What lies where a lock's record would lie.
+pub(crate) enum Record {
+    /// No node, or an empty one, as an operator may make it beforehand.
+    None { is_there: bool },
+    Done(Done),
+    /// A node with other content.
+    Foreign,
+}
+
+/// Reads the record at `path`.
+pub(crate) async fn at(session: &Arc<dyn Session>, path: &str) -> Result<Record, Failure> {
+    let node = retry::data(session, path, false).await?;
+    Ok(match node {
+        None => Record::None { is_there: false },
+        Some((data, _)) if data.is_empty() => Record::None { is_there: true },
+        Some((data, stat)) => done::read(&data, stat.mtime).map_or(Record::Foreign, Record::Done),
+    })
+}
+
+/// The record of the lock in this directory, for people to see: none if it may not be read, or says nothing.
+pub(crate) async fn of(session: &Arc<dyn Session>, directory: &str) -> Result<Option<Done>, Failure> {
+    let path = done::path_of(directory);
+    match call::answered(session, || at(session, &path)).await {
+        Ok(Record::Done(done)) => Ok(Some(done)),
+        Ok(Record::None { .. } | Record::Foreign) | Err(Failure::NoAuth) => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}

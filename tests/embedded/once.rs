@@ -1,0 +1,422 @@
+//! Work that is done once in a while, on an ensemble whose clock a test sets: no sleeps.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use crate::memory::costs;
+use support::polled::*;
+use tokio_test::task::{self, Spawn};
+use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
+use zk_rwlock::coordinator::{Coordinator, Kind, Session};
+use zk_rwlock::{Dialect, Error, Loss, Memory, OnceGuard, RwLock};
+
+const DIRECTORY: &str = "/cron/report";
+
+const RECORD: &str = "/cron/report.done";
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+const PERIOD: Duration = Duration::from_secs(50 * 60);
+
+fn open(client: &Memory, host: &str) -> RwLock {
+    RwLock::builder(client, DIRECTORY).host(host).label("report").build().expect("valid")
+}
+
+/// Two clients of one ensemble, each with the lock.
+fn two() -> (Memory, Memory, RwLock, RwLock) {
+    let one = Memory::new();
+    let other = one.connect();
+    let (a, b) = (open(&one, "host-a"), open(&other, "host-b"));
+    (one, other, a, b)
+}
+
+fn due(lock: &RwLock) -> Option<OnceGuard> {
+    now(lock.write().once_in(PERIOD)).expect("granted")
+}
+
+fn asking(lock: &RwLock) -> Acquiring<Option<OnceGuard>> {
+    task::spawn(lock.write().once_in(PERIOD).into_future())
+}
+
+/// Does the work, which is due.
+fn works(lock: &RwLock) {
+    let guard = due(lock).expect("due");
+    now(guard.done()).expect("recorded");
+    now(guard.release()).expect("held");
+}
+
+fn session(client: &Memory) -> Arc<dyn Session> {
+    Arc::clone(now(client.session_slot(0)).expect("open").session())
+}
+
+fn recorded(client: &Memory) -> Option<Vec<u8>> {
+    now(session(client).data(RECORD)).ok().map(|(data, _)| data)
+}
+
+#[track_caller]
+fn assert_nothing_left(zk: &Memory) {
+    assert_eq!((zk.children(DIRECTORY), zk.watches()), (Vec::new(), 0));
+}
+
+// Clocks.
+
+#[test]
+fn work_is_due_again_when_the_period_is_over_by_the_ensembles_clock() {
+    let (zk, _other, a, b) = two();
+    works(&a);
+    assert!(due(&b).is_none() && due(&a).is_none());
+    zk.set_clock_forward(49 * MINUTE);
+    assert!(due(&b).is_none());
+    zk.set_clock_forward(MINUTE);
+    works(&b);
+    assert!(due(&a).is_none());
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn no_clock_of_a_host_counts() {
+    let years = 365 * 24 * 60 * MINUTE;
+    let (behind, before) = (Memory::new(), Memory::new());
+    behind.set_clock_back(30 * years);
+    before.set_clock_forward(30 * years);
+    for zk in [behind, before] {
+        let (a, b) = (open(&zk, "host-a"), open(&zk.connect(), "host-b"));
+        works(&a);
+        let at = now(b.queue()).expect("readable").done.expect("recorded").at;
+        let differ = SystemTime::now().duration_since(at).unwrap_or_else(|later| later.duration());
+        assert!(differ > 29 * years, "{differ:?}");
+        assert!(due(&b).is_none());
+        zk.set_clock_forward(PERIOD);
+        assert!(due(&b).is_some());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_contender_that_waited_long_counts_its_wait() {
+    let (zk, _other, a, b) = two();
+    works(&a);
+    let idle = now(a.write()).expect("free");
+    zk.set_clock_forward(30 * MINUTE);
+    let mut waits = asking(&b);
+    assert_pending!(waits.poll());
+    // The record is half an hour older than the contender's node, and now two hours and a half.
+    tokio::time::advance(120 * MINUTE).await;
+    zk.set_clock_forward(120 * MINUTE);
+    now(idle.release()).expect("held");
+    assert!(waits.is_woken());
+    assert!(assert_ready_ok!(waits.poll()).is_some(), "it was done more than a period ago");
+    assert_nothing_left(&zk);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_done_while_a_contender_waited_is_fresh_if_it_was_done_just_now() {
+    let (zk, _other, a, b) = two();
+    for (wait, is_due) in [(Duration::ZERO, false), (40 * MINUTE, false), (600 * MINUTE, false)] {
+        zk.set_clock_forward(10 * PERIOD);
+        let guard = due(&a).expect("due");
+        let mut waits = asking(&b);
+        assert_pending!(waits.poll());
+        tokio::time::advance(wait).await;
+        zk.set_clock_forward(wait);
+        now(guard.done()).expect("recorded");
+        now(guard.release()).expect("held");
+        assert_eq!(assert_ready_ok!(waits.poll()).is_some(), is_due, "{wait:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_done_at_the_beginning_of_a_long_wait_is_not_fresh_at_its_end() {
+    let (zk, third, a, b) = two();
+    let guard = due(&a).expect("due");
+    let other = open(&third.connect(), "host-c");
+    let (mut between, mut waits) = (task::spawn(other.write().into_future()), asking(&b));
+    assert_pending!(between.poll());
+    assert_pending!(waits.poll());
+    now(guard.done()).expect("recorded");
+    now(guard.release()).expect("held");
+    let between = assert_ready_ok!(between.poll());
+    tokio::time::advance(60 * MINUTE).await;
+    zk.set_clock_forward(60 * MINUTE);
+    now(between.release()).expect("held");
+    assert!(assert_ready_ok!(waits.poll()).is_some());
+}
+
+#[test]
+fn a_clock_that_is_set_back_a_little_does_no_work_twice() {
+    let (zk, _other, a, b) = two();
+    works(&a);
+    zk.set_clock_back(49 * MINUTE);
+    assert!(due(&b).is_none());
+}
+
+#[test]
+fn a_clock_that_is_set_back_far_does_not_put_the_work_off_for_ever() {
+    let (zk, _other, a, b) = two();
+    works(&a);
+    zk.set_clock_back(365 * 24 * 60 * MINUTE);
+    works(&b);
+    assert!(due(&a).is_none(), "by the record of the new time");
+    zk.set_clock_forward(50 * MINUTE);
+    assert!(due(&a).is_some());
+}
+
+#[test]
+fn a_clock_that_is_set_back_delays_the_work_by_no_more_than_a_period() {
+    let (zk, _other, a, b) = two();
+    works(&a);
+    zk.set_clock_back(30 * MINUTE);
+    for _ in 0..79 {
+        assert!(due(&b).is_none());
+        zk.set_clock_forward(MINUTE);
+    }
+    zk.set_clock_forward(MINUTE);
+    assert!(due(&b).is_some(), "80 minutes later: the period, and by how much it was set back");
+}
+
+// The record.
+
+#[test]
+fn the_record_says_who_did_it_and_stays_when_the_directory_goes() {
+    let (zk, _other, a, b) = two();
+    let guard = due(&a).expect("due");
+    let token = guard.fencing_token();
+    assert_eq!((guard.record(), recorded(&zk)), (RECORD.to_owned(), None));
+    now(guard.done()).expect("recorded");
+    now(guard.release()).expect("held");
+    let pid = std::process::id();
+    let text = format!("zk-rwlock done 1\nhost=host-a\npid={pid}\ntoken={token}\nlabel=report\n");
+    assert_eq!(recorded(&zk), Some(text.into_bytes()));
+    zk.reap_containers();
+    assert_eq!(zk.children("/cron"), ["report.done"]);
+    assert!(due(&b).is_none());
+    let queue = now(b.queue()).expect("readable");
+    let done = queue.done.as_ref().expect("recorded");
+    assert_eq!((&done.host[..], done.pid, done.token), ("host-a", Some(pid), Some(token)));
+    let at = humantime::format_rfc3339_seconds(done.at);
+    assert_eq!(queue.to_string(), format!("/cron/report: free\n  last done at {at} by host-a pid {pid} \"report\""));
+}
+
+#[test]
+fn an_acquisitions_own_label_is_in_the_record() {
+    let (zk, _other, a, _) = two();
+    let guard = now(a.write().once_in(PERIOD).label("by hand")).expect("granted").expect("due");
+    now(guard.done()).expect("recorded");
+    assert!(String::from_utf8(recorded(&zk).expect("there")).expect("text").ends_with("\nlabel=by hand\n"));
+}
+
+#[test]
+fn a_record_that_an_operator_deletes_while_the_work_runs_is_written_anew() {
+    let (zk, _other, a, b) = two();
+    works(&a);
+    zk.set_clock_forward(PERIOD);
+    let guard = due(&b).expect("due");
+    assert!(now(a.forget()).expect("may").is_some());
+    assert_eq!(recorded(&zk), None);
+    now(guard.done()).expect("recorded");
+    assert!(recorded(&zk).is_some());
+    now(guard.done()).expect("and once more");
+    zk.remove(RECORD);
+    let (c, d) = (zk.connect(), zk.connect());
+    drop(guard);
+    let first = due(&open(&c, "host-c")).expect("nothing is recorded");
+    now(session(&d).create(RECORD, b"", Kind::Persistent)).expect("created");
+    now(first.done()).expect("recorded, though the node came meanwhile");
+}
+
+#[test]
+fn an_empty_node_counts_as_none_and_another_is_refused_and_stays() {
+    let (zk, _other, a, b) = two();
+    let operator = session(&zk);
+    now(operator.create("/cron", b"", Kind::Persistent)).expect("created");
+    now(operator.create(RECORD, b"", Kind::Persistent)).expect("created");
+    assert_eq!(now(a.forget()).expect("may"), None);
+    works(&a);
+    zk.remove(RECORD);
+    now(operator.create(RECORD, b"minutes of a meeting", Kind::Persistent)).expect("created");
+    let refused = now(b.write().once_in(PERIOD)).expect_err("it is no record");
+    assert!(matches!(&refused, Error::ForeignRecord { path } if path == RECORD), "{refused:?}");
+    assert!(matches!(now(b.forget()), Err(Error::ForeignRecord { .. })));
+    assert!(matches!(now(b.try_once_in(PERIOD)), Err(Error::ForeignRecord { .. })));
+    assert_eq!(now(b.queue()).expect("readable").done, None);
+    assert_eq!(recorded(&zk), Some(b"minutes of a meeting".to_vec()));
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn forgetting_makes_the_work_due() {
+    let (zk, _other, a, b) = two();
+    assert_eq!(now(b.forget()).expect("may"), None);
+    works(&a);
+    let forgotten = now(b.forget()).expect("may").expect("it was done");
+    assert_eq!(forgotten.host, "host-a");
+    assert_eq!((recorded(&zk), now(b.forget()).expect("may")), (None, None));
+    works(&b);
+}
+
+#[test]
+fn a_lock_of_any_dialect_has_a_record_that_is_no_contender() {
+    for dialect in [Dialect::Native, Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo] {
+        let zk = Memory::new();
+        let lock = RwLock::builder(&zk, DIRECTORY).dialect(dialect).build().expect("valid");
+        let outer = RwLock::builder(&zk, "/cron").dialect(dialect).build().expect("valid");
+        works(&lock);
+        assert!(due(&lock).is_none(), "{dialect}");
+        // The record lies in the directory of another lock here, which it does not disturb.
+        drop(now(outer.write()).expect("free"));
+        assert_eq!(now(outer.queue()).expect("readable").members.len(), 0, "{dialect}");
+        zk.set_clock_forward(PERIOD);
+        assert!(due(&lock).is_some(), "{dialect}");
+    }
+}
+
+// Failures.
+
+#[test]
+fn work_that_failed_is_done_by_the_next_who_waits() {
+    let (zk, _other, a, b) = two();
+    let guard = due(&a).expect("due");
+    let mut waits = asking(&b);
+    assert_pending!(waits.poll());
+    drop(guard);
+    let guard = assert_ready_ok!(waits.poll()).expect("due");
+    now(guard.done()).expect("recorded");
+    now(guard.release()).expect("held");
+    assert!(due(&a).is_none());
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_holder_that_died_leaves_the_work_to_the_next() {
+    let (zk, _other, a, b) = two();
+    let guard = due(&a).expect("due");
+    zk.expire();
+    let lost = now(guard.done()).expect_err("the session is over");
+    assert!(matches!(lost, Error::Lost(Loss::SessionOver(_))), "{lost:?}");
+    assert_eq!(recorded(&zk), None);
+    works(&b);
+    drop(guard);
+    assert!(due(&a).is_none());
+}
+
+#[test]
+fn a_holder_whose_node_was_removed_records_nothing() {
+    let (zk, _other, a, b) = two();
+    let guard = due(&a).expect("due");
+    now(b.evict(guard.fencing_token())).expect("may").expect("there");
+    let next = due(&b).expect("due");
+    assert!(matches!(now(guard.done()), Err(Error::Lost(Loss::Removed))));
+    assert_eq!(recorded(&zk), None);
+    drop(next);
+}
+
+#[test]
+fn a_record_whose_request_or_answer_is_lost_is_written() {
+    let (zk, _other, a, b) = two();
+    for lose in [Memory::lose_next_reply, Memory::lose_next_request] {
+        for _ in 0..2 {
+            let guard = due(&a).expect("due");
+            lose(&zk);
+            now(guard.done()).expect("recorded");
+            drop(guard);
+            assert!(due(&b).is_none());
+            zk.set_clock_forward(PERIOD);
+        }
+        now(b.forget()).expect("may").expect("it was done");
+    }
+}
+
+#[test]
+fn a_record_that_cannot_be_sent_before_the_session_ends_is_not_written() {
+    let (zk, other, a, b) = two();
+    let guard = due(&a).expect("due");
+    zk.cut();
+    let mut recording = task::spawn(guard.done());
+    assert_pending!(recording.poll());
+    zk.expire();
+    zk.heal();
+    let lost = assert_ready_err!(recording.poll());
+    assert!(lost.is_lost(), "{lost:?}");
+    drop(recording);
+    assert_eq!(recorded(&other), None);
+    works(&b);
+    drop(guard);
+}
+
+#[test]
+fn an_acquisition_that_is_dropped_at_any_poll_leaves_nothing() {
+    let (zk, other, a, b) = two();
+    works(&a);
+    for polls in 0..4 {
+        let mut asks: Spawn<_> = asking(&b);
+        other.lag();
+        for _ in 0..polls {
+            if asks.poll().is_ready() {
+                break;
+            }
+        }
+        drop(asks);
+        other.catch_up();
+        assert_nothing_left(&zk);
+    }
+}
+
+// What is refused, and what it costs.
+
+#[test]
+fn wrong_input_is_refused_before_anything_is_sent() {
+    let zk = Memory::new();
+    let lock = open(&zk, "host-a");
+    let kept = RwLock::builder(&zk, DIRECTORY).keep(MINUTE).build().expect("valid");
+    let long = RwLock::new(&zk, format!("/{}", "x".repeat(1020))).expect("valid");
+    let before = zk.requests();
+    for (lock, period, problem) in [
+        (&lock, Duration::ZERO, "once in a period of zero"),
+        (&kept, PERIOD, "once_in on a lock that is kept"),
+        (&long, PERIOD, "is longer than 1024 bytes"),
+    ] {
+        for refused in [now(lock.write().once_in(period)).map(drop), now(lock.try_once_in(period)).map(drop)] {
+            let Err(Error::InvalidInput(text)) = refused else { panic!("{refused:?}") };
+            assert!(text.contains(problem), "{text}");
+        }
+    }
+    assert!(matches!(now(lock.write().once_in(PERIOD).timeout(Duration::ZERO)), Err(Error::InvalidInput(_))));
+    assert_eq!(zk.requests(), before);
+}
+
+#[test]
+fn it_costs_one_read_and_the_record_one_transaction() {
+    let zk = Memory::new();
+    let lock = open(&zk, "host-a");
+    // The session learns that nobody else comes, and lists nothing any more.
+    for _ in 0..3 {
+        works(&lock);
+        zk.set_clock_forward(PERIOD);
+    }
+    let held = costs(&zk, 2, "the create, and the watch on our own node", || write(&lock));
+    costs(&zk, 1, "the delete", || now(held.release()).expect("held"));
+    let guard = costs(&zk, 3, "one read more", || due(&lock).expect("due"));
+    costs(&zk, 1, "the record", || now(guard.done()).expect("recorded"));
+    costs(&zk, 1, "the delete", || now(guard.release()).expect("held"));
+    costs(&zk, 4, "the lock, its delete, and one read more", || assert!(due(&lock).is_none()));
+}
+
+#[test]
+fn a_taken_lock_is_said_to_be_taken_by_a_try() {
+    let (zk, _other, a, b) = two();
+    let guard = now(a.try_once_in(PERIOD)).expect("free").expect("due");
+    assert!(now(b.try_once_in(PERIOD)).expect_err("taken").is_would_block());
+    now(guard.done()).expect("recorded");
+    now(guard.release()).expect("held");
+    assert!(now(b.try_once_in(PERIOD)).expect("free").is_none());
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_thread_without_a_runtime_works_once_in_a_while() {
+    let (_zk, _other, a, b) = two();
+    let guard = a.write().once_in(PERIOD).blocking().expect("free").expect("due");
+    guard.blocking_done().expect("recorded");
+    guard.blocking_release().expect("held");
+    assert!(b.try_once_in(PERIOD).blocking().expect("free").is_none());
+}
