@@ -175,7 +175,9 @@ pub enum Error {
 
     /// What lies where the [record](crate::Acquire::once_in) of a job's last success would lie was not written by this
     /// library. Look at it. Then delete it, or use another path. It stays as it is.
-    #[error("{path} is no record of when a job was last done: look at it, and delete it or use another path for the lock")]
+    #[error(
+        "{path} is no record of when a job was last done: look at it, and delete it or use another path for the lock"
+    )]
     ForeignRecord {
         /// The node.
         path: String,

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use tokio::sync::{oneshot, watch};
 
-use crate::memory::executor::Executor;
 use crate::memory::clock::Clock;
+use crate::memory::executor::Executor;
 use crate::memory::tree::{Change, Node, Stamp, Tree, children_of, commit, deletion, parent_of};
 use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Task, Watch};
 use crate::session::upkeep::Upkeep;

@@ -46,6 +46,10 @@ impl Acquire<WriteGuard> {
     /// A record whose time is still to come, by less than a `period`, is fresh; by more, it is not: so a clock that was set
     /// back delays the work by no more than a `period`.
     ///
+    /// # With other options and locks
+    /// The dialect does not matter. For reads there is no such call, and the guard has no `downgrade`: while the work is done,
+    /// nobody else holds the lock. For work that needs several locks, take the [`MultiLock`](crate::MultiLock) under this guard.
+    ///
     /// # What it costs
     /// One read more than the lock itself, after the grant; and one transaction for the record of a success.
     ///

@@ -83,7 +83,9 @@ impl OnceGuard {
             };
             tries += 1;
             match error {
-                Error::TransactionRefused { reason: Failure::NoNode, .. } if is_there && tries < TRIES => is_there = false,
+                Error::TransactionRefused { reason: Failure::NoNode, .. } if is_there && tries < TRIES => {
+                    is_there = false
+                }
                 Error::TransactionRefused { reason: Failure::NodeExists, .. } if !is_there && tries < TRIES => {
                     is_there = true;
                 }

@@ -11,7 +11,9 @@ use crate::session::retry;
 /// What lies where a lock's record would lie.
 pub(crate) enum Record {
     /// No node, or an empty one, as an operator may make it beforehand.
-    None { is_there: bool },
+    None {
+        is_there: bool,
+    },
     Done(Done),
     /// A node with other content.
     Foreign,

@@ -27,8 +27,8 @@ use crate::queue::local::Exit;
 use crate::queue::mode::{self, Mode};
 use crate::session::books::Book;
 use crate::session::contract::{Session, SessionSlot};
-use crate::session::listing;
 use crate::session::lease::Moment;
+use crate::session::listing;
 use crate::session::listings::Names;
 use crate::session::loss::Loss;
 use crate::session::node::OwnNode;
@@ -81,7 +81,8 @@ enum Step {
 impl Ticket {
     pub(crate) fn new(session_slot: SessionSlot, directory: Arc<str>, owner: Owner, keeps: bool) -> Ticket {
         let book = session_slot.session().upkeep().books().of(&directory, owner.dialect());
-        let node = Node { step: Step::Absent, connection: 0, asked: None, unsure: false, made: Vec::new(), arming: None };
+        let node =
+            Node { step: Step::Absent, connection: 0, asked: None, unsure: false, made: Vec::new(), arming: None };
         Ticket { session_slot, directory, owner, keeps, book, node: Mutex::new(node) }
     }
 

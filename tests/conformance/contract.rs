@@ -135,8 +135,8 @@ pub async fn a_removal_and_the_create_beside_it_that_follows_keep_their_order<H:
         assert_eq!(listed, [next.path.rsplit('/').next().expect("a path")]);
         assert!(next.czxid > first.czxid && next.path > first.path, "{first:?} {next:?}");
         let (data, stat) = stage.a.data(&next.path).await.expect("there");
-        let shown = (next.czxid, next.ephemeral_owner);
-        assert_eq!((data.as_slice(), (stat.czxid, stat.ephemeral_owner)), (&b"next"[..], shown));
+        let shown = (next.czxid, next.ctime, next.ephemeral_owner);
+        assert_eq!((data.as_slice(), (stat.czxid, stat.ctime, stat.ephemeral_owner)), (&b"next"[..], shown));
         assert_eq!(next.ephemeral_owner, stage.a.id());
         stage.a.delete(&next.path).await.expect("there");
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 /// The folders and files of `src/`, each with those that it may import: all of them stand before it in this list.
-pub(super) const STREET: [(&str, &[&str]); 15] = [
+pub(super) const STREET: [(&str, &[&str]); 16] = [
     ("queue", &[]),
     ("telemetry", &["queue"]),
     ("session", &["queue", "telemetry"]),
@@ -23,6 +23,7 @@ pub(super) const STREET: [(&str, &[&str]); 15] = [
         "multi",
         &["queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition", "lock"],
     ),
+    ("once", &["queue", "session", "error", "validation", "call", "snapshot", "hold", "acquisition", "lock"]),
     (
         "value",
         &["queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition", "lock"],
@@ -105,4 +106,14 @@ fn the_street_is_in_order() {
             assert!(STREET[..at].iter().any(|(earlier, _)| earlier == other), "{other} stands before {name}");
         }
     }
+}
+
+#[test]
+fn whether_work_is_due_is_decided_without_the_time_of_day_of_any_host() {
+    let mut files = BTreeMap::new();
+    visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
+    let deciding = ["once::acquire", "once::guard", "queue::done", "snapshot::record", "session::position"];
+    let asks = |code: &&str| files[*code].contains("SystemTime::now") || files[*code].contains("Instant::now");
+    assert_eq!(deciding.iter().filter(asks).collect::<Vec<_>>(), Vec::<&&str>::new());
+    assert!(asks(&&"queue::metadata") || asks(&&"acquisition::enqueue"), "what people read is of the host's own clock");
 }

@@ -2,11 +2,13 @@
 
 use std::future::IntoFuture;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use crate::memory::costs;
 use support::polled::*;
-use tokio_test::task::{self, Spawn};
+use support::slow::Slow;
+use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Kind, Session};
 use zk_rwlock::{Dialect, Error, Loss, Memory, OnceGuard, RwLock};
@@ -16,6 +18,9 @@ const DIRECTORY: &str = "/cron/report";
 const RECORD: &str = "/cron/report.done";
 
 const MINUTE: Duration = Duration::from_secs(60);
+
+/// More than an acquisition or a record takes.
+const POLLS: usize = 40;
 
 const PERIOD: Duration = Duration::from_secs(50 * 60);
 
@@ -343,22 +348,67 @@ fn a_record_that_cannot_be_sent_before_the_session_ends_is_not_written() {
     drop(guard);
 }
 
+/// What a future gives within so many polls.
+fn within<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let mut future = task::spawn(Box::pin(future));
+    (0..polls).find_map(|_| match future.poll() {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    })
+}
+
 #[test]
-fn an_acquisition_that_is_dropped_at_any_poll_leaves_nothing() {
-    let (zk, other, a, b) = two();
-    works(&a);
-    for polls in 0..4 {
-        let mut asks: Spawn<_> = asking(&b);
-        other.lag();
-        for _ in 0..polls {
-            if asks.poll().is_ready() {
-                break;
+fn an_acquisition_that_is_dropped_at_any_poll_leaves_nothing_whether_the_work_is_due_or_not() {
+    let (mut given, mut refused) = (0, 0);
+    for is_due in [true, false] {
+        for polls in 0..POLLS {
+            let (zk, _other, a, b) = two();
+            works(&a);
+            if is_due {
+                zk.set_clock_forward(PERIOD);
             }
+            let before = recorded(&zk);
+            let slow = RwLock::new(&Slow(zk.connect()), DIRECTORY).expect("valid");
+            match within(polls, slow.write().once_in(PERIOD).into_future()) {
+                Some(answer) if answer.as_ref().is_ok_and(Option::is_some) => given += 1,
+                Some(answer) => {
+                    assert!(answer.expect("granted").is_none());
+                    refused += 1;
+                }
+                None => {}
+            }
+            assert_nothing_left(&zk);
+            assert_eq!(recorded(&zk), before);
+            assert_eq!(due(&b).is_some(), is_due, "{polls}");
         }
-        drop(asks);
-        other.catch_up();
-        assert_nothing_left(&zk);
     }
+    assert!(given > 0 && refused > 0, "{POLLS} polls are too few: {given}, {refused}");
+}
+
+#[test]
+fn a_record_that_is_dropped_at_any_poll_is_written_or_not_and_the_next_finds_out() {
+    let (mut claimed, mut dropped) = (0, 0);
+    for lose in [|_: &Memory| {}, Memory::lose_next_reply, Memory::lose_next_request] {
+        for polls in 0..POLLS {
+            let (zk, other, _, b) = two();
+            let slow = RwLock::new(&Slow(zk.clone()), DIRECTORY).expect("valid");
+            let guard = within(POLLS, slow.write().once_in(PERIOD).into_future());
+            let guard = guard.expect("enough polls").expect("granted").expect("due");
+            lose(&zk);
+            match within(polls, guard.done()) {
+                Some(answer) => {
+                    answer.expect("recorded");
+                    claimed += 1;
+                    assert!(recorded(&other).is_some());
+                }
+                None => dropped += 1,
+            }
+            drop(guard);
+            assert_nothing_left(&zk);
+            assert_eq!(due(&b).is_none(), recorded(&other).is_some(), "{polls}");
+        }
+    }
+    assert!(claimed > 0 && dropped > 0, "{claimed}, {dropped}");
 }
 
 // What is refused, and what it costs.

@@ -6,6 +6,7 @@ mod faults;
 mod integration;
 mod kept;
 mod multi;
+mod once;
 mod one_session;
 mod refusals;
 mod sequence;

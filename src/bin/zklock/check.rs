@@ -150,7 +150,10 @@ mod tests {
     use super::*;
 
     fn node(name: &str, ephemeral_owner: i64, version: i32) -> Node {
-        (name.to_owned(), Some(Stat { czxid: 1, version, ctime: UNIX_EPOCH, mtime: UNIX_EPOCH, ephemeral_owner, data_length: 0 }))
+        (
+            name.to_owned(),
+            Some(Stat { czxid: 1, version, ctime: UNIX_EPOCH, mtime: UNIX_EPOCH, ephemeral_owner, data_length: 0 }),
+        )
     }
 
     #[test]

@@ -9,7 +9,8 @@ use rustix::process::Signal;
 use tokio::sync::watch;
 use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::{
-    Changes, Dialect, Error, HoldState, Loss, Memory, Mode, OnceGuard, Progress, ReadGuard, RwLock, WriteGuard, ZooKeeper,
+    Changes, Dialect, Error, HoldState, Loss, Memory, Mode, OnceGuard, Progress, ReadGuard, RwLock, WriteGuard,
+    ZooKeeper,
 };
 
 use crate::arguments::{Connection, Run};

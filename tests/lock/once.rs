@@ -1,0 +1,184 @@
+//! Work that is done once in a while, on a real server: what it costs, frame by frame, and what faults do to its record.
+
+use std::time::Duration;
+
+use support::scene::*;
+use support::server::shared_server;
+use support::wire::Op;
+use zk_rwlock::coordinator::{Failure, Kind};
+use zk_rwlock::{Acl, Error, OnceGuard, Permissions, RwLock, ZooKeeper};
+
+use super::wire::Tapped;
+
+const PERIOD: Duration = Duration::from_secs(3_600);
+
+async fn due(lock: &RwLock) -> Option<OnceGuard> {
+    soon("the lock", lock.write().once_in(PERIOD)).await.expect("granted")
+}
+
+/// Does the work, which is due.
+async fn works(lock: &RwLock) {
+    let guard = due(lock).await.expect("due");
+    soon("the record", guard.done()).await.expect("recorded");
+    soon("the release", guard.release()).await.expect("held");
+}
+
+/// Whether there is a record with any content.
+async fn is_recorded(zk: &ZooKeeper, directory: &str) -> bool {
+    match session(zk).await.data(&format!("{directory}.done")).await {
+        Ok((data, _)) => !data.is_empty(),
+        Err(failure) => {
+            assert_eq!(failure, Failure::NoNode);
+            false
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_look_at_the_record_is_one_read_more_than_the_lock_and_a_success_one_write() {
+    let tapped = Tapped::new(shared_server()).await;
+    let lock = lock_at(&tapped.zk, "/lock/once/cost");
+    works(&lock).await;
+    soon("the answer", lock.forget()).await.expect("may").expect("it was done");
+    works(&lock).await;
+
+    // The watch on the own node is set 5 ms after the grant. It is a read of the own node, and not of the record.
+    let requests = || {
+        let own_watch = |(op, path): &(Op, String)| *op == Op::GetData && path.contains("-WRITE-");
+        let all = tapped.proxy.requests().into_iter().filter(|request| !own_watch(request));
+        all.map(|(op, path)| (op, path.ends_with(".done")))
+            .filter(|(op, _)| *op != Op::RemoveWatches)
+            .collect::<Vec<_>>()
+    };
+    // The session learns that nobody else comes, and lists nothing any more.
+    for _ in 0..2 {
+        lock.write().await.unwrap().release().await.unwrap();
+    }
+    tapped.proxy.reset();
+    lock.write().await.unwrap().release().await.unwrap();
+    assert_eq!(requests(), [(Op::Create2, false), (Op::Multi, false)]);
+    tapped.proxy.reset();
+    assert!(due(&lock).await.is_none());
+    assert_eq!(requests(), [(Op::Create2, false), (Op::GetData, true), (Op::Multi, false)]);
+
+    let guard = lock.write().once_in(Duration::from_millis(1)).await.unwrap().expect("due");
+    tapped.proxy.reset();
+    guard.done().await.unwrap();
+    assert_eq!(requests(), [(Op::Multi, false)]);
+}
+
+#[tokio::test]
+async fn a_contender_that_waits_reads_the_record_once_it_is_granted() {
+    let tapped = Tapped::new(shared_server()).await;
+    let (holder, path) = (connect(&shared_server().address()).await, "/lock/once/waits");
+    let (theirs, ours) = (lock_at(&holder, path), lock_at(&tapped.zk, path));
+    let guard = due(&theirs).await.expect("due");
+    let waits = tokio::spawn(async move { ours.write().once_in(PERIOD).await });
+    line_becomes(&theirs, "W+ W-").await;
+    tapped.settle().await;
+    let reads = || tapped.proxy.requests().iter().filter(|(_, path)| path.ends_with(".done")).count();
+    assert_eq!(reads(), 0);
+    guard.done().await.unwrap();
+    guard.release().await.unwrap();
+    assert!(granted(waits).await.is_none());
+    assert_eq!(reads(), 1);
+}
+
+#[tokio::test]
+async fn a_record_whose_request_or_answer_is_lost_is_written() {
+    for (name, is_there) in [("new", false), ("old", true)] {
+        for is_reply in [true, false] {
+            let tapped = Tapped::new(shared_server()).await;
+            let path = format!("/lock/once/lost-{name}-{is_reply}");
+            let lock = lock_at(&tapped.zk, &path);
+            if is_there {
+                works(&lock).await;
+            }
+            let guard = soon("the lock", lock.write().once_in(Duration::from_millis(1))).await.unwrap().expect("due");
+            let fault = match is_reply {
+                true => tapped.proxy.drop_reply(Op::Multi, 1),
+                false => tapped.proxy.drop_request(Op::Multi, 1),
+            };
+            soon("the record", guard.done()).await.expect("recorded");
+            drop(fault);
+            soon("the release", guard.release()).await.expect("held");
+            assert!(is_recorded(&tapped.zk, &path).await, "{path}");
+            assert!(due(&lock).await.is_none(), "{path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_holder_that_is_cut_off_while_it_works_records_nothing_and_the_next_works() {
+    let (tapped, zk) = (Tapped::new(shared_server()).await, connect(&shared_server().address()).await);
+    let short = ZooKeeper::builder().session_timeout(Duration::from_secs(2)).connect_timeout(SOON);
+    let cut_off = short.connect(&tapped.proxy.address()).await.unwrap();
+    let path = "/lock/once/cut-off";
+    let (ours, theirs) = (lock_at(&cut_off, path), lock_at(&zk, path));
+    let guard = due(&ours).await.expect("due");
+    let waits = tokio::spawn(async move { theirs.write().once_in(PERIOD).await });
+    line_becomes(&lock_at(&zk, path), "W+ W-").await;
+    tapped.proxy.cut();
+    let next = granted(waits).await.expect("due");
+    assert!(!guard.is_held());
+    tapped.proxy.heal();
+    let error = soon("the answer", guard.done()).await.expect_err("it was lost");
+    assert!(error.is_lost(), "{error:?}");
+    assert!(!is_recorded(&zk, path).await);
+    next.done().await.unwrap();
+}
+
+/// A lock that all may use, and whose record only its owner may write.
+async fn guarded(path: &str) -> (ZooKeeper, ZooKeeper, RwLock) {
+    let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
+    let builder = ZooKeeper::builder().digest("owner", "hunter2").acl(acl);
+    let owner = builder.connect(&shared_server().address()).await.unwrap();
+    let anybody = connect(&shared_server().address()).await;
+    let lock = lock_at(&anybody, path);
+    soon("a lock", lock.write()).await.unwrap().release().await.unwrap();
+    session(&owner).await.create(&format!("{path}.done"), b"", Kind::Persistent).await.unwrap();
+    (owner, anybody, lock)
+}
+
+#[tokio::test]
+async fn a_record_that_may_not_be_written_is_an_error_and_the_work_stays_due() {
+    let path = "/lock/once/denied";
+    let (_owner, anybody, lock) = guarded(path).await;
+    for _ in 0..2 {
+        let guard = due(&lock).await.expect("due");
+        let error = soon("the answer", guard.done()).await.expect_err("only the owner may");
+        assert!(
+            matches!(&error, Error::PermissionDenied { path: at, .. } if *at == format!("{path}.done")),
+            "{error:?}"
+        );
+        assert_eq!(error.to_string(), format!("permission denied: record the success in {path}.done"));
+        assert!(guard.is_held() && !is_recorded(&anybody, path).await);
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_record_that_may_not_be_made_or_read_is_an_error() {
+    let acl = Acl::creator();
+    let builder = ZooKeeper::builder().digest("owner", "hunter2").acl(acl);
+    let owner = builder.connect(&shared_server().address()).await.unwrap();
+    let (operator, parent) = (session(&owner).await, "/lock-once-closed");
+    operator.create(parent, b"", Kind::Persistent).await.unwrap();
+    let anybody = connect(&shared_server().address()).await;
+
+    // The parent is closed to all but its owner, and the lock's directory is open to all.
+    let builder = ZooKeeper::builder().digest("owner", "hunter2").acl(Acl::anyone());
+    let opened = builder.connect(&shared_server().address()).await.unwrap();
+    let path = format!("{parent}/report");
+    session(&opened).await.create(&path, b"", Kind::Persistent).await.unwrap();
+    let lock = lock_at(&anybody, &path);
+    let guard = due(&lock).await.expect("due");
+    assert!(matches!(guard.done().await, Err(Error::PermissionDenied { .. })));
+    guard.release().await.unwrap();
+
+    // Now there is a record that only its owner may read.
+    operator.create(&format!("{path}.done"), b"", Kind::Persistent).await.unwrap();
+    let refused = soon("the refusal", lock.write().once_in(PERIOD)).await.expect_err("it may not be read");
+    assert!(matches!(refused, Error::PermissionDenied { .. }), "{refused:?}");
+    assert_eq!(line(&lock).await, "", "and the queue can be read");
+}
