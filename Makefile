@@ -148,7 +148,7 @@ binary:
 	mkdir -p "target/archives/$$name/"{man,completions}
 	cp "$$zklock" README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT "target/archives/$$name/"
 	"$$zklock" man >"target/archives/$$name/man/zklock.1"
-	for task in ls watch ask break check; do
+	for task in ls watch ask forget break check; do
 		"$$zklock" man $$task >"target/archives/$$name/man/zklock-$$task.1"
 	done
 	for shell in bash fish zsh; do

@@ -19,7 +19,7 @@ pub(crate) const SESSION_TRIES: usize = 3;
 /// A call that has not been sent: a future of its answer. Await it, or bound it first.
 ///
 /// Most calls wait for no other contender. They are made by the `try_` methods, [`RwLock::queue`](crate::RwLock::queue), [`RwLock::evict`](crate::RwLock::evict),
-/// [`RwLock::ask`](crate::RwLock::ask) and [`Survey::below`](crate::Survey::below). [`Shared::live`](crate::Shared::live)
+/// [`RwLock::ask`](crate::RwLock::ask), [`RwLock::forget`](crate::RwLock::forget) and [`Survey::below`](crate::Survey::below). [`Shared::live`](crate::Shared::live)
 /// and [`Shared::wait_for`](crate::Shared::wait_for) wait for a value. Nothing is sent before the first poll.
 ///
 /// # How long it takes

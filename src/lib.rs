@@ -103,6 +103,7 @@
 //! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: how the turn was proven. `next`: by consecutive numbers, without a listing. `at once`: by the first listing. `look`: by a later listing. `hand-off`: by the predecessor. `pass`: by a contender of the same session |
 //! | not granted | debug | `path`, `mode`, `error` |
 //! | a create whose answer was lost has been found again | info | `path`, `node` |
+//! | work that is done [once in a while](Acquire::once_in) was done already; its success is recorded | debug | `path`; `host` and `at` of the record, or `token` |
 //! | a kept lock is given up | debug | `path`, the `cause` (as in the metrics: `asked`, `idle`, `lost`, `closed`, `replaced`, `unsure`), how many `uses` its node had, `idle_for` |
 //! | the connection is lost while a lock is held; it is back in time | warn; info | `node`, `left` |
 //! | a held lock was lost, also if no caller looks | warn | `node`, `cause` |

@@ -33,7 +33,8 @@ impl Acquire<WriteGuard> {
     /// from one start to the next, and longer than the hosts' clocks differ.
     ///
     /// # The record
-    /// It is one ordinary node beside the lock's directory: `/cron/report.done` for the lock at `/cron/report`. It stays
+    /// It is one ordinary node beside the lock's directory: `/cron/report.done` for the lock at `/cron/report`. There is one for
+    /// each lock, so give each kind of work a lock of its own. It stays
     /// when the directory is empty, and goes. It says in text who has done the work; *when* is the time at which the
     /// ensemble committed it. [`RwLock::queue`](crate::RwLock::queue) shows it, and [`RwLock::forget`](crate::RwLock::forget)
     /// deletes it. An empty node counts as none, so that an operator can make it beforehand, with an ACL of its own.
@@ -60,8 +61,8 @@ impl Acquire<WriteGuard> {
     /// As for [`RwLock::write`](crate::RwLock::write), and then the lock is given back.
     ///
     /// - [`Error::InvalidInput`] for a period of zero, for a path to which `.done` cannot be added, and for a lock that is
-    ///   [kept](crate::RwLockBuilder::keep): its node may be old, and its process would do the work without asking the
-    ///   others.
+    ///   [kept](crate::RwLockBuilder::keep): an old node shows no present time, and the other hosts would wait until it is
+    ///   given up.
     /// - [`Error::ForeignRecord`] if something else lies where the record would lie.
     /// - [`Error::PermissionDenied`] if the record may not be read.
     ///
@@ -180,6 +181,8 @@ impl Rest {
         if !now.is_within(self.period, last.at) {
             return Ok(Some(OnceGuard::new(guard, self.host, self.label, true)));
         }
+        let at = humantime::format_rfc3339_millis(last.at);
+        tracing::debug!(path = hold.directory(), host = last.host, %at, "not due: it was done");
         match guard.release().await {
             // Whoever did the work has done it, whatever has become of our lock.
             Ok(()) | Err(Error::Lost(_)) => Ok(None),

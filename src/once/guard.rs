@@ -78,7 +78,10 @@ impl OnceGuard {
                 false => transaction.create(&path, &text[..]),
             };
             let error = match transaction.commit().await {
-                Ok(_) => return Ok(()),
+                Ok(_) => {
+                    tracing::debug!(path, token = self.fencing_token(), "recorded that the work was done");
+                    return Ok(());
+                }
                 Err(error) => error,
             };
             tries += 1;

@@ -171,6 +171,7 @@ conformance! {
         a_holder_whose_node_was_removed_records_nothing,
         the_record_outlives_the_directory_and_shows_who_did_it,
         a_node_that_is_no_record_is_refused_and_stays,
+        work_under_a_lock_of_any_dialect_is_done_once,
     ]
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Session};
-use zk_rwlock::{Error, Loss, OnceGuard, RwLock, Survey};
+use zk_rwlock::{Dialect, Error, Loss, OnceGuard, RwLock, Survey};
 
 use support::harness::Harness;
 use support::scene::{SOON, eventually, granted, line_becomes, soon};
@@ -169,4 +169,21 @@ pub async fn a_node_that_is_no_record_is_refused_and_stays<H: Harness>(h: &H) {
     assert!(matches!(stage.a.forget().await, Err(Error::ForeignRecord { .. })));
     line_becomes(&stage.a, "").await;
     assert_eq!(stage.operator.data(&stage.record()).await.expect("there").0, b"minutes");
+}
+
+pub async fn work_under_a_lock_of_any_dialect_is_done_once<H: Harness>(h: &H) {
+    let stage = Stage::set(h).await;
+    for dialect in [Dialect::Native, Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo] {
+        let path = format!("{}/{dialect}", stage.directory);
+        let open = |client| RwLock::builder(client, &path).dialect(dialect).build().expect("valid");
+        let (ours, theirs) = (open(&stage.mine), open(&stage.operators));
+        let guard = due(&ours).await.expect("due");
+        let other = theirs.clone();
+        let waits = tokio::spawn(async move { other.write().once_in(PERIOD).await });
+        line_becomes(&theirs, "W+ W-").await;
+        guard.done().await.expect("recorded");
+        guard.release().await.expect("held");
+        assert!(granted(waits).await.is_none(), "{dialect}");
+        assert!(theirs.queue().await.expect("readable").done.is_some(), "{dialect}");
+    }
 }

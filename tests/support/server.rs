@@ -15,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::clock::Clock;
 use super::port::Port;
 use super::snapshot;
 
@@ -67,6 +68,8 @@ pub struct Server {
     port: Port,
     home: Home,
     java_opts: Vec<String>,
+    /// What starts Java: env(1) with its arguments, or nothing.
+    starter: Vec<String>,
     process: Mutex<Process>,
 }
 
@@ -81,7 +84,14 @@ impl Server {
     /// A line overrides the default line of the same key; an option stands after the default ones
     /// and so overrides them.
     pub fn start_with(extra_cfg_lines: &[&str], java_opts: &[&str]) -> Self {
-        Self::start_home(Home::new(), extra_cfg_lines, java_opts)
+        Self::start_home(Home::new(), extra_cfg_lines, java_opts, &[])
+    }
+
+    /// Starts a server whose time of day is that of this clock.
+    pub fn start_by(clock: &Clock) -> Self {
+        let set = clock.environment().map(|(name, value)| format!("{name}={}", value.display()));
+        let starter = [vec!["env".to_owned()], set.to_vec()].concat();
+        Self::start_home(Home::new(), &[], &[], &starter)
     }
 
     /// As [`Server::start_with`], with files of these names and contents in the server's directory, which lines and
@@ -96,7 +106,7 @@ impl Server {
             (extra_cfg_lines.iter().map(placed).collect(), java_opts.iter().map(placed).collect());
         let (lines, opts): (Vec<_>, Vec<_>) =
             (lines.iter().map(String::as_str).collect(), opts.iter().map(String::as_str).collect());
-        Self::start_home(home, &lines, &opts)
+        Self::start_home(home, &lines, &opts, &[])
     }
 
     /// Replaces one of the server's files; what it holds counts from the next [`Server::restart`] on.
@@ -109,17 +119,17 @@ impl Server {
         let home = Home::new();
         fs::create_dir(home.data()).expect("the server's directory is writable");
         fs::write(home.data().join("myid"), id.to_string()).expect("the server's directory is writable");
-        Self::start_home(home, extra_cfg_lines, &[])
+        Self::start_home(home, extra_cfg_lines, &[], &[])
     }
 
-    fn start_home(home: Home, extra_cfg_lines: &[&str], java_opts: &[&str]) -> Self {
+    fn start_home(home: Home, extra_cfg_lines: &[&str], java_opts: &[&str], starter: &[String]) -> Self {
         let java_opts: Vec<String> = java_opts.iter().map(ToString::to_string).collect();
         let port = Port::reserve();
         home.configure(&port, extra_cfg_lines);
-        let process = Process::launch(&home, port.address(), &java_opts);
+        let process = Process::launch(&home, port.address(), &java_opts, starter);
         let process =
             process.unwrap_or_else(|failure| panic!("ZooKeeper did not start: {failure}\nits log:\n{}", home.log()));
-        Self { port, home, java_opts, process: Mutex::new(process) }
+        Self { port, home, java_opts, starter: starter.to_vec(), process: Mutex::new(process) }
     }
 
     /// Where clients connect, as `127.0.0.1:PORT`.
@@ -203,7 +213,7 @@ impl Server {
 
     /// Starts a killed server again, on the same port and data; returns once it serves.
     pub fn start_again(&self) {
-        let successor = Process::launch(&self.home, self.port.address(), &self.java_opts);
+        let successor = Process::launch(&self.home, self.port.address(), &self.java_opts, &self.starter);
         *self.process() = successor
             .unwrap_or_else(|failure| panic!("ZooKeeper did not come back: {failure}\nits log:\n{}", self.home.log()));
     }
@@ -265,8 +275,8 @@ pub(super) enum Verdict {
 impl Process {
     /// Starts Java and waits until it serves; on failure the reason is returned and the directory
     /// stays.
-    fn launch(home: &Home, address: SocketAddr, java_opts: &[String]) -> Result<Self, String> {
-        let mut process = Self::spawn(home, java_opts);
+    fn launch(home: &Home, address: SocketAddr, java_opts: &[String], starter: &[String]) -> Result<Self, String> {
+        let mut process = Self::spawn(home, java_opts, starter);
         match process.wait_until_serving(home, address) {
             Ok(version) => {
                 report(process.pid, address, &version);
@@ -279,9 +289,12 @@ impl Process {
         }
     }
 
-    fn spawn(home: &Home, java_opts: &[String]) -> Self {
-        let mut command = Command::new("java");
+    fn spawn(home: &Home, java_opts: &[String], starter: &[String]) -> Self {
+        let java = "java".to_owned();
+        let mut words = starter.iter().chain([&java]);
+        let mut command = Command::new(words.next().unwrap_or(&java));
         command
+            .args(words)
             .args(["-cp", &classpath()])
             // Short-lived servers gain more from a quick start than from the optimising compiler.
             .args(["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])

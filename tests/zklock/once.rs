@@ -1,15 +1,16 @@
 //! `zklock --once-in`, as cron on several hosts uses it: real processes on a real server.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
+use support::clock::Clock;
 use support::page;
 use support::scene::*;
-use support::server::shared_server;
+use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use tokio::process::Command;
 use zk_rwlock::coordinator::{Failure, Kind};
@@ -243,65 +244,26 @@ async fn ls_shows_who_did_it_last_and_forget_makes_it_due() {
 // ---------------------------------------------------------------------------------------------------------------
 // Clocks
 
-/// Stands before the C library's own functions, and shows another time of day. Timers and durations stay as they are.
-const SHIM: &str = r#"
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <sys/time.h>
-#include <time.h>
-
-static long ahead(void) {
-    const char *seconds = getenv("CLOCK_AHEAD");
-    return seconds ? atol(seconds) : 0;
-}
-
-int clock_gettime(clockid_t clock, struct timespec *now) {
-    int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
-    int answer = real(clock, now);
-    if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) now->tv_sec += ahead();
-    return answer;
-}
-
-int gettimeofday(struct timeval *restrict now, void *restrict zone) {
-    int (*real)(struct timeval *, void *) = dlsym(RTLD_NEXT, "gettimeofday");
-    int answer = real(now, zone);
-    now->tv_sec += ahead();
-    return answer;
-}
-"#;
-
-/// Builds it with the compiler that links the tests.
-fn shim(directory: &Path) -> PathBuf {
-    let (source, library) = (directory.join("clock.c"), directory.join("clock.so"));
-    fs::write(&source, SHIM).unwrap();
-    let mut cc = std::process::Command::new("cc");
-    let status =
-        cc.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).arg("-ldl").status().expect("a C compiler");
-    assert!(status.success());
-    library
-}
-
 #[tokio::test]
 async fn two_hosts_whose_clocks_differ_by_an_hour_agree_on_what_was_done() {
-    let (_zk, lock) = server_lock("/zklock/once/clocks").await;
-    let (directory, path) = (scratch(), lock.path());
-    let shim = shim(directory.path());
-    let on = |ahead: &str, arguments: &[&str]| {
+    let (zk, lock) = server_lock("/zklock/once/clocks").await;
+    let path = lock.path();
+    let on = |ahead: &Clock, arguments: &[&str]| {
         let mut command = zklock(arguments);
-        command.env("LD_PRELOAD", &shim).env("CLOCK_AHEAD", ahead);
+        command.envs(ahead.environment());
         command
     };
     let once = |period| ["--once-in", period, "--host", "web-1", "--label", "report", path, "-c", "date +%s"];
 
     // The clocks differ: what each process says of itself in its node is the time of its own clock.
     let mut noted = Vec::new();
-    for ahead in ["3600", "-3600"] {
+    let [late, right, early] = [-3_600, 0, 3_600].map(Clock::ahead_by);
+    for ahead in [&early, &late] {
         let mut command = on(ahead, &[path, "-c", "echo ready; read line"]);
         command.stdin(Stdio::piped());
         let holds = Running::start(command).ready().await;
         let node = format!("{path}/{}", lock.queue().await.unwrap().members[0].node);
-        let text = String::from_utf8(session(&_zk).await.data(&node).await.unwrap().0).unwrap();
+        let text = String::from_utf8(session(&zk).await.data(&node).await.unwrap().0).unwrap();
         let since = text.lines().find_map(|line| line.strip_prefix("since=")).expect("it says since when");
         noted.push(humantime::parse_rfc3339(since).unwrap());
         holds.signal(Signal::TERM);
@@ -311,7 +273,7 @@ async fn two_hosts_whose_clocks_differ_by_an_hour_agree_on_what_was_done() {
     let differ = noted[0].duration_since(noted[1]).expect("the first is ahead");
     assert!(differ > Duration::from_secs(7_000) && differ < Duration::from_secs(7_200), "{differ:?}");
 
-    for (first, second) in [("3600", "0"), ("0", "3600"), ("-3600", "3600"), ("3600", "-3600")] {
+    for (first, second) in [(&early, &right), (&right, &early), (&late, &early), (&early, &late)] {
         lock.forget().await.unwrap();
         let ran = ended(on(first, &once("50m"))).await;
         assert!(ran.code == Some(0) && !ran.stdout.is_empty(), "{ran:#?}");
@@ -320,6 +282,35 @@ async fn two_hosts_whose_clocks_differ_by_an_hour_agree_on_what_was_done() {
         let due = ended(on(second, &once("1ms"))).await;
         assert!(due.code == Some(0) && !due.stdout.is_empty(), "{due:#?}");
     }
+}
+
+#[tokio::test]
+async fn the_clock_of_the_ensemble_decides_also_when_it_is_set() {
+    let hour = 3_600;
+    let clock = Clock::ahead_by(24 * hour);
+    let server = Server::start_by(&clock);
+    let (path, address) = ("/cron/report", server.address());
+    let start = || ended(zklock_on(&address, &["--once-in", "50m", "--label", "report", path, "-c", "echo ran"]));
+    let ran = |run: Run| {
+        assert_eq!(run.code, Some(0), "{run:#?}");
+        !run.stdout.is_empty()
+    };
+    assert!(ran(start().await));
+    assert!(!ran(start().await));
+    let zk = connect(&address).await;
+    let at = lock_at(&zk, path).queue().await.unwrap().done.expect("recorded").at;
+    let ahead = at.duration_since(SystemTime::now()).expect("a day ahead");
+    assert!(ahead > Duration::from_secs(23 * 3_600), "{ahead:?}");
+
+    clock.set(24 * hour + 40 * 60);
+    assert!(!ran(start().await), "40 minutes later");
+    clock.set(25 * hour);
+    assert!(ran(start().await), "an hour later");
+    clock.set(25 * hour - 40 * 60);
+    assert!(!ran(start().await), "set back a little");
+    clock.set(0);
+    assert!(ran(start().await), "set back far");
+    assert!(!ran(start().await));
 }
 
 // ---------------------------------------------------------------------------------------------------------------

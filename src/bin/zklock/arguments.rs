@@ -152,8 +152,8 @@ pub(crate) struct Run {
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = exit::NEGATIVE, hide_default_value = true, allow_negative_numbers = true)]
     pub(crate) conflict_exit_code: u8,
 
-    /// Run the command only if it has not succeeded within this time, by ZooKeeper's clock. Otherwise exit with 0 (or
-    /// --skipped-exit-code).
+    /// Run the command only if it has not succeeded within this time, in seconds (or like 50m), by ZooKeeper's clock.
+    /// Otherwise exit with 0 (or --skipped-exit-code).
     #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "shared")]
     pub(crate) once_in: Option<Duration>,
 
