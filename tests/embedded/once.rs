@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::memory::costs;
 use support::polled::*;
+use support::scene::Seeded;
 use support::slow::Slow;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
@@ -409,6 +410,65 @@ fn a_record_that_is_dropped_at_any_poll_is_written_or_not_and_the_next_finds_out
         }
     }
     assert!(claimed > 0 && dropped > 0, "{claimed}, {dropped}");
+}
+
+/// What a host does that was given the work.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Succeeds,
+    SucceedsUnheard,
+    Fails,
+    Dies,
+    DiesAfterwards,
+}
+
+#[test]
+fn whatever_hosts_do_the_work_is_given_out_when_a_period_has_passed_since_a_success() {
+    let fates = [Fate::Succeeds, Fate::SucceedsUnheard, Fate::Fails, Fate::Dies, Fate::DiesAfterwards];
+    let mut given = [0; 5];
+    for seed in 0..200 {
+        let mut random = Seeded(seed);
+        let zk = Memory::new();
+        let hosts: Vec<Memory> = (0..3).map(|_| zk.connect()).collect();
+        // In minutes, by the ensemble's clock.
+        let (mut time, mut last) = (0, None);
+        for _ in 0..40 {
+            let minutes = u32::try_from(random.below(30)).expect("small");
+            zk.set_clock_forward(minutes * MINUTE);
+            time += minutes;
+            let host = &hosts[usize::try_from(random.below(3)).expect("small")];
+            let guard = due(&open(host, "host"));
+            let is_due = last.is_none_or(|last| time - last >= 50);
+            assert_eq!(guard.is_some(), is_due, "seed {seed}, minute {time}, last {last:?}");
+            let Some(guard) = guard else { continue };
+            let fate = usize::try_from(random.below(5)).expect("small");
+            given[fate] += 1;
+            let (works, is_lost, dies) = match fates[fate] {
+                Fate::Succeeds => (true, false, false),
+                Fate::SucceedsUnheard => (true, true, false),
+                Fate::Fails => (false, false, false),
+                Fate::Dies => (false, false, true),
+                Fate::DiesAfterwards => (true, false, true),
+            };
+            let work = u32::try_from(random.below(20)).expect("small");
+            zk.set_clock_forward(work * MINUTE);
+            time += work;
+            if is_lost {
+                host.lose_next_reply();
+            }
+            if works {
+                now(guard.done()).expect("recorded");
+                last = Some(time);
+            }
+            if dies {
+                host.expire();
+            }
+            drop(guard);
+            zk.reap_containers();
+        }
+        assert_nothing_left(&zk);
+    }
+    assert!(given.iter().all(|times| *times > 100), "{given:?}");
 }
 
 // What is refused, and what it costs.

@@ -158,7 +158,8 @@ async fn a_success_whose_record_is_not_confirmed_before_the_lock_is_lost_is_not_
     for (name, arrives) in [("request", false), ("answer", true)] {
         let proxy = Proxy::start(shared_server().address());
         let (zk, lock) = server_lock(&format!("/zklock/once/unconfirmed-{name}")).await;
-        let timeout = SHORT.as_secs().to_string();
+        // Long enough that the command's end is seen before the loss.
+        let timeout = (2 * SHORT).as_secs().to_string();
         let job = "echo ready; read line; true";
         let arguments = ["--session-timeout", &timeout, "--once-in", "50m", lock.path(), "-c", job];
         let mut command = zklock_on(&proxy.address(), &arguments);
