@@ -31,11 +31,12 @@ impl Acquire<WriteGuard> {
     /// the lock. The first does the work and records its success; the others then find the record fresh. If the first
     /// fails, or dies, the next one gets a guard, and does the work. So choose a `period` somewhat shorter than the time
     /// from one start to the next, and longer than the hosts' clocks differ.
+    /// It counts from the end of the work, so leave room for as long as the work takes.
     ///
     /// # The record
     /// It is one ordinary node beside the lock's directory: `/cron/report.done` for the lock at `/cron/report`. There is one for
-    /// each lock, so give each kind of work a lock of its own. It stays
-    /// when the directory is empty, and goes. It says in text who has done the work; *when* is the time at which the
+    /// each lock, so give each kind of work a lock of its own. The server removes the directory when it is empty, and the
+    /// record stays. It says in text who has done the work; *when* is the time at which the
     /// ensemble committed it. [`RwLock::queue`](crate::RwLock::queue) shows it, and [`RwLock::forget`](crate::RwLock::forget)
     /// deletes it. An empty node counts as none, so that an operator can make it beforehand, with an ACL of its own.
     ///
@@ -43,7 +44,8 @@ impl Acquire<WriteGuard> {
     /// Only the ensemble's: the time of the record is compared with the time at which the lock's own node was created. Both
     /// were written by the leader. A contender that has waited adds the time of its wait, counted from the answer to its
     /// create, less a hundredth. So no host's time of day is used, and the work is never given out twice within a `period`
-    /// because of a wait. If the ensemble changes to a leader whose clock differs, the period is wrong by that difference.
+    /// because of a wait. If the ensemble changes to a leader whose clock differs, the period that
+    /// is under way is wrong by that difference.
     /// A record whose time is still to come, by less than a `period`, is fresh; by more, it is not: so a clock that was set
     /// back delays the work by no more than a `period`.
     ///
@@ -94,7 +96,7 @@ impl Acquire<WriteGuard> {
 
 impl RwLock {
     /// As [`write`](RwLock::write) with [`once_in`](Acquire::once_in), but does not wait for another contender. A lock that
-    /// is taken is [`Error::WouldBlock`], also if the one who holds it does the work.
+    /// is taken is [`Error::WouldBlock`], also if its holder does the work.
     ///
     /// # Cancel safety
     /// As for [`RwLock::try_write`].
@@ -184,7 +186,7 @@ impl Rest {
         let at = humantime::format_rfc3339_millis(last.at);
         tracing::debug!(path = hold.directory(), host = last.host, %at, "not due: it was done");
         match guard.release().await {
-            // Whoever did the work has done it, whatever has become of our lock.
+            // The work was done, whatever has become of our lock.
             Ok(()) | Err(Error::Lost(_)) => Ok(None),
             Err(error) => Err(error),
         }
