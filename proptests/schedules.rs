@@ -186,13 +186,13 @@ impl World {
         let (memory, lock) = (&self.clients[client], &self.locks[handle]);
         let actor = &mut self.actors[step.actor];
         match (step.action, &mut *actor) {
-            (Action::Read, Actor::Idle) => *actor = Actor::Reading(task::spawn(lock.read().into_future())),
-            (Action::Write, Actor::Idle) => *actor = Actor::Writing(task::spawn(lock.write().into_future())),
+            (Action::Read, Actor::Idle) => *actor = Actor::Reading(task::spawn(Box::pin(lock.read().into_future()))),
+            (Action::Write, Actor::Idle) => *actor = Actor::Writing(task::spawn(Box::pin(lock.write().into_future()))),
             (Action::ReadBriefly, Actor::Idle) => {
-                *actor = Actor::Reading(task::spawn(lock.read().timeout(WHILE).into_future()));
+                *actor = Actor::Reading(task::spawn(Box::pin(lock.read().timeout(WHILE).into_future())));
             }
             (Action::WriteBriefly, Actor::Idle) => {
-                *actor = Actor::Writing(task::spawn(lock.write().timeout(WHILE).into_future()));
+                *actor = Actor::Writing(task::spawn(Box::pin(lock.write().timeout(WHILE).into_future())));
             }
             (Action::TryRead, Actor::Idle) => {
                 let lock = lock.clone();

@@ -141,7 +141,7 @@ mod validation;
 mod value;
 mod zookeeper;
 
-pub use crate::acquisition::builder::{Acquire, Guard};
+pub use crate::acquisition::builder::{Acquire, Granting, Guard};
 pub use crate::call::Call;
 pub use crate::error::error::Error;
 pub use crate::error::value::{ValueError, Written};

@@ -4,9 +4,13 @@ use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use tracing::Instrument;
+
 use crate::acquisition::handle::Handle;
+use crate::acquisition::keep::Found;
 use crate::acquisition::options::Options;
 use crate::acquisition::request::Acquisition;
 use crate::call::Limit;
@@ -41,7 +45,7 @@ pub struct Acquire<G: Guard> {
 }
 
 /// What an [`Acquire`] gives: a guard, or what was done under one. Only types of this library implement it.
-pub trait Guard: Sized {
+pub trait Guard: Sized + 'static {
     /// What the guard is acquired from.
     #[doc(hidden)]
     type Source;
@@ -50,8 +54,65 @@ pub trait Guard: Sized {
     fn acquire(source: Self::Source, options: Options) -> Granting<Self>;
 }
 
-/// The future of an acquisition.
-pub(crate) type Granting<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
+/// The future of an acquisition that has started; an [`Acquire`] turns into it.
+///
+/// # Cancel safety
+/// Dropping it leaves the queue.
+#[must_use = "nothing is acquired before this is awaited"]
+pub struct Granting<G>(Stage<G>);
+
+enum Stage<G> {
+    /// Most acquisitions of a lock whose node is kept only join that node. They need nothing on the heap.
+    Joining {
+        acquisition: Acquisition,
+        guard: fn(Held) -> G,
+    },
+    Working(Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>),
+    Over,
+}
+
+impl<G> Granting<G> {
+    pub(crate) fn by(work: impl Future<Output = Result<G, Error>> + Send + 'static) -> Granting<G> {
+        Granting(Stage::Working(Box::pin(work)))
+    }
+}
+
+impl<G: 'static> Future for Granting<G> {
+    type Output = Result<G, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Stage::Joining { acquisition, guard } = &mut self.0 {
+            ready!(acquisition.proceeds(context));
+            let guard = *guard;
+            let (found, timeout) = match acquisition.join() {
+                Ok((Found::Runs(used), _)) => {
+                    let held = Held::Kept(acquisition.begin_use(used));
+                    self.0 = Stage::Over;
+                    return Poll::Ready(Ok(guard(held)));
+                }
+                Ok(others) => others,
+                Err(error) => {
+                    self.0 = Stage::Over;
+                    return Poll::Ready(Err(error));
+                }
+            };
+            if let Stage::Joining { mut acquisition, .. } = std::mem::replace(&mut self.0, Stage::Over) {
+                let work = async move { acquisition.acquire_patiently(found, timeout).await.map(guard) };
+                self.0 = Stage::Working(Box::pin(work));
+            }
+        }
+        match &mut self.0 {
+            Stage::Working(work) => work.as_mut().poll(context),
+            _ => Poll::Pending,
+        }
+    }
+}
+
+impl<G> fmt::Debug for Granting<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Granting").finish_non_exhaustive()
+    }
+}
 
 impl<G: Guard> Acquire<G> {
     pub(crate) fn new(source: G::Source) -> Acquire<G> {
@@ -176,12 +237,12 @@ fn acquire<G: 'static>(handle: Arc<Handle>, mode: Mode, options: Options, guard:
     let is_kept = handle.keeper.is_some();
     let mut acquisition = Acquisition::new(handle, mode, options);
     let span = acquisition.begin();
-    // Two futures, because that of a use which only joins is much the smaller one.
-    Acquiring::around(
-        span,
-        match is_kept {
-            true => Box::pin(async move { acquisition.acquire_kept().await.map(guard) }),
-            false => Box::pin(async move { acquisition.acquire().await.map(|hold| guard(Held::Alone(hold))) }),
-        },
-    )
+    match is_kept {
+        true if span.is_disabled() => Granting(Stage::Joining { acquisition, guard }),
+        true => Granting::by(async move { acquisition.acquire_kept().await.map(guard) }.instrument(span)),
+        false => {
+            let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(Held::alone(hold))) });
+            Granting(Stage::Working(Acquiring::around(span, work)))
+        }
+    }
 }

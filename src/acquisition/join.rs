@@ -1,6 +1,10 @@
 //! How an acquisition joins a node that its process keeps, or acquires one to be kept; knows neither queue nor turns.
 
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -33,25 +37,38 @@ const KEPT: &str = "kept";
 impl Acquisition {
     /// Acquires the lock by a node that this process keeps: joins it, or acquires it.
     pub(crate) async fn acquire_kept(&mut self) -> Result<Held, Error> {
-        // A task that does nothing but join must let other tasks run, too.
-        tokio::task::consume_budget().await;
-        // Its deadline may have passed before the first poll.
-        let timeout = self.reported(self.options.timeout())?;
-        let found = self.handle.keeper.as_ref().map_or(Found::Nothing, |keeper| keeper.join(self.mode, self.asker()));
-        match found {
-            Found::Runs(used) => Ok(Held::Kept(self.begin_use(used))),
-            // Boxed, to keep the future of a use that only joins small.
-            found => Box::pin(self.acquire_patiently(found, timeout)).await,
+        poll_fn(|context| self.proceeds(context)).await;
+        match self.join()? {
+            (Found::Runs(used), _) => Ok(Held::Kept(self.begin_use(used))),
+            (found, timeout) => self.acquire_patiently(found, timeout).await,
         }
     }
 
-    async fn acquire_patiently(&mut self, found: Found, timeout: Option<Duration>) -> Result<Held, Error> {
+    /// A task that does nothing but join must let other tasks run, too. Tokio counts 128 steps of a task before it must;
+    /// a use is so short that each fourth is a step.
+    pub(crate) fn proceeds(&self, context: &mut Context<'_>) -> Poll<()> {
+        thread_local!(static USES: Cell<u8> = const { Cell::new(0) });
+        let uses = USES.get().wrapping_add(1);
+        USES.set(uses);
+        if !uses.is_multiple_of(4) { Poll::Ready(()) } else { pin!(tokio::task::consume_budget()).poll(context) }
+    }
+
+    /// What there is to join, and how long this acquisition may take.
+    pub(crate) fn join(&self) -> Result<(Found, Option<Duration>), Error> {
+        // Its deadline may have passed before the first poll.
+        let timeout = self.reported(self.options.timeout())?;
+        let found = self.handle.keeper.as_ref().map_or(Found::Nothing, |keeper| keeper.join(self.mode, self.asker()));
+        Ok((found, timeout))
+    }
+
+    /// As [`Self::acquire_kept`], when there is nothing to join without waiting.
+    pub(crate) async fn acquire_patiently(&mut self, found: Found, timeout: Option<Duration>) -> Result<Held, Error> {
         let handle = Arc::clone(&self.handle);
-        let Some(keeper) = &handle.keeper else { return self.acquire().await.map(Held::Alone) };
+        let Some(keeper) = &handle.keeper else { return self.acquire().await.map(Held::alone) };
         match self.enter_kept(keeper, found, timeout).await {
             Ok(Some(used)) => Ok(Held::Kept(self.begin_use(used))),
             Ok(None) => {
-                let answer = self.acquire().await.map(Held::Alone);
+                let answer = self.acquire().await.map(Held::alone);
                 answer.map_err(|error| in_all(error, timeout))
             }
             Err(error) => self.reported(Err(in_all(error, timeout))),
@@ -72,15 +89,15 @@ impl Acquisition {
             // Another use has begun to acquire a node. It may have to wait for it, and this one must not.
             Found::Waits(waits) => {
                 drop(waits);
-                return self.attempt(timeout).await.map(Held::Alone);
+                return self.attempt(timeout).await.map(Held::alone);
             }
             Found::Nothing => {}
         }
         let Some(kept) = keeper.begins(self.mode) else {
-            return self.attempt_beside_kept(keeper, timeout).await.map(Held::Alone);
+            return self.attempt_beside_kept(keeper, timeout).await.map(Held::alone);
         };
         let Join::Waits(mut waits) = kept.join(self.mode, asker) else {
-            return self.attempt_beside_kept(keeper, timeout).await.map(Held::Alone);
+            return self.attempt_beside_kept(keeper, timeout).await.map(Held::alone);
         };
         self.kept = Some(Arc::clone(&kept));
         let mut this = self.twin();
@@ -238,15 +255,13 @@ impl Acquisition {
     }
 
     /// A use of a kept node begins.
-    fn begin_use(&self, mut used: KeptUse) -> KeptUse {
+    pub(crate) fn begin_use(&self, mut used: KeptUse) -> KeptUse {
         meter::granted(self.mode, KEPT);
         let position = used.hold().position();
         self.trace.entered(position);
         let holding = self.trace.granted(self.mode, &self.handle.path, self.label(), position);
-        used.granted(holding);
-        if let Some(limit) = self.handle.warn_holding {
-            used.ends(self.warn_of_use(used.hold(), limit));
-        }
+        let warned = self.handle.warn_holding.map(|limit| self.warn_of_use(used.hold(), limit));
+        used.granted(holding, warned);
         used
     }
 
@@ -276,7 +291,7 @@ pub(crate) async fn attempt(handle: Arc<Handle>, mode: Mode, timeout: Option<Dur
     let acquisition = Acquisition::new(Arc::clone(&handle), mode, Options::default());
     match &handle.keeper {
         Some(keeper) => acquisition.attempt_kept(keeper, timeout).await,
-        None => acquisition.attempt(timeout).await.map(Held::Alone),
+        None => acquisition.attempt(timeout).await.map(Held::alone),
     }
 }
 

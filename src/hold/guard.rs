@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::error::Error;
@@ -21,7 +20,7 @@ use crate::session::loss::{HoldState, Loss};
 /// request with it.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct ReadGuard {
-    held: Arc<Held>,
+    held: Held,
 }
 
 /// The lock, held to write: alone. Made by [`RwLock::write`](crate::RwLock::write).
@@ -295,12 +294,12 @@ guard!(WriteGuard, "write");
 
 impl ReadGuard {
     pub(crate) fn new(held: Held) -> ReadGuard {
-        ReadGuard { held: Arc::new(held) }
+        ReadGuard { held }
     }
 
     /// Whether its node is kept between uses.
     pub(crate) fn is_kept(&self) -> bool {
-        matches!(*self.held, Held::Kept(_))
+        matches!(self.held, Held::Kept(_))
     }
 
     /// One more guard on the same node, without queueing. Use it for a re-entrant read.
@@ -320,7 +319,7 @@ impl ReadGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn share(&self) -> ReadGuard {
-        ReadGuard { held: Arc::clone(&self.held) }
+        ReadGuard { held: self.held.share() }
     }
 
     /// Gives the lock back, and returns when its node is surely gone. If several guards share one node, by
@@ -335,17 +334,7 @@ impl ReadGuard {
     /// [`Error::Lost`] if the lock had been lost before. [`Error::PermissionDenied`] if the node may not be deleted:
     /// then it stays, and keeps the lock taken, until its session ends.
     pub async fn release(self) -> Result<(), Error> {
-        let loss = match &*self.held {
-            Held::Alone(hold) => hold.loss(),
-            // The only guard on its node: what follows looks.
-            Held::Kept(_) if Arc::strong_count(&self.held) == 1 => None,
-            Held::Kept(used) => used.held_at().err(),
-        };
-        match (Arc::into_inner(self.held), loss) {
-            (_, Some(loss)) => Err(Error::Lost(loss)),
-            (Some(held), None) => held.release().await,
-            (None, None) => Ok(()),
-        }
+        self.held.release().await
     }
 
     /// Blocks the thread until the lock is given back: [`release`](Self::release) for code that is not async. Needs no

@@ -1,23 +1,42 @@
-//! A hold as its guard has it: alone, or as one use of a node that is kept; knows nothing of acquiring.
+//! A hold as its guards have it: with a node of its own, or as one use of a node that is kept; knows nothing of acquiring.
 
 use std::ops::Deref;
+use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::hold::kept::KeptUse;
 use crate::queue::contender::Contender;
 
-/// What a guard holds.
+/// What a guard holds. Several guards may share it.
 pub(crate) enum Held {
-    Alone(Box<Hold>),
+    Alone(Arc<Hold>),
     Kept(KeptUse),
 }
 
 impl Held {
-    /// Gives the lock back. Returns when its node is surely gone, or at once if the node is kept.
+    pub(crate) fn alone(hold: Box<Hold>) -> Held {
+        Held::Alone(Arc::from(hold))
+    }
+
+    /// The same once more. It ends with the last of them.
+    pub(crate) fn share(&self) -> Held {
+        match self {
+            Held::Alone(hold) => Held::Alone(Arc::clone(hold)),
+            Held::Kept(used) => Held::Kept(used.share()),
+        }
+    }
+
+    /// Gives the lock back. Returns when its node is surely gone, or at once if the node is kept, or is shared.
     pub(crate) async fn release(self) -> Result<(), Error> {
         match self {
-            Held::Alone(hold) => hold.release().await,
+            Held::Alone(hold) => {
+                let loss = hold.loss();
+                match Arc::into_inner(hold) {
+                    Some(hold) => hold.release().await,
+                    None => loss.map_or(Ok(()), |loss| Err(Error::Lost(loss))),
+                }
+            }
             Held::Kept(used) => used.release().await,
         }
     }

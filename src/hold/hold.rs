@@ -1,7 +1,7 @@
 //! One hold, from its ticket to its end: what can be done with it, and how it is lost. It knows nothing of acquiring.
 
 use std::future::Future;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::error::error::Error;
@@ -31,7 +31,7 @@ pub(crate) struct Hold {
     downgraded: OnceLock<Arc<Position>>,
     directory: Arc<str>,
     data: Vec<u8>,
-    holding: Holding,
+    holding: Mutex<Holding>,
     /// Keeps the coordinator alive: its last user closes the sessions, and that may be a hold.
     _coordinator: Arc<dyn Coordinator>,
 }
@@ -46,15 +46,19 @@ impl Hold {
         coordinator: &Arc<dyn Coordinator>,
         data: Vec<u8>,
     ) -> Option<Box<Hold>> {
-        let (position, holding) = (ticket.position()?, Holding::default());
+        let (position, holding) = (ticket.position()?, Mutex::default());
         let (directory, _coordinator) = (Arc::clone(directory), Arc::clone(coordinator));
         let downgraded = OnceLock::new();
         Some(Box::new(Hold { ticket, position, downgraded, directory, data, holding, _coordinator }))
     }
 
     /// The lock was granted. `holding` ends with the hold.
-    pub(crate) fn granted(&mut self, holding: Holding) {
-        self.holding = holding;
+    pub(crate) fn granted(&self, holding: Holding) {
+        *self.holding() = holding;
+    }
+
+    fn holding(&self) -> MutexGuard<'_, Holding> {
+        self.holding.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn ticket(&self) -> &Ticket {
@@ -174,9 +178,9 @@ impl Hold {
         }
     }
 
-    pub(crate) async fn release(mut self) -> Result<(), Error> {
+    pub(crate) async fn release(self) -> Result<(), Error> {
         // The span ends here, however long the ensemble takes to answer.
-        self.holding = Holding::default();
+        *self.holding() = Holding::default();
         self.give_back().await
     }
 
@@ -194,9 +198,9 @@ impl Hold {
         }
     }
 
-    pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
+    pub(crate) async fn downgrade(&self) -> Result<(), Error> {
         self.change_to_read().await?;
-        self.holding.goes_on_as_read(&self.directory, self.downgraded.get().unwrap_or(&self.position));
+        self.holding().goes_on_as_read(&self.directory, self.downgraded.get().unwrap_or(&self.position));
         Ok(())
     }
 

@@ -363,24 +363,28 @@ fn wake(woken: Vec<Waker>) {
     woken.into_iter().for_each(Waker::wake);
 }
 
-/// A use of a kept node. Dropping it ends the use, and gives the node up if it was the last one of a node that is not
+/// A use of a kept node, or a share in one. Dropping the last share ends the use, and gives the node up if it was the last one of a node that is not
 /// to be kept.
 pub(crate) struct KeptUse {
     kept: Arc<Kept>,
     number: u64,
     hold: Arc<Hold>,
-    holding: Holding,
-    /// Ends the warning that the use lasts long, when it is dropped.
-    warned: Option<oneshot::Sender<()>>,
+    /// What is told of the use when it ends, if anything is.
+    told: Option<Arc<Told>>,
     /// A downgrade is under way, so the node may be either.
     is_changing: bool,
     is_over: bool,
 }
 
+struct Told {
+    holding: Holding,
+    /// Ends the warning that the use lasts long, when it is dropped.
+    _warned: Option<oneshot::Sender<()>>,
+}
+
 impl KeptUse {
     fn new(kept: Arc<Kept>, number: u64, hold: Arc<Hold>) -> KeptUse {
-        let holding = Holding::default();
-        KeptUse { kept, number, hold, holding, warned: None, is_changing: false, is_over: false }
+        KeptUse { kept, number, hold, told: None, is_changing: false, is_over: false }
     }
 
     pub(crate) fn hold(&self) -> &Arc<Hold> {
@@ -405,20 +409,24 @@ impl KeptUse {
         }
     }
 
-    /// The lock was granted to this use. `holding` ends with it.
-    pub(crate) fn granted(&mut self, holding: Holding) {
-        self.holding = holding;
+    /// The lock was granted to this use. Both values are dropped when it ends.
+    pub(crate) fn granted(&mut self, holding: Holding, warned: Option<oneshot::Sender<()>>) {
+        if warned.is_some() || holding.is_recorded() {
+            self.told = Some(Arc::new(Told { holding, _warned: warned }));
+        }
     }
 
-    /// Tells `end`, by dropping it, when the use ends.
-    pub(crate) fn ends(&mut self, end: oneshot::Sender<()>) {
-        self.warned = Some(end);
+    /// The same use once more. It ends with the last of them.
+    pub(crate) fn share(&self) -> KeptUse {
+        self.kept.state().uses.share(self.number);
+        let mut share = KeptUse::new(Arc::clone(&self.kept), self.number, Arc::clone(&self.hold));
+        share.told = self.told.clone();
+        share
     }
 
     /// Ends the use. Gives the hold, if the node goes with it.
     fn end(&mut self, now: impl FnOnce(&Hold) -> Moment) -> Option<Arc<Hold>> {
-        self.holding = Holding::default();
-        self.warned = None;
+        self.told = None;
         if std::mem::replace(&mut self.is_over, true) {
             return None;
         }
@@ -442,7 +450,9 @@ impl KeptUse {
         self.is_changing = true;
         self.hold.change_to_read().await?;
         self.is_changing = false;
-        self.holding.goes_on_as_read(self.hold.directory(), self.hold.position());
+        if let Some(told) = self.told.as_mut().and_then(Arc::get_mut) {
+            told.holding.goes_on_as_read(self.hold.directory(), self.hold.position());
+        }
         let woken = self.kept.state().uses.downgraded(self.number);
         wake(woken);
         Ok(())

@@ -68,7 +68,7 @@ impl Acquiring {
         meter::waited(mode, self.began);
         let begin = |spans: &Spans| HoldSpan::begin(mode, path, position, label, &spans.caller, &spans.acquire);
         let seen = self.spans.as_deref().map(begin).map(Box::new);
-        Holding { seen, _metered: meter::HoldTimer::begin(mode) }
+        Holding { seen, metered: meter::HoldTimer::begin(mode) }
     }
 
     /// The lock was granted, and what is done under it has traces of its own.
@@ -103,7 +103,7 @@ pub(crate) fn not_granted(path: &str, mode: Mode, error: &Error) {
 #[derive(Default)]
 pub(crate) struct Holding {
     seen: Option<Box<HoldSpan>>,
-    _metered: meter::HoldTimer,
+    metered: meter::HoldTimer,
 }
 
 struct HoldSpan {
@@ -114,13 +114,18 @@ struct HoldSpan {
 }
 
 impl Holding {
+    /// Whether anything is told when it ends.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.seen.is_some() || self.metered.is_running()
+    }
+
     /// A downgrade: the hold of one mode ends here, and that of the other mode begins.
     pub(crate) fn goes_on_as_read(&mut self, path: &str, position: &Position) {
         let goes_on = |hold: &HoldSpan| {
             HoldSpan::begin(Mode::Read, path, position, hold.label.as_deref(), &hold.caller, &hold.span)
         };
         self.seen = self.seen.as_deref().map(goes_on).map(Box::new);
-        self._metered = meter::HoldTimer::begin(Mode::Read);
+        self.metered = meter::HoldTimer::begin(Mode::Read);
     }
 }
 

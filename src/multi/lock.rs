@@ -327,7 +327,7 @@ impl Guard for MultiGuard {
     type Source = MultiLock;
 
     fn acquire(locks: MultiLock, options: Options) -> Granting<MultiGuard> {
-        Box::pin(async move { locks.acquire(options).await })
+        Granting::by(async move { locks.acquire(options).await })
     }
 }
 

@@ -135,7 +135,7 @@ impl Guard for Option<OnceGuard> {
     type Source = (Arc<Handle>, Duration);
 
     fn acquire((handle, period): Self::Source, options: Options) -> Granting<Option<OnceGuard>> {
-        Box::pin(async move {
+        Granting::by(async move {
             let rest = Rest::new(&handle, options.label.clone(), period);
             let checked = rest.and_then(|rest| Ok((rest, options.timeout()?)));
             let (rest, timeout) = checked.inspect_err(|error| trace::not_granted(&handle.path, Mode::Write, error))?;

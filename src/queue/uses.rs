@@ -36,6 +36,8 @@ struct Running<A> {
     number: u64,
     mode: Mode,
     asker: A,
+    /// How many guards share it.
+    shares: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -94,7 +96,7 @@ impl<A: Copy, W: Clone> Uses<A, W> {
     fn run(&mut self, mode: Mode, asker: A) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.running.push(Running { number, mode, asker });
+        self.running.push(Running { number, mode, asker, shares: 1 });
         number
     }
 
@@ -153,9 +155,20 @@ impl<A: Copy, W: Clone> Uses<A, W> {
         woken
     }
 
-    /// This use has ended, or waits no longer. Returns the uses to wake.
+    /// One more guard has this use, which runs. The use ends when all of them have left.
+    pub(crate) fn share(&mut self, number: u64) {
+        if let Some(place) = self.place(number) {
+            self.running[place].shares += 1;
+        }
+    }
+
+    /// This use has ended for one guard, or waits no longer. Returns the uses to wake.
     pub(crate) fn leave(&mut self, number: u64) -> Vec<W> {
         match self.place(number) {
+            Some(place) if self.running[place].shares > 1 => {
+                self.running[place].shares -= 1;
+                return Vec::new();
+            }
             Some(place) => drop(self.running.swap_remove(place)),
             None => drop(self.waiting.remove(&number)),
         }
@@ -210,7 +223,7 @@ impl<A: Copy, W: Clone> Uses<A, W> {
                 break;
             }
             let (number, waiting) = first.remove_entry();
-            self.running.push(Running { number, mode, asker: waiting.asker });
+            self.running.push(Running { number, mode, asker: waiting.asker, shares: 1 });
             woken.extend(waiting.waker);
         }
         woken

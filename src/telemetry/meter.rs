@@ -31,6 +31,13 @@ impl HoldTimer {
             Some((mode, Instant::now())),
         )
     }
+
+    pub(crate) fn is_running(&self) -> bool {
+        #[cfg(feature = "metrics")]
+        return self.0.is_some();
+        #[cfg(not(feature = "metrics"))]
+        false
+    }
 }
 
 #[cfg(feature = "metrics")]

@@ -131,7 +131,7 @@ impl<T: Send + Sync + 'static> Guard for SharedReadGuard<T> {
     type Source = Shared<T>;
 
     fn acquire(shared: Shared<T>, options: Options) -> Granting<SharedReadGuard<T>> {
-        Box::pin(async move {
+        Granting::by(async move {
             let rest = Rest::new(shared.store, options.label.clone());
             let late = rest.late(rest.timeout(&options, Mode::Read)?);
             let guard = Acquire::<ReadGuard> { source: rest.lock(), options }.await?;
@@ -145,7 +145,7 @@ impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
     type Source = (Shared<T>, Option<T>);
 
     fn acquire((shared, instead): Self::Source, options: Options) -> Granting<SharedWriteGuard<T>> {
-        Box::pin(async move {
+        Granting::by(async move {
             let rest = Rest { instead, ..Rest::new(shared.store, options.label.clone()) };
             let late = rest.late(rest.timeout(&options, Mode::Write)?);
             let guard = Acquire::<WriteGuard> { source: rest.lock(), options }.await?;

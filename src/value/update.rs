@@ -93,7 +93,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
         R: Send + 'static,
     {
         let shared = self.clone();
-        Acquire::new(Update(Box::new(|options| Box::pin(update(shared, options, change)))))
+        Acquire::new(Update(Box::new(|options| Granting::by(update(shared, options, change)))))
     }
 }
 

@@ -108,7 +108,7 @@ pub(super) async fn new_session(
     if client.session_timeout() < SHORTEST_TIMEOUT {
         return Err(Failure::Unreachable(format!("{servers} grants sessions no time to live")));
     }
-    let session = ZooKeeperSession::new(client, &background, &options, asked, abilities)?;
+    let session = ZooKeeperSession::new(client, &background, &options, asked, abilities, servers.clone())?;
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
     tokio::time::timeout(bound, session.make_root()).await.map_err(|_| late())??;

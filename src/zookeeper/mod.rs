@@ -20,6 +20,7 @@
 //!   verify. Both are refused before it gets the string ([`options`]). It reports the reason of a failed handshake only
 //!   in its log.
 //! - It sends each request as it comes. So we hold back a removal that the next create may join ([`pipeline`]).
+//! - It does not set `TCP_NODELAY`, so requests that are sent together would take a round trip each ([`no_delay`]).
 //! - Its pauses before it tries a server again grow too fast for the lease (`to_connect_to` in [`connect`]), and it
 //!   gives up a silent connection too late (`Patience` there).
 //! - It reports `Expired` only at 1.4 session timeouts. So the lease reports that a lock is lost.
@@ -31,6 +32,7 @@ pub(crate) mod security;
 mod abilities;
 mod connect;
 mod identity;
+mod no_delay;
 mod outage;
 mod pipeline;
 mod servers;

@@ -18,9 +18,11 @@ use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::identity::{Claimant, Identity};
+use crate::zookeeper::no_delay;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{Pipeline, Removal};
 use crate::zookeeper::security::Acl;
+use crate::zookeeper::servers::Servers;
 use crate::zookeeper::translate::{self, commit, event, failure, mode, outcome};
 
 /// A reconnect fails for good beyond 128 KiB. A good part is kept free for other watches.
@@ -42,6 +44,7 @@ pub(super) struct ZooKeeperSession {
     lost: Mutex<Option<Instant>>,
     finished: Arc<Finished>,
     background: Arc<BackgroundThread>,
+    servers: Servers,
     watched_bytes: Arc<AtomicUsize>,
     /// The acquisition that it was opened for has not taken its slot yet.
     is_fresh: AtomicBool,
@@ -87,6 +90,7 @@ impl ZooKeeperSession {
         options: &ZooKeeperBuilder,
         asked: Moment,
         abilities: Arc<Abilities>,
+        servers: Servers,
     ) -> Result<Arc<ZooKeeperSession>, Failure> {
         let requested = options.session_timeout;
         // A server may raise the timeout, and another server lower it again on a reconnect: the shorter one counts.
@@ -123,6 +127,7 @@ impl ZooKeeperSession {
                 lost: Mutex::new(None),
                 finished,
                 background: Arc::clone(background),
+                servers,
                 watched_bytes: Arc::default(),
                 is_fresh: AtomicBool::new(true),
                 root_bytes,
@@ -140,7 +145,14 @@ impl ZooKeeperSession {
         });
         let shared: Arc<dyn Session> = session.clone();
         background.handle().spawn(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
+        session.has_a_connection();
         Ok(session)
+    }
+
+    /// A connection was made, the first one or another.
+    fn has_a_connection(&self) {
+        let servers = self.servers.clone();
+        self.background.handle().spawn(async move { no_delay::set_on_connections_to(&servers).await });
     }
 
     /// A session slot, if the session has room.
@@ -447,6 +459,7 @@ async fn follow_state(
             // lease hears that the old connection is lost before it hears of any of them.
             session.upkeep.connected(now == Link::Up);
             if now == Link::Up {
+                session.has_a_connection();
                 session.identity.ask();
             }
         }

@@ -15,7 +15,9 @@ use tokio::task::JoinSet;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Lease, Operation, Session, SessionSlot, Upkeep};
-use zk_rwlock::{ConnectionState, Contender, Error, Loss, MemberState, Memory, Mode, Progress, RwLock, WriteGuard};
+use zk_rwlock::{
+    ConnectionState, Contender, Error, Granting, Loss, MemberState, Memory, Mode, Progress, RwLock, WriteGuard,
+};
 
 const DIRECTORY: &str = "/lock";
 
@@ -1029,9 +1031,9 @@ fn those_who_are_woken_may_use_the_ensemble() {
     thread::spawn(move || {
         let (zk, other, a, b) = two();
         let waker = Arc::new(Curious(zk.clone(), AtomicU64::new(0)));
-        let poll = |future: &mut Pin<Box<dyn Future<Output = Result<WriteGuard, Error>> + Send>>| {
+        let poll = |future: &mut Granting<WriteGuard>| {
             let waker = Waker::from(Arc::clone(&waker));
-            future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready()
+            Pin::new(future).poll(&mut Context::from_waker(&waker)).is_ready()
         };
         let held = write(&a);
         let mut by_an_event = b.write().into_future();

@@ -33,7 +33,7 @@ fn multi<C: Coordinator + Clone>(zk: &C, locks: &[(&str, Mode)]) -> MultiLock {
 }
 
 fn acquiring(lock: &MultiLock) -> Acquiring {
-    task::spawn(lock.lock().into_future())
+    task::spawn(Box::pin(lock.lock().into_future()))
 }
 
 fn lock(lock: &MultiLock) -> MultiGuard {
@@ -133,7 +133,7 @@ fn the_locks_are_given_back_from_the_last_to_the_first() {
             .map(|path| {
                 let waker = Waker::from(Arc::new(Noting(path, Arc::clone(&freed))));
                 let mut waits = RwLock::new(&zk.connect(), path).unwrap().write().into_future();
-                assert!(waits.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+                assert!(Pin::new(&mut waits).poll(&mut Context::from_waker(&waker)).is_pending());
                 waits
             })
             .collect();

@@ -1,14 +1,17 @@
 //! Sessions of one process with a real ensemble: how many are opened, what renews their lease, and how they end.
 
 use std::future::IntoFuture;
+use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
+#[cfg(target_os = "linux")]
+use std::{net::SocketAddr, os::fd::OwnedFd};
 
 use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
-use zk_rwlock::{ConnectionState, Ending, Error, ReadGuard, ZooKeeper};
+use zk_rwlock::{ConnectionState, Ending, Error, Granting, ReadGuard, ZooKeeper};
 
 /// The client cannot reconnect with more than 128 KiB of watched paths on one session, and each path counts with the
 /// chroot that the connect string ends with.
@@ -195,11 +198,11 @@ async fn without_a_session() -> (Proxy, ZooKeeper) {
 /// Polls an acquisition once and keeps it, as a program does with a branch of a `select!` that lost.
 fn parked(acquisition: impl IntoFuture<IntoFuture = Acquiring>) -> Acquiring {
     let mut parked = acquisition.into_future();
-    assert!(matches!(parked.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
+    assert!(matches!(Pin::new(&mut parked).poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
     parked
 }
 
-type Acquiring = std::pin::Pin<Box<dyn Future<Output = Result<ReadGuard, Error>> + Send>>;
+type Acquiring = Granting<ReadGuard>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquisition_not_polled_while_a_session_is_opened_holds_up_no_other() {
@@ -326,4 +329,37 @@ async fn a_lease_that_cannot_be_is_refused_with_what_was_wrong() {
         let error = builder.connect("127.0.0.1:1").await.expect_err("it cannot be");
         assert!(matches!(&error, Error::InvalidInput { .. }) && error.to_string().contains(problem), "{error}");
     }
+}
+
+/// Otherwise a small request waits until the one before it is acknowledged, and two that are sent together take two round
+/// trips.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_connection_holds_small_requests_back_also_after_a_reconnect() {
+    let proxy = Proxy::start(shared_server().address());
+    let servers: SocketAddr = proxy.address().parse().expect("an address");
+    let _zk = connect(&proxy.address()).await;
+    for connection in 1..=2 {
+        eventually("the connection is there", || async { proxy.connections() == connection }).await;
+        eventually("it sends at once", || async { sends_at_once(servers) == [true] }).await;
+        proxy.rst();
+    }
+}
+
+/// Of each connection of this process to the address, whether it has `TCP_NODELAY`.
+#[cfg(target_os = "linux")]
+fn sends_at_once(address: SocketAddr) -> Vec<bool> {
+    use rustix::net::{getpeername, sockopt};
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    let this = pidfd_open(getpid(), PidfdFlags::empty()).expect("Linux has had it since 5.3");
+    let open = std::fs::read_dir("/proc/self/fd").expect("there is one").filter_map(Result::ok);
+    let sockets = open
+        .filter(|it| std::fs::read_link(it.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:")))
+        .filter_map(|it| it.file_name().to_str().and_then(|number| number.parse().ok()))
+        .filter_map(|number| pidfd_getfd(&this, number, PidfdGetfdFlags::empty()).ok());
+    let leads_there = |socket: &OwnedFd| match getpeername(socket) {
+        Ok(Some(peer)) => SocketAddr::try_from(peer) == Ok(address),
+        _ => false,
+    };
+    sockets.filter(leads_there).map(|socket| sockopt::tcp_nodelay(&socket).expect("it is TCP")).collect()
 }

@@ -1,14 +1,13 @@
 //! Acquisitions that a test polls by hand, on the embedded ensemble.
 
 use std::future::IntoFuture;
-use std::pin::Pin;
 use std::task::Poll;
 
 use tokio_test::assert_ready;
 use tokio_test::task::{self, Spawn};
-use zk_rwlock::{Error, ReadGuard, RwLock, WriteGuard};
+use zk_rwlock::{Granting, ReadGuard, RwLock, WriteGuard};
 
-pub type Acquiring<G> = Spawn<Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>>;
+pub type Acquiring<G> = Spawn<Granting<G>>;
 
 pub fn reading(lock: &RwLock) -> Acquiring<ReadGuard> {
     task::spawn(lock.read().into_future())

@@ -241,3 +241,15 @@ fn uses_that_joined_are_counted_and_those_refused_are_not() {
     assert!(uses.granted().is_empty() && uses.wakers().is_empty(), "it was never polled");
     assert_eq!((uses.join(Mode::Read, ()), uses.count()), (Joined::Runs(1), 2));
 }
+
+#[test]
+fn a_use_that_is_shared_ends_when_its_last_share_leaves() {
+    let mut uses: Uses<(), u64> = Uses::new(Mode::Write);
+    assert!(uses.granted().is_empty());
+    assert_eq!(uses.join(Mode::Read, ()), Joined::Runs(0));
+    uses.share(0);
+    assert_eq!((uses.join(Mode::Write, ()), uses.standing(1, &7)), (Joined::Waits(1), Standing::Waits));
+    assert_eq!((uses.leave(0), uses.standing(1, &7)), (vec![], Standing::Waits));
+    assert_eq!((uses.leave(0), uses.standing(1, &7)), (vec![7], Standing::Runs));
+    assert_eq!(uses.count(), 2, "a share is no use of its own");
+}

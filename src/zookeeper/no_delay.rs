@@ -1,0 +1,80 @@
+//! How a connection is kept from holding small requests back (Nagle's algorithm); knows no session and no request.
+//!
+//! Without `TCP_NODELAY` a small request that follows another one waits until the other is acknowledged, which takes a
+//! round trip. So requests that are sent together would cost two. The client crate neither sets the option nor shows
+//! its sockets. So we look through the sockets of this process for those that lead to the servers. Where the system
+//! does not allow that, requests only take longer.
+
+use std::io;
+use std::net::SocketAddr;
+
+use crate::zookeeper::servers::Servers;
+
+/// Sets the option on the connections of this process to these servers.
+pub(super) async fn set_on_connections_to(servers: &Servers) {
+    let mut addresses = Vec::new();
+    for server in servers.each() {
+        // A name that cannot be looked up now leads nowhere.
+        addresses.extend(tokio::net::lookup_host(server.address()).await.into_iter().flatten());
+    }
+    match set(&addresses) {
+        Ok(connections) => tracing::trace!(%servers, connections, "small requests are sent at once"),
+        Err(error) => tracing::debug!(%servers, %error, "small requests may wait for an acknowledgement"),
+    }
+}
+
+/// Returns on how many connections it was not set before.
+#[cfg(target_os = "linux")]
+fn set(servers: &[SocketAddr]) -> io::Result<usize> {
+    use rustix::net::{getpeername, sockopt};
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+
+    let this = pidfd_open(getpid(), PidfdFlags::empty())?;
+    let mut count = 0;
+    for open in std::fs::read_dir("/proc/self/fd")? {
+        let open = open?;
+        // Closed meanwhile, or no socket.
+        let Ok(target) = std::fs::read_link(open.path()) else { continue };
+        let number = open.file_name().to_str().and_then(|number| number.parse().ok());
+        let Some(number) = number.filter(|_| target.as_os_str().as_encoded_bytes().starts_with(b"socket:")) else {
+            continue;
+        };
+        let Ok(socket) = pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) else { continue };
+        let peer = match getpeername(&socket) {
+            Ok(peer) => peer.and_then(|peer| SocketAddr::try_from(peer).ok()),
+            // Its number stands for a file by now. Closing a file ends all locks that this process has on it (fcntl(2)).
+            Err(rustix::io::Errno::NOTSOCK) => {
+                std::mem::forget(socket);
+                continue;
+            }
+            Err(_) => continue,
+        };
+        let is_theirs = |peer: SocketAddr| servers.iter().any(|it| (it.ip(), it.port()) == (peer.ip(), peer.port()));
+        if peer.is_some_and(is_theirs) && sockopt::tcp_nodelay(&socket) == Ok(false) {
+            sockopt::set_tcp_nodelay(&socket, true)?;
+            count += 1;
+        }
+    }
+    Ok(count)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn set(_servers: &[SocketAddr]) -> io::Result<usize> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn it_is_set_on_connections_to_the_servers_and_on_no_other() {
+        let [server, other] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [to_server, to_other] = [&server, &other].map(|it| TcpStream::connect(it.local_addr().unwrap()).unwrap());
+        assert_eq!(set(&[server.local_addr().unwrap()]).unwrap(), 1);
+        assert!(to_server.nodelay().unwrap() && !to_other.nodelay().unwrap());
+        assert_eq!(set(&[server.local_addr().unwrap()]).unwrap(), 0, "it is set already");
+    }
+}
