@@ -1,4 +1,4 @@
-//! The write lock as leadership: one candidate leads, the others wait for their turn.
+//! Leadership: one candidate leads, the others wait for their turn, and everybody can see who leads.
 //!
 //! ```text
 //! cargo run --example leader
@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Each candidate leads once, does its work a few times, and steps down. On the embedded ensemble the first leader
-//! loses its session meanwhile, and stands again. The fencing token numbers the terms: the leader shows it with
-//! each write, and what it writes to refuses a leader of the past. Run it in two terminals on one server, and kill the
-//! process that leads: the next leader takes over when the session has expired.
+//! loses its session meanwhile, and leads again when the others have led. An observer prints who leads. The leader shows
+//! the number of its term with each write, and what it writes to refuses a leader of the past. Run it in two terminals on
+//! one server, and kill the process that leads: the next leader takes over when the session has expired.
 
 mod common;
 
@@ -20,9 +20,11 @@ use common::Client;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Memory, RwLock};
+use zk_rwlock::{Leadership, Memory, Term};
 
-/// The write lock as leadership: one candidate leads, the others wait for their turn
+const PATH: &str = "/zk-rwlock-examples/leader";
+
+/// Leadership: one candidate leads, the others wait for their turn, and everybody can see who leads
 #[derive(clap::Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -45,6 +47,8 @@ async fn main() -> ExitCode {
 
 async fn run(arguments: Arguments) -> common::Result<()> {
     let resource = Arc::new(Resource::default());
+    let observer = arguments.backend.connect().await?;
+    let observing = tokio::spawn(observe(Arc::clone(&observer)));
     let mut candidates = JoinSet::new();
     for number in 1..=arguments.candidates {
         // The client of the first leader is kept here too, so that its session can be expired.
@@ -64,6 +68,8 @@ async fn run(arguments: Arguments) -> common::Result<()> {
         candidates.spawn(candidate.run());
     }
     common::all(candidates).await?;
+    observer.close().await;
+    observing.await??;
     println!("terms: {}, one after the other, and never two leaders at once", resource.terms());
     Ok(())
 }
@@ -79,35 +85,24 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// Leads once, and to the end: stands again if leadership is lost.
+    /// Leads to the end of the work, in a second term if the first one is lost.
     async fn run(self) -> common::Result<()> {
-        let name = &self.name;
-        let lock = RwLock::builder(&self.zk, "/zk-rwlock-examples/leader").label(name).build()?;
-        loop {
-            let waits = format!("{name} waits:");
-            let guard = lock.write().on_wait(move |progress| println!("{waits} {}", progress.blockers)).await?;
-            let term = guard.fencing_token();
-            println!("{name} leads, in term {term}");
-            // Dropped at the next `await` once leadership is lost.
-            match guard.run(self.lead(term)).await {
-                Ok(led) => {
-                    led?;
-                    println!("{name} steps down");
-                    guard.release().await?;
-                    break;
-                }
-                Err(error) => println!("{name} leads no more: {error}"),
-            }
+        let leadership = Leadership::builder(&self.zk, PATH).data(&self.name).build()?;
+        if let Some(done) = leadership.lead(|term| self.work(term)).await? {
+            done?;
+            println!("{} steps down", self.name);
         }
         self.zk.close().await;
         Ok(())
     }
 
-    async fn lead(&self, term: i64) -> common::Result<()> {
+    /// Dropped at the next `await` once leadership is lost.
+    async fn work(&self, term: Term) -> common::Result<()> {
+        println!("{} leads, in term {}", self.name, term.number());
         for beat in 1..=self.beats {
-            self.resource.write(term)?;
-            println!("{} has done its work in term {term}, {beat} of {}", self.name, self.beats);
-            if let Some(memory) = self.embedded.as_ref().filter(|_| beat > 1 && self.resource.is_first(term)) {
+            self.resource.write(term.number())?;
+            println!("{} has done its work in term {}, {beat} of {}", self.name, term.number(), self.beats);
+            if let Some(memory) = self.embedded.as_ref().filter(|_| beat > 1 && self.resource.is_first(term.number())) {
                 println!("the ensemble gives up the session of {}", self.name);
                 memory.expire();
             }
@@ -115,6 +110,18 @@ impl Candidate {
         }
         Ok(())
     }
+}
+
+/// Prints who leads whenever that changes. It is no candidate, and disturbs none.
+async fn observe(zk: Client) -> common::Result<()> {
+    let mut changes = Leadership::new(&zk, PATH)?.changes();
+    while let Some(leader) = changes.next().await {
+        match leader? {
+            Some(leader) => println!("now leads: {leader}"),
+            None => println!("nobody leads"),
+        }
+    }
+    Ok(())
 }
 
 /// What only the leader may write to. It does not ask who leads: it refuses every term but the newest it has seen.

@@ -61,6 +61,8 @@
 //!   transaction of the guard checks all of them.
 //! - [`OnceGuard`]: work that every host starts, and one of them does [once in a while](Acquire::once_in), by the
 //!   ensemble's clock. [`Done`]: when it was last done, and by whom.
+//! - [`Leadership`]: one leader among many candidates, by the write lock. [`lead`](Leadership::lead) runs the work of each
+//!   [`Term`]. Everybody can ask for the [`Leader`], and follow [`LeaderChanges`].
 //! - [`Dialect`]: one lock together with programs that use Curator or kazoo.
 //! - [`Deadlock`]: what to do with a task that waits for itself.
 //! - [`Queue`], [`Member`]: the holders and the waiters, for people to see, from [`RwLock::queue`]. [`Blockers`]: the
@@ -128,6 +130,7 @@ mod acquisition;
 mod call;
 mod error;
 mod hold;
+mod leadership;
 mod lock;
 mod memory;
 mod multi;
@@ -149,6 +152,10 @@ pub use crate::hold::changes::Changes;
 pub use crate::hold::guard::{ReadGuard, WriteGuard};
 pub use crate::hold::hold::NodeData;
 pub use crate::hold::transaction::Transaction;
+pub use crate::leadership::leader::Leader;
+pub use crate::leadership::leadership::{Leadership, LeadershipBuilder};
+pub use crate::leadership::observe::LeaderChanges;
+pub use crate::leadership::term::Term;
 pub use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 pub use crate::memory::client::Memory;
 pub use crate::multi::guard::MultiGuard;

@@ -133,6 +133,12 @@ impl<'guard> Transaction<'guard> {
         // ensemble has removed our node.
         let session = speaker.ticket().session();
         locks.iter().for_each(|lock| lock.own_node().write_begins());
+        // Somebody else may have given the lock back: the end of a leader's term does. The next local holder does not wait
+        // for what begins only now.
+        if let Some(lock) = locks.iter().find(|lock| lock.own_node().has_left()) {
+            locks.iter().for_each(|lock| lock.own_node().write_settled());
+            return Err(locks.lost(lock, Loss::Removed));
+        }
         let answer = session.transact(&operations).await;
         if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {
             let of_this_session = locks.iter().filter(|lock| Arc::ptr_eq(lock.ticket().session(), session));

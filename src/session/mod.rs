@@ -3,6 +3,7 @@
 pub(crate) mod books;
 pub(crate) mod connection;
 pub(crate) mod contract;
+pub(crate) mod existence;
 pub(crate) mod holds;
 pub(crate) mod keep_alive;
 pub(crate) mod lease;

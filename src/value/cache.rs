@@ -11,6 +11,7 @@ use tokio::sync::{oneshot, watch};
 use crate::error::error::Error;
 use crate::error::value::ValueError;
 use crate::session::contract::{Coordinator, Session};
+use crate::session::existence;
 use crate::session::lease::Lease;
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
@@ -19,9 +20,6 @@ use crate::value::codec::{Initial, Stored, Terms};
 
 /// How long to wait before the next try after a refusal, or after a request that could not be sent.
 const PAUSE: Duration = Duration::from_secs(1);
-
-/// A directory that other clients use, too, is listed no more often than this.
-const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// How fresh the copy is. Given by [`Shared::copy_state`](crate::Shared::copy_state).
 #[derive(Clone, Debug)]
@@ -400,7 +398,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
                     let Some(cache) = self.cache.upgrade() else { return };
                     cache.unset();
                     drop(cache);
-                    appears(session, &path).await.is_err()
+                    existence::possible(session, &path).await.is_err()
                 }
                 Err(Failure::Over(_)) => true,
                 Err(Failure::Unknown(_)) => {
@@ -439,33 +437,4 @@ async fn look_and_watch(session: &Arc<dyn Session>, path: &str) -> Result<(Vec<u
         })
     });
     looked.await
-}
-
-/// Waits until the node may exist. Watches the children of the nearest existing directory above it. A watch on a node
-/// that does not exist could never be taken back.
-async fn appears(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
-    let mut wanted = path;
-    loop {
-        let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
-        let directory = if directory.is_empty() { "/" } else { directory };
-        match retry::until_known(session, || session.watch_children(directory)).await {
-            Ok((names, _)) if names.iter().any(|it| it == name) => return Ok(()),
-            Ok((names, change)) => {
-                drop(names);
-                if change.await == Event::Over {
-                    return Err(Failure::Over(session.over().await));
-                }
-                if wanted != path {
-                    session.sleep(LOOK_PAUSE).await;
-                }
-                return Ok(());
-            }
-            Err(Failure::NoNode) if directory != "/" => wanted = directory,
-            Err(failure @ Failure::Over(_)) => return Err(failure),
-            Err(_) => {
-                session.sleep(PAUSE).await;
-                return Ok(());
-            }
-        }
-    }
 }

@@ -1,13 +1,14 @@
 //! What every backend keeps, and what the lock promises on each of them.
 
 mod contract;
+mod leadership;
 mod lock;
 mod once;
 
 macro_rules! conformance {
-    (contract: [$($contract:ident),* $(,)?], lock: [$($lock:ident),* $(,)?], once: [$($once:ident),* $(,)?] $(,)?) => {
-        conformance!(@ memory: OnMemory; contract: [$($contract),*], lock: [$($lock),*], once: [$($once),*]);
-        conformance!(@ zookeeper: OnZooKeeper; contract: [$($contract),*], lock: [$($lock),*], once: [$($once),*]);
+    ($($module:ident: [$($name:ident),* $(,)?]),* $(,)?) => {
+        conformance!(@ memory: OnMemory; $($module: [$($name),*]),*);
+        conformance!(@ zookeeper: OnZooKeeper; $($module: [$($name),*]),*);
     };
     (@ $backend:ident: $harness:ty; $($module:ident: [$($name:ident),*]),*) => {
         mod $backend {
@@ -172,7 +173,21 @@ conformance! {
         the_record_outlives_the_directory_and_shows_who_did_it,
         a_node_that_is_no_record_is_refused_and_stays,
         work_under_a_lock_of_any_dialect_is_done_once,
-    ]
+    ],
+    leadership: [
+        one_candidate_leads_and_everybody_can_ask_who,
+        resigning_hands_over_to_the_next_and_queues_up_behind,
+        a_term_of_the_past_says_so_and_its_transaction_is_refused,
+        a_leader_whose_session_ends_campaigns_with_a_new_one,
+        a_leader_whose_node_is_removed_is_told_and_campaigns_again,
+        a_candidate_that_is_stopped_or_dropped_leaves_the_queue,
+        what_the_work_gives_is_returned_and_ends_the_campaign,
+        a_panic_of_the_work_goes_on_and_gives_the_lock_back,
+        closing_the_client_ends_the_campaign_with_an_error,
+        an_unhealthy_candidate_resigns_and_comes_back_when_it_is_well,
+        an_observer_is_told_of_each_leader_and_of_none,
+        wrong_options_are_refused_before_anything_is_sent,
+    ],
 }
 
 dialects! {

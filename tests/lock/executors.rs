@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use futures::join;
 use support::server::shared_server;
-use zk_rwlock::{Error, RwLock, ZooKeeper};
+use tokio::sync::Notify;
+use zk_rwlock::{Error, Leadership, RwLock, Term, ZooKeeper};
 
 /// What a program does with a lock, some of it at the same time.
 async fn round(directory: &str) -> Result<(), Error> {
@@ -24,6 +25,23 @@ async fn round(directory: &str) -> Result<(), Error> {
     let (one, other) = join!(lock.try_read().timeout(Duration::from_secs(20)), lock.read().into_future());
     drop((reader, one?, other?));
     lock.write().await?.release().await?;
+    let builder = Leadership::builder(&zk, format!("{directory}/leader"));
+    let leadership = &builder.health(Duration::from_millis(5), || async { true }).build()?;
+    let mut changes = leadership.changes();
+    let none = changes.next().await.expect("open")?;
+    let seen = Notify::new();
+    let work = async |term: Term| {
+        seen.notified().await;
+        Ok::<_, Error>((term.number(), leadership.leader().await?.map(|it| it.term)))
+    };
+    let observe = async {
+        let leader = changes.next().await.expect("open");
+        seen.notify_one();
+        leader
+    };
+    let (led, told) = join!(leadership.lead(work), observe);
+    let (term, leader) = led?.expect("not stopped")?;
+    assert_eq!((none, leader, told?.map(|it| it.term)), (None, Some(term), Some(term)));
     zk.close().await;
     Ok(())
 }

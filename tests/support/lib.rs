@@ -3,6 +3,7 @@
 // This crate serves the tests and the benchmarks of this repository alone, and its documentation is not published.
 #![allow(missing_docs, missing_debug_implementations)]
 
+pub mod candidate;
 pub mod clock;
 pub mod ensemble;
 pub mod fake;

@@ -1,0 +1,250 @@
+//! A campaign and the term it may lead to: when to stand, when to step down, when to try again; knows no work.
+
+use std::fmt;
+use std::future::{Future, IntoFuture, pending};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::acquisition::enqueue::random;
+use crate::call;
+use crate::error::error::Error;
+use crate::hold::guard::WriteGuard;
+use crate::leadership::pause::{self, Pauses};
+use crate::leadership::term::Term;
+use crate::lock::rw_lock::RwLock;
+use crate::session::loss::Loss;
+use crate::session::request::Ending;
+
+/// Asks whether this candidate is fit to lead.
+pub(crate) type Check = Box<dyn Fn() -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
+
+/// One candidate: what the clones of its handle share.
+pub(crate) struct Candidate {
+    pub(crate) lock: RwLock,
+    /// The health check, and how often it is made.
+    pub(crate) health: Option<(Duration, Check)>,
+    pub(crate) status: watch::Sender<Status>,
+    /// How long the next pause is, and when the present one is over.
+    pub(crate) rest: Mutex<(Pauses, Option<Instant>)>,
+}
+
+#[derive(Default)]
+pub(crate) struct Status {
+    campaigns: bool,
+    is_stopped: bool,
+    /// From the grant until the node is gone.
+    term: Option<Term>,
+    /// The number of the term that is to be given up.
+    resigned: i64,
+}
+
+impl Status {
+    fn is_in(&self, term: i64) -> bool {
+        self.term.as_ref().is_some_and(|it| it.number() == term)
+    }
+}
+
+/// Why a term ends before its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Lost,
+    Resigned,
+    Unhealthy,
+}
+
+impl Candidate {
+    pub(crate) fn new(lock: RwLock, health: Option<(Duration, Check)>, pause: Duration) -> Candidate {
+        let (status, rest) = (watch::Sender::default(), Mutex::new((Pauses::new(pause), None)));
+        Candidate { lock, health, status, rest }
+    }
+
+    /// The present term, if this candidate leads.
+    pub(crate) fn term(&self) -> Option<Term> {
+        self.status.borrow().term.clone().filter(Term::is_leader)
+    }
+
+    /// Ends the present term, and waits until its node is gone.
+    pub(crate) async fn resign(&self) -> bool {
+        let mut status = self.status.subscribe();
+        let Some(term) = self.term().map(|term| term.number()) else { return false };
+        self.status.send_modify(|status| status.resigned = status.resigned.max(term));
+        // It fails if the sender is gone, and we have it.
+        let _ended = status.wait_for(|status| !status.is_in(term)).await;
+        true
+    }
+
+    /// Ends the campaign, for good, and waits until it has ended.
+    pub(crate) async fn stop(&self) {
+        let mut status = self.status.subscribe();
+        self.status.send_modify(|status| status.is_stopped = true);
+        let _ended = status.wait_for(|status| !status.campaigns).await;
+    }
+
+    /// Begins to campaign, unless this candidate does already.
+    pub(crate) fn begin(&self) -> Result<Campaign<'_>, Error> {
+        let is_first = self.status.send_if_modified(|status| !std::mem::replace(&mut status.campaigns, true));
+        match is_first {
+            true => Ok(Campaign { candidate: self }),
+            false => Err(Error::invalid("a second campaign of one candidate; build a Leadership for each")),
+        }
+    }
+
+    /// Waits until this candidate leads. Tries again for as long as that may help.
+    async fn stand(&self) -> Result<WriteGuard, Error> {
+        loop {
+            self.rest().await;
+            self.until_healthy().await;
+            let granted = tokio::select! {
+                biased;
+                () = self.until_unhealthy() => continue,
+                granted = self.lock.write().into_future() => granted,
+            };
+            match granted {
+                Err(Error::Lost(loss) | Error::Evicted(loss)) => self.rests_after(Duration::ZERO, Err(loss)),
+                Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. }) => self.rests_after(Duration::ZERO, Ok(())),
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Waits until the pause is over, if there is one.
+    async fn rest(&self) {
+        let until = self.rest.lock().unwrap_or_else(PoisonError::into_inner).1;
+        let left = until.map(|until| until.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero());
+        if let Some(left) = left {
+            self.lock.handle.coordinator.sleep(left).await;
+        }
+    }
+
+    /// Makes the next campaign wait, if the term, or the try, was too short or was lost.
+    fn rests_after(&self, lasted: Duration, ended: Result<(), Loss>) {
+        // There is nothing to wait for: the next try says so.
+        if matches!(ended, Err(Loss::SessionOver(Ending::Closed | Ending::AuthFailed))) {
+            return;
+        }
+        let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
+        let longest = rest.0.after(lasted, ended.is_ok());
+        rest.1 = longest.and_then(|longest| Instant::now().checked_add(pause::drawn(longest, random())));
+    }
+
+    async fn until_healthy(&self) {
+        if let Some((interval, check)) = &self.health {
+            while !self.is_healthy(*interval, check).await {
+                self.lock.handle.coordinator.sleep(*interval).await;
+            }
+        }
+    }
+
+    async fn until_unhealthy(&self) {
+        let Some((interval, check)) = &self.health else { return pending().await };
+        loop {
+            self.lock.handle.coordinator.sleep(*interval).await;
+            if !self.is_healthy(*interval, check).await {
+                tracing::warn!(path = %self.lock.path(), "the health check failed: no candidate until it succeeds");
+                return;
+            }
+        }
+    }
+
+    /// A check without an answer has failed.
+    async fn is_healthy(&self, interval: Duration, check: &Check) -> bool {
+        call::unless(self.lock.handle.coordinator.sleep(interval), check()).await.unwrap_or(false)
+    }
+}
+
+impl fmt::Debug for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let status = self.status.borrow();
+        let mut debug = f.debug_struct("Leadership");
+        debug.field("path", &self.lock.path()).field("campaigns", &status.campaigns).field("term", &status.term);
+        debug.finish_non_exhaustive()
+    }
+}
+
+/// A campaign of a candidate. It ends when this is dropped.
+pub(crate) struct Campaign<'a> {
+    candidate: &'a Candidate,
+}
+
+impl Campaign<'_> {
+    /// The next term; `None` once the candidate is stopped.
+    pub(crate) async fn next(&self) -> Result<Option<Turn<'_>>, Error> {
+        let mut status = self.candidate.status.subscribe();
+        let granted = tokio::select! {
+            biased;
+            _ = status.wait_for(|status| status.is_stopped) => return Ok(None),
+            granted = self.candidate.stand() => granted?,
+        };
+        let (term, begun) = (Term { guard: Arc::new(granted) }, Instant::now());
+        self.candidate.status.send_modify(|status| status.term = Some(term.clone()));
+        Ok(Some(Turn { candidate: self.candidate, term, begun }))
+    }
+}
+
+impl Drop for Campaign<'_> {
+    fn drop(&mut self) {
+        self.candidate.status.send_modify(|status| status.campaigns = false);
+    }
+}
+
+/// A term, while its work runs. Dropping this ends it, whoever else has the term.
+pub(crate) struct Turn<'a> {
+    candidate: &'a Candidate,
+    term: Term,
+    begun: Instant,
+}
+
+impl Turn<'_> {
+    pub(crate) fn term(&self) -> Term {
+        self.term.clone()
+    }
+
+    /// Waits until the work has to stop.
+    pub(crate) async fn ends(&self) -> End {
+        let (mut status, number) = (self.candidate.status.subscribe(), self.term.number());
+        tokio::select! {
+            biased;
+            _ = self.term.guard.lost() => End::Lost,
+            _ = status.wait_for(|status| status.is_stopped || status.resigned >= number) => End::Resigned,
+            () = self.candidate.until_unhealthy() => End::Unhealthy,
+        }
+    }
+
+    /// Whether the work was done in the term, and not after it.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.term.guard.held().loss().is_some()
+    }
+
+    /// Gives the lock back when the work has been dropped, or has ended by itself: `why` is `None`. Returns when the next
+    /// candidate leads, or can. A lock that was lost is not waited for.
+    pub(crate) async fn end(self, why: Option<End>) -> Result<(), Error> {
+        let held = self.term.guard.held();
+        let lasted = self.begun.elapsed();
+        match (held.loss(), why) {
+            (Some(loss), _) => {
+                self.candidate.rests_after(lasted, Err(loss));
+                return Ok(());
+            }
+            (None, Some(End::Resigned)) => {}
+            (None, _) => self.candidate.rests_after(lasted, Ok(())),
+        }
+        match held.give_back().await {
+            Err(Error::Lost(_)) => Ok(()),
+            answer => answer,
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // Dropping the future lets the removal go on in the background.
+        drop(self.term.guard.held().ticket().leave());
+        let mut ended = None;
+        self.candidate.status.send_modify(|status| ended = status.term.take());
+        drop(ended);
+    }
+}

@@ -1,0 +1,8 @@
+//! The write lock as leadership; knows no queue and no backend.
+
+pub(crate) mod campaign;
+pub(crate) mod leader;
+pub(crate) mod leadership;
+pub(crate) mod observe;
+pub(crate) mod pause;
+pub(crate) mod term;

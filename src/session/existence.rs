@@ -1,0 +1,43 @@
+//! Waiting for a node that does not exist; knows neither locks nor values.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::session::contract::Session;
+use crate::session::request::{Event, Failure};
+use crate::session::retry;
+
+/// How long to wait before the next try after a refusal.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A directory that other clients use, too, is listed no more often than this.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Waits until the node may exist. Watches the children of the nearest existing directory above it. A watch on a node
+/// that does not exist could never be taken back.
+pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
+    let mut wanted = path;
+    loop {
+        let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
+        let directory = if directory.is_empty() { "/" } else { directory };
+        match retry::until_known(session, || session.watch_children(directory)).await {
+            Ok((names, _)) if names.iter().any(|it| it == name) => return Ok(()),
+            Ok((names, change)) => {
+                drop(names);
+                if change.await == Event::Over {
+                    return Err(Failure::Over(session.over().await));
+                }
+                if wanted != path {
+                    session.sleep(LOOK_PAUSE).await;
+                }
+                return Ok(());
+            }
+            Err(Failure::NoNode) if directory != "/" => wanted = directory,
+            Err(failure @ Failure::Over(_)) => return Err(failure),
+            Err(_) => {
+                session.sleep(PAUSE).await;
+                return Ok(());
+            }
+        }
+    }
+}

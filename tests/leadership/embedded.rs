@@ -1,0 +1,374 @@
+//! Leadership on the embedded ensemble: polled by hand, or in virtual time.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, advance, sleep};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready};
+use zk_rwlock::{Error, Leadership, Loss, Memory, RwLock, Term};
+
+use support::candidate::{Candidate, News, endless};
+use support::polled::{now, poll_up_to, write, writing};
+use support::scene::soon;
+use support::slow::Slow;
+
+const PATH: &str = "/leaders/scheduler";
+
+/// More polls than any campaign takes.
+const POLLS: usize = 80;
+
+fn leadership(zk: &Memory) -> Leadership {
+    Leadership::new(zk, PATH).expect("valid")
+}
+
+fn lock(zk: &Memory) -> RwLock {
+    RwLock::new(zk, PATH).expect("valid")
+}
+
+#[test]
+fn a_candidate_dropped_at_any_poll_leaves_nothing() {
+    let mut led = 0;
+    for polls in 0..POLLS {
+        for contended in [false, true] {
+            let (zk, other) = {
+                let zk = Memory::new();
+                (zk.connect(), zk)
+            };
+            now(write(&lock(&other)).release()).expect("held");
+            let held = contended.then(|| write(&lock(&other)));
+            let before = (other.children(PATH), other.watches());
+            let candidate = Leadership::new(&Slow(zk), PATH).expect("valid");
+            let (tell, mut news) = mpsc::unbounded_channel();
+            let mut campaign = spawn(candidate.lead(endless(tell)));
+            assert!(!matches!(poll_up_to(&mut campaign, polls), Some(Poll::Ready(_))));
+            led += usize::from(candidate.is_leader());
+            drop(campaign);
+            assert!(!candidate.is_leader());
+            assert_eq!((other.children(PATH), other.watches()), before, "at poll {polls}, contended: {contended}");
+            if let Ok(News::Leads(term)) = news.try_recv() {
+                assert!(matches!(news.try_recv(), Ok(News::Dropped(_))) && !term.is_leader());
+            }
+            drop(held);
+            drop(write(&lock(&other)));
+        }
+    }
+    assert!(led > 0, "{POLLS} polls are too few");
+}
+
+#[test]
+fn a_resignation_or_a_stop_dropped_at_any_poll_is_done_all_the_same() {
+    let mut done = 0;
+    for polls in 1..20 {
+        for stops in [false, true] {
+            let zk = Memory::new();
+            let candidate = Leadership::new(&Slow(zk.clone()), PATH).expect("valid");
+            let (tell, mut news) = mpsc::unbounded_channel();
+            let mut campaign = spawn(candidate.lead(endless(tell)));
+            assert!(poll_up_to(&mut campaign, POLLS).is_none());
+            let Ok(News::Leads(term)) = news.try_recv() else { panic!("it leads") };
+            if stops {
+                let _dropped = poll_up_to(&mut spawn(candidate.stop()), polls);
+            } else {
+                let _dropped = poll_up_to(&mut spawn(candidate.resign()), polls);
+            }
+            let ended = poll_up_to(&mut campaign, POLLS);
+            assert!(!term.is_leader() && matches!(news.try_recv(), Ok(News::Dropped(_))));
+            if stops {
+                assert!(matches!(ended, Some(Poll::Ready(Ok(None)))), "{ended:?}");
+                assert_eq!((zk.children(PATH).len(), zk.watches()), (0, 0));
+            } else {
+                // Nobody else waits, so it leads again.
+                assert!(ended.is_none() && candidate.term().expect("it leads").number() > term.number());
+            }
+            done += 1;
+        }
+    }
+    assert_eq!(done, 38);
+}
+
+#[test]
+fn an_observer_dropped_at_any_poll_leaves_nothing() {
+    let mut told = 0;
+    for polls in 0..POLLS {
+        for leads in [false, true] {
+            let zk = Memory::new();
+            let held = leads.then(|| write(&lock(&zk)));
+            let before = (zk.children(PATH), zk.watches());
+            let observer = Leadership::new(&Slow(zk.connect()), PATH).expect("valid");
+            let mut changes = observer.changes();
+            if let Some(Poll::Ready(answer)) = poll_up_to(&mut spawn(changes.next()), polls) {
+                assert_eq!(answer.expect("open").expect("readable").is_some(), leads);
+                told += 1;
+            }
+            drop(changes);
+            if let Some(Poll::Ready(answer)) = poll_up_to(&mut spawn(observer.leader()), polls) {
+                assert_eq!(answer.expect("readable").is_some(), leads);
+            }
+            assert_eq!((zk.children(PATH), zk.watches()), before, "at poll {polls}, leads: {leads}");
+            drop(held);
+        }
+    }
+    assert!(told > 0, "{POLLS} polls are too few");
+}
+
+#[test]
+fn the_work_is_dropped_at_the_next_poll_after_the_loss_and_the_leader_says_no_before() {
+    let (zk, other) = {
+        let zk = Memory::new();
+        (zk.connect(), zk)
+    };
+    let candidate = leadership(&zk);
+    let is_dropped = Arc::new(AtomicBool::new(false));
+    struct Drops(Arc<AtomicBool>);
+    impl Drop for Drops {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let drops = Arc::clone(&is_dropped);
+    let mut campaign = spawn(candidate.lead(move |_| {
+        let drops = Drops(Arc::clone(&drops));
+        async move {
+            let _drops = drops;
+            pending::<()>().await
+        }
+    }));
+    assert_pending!(campaign.poll());
+    assert!(candidate.is_leader());
+    let mut next = writing(&lock(&other));
+    assert_pending!(next.poll());
+    zk.expire();
+    assert!(!candidate.is_leader() && campaign.is_woken() && !is_dropped.load(Ordering::Relaxed));
+    drop(assert_ready!(next.poll()).expect("granted"));
+    assert_pending!(campaign.poll());
+    assert!(is_dropped.load(Ordering::Relaxed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_is_cut_off_says_no_before_its_session_can_end() {
+    let (zk, other) = {
+        let zk = Memory::new();
+        (zk.connect(), zk)
+    };
+    let mut a = Candidate::campaigns(leadership(&zk));
+    let mut b = Candidate::campaigns(leadership(&other));
+    let term = a.leads().await;
+    zk.cut();
+    advance(Duration::from_secs(5)).await;
+    assert!(a.leadership.is_leader() && term.is_leader(), "the lease is running");
+    // The session timeout is ten seconds, and the lease ends before.
+    advance(Duration::from_secs(4)).await;
+    assert!(!a.leadership.is_leader() && !term.is_leader());
+    assert_eq!(a.is_dropped().await, term.number());
+    zk.expire();
+    let next = b.leads().await;
+    sleep(Duration::from_secs(600)).await;
+    assert!(next.is_leader() && !a.leadership.is_leader());
+    zk.heal();
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(other.children(PATH).len(), 2, "it campaigns again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_loss_the_candidate_pauses_and_after_a_resignation_it_does_not() {
+    for _ in 0..20 {
+        let zk = Memory::new();
+        let mut candidate = Candidate::campaigns(leadership(&zk));
+        let mut term = candidate.leads().await;
+        sleep(Duration::from_secs(600)).await;
+        for resigns in [true, false, true] {
+            let ended = Instant::now();
+            if resigns {
+                candidate.leadership.resign().await;
+            } else {
+                zk.remove(format!("{PATH}/{}", zk.children(PATH)[0]));
+            }
+            assert_eq!(candidate.is_dropped().await, term.number());
+            term = candidate.leads().await;
+            let paused = ended.elapsed();
+            let expected = if resigns { 0..=1 } else { 500..=1_001 };
+            assert!(expected.contains(&paused.as_millis()), "resigns: {resigns}, {paused:?}");
+            sleep(Duration::from_secs(600)).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_fails_at_once_is_begun_seldom_and_with_growing_pauses() {
+    let zk = Memory::new();
+    let candidate = leadership(&zk);
+    let (begun, mut terms) = (Instant::now(), Vec::new());
+    while begun.elapsed() < Duration::from_secs(300) {
+        let failed = candidate.lead(|_| async { Err::<(), _>("no database") }).await.unwrap();
+        assert_eq!(failed, Some(Err("no database")));
+        terms.push(begun.elapsed());
+    }
+    let pauses: Vec<_> = terms.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
+    for (pause, longest) in pauses.iter().zip([1, 2, 4, 8, 16, 32, 32, 32, 32]) {
+        let longest = f64::from(longest);
+        assert!((longest / 2.0 - 0.01..=longest + 0.01).contains(pause), "{pauses:?}");
+    }
+    assert!((12..=24).contains(&terms.len()), "{pauses:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_ensemble_that_is_away_for_an_hour_is_asked_seldom_and_led_again_soon() {
+    let zk = Memory::new();
+    let mut candidate = Candidate::campaigns(leadership(&zk));
+    candidate.leads().await;
+    zk.cut();
+    sleep(Duration::from_secs(3_600)).await;
+    candidate.is_dropped().await;
+    let before = zk.requests();
+    sleep(Duration::from_secs(3_600)).await;
+    assert_eq!(zk.requests(), before, "nothing queues up for the reconnect");
+    zk.expire();
+    zk.heal();
+    let healed = Instant::now();
+    candidate.leads().await;
+    assert!(healed.elapsed() <= Duration::from_secs(33), "{:?}", healed.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_health_check_without_an_answer_has_failed() {
+    let zk = Memory::new();
+    let (well, checks) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
+    let check = {
+        let (well, checks) = (Arc::clone(&well), Arc::clone(&checks));
+        move || {
+            checks.fetch_add(1, Ordering::Relaxed);
+            let well = Arc::clone(&well);
+            async move {
+                if !well.load(Ordering::Relaxed) {
+                    pending::<()>().await;
+                }
+                true
+            }
+        }
+    };
+    let built = Leadership::builder(&zk, PATH).health(Duration::from_secs(5), check).build().unwrap();
+    let mut candidate = Candidate::campaigns(built);
+    let term = candidate.leads().await;
+    sleep(Duration::from_secs(501)).await;
+    // One before the campaign, and one each five seconds.
+    assert_eq!(checks.load(Ordering::Relaxed), 101);
+    well.store(false, Ordering::Relaxed);
+    let unwell = Instant::now();
+    assert_eq!(candidate.is_dropped().await, term.number());
+    assert!(unwell.elapsed() <= Duration::from_secs(10), "{:?}", unwell.elapsed());
+    sleep(Duration::from_secs(600)).await;
+    assert!(zk.children(PATH).is_empty() && !candidate.leadership.is_leader());
+    well.store(true, Ordering::Relaxed);
+    let next = candidate.leads().await;
+    assert!(next.number() > term.number());
+    soon("the stop", candidate.leadership.stop()).await;
+}
+
+#[test]
+fn a_loss_that_is_seen_with_the_end_of_the_work_does_not_end_the_campaign() {
+    let zk = Memory::new();
+    let candidate = leadership(&zk);
+    let operator = zk.clone();
+    let mut campaign = spawn(candidate.lead(move |term: Term| {
+        let operator = operator.clone();
+        async move {
+            operator.remove(format!("{PATH}/{}", operator.children(PATH)[0]));
+            let refused = term.transaction().create("/work", "done").commit().await.unwrap_err();
+            assert!(matches!(refused, Error::Lost(Loss::Removed)), "{refused}");
+            Err::<(), Error>(refused)
+        }
+    }));
+    assert_pending!(campaign.poll());
+    assert_eq!(zk.children("/work").len(), 0);
+    drop(campaign);
+    assert_eq!((zk.children(PATH).len(), zk.watches()), (0, 0));
+}
+
+/// Were it sent, it could be carried out before the removal of our node is repeated, and under the next local leader.
+#[test]
+fn a_transaction_of_a_term_that_was_given_up_is_refused_without_being_sent() {
+    let zk = Memory::new();
+    let candidate = leadership(&zk);
+    let (tell, mut news) = mpsc::unbounded_channel();
+    let mut campaign = spawn(candidate.lead(endless(tell)));
+    assert_pending!(campaign.poll());
+    let Ok(News::Leads(term)) = news.try_recv() else { panic!("it leads") };
+    zk.lose_next_request();
+    drop(campaign);
+    let before = zk.requests();
+    let refused = now(term.transaction().create("/late", "").commit()).unwrap_err();
+    assert!(matches!(refused, Error::Lost(Loss::Removed)), "{refused}");
+    assert_eq!(zk.requests(), before);
+    assert!(zk.children("/").iter().all(|name| name != "late"));
+}
+
+/// A leader in one thread and its handle in others: the answers never contradict the term that is shown.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_most_one_of_many_candidates_says_that_it_leads_at_any_time() {
+    let zk = Memory::new();
+    let leaders = Arc::new(AtomicUsize::new(0));
+    let most = Arc::new(AtomicUsize::new(0));
+    let candidates: Vec<_> = (0..4).map(|_| leadership(&zk.connect())).collect();
+    let mut campaigns = tokio::task::JoinSet::new();
+    for candidate in candidates.clone() {
+        let (leaders, most) = (Arc::clone(&leaders), Arc::clone(&most));
+        campaigns.spawn(async move {
+            let work = move |term: Term| {
+                let (leaders, most) = (Arc::clone(&leaders), Arc::clone(&most));
+                async move {
+                    struct Steps(Arc<AtomicUsize>);
+                    impl Drop for Steps {
+                        fn drop(&mut self) {
+                            self.0.fetch_sub(1, Ordering::SeqCst);
+                        }
+                    }
+                    most.fetch_max(leaders.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    let _steps = Steps(leaders);
+                    assert!(term.is_leader());
+                    pending::<()>().await
+                }
+            };
+            candidate.lead(work).await
+        });
+    }
+    for round in 0..400 {
+        candidates[round % 4].resign().await;
+        assert!(candidates.iter().filter(|candidate| candidate.is_leader()).count() <= 1);
+        if round % 50 == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+    for candidate in &candidates {
+        soon("the stop", candidate.stop()).await;
+    }
+    while let Some(ended) = campaigns.join_next().await {
+        assert_eq!(ended.unwrap().unwrap(), None);
+    }
+    assert_eq!((most.load(Ordering::SeqCst), leaders.load(Ordering::SeqCst)), (1, 0));
+    assert_eq!((zk.children(PATH).len(), zk.watches()), (0, 0));
+}
+
+#[test]
+fn its_futures_are_send_and_its_types_are_send_and_sync() {
+    fn is_send<T: Send>(it: T) -> T {
+        it
+    }
+    fn is_send_and_sync<T: Send + Sync>() {}
+    is_send_and_sync::<Leadership>();
+    is_send_and_sync::<Term>();
+    is_send_and_sync::<zk_rwlock::LeaderChanges>();
+    is_send_and_sync::<zk_rwlock::LeadershipBuilder>();
+    let candidate = leadership(&Memory::new());
+    let (text, mut changes) = ("borrowed".to_owned(), candidate.changes());
+    drop(is_send(candidate.lead(|_term| async { text.len() })));
+    drop(is_send(candidate.lead(async |term: Term| term.number())));
+    drop(is_send(candidate.resign()));
+    drop(is_send(candidate.stop()));
+    drop(is_send(candidate.leader()));
+    drop(is_send(changes.next()));
+}

@@ -1,0 +1,141 @@
+//! Leaders that are killed, stopped, or end: see [`support::process`].
+
+use std::future::pending;
+use std::time::Duration;
+
+use tokio::task::spawn_blocking;
+use zk_rwlock::{Leadership, Term, ZooKeeper};
+
+use support::candidate::Candidate;
+use support::process::{Process, role, say};
+use support::scene::{CALM, becomes_empty, connect, connect_with, eventually, lock_at, soon};
+use support::server::shared_server;
+
+/// The session timeout of a leader that is killed.
+const SHORT: Duration = Duration::from_secs(2);
+
+fn leadership(zk: &ZooKeeper, path: &str) -> Leadership {
+    let host = format!("pid-{}", std::process::id());
+    Leadership::builder(zk, path).host(host).pause(Duration::from_millis(10)).build().expect("valid")
+}
+
+/// Leads, and says so; and then does as it was told.
+#[test]
+fn the_life_of_a_child() {
+    let Some(role) = role() else { return };
+    let mut words = role.split(' ');
+    let mut word = || words.next().expect("a role, a server, a path and a session timeout");
+    let (role, server, path) = (word().to_owned(), word(), word());
+    let session_timeout = Duration::from_millis(word().parse().expect("a number of milliseconds"));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let zk = connect_with(server, session_timeout).await;
+        let leadership = leadership(&zk, path);
+        if role == "asks" {
+            let asked = leadership.clone();
+            std::thread::spawn(move || asks(&asked));
+        }
+        let work = |term: Term| {
+            let (role, leadership) = (role.clone(), leadership.clone());
+            async move {
+                say(&format!("leads {}", term.number()));
+                if role == "stops" {
+                    leadership.stop().await;
+                }
+                pending::<()>().await
+            }
+        };
+        leadership.lead(work).await.unwrap();
+        // As if `main` returned: nothing is closed in order.
+        std::process::exit(0);
+    });
+}
+
+/// Asks all the time whether it leads, and says in which term it was first told no.
+fn asks(leadership: &Leadership) {
+    let mut led = None;
+    loop {
+        match (leadership.term(), led) {
+            (Some(term), _) => led = Some(term.number()),
+            (None, Some(term)) => {
+                say(&format!("no {term}"));
+                led = None;
+            }
+            (None, None) => {}
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// A child that leads, and the number of its term.
+async fn child(role: &str, path: &str, session_timeout: Duration) -> (Process, i64) {
+    let role = format!("{role} {} {path} {}", shared_server().address(), session_timeout.as_millis());
+    let start = spawn_blocking(move || {
+        let mut child = Process::start(module_path!(), &role);
+        let term = leads(&child.says());
+        (child, term)
+    });
+    soon("the child leads", start).await.unwrap()
+}
+
+fn leads(words: &str) -> i64 {
+    let term = words.strip_prefix("leads ").unwrap_or_else(|| panic!("it says {words:?}"));
+    term.parse().expect("the number of a term")
+}
+
+#[tokio::test]
+async fn when_a_leading_process_is_killed_another_one_leads() {
+    const PATH: &str = "/leaders/killed";
+    let zk = connect(&shared_server().address()).await;
+    let (leader, term) = child("leads", PATH, SHORT).await;
+    let mut next = Candidate::campaigns(leadership(&zk, PATH));
+    let lock = lock_at(&zk, PATH);
+    eventually("it waits", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
+    let seen = next.leadership.leader().await.unwrap().expect("the child leads");
+    assert_eq!((seen.term, seen.pid), (term, Some(leader.child.id())));
+    let mut changes = next.leadership.changes();
+    assert_eq!(changes.next().await.unwrap().unwrap().map(|leader| leader.term), Some(term));
+    leader.signal("KILL");
+    let second = next.leads().await;
+    assert!(second.number() > term);
+    assert_eq!(changes.next().await.unwrap().unwrap().map(|leader| leader.term), Some(second.number()));
+    soon("the stop", next.leadership.stop()).await;
+    becomes_empty(&zk, PATH).await;
+}
+
+#[tokio::test]
+async fn a_leading_process_that_ends_in_order_is_followed_without_waiting_for_its_session() {
+    const PATH: &str = "/leaders/ended";
+    let zk = connect(&shared_server().address()).await;
+    let mut last = 0;
+    for _ in 0..3 {
+        // Its session outlasts the test.
+        let (_child, term) = child("stops", PATH, CALM).await;
+        let mut next = Candidate::campaigns(leadership(&zk, PATH));
+        let second = next.leads().await.number();
+        assert!(last < term && term < second);
+        soon("the stop", next.leadership.stop()).await;
+        last = second;
+    }
+    becomes_empty(&zk, PATH).await;
+}
+
+#[tokio::test]
+async fn a_leading_process_that_stood_still_is_told_no_at_once_and_campaigns_again() {
+    const PATH: &str = "/leaders/stopped";
+    let zk = connect(&shared_server().address()).await;
+    let (mut leader, term) = child("asks", PATH, SHORT).await;
+    let mut next = Candidate::campaigns(leadership(&zk, PATH));
+    leader.signal("STOP");
+    let second = next.leads().await.number();
+    leader.signal("CONT");
+    let told = spawn_blocking(move || (leader.says(), leader));
+    let (no, mut leader) = soon("the answer", told).await.unwrap();
+    assert_eq!(no, format!("no {term}"));
+    let lock = lock_at(&zk, PATH);
+    eventually("it campaigns again", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
+    soon("the stop", next.leadership.stop()).await;
+    let again = spawn_blocking(move || (leader.says(), leader));
+    let (words, _leader) = soon("its next term", again).await.unwrap();
+    assert!(leads(&words) > second);
+}

@@ -1,0 +1,180 @@
+//! What leadership costs on the wire, and what a network does to it.
+
+use std::time::Duration;
+
+use zk_rwlock::{Leader, LeaderChanges, Leadership, ZooKeeper};
+
+use support::candidate::Candidate;
+use support::scene::{becomes_empty, connect, connect_with, eventually, lock_at, soon};
+use support::server::{Server, shared_server};
+use support::wire::{Close, Frames, Op, Proxy, Rule};
+
+/// The session timeout of a leader that is cut off.
+const SHORT: Duration = Duration::from_secs(2);
+
+fn leadership(zk: &ZooKeeper, path: &str) -> Leadership {
+    Leadership::builder(zk, path).pause(Duration::from_millis(10)).build().expect("valid")
+}
+
+async fn next(changes: &mut LeaderChanges) -> Option<Leader> {
+    soon("the next leader", changes.next()).await.expect("open").expect("readable")
+}
+
+/// The requests without those of keep-alive, by which owners watch their own nodes.
+fn requests(wire: &Proxy, own: &str) -> Vec<Op> {
+    let sent = wire.requests().into_iter();
+    sent.filter(|(op, path)| *op != Op::GetData || !path.contains(own)).map(|(op, _)| op).collect()
+}
+
+#[tokio::test]
+async fn an_observer_costs_three_requests_a_change_and_wakes_no_candidate() {
+    const PATH: &str = "/leaders/observed";
+    let server = shared_server();
+    let (tapped, watched, waiting) =
+        (Proxy::start(server.address()), Proxy::start(server.address()), Proxy::start(server.address()));
+    let (looks, leads, waits) =
+        (connect(&tapped.address()).await, connect(&watched.address()).await, connect(&waiting.address()).await);
+    let mut a = Candidate::campaigns(Leadership::builder(&leads, PATH).host("host-a").build().unwrap());
+    let first = a.leads().await.number();
+    tapped.reset();
+    let mut changes = leadership(&looks, PATH).changes();
+    assert_eq!(next(&mut changes).await.map(|leader| leader.term), Some(first));
+    assert_eq!(requests(&tapped, "none"), [Op::GetChildren, Op::GetData, Op::GetData]);
+    tapped.reset();
+    assert_eq!(leadership(&looks, PATH).leader().await.unwrap().map(|leader| leader.term), Some(first));
+    assert_eq!(requests(&tapped, "none"), [Op::GetChildren, Op::GetData]);
+
+    // Candidates that come, and leave the queue, are no news.
+    tapped.reset();
+    let mut b = Candidate::campaigns(Leadership::builder(&waits, PATH).host("host-b").build().unwrap());
+    let lock = lock_at(&leads, PATH);
+    eventually("it waits", || async { lock.queue().await.unwrap().members.len() == 2 }).await;
+    for _ in 0..10 {
+        let other = Candidate::campaigns(leadership(&leads, PATH));
+        eventually("it waits", || async { lock.queue().await.unwrap().members.len() == 3 }).await;
+        soon("the stop", other.leadership.stop()).await;
+    }
+    assert!(tokio_test::task::spawn(changes.next()).poll().is_pending());
+    assert_eq!((tapped.requests(), tapped.notifications()), (vec![], 0));
+
+    // Twenty more who look: the candidates do not notice.
+    let mut crowd: Vec<_> = (0..20).map(|_| leadership(&looks, PATH).changes()).collect();
+    for changes in &mut crowd {
+        assert_eq!(next(changes).await.map(|leader| leader.term), Some(first));
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    [&tapped, &watched, &waiting].iter().for_each(|wire| wire.reset());
+    soon("the stop", a.leadership.stop()).await;
+    let second = b.leads().await.number();
+    for changes in crowd.iter_mut().chain([&mut changes]) {
+        assert_eq!(next(changes).await.map(|leader| leader.term), Some(second));
+    }
+    let looked = requests(&tapped, "none");
+    assert_eq!((looked.len(), tapped.notifications()), (21 * 3, 1), "{looked:?}");
+    // The one that leaves hands over in one transaction, and the next one hears of it by one notification.
+    assert_eq!(requests(&watched, "host-a"), [Op::Multi]);
+    assert_eq!(waiting.notifications(), 1);
+    let woken = requests(&waiting, "none");
+    assert!(woken.iter().all(|op| *op == Op::GetData) && woken.len() <= 2, "a check of the hand-off: {woken:?}");
+    soon("the stop", b.leadership.stop()).await;
+}
+
+#[tokio::test]
+async fn observers_take_their_watches_with_them() {
+    let server = Server::start();
+    let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
+    let mut watchers: Vec<_> = ["/not/there", "/leaders/none", "/leaders/one"]
+        .into_iter()
+        .map(|path| leadership(&zk, path).changes())
+        .collect();
+    let one = lock_at(&other, "/leaders/one").write().await.unwrap();
+    lock_at(&other, "/leaders/none").write().await.unwrap().release().await.unwrap();
+    for changes in &mut watchers {
+        next(changes).await;
+    }
+    // Where the directory is missing, the watch is armed when the next change is waited for.
+    let waiting = tokio::time::timeout(Duration::from_millis(200), watchers[0].next()).await;
+    assert!(waiting.is_err(), "{waiting:?}");
+    // Of nodes and of children. The holder watches its own node, too, once it has held it for a moment.
+    let watches = || async { server.counter("zk_watch_count") };
+    eventually("all watch", || async { watches().await == 4 }).await;
+    drop(watchers);
+    one.release().await.unwrap();
+    eventually("no watch is left", || async { watches().await == 0 }).await;
+}
+
+#[tokio::test]
+async fn a_leader_in_a_black_hole_says_no_before_the_next_one_leads() {
+    const PATH: &str = "/leaders/black-hole";
+    let (wire, there) = (Proxy::start(shared_server().address()), connect(&shared_server().address()).await);
+    let here = connect_with(&wire.address(), SHORT).await;
+    let mut a = Candidate::campaigns(leadership(&here, PATH));
+    let term = a.leads().await;
+    let mut b = Candidate::campaigns(leadership(&there, PATH));
+    let lock = lock_at(&there, PATH);
+    eventually("it waits", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
+    wire.black_hole();
+    let next = b.leads().await;
+    assert!(!a.leadership.is_leader() && !term.is_leader(), "another candidate leads in {next:?}");
+    assert_eq!(a.is_dropped().await, term.number());
+    wire.heal();
+    eventually("it campaigns again", || async { lock.queue().await.unwrap().waiters().count() == 1 }).await;
+    soon("the resignation", b.leadership.resign()).await;
+    assert!(a.leads().await.number() > next.number());
+    for it in [a, b] {
+        soon("the stop", it.leadership.stop()).await;
+    }
+    becomes_empty(&there, PATH).await;
+}
+
+#[tokio::test]
+async fn a_candidate_whose_requests_or_answers_are_lost_leads_once_and_leaves_nothing() {
+    let (wire, there) = (Proxy::start(shared_server().address()), connect(&shared_server().address()).await);
+    let here = connect_with(&wire.address(), SHORT).await;
+    let frames = [
+        Frames::requests(Op::Create2),
+        Frames::replies(Op::Create2),
+        Frames::replies(Op::GetChildren2),
+        Frames::requests(Op::Multi),
+        Frames::replies(Op::Multi),
+    ];
+    for (number, frames) in frames.into_iter().enumerate() {
+        for how in [Close::Fin, Close::Rst] {
+            let path = format!("/leaders/lost-{number}-{how:?}");
+            lock_at(&there, &path).write().await.unwrap().release().await.unwrap();
+            let fault = wire.apply(Rule::on(frames.clone().about(&path)).close(0, how));
+            let mut candidate = Candidate::campaigns(leadership(&here, &path));
+            let term = candidate.leads().await;
+            // The transaction is that of a hand-off.
+            soon("the resignation", candidate.leadership.resign()).await;
+            soon("the fault", fault.strikes()).await;
+            assert!(candidate.is_dropped().await >= term.number());
+            soon("the stop", candidate.leadership.stop()).await;
+            becomes_empty(&there, &path).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_crashes_and_comes_back_has_one_leader_again() {
+    let server = Server::start();
+    let (one, two) = (connect_with(&server.address(), SHORT).await, connect_with(&server.address(), SHORT).await);
+    let (a, b) = (leadership(&one, "/leaders/crash"), leadership(&two, "/leaders/crash"));
+    let candidates = [Candidate::campaigns(a.clone()), Candidate::campaigns(b.clone())];
+    let lock = lock_at(&one, "/leaders/crash");
+    let both_are_there = || async { lock.queue().await.is_ok_and(|queue| queue.members.len() == 2) };
+    eventually("one leads, and the other waits", both_are_there).await;
+    for _ in 0..2 {
+        server.kill();
+        // Longer than a lease.
+        tokio::time::sleep(SHORT + SHORT / 2).await;
+        assert!(!a.is_leader() && !b.is_leader());
+        server.start_again();
+        eventually("one leads", || async { a.is_leader() || b.is_leader() }).await;
+        assert!(!(a.is_leader() && b.is_leader()));
+        eventually("the other waits", both_are_there).await;
+    }
+    for candidate in candidates {
+        soon("the stop", candidate.leadership.stop()).await;
+    }
+}

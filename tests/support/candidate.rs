@@ -1,0 +1,72 @@
+//! Candidates whose work goes on until it is dropped, and tells when it begins and when it ends.
+
+use std::future::pending;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use zk_rwlock::{Error, Leadership, Term};
+
+use super::scene::soon;
+
+/// What a candidate's work tells.
+#[derive(Debug)]
+pub enum News {
+    Leads(Term),
+    /// The work of the term of this number was dropped.
+    Dropped(i64),
+}
+
+/// A candidate that campaigns as a task of its own.
+pub struct Candidate {
+    pub leadership: Leadership,
+    pub campaign: JoinHandle<Result<Option<()>, Error>>,
+    pub news: mpsc::UnboundedReceiver<News>,
+}
+
+/// Tells that the work was dropped.
+struct Told(mpsc::UnboundedSender<News>, i64);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let _nobody_listens = self.0.send(News::Dropped(self.1));
+    }
+}
+
+/// Work that goes on until it is dropped, and tells its news.
+pub fn endless(
+    news: mpsc::UnboundedSender<News>,
+) -> impl FnMut(Term) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
+    move |term| {
+        let told = Told(news.clone(), term.number());
+        let _nobody_listens = news.send(News::Leads(term));
+        Box::pin(async move {
+            let _told = told;
+            pending().await
+        })
+    }
+}
+
+impl Candidate {
+    pub fn campaigns(leadership: Leadership) -> Candidate {
+        let (tell, news) = mpsc::unbounded_channel();
+        let campaigning = leadership.clone();
+        let campaign = tokio::spawn(async move { campaigning.lead(endless(tell)).await });
+        Candidate { leadership, campaign, news }
+    }
+
+    /// The term that begins next, which must be soon.
+    pub async fn leads(&mut self) -> Term {
+        match soon("the term", self.news.recv()).await.expect("the candidate campaigns") {
+            News::Leads(term) => term,
+            News::Dropped(term) => panic!("the work of term {term} was dropped"),
+        }
+    }
+
+    /// The number of the term whose work is dropped next, which must be soon.
+    pub async fn is_dropped(&mut self) -> i64 {
+        match soon("the end of the term", self.news.recv()).await.expect("the candidate campaigns") {
+            News::Dropped(term) => term,
+            News::Leads(term) => panic!("{term:?} began"),
+        }
+    }
+}
