@@ -307,6 +307,8 @@ async fn a_node_that_is_asked_for_while_arming_serves_those_who_wait_and_goes() 
     soon("the create", create.arrives()).await;
     // The watch was sent before it, on the same connection.
     assert_eq!(tapped.proxy.requests()[0], (Op::GetData, path.to_owned()));
+    let is_armed = || async { shared_server().four_letter("wchp").lines().any(|line| line == path) };
+    eventually("the server has armed the watch", is_armed).await;
     ask_by_hand(&operator, path).await;
     create.release();
     let (one, two) = (granted(one).await, granted(two).await);
