@@ -188,9 +188,9 @@ pub use crate::zookeeper::client::ZooKeeper;
 pub use crate::zookeeper::options::ZooKeeperBuilder;
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 pub use crate::zookeeper::security::Sasl;
-#[cfg(feature = "tls")]
-pub use crate::zookeeper::security::Tls;
 pub use crate::zookeeper::security::{Acl, Permissions};
+#[cfg(feature = "tls")]
+pub use crate::zookeeper::tls::Tls;
 
 /// The inside of the lock, for authors of a backend, a tool or a model of it. **Semantic versioning does not cover this
 /// module**: it may change in any release.

@@ -105,8 +105,8 @@ impl ZooKeeper {
     /// the last session lost its connection.
     ///
     /// While not connected, a call has two effects, in the background and at most once a second. A session that is over
-    /// is replaced by a fresh one, as an acquisition would do. And the servers' ports are tried, to learn
-    /// [why](ConnectionState::Connecting::why). So the first answers may lack the reason.
+    /// is replaced by a fresh one, as an acquisition would do. And each server is asked, on a connection of its own,
+    /// [why](ConnectionState::Connecting::why) there is none. So the first answers may lack the reason.
     ///
     /// `Connected` says nothing about a lock. A guard's [`state`](crate::WriteGuard::state) does.
     ///
@@ -300,7 +300,7 @@ impl Ensemble {
         if is_alive && lost.is_none() {
             return ConnectionState::Connected;
         }
-        let looks = self.outage.look_into(&self.servers, self.options.is_encrypted(), &self.background);
+        let looks = self.outage.look_into(&self.servers, &self.options, &self.background);
         if looks && !is_alive {
             // A program that waits for `Connected` before it acquires anything would otherwise wait for ever.
             let _slot_or_opening = self.slot_or_opening(0);

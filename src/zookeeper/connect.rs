@@ -10,9 +10,10 @@ use crate::session::request::Failure;
 use crate::session::thread::BackgroundThread;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::options::ZooKeeperBuilder;
+use crate::zookeeper::probe::{PATIENCE, reason};
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
-use crate::zookeeper::translate::{UNTRUSTED_HINT, connect_failure};
+use crate::zookeeper::translate::connect_failure;
 
 /// A server that grants less, such as zero, does not mean to keep the session. The client crate would make 8 ms of
 /// zero.
@@ -96,15 +97,15 @@ pub(super) async fn new_session(
     background: Arc<BackgroundThread>,
     abilities: Arc<Abilities>,
 ) -> Result<Arc<ZooKeeperSession>, Failure> {
-    let encrypted = options.is_encrypted();
-    let connecting = open(&servers, &options);
     let bound = options.bound();
-    let Ok(connected) = tokio::time::timeout(bound, connecting).await else {
-        let waited = humantime::format_duration(bound);
-        let hint = if encrypted { UNTRUSTED_HINT } else { "" };
-        return Err(Failure::Unreachable(format!("no session with {servers} within {waited}{hint}")));
+    let (client, asked) = tokio::select! {
+        biased;
+        connected = open(&servers, &options) => connected.map_err(|error| connect_failure(error, servers.as_str()))?,
+        why = reason_at_the_end(&servers, &options, bound) => {
+            let waited = humantime::format_duration(bound);
+            return Err(Failure::Unreachable(format!("no session with {servers} within {waited}: {why}")));
+        }
     };
-    let (client, asked) = connected.map_err(|error| connect_failure(error, servers.as_str(), encrypted))?;
     if client.session_timeout() < SHORTEST_TIMEOUT {
         return Err(Failure::Unreachable(format!("{servers} grants sessions no time to live")));
     }
@@ -113,6 +114,16 @@ pub(super) async fn new_session(
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
     tokio::time::timeout(bound, session.make_root()).await.map_err(|_| late())??;
     Ok(session)
+}
+
+/// Waits for so long, and asks the servers why there is no session when that is nearly over.
+async fn reason_at_the_end(servers: &Servers, options: &ZooKeeperBuilder, bound: Duration) -> String {
+    let end = tokio::time::Instant::now() + bound;
+    let patience = PATIENCE.min(bound / 2);
+    tokio::time::sleep_until(end - patience).await;
+    let why = reason(servers, options, patience).await.words;
+    tokio::time::sleep_until(end).await;
+    why
 }
 
 async fn connect(connector: zk::Connector, servers: &str, encrypted: bool) -> Result<zk::Client, zk::Error> {

@@ -17,8 +17,9 @@
 //! - It repeats no request after a lost connection, but we do. We do not repeat the requests over which servers close
 //!   the connection ([`abilities`]).
 //! - The servers of one connect string may differ in encryption, and it panics over a server name that TLS cannot
-//!   verify. Both are refused before it gets the string ([`options`]). It reports the reason of a failed handshake only
-//!   in its log.
+//!   verify. Both are refused before it gets the string ([`options`]).
+//! - It reports the reason of a failed attempt, or of a failed TLS handshake, only in its log. So each server is asked
+//!   once more, on a connection of our own ([`probe`]).
 //! - It sends each request as it comes. So we hold back a removal that the next create may join ([`pipeline`]).
 //! - It does not set `TCP_NODELAY`, so requests that are sent together would take a round trip each ([`no_delay`]).
 //! - Its pauses before it tries a server again grow too fast for the lease (`to_connect_to` in [`connect`]), and it
@@ -28,13 +29,17 @@
 pub(crate) mod client;
 pub(crate) mod options;
 pub(crate) mod security;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
 
 mod abilities;
 mod connect;
 mod identity;
+mod line;
 mod no_delay;
 mod outage;
 mod pipeline;
+mod probe;
 mod servers;
 mod session;
 mod translate;

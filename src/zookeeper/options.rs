@@ -8,10 +8,10 @@ use crate::error::error::Error;
 use crate::session::lease::Lease;
 #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
 use crate::zookeeper::security::Sasl;
-#[cfg(feature = "tls")]
-use crate::zookeeper::security::Tls;
 use crate::zookeeper::security::{Acl, Digest};
 use crate::zookeeper::servers::Servers;
+#[cfg(feature = "tls")]
+use crate::zookeeper::tls::Tls;
 
 /// Long enough for a garbage collection and a leader election, short enough to take over from a dead holder.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -197,7 +197,7 @@ impl ZooKeeperBuilder {
             }
             #[cfg(feature = "tls")]
             if self.tls.is_some() {
-                crate::zookeeper::security::check_host(server.host())?;
+                crate::zookeeper::tls::check_host(server.host())?;
             }
         }
         Ok(())
@@ -208,6 +208,12 @@ impl ZooKeeperBuilder {
         return self.tls.is_some();
         #[cfg(not(feature = "tls"))]
         return false;
+    }
+
+    /// What an encrypted connection trusts.
+    #[cfg(feature = "tls")]
+    pub(super) fn trusted(&self) -> Option<&Tls> {
+        self.tls.as_ref()
     }
 
     /// The ACL of the nodes that are made.

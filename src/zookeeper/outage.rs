@@ -1,25 +1,18 @@
 //! Since when there is no session, and the last reason; knows no sessions.
 //!
-//! The client crate reports the reason of a failed attempt only in its log. So when a program asks for it, each
-//! server's port is tried, in the background. That distinguishes a server that is down, a network that is down, and a
-//! silent server.
+//! When a program asks for the reason, each server is [asked](crate::zookeeper::probe), in the background.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::net::TcpStream;
-use tokio::task::JoinSet;
-
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
+use crate::zookeeper::options::ZooKeeperBuilder;
+use crate::zookeeper::probe::{PATIENCE, reason};
 use crate::zookeeper::servers::Servers;
-use crate::zookeeper::translate::UNTRUSTED_HINT;
 
-/// Servers are tried no more often than this, however often a program asks.
+/// Servers are asked no more often than this, however often a program asks.
 const BETWEEN_TRIALS: Duration = Duration::from_secs(1);
-
-/// A server that has not accepted the connection by then is reported as not answering.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What is known of the time without a session, or without a connection of the session.
 #[derive(Debug, Default)]
@@ -89,12 +82,12 @@ impl Outage {
         known.refusal.as_ref().filter(|refusal| refusal.at >= since).map(|refusal| refusal.words.clone())
     }
 
-    /// Tries the ports of the servers in the background, unless a trial is under way or ended just now. Returns whether
-    /// a trial is under way.
+    /// Asks the servers for the reason, in the background, unless they are being asked or were asked just now. Returns
+    /// whether it begins to ask.
     pub(super) fn look_into(
         self: &Arc<Self>,
         servers: &Servers,
-        is_encrypted: bool,
+        options: &ZooKeeperBuilder,
         background: &BackgroundThread,
     ) -> bool {
         let mut known = self.known();
@@ -103,36 +96,13 @@ impl Outage {
         }
         known.is_tried = true;
         drop(known);
-        let (outage, addresses) = (Arc::clone(self), servers.each().map(|server| server.address()).collect());
+        let (outage, servers, options) = (Arc::clone(self), servers.clone(), options.clone());
         background.handle().spawn(async move {
-            let (mut words, is_reason) = tried(addresses).await;
-            if !is_reason && is_encrypted {
-                words.push_str(UNTRUSTED_HINT);
-            }
-            outage.refused(words, is_reason);
+            let found = reason(&servers, &options, PATIENCE).await;
+            outage.refused(found.words, found.is_known);
             let mut known = outage.known();
             (known.is_tried, known.tried) = (false, Some(Instant::now()));
         });
         true
     }
-}
-
-/// Connects to each server, and sends nothing. Returns the outcome in words, and whether they give the reason.
-async fn tried(addresses: Vec<String>) -> (String, bool) {
-    let mut trials = JoinSet::new();
-    for (index, address) in addresses.into_iter().enumerate() {
-        trials.spawn(async move {
-            let (words, takes) = match tokio::time::timeout(PATIENCE, TcpStream::connect(&address)).await {
-                Ok(Ok(_)) => (format!("{address} takes connections, but no session comes of them"), true),
-                Ok(Err(error)) => (format!("{address}: {error}"), false),
-                Err(_) => (format!("{address} does not answer"), false),
-            };
-            (index, words, takes)
-        });
-    }
-    let mut answers = trials.join_all().await;
-    answers.sort_unstable_by_key(|(index, ..)| *index);
-    let is_reason = answers.iter().all(|(_, _, takes)| !takes);
-    let words: Vec<_> = answers.into_iter().map(|(_, words, _)| words).collect();
-    (words.join("; "), is_reason)
 }

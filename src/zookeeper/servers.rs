@@ -91,7 +91,6 @@ impl<'a> Server<'a> {
     }
 
     /// The name or address, without the brackets of IPv6.
-    #[cfg(feature = "tls")]
     pub(super) fn host(&self) -> &'a str {
         self.host_and_port().map_or(self.without_scheme(), |(host, _port)| host)
     }

@@ -12,10 +12,6 @@ use zookeeper_client as zk;
 use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Stat};
 use crate::zookeeper::security::Acl;
 
-/// The client crate reports the reason of a failed handshake only in its log.
-pub(super) const UNTRUSTED_HINT: &str = " (over TLS: the port may be one for clear text, or one side does not accept the \
-     other's certificate; zookeeper_client logs the reason at level debug)";
-
 pub(super) fn mode(kind: Kind) -> zk::CreateMode {
     match kind {
         Kind::Persistent => zk::CreateMode::Persistent,
@@ -113,13 +109,13 @@ pub(super) fn time(milliseconds: i64) -> SystemTime {
 }
 
 /// What follows from an error on the way to a session.
-pub(super) fn connect_failure(error: zk::Error, servers: &str, encrypted: bool) -> Failure {
+pub(super) fn connect_failure(error: zk::Error, servers: &str) -> Failure {
     match error {
         zk::Error::BadArguments(problem) => Failure::Refused((*problem).to_owned()),
         zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
         // A network error ends in a timeout. This error is about certificates, before anything was sent.
         zk::Error::Custom(problem) => Failure::Refused(problem.to_string()),
-        error => Failure::Unreachable(format!("{servers}: {error}{}", if encrypted { UNTRUSTED_HINT } else { "" })),
+        error => Failure::Unreachable(format!("{servers}: {error}")),
     }
 }
 

@@ -457,7 +457,8 @@ async fn a_server_that_is_not_there_is_told_in_one_line() {
         let run = run(example, &["--zookeeper".to_owned(), address.to_string()]).await;
         assert!(began.elapsed() < Duration::from_secs(10), "{example} took {:?}", began.elapsed());
         assert_eq!(run.code, Some(1), "{example}: {run:#?}");
-        let expected = format!("error: ZooKeeper cannot be reached: no session with {address} within 3s\n");
+        let why = format!("no session with {address} within 3s: {address}: Connection refused (os error 111)");
+        let expected = format!("error: ZooKeeper cannot be reached: {why}\n");
         assert_eq!(run.stderr, expected, "{example}");
     }
 }

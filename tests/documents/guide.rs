@@ -161,6 +161,25 @@ fn every_error_and_every_loss_has_a_row_that_says_what_to_do() {
     assert_eq!(told, expected);
 }
 
+/// The reasons of the table are words of the library or of the system, and a test on a real peer has heard each of them.
+#[test]
+fn every_reason_for_no_session_in_the_table_is_one_that_a_test_has_heard() {
+    let words = |source: &str| source.replace("\\\n     ", "");
+    let said = words(include_str!("../../src/zookeeper/probe.rs"));
+    let heard = [include_str!("../session/reasons.rs"), include_str!("../session/security.rs")].map(words).concat();
+    let section =
+        GUIDE.split("### Why there is no session\n").nth(1).and_then(|rest| rest.split("In a program").next());
+    let rows = rows(section.expect("the section"));
+    assert_eq!(rows.len(), 15);
+    for row in &rows {
+        let reason = row[0].trim_matches('`');
+        assert!(said.contains(reason) || reason == "Connection refused", "the library does not say {reason:?}");
+        // No test has a machine that is down, or a server that is up and gives no session.
+        let needs_more = ["does not answer", "has not given a session"].contains(&reason);
+        assert!(heard.contains(reason) || needs_more, "no test has heard {reason:?}");
+    }
+}
+
 #[test]
 fn the_classes_for_kazoo_are_those_that_contend_with_curator() {
     let classes = blocks(GUIDE, "python");

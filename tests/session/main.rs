@@ -10,6 +10,7 @@ mod liars;
 mod outages;
 mod ports;
 mod processes;
+mod reasons;
 mod security;
 mod sessions;
 mod silence;

@@ -475,14 +475,14 @@ mod tls {
         options().tls(tls).connect(address).await.expect("the server can be reached")
     }
 
-    /// The connection must be refused, after a server answered, in time, and with an error that points to TLS.
-    async fn assert_refused(tls: Tls, host: &str, secured: &Secured) {
+    /// The connection must be refused, after a server answered, in time, and with the reason in the error.
+    async fn assert_refused(tls: Tls, host: &str, secured: &Secured, reason: &str) {
         let proxy = Proxy::start_opaque(&secured.address);
         let address = proxy.address().replace("127.0.0.1", host);
         let started = Instant::now();
         let builder = ZooKeeper::builder().session_timeout(CALM).connect_timeout(LIMIT).tls(tls);
         let error = soon("the refusal", builder.connect(&address)).await.unwrap_err();
-        assert!(matches!(&error, Error::Unreachable(why) if why.contains("TLS")), "{error:?}");
+        assert!(matches!(&error, Error::Unreachable(why) if why.contains(reason)), "{error:?}");
         assert!(started.elapsed() < LIMIT + Duration::from_secs(5), "{:?}", started.elapsed());
         assert!(proxy.bytes_to_client() > 0, "no server was reached");
     }
@@ -580,7 +580,10 @@ mod tls {
         let builder = ZooKeeper::builder().session_timeout(CALM).connect_timeout(LIMIT);
         let builder = builder.digest("eavesdropper", "open sesame").tls(open().tls());
         let error = soon("the refusal", builder.connect(&format!("{}/apps", proxy.address()))).await.unwrap_err();
-        assert!(matches!(&error, Error::Unreachable(why) if why.contains("clear text")), "{error:?}");
+        assert!(
+            matches!(&error, Error::Unreachable(why) if why.contains("the port may be one for clear text")),
+            "{error:?}"
+        );
         assert!(proxy.bytes_to_server() > 0, "nothing was tried");
         assert!(!proxy.overheard("eavesdropper") && !proxy.overheard("open sesame") && !proxy.overheard("/apps"));
     }
@@ -590,7 +593,10 @@ mod tls {
         let started = Instant::now();
         let builder = ZooKeeper::builder().session_timeout(CALM).connect_timeout(LIMIT);
         let error = soon("the refusal", builder.connect(&open().address)).await.unwrap_err();
-        assert!(matches!(error, Error::Unreachable(_)), "{error:?}");
+        assert!(
+            matches!(&error, Error::Unreachable(why) if why.contains("closes them without an answer: the port may be one for TLS")),
+            "{error:?}"
+        );
         assert!(started.elapsed() < LIMIT + Duration::from_secs(5), "{:?}", started.elapsed());
     }
 
@@ -618,7 +624,9 @@ mod tls {
 
     #[tokio::test]
     async fn a_server_of_another_authority_is_refused() {
-        assert_refused(Tls::from_ca_pem(&Authority::new().pem).unwrap(), "127.0.0.1", open()).await;
+        let stranger = Tls::from_ca_pem(&Authority::new().pem).unwrap();
+        assert_refused(stranger, "127.0.0.1", open(), "TLS: its certificate is not accepted: invalid peer certificate")
+            .await;
         // With the right one among several it is accepted.
         let both = format!("{}{}", Authority::new().pem, open().authority.pem);
         drop(connect_with(Tls::from_ca_pem(&both).unwrap(), &open().address).await);
@@ -626,14 +634,14 @@ mod tls {
 
     #[tokio::test]
     async fn a_server_certified_for_another_host_is_refused() {
-        assert_refused(open().tls(), "localhost", open()).await;
+        assert_refused(open().tls(), "localhost", open(), "not valid for name \"localhost\"").await;
     }
 
     #[tokio::test]
     async fn a_server_whose_certificate_was_revoked_is_refused() {
         let secured = open();
         let revoked = format!("{}{}", secured.authority.pem, secured.authority.revocation_list(&secured.identity));
-        assert_refused(Tls::from_ca_pem(&revoked).unwrap(), "127.0.0.1", secured).await;
+        assert_refused(Tls::from_ca_pem(&revoked).unwrap(), "127.0.0.1", secured, "certificate: Revoked").await;
     }
 
     /// The command, which takes its certificates from files.
@@ -659,14 +667,14 @@ mod tls {
 
     #[tokio::test]
     async fn a_client_without_a_certificate_that_is_asked_for_one_is_refused() {
-        assert_refused(mutual().tls(), "127.0.0.1", mutual()).await;
+        assert_refused(mutual().tls(), "127.0.0.1", mutual(), "TLS: it does not accept this client").await;
     }
 
     #[tokio::test]
     async fn a_client_with_a_certificate_of_another_authority_is_refused() {
         let foreign = Authority::new().issue("web-1", "127.0.0.1");
         let tls = mutual().tls().identity_pem(&foreign.certificate, &foreign.key).unwrap();
-        assert_refused(tls, "127.0.0.1", mutual()).await;
+        assert_refused(tls, "127.0.0.1", mutual(), "TLS: it does not accept this client").await;
     }
 
     #[tokio::test]
@@ -693,7 +701,7 @@ mod tls {
         let tls = Tls::from_ca_pem(&Authority::new().pem).unwrap();
         let tls = tls.identity_pem(&foreign.certificate, &foreign.key).unwrap();
         let waiting = tokio::spawn(options().tls(tls.clone()).connect(&mutual().address).into_future());
-        assert_refused(tls.clone(), "127.0.0.1", mutual()).await;
+        assert_refused(tls.clone(), "127.0.0.1", mutual(), "TLS: its certificate is not accepted").await;
 
         let broken = tls.renew_identity_pem(&ours.certificate, &foreign.key).unwrap_err();
         assert!(matches!(broken, Error::InvalidInput(_)), "{broken:?}");

@@ -40,6 +40,11 @@ impl Ensemble {
     /// Starts three servers. A follower that loses its leader gives up only after 5 s (a tick of 500 ms, a sync limit
     /// of 10), which is longer than a short session lives; ZooKeeper's defaults allow that too.
     pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// As [`Ensemble::start`], with more options for Java.
+    pub fn start_with(java_opts: &[&str]) -> Self {
         let ports: Vec<_> = (0..SIZE).map(|_| (Port::reserve(), Port::reserve())).collect();
         let link = |(quorum, _): &(Port, Port)| Link::start(quorum.address());
         let links: Vec<Vec<_>> = (0..SIZE).map(|_| ports.iter().map(link).collect()).collect();
@@ -51,7 +56,7 @@ impl Ensemble {
                 lines.push(format!("server.{}=127.0.0.1:{quorum}:{election}", other + 1));
             }
             let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-            Server::start_member(me + 1, &lines)
+            Server::start_member(me + 1, &lines, java_opts)
         };
         // None of them serves before two are there.
         let servers = thread::scope(|scope| {

@@ -115,11 +115,11 @@ impl Server {
     }
 
     /// Starts one member of an ensemble; returns once the ensemble has a leader.
-    pub(super) fn start_member(id: usize, extra_cfg_lines: &[&str]) -> Self {
+    pub(super) fn start_member(id: usize, extra_cfg_lines: &[&str], java_opts: &[&str]) -> Self {
         let home = Home::new();
         fs::create_dir(home.data()).expect("the server's directory is writable");
         fs::write(home.data().join("myid"), id.to_string()).expect("the server's directory is writable");
-        Self::start_home(home, extra_cfg_lines, &[], &[])
+        Self::start_home(home, extra_cfg_lines, java_opts, &[])
     }
 
     fn start_home(home: Home, extra_cfg_lines: &[&str], java_opts: &[&str], starter: &[String]) -> Self {

@@ -1,0 +1,184 @@
+//! Why a server gives no session: what it says to a connection of our own; knows no sessions.
+//!
+//! The client crate reports the reason of a failed attempt only in its log. So each server is asked once more: is its
+//! name known, does its port take connections, do the two sides accept each other's certificates, and what does it
+//! answer to `srvr`? Every server answers that word, if only to say that it may not, and opens no session for it. No
+//! server is asked while a session is connected.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
+
+use crate::zookeeper::line::Line;
+use crate::zookeeper::options::ZooKeeperBuilder;
+use crate::zookeeper::servers::Servers;
+
+/// A server that has not answered by then is reported as silent.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The least time in which a full server may close a connection on which nothing was sent yet.
+const AT_ONCE: Duration = Duration::from_millis(50);
+
+/// A peer that reads lines does not answer a word without an end of line. After this time it gets one.
+const END_OF_LINE: Duration = Duration::from_millis(250);
+
+/// Enough of an answer, in bytes, to tell whose it is.
+const ENOUGH: usize = 4096;
+
+/// How much of a stranger's answer is shown, in characters.
+const SHOWN: usize = 60;
+
+/// Why there is no session, as far as the servers show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reason {
+    pub(super) words: String,
+    /// Whether the words give a reason for each server, and not merely the fact.
+    pub(super) is_known: bool,
+}
+
+/// Asks all servers at once why they give no session. It takes no longer than `patience`.
+pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, patience: Duration) -> Reason {
+    let deadline = Instant::now() + patience;
+    let mut asked = JoinSet::new();
+    for (index, server) in servers.each().enumerate() {
+        let (address, host, options) = (server.address(), server.host().to_owned(), options.clone());
+        asked.spawn(async move {
+            let answer = ask(&address, &host, &options, deadline).await;
+            let (words, is_known) = answer.map_or_else(|words| (words, true), |answer| meaning(&answer));
+            (index, format!("{address}: {words}"), is_known)
+        });
+    }
+    let mut found = asked.join_all().await;
+    found.sort_unstable_by_key(|(index, ..)| *index);
+    let is_known = found.iter().all(|(.., is_known)| *is_known);
+    let words = found.into_iter().map(|(_, words, _)| words).collect::<Vec<_>>().join("; ");
+    tracing::debug!(reason = words, "there is no session");
+    Reason { words, is_known }
+}
+
+/// What a server answers to `srvr`. Otherwise, in words, how far we came.
+async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: Instant) -> Result<Vec<u8>, String> {
+    let found = timeout_at(deadline, tokio::net::lookup_host(address)).await;
+    let found = found.map_err(|_| "the name service does not answer")?;
+    let addresses: Vec<_> = found.map_err(|error| format!("the host is not known: {error}"))?.collect();
+    let began = Instant::now();
+    let stream = timeout_at(deadline, TcpStream::connect(&*addresses)).await;
+    let mut stream = Line::Clear(stream.map_err(|_| "does not answer")?.map_err(|error| error.to_string())?);
+
+    // That a full server closes the connection, we learn after a round trip: as long as the connect took.
+    let at_once = deadline.min(Instant::now() + AT_ONCE.max(2 * began.elapsed()));
+    let mut answer = Vec::with_capacity(ENOUGH);
+    match timeout_at(at_once, stream.receive(&mut answer)).await {
+        Ok(Ok(0) | Err(_)) => return Err(FULL.to_owned()),
+        Ok(Ok(_)) => return Ok(answer),
+        Err(_) => {}
+    }
+    let Line::Clear(stream) = stream else { return Ok(answer) };
+    let opened = timeout_at(deadline, Line::open(stream, host, options)).await;
+    let mut line = opened.map_err(|_| "takes connections, and is silent in the TLS handshake")?.map_err(refused)?;
+    let closed = || if options.is_encrypted() { CLOSED } else { CLOSED_IN_CLEAR }.to_owned();
+    match timeout_at(deadline, hear(&mut line, &mut answer)).await {
+        _ if !answer.is_empty() => Ok(answer),
+        Ok(Err(error)) if is_of_tls(&error) => Err(refused(error)),
+        Ok(_) => Err(closed()),
+        Err(_) => Err("takes connections, and answers nothing".to_owned()),
+    }
+}
+
+const FULL: &str = "closes every connection at once: so does a server that has as many connections from this host as its \
+     maxClientCnxns allows (60 by default), and a proxy that has no server";
+const CLOSED: &str = "takes connections, and closes them without an answer";
+const CLOSED_IN_CLEAR: &str = "takes connections, and closes them without an answer: the port may be one for TLS";
+
+/// Says `srvr`, and hears the answer to its end, or until the peer pauses.
+async fn hear(line: &mut Line, answer: &mut Vec<u8>) -> io::Result<()> {
+    line.send(b"srvr").await?;
+    if let Ok(first) = tokio::time::timeout(END_OF_LINE, line.receive(answer)).await {
+        first?;
+    } else {
+        line.send(b"\r\n\r\n").await?;
+        line.receive(answer).await?;
+    }
+    while !answer.is_empty() && answer.len() < ENOUGH {
+        match tokio::time::timeout(AT_ONCE, line.receive(answer)).await {
+            Ok(Ok(more)) if more > 0 => {}
+            _ => break,
+        }
+    }
+    Ok(())
+}
+
+/// What an answer to `srvr` says about its peer, and whether that is a reason to get no session.
+fn meaning(answer: &[u8]) -> (String, bool) {
+    let text = String::from_utf8_lossy(answer);
+    let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let shown: String = first.chars().filter(|c| !c.is_control()).take(SHOWN).collect();
+    let mode = text.lines().find_map(|line| line.strip_prefix("Mode: "));
+    match (answer, mode) {
+        ([0x15 | 0x16, 3, ..], _) => ("its port is one for TLS, which this client does not speak".to_owned(), true),
+        (_, Some("read-only")) => ("is read-only: it does not reach the majority of its ensemble".to_owned(), true),
+        (_, Some(mode)) => (format!("is up, as {}, and has not given a session", mode.trim()), false),
+        _ if first.contains("is not currently serving requests") => {
+            (format!("{shown}: it may not reach the majority of its ensemble"), true)
+        }
+        _ if first.contains("not in the whitelist") => ("is up, and has not given a session".to_owned(), false),
+        _ if first.starts_with("HTTP/") => (format!("speaks HTTP, and is no ZooKeeper: {shown:?}"), true),
+        _ => (format!("is no ZooKeeper: it says {shown:?}"), true),
+    }
+}
+
+#[cfg(feature = "tls")]
+fn is_of_tls(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
+}
+
+#[cfg(not(feature = "tls"))]
+fn is_of_tls(_error: &io::Error) -> bool {
+    false
+}
+
+/// Why the TLS handshake failed.
+#[cfg(feature = "tls")]
+fn refused(error: io::Error) -> String {
+    match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+        Some(rustls::Error::InvalidCertificate(_)) => format!("TLS: its certificate is not accepted: {error}"),
+        Some(rustls::Error::AlertReceived(_)) => format!("TLS: it does not accept this client: {error}"),
+        Some(rustls::Error::InvalidMessage(_)) => format!("TLS: the port may be one for clear text: {error}"),
+        Some(_) => format!("TLS: {error}"),
+        None => format!("closes the connection in the TLS handshake: the port may be one for clear text ({error})"),
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+fn refused(error: io::Error) -> String {
+    error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_tells_a_server_that_cannot_serve_from_one_that_can_and_from_strangers() {
+        let up = "Zookeeper version: 3.8.0, built on 2022\nLatency min/avg/max: 0/0/0\nMode: follower\nNode count: 5\n";
+        for (answer, words, is_known) in [
+            (up, "is up, as follower, and has not given a session", false),
+            ("Zookeeper version: 3.8.0\nMode: read-only\n", "is read-only", true),
+            ("This ZooKeeper instance is not currently serving requests\n", "not currently serving", true),
+            ("srvr is not executed because it is not in the whitelist.\n", "is up, and has", false),
+            ("HTTP/1.1 400 Bad Request\r\nServer: x\r\n", "speaks HTTP, and is no ZooKeeper: \"HTTP/1.1 400 Bad", true),
+            ("\u{15}\u{3}\u{3}\0\u{2}\u{2}(", "one for TLS", true),
+            ("SSH-2.0-OpenSSH_9.6\r\n", "is no ZooKeeper: it says \"SSH-2.0-OpenSSH_9.6\"", true),
+            ("\u{1b}[2J\n", "it says \"[2J\"", true),
+            ("", "it says \"\"", true),
+        ] {
+            let (said, known) = meaning(answer.as_bytes());
+            assert!(said.contains(words) && known == is_known, "{answer:?}: {said}");
+        }
+        let (long, _) = meaning("é".repeat(5_000).as_bytes());
+        assert_eq!(long.chars().filter(|c| *c == 'é').count(), SHOWN);
+    }
+}

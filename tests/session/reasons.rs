@@ -1,0 +1,164 @@
+//! Why there is no session: each reason is told in the error of `connect`, by `ZooKeeper::state`, and in the error of
+//! an acquisition that runs out of time meanwhile.
+
+use std::future::pending;
+use std::time::Duration;
+
+use support::ensemble::Ensemble;
+use support::port::Port;
+use support::scene::*;
+use support::server::{Server, shared_server};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use zk_rwlock::{Error, ZooKeeper};
+
+/// How long a server is tried that gives no session.
+const LIMIT: Duration = Duration::from_millis(1500);
+
+const FULL: [&str; 2] = ["closes every connection at once", "maxClientCnxns allows (60 by default)"];
+
+/// What `connect` says, which cannot succeed.
+async fn told(servers: &str) -> String {
+    let builder = ZooKeeper::builder().session_timeout(CALM).connect_timeout(LIMIT);
+    let error = soon("the refusal", builder.connect(servers)).await.expect_err("there is no session to be had");
+    assert!(matches!(error, Error::Unreachable(_)), "{error:?}");
+    let text = error.to_string();
+    let begin = format!("ZooKeeper cannot be reached: no session with {servers} within 1s 500ms: ");
+    text.strip_prefix(&begin).unwrap_or_else(|| panic!("{text}")).to_owned()
+}
+
+/// A peer that is no ZooKeeper.
+struct Stranger {
+    address: String,
+    task: JoinHandle<()>,
+    _port: Port,
+}
+
+impl Stranger {
+    /// Every connection is given to `serve`, and lasts until that is over.
+    fn start<F: Future<Output = ()> + Send + 'static>(serve: fn(TcpStream) -> F) -> Stranger {
+        let port = Port::reserve();
+        let listener = port.listen();
+        listener.set_nonblocking(true).expect("a socket");
+        let listener = TcpListener::from_std(listener).expect("a socket");
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serve(stream));
+            }
+        });
+        Stranger { address: port.address().to_string(), task, _port: port }
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_port_without_a_server_is_told_in_the_words_of_the_system() {
+    let port = Port::reserve();
+    let address = port.address().to_string();
+    assert_eq!(told(&address).await, format!("{address}: Connection refused (os error 111)"));
+}
+
+#[tokio::test]
+async fn a_host_that_no_name_service_knows_is_told_as_that() {
+    let why = told("nowhere.invalid:2181").await;
+    assert!(why.starts_with("nowhere.invalid:2181: the host is not known: "), "{why}");
+}
+
+#[tokio::test]
+async fn each_server_of_a_list_has_its_own_reason() {
+    let (one, silent) = (Port::reserve(), Stranger::start(|stream| async { drop((stream, pending::<()>().await)) }));
+    let (one, other) = (one.address().to_string(), &silent.address);
+    let refused = format!("{one}: Connection refused (os error 111)");
+    let expected = format!("{refused}; {other}: takes connections, and answers nothing");
+    assert_eq!(told(&format!("{one},{other}")).await, expected);
+}
+
+#[tokio::test]
+async fn a_server_that_stands_still_takes_connections_and_answers_nothing() {
+    let server = Server::start();
+    server.pause();
+    assert_eq!(told(&server.address()).await, format!("{}: takes connections, and answers nothing", server.address()));
+    server.resume();
+}
+
+#[tokio::test]
+async fn a_server_that_speaks_http_is_told_by_its_answer() {
+    let web = Stranger::start(|stream| async {
+        let mut stream = BufReader::new(stream);
+        let mut line = String::new();
+        let _ = stream.read_line(&mut line).await;
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n").await;
+    });
+    let expected = format!("{}: speaks HTTP, and is no ZooKeeper: \"HTTP/1.1 400 Bad Request\"", web.address);
+    assert_eq!(told(&web.address).await, expected);
+}
+
+#[tokio::test]
+async fn a_server_that_speaks_first_is_told_by_its_banner() {
+    let ssh = Stranger::start(|mut stream| async move {
+        let _ = stream.write_all(b"SSH-2.0-OpenSSH_9.6\r\n").await;
+        pending().await
+    });
+    assert_eq!(told(&ssh.address).await, format!("{}: is no ZooKeeper: it says \"SSH-2.0-OpenSSH_9.6\"", ssh.address));
+}
+
+/// Both kinds of connections that a server may be configured for.
+#[tokio::test]
+async fn a_full_server_is_told_by_the_option_that_limits_it() {
+    let netty = "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory";
+    for lines in [&["maxClientCnxns=1"][..], &["maxClientCnxns=1", netty]] {
+        let server = Server::start_with(lines, &[]);
+        let zk = soon("the only place", ZooKeeper::connect(server.address())).await.expect("there is one");
+        let why = told(&server.address()).await;
+        assert!(why.starts_with(&server.address()) && FULL.iter().all(|words| why.contains(words)), "{lines:?}: {why}");
+        soon("closed", zk.close()).await;
+        let next = soon("the place", connect(&server.address())).await;
+        assert!(next.state().is_connected());
+    }
+}
+
+#[tokio::test]
+async fn a_port_for_tls_is_told_to_a_client_in_clear_text() {
+    let tls = Stranger::start(|mut stream| async move {
+        // The alert `unexpected_message` of TLS 1.2, as OpenSSL answers it.
+        let _ = stream.write_all(&[0x15, 3, 3, 0, 2, 2, 10]).await;
+    });
+    let why = told(&tls.address).await;
+    assert!(why.ends_with("its port is one for TLS, which this client does not speak"), "{why}");
+}
+
+#[tokio::test]
+async fn a_server_without_a_majority_says_so_itself() {
+    let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
+    let left = ensemble.server(0);
+    ensemble.server(1).kill();
+    ensemble.server(2).kill();
+    eventually("it has noticed", || async { !left.four_letter("srvr").contains("Mode") }).await;
+    let why = told(&left.address()).await;
+    assert!(why.contains("is not currently serving requests: it may not reach the majority"), "{why}");
+}
+
+#[tokio::test]
+async fn a_read_only_server_is_told_as_that() {
+    let start = || Ensemble::start_with(&["-Dreadonlymode.enabled=true"]);
+    let ensemble = tokio::task::spawn_blocking(start).await.expect("the ensemble starts");
+    let left = ensemble.server(0);
+    ensemble.server(1).kill();
+    ensemble.server(2).kill();
+    eventually("it is read-only", || async { left.four_letter("srvr").contains("Mode: read-only") }).await;
+    let why = told(&left.address()).await;
+    assert!(why.ends_with("is read-only: it does not reach the majority of its ensemble"), "{why}");
+}
+
+/// The path at the end of a connect string is made, so a wrong one is no reason.
+#[tokio::test]
+async fn a_path_that_is_not_there_is_made_and_no_reason() {
+    let zk = connect(&format!("{}/reasons/no/such/path", shared_server().address())).await;
+    assert!(zk.state().is_connected());
+}
