@@ -1,8 +1,7 @@
 //! A connection of our own to a server, in clear text or encrypted; does not know what is said on it.
 
-use std::io;
+use std::io::{self, ErrorKind};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::zookeeper::options::ZooKeeperBuilder;
@@ -17,19 +16,25 @@ pub(super) enum Line {
 
 impl Line {
     /// Shakes hands with the server, if the options say that connections are encrypted.
-    pub(super) async fn open(stream: TcpStream, host: &str, options: &ZooKeeperBuilder) -> io::Result<Line> {
-        #[cfg(feature = "tls")]
-        if let Some(tls) = options.trusted() {
-            let encrypted = self::encrypted::Encrypted::shake_hands(stream, host, tls).await?;
-            return Ok(Line::Encrypted(Box::new(encrypted)));
+    #[cfg(feature = "tls")]
+    pub(super) async fn shake_hands(self, host: &str, options: &ZooKeeperBuilder) -> io::Result<Line> {
+        match (self, options.trusted()) {
+            (Line::Clear(stream), Some(tls)) => {
+                let encrypted = self::encrypted::Encrypted::shake_hands(stream, host, tls).await?;
+                Ok(Line::Encrypted(Box::new(encrypted)))
+            }
+            (line, _) => Ok(line),
         }
-        let _of_no_use = (host, options);
-        Ok(Line::Clear(stream))
+    }
+
+    #[cfg(not(feature = "tls"))]
+    pub(super) async fn shake_hands(self, _host: &str, _options: &ZooKeeperBuilder) -> io::Result<Line> {
+        Ok(self)
     }
 
     pub(super) async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Line::Clear(stream) => stream.write_all(bytes).await,
+            Line::Clear(stream) => send(stream, bytes).await,
             #[cfg(feature = "tls")]
             Line::Encrypted(line) => line.send(bytes).await,
         }
@@ -40,9 +45,35 @@ impl Line {
     /// Dropping the future loses nothing.
     pub(super) async fn receive(&mut self, into: &mut Vec<u8>) -> io::Result<usize> {
         match self {
-            Line::Clear(stream) => stream.read_buf(into).await,
+            Line::Clear(stream) => receive(stream, into).await,
             #[cfg(feature = "tls")]
             Line::Encrypted(line) => line.receive(into).await,
+        }
+    }
+}
+
+async fn send(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.writable().await?;
+        match stream.try_write(bytes) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            sent => bytes = &bytes[sent?..],
+        }
+    }
+    Ok(())
+}
+
+async fn receive(stream: &TcpStream, into: &mut Vec<u8>) -> io::Result<usize> {
+    let mut piece = [0; 1024];
+    loop {
+        stream.readable().await?;
+        match stream.try_read(&mut piece) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            received => {
+                let received = received?;
+                into.extend_from_slice(&piece[..received]);
+                return Ok(received);
+            }
         }
     }
 }

@@ -66,18 +66,17 @@ async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: In
     let addresses: Vec<_> = found.map_err(|error| format!("the host is not known: {error}"))?.collect();
     let began = Instant::now();
     let stream = timeout_at(deadline, TcpStream::connect(&*addresses)).await;
-    let mut stream = Line::Clear(stream.map_err(|_| "does not answer")?.map_err(|error| error.to_string())?);
+    let mut line = Line::Clear(stream.map_err(|_| "does not answer")?.map_err(|error| error.to_string())?);
 
     // That a full server closes the connection, we learn after a round trip: as long as the connect took.
     let at_once = deadline.min(Instant::now() + AT_ONCE.max(2 * began.elapsed()));
     let mut answer = Vec::with_capacity(ENOUGH);
-    match timeout_at(at_once, stream.receive(&mut answer)).await {
+    match timeout_at(at_once, line.receive(&mut answer)).await {
         Ok(Ok(0) | Err(_)) => return Err(FULL.to_owned()),
         Ok(Ok(_)) => return Ok(answer),
         Err(_) => {}
     }
-    let Line::Clear(stream) = stream else { return Ok(answer) };
-    let opened = timeout_at(deadline, Line::open(stream, host, options)).await;
+    let opened = timeout_at(deadline, line.shake_hands(host, options)).await;
     let mut line = opened.map_err(|_| "takes connections, and is silent in the TLS handshake")?.map_err(refused)?;
     let closed = || if options.is_encrypted() { CLOSED } else { CLOSED_IN_CLEAR }.to_owned();
     match timeout_at(deadline, hear(&mut line, &mut answer)).await {
