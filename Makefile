@@ -11,7 +11,7 @@ DEBIAN_JAR := /usr/share/java/zookeeper.jar
 WHOLE := --workspace --all-features
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test programs lint soak interop bench performance figures kerberos databases msrv deny semver package filled-in binary \
+.PHONY: test programs lint soak interop bench performance figures kerberos databases pages msrv deny semver package filled-in binary \
 	zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
@@ -86,6 +86,10 @@ performance: zookeeper
 # `make figures NEWER=target/performance/results.jsonl` takes over what `make performance` has measured.
 figures:
 	cargo run --release --example performance -- docs/performance --page docs/performance.md $(if $(NEWER),--with '$(NEWER)')
+
+# The Rust in README.md and in docs/, from the snippets in tests/pages, which are compiled and run.
+pages:
+	WRITE_PAGES=1 cargo test -p zk-rwlock-tests --test documents snippets:: -- --nocapture
 
 # Kerberos is behind a cfg, because it needs C headers and libclang to build; the tests run in a realm of their own.
 # On Debian: apt-get install libkrb5-dev libclang-dev krb5-kdc krb5-admin-server krb5-user

@@ -223,7 +223,7 @@ pub mod coordinator {
 /// [migrate]: https://docs.rs/crate/zk-rwlock/latest/source/README.md
 ///
 // The first definition of a link counts. The page's own definitions serve its readers outside rustdoc.
-// The tests run the Rust of the pages, and of the README: see `tests/support/lib.rs`.
+// The tests run the Rust of the pages, and of the README: see `tests/pages/main.rs`.
 #[cfg(all(doc, not(doctest)))]
 #[doc = include_str!("../docs/protocol.svg")]
 ///

@@ -1,4 +1,4 @@
-//! What `docs/guide.md` and `docs/coming-from.md` say beside their Rust, which the doc-tests of `tests/support` run: SQL, figures,
+//! What `docs/guide.md` and `docs/coming-from.md` say beside their Rust, which `tests/pages` runs: SQL, figures,
 //! tables, links and the picture. What they say to shells is run by `tests/zklock.rs`.
 
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, TransactionBehavior};
 use sqlparser::dialect::{Dialect, MySqlDialect, PostgreSqlDialect, SQLiteDialect};
 use sqlparser::parser::Parser;
-use support::page::{blocks, rows};
+use support::page::{anchor, blocks, rows};
 use zk_rwlock::{Memory, RwLock};
 
 const GUIDE: &str = include_str!("../../docs/guide.md");
@@ -210,11 +210,9 @@ fn our_column_is_in_the_example_below_each_table() {
     assert!(compared > 30, "{compared}");
 }
 
-/// The name of a page's heading in a link.
+/// The headings of a page, as links call them.
 fn anchors(page: &str) -> BTreeSet<String> {
-    let headings = page.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
-    let kept = |c: &char| c.is_alphanumeric() || *c == ' ' || *c == '-' || *c == '_';
-    headings.map(|heading| heading.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
+    page.lines().filter(|line| line.starts_with('#')).map(anchor).collect()
 }
 
 #[test]

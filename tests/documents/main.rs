@@ -7,6 +7,7 @@ mod guide;
 mod layers;
 mod migrations;
 mod performance_doc;
+mod snippets;
 
 // The code that makes the tables and plots of `docs/performance.md`.
 #[path = "../../examples/common/chart.rs"]

@@ -25,16 +25,3 @@ pub mod slow;
 pub mod snapshot;
 pub mod wire;
 pub mod witness;
-
-/// The pages beside the library's own. Their Rust is run here, because this package has the other crates that it uses.
-#[cfg(doctest)]
-mod pages {
-    #[doc = include_str!("../../README.md")]
-    struct Readme;
-
-    #[doc = include_str!("../../docs/guide.md")]
-    struct Guide;
-
-    #[doc = include_str!("../../docs/coming-from.md")]
-    struct ComingFrom;
-}

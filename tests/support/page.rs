@@ -1,4 +1,4 @@
-//! The parts of a page in Markdown that a test reads.
+//! The parts of a page in Markdown that a test reads, and the snippets of Rust that a page shows.
 
 /// What stands in the fenced blocks of a page that begin with these words.
 pub fn blocks<'page>(page: &'page str, words: &str) -> Vec<&'page str> {
@@ -12,4 +12,82 @@ pub fn rows(page: &str) -> Vec<Vec<&str>> {
     let is_row = |line: &str| line.starts_with('|') && !line.starts_with("|--");
     let body = lines.windows(2).filter(|pair| is_row(pair[0]) && !pair[1].starts_with("|--")).map(|pair| pair[0]);
     body.map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect()).collect()
+}
+
+/// What a link calls the heading.
+pub fn anchor(heading: &str) -> String {
+    let kept = |c: &char| c.is_alphanumeric() || [' ', '-', '_'].contains(c);
+    heading.trim_start_matches('#').trim().to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")
+}
+
+/// What a page shows of a file in `tests/pages`.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Snippet {
+    /// The heading that it stands below, as links call it.
+    pub heading: String,
+    /// The lines that are shown, each part of them without its indentation.
+    pub code: String,
+    /// What stands before the function that it is in.
+    pub attribute: String,
+}
+
+/// The snippets of a file, in their order.
+pub fn snippets(source: &str) -> Vec<Snippet> {
+    let mut found = Vec::new();
+    let mut attribute = "";
+    let mut snippet: Option<Snippet> = None;
+    let mut part: Option<Vec<&str>> = None;
+    for line in source.lines() {
+        let mark = line.trim_start();
+        if line.starts_with("#[") {
+            attribute = line;
+        } else if let Some(heading) = mark.strip_prefix("// page: ") {
+            assert!(snippet.is_none(), "a snippet has no end before: {line}");
+            let (heading, attribute) = (heading.to_owned(), attribute.to_owned());
+            snippet = Some(Snippet { heading, code: String::new(), attribute });
+            part = Some(Vec::new());
+        } else if let Some(open) = &mut snippet {
+            match mark {
+                "// hidden" => open.code += &dedented(&part.take().expect("something is shown")),
+                "// shown" => part = Some(Vec::new()),
+                "// end" => {
+                    open.code += &dedented(&part.take().expect("the end is shown"));
+                    found.extend(snippet.take());
+                }
+                _ => part.iter_mut().for_each(|part| part.push(line)),
+            }
+        }
+    }
+    assert!(snippet.is_none(), "a snippet has no end: {snippet:?}");
+    found
+}
+
+fn dedented(lines: &[&str]) -> String {
+    let indents = lines.iter().filter(|line| !line.is_empty()).map(|line| line.len() - line.trim_start().len());
+    let indent = indents.min().unwrap_or_default();
+    lines.iter().map(|line| format!("{}\n", line.get(indent..).unwrap_or_default())).collect()
+}
+
+/// The page with these snippets in its blocks of Rust, or which of them do not go together.
+pub fn filled(page: &str, snippets: &[Snippet]) -> Result<String, String> {
+    let (mut filled, mut heading, mut block) = (String::new(), String::new(), None);
+    let mut left = snippets.iter();
+    for line in page.lines() {
+        match block {
+            None if line.starts_with('#') => heading = anchor(line),
+            None => block = line.strip_prefix("```"),
+            Some(_) if line == "```" => block = None,
+            Some("rust") => continue,
+            Some(_) => {}
+        }
+        filled += &format!("{line}\n");
+        if line == "```rust" {
+            let next = left.next().filter(|snippet| snippet.heading == heading);
+            filled += &next.ok_or_else(|| format!("a block of Rust under #{heading} has no snippet"))?.code;
+        }
+    }
+    match left.next() {
+        Some(snippet) => Err(format!("a snippet for #{} has no block of Rust there", snippet.heading)),
+        None => Ok(filled),
+    }
 }
