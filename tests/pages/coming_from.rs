@@ -108,3 +108,23 @@ async fn etcd() -> Result<(), Error> {
     // end
     Ok(())
 }
+
+#[tokio::test]
+async fn electing_a_leader() -> Result<(), Error> {
+    let zk = Memory::new();
+    // page: electing-a-leader
+    use zk_rwlock::{Leadership, Term};
+
+    let leadership = Leadership::builder(&zk, "/leaders/scheduler").data("http://web-1:8080").build()?;
+    let mut changes = leadership.changes();
+    let work = async |term: Term| println!("this one leads in term {}", term.number());
+    leadership.lead(work).await?;
+
+    assert!(!leadership.is_leader());
+    assert!(!leadership.resign().await);
+    leadership.stop().await;
+    println!("{:?}, {:?}", leadership.leader().await?, changes.next().await);
+    println!("{}", leadership.lock().queue().await?);
+    // end
+    Ok(())
+}

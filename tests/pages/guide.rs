@@ -236,6 +236,54 @@ async fn several_locks_at_once() -> Result<(), Error> {
 }
 
 #[tokio::test]
+async fn one_leader() -> Result<(), Error> {
+    let zk = Memory::new();
+    async fn database_answers() -> bool {
+        true
+    }
+    async fn next_job() -> Option<u32> {
+        None
+    }
+    // page: one-leader
+    use std::time::Duration;
+    use zk_rwlock::{Leadership, Term};
+
+    async fn schedule(term: Term) -> Result<(), Error> {
+        while let Some(job) = next_job().await {
+            // In ZooKeeper: only if this term still lasts. To other systems, send `term.number()`, as a fencing token.
+            term.transaction().create(format!("/jobs/{job}"), "to do").commit().await?;
+        }
+        Ok(())
+    }
+
+    let leadership = Leadership::builder(&zk, "/leaders/scheduler")
+        .data("http://web-1:8080") // what everybody can read of the leader
+        .health(Duration::from_secs(5), database_answers)
+        .build()?;
+    if let Some(done) = leadership.lead(schedule).await? {
+        done?; // the work has ended by itself
+    }
+
+    // hidden
+    let follow = async {
+        // shown
+        // Anywhere in the fleet, also in programs that are no candidates: who leads, and who leads next.
+        let mut changes = leadership.changes();
+        while let Some(leader) = changes.next().await {
+            match leader? {
+                Some(leader) => println!("{leader}"), // web-1 pid 4242 "http://web-1:8080" in term 4294967301
+                None => println!("nobody leads"),
+            }
+        }
+        // end
+        Ok::<(), Error>(())
+    };
+    // Nobody leads any more, so the first change is the last.
+    assert!(tokio::time::timeout(Duration::from_millis(10), follow).await.is_err());
+    Ok(())
+}
+
+#[tokio::test]
 async fn several_ensembles() -> Result<(), Error> {
     use std::collections::BTreeMap;
     let (ours, more) = ([("amber", Memory::new()), ("basalt", Memory::new()), ("cedar", Memory::new())], Memory::new());
