@@ -8,7 +8,7 @@ pub fn blocks<'page>(page: &'page str, words: &str) -> Vec<&'page str> {
 
 /// The cells of each row of the page's tables, without their headings.
 pub fn rows(page: &str) -> Vec<Vec<&str>> {
-    let lines: Vec<&str> = page.lines().collect();
+    let lines: Vec<&str> = page.lines().chain([""]).collect(); // a row may be the last line
     let is_row = |line: &str| line.starts_with('|') && !line.starts_with("|--");
     let body = lines.windows(2).filter(|pair| is_row(pair[0]) && !pair[1].starts_with("|--")).map(|pair| pair[0]);
     body.map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect()).collect()
