@@ -63,6 +63,7 @@
 //!   ensemble's clock. [`Done`]: when it was last done, and by whom.
 //! - [`Leadership`]: one leader among many candidates, by the write lock. [`lead`](Leadership::lead) runs the work of each
 //!   [`Term`]. Everybody can ask for the [`Leader`], and follow [`LeaderChanges`].
+//! - [`Semaphore`], [`Permit`]: at most so many holders at once, in the whole fleet. A permit is a hold like a guard.
 //! - [`Dialect`]: one lock together with programs that use Curator or kazoo.
 //! - [`Deadlock`]: what to do with a task that waits for itself.
 //! - [`Queue`], [`Member`]: the holders and the waiters, for people to see, from [`RwLock::queue`]. [`Blockers`]: the
@@ -135,6 +136,7 @@ mod lock;
 mod memory;
 mod multi;
 mod once;
+mod permits;
 mod queue;
 mod session;
 mod snapshot;
@@ -161,6 +163,8 @@ pub use crate::memory::client::Memory;
 pub use crate::multi::guard::MultiGuard;
 pub use crate::multi::lock::{MultiLock, MultiLockBuilder};
 pub use crate::once::guard::OnceGuard;
+pub use crate::permits::permit::Permit;
+pub use crate::permits::semaphore::{Semaphore, SemaphoreBuilder};
 pub use crate::queue::contender::Contender;
 pub use crate::queue::dialect::Dialect;
 pub use crate::queue::done::Done;

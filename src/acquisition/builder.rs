@@ -19,7 +19,8 @@ use crate::hold::guard::{ReadGuard, WriteGuard};
 use crate::hold::held::Held;
 use crate::hold::trace::Acquiring;
 use crate::queue::mode::Mode;
-use crate::snapshot::progress::{Listener, Progress};
+use crate::snapshot::on_wait::Listener;
+use crate::snapshot::progress::Progress;
 
 /// An acquisition that has not started. Await it, or set options first.
 ///

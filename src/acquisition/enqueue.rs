@@ -37,12 +37,17 @@ impl Acquisition {
             pid: std::process::id(),
             label: self.options.label.clone(),
             since: SystemTime::now(),
+            permits: self.wanted.as_ref().map(|wanted| wanted.count),
         };
         let data = note.encode();
         // Each waiter watches two nodes: its own, and its predecessor's.
         let mut watched = 2 * (handle.path.len() + owner.len() + "/READ-lock-0000000000".len());
         if self.kept.is_some() {
             watched += handle.path.len();
+        }
+        // The first in the queue of a semaphore watches its number and its permits.
+        if let Some(permits) = &handle.site.permits {
+            watched += handle.shown().len() + permits.len();
         }
         let mut tries = 0;
         let (ticket, look) = loop {
@@ -61,7 +66,7 @@ impl Acquisition {
             }
         };
         let held =
-            Hold::new(ticket, &handle.path, &handle.coordinator, data).ok_or_else(|| self.stop(Failure::NoNode))?;
+            Hold::new(ticket, handle.shown(), &handle.coordinator, data).ok_or_else(|| self.stop(Failure::NoNode))?;
         Ok((held, look))
     }
 
@@ -73,13 +78,18 @@ impl Acquisition {
     ) -> Result<Option<Result<Names, Failure>>, Failure> {
         let (mut missing, mut unknown) = (0, 0_u32);
         loop {
-            let entered = if ticket.book().expects_others() {
-                ticket.enter_and_list(self.mode, data).await.map(Some)
-            } else {
-                ticket.enter(self.mode, data).await.map(|()| None)
+            // All requests are on their way before one is answered.
+            ticket.ask_for_node(self.mode, data);
+            let listing = ticket.book().expects_others().then(|| ticket.list_or_join());
+            self.look_at_permits(ticket, listing.as_ref().is_none_or(|(_, is_sent)| *is_sent));
+            // The listing is answered after the create, so waiting for the listing first wakes the task once, and not
+            // twice.
+            let look = match listing {
+                Some((listing, _)) => Some(listing.await),
+                None => None,
             };
-            match entered {
-                Ok(look) => return Ok(look),
+            match ticket.entered().await {
+                Ok(()) => return Ok(look),
                 // The directory can vanish again between its making and the next try: the server reaps it when it is
                 // empty.
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {

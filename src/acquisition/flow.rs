@@ -12,9 +12,9 @@ use crate::acquisition::waiting::Waiting;
 use crate::call;
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
+use crate::queue::turn;
 use crate::session::request::Failure;
-use crate::snapshot::progress::OnWait;
-use crate::snapshot::read;
+use crate::snapshot::on_wait::OnWait;
 use crate::validation;
 
 /// How often an acquisition that finds the directory's numbers used up has the directory made anew. Other contenders
@@ -24,7 +24,8 @@ const RESTARTS: u32 = 8;
 impl Acquisition {
     /// Queues up, and waits until the lock is granted.
     pub(crate) async fn acquire(&mut self) -> Result<Box<Hold>, Error> {
-        let answer = match self.options.timeout() {
+        let checked = self.check_wanted().and_then(|_| self.options.timeout());
+        let answer = match checked {
             Err(error) => Err(error),
             Ok(None) if self.handle.warn_waiting.is_none() => {
                 let on_wait = self.options.on_wait.take().map(OnWait::new);
@@ -53,6 +54,9 @@ impl Acquisition {
         waiting: Option<&Arc<Waiting>>,
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Hold>, Error> {
+        if self.wanted.is_some() {
+            Box::pin(self.check_number()).await?;
+        }
         let (mut held, mut look) = Box::pin(self.queue_up()).await?;
         let mut tries = 0;
         while is_used_up(held.contender()) {
@@ -76,9 +80,10 @@ impl Acquisition {
             // A loss ends the wait also while an answer is outstanding.
             loss = held.lost() => Err(self.evicted(loss)),
         };
-        let granted = match turn {
-            Ok(grant) => self.grant(&held, grant).await,
-            Err(error) => Err(error),
+        let granted = match (turn, &self.wanted) {
+            (Ok(grant), None) => self.grant(&held, grant).await,
+            (Ok(grant), Some(wanted)) => Box::pin(self.take_permits_unless_lost(wanted, &held, grant, &mut wait)).await,
+            (Err(error), _) => Err(error),
         };
         match granted {
             Ok(()) => {
@@ -125,6 +130,7 @@ impl Acquisition {
     /// As [`Self::look`], but the node of this name does not count.
     async fn look_beside(&self, own: Option<&str>) -> Result<Duration, Error> {
         validation::check_label(self.label())?;
+        self.check_wanted()?;
         let path = &self.handle.path;
         let seen = call::on_a_session(&self.handle.coordinator, |session| async move {
             let names = call::names(&session, path, false).await?;
@@ -134,11 +140,11 @@ impl Acquisition {
         names.retain(|name| Some(&name[..]) != own);
         self.handle.check_for_foreign(&names)?;
         let newcomer = (self.handle.dialect, self.mode);
-        let blockers = read::blockers_of_newcomer(&session, path, &names, newcomer).await;
-        if blockers.ahead > 0 {
-            return Err(Error::WouldBlock { blockers });
+        let is_free = turn::ahead_of_newcomer(self.handle.dialect, self.mode, &names).is_empty();
+        if is_free && self.is_room(&session).await != Some(false) {
+            return Ok(session.timeout());
         }
-        Ok(session.timeout())
+        Err(Error::WouldBlock { blockers: self.handle.site.blockers_of_newcomer(&session, &names, newcomer).await })
     }
 
     /// Takes the lock after a look, without waiting for any contender, and waits for the servers no longer than

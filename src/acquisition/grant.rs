@@ -21,6 +21,8 @@ pub(crate) struct Grant {
     pub(crate) evidence: Evidence,
     /// The kind of the grant, for traces and metrics.
     pub(crate) kind: &'static str,
+    /// The contender had to wait.
+    pub(crate) has_waited: bool,
 }
 
 impl Grant {
@@ -34,7 +36,7 @@ impl Grant {
                 (Evidence::HandOff(ticket.session().upkeep().nodes().hand_off(&node.into())), "hand-off")
             }
         };
-        Grant { evidence, kind }
+        Grant { evidence, kind, has_waited: take.has_waited }
     }
 }
 
@@ -67,9 +69,9 @@ impl Acquisition {
             own_nodes.confirm_gone(signal, own_node);
         }
         let kind = grant.kind;
-        meter::granted(self.mode, kind);
+        meter::granted(self.aim(), kind);
         let (sequence, token) = (held.contender().sequence(), held.position().czxid);
-        tracing::debug!(path = &*self.handle.path, mode = %self.mode, sequence, token, kind, "granted");
+        tracing::debug!(path = &**self.handle.shown(), mode = %self.aim(), sequence, token, kind, "granted");
         Some(Ok(()))
     }
 
@@ -101,17 +103,20 @@ impl Acquisition {
             Some(kept) => UsedBy::Users(Arc::downgrade(kept) as _),
             None => UsedBy::One(self.asker()),
         };
-        upkeep.holds().begin(position.czxid, &self.handle.path, sequence, used_by, &position.own_node);
+        // A task may hold several permits, and wait for more.
+        if self.handle.limit.is_none() {
+            upkeep.holds().begin(position.czxid, &self.handle.path, sequence, used_by, &position.own_node);
+        }
         // Of a node that is kept, each use is traced.
         if self.kept.is_some() {
             return self.trace.granted_to_others(position);
         }
-        held.granted(self.trace.granted(self.mode, &self.handle.path, self.label(), held.position()));
+        held.granted(self.trace.granted(self.aim(), self.handle.shown(), self.label(), held.position()));
         let Some(limit) = self.handle.warn_holding else {
             return;
         };
         let (session, own_node) = (Arc::clone(held.ticket().session()), Arc::clone(held.own_node()));
-        let (path, label, token) = (Arc::clone(&self.handle.path), self.options.label.clone(), held.position().czxid);
+        let (path, label, token) = (Arc::clone(self.handle.shown()), self.options.label.clone(), held.position().czxid);
         let watch = Arc::clone(&session);
         session.spawn(Box::pin(async move {
             tokio::select! {

@@ -26,7 +26,8 @@ use crate::queue::member::Blockers;
 use crate::queue::mode::Mode;
 use crate::session::holds::OwnHold;
 use crate::session::loss::Loss;
-use crate::snapshot::progress::{OnWait, Progress};
+use crate::snapshot::on_wait::OnWait;
+use crate::snapshot::progress::Progress;
 use crate::snapshot::read;
 use crate::telemetry::meter;
 use crate::ticket::deadlock::Deadlock;
@@ -224,11 +225,11 @@ impl Acquisition {
     async fn tell_of(&self, waiting: &Waiting, on_wait: &mut OnWait) {
         let mut waits = looked_since(waiting, 0).await;
         loop {
-            on_wait.tell(&waits.session, waits.me.dialect(), waits.seen.clone()).await;
+            on_wait.tell(&waits.session, &self.handle.site, waits.me.dialect(), waits.seen.clone()).await;
             waits = tokio::select! {
                 biased;
                 later = looked_since(waiting, waits.looks) => later,
-                () = on_wait.keep_looking(&waits.session, &self.handle.path, &waits.me) => return,
+                () = on_wait.keep_looking(&waits.session, &self.handle.site, &waits.me) => return,
             };
         }
     }
@@ -256,10 +257,10 @@ impl Acquisition {
 
     /// A use of a kept node begins.
     pub(crate) fn begin_use(&self, mut used: KeptUse) -> KeptUse {
-        meter::granted(self.mode, KEPT);
+        meter::granted(self.aim(), KEPT);
         let position = used.hold().position();
         self.trace.entered(position);
-        let holding = self.trace.granted(self.mode, &self.handle.path, self.label(), position);
+        let holding = self.trace.granted(self.aim(), &self.handle.path, self.label(), position);
         let warned = self.handle.warn_holding.map(|limit| self.warn_of_use(used.hold(), limit));
         used.granted(holding, warned);
         used

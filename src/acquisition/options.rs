@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::call::Limit;
 use crate::error::error::Error;
-use crate::snapshot::progress::Listener;
+use crate::snapshot::on_wait::Listener;
 use crate::validation;
 
 /// The options of one acquisition.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
+use crate::acquisition::limit::Wanted;
 use crate::acquisition::options::Options;
 use crate::acquisition::request::Acquisition;
 use crate::acquisition::waiting::{Waiting, Waits};
@@ -15,15 +16,14 @@ use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
-use crate::snapshot::read;
 
 /// How long before its timeout an acquisition looks up which contenders are in its way, at most.
 pub(crate) const LOOK_UP_AHEAD: Duration = Duration::from_millis(200);
 
 impl Acquisition {
     pub(crate) fn warn(&self, limit: Duration, blockers: &Blockers) {
-        let (path, label) = (&*self.handle.path, self.label());
-        tracing::warn!(path, mode = %self.mode, label, waited = ?limit, %blockers, "it takes long to acquire a lock");
+        let (path, label) = (&**self.handle.shown(), self.label());
+        tracing::warn!(path, mode = %self.aim(), label, waited = ?limit, %blockers, "it takes long to acquire a lock");
     }
 
     /// Lets a background task of the session warn if the acquisition takes long. An acquisition that is not polled
@@ -35,7 +35,8 @@ impl Acquisition {
         let (end, ended) = oneshot::channel();
         *waiting.background.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
         let options = Options { label: self.options.label.clone(), ..Options::default() };
-        let acquisition = Acquisition::new(Arc::clone(&self.handle), self.mode, options);
+        let mut acquisition = Acquisition::new(Arc::clone(&self.handle), self.mode, options);
+        acquisition.wanted = self.wanted.as_ref().map(|wanted| Box::new(Wanted::new(wanted.count)));
         let (session, own_node, me) =
             (Arc::clone(held.ticket().session()), Arc::clone(held.own_node()), held.contender().clone());
         let (left, waiting) = (limit.saturating_sub(waiting.began.elapsed()), Arc::downgrade(waiting));
@@ -47,16 +48,17 @@ impl Acquisition {
             let Some(found) = call::unless(&mut ended, acquisition.turn_and_blockers(&session, &me)).await else {
                 return;
             };
-            let is_its_turn = matches!(found, Some((Turn::Granted, _)));
+            let is_its_turn =
+                matches!(found, Some((Turn::Granted, _))) && acquisition.is_room(&session).await == Some(true);
             // While cut off, the last listing is the best answer.
             let seen = || waiting.upgrade().map(|waiting| waiting.seen_in_the_way()).unwrap_or_default();
             let blockers = found.map_or_else(seen, |(_, blockers)| blockers);
             let grace = acquisition.handle.lock_delay + LOOK_UP_AHEAD;
             if is_its_turn && call::unless(&mut ended, session.sleep(grace)).await.is_some() && !own_node.is_holding() {
-                let (path, node, label) = (&*acquisition.handle.path, me.name(), acquisition.label());
+                let (path, node, label) = (&**acquisition.handle.shown(), me.name(), acquisition.label());
                 tracing::warn!(
                     path,
-                    mode = %acquisition.mode,
+                    mode = %acquisition.aim(),
                     label,
                     node,
                     waited = ?limit,
@@ -77,7 +79,7 @@ impl Acquisition {
     ) -> Option<(Turn, Blockers)> {
         let look = async {
             let names = session.children(&self.handle.path).await.ok()?;
-            let blockers = read::blockers(session, &self.handle.path, &names, me).await;
+            let blockers = self.handle.site.blockers(session, &names, me).await;
             Some((turn::turn(me, &names), blockers))
         };
         call::unless(session.sleep(LOOK_UP_AHEAD), look).await.flatten()
@@ -90,7 +92,7 @@ impl Acquisition {
             return Blockers::default();
         };
         match session.children(&self.handle.path).await {
-            Ok(names) => read::blockers(&session, &self.handle.path, &names, &me).await,
+            Ok(names) => self.handle.site.blockers(&session, &names, &me).await,
             Err(_) => seen.blockers,
         }
     }

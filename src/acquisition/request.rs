@@ -5,11 +5,12 @@ use std::sync::Arc;
 use tracing::Span;
 
 use crate::acquisition::handle::Handle;
+use crate::acquisition::limit::Wanted;
 use crate::acquisition::options::Options;
 use crate::error::error::Error;
 use crate::hold::kept::Kept;
 use crate::hold::trace::{self, Acquiring};
-use crate::queue::mode::Mode;
+use crate::queue::mode::{Aim, Mode};
 use crate::session::holds::Asker;
 use crate::session::loss::Loss;
 use crate::session::request::{Ending, Failure};
@@ -25,13 +26,20 @@ pub(crate) struct Acquisition {
     pub(crate) asker: Option<Asker>,
     /// The uses that will share its node, which is to be kept.
     pub(crate) kept: Option<Arc<Kept>>,
+    /// The permits that it is after.
+    pub(crate) wanted: Option<Box<Wanted>>,
 }
 
 impl Acquisition {
     /// Without a label of its own the acquisition has the lock's label.
     pub(crate) fn new(handle: Arc<Handle>, mode: Mode, mut options: Options) -> Acquisition {
         options.label = options.label.or_else(|| handle.label.clone());
-        Acquisition { handle, mode, options, trace: Acquiring::default(), asker: None, kept: None }
+        Acquisition { handle, mode, options, trace: Acquiring::default(), asker: None, kept: None, wanted: None }
+    }
+
+    /// What it is after.
+    pub(crate) fn aim(&self) -> Aim {
+        if self.handle.limit.is_some() { Aim::Permit } else { Aim::Lock(self.mode) }
     }
 
     pub(crate) fn label(&self) -> Option<&str> {
@@ -39,13 +47,13 @@ impl Acquisition {
     }
 
     pub(crate) fn begin(&mut self) -> Span {
-        self.trace = Acquiring::begin(&self.handle.path, self.mode, self.label());
+        self.trace = Acquiring::begin(self.handle.shown(), self.aim(), self.label());
         self.trace.span()
     }
 
     /// Reports a failure to tracing and metrics.
     pub(crate) fn reported<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
-        answer.inspect_err(|error| trace::not_granted(&self.handle.path, self.mode, error))
+        answer.inspect_err(|error| trace::not_granted(self.handle.shown(), self.aim(), error))
     }
 
     pub(crate) fn asker(&self) -> Asker {

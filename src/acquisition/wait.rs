@@ -20,8 +20,7 @@ use crate::session::listings::Names;
 use crate::session::loss::Loss;
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
-use crate::snapshot::progress::{OnWait, Progress};
-use crate::snapshot::read;
+use crate::snapshot::on_wait::OnWait;
 use crate::telemetry::meter;
 use crate::ticket::deadlock::Deadlock;
 
@@ -77,6 +76,9 @@ impl Acquisition {
     ///
     /// Each of thousands of waiters keeps every value that is alive across this wait, so nothing else is done here.
     pub(crate) async fn wait_for_turn(&self, held: &Hold, wait: &mut Wait<'_>) -> Result<Grant, Error> {
+        if let Some(wanted) = &self.wanted {
+            Box::pin(self.first_look(wanted, held)).await?;
+        }
         let mut waiter = Waiter::new(held.contender(), self.rules(held, wait));
         let mut step = Step::Consult;
         loop {
@@ -129,30 +131,34 @@ impl Acquisition {
         let session = ticket.session();
         let names = match wait.look.take() {
             // The listing's answer was lost: ask again.
-            None | Some(Err(Failure::Unknown(_))) => retry::until_known(session, || ticket.list()).await,
+            None | Some(Err(Failure::Unknown(_))) => {
+                self.forget_look();
+                retry::until_known(session, || ticket.list()).await
+            }
             Some(names) => names,
         };
         let names = names.map_err(|failure| self.stop(failure))?;
         ticket.remove_strays(&names);
         let is_first = !waiter.has_waited();
         if is_first {
-            meter::entered(self.mode, names.len().saturating_sub(1));
+            meter::entered(self.aim(), names.len().saturating_sub(1));
         }
         let step = waiter.next(News::Listed { names: &names, known: ticket.book().find(held.position()) });
         let Step::Await { predecessor, .. } = &step else { return Ok(step) };
         wait.directory = names.directory;
         if wait.patience == Patience::GiveUp {
-            let blockers = read::blockers(session, &self.handle.path, &names, me).await;
+            let blockers = self.handle.site.blockers(session, &names, me).await;
             return Err(Error::WouldBlock { blockers });
         }
         if is_first {
             self.check_for_deadlock(held, &names, predecessor)?;
         }
         if let Some(on_wait) = &mut wait.on_wait {
-            on_wait.tell(session, me.dialect(), Progress::by_name(&self.handle.path, &names, me)).await;
+            let (site, seen) = (&self.handle.site, self.handle.site.progress(session, &names, me).await);
+            on_wait.tell(session, site, me.dialect(), seen).await;
         }
         if let Some(waiting) = wait.waiting {
-            waiting.sees(session, me, Progress::by_name(&self.handle.path, &names, me));
+            waiting.sees(session, me, self.handle.site.progress_in_queue(&names, me));
         }
         Ok(step)
     }
@@ -271,7 +277,7 @@ impl Acquisition {
         tokio::select! {
             biased;
             departure = self.departure(behind) => departure,
-            () = on_wait.keep_looking(held.ticket().session(), &self.handle.path, held.contender()) => {
+            () = on_wait.keep_looking(held.ticket().session(), &self.handle.site, held.contender()) => {
                 Ok(Departure::Unseen)
             }
         }

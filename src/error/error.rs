@@ -138,6 +138,40 @@ pub enum Error {
         dialect: Dialect,
     },
 
+    /// A [`Semaphore`](crate::Semaphore) has another number of permits than this handle was opened with. Nothing was granted.
+    /// Give all users the same number, or change it for all with [`set_permits`](crate::Semaphore::set_permits).
+    #[error("{path} has {theirs} permits, and was opened here with {ours}")]
+    OtherPermits {
+        /// The semaphore.
+        path: String,
+        /// The number given here.
+        ours: u32,
+        /// The number that the ensemble keeps.
+        theirs: u32,
+    },
+
+    /// More permits are wanted than the [`Semaphore`](crate::Semaphore) has, so they could never be granted. Ask for fewer,
+    /// or raise the number for all with [`set_permits`](crate::Semaphore::set_permits).
+    #[error("{wanted} permits are wanted of {path}, which has {permits}")]
+    TooFewPermits {
+        /// The semaphore.
+        path: String,
+        /// How many are wanted.
+        wanted: u32,
+        /// How many there are.
+        permits: u32,
+    },
+
+    /// Something in the nodes of a [`Semaphore`](crate::Semaphore) is not of this library, so nothing shows how many permits
+    /// are free, and none is granted. Remove it, or use another path.
+    #[error("{path} cannot be counted: {what}")]
+    DoubtfulPermits {
+        /// The semaphore.
+        path: String,
+        /// What is wrong.
+        what: String,
+    },
+
     /// One lock of a [`MultiLock`](crate::MultiLock) failed, and none of them is held.
     ///
     /// From a [`MultiGuard`](crate::MultiGuard), it is the lock that was lost first.
@@ -307,6 +341,8 @@ impl From<Error> for io::Error {
             Error::EphemeralParent { .. } => ErrorKind::NotADirectory,
             Error::SequenceExhausted { .. } => ErrorKind::QuotaExceeded,
             Error::ForeignContender { .. } => ErrorKind::ResourceBusy,
+            Error::OtherPermits { .. } | Error::TooFewPermits { .. } => ErrorKind::InvalidInput,
+            Error::DoubtfulPermits { .. } => ErrorKind::InvalidData,
             Error::TransactionRefused { reason: Failure::NoNode, .. } => ErrorKind::NotFound,
             Error::TransactionRefused { reason: Failure::NodeExists, .. } => ErrorKind::AlreadyExists,
             Error::TransactionRefused { reason: Failure::NoAuth, .. } => ErrorKind::PermissionDenied,

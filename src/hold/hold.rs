@@ -16,6 +16,7 @@ use crate::session::node::OwnNode;
 use crate::session::position::Position;
 use crate::session::request::{Event, Failure};
 use crate::session::retry;
+use crate::ticket::exchange::{Exchange, NotExchanged};
 use crate::ticket::ticket::Ticket;
 use crate::validation;
 
@@ -27,8 +28,9 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 pub(crate) struct Hold {
     ticket: Ticket,
     position: Arc<Position>,
-    /// Where it stands since a downgrade.
-    downgraded: OnceLock<Arc<Position>>,
+    /// Where it stands since a downgrade, or since its place was exchanged for a permit.
+    moved: OnceLock<Arc<Position>>,
+    /// The directory of the lock, or of the semaphore.
     directory: Arc<str>,
     data: Vec<u8>,
     holding: Mutex<Holding>,
@@ -48,8 +50,8 @@ impl Hold {
     ) -> Option<Box<Hold>> {
         let (position, holding) = (ticket.position()?, Mutex::default());
         let (directory, _coordinator) = (Arc::clone(directory), Arc::clone(coordinator));
-        let downgraded = OnceLock::new();
-        Some(Box::new(Hold { ticket, position, downgraded, directory, data, holding, _coordinator }))
+        let moved = OnceLock::new();
+        Some(Box::new(Hold { ticket, position, moved, directory, data, holding, _coordinator }))
     }
 
     /// The lock was granted. `holding` ends with the hold.
@@ -66,7 +68,7 @@ impl Hold {
     }
 
     pub(crate) fn position(&self) -> &Arc<Position> {
-        self.downgraded.get().unwrap_or(&self.position)
+        self.moved.get().unwrap_or(&self.position)
     }
 
     pub(crate) fn contender(&self) -> &Contender {
@@ -102,7 +104,7 @@ impl Hold {
         &self.data
     }
 
-    /// The lock's directory.
+    /// The directory of the lock, or of the semaphore.
     pub(crate) fn directory(&self) -> &str {
         &self.directory
     }
@@ -135,7 +137,7 @@ impl Hold {
     }
 
     async fn somebody_kept_out(&self) -> Result<Contender, Error> {
-        let (session, directory) = (self.ticket.session(), &self.directory);
+        let (session, directory) = (self.ticket.session(), self.ticket.directory());
         let mut last_change: Option<Moment> = None;
         loop {
             let seen = retry::until_known(session, || session.watch_children(directory)).await;
@@ -200,7 +202,7 @@ impl Hold {
 
     pub(crate) async fn downgrade(&self) -> Result<(), Error> {
         self.change_to_read().await?;
-        self.holding().goes_on_as_read(&self.directory, self.downgraded.get().unwrap_or(&self.position));
+        self.holding().goes_on_as_read(&self.directory, self.moved.get().unwrap_or(&self.position));
         Ok(())
     }
 
@@ -211,7 +213,16 @@ impl Hold {
         }
         self.ticket.downgrade(&self.data).await.map_err(|failure| self.lost_by(failure, "downgrade"))?;
         if let Some(position) = self.ticket.position() {
-            let _first = self.downgraded.set(position);
+            let _first = self.moved.set(position);
+        }
+        Ok(())
+    }
+
+    /// Exchanges the place at the head of the queue for a node outside.
+    pub(crate) async fn exchange(&self, exchange: &Exchange<'_>) -> Result<(), NotExchanged> {
+        self.ticket.exchange(exchange).await?;
+        if let Some(position) = self.ticket.position() {
+            let _first = self.moved.set(position);
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use tracing::field::{Empty, debug};
 use tracing::{Instrument, Span};
 
 use crate::error::error::Error;
-use crate::queue::mode::Mode;
+use crate::queue::mode::{Aim, Mode};
 use crate::session::position::Position;
 use crate::telemetry::meter::{self, Began};
 
@@ -32,9 +32,9 @@ struct Spans {
 }
 
 impl Acquiring {
-    pub(crate) fn begin(path: &str, mode: Mode, label: Option<&str>) -> Acquiring {
+    pub(crate) fn begin(path: &str, aim: Aim, label: Option<&str>) -> Acquiring {
         let acquire =
-            tracing::debug_span!("acquire", path, %mode, label, sequence = Empty, token = Empty, waited = Empty);
+            tracing::debug_span!("acquire", path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty);
         let spans = (!acquire.is_disabled()).then(|| Spans { acquire, caller: Span::current(), began: Instant::now() });
         Acquiring { spans: spans.map(Box::new), began: Began::now() }
     }
@@ -63,12 +63,12 @@ impl Acquiring {
     }
 
     /// The lock was granted, and its hold begins.
-    pub(crate) fn granted(&self, mode: Mode, path: &str, label: Option<&str>, position: &Position) -> Holding {
+    pub(crate) fn granted(&self, aim: Aim, path: &str, label: Option<&str>, position: &Position) -> Holding {
         self.granted_to_others(position);
-        meter::waited(mode, self.began);
-        let begin = |spans: &Spans| HoldSpan::begin(mode, path, position, label, &spans.caller, &spans.acquire);
+        meter::waited(aim, self.began);
+        let begin = |spans: &Spans| HoldSpan::begin(aim, path, position, label, &spans.caller, &spans.acquire);
         let seen = self.spans.as_deref().map(begin).map(Box::new);
-        Holding { seen, metered: meter::HoldTimer::begin(mode) }
+        Holding { seen, metered: meter::HoldTimer::begin(aim) }
     }
 
     /// The lock was granted, and what is done under it has traces of its own.
@@ -90,13 +90,13 @@ impl Drop for Spans {
 }
 
 /// Records and counts that an acquisition failed.
-pub(crate) fn not_granted(path: &str, mode: Mode, error: &Error) {
+pub(crate) fn not_granted(path: &str, aim: Aim, error: &Error) {
     match error {
-        Error::WouldBlock { .. } => meter::would_block(mode),
-        Error::Timeout { .. } => meter::timed_out(mode),
+        Error::WouldBlock { .. } => meter::would_block(aim),
+        Error::Timeout { .. } => meter::timed_out(aim),
         _ => {}
     }
-    tracing::debug!(path, %mode, %error, "not granted");
+    tracing::debug!(path, mode = %aim, %error, "not granted");
 }
 
 /// The trace of a hold, until the hold ends.
@@ -122,24 +122,18 @@ impl Holding {
     /// A downgrade: the hold of one mode ends here, and that of the other mode begins.
     pub(crate) fn goes_on_as_read(&mut self, path: &str, position: &Position) {
         let goes_on = |hold: &HoldSpan| {
-            HoldSpan::begin(Mode::Read, path, position, hold.label.as_deref(), &hold.caller, &hold.span)
+            HoldSpan::begin(Aim::Lock(Mode::Read), path, position, hold.label.as_deref(), &hold.caller, &hold.span)
         };
         self.seen = self.seen.as_deref().map(goes_on).map(Box::new);
-        self.metered = meter::HoldTimer::begin(Mode::Read);
+        self.metered = meter::HoldTimer::begin(Aim::Lock(Mode::Read));
     }
 }
 
 impl HoldSpan {
-    fn begin(
-        mode: Mode,
-        path: &str,
-        position: &Position,
-        label: Option<&str>,
-        caller: &Span,
-        after: &Span,
-    ) -> HoldSpan {
+    fn begin(aim: Aim, path: &str, position: &Position, label: Option<&str>, caller: &Span, after: &Span) -> HoldSpan {
         let (sequence, token) = (position.contender.sequence(), position.czxid);
-        let span = tracing::debug_span!(parent: caller, "hold", path, %mode, sequence, token, label, held = Empty);
+        let span =
+            tracing::debug_span!(parent: caller, "hold", path, mode = %aim, sequence, token, label, held = Empty);
         span.follows_from(after);
         HoldSpan { span, began: Instant::now(), caller: caller.clone(), label: label.map(str::to_owned) }
     }

@@ -31,7 +31,7 @@ pub struct Leader {
 
 impl Leader {
     pub(crate) fn of(contender: &Contender, data: &[u8], stat: Stat) -> Leader {
-        let Said { host, pid, label } = Said::of(contender, Some(data));
+        let Said { host, pid, label, .. } = Said::of(contender, Some(data));
         let (term, session, since) = (stat.czxid, stat.ephemeral_owner, stat.ctime);
         Leader { term, host, pid, data: label, session, since }
     }

@@ -15,6 +15,7 @@ use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::queue::native;
 use crate::session::contract::Coordinator;
+use crate::snapshot::site::Site;
 use crate::ticket::deadlock::Deadlock;
 use crate::validation;
 
@@ -471,6 +472,8 @@ impl RwLockBuilder {
             handle: Arc::new(Handle {
                 book: Mutex::default(),
                 coordinator: self.coordinator,
+                site: Site::of_lock(Arc::clone(&path)),
+                limit: None,
                 path,
                 host: self.host.unwrap_or_else(native::machine),
                 label: self.label,

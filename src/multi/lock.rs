@@ -19,7 +19,7 @@ use crate::hold::trace;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::multi::guard::{MultiGuard, Taken};
 use crate::queue::dialect::Dialect;
-use crate::queue::mode::Mode;
+use crate::queue::mode::{Aim, Mode};
 use crate::session::contract::Coordinator;
 use crate::ticket::deadlock::Deadlock;
 use crate::validation;
@@ -354,6 +354,6 @@ async fn look(lock: &RwLock, mode: Mode) -> Result<Duration, Error> {
 
 /// Reports why one of the locks was not granted. Then none was.
 fn refused(lock: &RwLock, mode: Mode, error: Error) -> Error {
-    trace::not_granted(lock.path(), mode, &error);
+    trace::not_granted(lock.path(), Aim::Lock(mode), &error);
     error
 }

@@ -17,7 +17,7 @@ use crate::lock::rw_lock::RwLock;
 use crate::once::guard::OnceGuard;
 use crate::queue::done::{self, Now};
 use crate::queue::member::Blockers;
-use crate::queue::mode::Mode;
+use crate::queue::mode::{Aim, Mode};
 use crate::session::loss::Loss;
 use crate::session::request::Failure;
 use crate::snapshot::record::{self, Record};
@@ -131,6 +131,9 @@ impl RwLock {
     }
 }
 
+/// What it is after: the work is done under the write lock.
+const AIM: Aim = Aim::Lock(Mode::Write);
+
 impl Guard for Option<OnceGuard> {
     type Source = (Arc<Handle>, Duration);
 
@@ -138,7 +141,7 @@ impl Guard for Option<OnceGuard> {
         Granting::by(async move {
             let rest = Rest::new(&handle, options.label.clone(), period);
             let checked = rest.and_then(|rest| Ok((rest, options.timeout()?)));
-            let (rest, timeout) = checked.inspect_err(|error| trace::not_granted(&handle.path, Mode::Write, error))?;
+            let (rest, timeout) = checked.inspect_err(|error| trace::not_granted(&handle.path, AIM, error))?;
             let late = late(&handle, timeout);
             let guard = Acquire::<WriteGuard> { source: handle, options }.await?;
             in_time(late, rest.judge(guard)).await

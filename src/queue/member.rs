@@ -19,14 +19,19 @@ pub struct Queue {
     /// When a job under the lock last [succeeded](crate::OnceGuard::done), if there is a record of it that this client can
     /// read.
     pub done: Option<Done>,
+    /// How many permits there are, if this is the queue of a [`Semaphore`](crate::Semaphore). Then the members that hold
+    /// are those that have permits, in the order in which they took them. `None` if this is the queue of a lock.
+    pub permits: Option<u32>,
 }
 
 /// One member of a queue.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Member {
-    /// What it asks for.
+    /// What it asks for. [`Mode::Write`] of a semaphore's member, which waits in the queue alone at its place.
     pub mode: Mode,
+    /// How many permits it holds or waits for. `None` if it is in the queue of a lock, and if its node could not be read.
+    pub permits: Option<u32>,
     /// Whether it holds the lock.
     pub state: MemberState,
     /// The host that it gives; empty if it gives none.
@@ -62,7 +67,8 @@ pub enum MemberState {
     Holds,
     /// It waits behind another node.
     Waits {
-        /// The name of the nearest node before it that excludes it.
+        /// The name of the nearest node before it that excludes it. For the first in the queue of a semaphore it is
+        /// `permits`, the name of the directory of those who hold.
         behind: String,
     },
     /// It will never hold: its sequence number is negative, or another node has the same number.
@@ -70,14 +76,23 @@ pub enum MemberState {
 }
 
 impl Queue {
-    /// The members that hold the lock: one writer, or any number of readers.
+    /// The members that hold the lock: one writer, or any number of readers. Those that hold permits, if there are any.
     pub fn holders(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.state == MemberState::Holds)
     }
 
-    /// The members that do not hold the lock, in the order of arrival.
+    /// The members that do not hold, in the order of arrival.
     pub fn waiters(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.state != MemberState::Holds)
+    }
+
+    /// How many permits are free; `None` if this is the queue of a lock.
+    ///
+    /// Zero also if more are taken than there are, because [`set_permits`](crate::Semaphore::set_permits) has lowered the
+    /// number.
+    pub fn free(&self) -> Option<u32> {
+        let taken = self.holders().filter_map(|holder| holder.permits).map(u64::from).sum::<u64>();
+        self.permits.map(|all| u32::try_from(u64::from(all).saturating_sub(taken)).unwrap_or(u32::MAX))
     }
 }
 

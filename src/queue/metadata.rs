@@ -14,12 +14,17 @@ pub(crate) struct Metadata {
     pub(crate) pid: u32,
     pub(crate) label: Option<String>,
     pub(crate) since: SystemTime,
+    /// How many permits it wants, if it stands in the queue of a semaphore.
+    pub(crate) permits: Option<u32>,
 }
 
 impl Metadata {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let since = humantime::format_rfc3339_millis(self.since.max(UNIX_EPOCH));
         let mut text = format!("host={}\npid={}\nsince={since}\n", self.host, self.pid);
+        if let Some(permits) = self.permits {
+            text.push_str(&format!("permits={permits}\n"));
+        }
         if let Some(label) = &self.label {
             text.push_str(&format!("label={label}\n"));
         }
@@ -34,6 +39,7 @@ pub(crate) struct Said {
     pub(crate) host: String,
     pub(crate) pid: Option<u32>,
     pub(crate) label: Option<String>,
+    pub(crate) permits: Option<u32>,
 }
 
 impl Said {
@@ -52,13 +58,14 @@ impl Said {
 }
 
 /// Reads the metadata out of a node's data, whatever else the data hold.
-pub(super) fn read(data: &[u8]) -> Said {
+pub(crate) fn read(data: &[u8]) -> Said {
     let text = String::from_utf8_lossy(data);
     let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
     Said {
         host: field("host").unwrap_or_default().to_owned(),
         pid: field("pid").and_then(|pid| pid.parse().ok()),
         label: field("label").map(str::to_owned),
+        permits: field("permits").and_then(|permits| permits.parse().ok()),
     }
 }
 
@@ -88,11 +95,15 @@ mod tests {
     #[test]
     fn a_note_is_text_that_can_be_read_back() {
         let since = UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
-        let note = Metadata { host: "web-1".to_owned(), pid: 42, label: Some("migrate = v42".to_owned()), since };
+        let label = Some("migrate = v42".to_owned());
+        let note = Metadata { host: "web-1".to_owned(), pid: 42, label: label.clone(), since, permits: None };
         let text = String::from_utf8(note.encode()).unwrap();
         assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\nlabel=migrate = v42\n");
-        let label = Some("migrate = v42".to_owned());
-        assert_eq!(read(text.as_bytes()), Said { host: "web-1".to_owned(), pid: Some(42), label });
+        let said = Said { host: "web-1".to_owned(), pid: Some(42), label, permits: None };
+        assert_eq!(read(text.as_bytes()), said);
+        let text = String::from_utf8(Metadata { permits: Some(3), ..note }.encode()).unwrap();
+        assert_eq!(text, "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\npermits=3\nlabel=migrate = v42\n");
+        assert_eq!(read(text.as_bytes()), Said { permits: Some(3), ..said });
     }
 
     #[test]

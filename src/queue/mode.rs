@@ -40,6 +40,22 @@ impl fmt::Display for Mode {
     }
 }
 
+/// What an acquisition is after, as traces and metrics name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Aim {
+    Lock(Mode),
+    Permit,
+}
+
+impl fmt::Display for Aim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Aim::Lock(mode) => mode.fmt(f),
+            Aim::Permit => f.pad("PERMIT"),
+        }
+    }
+}
+
 /// A contender's mode and sequence number: all that decides its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {

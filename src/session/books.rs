@@ -31,6 +31,8 @@ struct State {
     was_next: bool,
     /// Counts how often the connection was lost.
     connection: u64,
+    /// Counts how often a place in this queue was to be exchanged for permits.
+    takings: u64,
 }
 
 impl Books {
@@ -90,6 +92,17 @@ impl Book {
     /// How often the connection was lost. Pass it to [`Book::entered`].
     pub(crate) fn connection(&self) -> u64 {
         self.state().connection
+    }
+
+    /// How often the session has sent a transaction that takes permits. Whoever finds the same number later knows that none
+    /// was sent in between.
+    pub(crate) fn takings(&self) -> u64 {
+        self.state().takings
+    }
+
+    /// A transaction that takes permits was sent just now.
+    pub(crate) fn takes(&self) {
+        self.state().takings += 1;
     }
 
     /// The node of `me` was created. Its create was sent on this connection.

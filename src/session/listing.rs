@@ -19,16 +19,22 @@ const TURN_MAX: Duration = Duration::from_millis(250);
 /// Asks for the children of a directory. The answer shows them at some moment after this call, and after every request
 /// that was sent on this session before.
 pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
+    list_or_join(session, directory).0
+}
+
+/// As [`list`]. Says whether the request was sent just now; otherwise it is sent later.
+pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Names>, bool) {
     let mut answer = match session.upkeep().listings().begin(directory) {
-        Begin::Send => return send(session, directory),
+        Begin::Send => return (send(session, directory), true),
         Begin::Join(answer) => answer,
     };
-    Box::pin(async move {
+    let joined = Box::pin(async move {
         match answer.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(answer)) => answer.clone(),
             _ => Err(Failure::Unknown("no caller waited for the listing".to_owned())),
         }
-    })
+    });
+    (joined, false)
 }
 
 fn send(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {

@@ -3,11 +3,14 @@
 //! ```text
 //!               granted               a downgrade begins
 //! new --> Waiting ---------> Holding ---------------------> Moving
-//!            |                |   ^                           |  |
-//!            |                |   +---------------------------+  |
-//!            |                |     the node has its new name    |
-//!            |                v                                  |
-//!            +-------------> Left <------------------------------+
+//!          |   ^              |   ^                          ^ |  |
+//!          |   |              |   +--------------------------|-+  |
+//!          |   |              |      the node has moved      | |  |
+//!          |   +--------------|------------------------------|-+  |
+//!          +------------------|------------------------------+    |
+//!          | a waiter becomes the holder of a permit              |
+//!          |                  v                                   |
+//!          +---------------> Left <-------------------------------+
 //!                             the node is about to be deleted
 //! ```
 //!
@@ -90,8 +93,9 @@ enum Phase {
     Waiting,
     /// Holding, in this epoch of the lease.
     Holding(u64),
-    /// Being replaced by a node of another name, in this epoch of the lease. The end of the old node is no loss.
-    Moving(u64),
+    /// Being replaced by another node: while it holds, in this epoch of the lease, or while it waits. The end of the old
+    /// node is no loss.
+    Moving(Option<u64>),
     Left,
 }
 
@@ -147,7 +151,7 @@ impl OwnNode {
     }
 
     pub(crate) fn is_holding(&self) -> bool {
-        matches!(self.state().phase, Phase::Holding(_) | Phase::Moving(_))
+        self.state().is_holding()
     }
 
     /// A transaction is sent that is carried out only while the node is there.
@@ -175,8 +179,10 @@ impl OwnNode {
     /// The node is about to be replaced; [`OwnNode::moved`] ends this.
     pub(crate) fn moving(&self) {
         let mut state = self.state();
-        if let Phase::Holding(epoch) = state.phase {
-            state.phase = Phase::Moving(epoch);
+        match state.phase {
+            Phase::Holding(epoch) => state.phase = Phase::Moving(Some(epoch)),
+            Phase::Waiting => state.phase = Phase::Moving(None),
+            Phase::Moving(_) | Phase::Left => {}
         }
     }
 
@@ -187,8 +193,8 @@ impl OwnNode {
         // The watch on the node that was replaced has nothing more to tell.
         state.own = None;
         state.is_watched = false;
-        if let Phase::Moving(epoch) = state.phase {
-            state.phase = Phase::Holding(epoch);
+        if let Phase::Moving(held) = state.phase {
+            state.phase = held.map_or(Phase::Waiting, Phase::Holding);
         }
     }
 
@@ -269,8 +275,8 @@ impl OwnNode {
         // the lease is the reason.
         if state.loss.is_none() {
             let since = match state.phase {
-                Phase::Holding(epoch) | Phase::Moving(epoch) => Some(epoch),
-                Phase::Waiting => {
+                Phase::Holding(epoch) | Phase::Moving(Some(epoch)) => Some(epoch),
+                Phase::Waiting | Phase::Moving(None) => {
                     state.valid_since = state.valid_since.or_else(|| self.epoch(lease));
                     state.valid_since
                 }
@@ -298,7 +304,7 @@ impl OwnNode {
 
     fn publish(&self, state: &State) {
         let held_in = match (state.loss, state.phase) {
-            (None, Phase::Holding(epoch) | Phase::Moving(epoch)) => epoch + 1,
+            (None, Phase::Holding(epoch) | Phase::Moving(Some(epoch))) => epoch + 1,
             _ => 0,
         };
         self.held_in.store(held_in, Ordering::Release);
@@ -417,10 +423,13 @@ fn tell(news: Option<(String, Loss)>) {
 }
 
 impl State {
+    fn is_holding(&self) -> bool {
+        matches!(self.phase, Phase::Holding(_) | Phase::Moving(Some(_)))
+    }
+
     /// The loss of a hold, if it has not been reported yet.
     fn news(&mut self) -> Option<(String, Loss)> {
-        let holds = matches!(self.phase, Phase::Holding(_) | Phase::Moving(_));
-        let loss = self.loss.filter(|_| holds && !self.is_told)?;
+        let loss = self.loss.filter(|_| self.is_holding() && !self.is_told)?;
         self.is_told = true;
         Some((self.path.clone(), loss))
     }

@@ -8,7 +8,10 @@ use crate::queue::member::{Blockers, Member, MemberState, Queue};
 
 impl fmt::Display for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.path, if self.members.is_empty() { " free" } else { "" })?;
+        match (self.permits, self.free()) {
+            (Some(all), Some(free)) => write!(f, "{}: {free} of {} free", self.path, permits(all))?,
+            _ => write!(f, "{}:{}", self.path, if self.members.is_empty() { " free" } else { "" })?,
+        }
         for member in &self.members {
             let state = match &member.state {
                 MemberState::Holds if member.keeps => "keeps".to_owned(),
@@ -25,10 +28,22 @@ impl fmt::Display for Queue {
     }
 }
 
+/// So many permits, in words.
+fn permits(number: u32) -> String {
+    match number {
+        1 => "1 permit".to_owned(),
+        many => format!("{many} permits"),
+    }
+}
+
 impl fmt::Display for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let who = if self.host.is_empty() { &self.node } else { &self.host };
-        write!(f, "{} {who}", self.mode)?;
+        match self.permits {
+            Some(1) => write!(f, "PERMIT {who}")?,
+            Some(many) => write!(f, "{many} PERMITS {who}")?,
+            None => write!(f, "{} {who}", self.mode)?,
+        }
         if let Some(pid) = self.pid {
             write!(f, " pid {pid}")?;
         }
@@ -135,7 +150,8 @@ mod tests {
                 .into();
         let waits = Contender::parse("web-3~k3v9x2mc~keep-WRITE-0000000009").unwrap();
         members.push(member(&waits, &Turn::Behind(Contender::parse(&members[1].node).unwrap()), None));
-        let queue = Queue { path: "/lock".to_owned(), dialect: waits.dialect(), members, done: None };
+        let (dialect, path) = (waits.dialect(), "/lock".to_owned());
+        let queue = Queue { path, dialect, members, done: None, permits: None };
         assert_eq!(
             queue.to_string(),
             "/lock:\n  READ web-1, holds\n  READ web-2, keeps\n  \

@@ -13,10 +13,10 @@ use crate::session::contract::Session;
 use crate::session::request::{Failure, Stat};
 
 /// How many of the contenders in the way are read for an error: the error must come in time.
-const BLOCKERS_NAMED: usize = 8;
+pub(crate) const BLOCKERS_NAMED: usize = 8;
 
 /// How many nodes are read at once for a snapshot of the queue.
-const READS_IN_FLIGHT: usize = 256;
+pub(super) const READS_IN_FLIGHT: usize = 256;
 
 /// Reads the queue that these children of the directory form: one read for each member.
 pub(crate) async fn of(
@@ -30,7 +30,7 @@ pub(crate) async fn of(
     for some in line.chunks(READS_IN_FLIGHT) {
         members.extend(call::answered(session, || read(session, directory, some)).await?);
     }
-    Ok(Queue { path: directory.to_owned(), dialect, members, done: None })
+    Ok(Queue { path: directory.to_owned(), dialect, members, done: None, permits: None })
 }
 
 /// The contenders in the way of `me`, as far as they can be read.
@@ -127,15 +127,16 @@ async fn read(session: &Arc<dyn Session>, directory: &str, line: &[(Contender, T
 
 /// A contender of this process that is in the way, without a request. `note` is what its node says.
 pub(crate) fn blocked_by(contender: &Contender, note: &[u8], token: i64) -> Blockers {
-    let Said { host, pid, label } = Said::of(contender, Some(note));
+    let Said { host, pid, label, .. } = Said::of(contender, Some(note));
     let member = Member { host, pid, label, token: Some(token), ..member(contender, &Turn::Granted, None) };
     Blockers { ahead: 1, first: vec![member] }
 }
 
 pub(crate) fn member(contender: &Contender, turn: &Turn, node: Option<(&Vec<u8>, Stat)>) -> Member {
-    let Said { host, pid, label } = Said::of(contender, node.map(|(data, _)| data.as_slice()));
+    let Said { host, pid, label, permits } = Said::of(contender, node.map(|(data, _)| data.as_slice()));
     Member {
         mode: contender.mode(),
+        permits: permits.filter(|_| contender.dialect() == Dialect::Native),
         state: match turn {
             Turn::Granted => MemberState::Holds,
             Turn::Behind(other) => MemberState::Waits { behind: other.name().to_owned() },

@@ -8,8 +8,10 @@ use crate::error::error::Error;
 use crate::queue::dialect::Dialect;
 use crate::queue::done::{self, Done};
 use crate::queue::member::Queue;
+use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::request::Failure;
+use crate::snapshot::permits as snapshot;
 use crate::snapshot::read;
 use crate::validation;
 
@@ -19,7 +21,7 @@ const LISTINGS_IN_FLIGHT: usize = 256;
 /// How many records are read at once.
 const READS_IN_FLIGHT: usize = 256;
 
-/// The queues of all locks below a prefix that have contenders, or under which a job was once done.
+/// The queues of all locks and semaphores below a prefix that have contenders, or under which a job was once done.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Survey {
@@ -31,7 +33,8 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// Looks at every node at and below `prefix`, and reads the queue of each node that has contenders. The
+    /// Looks at every node at and below `prefix`, and reads the queue of each node that has contenders. A
+    /// [`Semaphore`](crate::Semaphore) is one queue, with its [permits](Queue::permits). The
     /// [record](crate::Queue::done) of a job that was done under a lock is read, too. A lock that has one and no contender
     /// has an empty queue here.
     ///
@@ -100,7 +103,14 @@ impl Survey {
         children: Vec<String>,
         below: &mut Vec<String>,
     ) -> Result<(), Failure> {
-        let (contenders, others): (Vec<_>, Vec<_>) = children.into_iter().partition(|name| Dialect::of(name).is_some());
+        let (contenders, mut others): (Vec<_>, Vec<_>) =
+            children.into_iter().partition(|name| Dialect::of(name).is_some());
+        if [QUEUE, PERMITS].iter().all(|part| others.iter().any(|name| name == part))
+            && let Some(queue) = semaphore(session, node).await?
+        {
+            self.queues.extend(Some(queue).filter(|queue| !queue.members.is_empty()));
+            others.retain(|name| name != QUEUE && name != PERMITS);
+        }
         let parent = if node == "/" { "" } else { node };
         // The servers' own tree holds no locks.
         below.extend(others.iter().map(|name| format!("{parent}/{name}")).filter(|path| path != "/zookeeper"));
@@ -128,7 +138,7 @@ impl Survey {
         let dialect = Dialect::Native;
         self.queues.extend(free.map(|(lock, done)| {
             let (path, members) = (lock.to_owned(), Vec::new());
-            Queue { path, dialect, members, done: Some(done) }
+            Queue { path, dialect, members, done: Some(done), permits: None }
         }));
         Ok(())
     }
@@ -159,6 +169,23 @@ async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<
         });
     }
     Ok(records)
+}
+
+/// The queue of the semaphore at this node; `None` if it is no semaphore.
+async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
+    let data = match call::answered(session, || session.data(node)).await {
+        Ok((data, _)) => data,
+        Err(Failure::NoNode | Failure::NoAuth) => return Ok(None),
+        Err(failure) => return Err(failure),
+    };
+    let Ok(Some(number)) = permits::decode(&data) else { return Ok(None) };
+    let (taken, queued) = match snapshot::names(session, node, false).await {
+        Ok(names) => names,
+        // The survey says so of each of the two.
+        Err(Failure::NoAuth) => return Ok(None),
+        Err(failure) => return Err(failure),
+    };
+    snapshot::of(session, node, number, &taken, &queued).await.map(Some)
 }
 
 /// The children of each of these nodes, all asked for at once; `None` if we may not list them.

@@ -1,6 +1,8 @@
-//! What is counted and measured, with the feature `metrics`; knows modes and labels, and decides nothing. Without the
+//! What is counted and measured, with the feature `metrics`; knows aims and labels, and decides nothing. Without the
 //! feature nothing is here.
 
+use crate::queue::mode::Aim;
+#[cfg(feature = "metrics")]
 use crate::queue::mode::Mode;
 
 #[cfg(feature = "metrics")]
@@ -21,14 +23,14 @@ impl Began {
 
 /// A hold, measured when it ends.
 #[derive(Debug, Default)]
-pub(crate) struct HoldTimer(#[cfg(feature = "metrics")] Option<(Mode, Instant)>);
+pub(crate) struct HoldTimer(#[cfg(feature = "metrics")] Option<(Aim, Instant)>);
 
 impl HoldTimer {
     #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
-    pub(crate) fn begin(mode: Mode) -> HoldTimer {
+    pub(crate) fn begin(aim: Aim) -> HoldTimer {
         HoldTimer(
             #[cfg(feature = "metrics")]
-            Some((mode, Instant::now())),
+            Some((aim, Instant::now())),
         )
     }
 
@@ -43,8 +45,8 @@ impl HoldTimer {
 #[cfg(feature = "metrics")]
 impl Drop for HoldTimer {
     fn drop(&mut self) {
-        if let Some((mode, began)) = self.0 {
-            metrics::histogram!(names::HOLD_SECONDS, "mode" => label(mode)).record(began.elapsed());
+        if let Some((aim, began)) = self.0 {
+            metrics::histogram!(names::HOLD_SECONDS, "mode" => label(aim)).record(began.elapsed());
         }
     }
 }
@@ -94,35 +96,35 @@ impl Drop for KeptNode {
 }
 
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
-pub(crate) fn waited(mode: Mode, began: Began) {
+pub(crate) fn waited(aim: Aim, began: Began) {
     #[cfg(feature = "metrics")]
     if let Began(Some(began)) = began {
-        metrics::histogram!(names::ACQUIRE_WAIT_SECONDS, "mode" => label(mode)).record(began.elapsed());
+        metrics::histogram!(names::ACQUIRE_WAIT_SECONDS, "mode" => label(aim)).record(began.elapsed());
     }
 }
 
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
-pub(crate) fn granted(mode: Mode, kind: &'static str) {
+pub(crate) fn granted(aim: Aim, kind: &'static str) {
     #[cfg(feature = "metrics")]
-    metrics::counter!(names::GRANTS, "mode" => label(mode), "kind" => kind).increment(1);
+    metrics::counter!(names::GRANTS, "mode" => label(aim), "kind" => kind).increment(1);
 }
 
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
-pub(crate) fn entered(mode: Mode, others: usize) {
+pub(crate) fn entered(aim: Aim, others: usize) {
     #[cfg(feature = "metrics")]
-    metrics::histogram!(names::QUEUE_LENGTH, "mode" => label(mode)).record(others as f64);
+    metrics::histogram!(names::QUEUE_LENGTH, "mode" => label(aim)).record(others as f64);
 }
 
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
-pub(crate) fn would_block(mode: Mode) {
+pub(crate) fn would_block(aim: Aim) {
     #[cfg(feature = "metrics")]
-    metrics::counter!(names::WOULD_BLOCK, "mode" => label(mode)).increment(1);
+    metrics::counter!(names::WOULD_BLOCK, "mode" => label(aim)).increment(1);
 }
 
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
-pub(crate) fn timed_out(mode: Mode) {
+pub(crate) fn timed_out(aim: Aim) {
     #[cfg(feature = "metrics")]
-    metrics::counter!(names::TIMEOUTS, "mode" => label(mode)).increment(1);
+    metrics::counter!(names::TIMEOUTS, "mode" => label(aim)).increment(1);
 }
 
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
@@ -142,9 +144,10 @@ pub(crate) fn heartbeat() {
 }
 
 #[cfg(feature = "metrics")]
-fn label(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Read => "read",
-        Mode::Write => "write",
+fn label(aim: Aim) -> &'static str {
+    match aim {
+        Aim::Lock(Mode::Read) => "read",
+        Aim::Lock(Mode::Write) => "write",
+        Aim::Permit => "permit",
     }
 }

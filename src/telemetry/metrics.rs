@@ -15,7 +15,7 @@
 //! | `zk_rwlock_heartbeats_total` | counter | | | heartbeats that were sent to renew the lease of a session with nodes of ours: a read, and the check-only transaction by which the read counts |
 //! | `zk_rwlock_removals_pending` | gauge | nodes | | nodes of ours whose removal is not confirmed yet |
 //!
-//! `mode` is `read` or `write`. There is no label for the lock, because there may be any number of locks. Much is
+//! `mode` is `read`, `write` or `permit`; with `permit`, the queue is that of a [`Semaphore`](crate::Semaphore). There is no label for the lock, because there may be any number of locks. Much is
 //! measured on the library's own thread, so the recorder has to be a global one.
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};

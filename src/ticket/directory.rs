@@ -13,7 +13,7 @@ fn steps(path: &str) -> impl Iterator<Item = &str> {
 
 /// Makes the lock directory at `path`, below ordinary nodes: a container, which the server reaps when it has been empty
 /// for a while, unless it has to stay. Calls `made` with each directory as soon as it is made.
-pub(super) async fn make(
+pub(crate) async fn make(
     session: &Arc<dyn Session>,
     path: &str,
     has_to_stay: bool,

@@ -2,5 +2,6 @@
 
 pub(crate) mod deadlock;
 pub(crate) mod directory;
+pub(crate) mod exchange;
 pub(crate) mod removal;
 pub(crate) mod ticket;

@@ -12,7 +12,8 @@
 //!            +-----------------------------> Standing -- released, or dropped --> Left
 //!                                             |    ^
 //!                                             +----+
-//!                                   downgraded: another node, of the same number
+//!                                   downgraded: another node, of the same number;
+//!                                   exchanged: another node, outside the queue
 //! ```
 //!
 //! `Standing` does not say that the lock is held. What a node is for, and whether it was lost, is in `session/node.rs`.
@@ -63,6 +64,10 @@ struct Node {
     asked: Option<Moment>,
     /// A create's answer was lost, so there may be a node that no answer has shown.
     unsure: bool,
+    /// We stand at a node outside the directory, for which we have exchanged our place.
+    is_outside: bool,
+    /// A node outside the directory that an exchange may have made. No answer has shown it.
+    doubtful: Option<String>,
     /// The directories that we made to get here, the outermost first.
     made: Vec<String>,
     /// The watch on the directory's data, by which other contenders ask for a node that is kept.
@@ -81,8 +86,16 @@ enum Step {
 impl Ticket {
     pub(crate) fn new(session_slot: SessionSlot, directory: Arc<str>, owner: Owner, keeps: bool) -> Ticket {
         let book = session_slot.session().upkeep().books().of(&directory, owner.dialect());
-        let node =
-            Node { step: Step::Absent, connection: 0, asked: None, unsure: false, made: Vec::new(), arming: None };
+        let node = Node {
+            step: Step::Absent,
+            connection: 0,
+            asked: None,
+            unsure: false,
+            is_outside: false,
+            doubtful: None,
+            made: Vec::new(),
+            arming: None,
+        };
         Ticket { session_slot, directory, owner, keeps, book, node: Mutex::new(node) }
     }
 
@@ -95,27 +108,22 @@ impl Ticket {
         self.session_slot.session()
     }
 
-    /// Asks for a node, and returns when the answer is there.
-    ///
-    /// # Cancel safety
-    /// Dropping the future keeps the request. Dropping the ticket removes the node that the request makes.
-    pub(crate) async fn enter(&self, mode: Mode, data: &[u8]) -> Result<(), Failure> {
-        self.ask_for_node(mode, data);
-        self.entered().await
+    /// The lock's directory.
+    pub(crate) fn directory(&self) -> &Arc<str> {
+        &self.directory
     }
 
-    /// As [`Ticket::enter`], with a listing of the directory as it is once the node is there. Both requests are on
-    /// their way before either is answered.
-    pub(crate) async fn enter_and_list(&self, mode: Mode, data: &[u8]) -> Result<Result<Names, Failure>, Failure> {
-        self.ask_for_node(mode, data);
-        // The listing is answered after the create, so waiting for the listing first wakes the task once, and not
-        // twice.
-        let names = self.list().await;
-        self.entered().await?;
-        Ok(names)
+    pub(crate) fn owner(&self) -> &Owner {
+        &self.owner
     }
 
-    fn ask_for_node(&self, mode: Mode, data: &[u8]) {
+    /// On which connection the node was asked for, as [`Book::connection`] counts them.
+    pub(crate) fn connection(&self) -> u64 {
+        self.node().connection
+    }
+
+    /// Asks for a node. The request is on its way when this returns. [`Ticket::entered`] waits for the answer.
+    pub(crate) fn ask_for_node(&self, mode: Mode, data: &[u8]) {
         let (prefix, now) = (self.child(&self.owner.prefix(mode)), self.session().lease().now());
         let connection = self.book.connection();
         // A contender that sees the node asks after the create, so after the watch was armed.
@@ -136,7 +144,11 @@ impl Ticket {
         arming.await.ok()
     }
 
-    async fn entered(&self) -> Result<(), Failure> {
+    /// Waits for the answer to [`Ticket::ask_for_node`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future keeps the request. Dropping the ticket removes the node that the request makes.
+    pub(crate) async fn entered(&self) -> Result<(), Failure> {
         let answer = poll_fn(|context| match &mut self.node().step {
             Step::Coming(reply) => reply.as_mut().poll(context),
             _ => Poll::Ready(Err(Failure::Unknown("no node was asked for".to_owned()))),
@@ -229,6 +241,11 @@ impl Ticket {
         listing::list(self.session(), &self.directory)
     }
 
+    /// As [`Ticket::list`]. Says whether the request was sent just now; otherwise it is sent later.
+    pub(crate) fn list_or_join(&self) -> (Reply<Names>, bool) {
+        listing::list_or_join(self.session(), &self.directory)
+    }
+
     pub(crate) fn child(&self, name: &str) -> String {
         format!("{}/{name}", self.directory)
     }
@@ -240,10 +257,11 @@ impl Ticket {
             let nothing = async { Err(Failure::NoNode) };
             return Leaving { work: Some(Box::pin(nothing)), session };
         };
-        let path = self.child(position.contender.name());
+        let path = position.own_node.path();
         // Looked at in any case, because this reports a loss.
         let loss = position.own_node.loss(session.lease());
-        let held_alone = position.own_node.is_holding() && position.contender.mode() == Mode::Write;
+        let is_in_queue = !self.node().is_outside;
+        let held_alone = is_in_queue && position.own_node.is_holding() && position.contender.mode() == Mode::Write;
         let may_signal = self.owner.dialect().hands_off() && !session.upkeep().is_signal_refused();
         let signal = may_signal && held_alone && loss != Some(Loss::Interfered);
         let exit = match loss {
@@ -327,6 +345,24 @@ impl Ticket {
         Ok(())
     }
 
+    /// From here on there may be a node of ours at `path`, outside the directory, instead of the one where we stand.
+    pub(super) fn may_be_at(&self, path: &str) {
+        self.node().doubtful = Some(path.to_owned());
+    }
+
+    /// The node outside is not there, and will not be.
+    pub(super) fn is_not_outside(&self) {
+        self.node().doubtful = None;
+    }
+
+    /// We stand at the node outside.
+    pub(super) fn is_outside(&self, position: Arc<Position>) {
+        let mut node = self.node();
+        node.step = Step::Standing(position);
+        node.is_outside = true;
+        node.doubtful = None;
+    }
+
     fn stand_at(&self, created: Created) -> Result<(), Failure> {
         let session = self.session();
         let name = created.path.rsplit('/').next().unwrap_or_default();
@@ -378,12 +414,13 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let session = Arc::clone(self.session_slot.session());
-        let (step, unsure) = {
+        let (step, unsure, doubtful) = {
             let mut node = self.node();
-            match &node.step {
-                Step::Standing(_) => (None, node.unsure),
-                _ => (Some(std::mem::replace(&mut node.step, Step::Left)), node.unsure),
-            }
+            let step = match &node.step {
+                Step::Standing(_) => None,
+                _ => Some(std::mem::replace(&mut node.step, Step::Left)),
+            };
+            (step, node.unsure, node.doubtful.take())
         };
         let (directory, owner) = (Arc::clone(&self.directory), self.owner.clone());
         match step {
@@ -394,6 +431,11 @@ impl Drop for Ticket {
                 return;
             }
             Some(_) => {}
+        }
+        // After the removal of the node in the queue: without it, the exchange is not carried out any more.
+        if let Some(path) = doubtful {
+            let reply = session.delete(&path);
+            session.spawn(Box::pin(removed_in_background(Arc::clone(&session), path, reply)));
         }
         if unsure {
             session.clone().spawn(Box::pin(remove_all_of(session, directory, owner)));

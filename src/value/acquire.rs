@@ -13,7 +13,7 @@ use crate::error::error::Error;
 use crate::hold::guard::{ReadGuard, WriteGuard};
 use crate::hold::trace;
 use crate::queue::member::Blockers;
-use crate::queue::mode::Mode;
+use crate::queue::mode::{Aim, Mode};
 use crate::value::guard::{SharedReadGuard, SharedWriteGuard};
 use crate::value::shared::Shared;
 use crate::value::store::Store;
@@ -209,7 +209,7 @@ impl<T: Send + Sync + 'static> Rest<T> {
 
     /// How long the acquisition may take. Reports a deadline that has passed.
     fn timeout(&self, options: &Options, mode: Mode) -> Result<Option<Duration>, Error> {
-        options.timeout().inspect_err(|error| trace::not_granted(&self.store.lock.handle.path, mode, error))
+        options.timeout().inspect_err(|error| trace::not_granted(&self.store.lock.handle.path, Aim::Lock(mode), error))
     }
 
     fn late(&self, timeout: Option<Duration>) -> Late {

@@ -4,13 +4,14 @@ mod contract;
 mod leadership;
 mod lock;
 mod once;
+mod semaphore;
 
 macro_rules! conformance {
-    ($($module:ident: [$($name:ident),* $(,)?]),* $(,)?) => {
-        conformance!(@ memory: OnMemory; $($module: [$($name),*]),*);
-        conformance!(@ zookeeper: OnZooKeeper; $($module: [$($name),*]),*);
+    ($($module:ident: $names:tt),* $(,)?) => {
+        conformance!(@ memory: OnMemory; $($module: $names),*);
+        conformance!(@ zookeeper: OnZooKeeper; $($module: $names),*);
     };
-    (@ $backend:ident: $harness:ty; $($module:ident: [$($name:ident),*]),*) => {
+    (@ $backend:ident: $harness:ty; $($module:ident: [$($name:ident),* $(,)?]),*) => {
         mod $backend {
             $(mod $module {
                 use support::harness::*;
@@ -188,6 +189,44 @@ conformance! {
         an_observer_is_told_of_each_leader_and_of_none,
         wrong_options_are_refused_before_anything_is_sent,
     ],
+    semaphore: [
+        at_most_as_many_hold_as_there_are_permits,
+        permits_are_granted_in_the_order_of_arrival,
+        whoever_wants_several_permits_holds_up_those_behind,
+        several_permits_are_taken_and_given_back_at_once,
+        trying_writes_nothing_when_no_permit_is_free_and_names_the_holders,
+        trying_for_a_permit_overtakes_nobody_who_waits,
+        a_timeout_names_the_holders_of_permits_and_leaves_no_node,
+        a_cancelled_waiter_at_the_head_makes_room_for_the_next,
+        another_number_of_permits_is_an_error_that_says_both,
+        of_two_first_numbers_one_is_written_and_the_other_refused,
+        a_handle_without_a_number_goes_by_the_ensembles,
+        more_permits_than_there_are_are_refused_before_anything_is_sent,
+        a_raised_number_lets_in_who_waits,
+        a_lowered_number_throws_nobody_out,
+        who_waits_for_more_than_there_are_left_gets_an_error,
+        a_number_changed_by_hand_is_noticed_by_the_head,
+        a_removed_permit_is_lost_and_free_again,
+        a_removed_waiter_for_a_permit_is_evicted,
+        evicting_by_token_removes_one_holder_or_waiter_of_permits,
+        a_permit_whose_session_ends_is_lost_and_free_again,
+        a_waiter_whose_session_ends_gets_no_permit,
+        a_cut_makes_a_permit_suspect_until_it_is_mended,
+        a_transaction_commits_while_a_permit_is_held,
+        a_transaction_refuses_paths_inside_the_semaphore,
+        a_node_that_is_no_permit_is_an_error_and_no_grant,
+        data_that_are_no_number_are_an_error_and_no_grant,
+        a_permits_tokens_rise_with_every_grant,
+        a_semaphores_queue_tells_who_holds_and_who_waits,
+        a_holder_of_a_permit_learns_of_the_first_who_waits,
+        on_wait_tells_who_has_the_permits,
+        a_permit_dropped_outside_a_runtime_is_free_again,
+        a_plain_thread_acquires_a_permit_by_blocking,
+        the_nodes_of_a_semaphore_deleted_between_uses_are_made_again,
+        wrong_numbers_and_paths_are_refused_before_anything_is_sent,
+        closing_loses_permits_and_fails_those_who_wait,
+        a_survey_shows_a_semaphore_as_one_queue,
+    ]
 }
 
 dialects! {

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 /// The folders and files of `src/`, each with those that it may import: all of them stand before it in this list.
-pub(super) const STREET: [(&str, &[&str]); 17] = [
+pub(super) const STREET: [(&str, &[&str]); 18] = [
     ("queue", &[]),
     ("telemetry", &["queue"]),
     ("session", &["queue", "telemetry"]),
@@ -20,6 +20,7 @@ pub(super) const STREET: [(&str, &[&str]); 17] = [
     ("acquisition", &["queue", "session", "telemetry", "error", "validation", "call", "ticket", "snapshot", "hold"]),
     ("lock", &["queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition"]),
     ("leadership", &["queue", "session", "error", "call", "hold", "acquisition", "lock"]),
+    ("permits", &["queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition"]),
     (
         "multi",
         &["queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition", "lock"],

@@ -7,4 +7,5 @@ mod kept;
 mod kept_waits;
 mod memory;
 mod once;
+mod permits;
 mod seeing;

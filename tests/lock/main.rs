@@ -8,6 +8,7 @@ mod kept;
 mod multi;
 mod once;
 mod one_session;
+mod permits;
 mod refusals;
 mod sequence;
 mod wire;

@@ -56,6 +56,20 @@ fn other_paths_are_other_locks() {
 }
 
 #[test]
+fn more_permits_than_there_are_are_found() {
+    let taken = |count: u32, token, from, until| Hold {
+        node: format!("/l/h~{token}-PERMIT-{count}"),
+        ..read(token, from, until)
+    };
+    let right = [taken(2, 1, 0, 10), taken(1, 2, 5, 20), taken(2, 3, 10, 30), taken(3, 4, 30, 40)];
+    assert_eq!(overdrawn(&right, 3).len(), 0);
+    assert_eq!(overdrawn(&right, 2).len(), 3);
+    // One that began long ago, behind shorter ones.
+    let long = [taken(1, 1, 0, 100), taken(1, 2, 5, 10), taken(1, 3, 20, 30), taken(2, 4, 50, 60)];
+    assert_eq!(overdrawn(&long, 2).len(), 1);
+}
+
+#[test]
 fn a_falling_or_a_shared_fence_is_found() {
     assert_eq!(falling_fences(&[write(2, 0, 10), write(1, 11, 20)]).len(), 1);
     assert_eq!(falling_fences(&[write(2, 0, 10), read(1, 11, 20)]).len(), 1);

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use zk_rwlock::{Mode, ReadGuard, WriteGuard};
+use zk_rwlock::{Mode, Permit, ReadGuard, WriteGuard};
 
 /// How often the witness asks all guards. Between two questions a guard may hold a little longer than is noted, but
 /// never a little shorter.
@@ -71,6 +71,8 @@ macro_rules! guard {
 
 guard!(ReadGuard, Mode::Read);
 guard!(WriteGuard, Mode::Write);
+// Holders of permits hold together, as readers do. How many, `overdrawn` counts.
+guard!(Permit, Mode::Read);
 
 /// The record of one run, and the thread that asks the guards.
 #[derive(Debug)]
@@ -342,6 +344,25 @@ pub fn overlaps(holds: &[Hold]) -> Vec<String> {
                 }
             }
             current.push(hold);
+        }
+    });
+    faults
+}
+
+/// More permits held at once than there are, by the names of the holders' nodes.
+pub fn overdrawn(holds: &[Hold], permits: u64) -> Vec<String> {
+    let count = |hold: &Hold| hold.node.rsplit('-').next().and_then(|count| count.parse::<u64>().ok()).unwrap_or(0);
+    let mut faults = Vec::new();
+    each_path(holds, |holds| {
+        let mut current: Vec<&Hold> = Vec::new();
+        for hold in holds {
+            current.retain(|other| other.until > hold.from);
+            current.push(hold);
+            let held: u64 = current.iter().map(|hold| count(hold)).sum();
+            if held > permits {
+                let all: Vec<_> = current.iter().map(|hold| format!("\n  {hold}")).collect();
+                faults.push(format!("{held} of {permits} permits at {:?}:{}", hold.from, all.concat()));
+            }
         }
     });
     faults

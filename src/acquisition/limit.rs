@@ -1,0 +1,125 @@
+//! How many permits a semaphore has, as far as its handle knows, and how many an acquisition is after; sends nothing.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::error::error::Error;
+use crate::session::request::{Reply, Stat};
+
+/// The number of a semaphore's permits, as its handle knows it. All clones of the handle share this.
+#[derive(Debug)]
+pub(crate) struct Limit(Mutex<Known>);
+
+#[derive(Clone, Copy, Debug)]
+enum Known {
+    Nothing,
+    /// The user gave it. It has not been compared with the ensemble's yet.
+    Given(u32),
+    /// The ensemble had it when it was last looked at.
+    Seen(u32),
+}
+
+impl Limit {
+    pub(crate) fn new(given: Option<u32>) -> Limit {
+        Limit(Mutex::new(given.map_or(Known::Nothing, Known::Given)))
+    }
+
+    /// The number to begin with, if the ensemble has none.
+    pub(crate) fn known(&self) -> Option<u32> {
+        match *self.state() {
+            Known::Nothing => None,
+            Known::Given(number) | Known::Seen(number) => Some(number),
+        }
+    }
+
+    /// The ensemble has this number. From now on the handle goes by what the ensemble has.
+    ///
+    /// # Errors
+    /// The user gave another number, and this is the handle's first look.
+    pub(crate) fn sees(&self, path: &str, number: u32) -> Result<(), Error> {
+        let mut known = self.state();
+        match *known {
+            Known::Given(ours) if ours != number => {
+                Err(Error::OtherPermits { path: path.to_owned(), ours, theirs: number })
+            }
+            _ => {
+                *known = Known::Seen(number);
+                Ok(())
+            }
+        }
+    }
+
+    /// The number was changed for all by this handle.
+    pub(crate) fn is_set(&self, number: u32) {
+        *self.state() = Known::Seen(number);
+    }
+
+    /// Refuses what cannot be had by what the user gave. Returns whether the ensemble has to be asked first, because it may
+    /// have fewer.
+    pub(crate) fn check(&self, path: &str, wanted: u32) -> Result<bool, Error> {
+        if wanted == 0 {
+            return Err(Error::invalid("no permits are asked for; at least one is"));
+        }
+        match *self.state() {
+            Known::Given(permits) if wanted > permits => Err(too_few(path, wanted, permits)),
+            Known::Given(_) => Ok(false),
+            Known::Seen(permits) => Ok(wanted > permits),
+            Known::Nothing => Ok(wanted > 1),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(crate) fn too_few(path: &str, wanted: u32, permits: u32) -> Error {
+    Error::TooFewPermits { path: path.to_owned(), wanted, permits }
+}
+
+/// What an acquisition of permits is after.
+pub(crate) struct Wanted {
+    pub(crate) count: u32,
+    look: Mutex<Look>,
+}
+
+/// The look at the permits that goes out together with the create of the node in the queue.
+#[derive(Default)]
+pub(crate) enum Look {
+    #[default]
+    Nothing,
+    Asked {
+        names: Reply<Vec<String>>,
+        number: Reply<(Vec<u8>, Stat)>,
+        /// What the book counted when the look was asked for.
+        takings: u64,
+    },
+    Seen(Seen, u64),
+}
+
+/// A semaphore at one moment.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) number: u32,
+    /// The version of the semaphore's node, whose data are the number.
+    pub(crate) version: i32,
+    /// The nodes of those who hold permits.
+    pub(crate) names: Vec<String>,
+}
+
+impl Wanted {
+    pub(crate) fn new(count: u32) -> Wanted {
+        Wanted { count, look: Mutex::default() }
+    }
+
+    /// Keeps this look, and returns the last one.
+    pub(crate) fn replace(&self, look: Look) -> Look {
+        std::mem::replace(&mut *self.look.lock().unwrap_or_else(PoisonError::into_inner), look)
+    }
+}
+
+impl fmt::Debug for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wanted").field("count", &self.count).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,443 @@
+//! How an acquisition at the head of a semaphore's queue takes its permits; knows nothing of how it came to be there.
+//!
+//! Only the head of the queue takes permits. So from the moment when a contender is the head, permits can only be given
+//! back, and what it then counts as taken is the most that there can be. Two rules keep that so:
+//! - It looks at the permits once it is the head, and on the connection by which it knows so. Another server might not
+//!   show yet what its predecessor took. After a reconnect it therefore looks after a sync. The look of a newcomer goes
+//!   out with its create; it counts only if nobody can have taken permits between that look and the moment in which the
+//!   newcomer was the head.
+//! - It takes them in one transaction with its place, which the ensemble refuses to whoever has lost that place, and to
+//!   whoever goes by an old number of permits.
+
+use std::sync::Arc;
+
+use crate::acquisition::grant::Grant;
+use crate::acquisition::limit::{Look, Seen, Wanted, too_few};
+use crate::acquisition::request::Acquisition;
+use crate::acquisition::wait::{Patience, Wait};
+use crate::call;
+use crate::error::error::Error;
+use crate::hold::hold::Hold;
+use crate::queue::local::{Evidence, HandOff};
+use crate::queue::permits::{self, Room};
+use crate::session::contract::Session;
+use crate::session::loss::Loss;
+use crate::session::request::{Event, Failure, Kind, Operation, Outcome, Stat, Watch};
+use crate::session::retry;
+use crate::ticket::exchange::{Exchange, NotExchanged};
+use crate::ticket::ticket::Ticket;
+
+/// The operation that a refusal names.
+const TAKE: &str = "take a permit of";
+
+impl Acquisition {
+    /// Refuses what can never be granted. Sends nothing. Returns whether the number of permits has to be read first.
+    pub(crate) fn check_wanted(&self) -> Result<bool, Error> {
+        match (&self.wanted, &self.handle.limit) {
+            (Some(wanted), Some(limit)) => limit.check(self.handle.shown(), wanted.count),
+            _ => Ok(false),
+        }
+    }
+
+    /// Fails if there are fewer permits than wanted, by what the ensemble says.
+    pub(super) async fn check_number(&self) -> Result<(), Error> {
+        let (Some(wanted), true) = (&self.wanted, self.check_wanted()?) else { return Ok(()) };
+        let path = self.handle.shown();
+        let read = call::on_a_session(&self.handle.coordinator, |session| async move {
+            let node = call::answered(&session, || session.data(path)).await?;
+            Ok((session, node))
+        });
+        match read.await {
+            Ok((session, node)) => match self.agree(&session, node).await?.0 {
+                number if wanted.count > number => Err(too_few(path, wanted.count, number)),
+                _ => Ok(()),
+            },
+            // It is made with the queue.
+            Err(Failure::NoNode) => Ok(()),
+            Err(failure) => Err(Error::from_failure(failure, TAKE, path)),
+        }
+    }
+
+    /// Asks for what there is to see of the permits, right behind the create of our node, and behind the listing of the
+    /// queue if there is one. Not if that is sent only later: what it shows could be newer than what we see here.
+    pub(super) fn look_at_permits(&self, ticket: &Ticket, is_listed: bool) {
+        if let (Some(wanted), Some(permits)) = (&self.wanted, &self.handle.site.permits) {
+            let (session, takings) = (ticket.session(), ticket.book().takings());
+            let look = match is_listed {
+                false => Look::Nothing,
+                true => {
+                    let (names, number) = (session.children(permits), session.data(self.handle.shown()));
+                    Look::Asked { names, number, takings }
+                }
+            };
+            drop(wanted.replace(look));
+        }
+    }
+
+    /// The queue is listed anew. What was seen of the permits is older.
+    pub(super) fn forget_look(&self) {
+        if let Some(wanted) = &self.wanted {
+            drop(wanted.replace(Look::Nothing));
+        }
+    }
+
+    /// What the newcomer's look has shown, if it was the head by then.
+    fn seen_as_head(&self, wanted: &Wanted, held: &Hold, grant: &Grant) -> Option<Seen> {
+        let Look::Seen(seen, takings) = wanted.replace(Look::Nothing) else { return None };
+        // The one before us was of this session, and may have taken permits after our look.
+        let is_by_number = grant.kind == "next" && held.ticket().book().takings() != takings;
+        (!grant.has_waited && !is_by_number).then_some(seen)
+    }
+
+    /// Waits for what [`Self::look_at_permits`] has asked for, and fails if these permits can never be had.
+    pub(super) async fn first_look(&self, wanted: &Wanted, held: &Hold) -> Result<(), Error> {
+        let Look::Asked { names, number, takings } = wanted.replace(Look::Nothing) else { return Ok(()) };
+        let ticket = held.ticket();
+        let (names, number) = (names.await, number.await);
+        let node = match number {
+            Ok(node) => node,
+            // The head looks again.
+            Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(()),
+            Err(failure) => return Err(self.no_permit(failure)),
+        };
+        let (number, version) = self.agree(ticket.session(), node).await?;
+        if wanted.count > number {
+            return Err(too_few(self.handle.shown(), wanted.count, number));
+        }
+        if let Ok(names) = names
+            && ticket.book().connection() == ticket.connection()
+        {
+            drop(wanted.replace(Look::Seen(Seen { number, version, names }, takings)));
+        }
+        Ok(())
+    }
+
+    /// The number of permits that the semaphore's node gives, and the node's version. Writes the number if nobody has
+    /// yet.
+    async fn agree(
+        &self,
+        session: &Arc<dyn Session>,
+        (mut data, mut stat): (Vec<u8>, Stat),
+    ) -> Result<(u32, i32), Error> {
+        let path = self.handle.shown();
+        let Some(limit) = &self.handle.limit else { return Err(Error::invalid("a lock has no permits")) };
+        loop {
+            match permits::decode(&data) {
+                Err(what) => {
+                    return Err(self.doubt_of_permits(format!("its data are {what:?}, and not a number of permits")));
+                }
+                Ok(Some(number)) => {
+                    limit.sees(path, number)?;
+                    return Ok((number, stat.version));
+                }
+                Ok(None) => {}
+            }
+            let Some(number) = limit.known() else {
+                return Err(self.doubt_of_permits("nobody has said yet how many permits it has".to_owned()));
+            };
+            let set =
+                [Operation::Set { path: path.to_string(), data: permits::encode(number), version: Some(stat.version) }];
+            match retry::until_known(session, || session.transact(&set)).await {
+                Ok(outcomes) => {
+                    limit.is_set(number);
+                    let version = outcomes.into_iter().find_map(|outcome| match outcome {
+                        Outcome::Set { version } => Some(version),
+                        _ => None,
+                    });
+                    return Ok((number, version.unwrap_or(stat.version + 1)));
+                }
+                // Another contender came first, or an earlier try of ours.
+                Err(Failure::Operation { failure, .. }) if *failure == Failure::BadVersion => {}
+                Err(failure) => return Err(self.no_permit(failure)),
+            }
+            (data, stat) =
+                retry::until_known(session, || session.data(path)).await.map_err(|failure| self.no_permit(failure))?;
+        }
+    }
+
+    /// Takes the permits, now that we are the head of the queue. Waits until there are enough.
+    pub(super) async fn take_permits_unless_lost(
+        &self,
+        wanted: &Wanted,
+        held: &Hold,
+        grant: Grant,
+        wait: &mut Wait<'_>,
+    ) -> Result<(), Error> {
+        tokio::select! {
+            biased;
+            taken = self.take_permits(wanted, held, grant, wait) => taken,
+            loss = held.lost() => Err(self.evicted(loss)),
+        }
+    }
+
+    async fn take_permits(
+        &self,
+        wanted: &Wanted,
+        held: &Hold,
+        mut grant: Grant,
+        wait: &mut Wait<'_>,
+    ) -> Result<(), Error> {
+        held.ticket().book().granted(held.position(), &grant.evidence);
+        let mut view = View::new(self, held, &grant);
+        let mut seen = self.seen_as_head(wanted, held, &grant).filter(|_| view.signal.is_none());
+        loop {
+            let now = match seen.take() {
+                Some(now) => now,
+                None => view.look().await?,
+            };
+            match permits::room(now.number, &now.names, wanted.count) {
+                Err(name) => return Err(self.doubt_of_permits(format!("{name:?} is no permit"))),
+                Ok(Room::Never) => return Err(too_few(self.handle.shown(), wanted.count, now.number)),
+                Ok(Room::Enough) => {
+                    if self.exchange(wanted, held, now.version).await? {
+                        break;
+                    }
+                    // The number may have changed without a word from the watch yet.
+                    view.number = None;
+                }
+                Ok(Room::Short) => {
+                    grant.kind = "look";
+                    self.report_short(held, &now, wait).await?;
+                    view.wait_for_change(&now, wait).await?;
+                }
+            }
+        }
+        // The transaction has just confirmed our place, so there is no need to ask for it.
+        match self.granted(held, &grant) {
+            Some(answer) => answer,
+            None => self.grant_once_confirmed(held, &grant).await,
+        }
+    }
+
+    /// Exchanges our place for the permits. `false` if we have to look again.
+    async fn exchange(&self, wanted: &Wanted, held: &Hold, version: i32) -> Result<bool, Error> {
+        let Some(directory) = &self.handle.site.permits else { return Err(Error::invalid("a lock has no permits")) };
+        let name = permits::name(&held.ticket().owner().to_string(), wanted.count);
+        let to = format!("{directory}/{name}");
+        let exchange = Exchange { to, data: held.note(), unchanged: (self.handle.shown(), version) };
+        match held.exchange(&exchange).await {
+            Ok(()) => Ok(true),
+            Err(NotExchanged::Changed) => Ok(false),
+            Err(NotExchanged::NoDirectory) => {
+                make_directory(held.ticket().session(), directory).await.map_err(|failure| self.no_permit(failure))?;
+                Ok(false)
+            }
+            Err(NotExchanged::Evicted) => Err(self.no_permit(Failure::NoNode)),
+            Err(NotExchanged::Failed(failure)) => Err(self.no_permit(failure)),
+        }
+    }
+
+    /// There are too few permits. Reports who has them, or gives up.
+    async fn report_short(&self, held: &Hold, now: &Seen, wait: &mut Wait<'_>) -> Result<(), Error> {
+        let (session, site, me) = (held.ticket().session(), &self.handle.site, held.contender());
+        let alone = [me.name().to_owned()];
+        if wait.patience == Patience::GiveUp {
+            return Err(Error::WouldBlock { blockers: site.blockers(session, &alone, me).await });
+        }
+        if let Some(on_wait) = &mut wait.on_wait {
+            let names = session.children(&self.handle.path).await;
+            let names = names.ok().filter(|names| !names.is_empty()).unwrap_or_else(|| alone.to_vec());
+            on_wait.tell(session, site, me.dialect(), site.progress_beside(&now.names, &names, me)).await;
+        }
+        if let Some(waiting) = wait.waiting {
+            waiting.sees(session, me, site.progress_beside(&now.names, &alone, me));
+        }
+        Ok(())
+    }
+
+    /// Whether these permits could be taken by the head of the queue, if that can be read.
+    pub(super) async fn is_room(&self, session: &Arc<dyn Session>) -> Option<bool> {
+        let (Some(wanted), Some(permits)) = (&self.wanted, &self.handle.site.permits) else { return Some(true) };
+        let (names, number) = (session.children(permits), session.data(self.handle.shown()));
+        let names = names.await.or_else(retry::none_without_directory).ok()?;
+        match number.await {
+            Ok((data, _)) => match permits::decode(&data).ok()? {
+                Some(number) => Some(permits::room(number, &names, wanted.count) == Ok(Room::Enough)),
+                None => Some(names.is_empty()),
+            },
+            Err(Failure::NoNode) => Some(true),
+            Err(_) => None,
+        }
+    }
+
+    fn doubt_of_permits(&self, what: String) -> Error {
+        Error::DoubtfulPermits { path: self.handle.shown().to_string(), what }
+    }
+
+    fn no_permit(&self, failure: Failure) -> Error {
+        match failure {
+            Failure::NoNode | Failure::Over(_) => self.stop(failure),
+            failure => Error::from_failure(failure, TAKE, self.handle.shown()),
+        }
+    }
+}
+
+/// What the head of the queue sees of the semaphore, and watches.
+struct View<'a> {
+    acquisition: &'a Acquisition,
+    held: &'a Hold,
+    /// The connection by which we know that we are the head, or on which we have looked after a sync.
+    connection: u64,
+    /// The number of permits and the version of the node that gives it, with the watch on that node.
+    number: Option<(u32, i32, Watch)>,
+    /// The watch on the nodes of those who hold.
+    names: Option<Watch>,
+    /// The signal by which we know that we are the head. Another client can have forged it, as long as the node of the one
+    /// before us is not known to be gone.
+    signal: Option<Arc<HandOff>>,
+}
+
+impl<'a> View<'a> {
+    fn new(acquisition: &'a Acquisition, held: &'a Hold, grant: &Grant) -> View<'a> {
+        let signal = match &grant.evidence {
+            Evidence::HandOff(signal) if !signal.is_confirmed() => Some(Arc::clone(signal)),
+            _ => None,
+        };
+        View { acquisition, held, connection: held.ticket().connection(), number: None, names: None, signal }
+    }
+
+    fn fault(&self, failure: Failure) -> Error {
+        match self.held.loss() {
+            Some(loss) => self.acquisition.evicted(loss),
+            None => self.acquisition.no_permit(failure),
+        }
+    }
+
+    /// Looks at the semaphore, and watches its permits.
+    async fn look(&mut self) -> Result<Seen, Error> {
+        let session = Arc::clone(self.held.ticket().session());
+        let mut tries = 0;
+        loop {
+            match self.try_to_look(&session).await {
+                Ok(Some((names, node))) => {
+                    let known = self.number.as_ref().map(|(number, version, _)| (*number, *version));
+                    let (number, version) = match (known, node) {
+                        (Some(known), _) => known,
+                        (None, Some(node)) => self.acquisition.agree(&session, node).await?,
+                        (None, None) => continue,
+                    };
+                    return Ok(Seen { number, version, names });
+                }
+                Ok(None) => {}
+                Err(Failure::Unknown(_)) if tries < retry::UNKNOWN_TRIES => {
+                    let connected = retry::before_next_try(&session, &mut tries).await;
+                    connected.map_err(|failure| self.fault(failure))?;
+                }
+                Err(failure) => return Err(self.fault(failure)),
+            }
+        }
+    }
+
+    /// The nodes of those who hold, and the semaphore's own node unless it is watched. `None` if the connection was lost on
+    /// the way: then the answers may come from a server that lags behind.
+    async fn try_to_look(
+        &mut self,
+        session: &Arc<dyn Session>,
+    ) -> Result<Option<(Vec<String>, Option<(Vec<u8>, Stat)>)>, Failure> {
+        let (path, book) = (self.acquisition.handle.shown(), self.held.ticket().book());
+        let Some(directory) = &self.acquisition.handle.site.permits else { return Err(Failure::NoNode) };
+        let connection = book.connection();
+        // All requests are on their way before one is answered.
+        let synced = (connection != self.connection).then(|| session.sync(path));
+        let watched = session.watch_children(directory);
+        let node = self.number.is_none().then(|| session.data(path));
+        let before_us = self.signal.as_ref().map(|signal| session.data(&signal.path));
+        if let Some(synced) = synced {
+            synced.await?;
+        }
+        let watched = watched.await;
+        let node = match node {
+            Some(node) => Some(node.await?),
+            None => None,
+        };
+        let is_gone = match before_us {
+            Some(read) => match read.await {
+                Err(Failure::NoNode) => true,
+                Ok(_) | Err(Failure::NoAuth) => false,
+                Err(failure) => return Err(failure),
+            },
+            None => true,
+        };
+        if book.connection() != connection {
+            return Ok(None);
+        }
+        self.connection = connection;
+        if let Some(signal) = self.signal.take_if(|_| is_gone) {
+            signal.confirm();
+        }
+        if let Some(signal) = &self.signal {
+            let path = &*signal.path;
+            tracing::error!(path, "a stranger wrote to a lock node, and the write was taken for a hand-off");
+            self.held.own_node().lose(Loss::Interfered);
+            return Err(Failure::NoNode);
+        }
+        match watched {
+            Ok((names, watch)) => {
+                self.names = Some(watch);
+                Ok(Some((names, node)))
+            }
+            Err(Failure::NoNode) => {
+                make_directory(session, directory).await?;
+                Ok(None)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Waits until a permit may have been given back, or the number of permits may have changed, since `now`.
+    async fn wait_for_change(&mut self, now: &Seen, wait: &mut Wait<'_>) -> Result<(), Error> {
+        let Some(names) = &mut self.names else { return Ok(()) };
+        let session = self.held.ticket().session();
+        if self.number.is_none() {
+            let path = self.acquisition.handle.shown();
+            let (watch, node) = (session.watch(path), session.data(path));
+            let watched = match (watch.await, node.await) {
+                (Ok(watch), Ok((_, stat))) => Ok((watch, stat.version)),
+                (Err(failure), _) | (_, Err(failure)) => Err(failure),
+            };
+            match watched {
+                Ok((watch, version)) if version == now.version => self.number = Some((now.number, version, watch)),
+                // It has changed, or the next look finds out why it cannot be read.
+                Ok(_) | Err(Failure::Unknown(_)) => return Ok(()),
+                Err(failure) => return Err(self.acquisition.no_permit(failure)),
+            }
+        }
+        let Some((_, _, number)) = &mut self.number else { return Ok(()) };
+        let changed = async {
+            tokio::select! {
+                biased;
+                event = number => (event, true),
+                event = names => (event, false),
+            }
+        };
+        let (event, is_number) = match &mut wait.on_wait {
+            None => changed.await,
+            Some(on_wait) => {
+                let (site, me) = (&self.acquisition.handle.site, self.held.contender());
+                tokio::select! {
+                    biased;
+                    changed = changed => changed,
+                    () = on_wait.keep_looking(session, site, me) => return Ok(()),
+                }
+            }
+        };
+        if event == Event::Over {
+            // The session is over, and the acquisition is told so by the loss of its node.
+            return std::future::pending().await;
+        }
+        if is_number {
+            self.number = None;
+        } else {
+            self.names = None;
+        }
+        Ok(())
+    }
+}
+
+/// Makes the directory of the permits. It stays, as the semaphore's own node does.
+async fn make_directory(session: &Arc<dyn Session>, directory: &str) -> Result<(), Failure> {
+    match retry::until_known(session, || session.create(directory, &[], Kind::Persistent)).await {
+        Ok(_) | Err(Failure::NodeExists) => Ok(()),
+        Err(failure) => Err(failure),
+    }
+}

@@ -1,0 +1,234 @@
+//! What operators do with a semaphore: they read who holds and who waits, remove one of them, and change the number of
+//! permits; knows nothing of acquiring and holding.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::acquisition::handle::Handle;
+use crate::call::{self, Call};
+use crate::error::error::Error;
+use crate::permits::semaphore::Semaphore;
+use crate::queue::member::{Member, MemberState, Queue};
+use crate::queue::permits::{self, PERMITS, QUEUE};
+use crate::session::contract::{Coordinator, Session};
+use crate::session::request::{Failure, Operation};
+use crate::session::retry;
+use crate::snapshot::permits as snapshot;
+use crate::ticket::directory;
+
+impl Semaphore {
+    /// Reads who holds permits, and who waits for some: the holders in the order in which they took theirs, then the waiters
+    /// in the order of arrival.
+    ///
+    /// Costs two listings, and one read for the number and for each member. The snapshot may be as old as the server's view.
+    /// [How long it takes](Call#how-long-it-takes) is bounded by the session timeout, and with [`timeout`](Call::timeout).
+    ///
+    /// # Cancel safety
+    /// Only reads.
+    ///
+    /// # Errors
+    /// [`Error::DoubtfulPermits`] if something else is there. [`Error::Unreachable`] if no server answers in time, or session
+    /// after session ends. Otherwise see [`Error`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, Semaphore};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// let geocoder = Semaphore::builder(&zk, "/limits/geocoder").permits(10).host("web-1").build()?;
+    /// let three = geocoder.acquire_many(3).label("nightly import").await?;
+    /// let queue = geocoder.queue().await?;
+    /// assert_eq!((queue.permits, queue.free()), (Some(10), Some(7)));
+    /// let text = queue.to_string();
+    /// assert!(text.starts_with("/limits/geocoder: 7 of 10 permits free\n  3 PERMITS web-1 pid "), "{text}");
+    /// assert_eq!(queue.holders().next().unwrap().token, Some(three.fencing_token()));
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn queue(&self) -> Call<Queue> {
+        let handle = Arc::clone(&self.handle);
+        Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, queue(&handle, false)).await })
+    }
+
+    /// Removes the holder or waiter that has this [token](crate::Member::token), and returns it. `None` if nobody has it, and
+    /// then nothing is changed.
+    ///
+    /// As [`RwLock::evict`](crate::RwLock::evict). A holder is told at once, but perhaps only after its permits were given to
+    /// another.
+    ///
+    /// # Cancel safety
+    /// After the future is dropped the member may have been removed, or not.
+    ///
+    /// # Errors
+    /// [`Error::PermissionDenied`] if this client may not remove the node. After [`Error::Unreachable`] and
+    /// [`Error::Timeout`] the member may have been removed, or not. Otherwise see [`Error`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, Semaphore};
+    /// # tokio_test::block_on(async {
+    /// # let geocoder = Semaphore::new(&Memory::new(), "/limits/geocoder", 1)?;
+    /// let hangs = geocoder.acquire().label("hangs").await?;
+    /// assert_eq!(geocoder.evict(hangs.fencing_token()).await?.expect("still there").label.as_deref(), Some("hangs"));
+    /// assert!(!hangs.is_held());
+    /// assert!(geocoder.evict(hangs.fencing_token()).await?.is_none());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn evict(&self, token: i64) -> Call<Option<Member>> {
+        let handle = Arc::clone(&self.handle);
+        Call::new(
+            move |timeout| async move { call::in_time(&handle.coordinator, timeout, evict(&handle, token)).await },
+        )
+    }
+
+    /// Reads how many permits the semaphore has; `None` if nobody has said so yet.
+    ///
+    /// # Cancel safety
+    /// Only reads.
+    ///
+    /// # Errors
+    /// [`Error::DoubtfulPermits`] if something else is there. Otherwise see [`Error`].
+    pub fn permits(&self) -> Call<Option<u32>> {
+        let handle = Arc::clone(&self.handle);
+        Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, number(&handle)).await })
+    }
+
+    /// Changes the number of permits, for all. Makes the semaphore's node if it is missing.
+    ///
+    /// Nobody who holds is thrown out: if fewer permits are left than are taken, none is granted until enough are given
+    /// back. Acquisitions that wait go by the new number. One that wants more than there are fails with
+    /// [`Error::TooFewPermits`], once it is the first in the queue. From now on programs must open the semaphore with the
+    /// new number, but handles that were used before go on.
+    ///
+    /// # Cancel safety
+    /// After the future is dropped the number may have been changed, or not.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] for zero. [`Error::DoubtfulPermits`] if the node has data that are no number of permits.
+    /// [`Error::PermissionDenied`] if this client may not write the semaphore's node. After [`Error::Unreachable`],
+    /// [`Error::Timeout`] and [`Error::OutcomeUnknown`] the number may have been changed, or not. Otherwise see [`Error`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, Semaphore};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// let geocoder = Semaphore::new(&zk, "/limits/geocoder", 1)?;
+    /// let one = geocoder.acquire().await?;
+    /// geocoder.set_permits(2).await?;
+    /// let two = geocoder.acquire().await?;
+    ///
+    /// let stale = Semaphore::new(&zk, "/limits/geocoder", 1)?;
+    /// assert!(matches!(stale.acquire().await, Err(Error::OtherPermits { ours: 1, theirs: 2, .. })));
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn set_permits(&self, permits: u32) -> Call<()> {
+        let handle = Arc::clone(&self.handle);
+        Call::new(
+            move |timeout| async move { call::in_time(&handle.coordinator, timeout, set(&handle, permits)).await },
+        )
+    }
+}
+
+fn doubtful(handle: &Handle, what: String) -> Error {
+    Error::DoubtfulPermits { path: handle.shown().to_string(), what }
+}
+
+/// What the data of the semaphore's node say.
+fn decoded(handle: &Handle, data: &[u8]) -> Result<Option<u32>, Error> {
+    permits::decode(data)
+        .map_err(|what| doubtful(handle, format!("its data are {what:?}, and not a number of permits")))
+}
+
+/// The queue. If `is_synced`, it is no older than this call.
+async fn queue(handle: &Handle, is_synced: bool) -> Result<Queue, Error> {
+    let path = handle.shown();
+    let known = handle.limit.as_ref().and_then(|limit| limit.known());
+    let seen = call::on_a_session(&handle.coordinator, |session| async move {
+        let node = call::answered(&session, || retry::data(&session, path, is_synced)).await?;
+        let number = decoded(handle, node.as_ref().map(|(data, _)| &data[..]).unwrap_or_default());
+        let number = number.map(|number| number.or(known));
+        let (taken, queued) = snapshot::names(&session, path, is_synced).await?;
+        let queue = match &number {
+            Ok(Some(number)) => Some(snapshot::of(&session, path, *number, &taken, &queued).await?),
+            _ => None,
+        };
+        Ok((number, taken, queue))
+    });
+    let (number, taken, queue) =
+        seen.await.map_err(|failure| Error::from_failure(failure, "read the queue of", path))?;
+    number?;
+    if let Err(name) = permits::taken(&taken) {
+        return Err(doubtful(handle, format!("{name:?} is no permit")));
+    }
+    queue.ok_or_else(|| doubtful(handle, "nobody has said yet how many permits it has".to_owned()))
+}
+
+async fn evict(handle: &Handle, token: i64) -> Result<Option<Member>, Error> {
+    // A server that lags might not show a member that other clients see already.
+    let members = queue(handle, true).await?.members;
+    let Some(member) = members.into_iter().find(|member| member.token == Some(token)) else {
+        return Ok(None);
+    };
+    let part = if member.state == MemberState::Holds { PERMITS } else { QUEUE };
+    let (path, fault) = (handle.shown(), |failure| Error::from_failure(failure, "remove a node of", handle.shown()));
+    let session_slot = handle.coordinator.session_slot(0).await.map_err(fault)?;
+    let (session, node) = (session_slot.session(), format!("{path}/{part}/{}", member.node));
+    let tries = AtomicU32::new(0);
+    let removal = call::answered(session, || {
+        tries.fetch_add(1, Ordering::Relaxed);
+        session.delete(&node)
+    });
+    match removal.await {
+        Ok(()) => Ok(Some(member)),
+        // The member left by itself just now, or an earlier try removed it.
+        Err(Failure::NoNode) => Ok((tries.into_inner() > 1).then_some(member)),
+        Err(failure) => Err(fault(failure)),
+    }
+}
+
+async fn number(handle: &Handle) -> Result<Option<u32>, Error> {
+    let path = handle.shown();
+    let node = call::on_a_session(&handle.coordinator, |session| async move {
+        call::answered(&session, || retry::data(&session, path, false)).await
+    });
+    let node = node.await.map_err(|failure| Error::from_failure(failure, "read the permits of", path))?;
+    node.map_or(Ok(None), |(data, _)| decoded(handle, &data))
+}
+
+async fn set(handle: &Handle, permits: u32) -> Result<(), Error> {
+    if permits == 0 {
+        return Err(Error::invalid("a semaphore of no permits; it has at least one"));
+    }
+    let path = handle.shown();
+    let set = call::on_a_session(&handle.coordinator, |session| async move {
+        call::answered(&session, || try_to_set(handle, &session, permits)).await
+    });
+    set.await.map_err(|failure| Error::from_failure(failure, "set the permits of", path))??;
+    if let Some(limit) = &handle.limit {
+        limit.is_set(permits);
+    }
+    Ok(())
+}
+
+async fn try_to_set(handle: &Handle, session: &Arc<dyn Session>, permits: u32) -> Result<Result<(), Error>, Failure> {
+    let path = handle.shown();
+    loop {
+        let Some((data, stat)) = retry::data(session, path, true).await? else {
+            directory::make(session, path, true, |_| {}).await?;
+            continue;
+        };
+        if let Err(error) = decoded(handle, &data) {
+            return Ok(Err(error));
+        }
+        let data = permits::encode(permits);
+        let set = [Operation::Set { path: path.to_string(), data, version: Some(stat.version) }];
+        match session.transact(&set).await {
+            Ok(_) => return Ok(Ok(())),
+            Err(Failure::Operation { failure, .. }) if matches!(*failure, Failure::BadVersion | Failure::NoNode) => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+}

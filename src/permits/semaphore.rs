@@ -1,0 +1,347 @@
+//! The semaphore, and its options; knows neither how permits are taken nor any concrete backend.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tracing::Instrument;
+
+use crate::acquisition::builder::{Acquire, Granting, Guard};
+use crate::acquisition::handle::Handle;
+use crate::acquisition::limit::{Limit, Wanted};
+use crate::acquisition::options::Options;
+use crate::acquisition::request::Acquisition;
+use crate::call::Call;
+use crate::error::error::Error;
+use crate::permits::permit::Permit;
+use crate::queue::dialect::Dialect;
+use crate::queue::mode::Mode;
+use crate::queue::native;
+use crate::session::contract::Coordinator;
+use crate::snapshot::site::Site;
+use crate::ticket::deadlock::Deadlock;
+use crate::validation;
+
+/// A number of permits, shared by all processes that open the same path of the same ensemble: at most so many hold one at
+/// once, in the whole fleet.
+///
+/// A handle is cheap to clone, and holds nothing by itself. Each acquisition gives a [`Permit`], for one permit or for
+/// several. Dropping or [releasing](Permit::release) it gives them back. If a process dies, its permits are free one
+/// session timeout later.
+///
+/// # The number
+/// The ensemble keeps the number, in the data of the semaphore's node: `permits=10`. Whoever comes first writes it. A handle
+/// that was opened with another number gets [`Error::OtherPermits`] at its first use. [`set_permits`](Self::set_permits)
+/// changes the number for all: handles that have seen the old one go by the new one from then on, acquisitions that wait
+/// notice, and nobody who holds is thrown out.
+///
+/// # Fairness
+/// Strictly first come, first served, also when one asks for several: the first in the queue holds up those behind it, even
+/// if there are enough permits for them. So nobody starves.
+///
+/// An acquisition that was polled once has its place in the queue. When its turn comes, all behind it wait for it, even if
+/// its future is not polled any more. So poll it to its end, or drop it.
+///
+/// # Deadlocks
+/// A task that holds permits and waits for more may wait for itself, or for others that do the same. Take all at once, with
+/// [`acquire_many`](Self::acquire_many). The semaphore does not check for it, as a lock does with
+/// [`on_deadlock`](crate::RwLockBuilder::on_deadlock), because a task may well hold several permits.
+///
+/// # Nodes
+/// Below the path there are two directories. `queue` is that of a lock, whose holder is the next to take permits. `permits`
+/// has an ephemeral node for each holder. A permit that is free costs two round trips. One that is given back wakes one
+/// waiter, however many there are.
+///
+/// # Examples
+///
+/// ```
+/// use zk_rwlock::{Error, Memory, Semaphore};
+/// # tokio_test::block_on(async {
+/// let zk = Memory::new(); // or: ZooKeeper::connect("127.0.0.1:2181").await?
+/// let geocoder = Semaphore::new(&zk, "/limits/geocoder", 2)?;
+///
+/// let one = geocoder.acquire().await?;
+/// let two = geocoder.acquire().await?;
+/// assert!(geocoder.try_acquire().await.unwrap_err().is_would_block());
+///
+/// one.release().await?;
+/// let three = geocoder.acquire().await?;
+/// # drop((two, three));
+/// # Ok::<(), Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Semaphore {
+    pub(super) handle: Arc<Handle>,
+}
+
+impl Semaphore {
+    /// Opens the semaphore at `path`, which has so many permits. Nothing is sent. The first acquisition makes the nodes
+    /// if they are missing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if `path` is not an absolute ZooKeeper path, or is the root or in `/zookeeper`; or if there
+    /// were no permits.
+    pub fn new<C: Coordinator + Clone>(
+        coordinator: &C,
+        path: impl AsRef<str>,
+        permits: u32,
+    ) -> Result<Semaphore, Error> {
+        Semaphore::builder(coordinator, path).permits(permits).build()
+    }
+
+    /// As [`Semaphore::new`], with options.
+    ///
+    /// ```
+    /// # use zk_rwlock::{Memory, Semaphore};
+    /// let limit = Semaphore::builder(&Memory::new(), "/limits/geocoder").permits(10).host("web-1").build().unwrap();
+    /// assert_eq!(limit.path(), "/limits/geocoder");
+    /// ```
+    pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: impl AsRef<str>) -> SemaphoreBuilder {
+        SemaphoreBuilder {
+            coordinator: Arc::new(coordinator.clone()),
+            path: path.as_ref().to_owned(),
+            permits: None,
+            host: None,
+            label: None,
+            warn_waiting: None,
+            warn_holding: None,
+        }
+    }
+
+    /// The semaphore's node.
+    pub fn path(&self) -> &str {
+        self.handle.shown()
+    }
+
+    /// Acquires a permit.
+    ///
+    /// Await the returned builder, with or without options. Waits until all who came earlier have got theirs, and one is
+    /// free. See [`Semaphore`] for fairness.
+    ///
+    /// # Cancel safety
+    /// Dropping the future at any point gives up the place in the queue, and a permit that was taken just then. It leaves
+    /// neither node nor watch behind, as soon as the server can be reached.
+    ///
+    /// # Errors
+    /// [`Error::OtherPermits`] if the semaphore has another number of permits than this handle was opened with.
+    /// [`Error::Timeout`], which names the holders, only if a [`timeout`](Acquire::timeout) was given. Otherwise see
+    /// [`Error`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, Semaphore};
+    /// # tokio_test::block_on(async {
+    /// # let geocoder = Semaphore::new(&Memory::new(), "/limits/geocoder", 1)?;
+    /// let held = geocoder.acquire().label("nightly import").await?;
+    /// let late = geocoder.acquire().timeout(Duration::from_millis(10)).await.unwrap_err();
+    /// assert!(late.to_string().contains("nightly import"), "{late}");
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn acquire(&self) -> Acquire<Permit> {
+        self.acquire_many(1)
+    }
+
+    /// Acquires so many permits at once: all or none.
+    ///
+    /// As [`acquire`](Self::acquire). An acquisition that waits for several permits holds up those behind it, and gathers
+    /// none before it has them all.
+    ///
+    /// # Cancel safety
+    /// As for [`acquire`](Self::acquire).
+    ///
+    /// # Errors
+    /// [`Error::TooFewPermits`] if the semaphore does not have so many: before anything is sent, if it follows from the
+    /// number that this handle was opened with. It comes also to an acquisition that waits, as the first in the queue, when
+    /// the number falls below what it wants. [`Error::InvalidInput`] if no permits are asked for. Otherwise as for
+    /// [`acquire`](Self::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, Semaphore};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// let connections = Semaphore::new(&zk, "/limits/connections", 10)?;
+    /// let three = connections.acquire_many(3).await?;
+    /// assert_eq!(three.count(), 3);
+    /// assert!(matches!(connections.acquire_many(11).await, Err(Error::TooFewPermits { wanted: 11, permits: 10, .. })));
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn acquire_many(&self, permits: u32) -> Acquire<Permit> {
+        Acquire::new((Arc::clone(&self.handle), permits))
+    }
+
+    /// Acquires a permit if one is free and nobody waits. Does not wait. Writes nothing to the ensemble if there is none.
+    ///
+    /// The answer may be as old as the server's view. If another contender is faster to a permit that looked free, this
+    /// call has written one node, and removed it. [How long it takes](Call#how-long-it-takes) is bounded by the session
+    /// timeout, and with [`timeout`](Call::timeout).
+    ///
+    /// # Cancel safety
+    /// As for [`acquire`](Self::acquire).
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`], which names the holders and those who wait. Otherwise as for [`acquire`](Self::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, Semaphore};
+    /// # tokio_test::block_on(async {
+    /// # let geocoder = Semaphore::new(&Memory::new(), "/limits/geocoder", 1)?;
+    /// match geocoder.try_acquire().await {
+    ///     Ok(permit) => { /* ask the geocoder */ }
+    ///     Err(error) if error.is_would_block() => { /* others do: go on without */ }
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn try_acquire(&self) -> Call<Permit> {
+        self.try_acquire_many(1)
+    }
+
+    /// Acquires so many permits at once, all or none, if they are free and nobody waits. As
+    /// [`try_acquire`](Self::try_acquire) for the rest.
+    ///
+    /// # Cancel safety
+    /// As for [`acquire`](Self::acquire).
+    ///
+    /// # Errors
+    /// As for [`try_acquire`](Self::try_acquire) and [`acquire_many`](Self::acquire_many).
+    pub fn try_acquire_many(&self, permits: u32) -> Call<Permit> {
+        let acquisition = acquisition(Arc::clone(&self.handle), permits, Options::default());
+        Call::new(move |timeout| async move {
+            let held = acquisition.attempt(timeout).await?;
+            Ok(Permit::new(held, permits))
+        })
+    }
+
+    /// Blocks the thread until a permit is acquired: [`acquire`](Self::acquire) for code that is not async.
+    ///
+    /// Needs no runtime. With options: [`Acquire::blocking`].
+    ///
+    /// # Errors
+    /// As for [`acquire`](Self::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, Semaphore};
+    /// let permit = Semaphore::new(&Memory::new(), "/limits/geocoder", 1)?.blocking_acquire()?;
+    /// permit.blocking_release()?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn blocking_acquire(&self) -> Result<Permit, Error> {
+        self.acquire().blocking()
+    }
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Semaphore").field("path", &self.path()).field("host", &self.handle.host).finish_non_exhaustive()
+    }
+}
+
+impl Guard for Permit {
+    /// With how many permits are wanted.
+    type Source = (Arc<Handle>, u32);
+
+    fn acquire((handle, permits): Self::Source, options: Options) -> Granting<Permit> {
+        let mut acquisition = acquisition(handle, permits, options);
+        let span = acquisition.begin();
+        let work = async move { acquisition.acquire().await.map(|held| Permit::new(held, permits)) };
+        Granting::by(work.instrument(span))
+    }
+}
+
+fn acquisition(handle: Arc<Handle>, permits: u32, options: Options) -> Acquisition {
+    let mut acquisition = Acquisition::new(handle, Mode::Write, options);
+    acquisition.wanted = Some(Box::new(Wanted::new(permits)));
+    acquisition
+}
+
+/// Options of a semaphore. Made by [`Semaphore::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing is opened before `build`"]
+pub struct SemaphoreBuilder {
+    coordinator: Arc<dyn Coordinator>,
+    path: String,
+    permits: Option<u32>,
+    host: Option<String>,
+    label: Option<String>,
+    warn_waiting: Option<Duration>,
+    warn_holding: Option<Duration>,
+}
+
+impl SemaphoreBuilder {
+    /// How many permits there are. Give all users of the path the same number: see [`Semaphore`](Semaphore#the-number).
+    ///
+    /// Default: the number that the ensemble has. If it has none, acquisitions fail with [`Error::DoubtfulPermits`]. Zero is
+    /// refused.
+    pub fn permits(mut self, permits: u32) -> Self {
+        self.permits = Some(permits);
+        self
+    }
+
+    /// The host that the nodes of this process name. Default: the machine's name.
+    ///
+    /// Letters, digits, `.`, `_` and `-`, at most 64 bytes.
+    pub fn host(mut self, host: impl Into<String>) -> Self {
+        self.host = Some(host.into());
+        self
+    }
+
+    /// The label of every acquisition that sets none itself. Default: no label.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// As [`RwLockBuilder::warn_after_waiting`](crate::RwLockBuilder::warn_after_waiting).
+    pub fn warn_after_waiting(mut self, limit: Duration) -> Self {
+        self.warn_waiting = Some(limit);
+        self
+    }
+
+    /// As [`RwLockBuilder::warn_after_holding`](crate::RwLockBuilder::warn_after_holding).
+    pub fn warn_after_holding(mut self, limit: Duration) -> Self {
+        self.warn_holding = Some(limit);
+        self
+    }
+
+    /// Opens the semaphore. Nothing is sent.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] says which option was wrong, and how.
+    pub fn build(self) -> Result<Semaphore, Error> {
+        validation::check_directory(&self.path)?;
+        if let Some(host) = &self.host {
+            validation::check_host(host)?;
+        }
+        validation::check_label(self.label.as_deref())?;
+        if self.permits == Some(0) {
+            return Err(Error::invalid("a semaphore of no permits; it has at least one"));
+        }
+        let site = Site::of_semaphore(self.path.into());
+        Ok(Semaphore {
+            handle: Arc::new(Handle {
+                coordinator: self.coordinator,
+                path: Arc::clone(&site.queue),
+                site,
+                limit: Some(Limit::new(self.permits)),
+                host: self.host.unwrap_or_else(native::machine),
+                label: self.label,
+                dialect: Dialect::Native,
+                lock_delay: Duration::ZERO,
+                warn_waiting: self.warn_waiting,
+                warn_holding: self.warn_holding,
+                deadlock: Deadlock::Ignore,
+                keeper: None,
+                asking: Arc::default(),
+                book: Mutex::default(),
+            }),
+        })
+    }
+}

@@ -1,0 +1,161 @@
+//! The permits of a semaphore, by the names of their nodes: how many are taken, and whether more may be; knows no queue
+//! and no I/O.
+//!
+//! ```text
+//! /limits/geocoder                                      data: permits=10
+//! /limits/geocoder/permits/web-1~k3v9x2ma-PERMIT-2
+//!                          host  id              how many its holder took
+//! ```
+//!
+//! Doubt is an error, and never a permit. So a name that is not quite a permit's counts neither as taken nor as free.
+
+use crate::queue::native;
+
+/// The directory of the queue, inside that of the semaphore.
+pub(crate) const QUEUE: &str = "queue";
+
+/// The directory of the permits that are taken, inside that of the semaphore.
+pub(crate) const PERMITS: &str = "permits";
+
+const MARKER: &str = "-PERMIT-";
+const NUMBER: &str = "permits=";
+
+/// The name of the node of a holder, and what the name tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TakenBy<'n> {
+    pub(crate) host: &'n str,
+    /// How many permits the holder took.
+    pub(crate) count: u32,
+}
+
+/// The name of the node of a holder. No other acquisition has this owner, which is `host~id`.
+pub(crate) fn name(owner: &str, count: u32) -> String {
+    format!("{owner}{MARKER}{count}")
+}
+
+/// Reads the name of a holder's node. `None` if the name is not exactly as [`name`] makes it.
+pub(crate) fn parse(name: &str) -> Option<TakenBy<'_>> {
+    let (owner, count) = name.rsplit_once(MARKER)?;
+    let (host, id) = owner.split_once('~')?;
+    let is_sound = native::host_problem(host).is_none() && !id.is_empty();
+    let count = positive(count)?;
+    (is_sound && id.bytes().all(|byte| byte.is_ascii_alphanumeric())).then_some(TakenBy { host, count })
+}
+
+/// How many permits are taken by these nodes.
+///
+/// # Errors
+/// The first name, in the order of text, that is no permit's.
+pub(crate) fn taken(names: &[String]) -> Result<u64, &str> {
+    let mut taken = 0;
+    let mut doubtful: Option<&str> = None;
+    for name in names {
+        match parse(name) {
+            Some(by) => taken += u64::from(by.count),
+            None => doubtful = Some(doubtful.map_or(name, |first| first.min(name))),
+        }
+    }
+    doubtful.map_or(Ok(taken), Err)
+}
+
+/// Whether so many permits can be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    Enough,
+    /// Not before other holders have given theirs back.
+    Short,
+    /// Not as long as the semaphore has no more permits.
+    Never,
+}
+
+/// Whether `wanted` permits can be taken from `number`, beside those that these nodes have taken.
+///
+/// # Errors
+/// As for [`taken`].
+pub(crate) fn room(number: u32, names: &[String], wanted: u32) -> Result<Room, &str> {
+    let taken = taken(names)?;
+    Ok(match wanted {
+        _ if wanted > number => Room::Never,
+        _ if taken + u64::from(wanted) <= u64::from(number) => Room::Enough,
+        _ => Room::Short,
+    })
+}
+
+/// The data of a semaphore's node that has so many permits.
+pub(crate) fn encode(number: u32) -> Vec<u8> {
+    format!("{NUMBER}{number}").into_bytes()
+}
+
+/// How many permits a semaphore has, by the data of its node; `None` if nothing is written there yet.
+///
+/// # Errors
+/// The data are something else. They are returned as text, and not more of them than people want to read.
+pub(crate) fn decode(data: &[u8]) -> Result<Option<u32>, String> {
+    let text = String::from_utf8_lossy(data);
+    let text = text.strip_suffix('\n').unwrap_or(&text);
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let number = text.strip_prefix(NUMBER).and_then(positive);
+    number.map(Some).ok_or_else(|| text.chars().take(40).collect())
+}
+
+/// Accepts exactly what we print, so that one number has one spelling.
+fn positive(digits: &str) -> Option<u32> {
+    let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
+    digits.parse().ok().filter(|_| is_plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names<const N: usize>(names: [&str; N]) -> [String; N] {
+        names.map(str::to_owned)
+    }
+
+    #[test]
+    fn a_name_is_read_back_as_it_was_made() {
+        for (owner, host, count) in [("web-1~k3v9x2ma", "web-1", 1), ("a-PERMIT-3~x", "a-PERMIT-3", u32::MAX)] {
+            assert_eq!(parse(&name(owner, count)), Some(TakenBy { host, count }));
+        }
+    }
+
+    #[test]
+    fn what_is_not_quite_a_permit_is_none() {
+        for name in ["", "h~a", "h~a-PERMIT-", "h~a-PERMIT-0", "h~a-PERMIT-01", "h~a-PERMIT-+1", "h~a-PERMIT--1"] {
+            assert_eq!(parse(name), None, "{name:?}");
+        }
+        for name in ["h-PERMIT-1", "~a-PERMIT-1", "h~-PERMIT-1", "h~a~b-PERMIT-1", "h~a b-PERMIT-1", "é~a-PERMIT-1"] {
+            assert_eq!(parse(name), None, "{name:?}");
+        }
+        for name in ["h~a-PERMIT-1x", "h~a-permit-1", "h~a-PERMIT-4294967296", "h~a-PERMIT-1 ", "h~a-READ-0000000001"] {
+            assert_eq!(parse(name), None, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn permits_are_counted_and_never_beside_a_doubtful_name() {
+        let three = names(["a~1-PERMIT-1", "b~2-PERMIT-2"]);
+        assert_eq!(taken(&three), Ok(3));
+        for (number, wanted, expected) in
+            [(4, 1, Room::Enough), (3, 1, Room::Short), (4, 2, Room::Short), (2, 1, Room::Short), (2, 3, Room::Never)]
+        {
+            assert_eq!(room(number, &three, wanted), Ok(expected), "{wanted} of {number}");
+        }
+        assert_eq!(room(u32::MAX, &[], u32::MAX), Ok(Room::Enough));
+        assert_eq!(room(u32::MAX, &names(["a~1-PERMIT-4294967295"]), 1), Ok(Room::Short));
+        assert_eq!(room(9, &names(["z", "a~1-PERMIT-1", "b"]), 1), Err("b"));
+    }
+
+    #[test]
+    fn a_number_is_read_back_and_nothing_else_is_taken_for_one() {
+        assert_eq!(decode(&encode(10)), Ok(Some(10)));
+        assert_eq!(decode(b"permits=7\n"), Ok(Some(7)), "as an editor leaves it");
+        assert_eq!(decode(b""), Ok(None));
+        for data in ["permits=", "permits=0", "permits=07", "permits=-1", "permits=4294967296", "7", "permits=7 "] {
+            assert_eq!(decode(data.as_bytes()), Err(data.to_owned()));
+        }
+        assert_eq!(decode(&[0xff; 999]).unwrap_err().chars().count(), 40);
+    }
+}

@@ -1,0 +1,141 @@
+//! How a place at the head of a queue is exchanged for a node outside the queue, in one transaction; knows no turns, and
+//! not what the other node is for.
+//!
+//! The transaction checks that our place is there, so the ensemble itself refuses whoever is not at the head any more.
+//! It ends as a writer's release does, so the next contender in the queue is let in by the same commit.
+
+use std::sync::Arc;
+
+use crate::queue::local::Exit;
+use crate::session::loss::Loss;
+use crate::session::position::Position;
+use crate::session::request::{Failure, Kind, Operation, Stat};
+use crate::session::retry::{UNKNOWN_TRIES, before_next_try};
+use crate::ticket::ticket::Ticket;
+
+/// What a place is exchanged for.
+#[derive(Debug)]
+pub(crate) struct Exchange<'a> {
+    /// The path of the new node. No other node ever has it.
+    pub(crate) to: String,
+    pub(crate) data: &'a [u8],
+    /// The exchange is made only if this node has this version.
+    pub(crate) unchanged: (&'a str, i32),
+}
+
+/// Why a place was not exchanged.
+#[derive(Debug)]
+pub(crate) enum NotExchanged {
+    /// Our place was gone.
+    Evicted,
+    /// The node that must not change has changed. We keep our place.
+    Changed,
+    /// The directory of the new node does not exist. We keep our place.
+    NoDirectory,
+    /// Dropping the ticket removes whichever of the two nodes there is.
+    Failed(Failure),
+}
+
+/// The operations of the transaction, by their index.
+const OWN_PLACE: usize = 0;
+const UNCHANGED: usize = 1;
+const NEW_NODE: usize = 2;
+const SIGNAL: usize = 3;
+
+/// What one try of the transaction has shown.
+enum Tried {
+    Done(Stat),
+    /// There is no new node, and none will be.
+    NotDone(NotExchanged),
+    /// There may be a new node.
+    Failed(Failure),
+    /// The server refuses the signal. A plain delete serves as well: see `removal.rs`.
+    WithoutSignal,
+}
+
+impl Ticket {
+    /// Exchanges our place for another node. The place must be at the head of the queue.
+    ///
+    /// # Cancel safety
+    /// Dropping the ticket removes whichever of the two nodes there is.
+    pub(crate) async fn exchange(&self, exchange: &Exchange<'_>) -> Result<(), NotExchanged> {
+        let Some(position) = self.position() else {
+            return Err(NotExchanged::Evicted);
+        };
+        let (session, own_node) = (self.session(), &position.own_node);
+        let from = own_node.path();
+        self.may_be_at(&exchange.to);
+        own_node.moving();
+        let mut tries = 0;
+        let answer = loop {
+            match self.try_to_exchange(&from, exchange).await {
+                Tried::Done(stat) => break Ok(stat),
+                Tried::NotDone(why) => break Err(why),
+                Tried::Failed(Failure::Unknown(_)) if tries < UNKNOWN_TRIES => {
+                    before_next_try(session, &mut tries).await.map_err(NotExchanged::Failed)?;
+                }
+                Tried::Failed(failure) => return Err(NotExchanged::Failed(failure)),
+                Tried::WithoutSignal => session.upkeep().signal_refused(),
+            }
+        };
+        let stat = match answer {
+            Ok(stat) if stat.ephemeral_owner == session.id() => stat,
+            // The connection has changed to another session, and the node belongs to that session. It is not ours.
+            Ok(_) => {
+                return Err(NotExchanged::Failed(Failure::Refused(format!("{} is of another session", exchange.to))));
+            }
+            Err(why) => {
+                self.is_not_outside();
+                own_node.moved(from);
+                match why {
+                    NotExchanged::Evicted => own_node.lose(Loss::Removed),
+                    _ => session.upkeep().nodes().watch(own_node),
+                }
+                return Err(why);
+            }
+        };
+        own_node.moved(exchange.to.clone());
+        let (contender, number, id) = (position.contender.clone(), position.number, position.id);
+        let held = Position::new(contender, stat.czxid, position.birth, Arc::clone(own_node), number, id);
+        self.is_outside(Arc::new(held));
+        session.upkeep().nodes().watch(own_node);
+        // Only now: the next local contender must not see what was there before.
+        self.book().left(&position, Exit::LetGo);
+        Ok(())
+    }
+
+    async fn try_to_exchange(&self, from: &str, exchange: &Exchange<'_>) -> Tried {
+        let session = self.session();
+        let (from, to, (unchanged, version)) = (from.to_owned(), exchange.to.clone(), exchange.unchanged);
+        let mut operations = vec![
+            Operation::Check { path: from.clone(), version: None },
+            Operation::Check { path: unchanged.to_owned(), version: Some(version) },
+            Operation::Create { path: to.clone(), data: exchange.data.to_vec(), kind: Kind::Ephemeral },
+        ];
+        let signals = !session.upkeep().is_signal_refused();
+        if signals {
+            operations.push(Operation::Set { path: from.clone(), data: Vec::new(), version: None });
+        }
+        operations.push(Operation::Delete { path: from, version: None });
+        // The read is answered after the transaction, and shows what became of it. It also shows the number of the
+        // creating transaction, which some servers leave out of the answer to a transaction.
+        let (answer, seen) = (session.transact(&operations), session.data(&to));
+        self.book().takes();
+        let answer = answer.await;
+        match (answer, seen.await) {
+            (_, Ok((_, stat))) => Tried::Done(stat),
+            // Somebody has removed the new node already.
+            (Ok(_), Err(Failure::NoNode)) => Tried::NotDone(NotExchanged::Evicted),
+            (Err(Failure::Operation { index, failure }), Err(Failure::NoNode)) => match (index, *failure) {
+                (OWN_PLACE, Failure::NoNode) => Tried::NotDone(NotExchanged::Evicted),
+                (UNCHANGED, Failure::BadVersion) => Tried::NotDone(NotExchanged::Changed),
+                (NEW_NODE, Failure::NoNode) => Tried::NotDone(NotExchanged::NoDirectory),
+                (SIGNAL, Failure::NoAuth | Failure::Refused(_)) if signals => Tried::WithoutSignal,
+                (_, failure) => Tried::NotDone(NotExchanged::Failed(failure)),
+            },
+            (Err(failure @ (Failure::Unknown(_) | Failure::Over(_))), _) => Tried::Failed(failure),
+            (Err(failure), Err(Failure::NoNode)) => Tried::NotDone(NotExchanged::Failed(failure)),
+            (_, Err(failure)) => Tried::Failed(failure),
+        }
+    }
+}

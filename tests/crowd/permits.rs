@@ -1,0 +1,377 @@
+//! Swarms that use one semaphore while everything fails, or while their processes are killed: never more permits are held
+//! than there are, and in the end everybody gets one.
+//!
+//! All decisions come from a seed, which is printed. `SWARM_SEED` and `SWARM_SECONDS` set what is run, as for
+//! `swarm.rs`.
+
+use std::collections::BTreeMap;
+use std::future::{Future, IntoFuture};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use support::history::{History, overdrawn};
+use support::process::{Process, role, say};
+use support::scene::{CALM, Seeded, becomes_empty, children, connect, connect_with, eventually, session, soon};
+use support::server::{Server, shared_server};
+use support::wire::{Op, Proxy};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use zk_rwlock::coordinator::Failure;
+use zk_rwlock::{Error, Permit, Semaphore, ZooKeeper};
+
+const PATH: &str = "/swarm/permits";
+const PERMITS: u32 = 4;
+const CLIENTS: u64 = 6;
+/// The bound once nothing fails any more: expired sessions take 4 s and a tick to go, and machines may be slow.
+const LIVENESS_LIMIT: Duration = Duration::from_secs(60);
+
+fn setting(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")))
+}
+
+fn seed() -> u64 {
+    let fresh = || std::time::UNIX_EPOCH.elapsed().expect("the clock is right").as_nanos() as u64 % 1_000_000_000;
+    setting("SWARM_SEED").unwrap_or_else(fresh)
+}
+
+struct Client {
+    name: String,
+    proxy: Proxy,
+    zk: ZooKeeper,
+    semaphore: Semaphore,
+}
+
+struct World {
+    server: Server,
+    history: History,
+    clients: Vec<Client>,
+    operator: ZooKeeper,
+    seen: Mutex<BTreeMap<String, u64>>,
+    surprises: Mutex<Vec<String>>,
+    grants: AtomicU64,
+}
+
+impl World {
+    fn saw(&self, what: impl Into<String>) {
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner).entry(what.into()).or_default() += 1;
+    }
+
+    /// Counts an error; one that no fault of the swarm explains is a finding.
+    fn failed(&self, error: &Error) {
+        let expected = error.is_lost()
+            || error.is_timeout()
+            || error.is_would_block()
+            || matches!(error, Error::Unreachable(_) | Error::OutcomeUnknown { .. });
+        if !expected {
+            self.surprises.lock().unwrap_or_else(PoisonError::into_inner).push(error.to_string());
+        }
+        self.saw(if error.is_lost() { "lost" } else { "not granted" });
+    }
+}
+
+/// Drops the future at its suspension number `polls`, counted from 0.
+async fn cut_short<F: Future>(future: F, polls: u64) -> Option<F::Output> {
+    let mut future = std::pin::pin!(future);
+    let mut left = polls;
+    std::future::poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending if left == 0 => Poll::Ready(None),
+        Poll::Pending => {
+            left -= 1;
+            Poll::Pending
+        }
+    })
+    .await
+}
+
+async fn use_permits(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
+    while Instant::now() < end {
+        let count = [1, 1, 1, 2, 3][dice.below(5) as usize];
+        let limit = Duration::from_millis(20 + dice.below(4_000));
+        let polls = if dice.below(4) == 0 { dice.below(8) } else { u64::MAX };
+        let granted = match dice.below(6) {
+            0 => cut_short(client.semaphore.try_acquire_many(count).timeout(limit), polls).await,
+            _ => cut_short(client.semaphore.acquire_many(count).timeout(limit).into_future(), polls).await,
+        };
+        match granted {
+            Some(Ok(permit)) => hold(world, client, permit, &mut dice).await,
+            Some(Err(error)) => world.failed(&error),
+            None => world.saw("dropped"),
+        }
+        sleep(Duration::from_millis(dice.below(20))).await;
+    }
+}
+
+async fn hold(world: &World, client: &Client, permit: Permit, dice: &mut Seeded) {
+    world.grants.fetch_add(1, Ordering::Relaxed);
+    let holding = world.history.granted(permit, &client.name);
+    let end =
+        Instant::now() + Duration::from_millis(if dice.below(20) == 0 { dice.below(4_000) } else { dice.below(20) });
+    while Instant::now() < end && holding.is_held() {
+        sleep(Duration::from_millis(2)).await;
+    }
+    if dice.below(3) == 0 {
+        return drop(holding);
+    }
+    match timeout(Duration::from_secs(3), holding.leave().release()).await {
+        Ok(Err(error)) => world.failed(&error),
+        _ => world.saw("released"),
+    }
+}
+
+async fn fail_links(world: &World, mut dice: Seeded, end: Instant) {
+    const OPS: [Op; 8] =
+        [Op::Create2, Op::Create2, Op::Multi, Op::Multi, Op::Multi, Op::Delete, Op::GetChildren, Op::GetData];
+    while Instant::now() < end {
+        let proxy = &world.clients[dice.below(CLIENTS) as usize].proxy;
+        let op = OPS[dice.below(OPS.len() as u64) as usize];
+        let lasts = Duration::from_millis([100, 500, 2_000, 5_000][dice.below(4) as usize]);
+        let kind = dice.below(9);
+        let mut held = None;
+        match kind {
+            0 => proxy.black_hole(),
+            1 => proxy.black_hole_to_server(),
+            2 => proxy.black_hole_to_client(),
+            3 => proxy.cut(),
+            4 => proxy.rst(),
+            5 => drop(proxy.drop_request(op, 1)),
+            6 => held = Some(proxy.hold_reply(op)),
+            _ => drop(proxy.drop_reply(op, 1)),
+        }
+        world.saw(format!("fault {kind} of a link"));
+        if kind <= 3 || kind == 6 {
+            sleep(lasts.min(end.saturating_duration_since(Instant::now()))).await;
+        }
+        drop(held);
+        if kind <= 3 {
+            proxy.heal();
+        }
+        sleep(Duration::from_millis(dice.below(200))).await;
+    }
+}
+
+/// An operator deletes nodes of holders and of waiters.
+async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
+    while Instant::now() < end {
+        sleep(Duration::from_millis(300 + dice.below(900))).await;
+        let directory = format!("{PATH}/{}", ["permits", "queue"][dice.below(2) as usize]);
+        let names = children(&world.operator, &directory).await;
+        if names.is_empty() {
+            continue;
+        }
+        let node = format!("{directory}/{}", names[dice.below(names.len() as u64) as usize]);
+        let asked = world.history.now();
+        // Anything but a clear refusal may have been done.
+        if !matches!(session(&world.operator).await.delete(&node).await, Err(Failure::NoNode)) {
+            world.history.operator_deleted(&node, asked);
+            world.saw("a node was deleted by an operator");
+        }
+    }
+}
+
+async fn fail_server(world: Arc<World>, mut dice: Seeded, end: Instant) {
+    while Instant::now() + Duration::from_secs(3) < end {
+        sleep(Duration::from_millis(2_000 + dice.below(4_000))).await;
+        let (kills, frozen) = (dice.below(2) == 0, Duration::from_millis(100 + dice.below(2_500)));
+        let there = Arc::clone(&world);
+        let work = move || {
+            if kills {
+                return there.server.restart();
+            }
+            there.server.pause();
+            std::thread::sleep(frozen);
+            there.server.resume();
+        };
+        tokio::task::spawn_blocking(work).await.expect("the server comes back");
+        world.saw(if kills { "the server was killed and restarted" } else { "the server was frozen" });
+    }
+}
+
+/// Nothing fails any more: every client gets all permits at once.
+async fn liveness_phase(world: &Arc<World>) {
+    for client in &world.clients {
+        client.proxy.forget_rules();
+        client.proxy.heal();
+    }
+    let mut tasks = JoinSet::new();
+    for number in 0..CLIENTS as usize {
+        let world = Arc::clone(world);
+        tasks.spawn(async move {
+            let client = &world.clients[number];
+            // What was sent while faults lasted may still cost a session.
+            while let Err(error) = gets_all(&world, client).await {
+                world.failed(&error);
+            }
+        });
+    }
+    if timeout(LIVENESS_LIMIT, tasks.join_all()).await.is_err() {
+        let stuck = Semaphore::builder(&world.operator, PATH).build().expect("valid").queue().await;
+        let stuck = stuck.map_or_else(|error| error.to_string(), |queue| queue.to_string());
+        panic!("not everybody got the permits within {LIVENESS_LIMIT:?}:\n{stuck}");
+    }
+}
+
+async fn gets_all(world: &World, client: &Client) -> Result<(), Error> {
+    let permit = client.semaphore.acquire_many(PERMITS).await?;
+    world.history.granted(permit, &client.name).leave().release().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_random_swarm_never_holds_more_permits_than_there_are() {
+    let (seed, seconds) = (seed(), setting("SWARM_SECONDS").unwrap_or(12));
+    println!("SWARM_SEED={seed} SWARM_SECONDS={seconds} cargo test -p zk-rwlock-tests --test crowd permits::");
+    let mut dice = Seeded(seed);
+    let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+    let operator = connect(&server.address()).await;
+    let mut clients = Vec::new();
+    for number in 0..CLIENTS {
+        let proxy = Proxy::start(server.address());
+        let session_timeout = Duration::from_secs([1, 2, 4][dice.below(3) as usize]);
+        let builder = ZooKeeper::builder().session_timeout(session_timeout).connect_timeout(CALM);
+        let zk = builder.connect(&proxy.address()).await.expect("nothing fails yet");
+        let name = format!("client-{number}");
+        let semaphore = Semaphore::builder(&zk, PATH).permits(PERMITS).host(&name).build().expect("valid");
+        clients.push(Client { name, proxy, zk, semaphore });
+    }
+    let world = Arc::new(World {
+        server,
+        history: History::start(),
+        clients,
+        operator,
+        seen: Mutex::default(),
+        surprises: Mutex::default(),
+        grants: AtomicU64::new(0),
+    });
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let mut tasks = JoinSet::new();
+    let mut own_dice = || Seeded(dice.below(u64::MAX));
+    // Two tasks of every other client contend on one session, and know of each other.
+    for number in (0..CLIENTS as usize).chain((0..CLIENTS as usize).step_by(2)) {
+        let (world, dice) = (Arc::clone(&world), own_dice());
+        tasks.spawn(async move { use_permits(&world, &world.clients[number], dice, end).await });
+    }
+    for _ in 0..2 {
+        let (world, dice) = (Arc::clone(&world), own_dice());
+        tasks.spawn(async move { fail_links(&world, dice, end).await });
+    }
+    let (there, dice_of_operator) = (Arc::clone(&world), own_dice());
+    tasks.spawn(async move { delete_nodes(&there, dice_of_operator, end).await });
+    tasks.spawn(fail_server(Arc::clone(&world), own_dice(), end));
+    while let Some(ended) = tasks.join_next().await {
+        ended.expect("nothing panics");
+    }
+    liveness_phase(&world).await;
+
+    let holds = world.history.holds();
+    let mut faults = world.history.faults();
+    faults.extend(overdrawn(&holds, PERMITS.into()));
+    faults.extend(world.surprises.lock().unwrap_or_else(PoisonError::into_inner).clone());
+    println!("{} grants: {:?}", holds.len(), world.seen.lock().unwrap_or_else(PoisonError::into_inner));
+    assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults[..faults.len().min(10)].join("\n"));
+    assert!(world.grants.load(Ordering::Relaxed) > 2 * CLIENTS, "too few grants prove little");
+    for part in ["queue", "permits"] {
+        becomes_empty(&world.operator, &format!("{PATH}/{part}")).await;
+    }
+    eventually("no watch is left", || async { world.server.counter("zk_watch_count") == 0 }).await;
+    for client in &world.clients {
+        client.zk.close().await;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Processes that are killed
+
+/// Nanoseconds on the one clock of all processes of this machine.
+fn clock() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+/// Takes permits and gives them back, and says when, until it is killed.
+#[test]
+fn the_life_of_a_child() {
+    let Some(role) = role() else { return };
+    let mut words = role.split(' ');
+    let mut word = || words.next().expect("a server, a path and a seed");
+    let (server, path, seed) = (word(), word().to_owned(), word().parse::<u64>().expect("a number"));
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let zk = runtime.block_on(connect_with(server, Duration::from_secs(1)));
+    runtime.block_on(async {
+        let mut tasks = JoinSet::new();
+        for task in 0..3 {
+            let semaphore = Semaphore::new(&zk, &path, PERMITS).expect("valid");
+            let mut dice = Seeded(seed + task);
+            tasks.spawn(async move {
+                loop {
+                    let count = 1 + dice.below(2) as u32;
+                    let permit = semaphore.acquire_many(count).await.expect("nothing is lost");
+                    say(&format!("takes {} {count}", clock()));
+                    sleep(Duration::from_millis(dice.below(5))).await;
+                    assert!(permit.is_held());
+                    say(&format!("gives {} {count}", clock()));
+                    permit.release().await.expect("held");
+                }
+            });
+        }
+        tasks.join_all().await;
+    });
+}
+
+/// A process from its start until it was killed: when it took and gave how many permits.
+fn life(server: &str, path: &str, seed: u64, lasts: Duration) -> Vec<(u64, i64)> {
+    let mut process = Process::start(module_path!(), &format!("{server} {path} {seed}"));
+    std::thread::sleep(lasts);
+    let killed = clock();
+    process.signal("KILL");
+    let mut held = 0;
+    let mut changes = Vec::new();
+    for line in process.said() {
+        let words: Vec<&str> = line.split(' ').collect();
+        // The last line may be cut short.
+        let [what, at, count] = words[..] else { continue };
+        let (Ok(at), Ok(count)) = (at.parse::<u64>(), count.parse::<i64>()) else { continue };
+        let count = if what == "takes" { count } else { -count };
+        held += count;
+        changes.push((at, count));
+    }
+    changes.push((killed, -held));
+    changes
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn processes_that_are_killed_never_hold_more_permits_than_there_are() {
+    let (seed, seconds) = (seed(), setting("SWARM_SECONDS").unwrap_or(12));
+    println!("SWARM_SEED={seed} SWARM_SECONDS={seconds} cargo test -p zk-rwlock-tests --test crowd permits::");
+    let (server, path) = (shared_server().address(), "/swarm/killed");
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let mut lives = JoinSet::new();
+    for number in 0..4 {
+        let (server, mut dice) = (server.clone(), Seeded(seed + number));
+        lives.spawn_blocking(move || {
+            let mut changes = Vec::new();
+            while Instant::now() < end {
+                let lasts = Duration::from_millis(1_000 + dice.below(4_000));
+                changes.extend(life(&server, path, dice.below(1 << 40), lasts));
+            }
+            changes
+        });
+    }
+    let mut changes = lives.join_all().await.concat();
+    let takings = changes.iter().filter(|(_, count)| *count > 0).count();
+    // What was given back at the same moment counts first.
+    changes.sort_unstable();
+    let mut held = 0;
+    for (at, count) in changes {
+        held += count;
+        assert!(held <= i64::from(PERMITS), "{held} of {PERMITS} permits at {at}");
+    }
+    println!("{takings} takings");
+    assert!(takings > 50, "{takings} takings prove little");
+    let zk = connect(&server).await;
+    let all = Semaphore::new(&zk, path, PERMITS).expect("valid");
+    assert_eq!(soon("all permits", all.acquire_many(PERMITS)).await.expect("free").count(), PERMITS);
+}

@@ -1,0 +1,565 @@
+//! Interleavings of the semaphore that no server can be made to repeat, decided poll by poll: no threads and no sleeps.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use support::polled::{Acquiring, now};
+use support::slow::{Slow, poll_up_to};
+use tokio_test::task;
+use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
+use zk_rwlock::coordinator::{
+    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, Stat, Task, Upkeep,
+    Watch,
+};
+use zk_rwlock::{Error, Loss, Memory, Permit, Semaphore};
+
+const PATH: &str = "/limit";
+const QUEUE: &str = "/limit/queue";
+const PERMITS: &str = "/limit/permits";
+
+fn open<C: Coordinator + Clone>(client: &C, permits: u32) -> Semaphore {
+    Semaphore::new(client, PATH, permits).expect("valid")
+}
+
+fn acquiring(semaphore: &Semaphore, permits: u32) -> Acquiring<Permit> {
+    task::spawn(semaphore.acquire_many(permits).into_future())
+}
+
+fn acquire(semaphore: &Semaphore) -> Permit {
+    now(semaphore.acquire()).expect("free")
+}
+
+/// Two clients of one ensemble, with a semaphore whose directories exist and are empty.
+fn two(permits: u32) -> (Memory, Memory, Semaphore, Semaphore) {
+    let one = Memory::new();
+    let other = one.connect();
+    let (a, b) = (open(&one, permits), open(&other, permits));
+    for semaphore in [&a, &b] {
+        now(acquire(semaphore).release()).expect("held");
+    }
+    assert_eq!(left(&one), (vec![], vec![], 0));
+    (one, other, a, b)
+}
+
+/// The nodes in the queue, those of the holders, and how many watches there are.
+fn left(zk: &Memory) -> (Vec<String>, Vec<String>, usize) {
+    (zk.children(QUEUE), zk.children(PERMITS), zk.watches())
+}
+
+fn session(client: &Memory) -> Arc<dyn Session> {
+    Arc::clone(now(client.session_slot(0)).expect("open").session())
+}
+
+// Answers and requests that are lost.
+
+#[test]
+fn a_permit_whose_taking_loses_answers_and_requests_is_one_node() {
+    for faults in FAULTS {
+        let (zk, other, a, b) = two(1);
+        let held = acquire(&b);
+        let mut waits = acquiring(&a, 1);
+        assert_pending!(waits.poll());
+        drop(held);
+        assert!(waits.is_woken());
+        lose(&zk, faults);
+        let taken = assert_ready_ok!(waits.poll());
+        assert!(taken.is_held(), "{faults:?}");
+        assert_eq!(zk.children(PERMITS).len(), 1, "{faults:?}");
+        assert!(taken.path().ends_with(&zk.children(PERMITS)[0]));
+        assert!(now(b.try_acquire()).is_err_and(|error| error.is_would_block()));
+        drop((taken, waits));
+        assert_eq!(left(&other), (vec![], vec![], 0), "{faults:?}");
+    }
+}
+
+#[test]
+fn a_release_of_a_permit_survives_lost_answers_and_requests() {
+    for faults in FAULTS {
+        let (zk, _other, a, b) = two(1);
+        let held = acquire(&a);
+        lose(&zk, faults);
+        now(held.release()).expect("held");
+        drop(acquire(&b));
+        assert_eq!(left(&zk), (vec![], vec![], 0), "{faults:?}");
+    }
+}
+
+#[test]
+fn the_making_of_a_semaphore_survives_lost_answers_and_requests() {
+    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+        for times in 1..9 {
+            let zk = Memory::new();
+            let semaphore = Semaphore::new(&zk, "/a/b/limit", 2).expect("valid");
+            for _ in 0..times {
+                lose(&zk);
+            }
+            let held = acquire(&semaphore);
+            assert_eq!(zk.children("/a/b/limit/permits").len(), 1, "{times} lost");
+            assert_eq!(now(semaphore.permits()).expect("readable"), Some(2));
+            drop(held);
+            assert_eq!((zk.children("/a/b/limit/permits").len(), zk.children("/a/b/limit/queue").len()), (0, 0));
+        }
+    }
+}
+
+// Cancelling at every step.
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lost {
+    Reply,
+    Request,
+}
+
+const FAULTS: [&[Lost]; 7] = [
+    &[],
+    &[Lost::Reply],
+    &[Lost::Request],
+    &[Lost::Reply, Lost::Reply],
+    &[Lost::Reply, Lost::Request],
+    &[Lost::Request, Lost::Reply],
+    &[Lost::Request, Lost::Request, Lost::Reply],
+];
+
+fn lose(zk: &Memory, faults: &[Lost]) {
+    for fault in faults {
+        match fault {
+            Lost::Reply => zk.lose_next_reply(),
+            Lost::Request => zk.lose_next_request(),
+        }
+    }
+}
+
+/// More polls than any acquisition takes.
+const POLLS: usize = 80;
+
+#[test]
+fn an_acquisition_of_permits_dropped_at_any_poll_leaves_nothing() {
+    for faults in FAULTS {
+        for is_fresh in [false, true] {
+            let mut granted = false;
+            for polls in 0..POLLS {
+                let (zk, b) = if is_fresh {
+                    let zk = Memory::new();
+                    let b = open(&zk.connect(), 2);
+                    (zk, b)
+                } else {
+                    let (zk, _other, _a, b) = two(2);
+                    (zk, b)
+                };
+                let semaphore = open(&Slow(zk.clone()), 2);
+                lose(&zk, faults);
+                let mut acquiring = acquiring(&semaphore, 2);
+                granted |= matches!(poll_up_to(&mut acquiring, polls), Some(Poll::Ready(Ok(_))));
+                drop(acquiring);
+                assert_eq!(left(&zk), (vec![], vec![], 0), "{faults:?} at poll {polls}");
+                assert_eq!(now(b.try_acquire_many(2)).expect("free").count(), 2, "{faults:?} at poll {polls}");
+            }
+            assert!(granted, "{faults:?}: {POLLS} polls are too few");
+        }
+    }
+}
+
+/// The head is dropped while a permit has just been given back to it, and the next in the queue gets it.
+#[test]
+fn a_head_dropped_at_any_poll_of_its_taking_leaves_its_permits_to_the_next() {
+    for faults in FAULTS {
+        for is_same_session in [false, true] {
+            let mut granted = false;
+            for polls in 0..POLLS {
+                let (zk, other, a, b) = two(2);
+                let held = now(b.acquire_many(2)).expect("free");
+                let head = open(&Slow(zk.clone()), 2);
+                let mut head = acquiring(&head, 2);
+                assert!(poll_up_to(&mut head, POLLS).is_none());
+                let mut next = acquiring(if is_same_session { &a } else { &b }, 1);
+                assert_pending!(next.poll());
+                drop(held);
+                assert!(head.is_woken() && !next.is_woken());
+                lose(&zk, faults);
+                let taken = poll_up_to(&mut head, polls);
+                granted |= matches!(taken, Some(Poll::Ready(Ok(_))));
+                if next.is_woken() {
+                    assert_pending!(next.poll());
+                }
+                drop((taken, head));
+                assert!(next.is_woken(), "{faults:?} at poll {polls}");
+                let next = assert_ready_ok!(next.poll());
+                assert!(next.is_held());
+                assert_eq!((zk.children(QUEUE).len(), zk.children(PERMITS).len()), (0, 1));
+                drop(next);
+                assert_eq!(left(&other), (vec![], vec![], 0), "{faults:?} at poll {polls}");
+            }
+            assert!(granted, "{faults:?}: {POLLS} polls are too few");
+        }
+    }
+}
+
+#[test]
+fn a_waiter_for_permits_dropped_at_any_poll_disturbs_no_other() {
+    for faults in FAULTS {
+        let mut waited = false;
+        for polls in 0..POLLS {
+            let (zk, other, a, b) = two(1);
+            let third = zk.connect();
+            let held = acquire(&a);
+            let mut head = acquiring(&b, 1);
+            assert_pending!(head.poll());
+            let before = left(&zk);
+            let semaphore = open(&Slow(third.clone()), 1);
+            lose(&third, faults);
+            let mut waits = acquiring(&semaphore, 1);
+            waited |= poll_up_to(&mut waits, polls).is_none();
+            drop(waits);
+            assert_eq!(left(&zk), before, "{faults:?} at poll {polls}");
+            assert!(held.is_held() && !head.is_woken());
+            drop(held);
+            drop(assert_ready_ok!(head.poll()));
+            drop(head);
+            assert_eq!(left(&other), (vec![], vec![], 0));
+        }
+        assert!(waited, "{faults:?}: {POLLS} polls are too few");
+    }
+}
+
+#[test]
+fn a_try_for_permits_dropped_at_any_poll_leaves_nothing() {
+    for faults in FAULTS {
+        for is_taken in [false, true] {
+            for polls in 0..POLLS {
+                let (zk, other, a, _b) = two(1);
+                let held = is_taken.then(|| acquire(&a));
+                let before = left(&zk);
+                let semaphore = open(&Slow(other.clone()), 1);
+                lose(&other, faults);
+                let mut trying = task::spawn(semaphore.try_acquire());
+                let answer = poll_up_to(&mut trying, polls);
+                if let Some(Poll::Ready(answer)) = &answer {
+                    assert_eq!(answer.is_ok(), !is_taken, "{answer:?}");
+                }
+                drop((answer, trying));
+                assert_eq!(left(&zk), before, "{faults:?} at poll {polls}");
+                drop(held);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_acquisition_of_permits_dropped_while_cut_off_leaves_nothing() {
+    let (zk, other, a, b) = two(1);
+    let held = acquire(&b);
+    let mut head = acquiring(&a, 1);
+    assert_pending!(head.poll());
+    zk.cut();
+    drop(held);
+    drop(head);
+    zk.heal();
+    assert_eq!(left(&other), (vec![], vec![], 0));
+    // In the middle of its taking.
+    let slow = open(&Slow(zk.clone()), 1);
+    for polls in 1..POLLS {
+        let mut taking = acquiring(&slow, 1);
+        let taken = poll_up_to(&mut taking, polls);
+        zk.cut();
+        drop((taken, taking));
+        zk.heal();
+        assert_eq!(left(&other), (vec![], vec![], 0), "at poll {polls}");
+    }
+}
+
+// Several contenders of one session.
+
+#[test]
+fn the_next_of_the_same_session_looks_after_its_predecessor_has_taken() {
+    for polls in 1..POLLS {
+        let (zk, other, a, b) = two(1);
+        let held = acquire(&b);
+        let slow = open(&Slow(zk.clone()), 1);
+        let mut head = acquiring(&slow, 1);
+        assert!(poll_up_to(&mut head, POLLS).is_none());
+        let mut next = acquiring(&a, 1);
+        assert_pending!(next.poll());
+        drop(held);
+        // Between any two of its polls the next one may run, whether it is woken or not.
+        let mut taken = poll_up_to(&mut head, polls);
+        assert_pending!(next.poll());
+        if taken.is_none() || matches!(taken, Some(Poll::Pending)) {
+            taken = poll_up_to(&mut head, POLLS);
+        }
+        let Some(Poll::Ready(Ok(taken))) = taken else { panic!("not granted") };
+        assert_pending!(next.poll());
+        assert_eq!(zk.children(PERMITS).len(), 1);
+        drop(taken);
+        drop(assert_ready_ok!(next.poll()));
+        drop((head, next));
+        assert_eq!(left(&other), (vec![], vec![], 0));
+    }
+}
+
+/// A newcomer's look at the permits goes out with its create. The one before it may take a permit after that look, and have
+/// left the queue before the newcomer comes to see its place.
+#[test]
+fn a_newcomer_never_counts_permits_as_they_were_before_the_one_ahead_took_some() {
+    for is_same_session in [false, true] {
+        for first in 0..40 {
+            for second in 0..25 {
+                let (zk, other, _a, b) = two(1);
+                let (slow, newcomer) =
+                    (Slow(zk.clone()), Slow(if is_same_session { zk.clone() } else { other.clone() }));
+                let held = acquire(&b);
+                let mut head = acquiring(&open(&slow, 1), 1);
+                poll_up_to(&mut head, first);
+                drop(held);
+                let mut next = acquiring(&open(&newcomer, 1), 1);
+                let early = poll_up_to(&mut next, second);
+                let taken = poll_up_to(&mut head, POLLS);
+                let late = match early {
+                    Some(Poll::Ready(early)) => Some(Poll::Ready(early)),
+                    _ => poll_up_to(&mut next, POLLS),
+                };
+                let granted = [&taken, &late].iter().filter(|it| matches!(it, Some(Poll::Ready(Ok(_))))).count();
+                assert_eq!((granted, zk.children(PERMITS).len()), (1, 1), "{first} and {second}");
+                drop((taken, late, head, next));
+                assert_eq!(left(&zk), (vec![], vec![], 0));
+            }
+        }
+    }
+}
+
+#[test]
+fn tasks_of_one_session_never_hold_more_than_there_are() {
+    let (zk, _other, a, _b) = two(3);
+    let mut waiting: Vec<Acquiring<Permit>> = (0..12).map(|_| acquiring(&a, 1)).collect();
+    let mut held = Vec::new();
+    let mut order = Vec::new();
+    for _ in 0..40 {
+        for (number, task) in waiting.iter_mut().enumerate() {
+            if !order.contains(&number)
+                && let Poll::Ready(permit) = task.poll()
+            {
+                held.push(permit.expect("granted"));
+                order.push(number);
+            }
+        }
+        assert!(held.len() <= 3 && zk.children(PERMITS).len() == held.len());
+        if held.len() == 3 || order.len() == 12 {
+            held.pop();
+        }
+    }
+    assert_eq!(order, (0..12).collect::<Vec<_>>());
+    drop((held, waiting));
+    assert_eq!(left(&zk), (vec![], vec![], 0));
+}
+
+// What others do.
+
+#[test]
+fn a_forged_hand_off_gives_nobody_a_permit() {
+    let (zk, other, a, b) = two(1);
+    let third = zk.connect();
+    let held = acquire(&a);
+    let (mut head, c) = (acquiring(&b, 1), open(&third, 1));
+    assert_pending!(head.poll());
+    let first = zk.children(QUEUE).remove(0);
+    let mut next = acquiring(&c, 1);
+    assert_pending!(next.poll());
+    let set = Operation::Set { path: format!("{QUEUE}/{first}"), data: vec![], version: None };
+    now(session(&other).transact(&[set])).expect("it may be written");
+    assert!(matches!(assert_ready_err!(next.poll()), Error::Evicted(Loss::Interfered)));
+    drop(held);
+    assert!(assert_ready_ok!(head.poll()).is_held());
+    drop((head, next));
+    assert_eq!(left(&zk), (vec![], vec![], 0));
+}
+
+#[test]
+fn a_permit_removed_while_its_holder_takes_it_is_no_grant() {
+    let (zk, _other, a, b) = two(1);
+    let slow = open(&Slow(zk.clone()), 1);
+    let mut removed = false;
+    for polls in 1..POLLS {
+        let mut taking = acquiring(&slow, 1);
+        match poll_up_to(&mut taking, polls) {
+            Some(Poll::Ready(Ok(permit))) => drop(permit),
+            Some(Poll::Ready(Err(error))) => panic!("{error}"),
+            _ => {
+                for part in [PERMITS, QUEUE] {
+                    for name in zk.children(part) {
+                        removed |= part == PERMITS;
+                        zk.remove(format!("{part}/{name}"));
+                    }
+                }
+                match poll_up_to(&mut taking, POLLS) {
+                    Some(Poll::Ready(Ok(permit))) => assert!(permit.is_held() && zk.children(PERMITS).len() == 1),
+                    Some(Poll::Ready(Err(error))) => assert!(error.is_lost(), "{error}"),
+                    _ => panic!("it waits for what is gone"),
+                }
+            }
+        }
+        drop(taking);
+        assert_eq!(left(&zk), (vec![], vec![], 0), "at poll {polls}");
+    }
+    assert!(removed, "no poll has a permit that was not granted yet");
+    drop((acquire(&a), b));
+}
+
+#[test]
+fn a_number_changed_while_permits_are_taken_counts() {
+    let slow_polls = 1..POLLS;
+    let mut refused = false;
+    for polls in slow_polls {
+        let (zk, _other, _a, b) = two(2);
+        let slow = open(&Slow(zk.clone()), 2);
+        drop({
+            let mut first = acquiring(&slow, 1);
+            poll_up_to(&mut first, POLLS)
+        });
+        let held = acquire(&b);
+        let mut taking = acquiring(&slow, 1);
+        let taken = poll_up_to(&mut taking, polls);
+        let is_granted = matches!(taken, Some(Poll::Ready(Ok(_))));
+        let is_taken = zk.children(PERMITS).len() == 2;
+        now(b.set_permits(1)).expect("it may be written");
+        if !is_granted {
+            let taken = poll_up_to(&mut taking, POLLS);
+            assert_eq!(matches!(taken, Some(Poll::Ready(Ok(_)))), is_taken, "at poll {polls}");
+            refused |= !is_taken;
+        }
+        drop((held, taken, taking));
+        assert_eq!(left(&zk), (vec![], vec![], 0), "at poll {polls}");
+    }
+    assert!(refused);
+}
+
+/// A server that lags behind shows this listing of the permits, until the session has synced with it.
+#[derive(Debug)]
+struct Lagging {
+    inner: Arc<dyn Session>,
+    shows: Mutex<Option<Vec<String>>>,
+    syncs: AtomicBool,
+}
+
+/// A client whose session is connected with that server.
+#[derive(Clone, Debug)]
+struct ToLagging(Memory, Arc<Lagging>);
+
+#[async_trait]
+impl Coordinator for ToLagging {
+    async fn session_slot(&self, _watched_bytes: usize) -> Result<SessionSlot, Failure> {
+        Ok(SessionSlot::new(Arc::clone(&self.1) as Arc<dyn Session>))
+    }
+
+    async fn close(&self) {
+        Coordinator::close(&self.0).await;
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.0.sleep(duration)
+    }
+}
+
+#[async_trait]
+impl Session for Lagging {
+    fn id(&self) -> i64 {
+        self.inner.id()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.inner.timeout()
+    }
+
+    fn upkeep(&self) -> &Arc<Upkeep> {
+        self.inner.upkeep()
+    }
+
+    async fn connected(&self) -> Result<(), Ending> {
+        self.inner.connected().await
+    }
+
+    async fn over(&self) -> Ending {
+        self.inner.over().await
+    }
+
+    fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
+        self.inner.create(path, data, kind)
+    }
+
+    fn delete(&self, path: &str) -> Reply<()> {
+        self.inner.delete(path)
+    }
+
+    fn children(&self, path: &str) -> Reply<Vec<String>> {
+        self.inner.children(path)
+    }
+
+    fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
+        self.inner.data(path)
+    }
+
+    fn watch(&self, path: &str) -> Reply<Watch> {
+        self.inner.watch(path)
+    }
+
+    fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
+        let shown = self.shows.lock().expect("no panic").clone();
+        let reply = self.inner.watch_children(path);
+        Box::pin(async move {
+            let (names, watch) = reply.await?;
+            Ok((shown.unwrap_or(names), watch))
+        })
+    }
+
+    fn sync(&self, path: &str) -> Reply<()> {
+        self.syncs.store(true, Ordering::Relaxed);
+        *self.shows.lock().expect("no panic") = None;
+        self.inner.sync(path)
+    }
+
+    fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
+        self.inner.transact(operations)
+    }
+
+    fn spawn(&self, chore: Task) {
+        self.inner.spawn(chore);
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.inner.sleep(duration)
+    }
+}
+
+/// The event that made it the head came on the old connection. The server of the new one has not heard of what that head's
+/// predecessor took.
+#[test]
+fn a_head_that_has_reconnected_counts_permits_after_a_sync() {
+    for reconnects in [false, true] {
+        let (zk, _other, a, _b) = two(1);
+        let third = zk.connect();
+        let inner = session(&third);
+        let lagging = Arc::new(Lagging { inner, shows: Mutex::default(), syncs: AtomicBool::new(false) });
+        let late = open(&ToLagging(third, Arc::clone(&lagging)), 1);
+        let held = acquire(&a);
+        let mut head = acquiring(&a, 1);
+        assert_pending!(head.poll());
+        let mut next = acquiring(&late, 1);
+        assert_pending!(next.poll());
+        drop(held);
+        let taken = assert_ready_ok!(head.poll());
+        assert!(next.is_woken(), "let in by the signal");
+        if reconnects {
+            lagging.upkeep().connected(false);
+            lagging.upkeep().connected(true);
+            *lagging.shows.lock().expect("no panic") = Some(Vec::new());
+        }
+        assert_pending!(next.poll());
+        assert_eq!(lagging.syncs.load(Ordering::Relaxed), reconnects);
+        assert_eq!(zk.children(PERMITS).len(), 1);
+        drop(taken);
+        assert!(assert_ready_ok!(next.poll()).is_held());
+    }
+}

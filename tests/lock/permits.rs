@@ -1,0 +1,457 @@
+//! The semaphore on a real server: what it costs, counted frame by frame, and what the network, an operator or the end of a
+//! process can do to it.
+
+use std::future::IntoFuture;
+use std::thread;
+use std::time::Duration;
+
+use support::process::{Process, role, say};
+use support::scene::*;
+use support::server::{Server, shared_server};
+use support::wire::{Close, Frames, Op, Rule};
+use tokio::task::JoinHandle;
+use zk_rwlock::coordinator::{Failure, Operation};
+use zk_rwlock::{Acl, Error, Loss, Permissions, Permit, Semaphore, ZooKeeper};
+
+use crate::wire::{Tapped, ops};
+
+/// The timeout of sessions that expire in a test.
+const SHORT: Duration = Duration::from_secs(2);
+
+fn open(zk: &ZooKeeper, path: &str, permits: u32) -> Semaphore {
+    Semaphore::new(zk, path, permits).expect("valid")
+}
+
+fn acquiring(semaphore: &Semaphore) -> JoinHandle<Result<Permit, Error>> {
+    tokio::spawn(semaphore.acquire().into_future())
+}
+
+async fn free(semaphore: &Semaphore) -> Permit {
+    soon("a free permit", semaphore.acquire()).await.expect("free")
+}
+
+/// A semaphore whose directories exist, and whose handle has seen its number.
+async fn used(zk: &ZooKeeper, path: &str, permits: u32) -> Semaphore {
+    let semaphore = open(zk, path, permits);
+    free(&semaphore).await.release().await.unwrap();
+    semaphore
+}
+
+async fn nothing_is_left(zk: &ZooKeeper, path: &str) {
+    for part in ["queue", "permits"] {
+        becomes_empty(zk, &format!("{path}/{part}")).await;
+    }
+}
+
+/// Returns when the server has so many watches, those on children included.
+async fn all_watches(server: &Server, count: usize) {
+    let watches = || server.counter("zk_watch_count");
+    eventually(&format!("{count} watches"), || async { watches() == count as u64 }).await;
+}
+
+/// As the requests are sent, without the watch on the own node, which a holder sets after 5 ms.
+fn but_for_the_own_watch(ops: Vec<Op>) -> Vec<Op> {
+    let mut rest = ops;
+    if rest.last() == Some(&Op::RemoveWatches) {
+        rest.pop();
+    }
+    rest
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// What it costs
+
+#[tokio::test]
+async fn a_free_permit_costs_two_round_trips() {
+    let tapped = Tapped::new(shared_server()).await;
+    let semaphore = used(&tapped.zk, "/permits/round-trips", 3).await;
+    let mut all = Vec::new();
+    for _ in 0..20 {
+        tapped.proxy.reset();
+        // The first round trip: nothing is answered before all is sent.
+        let answer = tapped.proxy.hold_reply(Op::Create2);
+        let acquisition = acquiring(&semaphore);
+        soon("the answer to the create", answer.arrives()).await;
+        eventually("all requests", || async { tapped.proxy.count(Op::GetData) == 1 }).await;
+        let first = ops(&tapped.proxy);
+        assert!(first == [Op::Create2, Op::GetChildren, Op::GetData] || first.contains(&Op::GetChildren2), "{first:?}");
+        // The second: the transaction, and behind it a look at what it has made.
+        let taken = tapped.proxy.hold_reply(Op::Multi);
+        answer.release();
+        soon("the answer to the transaction", taken.arrives()).await;
+        eventually("all requests", || async { tapped.proxy.count(Op::GetData) >= 2 }).await;
+        assert!(!acquisition.is_finished());
+        taken.release();
+        let permit = granted(acquisition).await;
+        let held = ops(&tapped.proxy);
+        permit.release().await.unwrap();
+        all.push((held, ops(&tapped.proxy)));
+    }
+    all.sort_by_key(|(_, whole)| whole.len());
+    let (held, whole) = all.swap_remove(0);
+    assert_eq!(held, [Op::Create2, Op::GetChildren, Op::GetData, Op::Multi, Op::GetData]);
+    assert_eq!(but_for_the_own_watch(whole)[5..], [Op::Delete]);
+}
+
+#[tokio::test]
+async fn a_permit_is_taken_with_its_place_in_one_transaction() {
+    let tapped = Tapped::new(shared_server()).await;
+    let path = "/permits/one-transaction";
+    let semaphore = used(&tapped.zk, path, 3).await;
+    tapped.proxy.reset();
+    let permit = free(&semaphore).await;
+    let transactions: Vec<_> = tapped.proxy.requests().into_iter().filter(|(op, _)| *op == Op::Multi).collect();
+    let [(_, parts)] = &transactions[..] else { panic!("{transactions:?}") };
+    let parts: Vec<_> = parts.split(", ").collect();
+    let place = parts[0].strip_prefix("Check ").expect("the place in the queue is checked first");
+    assert!(place.starts_with(&format!("{path}/queue/")), "{parts:?}");
+    let expected = [
+        format!("Check {place}"),
+        format!("Check {path}"),
+        format!("Create2 {}", permit.path()),
+        format!("SetData {place}"),
+        format!("Delete {place}"),
+    ];
+    assert_eq!(parts, expected);
+    permit.release().await.unwrap();
+}
+
+/// A holder, and contenders in line behind it, each on a session of its own, each of which has armed its watches.
+struct Line {
+    server: Server,
+    from: Tapped,
+    held: Vec<Permit>,
+    waiting: Vec<(Tapped, JoinHandle<Result<Permit, Error>>)>,
+}
+
+impl Line {
+    async fn of(waiters: usize, permits: u32) -> Line {
+        let server = Server::start();
+        let from = Tapped::new(&server).await;
+        let semaphore = open(&from.zk, "/permits/line", permits);
+        let mut held = Vec::new();
+        for _ in 0..permits {
+            held.push(free(&semaphore).await);
+        }
+        let mut waiting = Vec::new();
+        for already in 1..=waiters {
+            let tapped = Tapped::new(&server).await;
+            let task = acquiring(&open(&tapped.zk, "/permits/line", permits));
+            let standing = || async { children(&from.zk, "/permits/line/queue").await.len() == already };
+            eventually("the waiter stands in line", standing).await;
+            waiting.push((tapped, task));
+        }
+        // Each holder's own; each waiter's own and that on the one before it, and the head's on the permits and the number.
+        all_watches(&server, held.len() + 2 * waiters + 1).await;
+        for (tapped, _) in &waiting {
+            tapped.settle().await;
+            tapped.proxy.reset();
+        }
+        from.settle().await;
+        from.proxy.reset();
+        Line { server, from, held, waiting }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_permit_that_is_given_back_wakes_one_of_forty() {
+    let Line { server, from, mut held, mut waiting } = Line::of(40, 3).await;
+    let (head, task) = waiting.remove(0);
+    let taking = head.proxy.hold_request(Op::Multi);
+    held.remove(0).release().await.unwrap();
+    soon("the transaction", taking.arrives()).await;
+    // Nothing has followed from it yet. One listing, for which the watch is armed anew, and then the transaction.
+    assert_eq!(head.proxy.notifications(), 1);
+    assert_eq!(ops(&head.proxy), [Op::GetChildren, Op::Multi]);
+    let told = async |waiting: &[(Tapped, JoinHandle<_>)]| {
+        let mut all = Vec::new();
+        for (tapped, _) in waiting {
+            tapped.settle().await;
+            all.push(tapped.proxy.notifications());
+        }
+        all
+    };
+    assert_eq!(told(&waiting).await, [0; 39]);
+    taking.release();
+    held.push(granted(task).await);
+    // The taking itself has let the next one in, which looks, and waits as the head.
+    all_watches(&server, held.len() + 2 * waiting.len() + 1).await;
+    assert_eq!(told(&waiting).await[..2], [1, 0]);
+    assert_eq!(told(&waiting).await.iter().sum::<u64>(), 1);
+    let looks = but_for_the_settling(&waiting[0].0);
+    // The permits with a watch, the number and the node of the one before; then the number with a watch.
+    assert_eq!(looks, [Op::GetChildren, Op::GetData, Op::GetData, Op::GetData, Op::GetData]);
+    assert!(waiting.iter().skip(1).all(|(tapped, _)| but_for_the_settling(tapped).is_empty()));
+    assert!(waiting.iter().all(|(_, task)| !task.is_finished()));
+    assert!(from.proxy.count(Op::GetChildren) == 0 && held.iter().all(Permit::is_held));
+}
+
+/// The requests, without those that the test settles with.
+fn but_for_the_settling(tapped: &Tapped) -> Vec<Op> {
+    tapped.proxy.requests().into_iter().filter(|(_, path)| path != "Check /").map(|(op, _)| op).collect()
+}
+
+/// The cost of a whole queue of contenders, each of which takes a permit and gives it back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_contenders_of_one_session_drain_and_leave_no_watch() {
+    const CONTENDERS: usize = 100;
+    let server = Server::start();
+    let (from, to) = (Tapped::new(&server).await, Tapped::new(&server).await);
+    let held = free(&open(&from.zk, "/permits/drain", 1)).await;
+    let theirs = open(&to.zk, "/permits/drain", 1);
+    let mut drain = tokio::task::JoinSet::new();
+    for _ in 0..CONTENDERS {
+        let semaphore = theirs.clone();
+        drain.spawn(async move { semaphore.acquire().await.unwrap().release().await.unwrap() });
+    }
+    eventually("all stand in line", || async { children(&from.zk, "/permits/drain/queue").await.len() == CONTENDERS })
+        .await;
+    held.release().await.unwrap();
+    soon("everyone had the permit", drain.join_all()).await;
+    nothing_is_left(&from.zk, "/permits/drain").await;
+    all_watches(&server, 0).await;
+    // One transaction for each, and what settles nothing else.
+    assert_eq!(to.proxy.count(Op::Multi), CONTENDERS as u64);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// What the network does
+
+/// Also beyond its last byte: then the transaction takes effect, and only its answer is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_taking_cut_at_any_byte_takes_one_permit() {
+    const SESSIONS: usize = 4;
+    let all: Vec<_> = (0..SESSIONS)
+        .map(|first| {
+            tokio::spawn(async move {
+                let path = format!("/permits/cut-{first}");
+                let operator = connect(&shared_server().address()).await;
+                let here = used(&operator, &path, 1).await;
+                let tapped = Tapped::new(shared_server()).await;
+                let semaphore = used(&tapped.zk, &path, 1).await;
+                // No frame of an acquisition is longer than all of them together.
+                tapped.proxy.reset();
+                free(&semaphore).await.release().await.unwrap();
+                let longest = usize::try_from(tapped.proxy.bytes_to_server()).unwrap();
+                for how in [Close::Fin, Close::Rst] {
+                    for bytes in (first..longest).step_by(SESSIONS) {
+                        tapped.proxy.reset();
+                        let cut = tapped.proxy.apply(Rule::on(Frames::requests(Op::Multi)).close(bytes, how));
+                        let permit = soon("the grant", semaphore.acquire()).await.unwrap();
+                        assert!(cut.has_struck() && permit.is_held());
+                        let names = children(&operator, &format!("{path}/permits")).await;
+                        assert!(names.len() == 1 && permit.path().ends_with(&names[0]), "{how:?} {bytes}: {names:?}");
+                        assert!(here.try_acquire().await.is_err_and(|error| error.is_would_block()));
+                        let takings = tapped.proxy.requests();
+                        let takings = takings.iter().filter(|(op, parts)| *op == Op::Multi && parts.contains("Create"));
+                        let takings = takings.count();
+                        permit.release().await.unwrap();
+                        nothing_is_left(&operator, &path).await;
+                        assert!(takings == 1 || takings == 2, "{takings} takings after {how:?} at {bytes} bytes");
+                    }
+                }
+            })
+        })
+        .collect();
+    for one in all {
+        one.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn each_answer_and_event_that_is_lost_on_the_way_to_a_permit_costs_none() {
+    let path = "/permits/lost-answers";
+    let operator = connect(&shared_server().address()).await;
+    let here = used(&operator, path, 1).await;
+    let tapped = Tapped::new(shared_server()).await;
+    let semaphore = used(&tapped.zk, path, 1).await;
+    for op in [Op::Create2, Op::GetChildren, Op::GetData, Op::Multi] {
+        for how in [Close::Fin, Close::Rst] {
+            for request in [false, true] {
+                let frames = if request { Frames::requests(op) } else { Frames::replies(op) };
+                let lost = tapped.proxy.apply(Rule::on(frames).close(0, how));
+                let permit = soon("the grant", semaphore.acquire()).await.unwrap();
+                assert!(lost.has_struck(), "{op:?}");
+                assert!(here.try_acquire().await.is_err_and(|error| error.is_would_block()));
+                permit.release().await.unwrap();
+                nothing_is_left(&operator, path).await;
+            }
+        }
+    }
+    for op in [Op::GetChildren, Op::GetData, Op::Event, Op::Multi] {
+        let held = free(&here).await;
+        let lost = match op {
+            Op::Event => tapped.proxy.apply(Rule::on(Frames::events()).close(0, Close::Fin)),
+            Op::Multi => tapped.proxy.drop_reply(Op::Multi, 1),
+            op => tapped.proxy.drop_reply(op, 1),
+        };
+        let waits = acquiring(&semaphore);
+        eventually("it stands in line", || async { children(&operator, &format!("{path}/queue")).await.len() == 1 })
+            .await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        held.release().await.unwrap();
+        let permit = granted(waits).await;
+        assert!(lost.has_struck() && permit.is_held(), "{op:?}");
+        assert_eq!(children(&operator, &format!("{path}/permits")).await.len(), 1);
+        permit.release().await.unwrap();
+        nothing_is_left(&operator, path).await;
+    }
+}
+
+#[tokio::test]
+async fn acquisitions_of_permits_dropped_at_any_moment_leave_nothing() {
+    let path = "/permits/cancelled";
+    let server = Server::start();
+    let operator = connect(&server.address()).await;
+    let here = used(&operator, path, 2).await;
+    let tapped = Tapped::new(&server).await;
+    let semaphore = used(&tapped.zk, path, 2).await;
+    let mut dice = Seeded(7);
+    for round in 0..300 {
+        let held = if round % 2 == 0 { Some(free(&here).await) } else { None };
+        let tasks: Vec<_> = (0..3).map(|_| acquiring(&semaphore)).collect();
+        tokio::time::sleep(Duration::from_micros(dice.below(2_500))).await;
+        drop(held);
+        tokio::time::sleep(Duration::from_micros(dice.below(1_500))).await;
+        tasks.iter().for_each(JoinHandle::abort);
+        if round % 30 == 0 {
+            tapped.proxy.disconnect();
+        }
+    }
+    nothing_is_left(&operator, path).await;
+    all_watches(&server, 0).await;
+    assert_eq!(soon("free permits", here.acquire_many(2)).await.unwrap().count(), 2);
+}
+
+#[tokio::test]
+async fn a_holder_of_a_permit_in_a_black_hole_says_lost_before_the_next_is_granted() {
+    let path = "/permits/black-hole";
+    let proxy = support::wire::Proxy::start(shared_server().address());
+    let zk = connect_with(&proxy.address(), SHORT).await;
+    let operator = connect(&shared_server().address()).await;
+    let held = free(&open(&zk, path, 1)).await;
+    let waits = acquiring(&open(&operator, path, 1));
+    eventually("it stands in line", || async { children(&operator, &format!("{path}/queue")).await.len() == 1 }).await;
+    proxy.black_hole();
+    let witness = thread::spawn(move || {
+        while held.is_held() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        (std::time::Instant::now(), held.is_held(), held)
+    });
+    let next = granted(waits).await;
+    let granted_at = std::time::Instant::now();
+    let (lost_at, still, held) = witness.join().unwrap();
+    assert!(!still && lost_at < granted_at && next.is_held());
+    assert!(!held.is_held());
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// What operators and ACLs do
+
+#[tokio::test]
+async fn an_operator_who_deletes_the_nodes_of_a_semaphore_costs_its_users_what_they_had() {
+    let path = "/permits/deleted";
+    let operator = connect(&shared_server().address()).await;
+    let theirs = connect(&shared_server().address()).await;
+    let (a, b) = (open(&operator, path, 1), open(&theirs, path, 1));
+    let held = free(&a).await;
+    let (head, next) = (acquiring(&b), acquiring(&a));
+    eventually("both wait", || async { children(&operator, &format!("{path}/queue")).await.len() == 2 }).await;
+    let session = session(&operator).await;
+    for part in ["queue", "permits"] {
+        let directory = format!("{path}/{part}");
+        for name in children(&operator, &directory).await {
+            session.delete(&format!("{directory}/{name}")).await.unwrap();
+        }
+        let _reaped_or_not_empty = session.delete(&directory).await;
+    }
+    assert_eq!(soon("the loss", held.lost()).await, Loss::Removed);
+    for task in [head, next] {
+        assert!(matches!(refused(task).await, Error::Evicted(Loss::Removed)));
+    }
+    assert!(free(&b).await.is_held());
+}
+
+/// A node that its owner may not write: the taking cannot signal, and the next in line finds out by itself.
+#[tokio::test]
+async fn who_may_not_write_its_own_place_takes_permits_all_the_same() {
+    let path = "/permits/unwritable";
+    let operator = connect(&shared_server().address()).await;
+    let here = used(&operator, path, 1).await;
+    let permissions = Permissions::READ | Permissions::CREATE | Permissions::DELETE;
+    let builder = ZooKeeper::builder().session_timeout(CALM).acl(Acl::nobody().allow("world", "anyone", permissions));
+    let zk = builder.connect(&shared_server().address()).await.unwrap();
+    let theirs = open(&zk, path, 1);
+    for _ in 0..3 {
+        let held = free(&theirs).await;
+        let waits = acquiring(&here);
+        eventually("it waits", || async { children(&operator, &format!("{path}/queue")).await.len() == 1 }).await;
+        held.release().await.unwrap();
+        let held = granted(waits).await;
+        let (head, next) = (acquiring(&theirs), acquiring(&here));
+        eventually("both wait", || async { children(&operator, &format!("{path}/queue")).await.len() == 2 }).await;
+        held.release().await.unwrap();
+        let (one, two) =
+            tokio::join!(async { granted(head).await.release().await }, async { granted(next).await.release().await });
+        assert!(one.is_ok() && two.is_ok());
+        nothing_is_left(&operator, path).await;
+    }
+}
+
+#[tokio::test]
+async fn a_semaphore_that_may_not_be_written_is_an_error_that_says_so() {
+    let path = "/permits/forbidden";
+    let owner = ZooKeeper::builder().session_timeout(CALM).digest("owner", "secret");
+    let owner = owner.connect(&shared_server().address()).await.unwrap();
+    let theirs = used(&owner, path, 2).await;
+    let stranger = connect(&shared_server().address()).await;
+    let error = soon("the refusal", open(&stranger, path, 2).acquire()).await.unwrap_err();
+    assert!(matches!(error, Error::PermissionDenied { .. }), "{error}");
+    let error = soon("the refusal", open(&stranger, path, 2).set_permits(3)).await.unwrap_err();
+    assert!(matches!(error, Error::PermissionDenied { .. }), "{error}");
+    nothing_is_left(&owner, path).await;
+    assert!(free(&theirs).await.is_held());
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Processes
+
+#[test]
+fn the_life_of_a_child() {
+    let Some(role) = role() else { return };
+    let mut words = role.split(' ');
+    let mut word = || words.next().expect("a server and a path");
+    let (server, path) = (word().to_owned(), word().to_owned());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let zk = runtime.block_on(connect_with(&server, SHORT));
+    let _held = open(&zk, &path, 2).blocking_acquire().unwrap();
+    say("held");
+    loop {
+        thread::park();
+    }
+}
+
+#[tokio::test]
+async fn a_permit_of_a_killed_process_is_free_when_its_session_times_out() {
+    let path = "/permits/killed";
+    let zk = connect(&shared_server().address()).await;
+    let semaphore = used(&zk, path, 2).await;
+    let role = format!("{} {path}", shared_server().address());
+    let mut children: Vec<_> = (0..2).map(|_| Process::start(module_path!(), &role)).collect();
+    for child in &mut children {
+        assert_eq!(child.says(), "held");
+    }
+    assert!(semaphore.try_acquire().await.is_err_and(|error| error.is_would_block()));
+    let waits = acquiring(&semaphore);
+    children[0].signal("KILL");
+    let held = granted(waits).await;
+    assert!(semaphore.try_acquire().await.is_err_and(|error| error.is_would_block()), "the other still holds");
+    children[1].signal("KILL");
+    let both = free(&semaphore).await;
+    assert!(held.is_held() && both.is_held());
+    assert_eq!(session(&zk).await.children(&format!("{path}/permits")).await.map(|names| names.len()), Ok(2));
+    let check = [Operation::Check { path: held.path(), version: None }];
+    assert!(session(&zk).await.transact(&check).await.is_ok());
+    assert_eq!(session(&zk).await.data(&format!("{path}/permits/x")).await, Err(Failure::NoNode));
+}
