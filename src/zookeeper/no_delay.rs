@@ -17,7 +17,9 @@ pub(super) async fn set_on_connections_to(servers: &Servers) {
         // A name that cannot be looked up now leads nowhere.
         addresses.extend(tokio::net::lookup_host(server.address()).await.into_iter().flatten());
     }
-    match set(&addresses) {
+    // A process may have a hundred thousand files open, and heartbeats must not wait for the look at them.
+    let set = tokio::task::spawn_blocking(move || set(&addresses)).await;
+    match set.unwrap_or_else(|gone| Err(io::Error::other(gone))) {
         Ok(connections) => tracing::trace!(%servers, connections, "small requests are sent at once"),
         Err(error) => tracing::debug!(%servers, %error, "small requests may wait for an acknowledgement"),
     }
