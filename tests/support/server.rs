@@ -154,13 +154,10 @@ impl Server {
         version(&self.four_letter("srvr"))
     }
 
-    /// How many watches the server keeps, over all connections.
+    /// How many watches the server keeps, over all connections. (`wchs` counts those on nodes alone, and not those on their
+    /// children.)
     pub fn watches(&self) -> u64 {
-        let answer = self.four_letter("wchs");
-        answer
-            .lines()
-            .find_map(|line| line.strip_prefix("Total watches:")?.trim().parse().ok())
-            .unwrap_or_else(|| panic!("wchs names no total: {answer}"))
+        self.counter("zk_watch_count")
     }
 
     /// A whole number out of `mntr`, for example `zk_packets_received`.
