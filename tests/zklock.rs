@@ -33,8 +33,12 @@ const SHORT: Duration = Duration::from_secs(2);
 /// Signals that end a waiting `zklock`, and that it passes on to its command.
 const PASSED_ON: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
+#[path = "zklock/credentials.rs"]
+mod credentials;
 #[path = "zklock/once.rs"]
 mod once;
+#[path = "zklock/tie.rs"]
+mod tie;
 
 // ---------------------------------------------------------------------------------------------------------------
 // Running it
@@ -60,6 +64,9 @@ fn prepare(command: &mut Command, server: &str) {
     unignore_signals();
     command.env("ZK_HOSTS", server).env("SHELL", "/bin/sh");
     command.env_remove("ZK_AUTH").env_remove("ZK_SASL").env_remove("NO_COLOR");
+    for name in ["ZK_AUTH_FILE", "ZK_SASL_FILE", "ZK_TLS_CA", "ZK_TLS_CERT", "ZK_TLS_KEY"] {
+        command.env_remove(name);
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
 }
 

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use zk_rwlock::Dialect;
@@ -65,13 +66,20 @@ Environment:
   ZK_HOSTS      the servers, as for --zk
   ZK_AUTH       user:password, as for --auth, but seen by fewer people
   ZK_SASL       the same, as for --sasl
+  ZK_AUTH_FILE, ZK_SASL_FILE
+                a file with one line of it, as for --auth-file and
+                --sasl-file
+  ZK_TLS_CA, ZK_TLS_CERT, ZK_TLS_KEY
+                files, as for --tls-ca, --tls-cert and --tls-key
   ZK_TICK_TIME  the servers' tickTime, as for --tick-time
   NO_COLOR      no colours
 
   The command gets ZKLOCK_PATH, ZKLOCK_MODE (READ or WRITE) and
   ZKLOCK_TOKEN: a number that is higher than that of every earlier holder
   that excluded this one. Have the systems that the command writes to
-  refuse lower numbers.
+  refuse lower numbers. Of the variables above it does not get ZK_AUTH,
+  ZK_SASL, their files, ZK_TLS_CERT and ZK_TLS_KEY, unless there is
+  --keep-credentials: a zklock within the command needs it.
 
 Signals:
   HUP, INT, QUIT, TERM, USR1 and USR2 end zklock while it waits; after
@@ -99,8 +107,10 @@ When the lock is lost:
   command still has its grace.
 
 What zklock cannot do for you:
-  - Killed with -9 it cannot stop the command, which runs on; the lock is
-    free one session timeout later.
+  - Killed with -9 it takes the process of the command along (Linux), and
+    the lock is free one session timeout later. What that process has
+    started itself runs on, and so does a command with rights of its own
+    (sudo, setuid).
   - Stopped (SIGSTOP, Ctrl-Z) for longer than the session timeout it
     loses the lock like any client that does not answer. By SIGSTOP it
     leaves the command running until it wakes, beside the next holder.
@@ -178,6 +188,10 @@ pub(crate) struct Run {
     #[arg(long, value_name = "CODE", default_value_t = exit::LOST)]
     pub(crate) lost_exit_code: u8,
 
+    /// Leave ZK_AUTH, ZK_SASL and the other variables with credentials in the environment of the command.
+    #[arg(long)]
+    pub(crate) keep_credentials: bool,
+
     /// The label that other users of the lock see [default: the beginning of the command line, so have no secrets
     /// there].
     #[arg(long, value_name = "TEXT")]
@@ -223,25 +237,33 @@ pub(crate) struct Connection {
     pub(crate) tick_time: Option<Duration>,
 
     /// Authenticate with ZooKeeper's digest scheme. Only the same user may then touch the nodes that are made. Other
-    /// users of this machine see the option in the list of processes: better set ZK_AUTH.
+    /// users of this machine see the option in the list of processes: better --auth-file or ZK_AUTH.
     #[arg(long, global = true, value_name = "USER:PASSWORD", env = "ZK_AUTH", hide_env_values = true)]
     pub(crate) auth: Option<String>,
 
-    /// Authenticate with SASL's DIGEST-MD5, as a user of the servers' JAAS file; otherwise as --auth. Better set
-    /// ZK_SASL.
+    /// The same, from a file of one line: a credential of systemd, a secret of Kubernetes.
+    #[arg(long, global = true, value_name = "FILE", env = "ZK_AUTH_FILE", value_parser = path())]
+    pub(crate) auth_file: Option<PathBuf>,
+
+    /// Authenticate with SASL's DIGEST-MD5, as a user of the servers' JAAS file; otherwise as --auth. Better
+    /// --sasl-file or ZK_SASL.
     #[arg(long, global = true, value_name = "USER:PASSWORD", env = "ZK_SASL", hide_env_values = true)]
     pub(crate) sasl: Option<String>,
 
+    /// The same, from a file of one line.
+    #[arg(long, global = true, value_name = "FILE", env = "ZK_SASL_FILE", value_parser = path())]
+    pub(crate) sasl_file: Option<PathBuf>,
+
     /// Encrypt, and trust servers with a certificate by one of these authorities (PEM).
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", env = "ZK_TLS_CA", value_parser = path())]
     pub(crate) tls_ca: Option<PathBuf>,
 
     /// Our certificate for servers that ask for one (PEM).
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", env = "ZK_TLS_CERT", value_parser = path())]
     pub(crate) tls_cert: Option<PathBuf>,
 
     /// The key to --tls-cert (PEM).
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", env = "ZK_TLS_KEY", value_parser = path())]
     pub(crate) tls_key: Option<PathBuf>,
 }
 
@@ -407,6 +429,11 @@ pub(crate) struct Check {
     /// Print JSON: `zklock check --help` says which.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// A file. An empty one is taken, too: a variable that is empty counts as none.
+fn path() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
 }
 
 /// A number of seconds, as in flock(1), or a time with units.

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child as Process, Command};
+use std::process::Child as Process;
 use std::thread;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, kill_process, kill_process_group, waitid};
@@ -11,6 +11,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use crate::exit;
 use crate::terminal::Terminal;
+use crate::tie;
 
 /// What happened to the command's own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,13 +56,17 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts the command, in a process group of its own.
-    pub(crate) fn spawn(words: &[OsString], environment: &[(&str, String)]) -> io::Result<Child> {
+    /// Starts the command, in a process group of its own, with these variables added to ours and those left out. It is
+    /// killed if this thread ends: call it on the main one.
+    pub(crate) fn spawn(words: &[OsString], environment: &[(&str, String)], without: &[&str]) -> io::Result<Child> {
         let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let terminal = Terminal::open();
         let lends = Terminal::is_talked_to() && terminal.as_ref().is_some_and(Terminal::is_ours);
-        let mut command = Command::new(program);
-        command.args(arguments).process_group(0);
+        let mut command = tie::command(program, arguments);
+        command.process_group(0);
+        for name in without {
+            command.env_remove(name);
+        }
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         let process = command.spawn()?;
         let group = Pid::from_child(&process);

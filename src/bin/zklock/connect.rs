@@ -1,13 +1,14 @@
 //! From options to a connection; knows no queues.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use zk_rwlock::coordinator::{Failure, Reply, Session};
 use zk_rwlock::{Error, Memory, RwLock, Sasl, Tls, ZooKeeper};
 
 use crate::arguments::Connection;
+use crate::credentials::credentials;
 use crate::exit::Exit;
 
 /// Connects to look at `path`, and waits for a session. Refuses at once a path that no lock can have.
@@ -32,11 +33,13 @@ pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> 
     if let Some(tick) = connection.tick_time {
         builder = builder.tick_time(tick);
     }
-    if let Some((user, password)) = credentials("--auth", &connection.auth)? {
-        builder = builder.digest(user, password);
+    if let Some((user, password)) = credentials("--auth", connection.auth.as_deref(), connection.auth_file.as_deref())?
+    {
+        builder = builder.digest(&user, &password);
     }
-    if let Some((user, password)) = credentials("--sasl", &connection.sasl)? {
-        builder = builder.sasl(Sasl::digest_md5(user, password));
+    if let Some((user, password)) = credentials("--sasl", connection.sasl.as_deref(), connection.sasl_file.as_deref())?
+    {
+        builder = builder.sasl(Sasl::digest_md5(&user, &password));
     }
     if let Some(tls) = tls(connection)? {
         builder = builder.tls(tls);
@@ -57,25 +60,19 @@ pub(crate) async fn answered<T>(session: &Arc<dyn Session>, reply: Reply<T>) -> 
     })
 }
 
-/// Splits user and password. An empty variable of the environment counts as none.
-fn credentials<'a>(option: &str, value: &'a Option<String>) -> Result<Option<(&'a str, &'a str)>, Exit> {
-    let Some(value) = value.as_deref().filter(|value| !value.is_empty()) else { return Ok(None) };
-    let parts = value.split_once(':').ok_or_else(|| Exit::usage(format!("{option} must be USER:PASSWORD")))?;
-    Ok(Some(parts))
-}
-
 fn tls(connection: &Connection) -> Result<Option<Tls>, Exit> {
-    let identity = match (&connection.tls_cert, &connection.tls_key) {
-        (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
+    let given = |file: &Option<PathBuf>| file.clone().filter(|file| !file.as_os_str().is_empty());
+    let identity = match (given(&connection.tls_cert), given(&connection.tls_key)) {
+        (Some(certificate), Some(key)) => Some((read(&certificate)?, read(&key)?)),
         (None, None) => None,
         _ => return Err(Exit::usage("--tls-cert and --tls-key go together")),
     };
-    match (&connection.tls_ca, identity) {
+    match (given(&connection.tls_ca), identity) {
         (None, None) => Ok(None),
         (None, Some(_)) => Err(Exit::usage("--tls-cert needs --tls-ca")),
-        (Some(ca), None) => Ok(Some(Tls::from_ca_pem(&read(ca)?)?)),
+        (Some(ca), None) => Ok(Some(Tls::from_ca_pem(&read(&ca)?)?)),
         (Some(ca), Some((certificate, key))) => {
-            Ok(Some(Tls::from_ca_pem(&read(ca)?)?.identity_pem(&certificate, &key)?))
+            Ok(Some(Tls::from_ca_pem(&read(&ca)?)?.identity_pem(&certificate, &key)?))
         }
     }
 }

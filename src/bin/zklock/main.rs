@@ -8,6 +8,7 @@ mod check;
 mod child;
 mod completions;
 mod connect;
+mod credentials;
 mod cycles;
 mod evict;
 mod exit;
@@ -19,6 +20,7 @@ mod run;
 mod signals;
 mod table;
 mod terminal;
+mod tie;
 mod waiting;
 
 use std::process::ExitCode;
@@ -29,9 +31,10 @@ use crate::arguments::{Arguments, Task};
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
-    let outcome = match Arguments::try_parse() {
-        Ok(arguments) => run_in_runtime(arguments),
-        Err(error) => {
+    let outcome = match tie::stage().map_or_else(|| Ok(Arguments::try_parse()), Err) {
+        Err(exit) => Err(exit),
+        Ok(Ok(arguments)) => run_in_runtime(arguments),
+        Ok(Err(error)) => {
             let printed = output::written(error.print());
             // Otherwise the arguments asked for help or the version.
             if error.use_stderr() { Err(Exit::usage("")) } else { printed.map(|_| 0) }

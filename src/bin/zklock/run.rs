@@ -1,8 +1,7 @@
 //! Runs a command under the lock: acquires, watches over both, and releases; knows no other subcommand.
 
 use std::convert::Infallible;
-use std::ffi::{OsStr, OsString};
-use std::io;
+use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -19,7 +18,7 @@ use crate::connect::connect;
 use crate::exit::{self, Exit};
 use crate::output::{say, shorten, tame};
 use crate::signals::Signals;
-use crate::waiting;
+use crate::{credentials, tie, waiting};
 
 /// The longest label that is made from a command line.
 const LABEL_MADE: usize = 60;
@@ -280,8 +279,9 @@ async fn hold(guard: &Guard, lock: &RwLock, run: &Run, order: &Order, signals: &
     if !guard.is_held() {
         return lost(guard.lost().await, run, "nothing was run");
     }
-    let mut child =
-        Child::spawn(&order.command, &environment).map_err(|error| cannot_run(&order.command[0], &error))?;
+    let without = if run.keep_credentials { &[][..] } else { &credentials::VARIABLES };
+    let mut child = Child::spawn(&order.command, &environment, without)
+        .map_err(|error| tie::cannot_run(&order.command[0], &error))?;
     let mut changes = guard.changes();
     let mut suspect = false;
     loop {
@@ -357,14 +357,6 @@ async fn record(guard: &Guard, run: &Run, reaped: Reaped, signals: &mut Signals)
 
 fn lost(why: Loss, run: &Run, how: &str) -> Result<Reaped, Exit> {
     Err(Exit::new(run.lost_exit_code, format!("the lock was lost: {why}; {how}")))
-}
-
-fn cannot_run(program: &OsStr, error: &io::Error) -> Exit {
-    let code = match error.kind() {
-        io::ErrorKind::PermissionDenied => exit::NO_PERMISSION,
-        _ => exit::UNAVAILABLE,
-    };
-    Exit::new(code, format!("cannot run {program:?}: {error}"))
 }
 
 /// Ends the command: TERM, the grace, KILL. Returns how it ended.

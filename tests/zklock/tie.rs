@@ -1,0 +1,83 @@
+//! A command does not outlive a zklock that was killed.
+
+use super::*;
+
+/// Whether there is such a process that has not ended.
+fn lives(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+async fn pid_said(running: &mut Running) -> Pid {
+    Pid::from_raw(running.says().await.parse().expect("a number")).expect("a pid")
+}
+
+#[tokio::test]
+async fn a_zklock_that_is_killed_takes_its_command_along() {
+    let script = "trap '' HUP INT TERM; echo $$; while :; do :; done";
+    let mut running = Running::start(zklock(&["/zklock/tied", "-c", script]));
+    let command = pid_said(&mut running).await;
+    assert!(lives(command));
+    running.signal(Signal::KILL);
+    assert_eq!(running.ends().await.code, None);
+    eventually("the command is gone", || async { !lives(command) }).await;
+}
+
+#[tokio::test]
+async fn whenever_zklock_is_killed_while_it_starts_no_command_stays() {
+    let files = scratch();
+    // The command is its own witness: it says its number, and then never ends.
+    let script = format!(
+        "echo $$ >> {}/pids; while :; do read line <> {}/never; done",
+        files.path().display(),
+        files.path().display()
+    );
+    assert!(std::process::Command::new("mkfifo").arg(files.path().join("never")).status().unwrap().success());
+    for round in 0..20 {
+        let path = format!("/zklock/tied-early-{round}");
+        let running = Running::start(zklock(&[&path, "-c", &script]));
+        let pid = running.pid().as_raw_nonzero();
+        // At each moment around the start: before its first child, with it, and some spins later.
+        let children = format!("/proc/{pid}/task/{pid}/children");
+        let _ = soon("a child", async {
+            while fs::read_to_string(&children).is_ok_and(|children| children.is_empty()) {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        (0..round * 500).for_each(|_| std::hint::spin_loop());
+        running.signal(Signal::KILL);
+        running.ends().await;
+    }
+    let pids = || fs::read_to_string(files.path().join("pids")).unwrap_or_default();
+    eventually("no command lives", || async {
+        pids().lines().all(|pid| !lives(Pid::from_raw(pid.parse().unwrap()).unwrap()))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_command_whose_zklock_is_gone_already_is_not_begun() {
+    let mut stage = Command::new(binary());
+    // The first process is nobody's idea of a zklock.
+    stage.args(["tied-to", "1", "echo", "ran"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let run = ended(stage).await;
+    assert_eq!((run.code, &run.stdout[..], &run.stderr[..]), (Some(137), "", ""));
+    let mut ours = Command::new(binary());
+    ours.args(["tied-to", &std::process::id().to_string(), "echo", "ran"]);
+    ours.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let run = ended(ours).await;
+    assert_eq!((run.code, &run.stdout[..]), (Some(0), "ran\n"));
+}
+
+#[tokio::test]
+async fn a_command_is_the_leader_of_its_group_and_has_no_file_of_ours_open() {
+    let group = run(&["/zklock/tied-group", "-c", "cut -d ' ' -f 1,5 /proc/$$/stat"]).await;
+    let (pid, of) = group.stdout.trim().split_once(' ').unwrap();
+    assert_eq!(pid, of);
+    let files = run(&["/zklock/tied-files", "ls", "/proc/self/fd"]).await;
+    let mut alone = Command::new("ls");
+    prepare(&mut alone, "");
+    alone.arg("/proc/self/fd");
+    assert_eq!((files.code, files.stdout), (Some(0), ended(alone).await.stdout));
+}
