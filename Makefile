@@ -87,9 +87,9 @@ performance: zookeeper
 figures:
 	cargo run --release --example performance -- docs/performance --page docs/performance.md $(if $(NEWER),--with '$(NEWER)')
 
-# The Rust in README.md and in docs/, from the snippets in tests/pages, which are compiled and run.
+# The Rust in README.md and in docs/, from the snippets in tests/pages, which are compiled and run; and docs/pictures.txt.
 pages:
-	WRITE_PAGES=1 cargo test -p zk-rwlock-tests --test documents snippets:: -- --nocapture
+	WRITE_PAGES=1 cargo test -p zk-rwlock-tests --test documents -- --nocapture snippets:: the_pictures_of
 
 # Kerberos is behind a cfg, because it needs C headers and libclang to build; the tests run in a realm of their own.
 # On Debian: apt-get install libkrb5-dev libclang-dev krb5-kdc krb5-admin-server krb5-user

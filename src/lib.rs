@@ -31,8 +31,10 @@
 //!
 //! # Pages to read
 //!
-//! - [A guide](guide): shared configuration, migrations, batch workers, the session timeout, fencing with SQL,
-//!   operating, and what to do about each error; with a picture of the protocol.
+//! - [A guide](guide): shared configuration, migrations, batch workers, cron, leaders, the session timeout, fencing with SQL, and what
+//!   to do about each error; with a picture of the protocol.
+//! - [What is promised, and what is not](guarantees), [who can take a lock away](security), [what it costs](cost), and
+//!   [how to operate it](operating).
 //! - [Coming from Curator, kazoo, etcd or flock](coming_from): their calls beside ours.
 //!
 //! # Where to look
@@ -221,15 +223,19 @@ pub mod coordinator {
 
 /// How to use one lock well, task by task.
 ///
-/// [promises]: crate#how-a-holder-knows-in-time
+/// [promises]: crate::guarantees
+/// [cost]: crate::cost
 /// [performance]: https://docs.rs/crate/zk-rwlock/latest/source/docs/performance.md
 /// [coming-from]: crate::coming_from
-/// [migrate]: https://docs.rs/crate/zk-rwlock/latest/source/README.md
+/// [operating]: crate::operating
+/// [asking]: crate::operating#asking-for-a-lock-that-is-only-kept
+/// [permissions]: crate::operating#who-may-do-what
+/// [migrate]: https://docs.rs/crate/zk-rwlock/latest/source/examples/README.md
 ///
 // The first definition of a link counts. The page's own definitions serve its readers outside rustdoc.
 // The tests run the Rust of the pages, and of the README: see `tests/pages/main.rs`.
 #[cfg(all(doc, not(doctest)))]
-#[doc = include_str!("../docs/protocol.svg")]
+#[doc = include_str!("../docs/pictures.txt")]
 ///
 #[doc = include_str!("../docs/guide.md")]
 pub mod guide {}
@@ -241,3 +247,47 @@ pub mod guide {}
 #[cfg(all(doc, not(doctest)))]
 #[doc = include_str!("../docs/coming-from.md")]
 pub mod coming_from {}
+
+/// What the lock promises, how a holder knows of a loss in time, and what no lock can promise.
+///
+/// [keep]: crate::guide#keep-the-lock-between-uses
+/// [upgrade]: crate::guide#from-reading-to-writing
+/// [beyond]: crate::guide#what-a-lock-cannot-promise
+/// [fencing]: crate::guide#fencing-what-the-resource-must-do
+/// [security]: crate::security
+///
+#[cfg(all(doc, not(doctest)))]
+#[doc = include_str!("../docs/pictures.txt")]
+///
+#[doc = include_str!("../docs/guarantees.md")]
+pub mod guarantees {}
+
+/// Who can take a lock away, and how to connect with TLS, SASL and Kerberos.
+///
+/// [keep]: crate::guide#keep-the-lock-between-uses
+///
+#[cfg(all(doc, not(doctest)))]
+#[doc = include_str!("../docs/security.md")]
+pub mod security {}
+
+/// What each step costs the ensemble.
+///
+/// [performance]: https://docs.rs/crate/zk-rwlock/latest/source/docs/performance.md
+/// [kept]: https://docs.rs/crate/zk-rwlock/latest/source/docs/performance.md
+/// [keep]: crate::guide#keep-the-lock-between-uses
+///
+#[cfg(all(doc, not(doctest)))]
+#[doc = include_str!("../docs/cost.md")]
+pub mod cost {}
+
+/// How to look into a queue, what to watch, and what to do when a lock is stuck.
+///
+/// [errors]: crate::guide#what-errors-mean-and-what-to-do
+/// [security]: crate::security
+/// [cron]: crate::guide#jobs-that-cron-starts-on-every-host
+/// [keep]: crate::guide#keep-the-lock-between-uses
+/// [semaphore]: crate::guide#at-most-so-many-at-once
+///
+#[cfg(all(doc, not(doctest)))]
+#[doc = include_str!("../docs/operating.md")]
+pub mod operating {}

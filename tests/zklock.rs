@@ -1392,9 +1392,10 @@ fn typed(line: &str, commands: &tempfile::TempDir) -> Command {
 }
 
 #[tokio::test]
-async fn the_guide_can_be_followed_word_for_word() {
+async fn the_pages_can_be_followed_word_for_word() {
     let commands = commands(&["sqlx", "psql"]);
-    let mut lines = page::blocks(include_str!("../docs/guide.md"), "sh").into_iter().flat_map(str::lines);
+    let pages = [include_str!("../docs/guide.md"), include_str!("../docs/operating.md")];
+    let mut lines = pages.into_iter().flat_map(|page| page::blocks(page, "sh")).flat_map(str::lines);
     let mut line = move || lines.next();
     let mut next = |begins: &str| {
         let line = line();

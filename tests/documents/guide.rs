@@ -1,14 +1,12 @@
-//! What `docs/guide.md` and `docs/coming-from.md` say beside their Rust, which `tests/pages` runs: SQL, figures,
-//! tables, links and the picture. What they say to shells is run by `tests/zklock.rs`.
+//! What `docs/guide.md` and `docs/coming-from.md` say beside their Rust, which `tests/pages` runs: SQL, figures
+//! and tables. What they say to shells is run by `tests/zklock.rs`.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, TransactionBehavior};
 use sqlparser::dialect::{Dialect, MySqlDialect, PostgreSqlDialect, SQLiteDialect};
 use sqlparser::parser::Parser;
-use support::page::{anchor, blocks, rows};
+use support::page::{blocks, rows};
 use zk_rwlock::{Memory, RwLock};
 
 const GUIDE: &str = include_str!("../../docs/guide.md");
@@ -208,51 +206,4 @@ fn our_column_is_in_the_example_below_each_table() {
         }
     }
     assert!(compared > 30, "{compared}");
-}
-
-/// The headings of a page, as links call them.
-fn anchors(page: &str) -> BTreeSet<String> {
-    page.lines().filter(|line| line.starts_with('#')).map(anchor).collect()
-}
-
-#[test]
-fn links_lead_somewhere() {
-    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-    let mut followed = 0;
-    let at_the_top = ["README.md", "CONTRIBUTING.md", "SECURITY.md"];
-    for name in at_the_top.into_iter().chain(["docs/guide.md", "docs/coming-from.md", "docs/architecture.md"]) {
-        let file = root.join(name);
-        let page = fs::read_to_string(&file).expect("a page");
-        let in_text = page.split("](").skip(1).map(|rest| rest.split(')').next().unwrap_or_default());
-        let defined = page.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: ").map(|(_, link)| link));
-        for link in in_text.chain(defined) {
-            if link.starts_with("https://") {
-                continue;
-            }
-            let (to, heading) = link.split_once('#').map_or((link, None), |(to, heading)| (to, Some(heading)));
-            let to: PathBuf = if to.is_empty() { file.clone() } else { file.parent().expect("a directory").join(to) };
-            assert!(to.exists(), "{name}: {link}");
-            if let Some(heading) = heading {
-                let there = anchors(&fs::read_to_string(&to).expect("a page"));
-                assert!(there.contains(heading), "{name}: {link}");
-            }
-            followed += 1;
-        }
-    }
-    assert!(followed > 15, "{followed}");
-}
-
-/// It stands in the crate's documentation, too, inside Markdown: an empty line would end it there.
-#[test]
-fn the_picture_has_colours_for_light_and_dark_and_no_empty_line() {
-    let picture = include_str!("../../docs/protocol.svg");
-    assert!(GUIDE.contains("](protocol.svg)"));
-    assert!(picture.lines().all(|line| !line.trim().is_empty()));
-    let style = picture.split("<style>").nth(1).and_then(|rest| rest.split("</style>").next()).expect("a style");
-    let (light, dark) = style.split_once("@media (prefers-color-scheme:dark)").expect("both");
-    let used: BTreeSet<&str> =
-        picture.split("class=\"").skip(1).map(|rest| rest.split('"').next().unwrap_or_default()).collect();
-    for class in used {
-        assert!(light.contains(&format!(".{class}")) && dark.contains(&format!(".{class}")), "{class}");
-    }
 }

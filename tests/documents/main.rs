@@ -3,8 +3,10 @@
 mod architecture;
 mod examples;
 mod fault_table;
+mod front_page;
 mod guide;
 mod layers;
+mod links;
 mod migrations;
 mod performance_doc;
 mod snippets;

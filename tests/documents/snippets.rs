@@ -7,20 +7,20 @@ use std::path::{Path, PathBuf};
 use support::page::{Snippet, filled, snippets};
 
 /// Set by `make pages`.
-const WRITE: &str = "WRITE_PAGES";
+pub(super) const WRITE: &str = "WRITE_PAGES";
 
-fn root() -> PathBuf {
+pub(super) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-fn files(directory: &str, extension: &str) -> Vec<PathBuf> {
+pub(super) fn files(directory: &str, extension: &str) -> Vec<PathBuf> {
     let all = fs::read_dir(root().join(directory)).expect("a directory").map(|file| file.expect("readable").path());
     let mut files: Vec<PathBuf> = all.filter(|file| file.extension().is_some_and(|it| it == extension)).collect();
     files.sort();
     files
 }
 
-fn read(file: &Path) -> String {
+pub(super) fn read(file: &Path) -> String {
     fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 

@@ -63,13 +63,35 @@ async fn shared_configuration_2() -> Result<(), Error> {
 }
 
 #[tokio::test]
+async fn guarded_writes() -> Result<(), Error> {
+    let zk = Memory::new();
+    // page: guarded-writes
+    use zk_rwlock::RwLock;
+
+    let lock = RwLock::new(&zk, "/locks/config")?;
+    let guard = lock.write().await?;
+    guard.transaction().create("/endpoint", "db-1").create("/password", "secret-1").commit().await?;
+    let endpoint = guard.data("/endpoint").await?.expect("just created");
+    guard
+        .transaction()
+        .set_version("/endpoint", "db-2", endpoint.version)
+        .set("/password", "secret-2")
+        .commit()
+        .await?;
+    // end
+    Ok(())
+}
+
+#[tokio::test]
 async fn from_reading_to_writing() -> Result<(), Error> {
     let zk = Memory::new();
-    let lock = RwLock::new(&zk, "/locks/report")?;
-    lock.write().await?.transaction().create("/report", "stale").commit().await?;
+    let before = zk_rwlock::RwLock::new(&zk, "/locks/report")?.write().await?;
+    before.transaction().create("/report", "stale").commit().await?;
+    before.release().await?;
     // page: from-reading-to-writing
     use zk_rwlock::{NodeData, RwLock};
 
+    let lock = RwLock::new(&zk, "/locks/report")?;
     let is_stale = |report: &Option<NodeData>| report.as_ref().is_some_and(|report| report.data == b"stale");
 
     let reader = lock.read().await?; // with many others, and most of the time there is nothing to do
@@ -284,6 +306,27 @@ async fn one_leader() -> Result<(), Error> {
 }
 
 #[tokio::test]
+async fn at_most_so_many_at_once() -> Result<(), Error> {
+    let zk = Memory::new();
+    async fn ask_the_geocoder() {}
+    // page: at-most-so-many-at-once
+    use std::time::Duration;
+    use zk_rwlock::Semaphore;
+
+    let geocoder = Semaphore::builder(&zk, "/limits/geocoder").permits(10).label("import").build()?;
+
+    let permit = geocoder.acquire().timeout(Duration::from_secs(30)).await?; // the error names the holders
+    permit.run(ask_the_geocoder()).await?; // dropped if the permit is lost
+    permit.release().await?;
+
+    let four = geocoder.acquire_many(4).await?; // all four or none
+    println!("{}", geocoder.queue().await?); // /limits/geocoder: 6 of 10 permits free, and who has the others
+    // end
+    assert_eq!(four.count(), 4);
+    Ok(())
+}
+
+#[tokio::test]
 async fn several_ensembles() -> Result<(), Error> {
     use std::collections::BTreeMap;
     let (ours, more) = ([("amber", Memory::new()), ("basalt", Memory::new()), ("cedar", Memory::new())], Memory::new());
@@ -377,59 +420,31 @@ fn programs_without_a_runtime() -> std::io::Result<()> {
 }
 
 #[tokio::test]
-async fn reading_the_queue() -> Result<(), Error> {
+async fn tests_without_a_server() -> Result<(), Error> {
+    // page: tests-without-a-server
+    use zk_rwlock::{Memory, RwLock};
+
     let zk = Memory::new();
-    // page: reading-the-queue
-    use zk_rwlock::RwLock;
+    let other_process = zk.connect();
+    let guard = RwLock::new(&zk, "/locks/billing")?.write().label("migrate v42").await?;
 
-    let lock = RwLock::new(&zk, "/locks/orders/migrate")?;
-    let guard = lock.write().label("migrate v42").await?;
-    let queue = lock.queue().await?;
-    println!("{queue}"); // /locks/orders/migrate:\n  WRITE web-1 pid 4242 "migrate v42" for 12s, holds
-    let holder = queue.holders().next().expect("we do");
-    assert_eq!(holder.label.as_deref(), Some("migrate v42"));
+    let refused = RwLock::new(&other_process, "/locks/billing")?.try_read().await.unwrap_err();
+    assert!(refused.to_string().contains("migrate v42")); // the error names the holder
+
+    zk.expire(); // the ensemble gives up our session
+    assert!(!guard.is_held());
     // end
-    drop(guard);
     Ok(())
-}
-
-#[expect(dead_code, reason = "it needs a server")]
-async fn who_may_do_what(password: &str) -> Result<(), Error> {
-    // page: who-may-do-what
-    use zk_rwlock::{Acl, Permissions, ZooKeeper};
-
-    let zk = ZooKeeper::builder()
-        .digest("orders", password)
-        .acl(Acl::creator().allow("world", "anyone", Permissions::READ)) // others may look
-        .connect("zk1:2181,zk2:2181,zk3:2181")
-        .await?;
-    // end
-    zk.close().await;
-    Ok(())
-}
-
-#[test]
-fn a_readiness_probe() {
-    let zk = Memory::new();
-    let respond = |code: u16, text: &str| assert_eq!((code, text), (200, "connected"));
-    // page: a-readiness-probe
-    use zk_rwlock::ConnectionState;
-
-    match zk.state() {
-        ConnectionState::Connected => respond(200, "connected"),
-        state => respond(503, &state.to_string()), // connecting for 7s: zk1:2181: Connection refused (os error 111)
-    }
-    // end
 }
 
 #[tokio::test]
 async fn what_errors_mean_and_what_to_do() -> Result<(), Error> {
     let zk = Memory::new();
-    let lock = RwLock::new(&zk, "/locks/orders")?;
     // page: what-errors-mean-and-what-to-do
     use std::time::Duration;
     use zk_rwlock::RwLock;
 
+    let lock = RwLock::new(&zk, "/locks/orders")?;
     match lock.write().timeout(Duration::from_secs(5)).await {
         Ok(guard) => guard.release().await?,
         Err(late) if late.is_timeout() => eprintln!("not now: {late}"),

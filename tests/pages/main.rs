@@ -2,5 +2,8 @@
 //! is between `// hidden` and `// shown`; `make pages` puts it there. Knows nothing of what the pages say about it.
 
 mod coming_from;
+mod cost;
 mod guide;
+mod operating;
 mod readme;
+mod security;

@@ -22,7 +22,7 @@ pub(crate) async fn connect_to(path: &str, connection: &Connection) -> Result<Zo
 
 /// Connects, and waits for a session.
 pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> {
-    // A quarter of the session timeout is left for the command to stop in when the lock is lost. The README promises
+    // A quarter of the session timeout is left for the command to stop in when the lock is lost. `docs/zklock.md` promises
     // that a break of 0.4 of the session timeout costs no lock. With more than a quarter, that would take several
     // heartbeats a second.
     let timeout = connection.session_timeout;

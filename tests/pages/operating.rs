@@ -1,0 +1,71 @@
+//! The snippets of `docs/operating.md`; knows nothing of the words around them.
+
+use zk_rwlock::{Error, Memory};
+
+#[tokio::test]
+async fn reading_the_queue() -> Result<(), Error> {
+    let zk = Memory::new();
+    // page: reading-the-queue
+    use zk_rwlock::RwLock;
+
+    let lock = RwLock::new(&zk, "/locks/orders/migrate")?;
+    let guard = lock.write().label("migrate v42").await?;
+    let queue = lock.queue().await?;
+    println!("{queue}"); // /locks/orders/migrate:\n  WRITE web-1 pid 4242 "migrate v42" for 12s, holds
+    let holder = queue.holders().next().expect("we do");
+    assert_eq!(holder.label.as_deref(), Some("migrate v42"));
+    // end
+    drop(guard);
+    Ok(())
+}
+
+#[tokio::test]
+async fn seeing_inside() -> Result<(), Error> {
+    let zk = Memory::new();
+    // page: seeing-inside
+    use std::time::Duration;
+    use zk_rwlock::{Deadlock, RwLock};
+
+    let lock = RwLock::builder(&zk, "/locks/config")
+        .warn_after_waiting(Duration::from_secs(30)) // logs which contenders are in the way
+        .warn_after_holding(Duration::from_secs(60)) // logs the holder's label
+        .on_deadlock(Deadlock::Refuse) // an error if a task waits for itself; default: a warning
+        .build()?;
+    let guard = lock.write().label("rebuild").on_wait(|progress| eprintln!("waiting at {progress}")).await?;
+    tokio::select! {
+        biased;
+        () = async { /* the next part of a long piece of work */ } => {}
+        first = guard.contended() => println!("time to make way for {}", first?),
+    }
+    // end
+    Ok(())
+}
+
+#[expect(dead_code, reason = "it needs a server")]
+async fn who_may_do_what(password: &str) -> Result<(), Error> {
+    // page: who-may-do-what
+    use zk_rwlock::{Acl, Permissions, ZooKeeper};
+
+    let zk = ZooKeeper::builder()
+        .digest("orders", password)
+        .acl(Acl::creator().allow("world", "anyone", Permissions::READ)) // others may look
+        .connect("zk1:2181,zk2:2181,zk3:2181")
+        .await?;
+    // end
+    zk.close().await;
+    Ok(())
+}
+
+#[test]
+fn a_readiness_probe() {
+    let zk = Memory::new();
+    let respond = |code: u16, text: &str| assert_eq!((code, text), (200, "connected"));
+    // page: a-readiness-probe
+    use zk_rwlock::ConnectionState;
+
+    match zk.state() {
+        ConnectionState::Connected => respond(200, "connected"),
+        state => respond(503, &state.to_string()), // connecting for 7s: zk1:2181: Connection refused (os error 111)
+    }
+    // end
+}
