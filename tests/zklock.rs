@@ -39,6 +39,8 @@ mod credentials;
 mod once;
 #[path = "zklock/tie.rs"]
 mod tie;
+#[path = "zklock/waiting.rs"]
+mod waiting;
 
 // ---------------------------------------------------------------------------------------------------------------
 // Running it

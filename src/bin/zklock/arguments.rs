@@ -115,7 +115,9 @@ What zklock cannot do for you:
     loses the lock like any client that does not answer. By SIGSTOP it
     leaves the command running until it wakes, beside the next holder.
     Ctrl-Z stops the command too, and it is killed rather than continued
-    if the lock is gone.
+    if the lock is gone. While zklock waits, Ctrl-Z costs the place in
+    the queue after that time, and it ends with 75 when it goes on; it
+    holds up nobody meanwhile. `bg` instead: it waits in the background.
   - What the command leaves in the background runs on without the lock.
   - Processes that leave the command's process group (setsid) get none of
     these signals.";
@@ -201,7 +203,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "NAME")]
     pub(crate) host: Option<String>,
 
-    /// Say nothing while waiting, nor when -n or -w does not get the lock, nor when --once-in does not run the command.
+    /// Say nothing while waiting (off a terminal and in the background that begins after a second), nor when -n or -w does not get the lock, nor when --once-in does not run the command.
     #[arg(short = 'q', long)]
     pub(crate) quiet: bool,
 

@@ -75,6 +75,11 @@ impl Terminal {
     }
 }
 
+/// Whether that is our controlling terminal, and its foreground is ours.
+pub(crate) fn is_foreground(of: impl AsFd) -> bool {
+    tcgetpgrp(of).is_ok_and(|group| group == getpgrp())
+}
+
 /// How many columns and rows the terminal of this stream has.
 pub(crate) fn size(of: impl AsFd) -> (usize, usize) {
     let known = tcgetwinsize(of).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);

@@ -1,4 +1,5 @@
-//! What people see while zklock waits: on a terminal one live line, elsewhere a plain line when something changes.
+//! What people see while zklock waits: one live line on a terminal whose foreground is ours; elsewhere nothing for a
+//! second, and then a plain line when something changes.
 
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
@@ -21,11 +22,12 @@ pub(crate) fn pace() -> Duration {
 }
 
 /// Shows the contenders in the way, for as long as this future is polled. `places` gives our place in the queue when
-/// that, or the contenders in the way, have changed. Dropping the future removes the live line.
+/// that, or the contenders in the way, have changed. Dropping the future removes the live line. What is over within a
+/// second is not worth a mail from cron, nor a word on the terminal that another program has.
 pub(crate) async fn show(lock: &RwLock, mode: Mode, mut places: watch::Receiver<usize>) {
     let mut line = Line::default();
     let started = Instant::now();
-    let mut last: Option<Place> = None;
+    let (mut last, mut told): (Option<Place>, Option<Place>) = (None, None);
     loop {
         tokio::select! {
             change = places.changed() => {
@@ -35,26 +37,28 @@ pub(crate) async fn show(lock: &RwLock, mode: Mode, mut places: watch::Receiver<
                 let place = *places.borrow_and_update();
                 let holders = lock.queue().await.map(|queue| queue.holders().cloned().collect());
                 let seen = Place { place, holders: holders.unwrap_or_default() };
-                if !is_live() && last.as_ref().map(Place::gist) != Some(seen.gist()) {
-                    output::say(&seen.words(lock.path(), mode, None));
-                }
                 last = Some(seen);
             }
-            // For how long the holders have held changes all the time, and showing that takes no request.
-            () = tokio::time::sleep(SECOND), if is_live() => {}
+            // For how long the holders have held changes all the time, and showing that takes no request. The foreground
+            // may be ours now, or no longer.
+            () = tokio::time::sleep(SECOND) => {}
         }
-        if let Some(last) = last.as_ref().filter(|_| is_live()) {
-            line.draw(&last.words(lock.path(), mode, Some(started.elapsed())));
+        let Some(seen) = &last else { continue };
+        if is_live() {
+            line.draw(&seen.words(lock.path(), mode, Some(started.elapsed())));
+        } else if started.elapsed() >= SECOND && told.as_ref().map(Place::gist) != Some(seen.gist()) {
+            output::say(&seen.words(lock.path(), mode, None));
+            told = last.clone();
         }
     }
 }
 
 fn is_live() -> bool {
-    output::is_screen(&io::stderr())
+    output::is_screen(&io::stderr()) && terminal::is_foreground(io::stderr())
 }
 
 /// Our place in the queue.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Place {
     /// Counted from 1.
     place: usize,
@@ -119,7 +123,8 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        if self.is_drawn {
+        // In the background, that line has gone up and another is there, such as a prompt.
+        if self.is_drawn && is_live() {
             let _ = write!(io::stderr().lock(), "\r\x1b[K");
         }
     }

@@ -1,0 +1,101 @@
+//! What is said while zklock waits, and where it is not.
+
+use super::*;
+
+#[tokio::test]
+async fn a_wait_of_less_than_a_second_off_a_terminal_says_nothing() {
+    let path = "/zklock/short-wait";
+    let (_zk, lock) = server_lock(path).await;
+    let mut short = 0;
+    // On a busy machine a wait may take longer, and be told.
+    for _ in 0..20 {
+        let held = lock.write().await.unwrap();
+        let started = Instant::now();
+        let waiting = Running::start(zklock(&[path, "echo", "ran"]));
+        line_becomes(&lock, "W+ W-").await;
+        held.release().await.unwrap();
+        let run = waiting.ends().await;
+        assert_eq!((run.code, &run.stdout[..]), (Some(0), "ran\n"));
+        if started.elapsed() < Duration::from_secs(1) {
+            assert_eq!(run.stderr, "");
+            short += 1;
+        }
+        if short == 3 {
+            return;
+        }
+    }
+    panic!("{short} of 20 waits were shorter than a second");
+}
+
+/// A shell with jobs, as people have it, which starts `zklock` in the background.
+fn in_background(path: &str, then: &str) -> OnTerminal {
+    let script = format!("set -m; \"$0\" {path} -c 'echo granted' & echo started; {then}");
+    OnTerminal::start_program("bash", &["-c", &script, binary()])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_the_background_nothing_is_drawn_over_a_prompt() {
+    let path = "/zklock/tty/background";
+    let (_zk, lock) = server_lock(path).await;
+    let held = lock.write().label("slow").await.unwrap();
+    let mut terminal = in_background(path, "wait");
+    terminal.shows("started");
+    terminal.shows("zklock: waiting to write");
+    terminal.shows("\n");
+    held.release().await.unwrap();
+    let (rest, code) = terminal.rest().await;
+    assert_eq!(code, Some(0));
+    assert!(rest.contains("granted"), "{rest:?}");
+    assert!(!rest.contains('\x1b'), "{rest:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn brought_to_the_foreground_the_line_is_live() {
+    let path = "/zklock/tty/foreground";
+    let (_zk, lock) = server_lock(path).await;
+    let held = lock.write().label("slow").await.unwrap();
+    let mut terminal = in_background(path, "read line; fg %1");
+    terminal.shows("zklock: waiting to write");
+    terminal.press("\n");
+    terminal.shows("\r\x1b[Kzklock: waiting ");
+    held.release().await.unwrap();
+    terminal.shows("granted");
+    assert_eq!(terminal.ends().await, Some(0));
+}
+
+/// A shell with jobs whose `zklock` is stopped by Ctrl-Z as soon as it waits. A key brings it back.
+async fn stopped_while_it_waits(lock: &RwLock, path: &str) -> OnTerminal {
+    let script = format!("set -m; \"$0\" {path} -c 'echo granted'; echo stopped; read line; fg %1; echo \"code $?\"");
+    let mut terminal = OnTerminal::start_program("bash", &["-c", &script, binary()]);
+    line_becomes(lock, "W+ W-").await;
+    terminal.shows("zklock: waiting ");
+    terminal.press("\x1a");
+    terminal.shows("stopped");
+    terminal
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopped_for_a_moment_a_waiter_keeps_its_place() {
+    let path = "/zklock/tty/paused";
+    let (_zk, lock) = server_lock(path).await;
+    let held = lock.write().await.unwrap();
+    let mut terminal = stopped_while_it_waits(&lock, &format!("--session-timeout 30 {path}")).await;
+    assert_eq!(line(&lock).await, "W+ W-");
+    terminal.press("\n");
+    held.release().await.unwrap();
+    terminal.shows("granted");
+    terminal.shows("code 0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopped_past_its_session_a_waiter_blocks_nobody_and_ends_when_it_goes_on() {
+    let path = "/zklock/tty/forgotten";
+    let (_zk, lock) = server_lock(path).await;
+    let held = lock.write().await.unwrap();
+    let mut terminal = stopped_while_it_waits(&lock, &format!("--session-timeout 1 {path}")).await;
+    line_becomes(&lock, "W+").await;
+    terminal.press("\n");
+    terminal.shows("lost the place in the queue");
+    terminal.shows("code 75");
+    held.release().await.unwrap();
+}
