@@ -2,23 +2,34 @@
 
 use std::fmt::Write as _;
 
-const MARGIN: f64 = 70.0;
-const TOP: f64 = 60.0;
+const MARGIN: f64 = 80.0;
+const TOP: f64 = 66.0;
 const LEGEND_ROW: f64 = 20.0;
+/// Names at the ends of lines stand at least so far apart.
+const NAME_ROW: f64 = 18.0;
 
 #[derive(Debug)]
 pub(crate) struct Chart {
     pub(crate) title: String,
     /// What grows from left to right.
     pub(crate) across: String,
-    /// The marks up are powers of ten; those across are the values there are, spaced by their logarithm.
+    /// The marks up are round figures; those across are the values there are, spaced by their logarithm.
     pub(crate) panels: Vec<Panel>,
     pub(crate) panel_width: f64,
     pub(crate) panel_height: f64,
     /// What each line of a panel is, in the same order in all panels.
     pub(crate) styles: Vec<Style>,
-    /// How much room the name of a line needs in the legend.
-    pub(crate) legend_width: f64,
+    pub(crate) names: Names,
+}
+
+/// Where the names of the lines stand.
+#[allow(dead_code, reason = "each program that draws has its own choice")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Names {
+    /// At the end of each line, with the last figure, in so much room to the right of a panel.
+    AtEnds(f64),
+    /// Below all panels, in columns of this width.
+    Below(f64),
 }
 
 /// One figure: a line for each style.
@@ -55,11 +66,8 @@ impl Axis {
         let logs = values.map(log);
         let (least, most) = (logs.clone().fold(f64::INFINITY, f64::min), logs.fold(f64::NEG_INFINITY, f64::max));
         // A line along the edge would be hard to see.
-        Axis { from: least - 0.1, to: most + 0.1 }
-    }
-
-    fn whole(self) -> Axis {
-        Axis { from: self.from.floor(), to: self.to.ceil() }
+        let margin = ((most - least) * 0.04).max(0.02);
+        Axis { from: least - margin, to: most + margin }
     }
 
     /// How far along the axis a value is, from 0 to 1.
@@ -67,8 +75,12 @@ impl Axis {
         (log(value) - self.from) / (self.to - self.from)
     }
 
-    fn marks(&self) -> impl Iterator<Item = i32> {
-        self.from as i32..=self.to as i32
+    /// Powers of ten, and where those are few also twice and five times as much.
+    fn marks(&self) -> impl Iterator<Item = f64> {
+        let steps: &[f64] = if self.to - self.from > 2.5 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let powers = self.from.floor() as i32..=self.to.ceil() as i32;
+        let marks = powers.flat_map(move |power| steps.iter().map(move |step| step * 10_f64.powi(power)));
+        marks.filter(|mark| (0.0..=1.0).contains(&self.share(*mark)))
     }
 }
 
@@ -76,12 +88,17 @@ fn log(value: f64) -> f64 {
     value.max(1e-3).log10()
 }
 
-/// A power of ten as people write it.
-fn power_of_ten(power: i32) -> String {
-    match power {
-        ..0 => format!("{:.*}", power.unsigned_abs() as usize, 10_f64.powi(power)),
-        _ => thousands(&format!("1{}", "0".repeat(power as usize))),
-    }
+/// A figure as people write it.
+fn figure(value: f64) -> String {
+    let decimals = match value {
+        ..0.1 => 3,
+        ..1.0 => 2,
+        ..10.0 => 1,
+        _ => 0,
+    };
+    let digits = format!("{value:.decimals$}");
+    let digits = if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { &digits };
+    thousands(digits)
 }
 
 /// Digits in groups of three.
@@ -99,24 +116,33 @@ pub(crate) fn thousands(digits: &str) -> String {
 
 impl Chart {
     pub(crate) fn svg(&self) -> String {
-        let width = self.panels.len() as f64 * (self.panel_width + MARGIN) + MARGIN / 2.0;
-        let columns = (((width - MARGIN) / self.legend_width) as usize).max(1);
-        let rows = self.styles.len().div_ceil(columns);
-        let legend = TOP + self.panel_height + 58.0;
-        let height = legend + rows as f64 * LEGEND_ROW + 2.0;
+        let beside = if let Names::AtEnds(room) = self.names { room } else { 0.0 };
+        let width = self.panels.len() as f64 * (self.panel_width + beside + MARGIN) + MARGIN / 2.0;
+        let below = TOP + self.panel_height + 58.0;
+        let (legend, height) = match self.names {
+            Names::AtEnds(_) => (String::new(), below - 8.0),
+            Names::Below(column) => self.legend(width, below, column),
+        };
         let mut drawn = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
-             viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+             viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"14\">\n\
              <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-             <text x=\"{MARGIN}\" y=\"22\" font-size=\"15\">{}</text>\n",
+             <text x=\"{MARGIN}\" y=\"24\" font-size=\"18\">{}</text>\n",
             self.title
         );
         for (number, panel) in self.panels.iter().enumerate() {
-            self.draw(&mut drawn, MARGIN + number as f64 * (self.panel_width + MARGIN), panel);
+            self.draw(&mut drawn, MARGIN + number as f64 * (self.panel_width + beside + MARGIN), panel);
         }
+        drawn + &legend + "</svg>\n"
+    }
+
+    /// The names of the lines below the panels, and how high the picture is with them.
+    fn legend(&self, width: f64, top: f64, column: f64) -> (String, f64) {
+        let columns = (((width - MARGIN) / column) as usize).max(1);
+        let mut drawn = String::new();
         for (number, style) in self.styles.iter().enumerate() {
-            let x = MARGIN + (number % columns) as f64 * self.legend_width;
-            let y = legend + (number / columns) as f64 * LEGEND_ROW;
+            let x = MARGIN + (number % columns) as f64 * column;
+            let y = top + (number / columns) as f64 * LEGEND_ROW;
             let _ = writeln!(
                 drawn,
                 "<line x1=\"{x}\" y1=\"{0}\" x2=\"{1}\" y2=\"{0}\" stroke=\"{2}\" stroke-width=\"2\"{3}/>\
@@ -129,7 +155,7 @@ impl Chart {
                 style.name
             );
         }
-        drawn + "</svg>\n"
+        (drawn, top + self.styles.len().div_ceil(columns) as f64 * LEGEND_ROW + 2.0)
     }
 
     fn draw(&self, drawn: &mut String, left: f64, panel: &Panel) {
@@ -139,57 +165,90 @@ impl Chart {
         values.dedup();
         let across = Axis::over(values.iter().copied());
         let ends = |point: &Point| point.range.map_or([point.y; 2], |(least, most)| [least, most]);
-        let up = Axis::over(points().flat_map(ends)).whole();
+        let up = Axis::over(points().flat_map(ends));
         let x = |value: f64| left + self.panel_width * across.share(value);
         let y = |value: f64| TOP + self.panel_height * (1.0 - up.share(value));
         let (right, bottom) = (left + self.panel_width, TOP + self.panel_height);
 
-        let _ = writeln!(drawn, "<text x=\"{left}\" y=\"{}\">{}</text>", TOP - 10.0, panel.title);
+        let _ = writeln!(drawn, "<text x=\"{left}\" y=\"{}\">{}</text>", TOP - 12.0, panel.title);
         for mark in up.marks() {
-            let y = y(10_f64.powi(mark));
+            let (y, text) = (y(mark), figure(mark));
             let _ = writeln!(
                 drawn,
                 "<line x1=\"{left}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>\
-                 <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                 <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{text}</text>",
                 left - 6.0,
-                y + 4.0,
-                power_of_ten(mark)
+                y + 5.0
             );
         }
         for value in values {
-            let mark = thousands(&value.to_string());
-            let (x, y) = (x(value), bottom + 18.0);
-            let _ = writeln!(drawn, "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{mark}</text>");
+            let (x, y, text) = (x(value), bottom + 20.0, thousands(&value.to_string()));
+            let _ = writeln!(drawn, "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{text}</text>");
         }
-        let _ = writeln!(
-            drawn,
-            "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-            left + self.panel_width / 2.0,
-            bottom + 36.0,
-            self.across
-        );
+        let (middle, below) = (left + self.panel_width / 2.0, bottom + 40.0);
+        let _ = writeln!(drawn, "<text x=\"{middle}\" y=\"{below}\" text-anchor=\"middle\">{}</text>", self.across);
         for (style, line) in self.styles.iter().zip(&panel.lines) {
-            let corners: Vec<String> =
-                line.iter().map(|point| format!("{:.1},{:.1}", x(point.x), y(point.y))).collect();
+            draw_line(drawn, style, line, &x, &y);
+        }
+        if let Names::AtEnds(_) = self.names {
+            self.name_ends(drawn, panel, right, &x, &y);
+        }
+    }
+
+    /// Each name as close to the end of its line as the others let it, and a thin line from there.
+    fn name_ends(&self, drawn: &mut String, panel: &Panel, right: f64, x: &dyn Fn(f64) -> f64, y: &dyn Fn(f64) -> f64) {
+        let last = |(style, line)| -> Option<(&Style, &Point)> { Some((style, <[Point]>::last(line)?)) };
+        let lines = self.styles.iter().zip(panel.lines.iter().map(Vec::as_slice));
+        let mut ends: Vec<(&Style, &Point)> = lines.filter_map(last).collect();
+        ends.sort_by(|(_, one), (_, other)| other.y.total_cmp(&one.y));
+        let rows = apart(ends.iter().map(|(_, point)| y(point.y)).collect(), TOP + self.panel_height);
+        for ((style, point), row) in ends.into_iter().zip(rows) {
+            let (from, text, colour) = (x(point.x) + 5.0, right + 14.0, style.colour);
             let _ = writeln!(
                 drawn,
-                "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"{}/>",
-                corners.join(" "),
-                style.colour,
-                style.dashes()
+                "<line x1=\"{from:.1}\" y1=\"{:.1}\" x2=\"{}\" y2=\"{row:.1}\" stroke=\"{colour}\" stroke-width=\"0.6\"/>\
+                 <text x=\"{text}\" y=\"{:.1}\" fill=\"{colour}\">{}: {}</text>",
+                y(point.y),
+                right + 10.0,
+                row + 5.0,
+                style.name,
+                figure(point.y)
             );
-            for point in line {
-                let (x, colour) = (x(point.x), style.colour);
-                if let Some((least, most)) = point.range {
-                    let (least, most) = (y(least), y(most));
-                    let _ = writeln!(
-                        drawn,
-                        "<line x1=\"{x:.1}\" y1=\"{least:.1}\" x2=\"{x:.1}\" y2=\"{most:.1}\" stroke=\"{colour}\"/>"
-                    );
-                }
-                let _ = writeln!(drawn, "<circle cx=\"{x:.1}\" cy=\"{:.1}\" r=\"3\" fill=\"{colour}\"/>", y(point.y));
-            }
         }
+    }
+}
+
+/// The rows, which rise, moved down until each is far enough from the one above, and then up again from the bottom.
+fn apart(mut rows: Vec<f64>, bottom: f64) -> Vec<f64> {
+    for index in 1..rows.len() {
+        rows[index] = rows[index].max(rows[index - 1] + NAME_ROW);
+    }
+    let mut limit = bottom;
+    for row in rows.iter_mut().rev() {
+        *row = row.min(limit);
+        limit = *row - NAME_ROW;
+    }
+    rows
+}
+
+fn draw_line(drawn: &mut String, style: &Style, line: &[Point], x: &dyn Fn(f64) -> f64, y: &dyn Fn(f64) -> f64) {
+    let corners: Vec<String> = line.iter().map(|point| format!("{:.1},{:.1}", x(point.x), y(point.y))).collect();
+    let (colour, dashes) = (style.colour, style.dashes());
+    let corners = corners.join(" ");
+    let _ = writeln!(
+        drawn,
+        "<polyline points=\"{corners}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2.5\"{dashes}/>"
+    );
+    for point in line {
+        let x = x(point.x);
+        if let Some((least, most)) = point.range {
+            let (least, most) = (y(least), y(most));
+            let _ = writeln!(
+                drawn,
+                "<line x1=\"{x:.1}\" y1=\"{least:.1}\" x2=\"{x:.1}\" y2=\"{most:.1}\" stroke=\"{colour}\"/>"
+            );
+        }
+        let _ = writeln!(drawn, "<circle cx=\"{x:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"{colour}\"/>", y(point.y));
     }
 }
 

@@ -1,7 +1,7 @@
 //! What releases cost, drawn against the length of the queue; knows nothing of servers.
 
 use crate::Cost;
-use crate::common::chart::{Chart, Panel, Point, Style};
+use crate::common::chart::{Chart, Names, Panel, Point, Style};
 use crate::ways::Way;
 
 type Figure = fn(&Cost) -> f64;
@@ -38,7 +38,7 @@ pub(crate) fn svg(costs: &[Cost]) -> String {
         panel_width: 250.0,
         panel_height: 220.0,
         styles: Way::ALL.into_iter().map(style).collect(),
-        legend_width: 320.0,
+        names: Names::Below(320.0),
     };
     chart.svg()
 }

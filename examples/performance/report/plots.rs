@@ -2,7 +2,7 @@
 
 use super::figures::{self, Figure, figure, look, peers, title};
 use super::results::{Results, Run};
-use crate::chart::{Chart, Panel, Point, Style};
+use crate::chart::{Chart, Names, Panel, Point, Style};
 
 /// What is drawn is the server with the most results.
 pub(crate) fn label(results: &Results) -> &str {
@@ -80,10 +80,10 @@ fn svg(results: &Results, plot: &Plot) -> Option<String> {
         title: plot.title.to_owned(),
         across: plot.across.to_owned(),
         panels: vec![Panel { title: format!("ZooKeeper {label}; medians, and the least and the most"), lines }],
-        panel_width: 560.0,
-        panel_height: 320.0,
+        panel_width: 620.0,
+        panel_height: 420.0,
         styles: peers.iter().map(style).collect(),
-        legend_width: 280.0,
+        names: Names::AtEnds(290.0),
     };
     Some(chart.svg())
 }

@@ -6,6 +6,9 @@ use super::figures::{self, Figure, bytes_in, bytes_out, figure, is_ours, number,
 use super::results::{Outcome, Results, Run, in_order_of_appearance};
 use super::scale;
 
+/// A median of fewer runs is not in bold.
+const BOLD_RUNS: usize = 3;
+
 /// The tables that the results have lines for.
 pub(crate) fn names(results: &Results) -> Vec<String> {
     let mut names = Vec::new();
@@ -69,6 +72,11 @@ fn times(figure: Figure, value: f64, floor: f64) -> f64 {
     if figure.is_rate { floor / value } else { value / floor }
 }
 
+/// A figure that stands out, unless it was measured too seldom to be relied on.
+fn bold(digits: &str, runs: usize) -> String {
+    if runs < BOLD_RUNS { digits.to_owned() } else { format!("**{digits}**") }
+}
+
 fn ratio(ratio: f64) -> String {
     if ratio < 0.01 { format!("{ratio:.4}") } else { format!("{ratio:.2}") }
 }
@@ -93,7 +101,7 @@ fn plain(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> String 
                 [
                     (*case).to_owned(),
                     title(peer).to_owned(),
-                    format!("**{}**", number(its.value)),
+                    bold(&number(its.value), its.runs),
                     format!("{} … {}", number(its.least), number(its.most)),
                     floor.map_or_else(String::new, |floor| ratio(times(figure, its.value, floor.value))),
                     optional(requests, |value| format!("{value:.3}")).unwrap_or_default(),
@@ -115,9 +123,11 @@ fn summary(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> Strin
             .to_owned();
     for (workload, case, _) in cases {
         let figure = figure(workload);
-        let median = |peer: &str| Some(results.median(label, case, peer, figure.of)?.value);
+        let of_runs = |peer: &str| results.median(label, case, peer, figure.of);
+        let median = |peer: &str| of_runs(peer).map(|median| median.value);
         let there = peers(results, |run| run.label == label && run.case == *case);
-        let Some(ours) = median("ours-apart").or_else(|| median("ours-drop")) else { continue };
+        let Some(of_ours) = of_runs("ours-apart").or_else(|| of_runs("ours-drop")) else { continue };
+        let ours = of_ours.value;
         let floor = median("raw");
         let others = there.into_iter().filter(|peer| *peer != "raw" && !is_ours(peer));
         let others = others.filter_map(|peer| Some((peer, median(peer)?)));
@@ -128,7 +138,7 @@ fn summary(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> Strin
                 (*case).to_owned(),
                 figure.unit.to_owned(),
                 floor.map_or_else(String::new, number),
-                format!("**{}**", number(ours)),
+                bold(&number(ours), of_ours.runs),
                 floor.map_or_else(String::new, |floor| ratio(times(figure, ours, floor))),
                 best.map_or_else(String::new, |(peer, value)| format!("{}: {}", title(peer), number(value))),
                 best.map_or_else(String::new, |(_, value)| ratio(times(figure, value, ours))),
@@ -156,7 +166,7 @@ fn waiters(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> Strin
                 [
                     whole(*n as f64),
                     title(peer).to_owned(),
-                    format!("**{}**", whole(memory.value)),
+                    bold(&whole(memory.value), memory.runs),
                     format!("{} … {}", whole(memory.least), whole(memory.most)),
                     optional(figure(workload).of, number).unwrap_or_default(),
                     optional(requests, |value| format!("{value:.3}")).unwrap_or_default(),
