@@ -84,7 +84,7 @@ impl Acquisition {
     /// What the newcomer's look has shown, if it was the head by then.
     fn seen_as_head(&self, wanted: &Wanted, held: &Hold, grant: &Grant) -> Option<Seen> {
         let Look::Seen(seen, takings) = wanted.replace(Look::Nothing) else { return None };
-        // The one before us was of this session, and may have taken permits after our look.
+        // Those before us may have taken permits after our look.
         let is_by_number = grant.kind == "next" && held.ticket().book().takings() != takings;
         (!grant.has_waited && !is_by_number).then_some(seen)
     }
@@ -177,9 +177,9 @@ impl Acquisition {
         mut grant: Grant,
         wait: &mut Wait<'_>,
     ) -> Result<(), Error> {
-        held.ticket().book().granted(held.position(), &grant.evidence);
         let mut view = View::new(self, held, &grant);
         let mut seen = self.seen_as_head(wanted, held, &grant).filter(|_| view.signal.is_none());
+        held.ticket().book().granted(held.position(), &grant.evidence);
         loop {
             let now = match seen.take() {
                 Some(now) => now,

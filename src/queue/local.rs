@@ -261,7 +261,8 @@ impl<T: Clone> LocalQueue<T> {
         std::mem::take(&mut self.members).into_values().filter(|it| !it.has_left).map(|it| it.entry).collect()
     }
 
-    fn is_here(&self, key: Key) -> bool {
+    /// Whether this contender stands in the queue.
+    pub(crate) fn is_here(&self, key: Key) -> bool {
         self.members.get(&key.number).is_some_and(|it| it.id == key.id && !it.has_left)
     }
 

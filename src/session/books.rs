@@ -31,7 +31,8 @@ struct State {
     was_next: bool,
     /// Counts how often the connection was lost.
     connection: u64,
-    /// Counts how often a place in this queue was to be exchanged for permits.
+    /// Counts how often a place in this queue was to be exchanged for permits, and how often a contender of this session found
+    /// that its turn had come.
     takings: u64,
 }
 
@@ -94,8 +95,9 @@ impl Book {
         self.state().connection
     }
 
-    /// How often the session has sent a transaction that takes permits. Whoever finds the same number later knows that none
-    /// was sent in between.
+    /// Counts what may follow permits that were taken. A newcomer that is the head by this book, and finds the same number
+    /// as before, knows that nobody has taken any in between: a contender of this session would have sent a transaction,
+    /// and one of another session would have been the head before a contender of this session came to be it.
     pub(crate) fn takings(&self) -> u64 {
         self.state().takings
     }
@@ -144,7 +146,10 @@ impl Book {
 
     /// `me` was granted.
     pub(crate) fn granted(&self, me: &Position, evidence: &Evidence) {
-        self.change(|state| state.queue.granted(me.key(), evidence));
+        self.change(|state| {
+            state.takings += u64::from(state.queue.is_here(me.key()));
+            state.queue.granted(me.key(), evidence)
+        });
     }
 
     /// `me` waits for this contender.

@@ -331,6 +331,36 @@ fn a_newcomer_never_counts_permits_as_they_were_before_the_one_ahead_took_some()
     }
 }
 
+/// The one before it is of its session, comes to be the head after another session's contender has taken permits, and
+/// gives up. Then the newcomer is the head by its book alone, and its look is older than that taking.
+#[test]
+fn a_newcomer_whose_predecessor_gave_up_never_counts_permits_as_they_were() {
+    for polls in 0..25 {
+        for tries in [false, true] {
+            let (zk, other, a, b) = two(1);
+            let held = acquire(&open(&zk.connect(), 1));
+            let (mut first, mut second) = (acquiring(&b, 1), acquiring(&a, 1));
+            assert_pending!(first.poll());
+            assert_pending!(second.poll());
+            drop(held);
+            let mut newcomer = acquiring(&open(&Slow(zk.clone()), 1), 1);
+            poll_up_to(&mut newcomer, polls);
+            let taken = assert_ready_ok!(first.poll());
+            if tries {
+                assert_pending!(second.poll());
+            }
+            drop(second);
+            let late = poll_up_to(&mut newcomer, POLLS);
+            assert!(matches!(late, None | Some(Poll::Pending)), "two hold one permit, at poll {polls}: {late:?}");
+            assert_eq!(zk.children(PERMITS).len(), 1, "at poll {polls}");
+            drop(taken);
+            let Some(Poll::Ready(Ok(late))) = poll_up_to(&mut newcomer, POLLS) else { panic!("it hangs") };
+            drop((first, newcomer, late));
+            assert_eq!(left(&other), (vec![], vec![], 0), "at poll {polls}");
+        }
+    }
+}
+
 #[test]
 fn tasks_of_one_session_never_hold_more_than_there_are() {
     let (zk, _other, a, _b) = two(3);
