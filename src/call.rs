@@ -8,10 +8,13 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use crate::error::error::Error;
-use crate::queue::member::Blockers;
+use crate::session::connection::CutOff;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::request::Failure;
 use crate::session::retry;
+
+/// How long before the end of its time a call that is cut off has the servers asked for the reason.
+const REASON_AHEAD: Duration = Duration::from_millis(1_200);
 
 /// On how many sessions a call is tried, if each ends before there is anything of ours on it.
 pub(crate) const SESSION_TRIES: usize = 3;
@@ -69,7 +72,7 @@ impl Limit {
             Limit::Timeout(Duration::ZERO) => Err(Error::invalid("a timeout of zero")),
             Limit::Timeout(timeout) => Ok(timeout),
             Limit::Deadline(deadline) => match deadline.saturating_duration_since(Instant::now()) {
-                Duration::ZERO => Err(Error::Timeout { waited: Duration::ZERO, blockers: Blockers::default() }),
+                Duration::ZERO => Err(Error::late(Duration::ZERO, None)),
                 // The errors of a caller show the time, and fractions of a millisecond are no use there.
                 left => Ok(Duration::from_millis(u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1))),
             },
@@ -149,8 +152,36 @@ pub(crate) async fn in_time<T>(
     let Some(waited) = timeout else {
         return work.await;
     };
-    let late = Err(Error::Timeout { waited, blockers: Blockers::default() });
-    unless(coordinator.sleep(waited), work).await.unwrap_or(late)
+    in_time_for(Some((waited, late(coordinator, waited))), work).await
+}
+
+/// The end of the time that a caller gave, and how long that was.
+pub(crate) type Late = Option<(Duration, Pin<Box<dyn Future<Output = Option<CutOff>> + Send>>)>;
+
+/// The result of `work`, if it comes before the time is over.
+pub(crate) async fn in_time_for<T>(late: Late, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let Some((waited, late)) = late else { return work.await };
+    tokio::select! {
+        biased;
+        done = work => done,
+        cut_off = late => Err(Error::late(waited, cut_off)),
+    }
+}
+
+/// Ends when the time is over, which counts from this call on. Then it tells whether the client is cut off, and why.
+pub(crate) fn late(
+    coordinator: &Arc<dyn Coordinator>,
+    timeout: Duration,
+) -> Pin<Box<dyn Future<Output = Option<CutOff>> + Send>> {
+    let coordinator = Arc::clone(coordinator);
+    let (nearly, end) = (coordinator.sleep(timeout - REASON_AHEAD.min(timeout / 2)), coordinator.sleep(timeout));
+    Box::pin(async move {
+        nearly.await;
+        // While cut off, that has the servers asked for the reason.
+        let _for_later = coordinator.state();
+        end.await;
+        coordinator.state().cut_off()
+    })
 }
 
 /// The result of `work`, if it comes within `limit`, the session timeout.

@@ -172,7 +172,7 @@ pub use crate::queue::dialect::Dialect;
 pub use crate::queue::done::Done;
 pub use crate::queue::member::{Blockers, Member, MemberState, Queue};
 pub use crate::queue::mode::Mode;
-pub use crate::session::connection::ConnectionState;
+pub use crate::session::connection::{ConnectionState, CutOff};
 pub use crate::session::loss::{HoldState, Loss};
 pub use crate::session::request::{Ending, Failure, Outcome};
 pub use crate::snapshot::progress::Progress;

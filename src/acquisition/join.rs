@@ -181,8 +181,8 @@ impl Acquisition {
             Some(left) => self.within(left, &waiting, granted).await,
         };
         match answer {
-            Err(Error::Timeout { waited, blockers }) if blockers.ahead == 0 => {
-                Err(Error::Timeout { waited, blockers: by_own_node(&kept) })
+            Err(Error::Timeout { waited, blockers, cut_off }) if blockers.ahead == 0 => {
+                Err(Error::Timeout { waited, blockers: by_own_node(&kept), cut_off })
             }
             answer => answer,
         }
@@ -211,7 +211,7 @@ impl Acquisition {
             granted.await
         };
         let Some(left) = left else { return granted.await };
-        let late = || Err(Error::Timeout { waited: left, blockers: by_own_node(kept) });
+        let late = || Err(Error::Timeout { waited: left, blockers: by_own_node(kept), cut_off: None });
         call::unless(self.handle.coordinator.sleep(left), granted).await.unwrap_or_else(late)
     }
 
@@ -299,7 +299,7 @@ pub(crate) async fn attempt(handle: Arc<Handle>, mode: Mode, timeout: Option<Dur
 /// The error of a timeout tells of the whole wait, of which the last part alone has timed out.
 fn in_all(error: Error, timeout: Option<Duration>) -> Error {
     match (error, timeout) {
-        (Error::Timeout { blockers, .. }, Some(waited)) => Error::Timeout { waited, blockers },
+        (Error::Timeout { blockers, cut_off, .. }, Some(waited)) => Error::Timeout { waited, blockers, cut_off },
         (error, _) => error,
     }
 }

@@ -40,13 +40,14 @@ impl Acquisition {
     ) -> Result<G, Error> {
         let mut granted = std::pin::pin!(granted);
         let look_up = LOOK_UP_AHEAD.min(timeout / 5);
-        let sleep = |duration| self.handle.coordinator.sleep(duration);
+        let mut late = call::late(&self.handle.coordinator, timeout);
+        let is_late = |blockers, cut_off| Err(Error::Timeout { waited: timeout, blockers, cut_off });
         tokio::select! {
             biased;
             answer = &mut granted => return answer,
-            () = sleep(timeout - look_up) => {}
+            cut_off = &mut late => return is_late(waiting.seen_in_the_way(), cut_off),
+            () = self.handle.coordinator.sleep(timeout - look_up) => {}
         }
-        let mut in_time = sleep(look_up);
         // While cut off, the last listing is the best answer.
         let mut blockers = waiting.seen_in_the_way();
         let mut looking = std::pin::pin!(self.in_the_way(waiting));
@@ -59,7 +60,7 @@ impl Acquisition {
                     blockers = found;
                     looked = true;
                 }
-                () = &mut in_time => return Err(Error::Timeout { waited: timeout, blockers }),
+                cut_off = &mut late => return is_late(blockers, cut_off),
             }
         }
     }

@@ -8,6 +8,7 @@ use thiserror::Error;
 use crate::error::value::ValueError;
 use crate::queue::dialect::Dialect;
 use crate::queue::member::Blockers;
+use crate::session::connection::CutOff;
 use crate::session::loss::Loss;
 use crate::session::request::{Ending, Failure};
 
@@ -45,15 +46,18 @@ pub enum Error {
     /// contenders in the way. A holder that [keeps](crate::Member::keeps) the lock was asked for it, so its process uses it
     /// still, unless this client may not write the lock's directory.
     #[error(
-        "not {} within {}: {blockers}",
+        "not {} within {}: {}",
         if .blockers.ahead > 0 { "granted" } else { "done" },
-        humantime::format_duration(*.waited)
+        humantime::format_duration(*.waited),
+        obstacle(blockers, cut_off.as_ref())
     )]
     Timeout {
         /// The time given.
         waited: Duration,
-        /// The contenders that were in the way.
+        /// The contenders that were in the way; while cut off, by the last listing.
         blockers: Blockers,
+        /// Since when and why the client had no connection when the time was over. `None` if it had one.
+        cut_off: Option<CutOff>,
     },
 
     /// A `try_` method found the lock taken, or another contender came first. Go on with other work. A holder that
@@ -307,6 +311,11 @@ impl Error {
         Error::PermissionDenied { operation: Error::ENTER_OWN_DIRECTORY, path: path.to_owned() }
     }
 
+    /// The time given was over, and the call waited for no contender.
+    pub(crate) fn late(waited: Duration, cut_off: Option<CutOff>) -> Error {
+        Error::Timeout { waited, blockers: Blockers::default(), cut_off }
+    }
+
     pub(crate) fn invalid(problem: impl Into<String>) -> Error {
         Error::InvalidInput(problem.into())
     }
@@ -324,6 +333,15 @@ impl Error {
             Failure::Operation { failure, .. } => Error::from_failure(*failure, operation, &path),
             other => Error::Refused { operation, path, reason: other.to_string() },
         }
+    }
+}
+
+/// What was in the way when the time was over.
+fn obstacle(blockers: &Blockers, cut_off: Option<&CutOff>) -> String {
+    match cut_off {
+        None => blockers.to_string(),
+        Some(cut_off) if blockers.ahead == 0 => cut_off.to_string(),
+        Some(cut_off) => format!("{cut_off}; before that, {blockers}"),
     }
 }
 

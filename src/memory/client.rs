@@ -270,4 +270,8 @@ impl Coordinator for Memory {
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         sleep(duration)
     }
+
+    fn state(&self) -> ConnectionState {
+        Memory::state(self)
+    }
 }

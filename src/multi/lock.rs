@@ -206,10 +206,7 @@ impl MultiLock {
             let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
             let granted = async {
                 match left {
-                    Some(Duration::ZERO) => {
-                        let late = Error::Timeout { waited: Duration::ZERO, blockers: Default::default() };
-                        Err(refused(lock, *mode, late))
-                    }
+                    Some(Duration::ZERO) => Err(refused(lock, *mode, Error::late(Duration::ZERO, None))),
                     left => {
                         let limit = left.map(Limit::Timeout);
                         take(lock, *mode, Options { limit, ..options.clone() }).await
@@ -220,7 +217,9 @@ impl MultiLock {
             // out at.
             let granted = async {
                 match (granted.await, timeout) {
-                    (Err(Error::Timeout { blockers, .. }), Some(waited)) => Err(Error::Timeout { waited, blockers }),
+                    (Err(Error::Timeout { blockers, cut_off, .. }), Some(waited)) => {
+                        Err(Error::Timeout { waited, blockers, cut_off })
+                    }
                     (answer, _) => answer,
                 }
             };

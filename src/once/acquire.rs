@@ -1,7 +1,5 @@
 //! How a caller asks for the lock for work that may not be due, and how that shows; writes no record.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +14,6 @@ use crate::hold::trace;
 use crate::lock::rw_lock::RwLock;
 use crate::once::guard::OnceGuard;
 use crate::queue::done::{self, Now};
-use crate::queue::member::Blockers;
 use crate::queue::mode::{Aim, Mode};
 use crate::session::loss::Loss;
 use crate::session::request::Failure;
@@ -126,7 +123,7 @@ impl RwLock {
             let late = late(&handle, timeout);
             let guard = join::attempt(Arc::clone(&handle), Mode::Write, timeout).await.map(WriteGuard::new)?;
             let limit = guard.held().ticket().session().timeout();
-            in_time(late, call::bounded(&handle.coordinator, limit, rest.judge(guard))).await
+            call::in_time_for(late, call::bounded(&handle.coordinator, limit, rest.judge(guard))).await
         })
     }
 }
@@ -144,7 +141,7 @@ impl Guard for Option<OnceGuard> {
             let (rest, timeout) = checked.inspect_err(|error| trace::not_granted(&handle.path, AIM, error))?;
             let late = late(&handle, timeout);
             let guard = Acquire::<WriteGuard> { source: handle, options }.await?;
-            in_time(late, rest.judge(guard)).await
+            call::in_time_for(late, rest.judge(guard)).await
         })
     }
 }
@@ -203,16 +200,6 @@ fn refused(failure: Failure, path: &str) -> Error {
     }
 }
 
-/// A sleep until the time is over, and how long the time was.
-type Late = Option<(Duration, Pin<Box<dyn Future<Output = ()> + Send>>)>;
-
-fn late(handle: &Handle, timeout: Option<Duration>) -> Late {
-    timeout.map(|timeout| (timeout, handle.coordinator.sleep(timeout)))
-}
-
-/// Bounds what follows the acquisition. The acquisition bounds itself.
-async fn in_time<T>(late: Late, finished: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-    let Some((waited, late)) = late else { return finished.await };
-    let answer = call::unless(late, finished).await;
-    answer.unwrap_or_else(|| Err(Error::Timeout { waited, blockers: Blockers::default() }))
+fn late(handle: &Handle, timeout: Option<Duration>) -> call::Late {
+    timeout.map(|timeout| (timeout, call::late(&handle.coordinator, timeout)))
 }

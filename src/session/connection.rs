@@ -27,6 +27,34 @@ impl ConnectionState {
     pub fn is_connected(&self) -> bool {
         *self == ConnectionState::Connected
     }
+
+    /// For how long it is not connected now.
+    pub(crate) fn cut_off(self) -> Option<CutOff> {
+        match self {
+            ConnectionState::Connecting { since, why } => Some(CutOff { lasted: since.elapsed(), why }),
+            _ => None,
+        }
+    }
+}
+
+/// That a client had lost its connection when the time for a call was over, in
+/// [`Error::Timeout`](crate::Error::Timeout).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CutOff {
+    /// How long ago the connection was lost.
+    pub lasted: Duration,
+    /// Why there is none, for people to read. `None` if that was not known yet.
+    pub why: Option<String>,
+}
+
+/// For people: `cut off for 3s 200ms: zk1:2181: Connection refused (os error 111)`.
+impl fmt::Display for CutOff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lasted = Duration::from_millis(u64::try_from(self.lasted.as_millis()).unwrap_or(u64::MAX) / 100 * 100);
+        write!(f, "cut off for {}", humantime::format_duration(lasted))?;
+        self.why.as_ref().map_or(Ok(()), |why| write!(f, ": {why}"))
+    }
 }
 
 /// For logs and for the answers of probes: `connecting for 7s: zk1:2181: Connection refused (os error 111)`.

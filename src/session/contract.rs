@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::session::connection::ConnectionState;
 use crate::session::lease::Lease;
 use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::upkeep::Upkeep;
@@ -39,6 +40,11 @@ pub trait Coordinator: fmt::Debug + Send + Sync + 'static {
 
     /// A timer that runs even if the caller's runtime has none.
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+
+    /// Whether it is connected, for the errors of calls that took too long. Answers at once. By default it is.
+    fn state(&self) -> ConnectionState {
+        ConnectionState::Connected
+    }
 }
 
 #[async_trait]
@@ -53,6 +59,10 @@ impl<C: Coordinator + ?Sized> Coordinator for Arc<C> {
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         (**self).sleep(duration)
+    }
+
+    fn state(&self) -> ConnectionState {
+        (**self).state()
     }
 }
 

@@ -1,7 +1,5 @@
 //! How a caller asks for the lock of a value, and how the value is read under it; knows no nodes.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +10,6 @@ use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::hold::guard::{ReadGuard, WriteGuard};
 use crate::hold::trace;
-use crate::queue::member::Blockers;
 use crate::queue::mode::{Aim, Mode};
 use crate::value::guard::{SharedReadGuard, SharedWriteGuard};
 use crate::value::shared::Shared;
@@ -102,7 +99,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
             let guard = rest.store.lock.try_read().within(timeout).await?;
             let (coordinator, limit) =
                 (Arc::clone(&rest.store.cache.coordinator), guard.held().ticket().session().timeout());
-            in_time(late, call::bounded(&coordinator, limit, rest.finish_read(guard))).await
+            call::in_time_for(late, call::bounded(&coordinator, limit, rest.finish_read(guard))).await
         })
     }
 
@@ -122,7 +119,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
             let guard = rest.store.lock.try_write().within(timeout).await?;
             let (coordinator, limit) =
                 (Arc::clone(&rest.store.cache.coordinator), guard.held().ticket().session().timeout());
-            in_time(late, call::bounded(&coordinator, limit, rest.finish_write(guard))).await
+            call::in_time_for(late, call::bounded(&coordinator, limit, rest.finish_write(guard))).await
         })
     }
 }
@@ -135,7 +132,7 @@ impl<T: Send + Sync + 'static> Guard for SharedReadGuard<T> {
             let rest = Rest::new(shared.store, options.label.clone());
             let late = rest.late(rest.timeout(&options, Mode::Read)?);
             let guard = Acquire::<ReadGuard> { source: rest.lock(), options }.await?;
-            in_time(late, rest.finish_read(guard)).await
+            call::in_time_for(late, rest.finish_read(guard)).await
         })
     }
 }
@@ -149,7 +146,7 @@ impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
             let rest = Rest { instead, ..Rest::new(shared.store, options.label.clone()) };
             let late = rest.late(rest.timeout(&options, Mode::Write)?);
             let guard = Acquire::<WriteGuard> { source: rest.lock(), options }.await?;
-            in_time(late, rest.finish_write(guard)).await
+            call::in_time_for(late, rest.finish_write(guard)).await
         })
     }
 }
@@ -183,21 +180,6 @@ struct Rest<T> {
     instead: Option<T>,
 }
 
-/// A sleep until the time is over, and how long the time was.
-type Late = Option<(Duration, Pin<Box<dyn Future<Output = ()> + Send>>)>;
-
-/// Bounds what follows the acquisition. The acquisition bounds itself.
-async fn in_time<G>(late: Late, finished: impl Future<Output = Result<G, Error>>) -> Result<G, Error> {
-    let Some((waited, late)) = late else {
-        return finished.await;
-    };
-    tokio::select! {
-        biased;
-        answer = finished => answer,
-        () = late => Err(Error::Timeout { waited, blockers: Blockers::default() }),
-    }
-}
-
 impl<T: Send + Sync + 'static> Rest<T> {
     fn new(store: Arc<Store<T>>, label: Option<String>) -> Rest<T> {
         Rest { store, label, instead: None }
@@ -212,8 +194,8 @@ impl<T: Send + Sync + 'static> Rest<T> {
         options.timeout().inspect_err(|error| trace::not_granted(&self.store.lock.handle.path, Aim::Lock(mode), error))
     }
 
-    fn late(&self, timeout: Option<Duration>) -> Late {
-        timeout.map(|timeout| (timeout, self.store.cache.coordinator.sleep(timeout)))
+    fn late(&self, timeout: Option<Duration>) -> call::Late {
+        timeout.map(|timeout| (timeout, call::late(&self.store.cache.coordinator, timeout)))
     }
 
     async fn finish_read(self, guard: ReadGuard) -> Result<SharedReadGuard<T>, Error> {

@@ -113,7 +113,9 @@ where
         let options = Options { limit: left.map(Limit::Timeout), ..options.clone() };
         match (once(&shared, options, &mut change).await, timeout) {
             (Err(error), _) if tries < TRIES && begins_again(&error) => tries += 1,
-            (Err(Error::Timeout { blockers, .. }), Some(waited)) => return Err(Error::Timeout { waited, blockers }),
+            (Err(Error::Timeout { blockers, cut_off, .. }), Some(waited)) => {
+                return Err(Error::Timeout { waited, blockers, cut_off });
+            }
             (answer, _) => return answer,
         }
     }

@@ -224,6 +224,10 @@ impl Coordinator for ZooKeeper {
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         self.ensemble.background.sleep(duration)
     }
+
+    fn state(&self) -> ConnectionState {
+        self.ensemble.state()
+    }
 }
 
 impl fmt::Debug for ZooKeeper {

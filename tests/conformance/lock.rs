@@ -328,7 +328,7 @@ pub async fn a_timeout_says_who_is_in_the_way_and_leaves_no_node<H: Harness>(h: 
     let start = Instant::now();
     let error = soon("the timeout", s.b.write().timeout(timeout)).await.expect_err("taken");
     assert!(start.elapsed() >= timeout && error.is_timeout());
-    let Error::Timeout { waited, blockers } = &error else { panic!("{error}") };
+    let Error::Timeout { waited, blockers, .. } = &error else { panic!("{error}") };
     assert_eq!((*waited, blockers.ahead, blockers.first.len()), (timeout, 2, 2));
     let (holder, waiter) = (&blockers.first[0], &blockers.first[1]);
     assert_eq!((holder.mode, holder.host.as_str(), holder.pid), (Mode::Read, "host-a", Some(process::id())));

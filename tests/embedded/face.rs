@@ -115,7 +115,7 @@ fn a_path_may_be_any_kind_of_text() {
 fn an_error_has_a_source_and_a_kind() {
     let kind = |error: Error| io::Error::from(error).kind();
     let (waited, blockers) = (LONG, Default::default());
-    assert_eq!(kind(Error::Timeout { waited, blockers }), io::ErrorKind::TimedOut);
+    assert_eq!(kind(Error::Timeout { waited, blockers, cut_off: None }), io::ErrorKind::TimedOut);
     assert_eq!(kind(Error::WouldBlock { blockers: Default::default() }), io::ErrorKind::WouldBlock);
     assert_eq!(kind(Error::InvalidInput("x".to_owned())), io::ErrorKind::InvalidInput);
     assert_eq!(kind(Error::Unreachable("x".to_owned())), io::ErrorKind::NotConnected);

@@ -1451,6 +1451,11 @@ fn a_probe_is_told_that_a_client_is_cut_off_and_since_when() {
     zk.cut();
     zk.expire();
     let ConnectionState::Connecting { since, why: Some(_) } = zk.state() else { panic!("{}", zk.state()) };
+    let late = open(&zk).write().timeout(Duration::from_millis(20)).blocking().unwrap_err().to_string();
+    assert!(
+        late.starts_with("not done within 20ms: cut off for ") && late.ends_with(": the connection is cut"),
+        "{late}"
+    );
     assert!(before <= since && since <= Instant::now());
     zk.heal();
     assert!(zk.state().is_connected());

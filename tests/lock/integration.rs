@@ -629,7 +629,7 @@ async fn a_timeout_names_who_is_in_the_way() {
     assert!(took >= limit && took < limit + Duration::from_secs(1), "{took:?}");
     assert!(error.is_timeout());
     let text = error.to_string();
-    let Error::Timeout { waited, blockers } = error else { panic!("{text}") };
+    let Error::Timeout { waited, blockers, .. } = error else { panic!("{text}") };
     assert_eq!(waited, limit);
     assert_eq!((blockers.ahead, blockers.first.len()), (2, 2));
     let (holder, waiter) = (&blockers.first[0], &blockers.first[1]);

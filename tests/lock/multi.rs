@@ -313,7 +313,7 @@ async fn one_timeout_counts_for_all_the_locks_and_gives_back_what_was_taken() {
     assert_eq!(begun.elapsed().as_millis() / 10, 1_000, "ten seconds in all, to the tick of the timer");
     assert!(late.is_timeout(), "{late}");
     let (path, cause) = of_one(&late);
-    let Error::Timeout { waited, blockers } = cause else { panic!("{cause}") };
+    let Error::Timeout { waited, blockers, .. } = cause else { panic!("{cause}") };
     assert_eq!((path, *waited, blockers.ahead), ("/b", Duration::from_secs(10), 1));
     assert!(late.to_string().starts_with("/b: not granted within 10s: held by WRITE "), "{late}");
     assert!(late.to_string().contains("migrate v42"), "{late}");

@@ -1,7 +1,7 @@
 //! Why there is no session: each reason is told in the error of `connect`, by `ZooKeeper::state`, and in the error of
 //! an acquisition that runs out of time meanwhile.
 
-use std::future::pending;
+use std::future::{IntoFuture, pending};
 use std::time::Duration;
 
 use support::ensemble::Ensemble;
@@ -154,6 +154,43 @@ async fn a_read_only_server_is_told_as_that() {
     eventually("it is read-only", || async { left.four_letter("srvr").contains("Mode: read-only") }).await;
     let why = told(&left.address()).await;
     assert!(why.ends_with("is read-only: it does not reach the majority of its ensemble"), "{why}");
+}
+
+/// The words of an error that names since when the client is cut off, without the time.
+fn cut_off(error: &Error) -> String {
+    let Error::Timeout { cut_off: Some(cut_off), .. } = error else { panic!("{error:?}") };
+    assert!(cut_off.lasted > Duration::ZERO, "{cut_off:?}");
+    let text = error.to_string();
+    let (begin, rest) = text.split_once(" within 2s: cut off for ").unwrap_or_else(|| panic!("{text}"));
+    format!("{begin}: {}", rest.split_once(": ").expect("a reason").1)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_timeout_while_disconnected_says_since_when_and_why() {
+    const ENOUGH: Duration = Duration::from_secs(2);
+    let server = Server::start();
+    let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
+    let (free, taken) = (lock_at(&zk, "/reasons/free"), lock_at(&zk, "/reasons/taken"));
+    let _held = lock_at(&other, "/reasons/taken").write().await.unwrap();
+    let connected = soon("the timeout", taken.write().timeout(Duration::from_millis(100))).await.unwrap_err();
+    assert!(matches!(connected, Error::Timeout { cut_off: None, .. }), "{connected:?}");
+    let behind = tokio::spawn(taken.write().timeout(ENOUGH).into_future());
+    line_becomes(&taken, "W+ W-").await;
+
+    server.kill();
+    eventually("it has noticed", || async { !zk.state().is_connected() }).await;
+    let refused = format!("{}: Connection refused (os error 111)", server.address());
+    let write = soon("the timeout", free.write().timeout(ENOUGH)).await.unwrap_err();
+    assert_eq!(cut_off(&write), format!("not done: {refused}"));
+    let queue = soon("the timeout", free.queue().timeout(ENOUGH)).await.unwrap_err();
+    assert_eq!(cut_off(&queue), format!("not done: {refused}"));
+    let behind = refused_by_time(behind).await;
+    let expected = format!("not granted: {refused}; before that, held by WRITE ");
+    assert!(behind.starts_with(&expected) && behind.ends_with("; 1 ahead"), "{behind}");
+}
+
+async fn refused_by_time<G>(waiting: JoinHandle<Result<G, Error>>) -> String {
+    cut_off(&refused(waiting).await)
 }
 
 /// The path at the end of a connect string is made, so a wrong one is no reason.

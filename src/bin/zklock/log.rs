@@ -1,0 +1,71 @@
+//! The log of the library and of the ZooKeeper client, on standard error; knows nothing of what they say.
+
+use std::fmt::{self, Write};
+use std::time::Instant;
+
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+use crate::output::{say, tame};
+
+/// Shows it from now on.
+pub(crate) fn show() {
+    // Nobody else in this process has set another.
+    let _ = tracing::subscriber::set_global_default(Log { started: Instant::now() });
+}
+
+/// Prints each event on a line. Spans are passed over: their fields are in the events, too.
+struct Log {
+    started: Instant,
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        // The client tells of each request below that.
+        let most = if metadata.target().starts_with("zk_rwlock") { Level::DEBUG } else { Level::INFO };
+        metadata.is_event() && *metadata.level() <= most
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::DEBUG)
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut words = Words::default();
+        event.record(&mut words);
+        let (level, target) = (event.metadata().level(), event.metadata().target());
+        let origin = target.split("::").next().unwrap_or(target);
+        let at = self.started.elapsed().as_secs_f32();
+        say(&tame(&format!("{at:.3}s {level} {origin}: {}{}", words.message, words.fields)));
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[derive(Default)]
+struct Words {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Words {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        // Writing to a string cannot fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
+    }
+}
