@@ -107,6 +107,7 @@
 //! | span `hold`: until its release begins or its guard is dropped; follows from `acquire`, inside the caller's span. A downgrade ends the writer's span, and a reader's span follows from it | debug | `path`, `mode`, `sequence`, `token`, `label`, `held` |
 //! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: how the turn was proven. `next`: by consecutive numbers, without a listing. `at once`: by the first listing. `look`: by a later listing. `hand-off`: by the predecessor. `pass`: by a contender of the same session |
 //! | not granted | debug | `path`, `mode`, `error` |
+//! | why each server [gives no session](Error::Unreachable), when it was asked | debug | `reason` |
 //! | a create whose answer was lost has been found again | info | `path`, `node` |
 //! | work that is done [once in a while](Acquire::once_in) was done already; its success is recorded | debug | `path`; `host` and `at` of the record, or `token` |
 //! | a kept lock is given up | debug | `path`, the `cause` (as in the metrics: `asked`, `idle`, `lost`, `closed`, `replaced`, `unsure`), how many `uses` its node had, `idle_for` |

@@ -37,6 +37,8 @@ const PASSED_ON: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::
 mod credentials;
 #[path = "zklock/once.rs"]
 mod once;
+#[path = "zklock/reasons.rs"]
+mod reasons;
 #[path = "zklock/tie.rs"]
 mod tie;
 #[path = "zklock/waiting.rs"]
@@ -230,8 +232,9 @@ async fn each_way_to_end_has_its_exit_code() {
         (&["break", free, "token"], 64),
         (&["man", "nothing"], 64),
         // No such command, or none that may be run
-        (&[free, "/nowhere/at/all"], 69),
-        (&[free, "/etc/passwd"], 77),
+        (&[free, "/nowhere/at/all"], 127),
+        (&[free, "/etc/passwd"], 126),
+        (&[free, "/etc"], 126),
         // No server
         (&["--zk", "127.0.0.1:1", "--session-timeout", "0.3", free, "true"], 69),
         (&["--zk", "127.0.0.1:1", "--session-timeout", "300ms", "ls", free], 69),
@@ -246,7 +249,7 @@ async fn each_way_to_end_has_its_exit_code() {
         assert_eq!(run.code, Some(*code), "{arguments:?}: {run:#?}");
         let in_vain = arguments.contains(&taken) && *code != 64;
         assert_eq!(in_vain, run.stderr.contains("held by WRITE") && run.stderr.contains("in the way"), "{run:#?}");
-        assert_eq!([64, 69, 77].contains(code) || in_vain, !run.stderr.is_empty(), "{arguments:?}: {run:#?}");
+        assert_eq!([64, 69, 126, 127].contains(code) || in_vain, !run.stderr.is_empty(), "{arguments:?}: {run:#?}");
     }
     let quiet = run(&["-q", "-n", taken, "true"]).await;
     assert_eq!((quiet.code, &quiet.stderr[..]), (Some(1), ""));
@@ -984,7 +987,7 @@ async fn a_dialect_is_spoken_where_it_is_asked_for_and_named_where_it_is_not() {
 
         for unaware in [&["-n", path, "true"][..], &["ls", path], &["break", "-y", path, "1"]] {
             let run = run(unaware).await;
-            assert_eq!(run.code, Some(69), "{run:#?}");
+            assert_eq!(run.code, Some(65), "{run:#?}");
             assert!(run.stderr.contains(&format!("--dialect {name}")), "{run:#?}");
         }
         let odd = run(&["check", path]).await;

@@ -112,6 +112,17 @@ pub enum Error {
         path: String,
     },
 
+    /// The servers refuse the [`Acl`](crate::Acl) that this client gives to its nodes. After `sasl` or `digest`, that is
+    /// [`Acl::creator`](crate::Acl::creator) by default, and they have not authenticated this client: servers that are
+    /// not set up for SASL pass over a login with it. Set the servers up, or mend the ACL.
+    #[error(
+        "the servers refuse the ACL of this client's nodes, so they may not have authenticated this client: {path}"
+    )]
+    InvalidAcl {
+        /// The lock's directory.
+        path: String,
+    },
+
     /// The lock's directory, or one above it, is an ephemeral node, which can have no children. Choose another path.
     #[error("{path} cannot be made a lock directory: it or a node above it is ephemeral")]
     EphemeralParent {
@@ -325,6 +336,7 @@ impl Error {
         let path = path.to_owned();
         match failure {
             Failure::NoAuth => Error::PermissionDenied { operation, path },
+            Failure::InvalidAcl => Error::InvalidAcl { path },
             Failure::ParentIsEphemeral => Error::EphemeralParent { path },
             Failure::Unreachable(reason) => Error::Unreachable(reason),
             Failure::Over(ending @ (Ending::Closed | Ending::AuthFailed)) => Error::Closed(ending),
@@ -354,7 +366,9 @@ impl From<Error> for io::Error {
             Error::WouldBlock { .. } => ErrorKind::WouldBlock,
             Error::WouldDeadlock { .. } => ErrorKind::Deadlock,
             Error::Lost(_) | Error::Evicted(_) => ErrorKind::ConnectionAborted,
-            Error::PermissionDenied { .. } | Error::Closed(Ending::AuthFailed) => ErrorKind::PermissionDenied,
+            Error::PermissionDenied { .. } | Error::InvalidAcl { .. } | Error::Closed(Ending::AuthFailed) => {
+                ErrorKind::PermissionDenied
+            }
             Error::Unreachable(_) | Error::Closed(_) => ErrorKind::NotConnected,
             Error::EphemeralParent { .. } => ErrorKind::NotADirectory,
             Error::SequenceExhausted { .. } => ErrorKind::QuotaExceeded,

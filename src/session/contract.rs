@@ -200,7 +200,11 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
         Box::pin(async move {
             match checked.await {
                 Ok(_) => Ok(()),
-                Err(Failure::Operation { failure, .. }) if !matches!(*failure, Failure::Refused(_)) => Ok(()),
+                Err(Failure::Operation { failure, .. })
+                    if !matches!(*failure, Failure::Refused(_) | Failure::InvalidAcl) =>
+                {
+                    Ok(())
+                }
                 Err(failure) => Err(failure),
             }
         })

@@ -201,6 +201,9 @@ pub enum Failure {
     /// Not carried out: the parent is ephemeral and can have no children.
     #[error("the parent is ephemeral")]
     ParentIsEphemeral,
+    /// Not carried out: the ACL of the new node is not valid for this client.
+    #[error("the servers refuse the ACL")]
+    InvalidAcl,
     /// Not carried out, for a reason that only people can act on.
     #[error("refused: {0}")]
     Refused(String),

@@ -410,7 +410,7 @@ fn is_from_quorum<T>(answer: &Result<T, Failure>) -> bool {
         Ok(_) => true,
         // The quorum commits a failed transaction too, as an error. But a request that the client refuses was never
         // sent.
-        Err(Failure::Operation { failure, .. }) => !matches!(**failure, Failure::Refused(_)),
+        Err(Failure::Operation { failure, .. }) => !matches!(**failure, Failure::Refused(_) | Failure::InvalidAcl),
         Err(_) => false,
     }
 }

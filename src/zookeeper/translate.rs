@@ -71,10 +71,7 @@ pub(super) fn failure(error: zk::Error) -> Failure {
         zk::Error::SessionExpired => Failure::Over(Ending::Expired),
         zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
         zk::Error::ClientClosed => Failure::Over(Ending::Closed),
-        zk::Error::InvalidAcl => Failure::Refused(
-            "the ACL is not valid on these servers; `Acl::creator` needs a client that they have authenticated"
-                .to_owned(),
-        ),
+        zk::Error::InvalidAcl => Failure::InvalidAcl,
         zk::Error::NoHosts
         | zk::Error::BadArguments(_)
         | zk::Error::NotReadOnly

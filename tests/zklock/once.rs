@@ -95,7 +95,7 @@ async fn a_job_that_fails_or_is_killed_is_run_by_the_next_host() {
     let killed = ended(host("web-2", path, "kill -9 $$")).await;
     assert_eq!(killed.code, Some(128 + 9), "{killed:#?}");
     let missing = run(&["--once-in", "50m", path, "/no/such/command"]).await;
-    assert_eq!(missing.code, Some(69), "{missing:#?}");
+    assert_eq!(missing.code, Some(127), "{missing:#?}");
     assert_eq!(recorded(&zk, path).await, None);
     let third = ended(host("web-3", path, "echo done")).await;
     assert_eq!((third.code, &third.stdout[..]), (Some(0), "done\n"), "{third:#?}");

@@ -52,15 +52,22 @@ Exit codes:
         forget: there is no record;
         check: something is odd
    64   wrong usage
-   69   no server can be reached, or there is no such command
+   65   what is in ZooKeeper is in the way (contenders of another program,
+        numbers that are used up), or the servers refuse, for a reason
+        that they tell
+   69   no server can be reached; the message says why
+   71   this system gives no thread or no signals
    74   what was found could not be written to standard output
    75   the lock was lost while the command ran, or the place in the
         queue before that; whatever the command itself returned
         (--lost-exit-code sets another); with --once-in also if it was
         lost before the success was recorded
-   77   permission denied: by ZooKeeper, or to execute the command; with
-        --once-in also if the command has succeeded, and that may not be
-        recorded
+   77   ZooKeeper denies the permission, or does not accept the
+        credentials, also if it refuses them only later, while zklock
+        waits or the command runs; with --once-in also if the command has
+        succeeded, and that may not be recorded
+  126   the command cannot be executed
+  127   there is no such command
 
 Environment:
   ZK_HOSTS      the servers, as for --zk
@@ -204,16 +211,19 @@ pub(crate) struct Run {
     pub(crate) host: Option<String>,
 
     /// Say nothing while waiting (off a terminal and in the background that begins after a second), nor when -n or -w does not get the lock, nor when --once-in does not run the command.
-    #[arg(short = 'q', long)]
+    #[arg(short = 'q', long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-
-    /// Report when the lock is granted, and its token.
-    #[arg(long, conflicts_with = "quiet")]
-    pub(crate) verbose: bool,
 
     /// The lock's path in ZooKeeper, which starts with a slash, and the command to run, with its arguments.
     #[arg(value_name = "PATH [--] COMMAND", trailing_var_arg = true)]
     pub(crate) words: Vec<OsString>,
+}
+
+impl Run {
+    /// Whether a lock that is taken is not waited for.
+    pub(crate) fn does_not_wait(&self) -> bool {
+        self.nonblock || self.wait == Some(Duration::ZERO)
+    }
 }
 
 /// Reaching ZooKeeper.
@@ -232,6 +242,11 @@ pub(crate) struct Connection {
     /// How long ZooKeeper keeps the lock of a zklock that it does not hear from. The servers bound it.
     #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) session_timeout: Duration,
+
+    /// How long to try to reach a server [default: the session timeout; with -n 3s at most]. With -w no longer than that,
+    /// but at least 1s. Then exit with 69, and say why each server gives no session.
+    #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
+    pub(crate) connect_timeout: Option<Duration>,
 
     /// The tickTime of the servers' configuration [default: the smaller of 3s and half the session timeout]. With a small
     /// one given, the lock survives a longer break of the network. It must not be less than the servers' own.
@@ -267,6 +282,10 @@ pub(crate) struct Connection {
     /// The key to --tls-cert (PEM).
     #[arg(long, global = true, value_name = "FILE", env = "ZK_TLS_KEY", value_parser = path())]
     pub(crate) tls_key: Option<PathBuf>,
+
+    /// Report when the lock is granted, and its token; and show the log of the connection, on standard error.
+    #[arg(short = 'v', long, global = true)]
+    pub(crate) verbose: bool,
 }
 
 /// What else there is to do than to run a command.

@@ -50,7 +50,10 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
 async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
     let fault = |failure: Failure| match failure {
         Failure::NoAuth => Exit::from(Error::PermissionDenied { operation: "read", path: path.to_owned() }),
-        failure => Exit::new(exit::UNAVAILABLE, format!("{path}: {failure}")),
+        Failure::Unreachable(_) | Failure::Unknown(_) | Failure::Over(_) => {
+            Exit::new(exit::UNAVAILABLE, format!("{path}: {failure}"))
+        }
+        failure => Exit::new(exit::IN_THE_WAY, format!("{path}: {failure}")),
     };
     let session_slot = zk.session_slot(0).await.map_err(fault)?;
     let session = session_slot.session();

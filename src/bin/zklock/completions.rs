@@ -30,7 +30,7 @@ pub(crate) fn man(task: Option<&str>) -> Result<u8, Exit> {
         },
     };
     let mut text = Vec::new();
-    page(command, &mut text).map_err(|error| Exit::new(exit::UNAVAILABLE, error.to_string()))?;
+    page(command, &mut text).map_err(|error| Exit::new(exit::SYSTEM, error.to_string()))?;
     print(&text)
 }
 

@@ -3,12 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use zk_rwlock::coordinator::{Failure, Reply, Session};
-use zk_rwlock::{Error, Memory, RwLock, Sasl, Tls, ZooKeeper};
+use zk_rwlock::{Ending, Error, Loss, Memory, RwLock, Sasl, Tls, ZooKeeper};
 
 use crate::arguments::Connection;
-use crate::credentials::credentials;
+use crate::credentials::{credentials, source};
 use crate::exit::Exit;
 
 /// Connects to look at `path`, and waits for a session. Refuses at once a path that no lock can have.
@@ -22,11 +23,16 @@ pub(crate) async fn connect_to(path: &str, connection: &Connection) -> Result<Zo
 
 /// Connects, and waits for a session.
 pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> {
+    connect_within(connection.connect_timeout.unwrap_or(connection.session_timeout), connection).await
+}
+
+/// Connects, and tries to reach a server for so long at most.
+pub(crate) async fn connect_within(limit: Duration, connection: &Connection) -> Result<ZooKeeper, Exit> {
     // A quarter of the session timeout is left for the command to stop in when the lock is lost. `docs/zklock.md` promises
     // that a break of 0.4 of the session timeout costs no lock. With more than a quarter, that would take several
     // heartbeats a second.
     let timeout = connection.session_timeout;
-    let mut builder = ZooKeeper::builder().session_timeout(timeout);
+    let mut builder = ZooKeeper::builder().session_timeout(timeout).connect_timeout(limit);
     if !timeout.is_zero() {
         builder = builder.stop_margin(timeout / 4);
     }
@@ -44,7 +50,28 @@ pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> 
     if let Some(tls) = tls(connection)? {
         builder = builder.tls(tls);
     }
-    Ok(builder.connect(&connection.zk).await?)
+    builder.connect(&connection.zk).await.map_err(|error| told(error, connection))
+}
+
+/// An error in words of the command line, where it is about what was set there.
+pub(crate) fn told(error: Error, connection: &Connection) -> Exit {
+    let exit = Exit::from(error.clone());
+    let sasl = source("--sasl", connection.sasl.as_deref(), connection.sasl_file.as_deref());
+    let set = sasl.or_else(|| source("--auth", connection.auth.as_deref(), connection.auth_file.as_deref()));
+    let words = match (error, set) {
+        (Error::InvalidAcl { .. }, Some(set)) => {
+            format!("{set} is set, but these servers have not authenticated its user: they may not be set up for it")
+        }
+        (Error::Closed(Ending::AuthFailed), Some(set)) => format!("the servers refuse the credentials in {set}"),
+        (Error::Closed(Ending::AuthFailed), None) => {
+            "the servers refuse a client without credentials: set ZK_SASL or ZK_AUTH".to_owned()
+        }
+        (Error::Lost(why) | Error::Evicted(why), Some(set)) if why == Loss::SessionOver(Ending::AuthFailed) => {
+            format!("{}; they are those in {set}", exit.message())
+        }
+        _ => return exit,
+    };
+    Exit::new(exit.code(), words)
 }
 
 /// The lock at `path`, to read its queue.

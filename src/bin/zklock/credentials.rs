@@ -25,21 +25,37 @@ pub(crate) fn credentials(
 ) -> Result<Option<(String, String)>, Exit> {
     let given = given.filter(|given| !given.is_empty());
     let file = file.filter(|file| !file.as_os_str().is_empty());
-    let (source, text) = match (given, file) {
+    let Some(source) = source(option, given, file) else { return Ok(None) };
+    let text = match (given, file) {
         (None, None) => return Ok(None),
         (Some(_), Some(_)) => {
             return Err(Exit::usage(format!("{option} and {option}-file, or their variables: one of them, not both")));
         }
-        (Some(given), None) => (option.to_owned(), given.to_owned()),
+        (Some(given), None) => given.to_owned(),
         (None, Some(file)) => {
-            let source = format!("{option}-file {}", file.display());
             let text = read(file).map_err(|error| Exit::usage(format!("{source}: {error}")))?;
-            (source.clone(), one_line(&text).map_err(|problem| Exit::usage(format!("{source}: {problem}")))?.to_owned())
+            one_line(&text).map_err(|problem| Exit::usage(format!("{source}: {problem}")))?.to_owned()
         }
     };
-    let (user, password) =
-        text.split_once(':').ok_or_else(|| Exit::usage(format!("{source} must be USER:PASSWORD")))?;
-    Ok(Some((user.to_owned(), password.to_owned())))
+    let wrong = |what| Err(Exit::usage(format!("{source} must be USER:PASSWORD: {what}")));
+    match text.split_once(':') {
+        None => wrong("it has no colon"),
+        Some(("", _)) => wrong("it has no user before the colon"),
+        Some((user, password)) => Ok(Some((user.to_owned(), password.to_owned()))),
+    }
+}
+
+/// Where user and password were given, in words of the command line: the option, its variable, or the file.
+pub(crate) fn source(option: &str, given: Option<&str>, file: Option<&Path>) -> Option<String> {
+    let given = given.filter(|given| !given.is_empty());
+    let file = file.filter(|file| !file.as_os_str().is_empty());
+    let variable = format!("ZK_{}", option.trim_start_matches('-').to_uppercase());
+    match (given, file) {
+        (None, None) => None,
+        (None, Some(file)) => Some(format!("{option}-file {}", file.display())),
+        (Some(given), _) if std::env::var(&variable).is_ok_and(|set| set == given) => Some(variable),
+        (Some(_), _) => Some(option.to_owned()),
+    }
 }
 
 fn read(file: &Path) -> io::Result<String> {

@@ -1,19 +1,27 @@
 //! The exit codes of zklock, and the errors that lead to them; knows no ZooKeeper and no child.
 
-use zk_rwlock::Error;
+use zk_rwlock::{Ending, Error, Loss};
 
 /// Something odd was found, or no contender had the token.
 pub(crate) const NEGATIVE: u8 = 1;
 /// `EX_USAGE` of sysexits.h: the call was wrong.
 pub(crate) const USAGE: u8 = 64;
-/// `EX_UNAVAILABLE`: no server, or no such command.
+/// `EX_DATAERR`: what is in ZooKeeper is in the way, or the servers refuse; people have to look at it.
+pub(crate) const IN_THE_WAY: u8 = 65;
+/// `EX_UNAVAILABLE`: no server.
 pub(crate) const UNAVAILABLE: u8 = 69;
+/// `EX_OSERR`: this machine gives no thread, or no signals.
+pub(crate) const SYSTEM: u8 = 71;
 /// `EX_IOERR`: the answer could not be written.
 pub(crate) const NOT_WRITTEN: u8 = 74;
 /// `EX_TEMPFAIL`: the lock was lost; trying again may help.
 pub(crate) const LOST: u8 = 75;
-/// `EX_NOPERM`: not allowed.
+/// `EX_NOPERM`: not allowed by ZooKeeper, or not known to it.
 pub(crate) const NO_PERMISSION: u8 = 77;
+/// As in shells and env(1): the command cannot be executed.
+pub(crate) const NOT_EXECUTABLE: u8 = 126;
+/// As in shells and env(1): there is no such command.
+pub(crate) const NO_SUCH_COMMAND: u8 = 127;
 
 /// An end without a result: a message for people, and a code for scripts.
 #[derive(Debug)]
@@ -45,9 +53,10 @@ impl From<Error> for Exit {
         let code = match &error {
             Error::Timeout { .. } | Error::WouldBlock { .. } => NEGATIVE,
             Error::InvalidInput(_) | Error::EphemeralParent { .. } => USAGE,
-            Error::PermissionDenied { .. } | Error::Closed(_) => NO_PERMISSION,
-            Error::Lost(_) | Error::Evicted(_) => LOST,
-            _ => UNAVAILABLE,
+            Error::PermissionDenied { .. } | Error::Closed(_) | Error::InvalidAcl { .. } => NO_PERMISSION,
+            Error::Lost(why) | Error::Evicted(why) => of_loss(*why, LOST),
+            Error::Unreachable(_) | Error::OutcomeUnknown { .. } => UNAVAILABLE,
+            _ => IN_THE_WAY,
         };
         Exit::new(
             code,
@@ -58,6 +67,14 @@ impl From<Error> for Exit {
                 error => error.to_string(),
             },
         )
+    }
+}
+
+/// The code for a lock or a place that was lost. Where the servers refuse our credentials now, trying again is of no use.
+pub(crate) fn of_loss(why: Loss, usually: u8) -> u8 {
+    match why {
+        Loss::SessionOver(Ending::AuthFailed) => NO_PERMISSION,
+        _ => usually,
     }
 }
 

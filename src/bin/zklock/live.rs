@@ -42,8 +42,7 @@ struct Screen {
 
 async fn on_a_screen(lock: &RwLock, interval: Duration) -> Result<u8, Exit> {
     let resized = signal(SignalKind::window_change());
-    let resized =
-        resized.map_err(|error| Exit::new(exit::UNAVAILABLE, format!("cannot listen to signals: {error}")))?;
+    let resized = resized.map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to signals: {error}")))?;
     let mut screen = Screen { path: lock.path().to_owned(), queue: None, answered: Instant::now(), resized };
     loop {
         if let Some(queue) = answer(screen.drawn_during(lock.queue()).await?)? {

@@ -15,6 +15,7 @@ mod exit;
 mod forget;
 mod list;
 mod live;
+mod log;
 mod output;
 mod run;
 mod signals;
@@ -53,12 +54,15 @@ fn main() -> ExitCode {
 
 fn run_in_runtime(arguments: Arguments) -> Result<u8, Exit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Exit::new(exit::UNAVAILABLE, format!("cannot start: {error}")))?;
+    let runtime = runtime.map_err(|error| Exit::new(exit::SYSTEM, format!("cannot start: {error}")))?;
     runtime.block_on(act(arguments))
 }
 
 async fn act(arguments: Arguments) -> Result<u8, Exit> {
     let connection = &arguments.connection;
+    if connection.verbose {
+        log::show();
+    }
     match &arguments.task {
         None => run::run(&arguments.run, connection).await,
         Some(Task::Ls(ls)) => list::ls(ls, connection).await,

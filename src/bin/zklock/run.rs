@@ -14,7 +14,7 @@ use zk_rwlock::{
 
 use crate::arguments::{Connection, Run};
 use crate::child::{Child, Event, Reaped};
-use crate::connect::connect;
+use crate::connect::{connect_within, told};
 use crate::exit::{self, Exit};
 use crate::output::{say, shorten, tame};
 use crate::signals::Signals;
@@ -22,6 +22,12 @@ use crate::{credentials, tie, waiting};
 
 /// The longest label that is made from a command line.
 const LABEL_MADE: usize = 60;
+
+/// How long -n tries to reach a server, if nothing else was said.
+const CONNECT_AT_ONCE: Duration = Duration::from_secs(3);
+
+/// With a short -w, too, a server has so long to answer.
+const CONNECT_LEAST: Duration = Duration::from_secs(1);
 
 /// How often to check whether a command that was asked to end must be killed now.
 const TICK: Duration = Duration::from_millis(10);
@@ -40,7 +46,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     let zk = tokio::select! {
         biased;
         signal = signals.next() => return Ok(exit::by_signal(signal.as_raw())),
-        zk = connect(connection) => zk?,
+        zk = connect_within(patience(run, connection), connection) => zk?,
     };
     let lock = open(&zk, run, &order, connection.dialect)?;
     let guard = tokio::select! {
@@ -50,7 +56,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
             leave(&zk, &mut signals).await;
             return Ok(exit::by_signal(signal.as_raw()));
         }
-        guard = acquire(&lock, run) => guard,
+        guard = acquire(&lock, run, connection.verbose) => guard,
     };
     let guard = match guard {
         Ok(Some(guard)) => guard,
@@ -61,7 +67,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
         }
         Err(error) => {
             leave(&zk, &mut signals).await;
-            return Err(refused(error, run));
+            return Err(refused(error, run, connection));
         }
     };
     let outcome = hold(&guard, &lock, run, &order, &mut signals).await;
@@ -70,6 +76,16 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     let reaped = outcome?;
     reaped.pass_on();
     Ok(reaped.code)
+}
+
+/// How long to try to reach a server: for no longer than the user would wait for the lock.
+fn patience(run: &Run, connection: &Connection) -> Duration {
+    let wanted = connection.connect_timeout.unwrap_or(connection.session_timeout);
+    match run.wait {
+        Some(wait) if !run.does_not_wait() => wanted.min(wait.max(CONNECT_LEAST)),
+        _ if run.does_not_wait() && connection.connect_timeout.is_none() => wanted.min(CONNECT_AT_ONCE),
+        _ => wanted,
+    }
 }
 
 /// The order that the words of the command line give.
@@ -200,10 +216,10 @@ macro_rules! bounded {
 }
 
 /// `None` if there is nothing to run under the lock, because it was done already.
-async fn acquire(lock: &RwLock, run: &Run) -> Result<Option<Guard>, Error> {
+async fn acquire(lock: &RwLock, run: &Run, is_verbose: bool) -> Result<Option<Guard>, Error> {
     let mode = if run.shared { Mode::Read } else { Mode::Write };
     let started = Instant::now();
-    if run.nonblock || run.wait == Some(Duration::ZERO) {
+    if run.does_not_wait() {
         return match (run.once_in, mode) {
             (Some(period), _) => lock.try_once_in(period).await.map(|guard| guard.map(Guard::Once)),
             (None, Mode::Read) => lock.try_read().await.map(|guard| Some(Guard::Read(guard))),
@@ -236,7 +252,7 @@ async fn acquire(lock: &RwLock, run: &Run) -> Result<Option<Guard>, Error> {
         guard = granted => guard?,
         never = shown => match never {},
     };
-    if let Some(guard) = guard.as_ref().filter(|_| run.verbose) {
+    if let Some(guard) = guard.as_ref().filter(|_| is_verbose) {
         let waited = humantime::format_duration(Duration::from_millis(
             u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         ));
@@ -256,11 +272,11 @@ async fn skipped(lock: &RwLock, run: &Run) {
     say(&format!("{}: not run, because it was {}, less than {period} ago", lock.path(), tame(&last)));
 }
 
-fn refused(error: Error, run: &Run) -> Exit {
-    let exit = Exit::from(error.clone());
+fn refused(error: Error, run: &Run, connection: &Connection) -> Exit {
+    let exit = told(error.clone(), connection);
     let code = match &error {
         Error::Timeout { .. } | Error::WouldBlock { .. } => run.conflict_exit_code,
-        Error::Lost(_) | Error::Evicted(_) => run.lost_exit_code,
+        Error::Lost(why) | Error::Evicted(why) => exit::of_loss(*why, run.lost_exit_code),
         _ => exit.code(),
     };
     // As in flock(1), for cron: the exit code says enough.
@@ -356,7 +372,7 @@ async fn record(guard: &Guard, run: &Run, reaped: Reaped, signals: &mut Signals)
 }
 
 fn lost(why: Loss, run: &Run, how: &str) -> Result<Reaped, Exit> {
-    Err(Exit::new(run.lost_exit_code, format!("the lock was lost: {why}; {how}")))
+    Err(Exit::new(exit::of_loss(why, run.lost_exit_code), format!("the lock was lost: {why}; {how}")))
 }
 
 /// Ends the command: TERM, the grace, KILL. Returns how it ended.

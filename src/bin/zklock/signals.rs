@@ -57,7 +57,7 @@ impl Signals {
 }
 
 fn stream(kind: SignalKind) -> Result<unix::Signal, Exit> {
-    signal(kind).map_err(|error| Exit::new(exit::UNAVAILABLE, format!("cannot listen to signals: {error}")))
+    signal(kind).map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to signals: {error}")))
 }
 
 /// The set of ignored signals, as far as the system reports it.

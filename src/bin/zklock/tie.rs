@@ -45,7 +45,7 @@ pub(crate) fn stage() -> Option<Exit> {
         return Some(Exit::usage(format!("{STAGE} is for zklock itself")));
     };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-        return Some(Exit::new(exit::UNAVAILABLE, format!("cannot tie the command to zklock: {error}")));
+        return Some(Exit::new(exit::SYSTEM, format!("cannot tie the command to zklock: {error}")));
     }
     // It may have died before we asked. A parent in another namespace of processes has no number here.
     if getppid().is_some_and(|now| now != parent) {
@@ -62,8 +62,8 @@ pub(crate) fn stage() -> Option<Exit> {
 
 pub(crate) fn cannot_run(program: &OsStr, error: &io::Error) -> Exit {
     let code = match error.kind() {
-        io::ErrorKind::PermissionDenied => exit::NO_PERMISSION,
-        _ => exit::UNAVAILABLE,
+        io::ErrorKind::NotFound => exit::NO_SUCH_COMMAND,
+        _ => exit::NOT_EXECUTABLE,
     };
     Exit::new(code, format!("cannot run {program:?}: {error}"))
 }

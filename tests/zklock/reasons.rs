@@ -1,0 +1,182 @@
+//! Why `zklock` has no session, how soon it says so, and in which words.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+/// What a run says that gets no session, after the part that every such run says.
+fn reason(run: &Run) -> &str {
+    assert_eq!(run.code, Some(69), "{run:#?}");
+    let said = run.stderr.trim_end();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    said.strip_prefix("zklock: ZooKeeper cannot be reached: no session with ").unwrap_or_else(|| panic!("{said}"))
+}
+
+#[tokio::test]
+async fn a_dead_port_is_told_in_time_and_in_the_words_of_the_system() {
+    let port = Port::reserve();
+    let address = port.address().to_string();
+    for (arguments, waited) in [
+        (&["-n", "/l", "true"][..], "3s"),
+        (&["-w", "0", "/l", "true"], "3s"),
+        (&["-n", "--connect-timeout", "300ms", "/l", "true"], "300ms"),
+        (&["-n", "--session-timeout", "2", "/l", "true"], "2s"),
+        (&["-w", "1.5", "/l", "true"], "1s 500ms"),
+        (&["-w", "0.1", "/l", "true"], "1s"),
+        (&["-w", "60", "--connect-timeout", "0.4", "/l", "true"], "400ms"),
+        (&["--connect-timeout", "0.4", "ls", "/l"], "400ms"),
+        (&["--once-in", "1h", "-w", "1.2", "/l", "true"], "1s 200ms"),
+    ] {
+        let run = ended(zklock_on(&address, arguments)).await;
+        let expected = format!("{address} within {waited}: {address}: Connection refused (os error 111)");
+        assert_eq!(reason(&run), expected, "{arguments:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_host_and_a_full_server_are_told_apart() {
+    let short = ["--connect-timeout", "1", "/l", "true"];
+    let run = ended(zklock_on("nowhere.invalid:2181", &short)).await;
+    let expected = "nowhere.invalid:2181 within 1s: nowhere.invalid:2181: the host is not known: ";
+    assert!(reason(&run).starts_with(expected), "{run:#?}");
+    let server = Server::start_with(&["maxClientCnxns=1"], &[]);
+    let _only = connect(&server.address()).await;
+    let run = ended(zklock_on(&server.address(), &short)).await;
+    assert!(reason(&run).contains("as its maxClientCnxns allows (60 by default)"), "{run:#?}");
+}
+
+#[tokio::test]
+async fn who_waits_while_cut_off_is_told_since_when_and_why() {
+    let server = Server::start();
+    let zk = connect(&server.address()).await;
+    let lock = lock_at(&zk, "/reasons");
+    let _held = lock.write().await.unwrap();
+    let waiting = Running::start(zklock_on(&server.address(), &["-q", "-w", "4", "-E", "9", "/reasons", "true"]));
+    line_becomes(&lock, "W+ W-").await;
+    server.kill();
+    let quiet = waiting.ends().await;
+    assert_eq!((quiet.code, &quiet.stderr[..]), (Some(9), ""), "{quiet:#?}");
+
+    server.start_again();
+    let zk = connect(&server.address()).await;
+    let lock = lock_at(&zk, "/reasons/again");
+    let _held = lock.write().await.unwrap();
+    let waiting = Running::start(zklock_on(&server.address(), &["-w", "4", "/reasons/again", "true"]));
+    line_becomes(&lock, "W+ W-").await;
+    server.kill();
+    let run = waiting.ends().await;
+    assert_eq!(run.code, Some(1), "{run:#?}");
+    let said = run.stderr.lines().last().unwrap_or_default();
+    assert!(said.starts_with("zklock: not granted within 4s: cut off for "), "{run:#?}");
+    let why = format!(": {}: Connection refused (os error 111); before that, held by ", server.address());
+    assert!(said.contains(&why), "{run:#?}");
+}
+
+#[tokio::test]
+async fn credentials_without_a_colon_are_named_as_they_were_given_and_not_shown() {
+    for (variable, option) in [("ZK_AUTH", "--auth"), ("ZK_SASL", "--sasl")] {
+        for (secret, what) in [("hunter2", "it has no colon"), (":hunter2", "it has no user before the colon")] {
+            let mut by_variable = zklock(&["/l", "true"]);
+            by_variable.env(variable, secret);
+            for (command, name) in [(by_variable, variable), (zklock(&[option, secret, "/l", "true"]), option)] {
+                let run = ended(command).await;
+                let expected = format!("zklock: {name} must be USER:PASSWORD: {what}\n");
+                assert_eq!((run.code, run.stderr), (Some(64), expected));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn sasl_at_servers_without_it_is_told_as_what_was_set() {
+    let mut command = zklock(&["/reasons/sasl", "true"]);
+    command.env("ZK_SASL", "alice:hunter2");
+    let run = ended(command).await;
+    let words = "is set, but these servers have not authenticated its user: they may not be set up for it";
+    assert_eq!((run.code, &run.stderr[..]), (Some(77), &*format!("zklock: ZK_SASL {words}\n")));
+    let run = ended(zklock(&["--sasl", "alice:hunter2", "/reasons/sasl", "true"])).await;
+    assert_eq!((run.code, &run.stderr[..]), (Some(77), &*format!("zklock: --sasl {words}\n")));
+}
+
+/// The JAAS file of a server whose only user has this password.
+fn jaas(password: &str) -> String {
+    let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
+    format!("Server {{ {module} required user_alice=\"{password}\"; }};\n")
+}
+
+#[tokio::test]
+async fn credentials_that_are_refused_later_end_with_the_code_for_that() {
+    let server = Server::start_with_files(
+        &[("jaas.conf", &jaas("first"))],
+        &[
+            "authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+            "sessionRequireClientSASLAuth=true",
+        ],
+        &["-Djava.security.auth.login.config={home}/jaas.conf"],
+    );
+    let on = |password: &str, arguments: &[&str]| {
+        let mut command = zklock_on(&server.address(), arguments);
+        command.env("ZK_SASL", format!("alice:{password}"));
+        command
+    };
+    let nobody = ended(zklock_on(&server.address(), &["/l", "true"])).await;
+    let words = "zklock: the servers refuse a client without credentials: set ZK_SASL or ZK_AUTH\n";
+    assert_eq!((nobody.code, &nobody.stderr[..]), (Some(77), words));
+    let wrong = ended(on("guess", &["/l", "true"])).await;
+    assert_eq!((wrong.code, &wrong.stderr[..]), (Some(77), "zklock: the servers refuse the credentials in ZK_SASL\n"));
+
+    let holds = Running::start(on("first", &["/l", "-c", "echo ready; exec sleep 60"])).ready().await;
+    let waits = Running::start(on("first", &["/l", "true"]));
+    let mut told = Running::start(on("first", &["watch", "--json", "/l"]));
+    while !told.says().await.contains("\"waits\"") {}
+    server.replace_file("jaas.conf", &jaas("second"));
+    server.restart();
+    let (holds, waits) = (holds.ends().await, waits.ends().await);
+    assert_eq!((holds.code, waits.code), (Some(77), Some(77)), "{holds:#?} {waits:#?}");
+    assert!(holds.stderr.contains("the lock was lost: the session's credentials were refused"), "{holds:#?}");
+    assert!(waits.stderr.ends_with("in ZK_SASL\n") && waits.stderr.contains("refuse"), "{waits:#?}");
+}
+
+#[tokio::test]
+async fn verbose_shows_the_log_with_the_reason_and_the_grant() {
+    let granted = run(&["-v", "/reasons/verbose", "true"]).await;
+    assert_eq!(granted.code, Some(0), "{granted:#?}");
+    for words in ["s INFO zookeeper_client: ", "s DEBUG zk_rwlock: granted ", "zklock: granted /reasons/verbose after "]
+    {
+        assert!(granted.stderr.contains(words), "{words}: {granted:#?}");
+    }
+    assert!(granted.stderr.lines().all(|line| line.starts_with("zklock: ")), "{granted:#?}");
+    let port = Port::reserve();
+    let away = ended(zklock_on(&port.address().to_string(), &["-v", "--connect-timeout", "0.5", "ls", "/l"])).await;
+    let words = format!("s DEBUG zk_rwlock: there is no session reason=\"{}: Connection refused", port.address());
+    assert!(away.code == Some(69) && away.stderr.contains(&words), "{away:#?}");
+    let both = run(&["-v", "-q", "/reasons/verbose", "true"]).await;
+    assert_eq!(both.code, Some(64), "{both:#?}");
+}
+
+#[tokio::test]
+async fn the_help_and_the_pages_name_each_exit_code_that_the_source_defines() {
+    let source = include_str!("../../src/bin/zklock/exit.rs");
+    let defined = source.lines().filter_map(|line| line.strip_prefix("pub(crate) const ")?.split_once(": u8 = "));
+    let defined: BTreeSet<u8> = defined.map(|(_, code)| code.trim_end_matches(';').parse().unwrap()).collect();
+    assert!(defined.len() >= 10);
+    let help = run(&["--help"]).await.stdout;
+    let section = help.split("Exit codes:").nth(1).and_then(|rest| rest.split("Environment:").next()).unwrap();
+    let codes = section.lines().filter_map(|line| line.trim_start().split_once("  ")?.0.parse::<u8>().ok());
+    assert_eq!(codes.filter(|code| *code != 0).collect::<BTreeSet<_>>(), defined);
+
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let pages = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let pages = pages.filter(|page| page.extension().is_some_and(|end| end == "md")).chain([root.join("README.md")]);
+    let table = pages.map(|page| fs::read_to_string(page).unwrap());
+    let table = table
+        .filter_map(|page| Some(page.split_once("| exit code | what it means |\n")?.1.to_owned()))
+        .collect::<Vec<_>>();
+    let [table] = table.try_into().expect("one page has the table");
+    let rows = table.lines().take_while(|line| line.starts_with('|')).skip(1);
+    let first = rows.filter_map(|row| row.trim_matches('|').split('|').next().map(str::to_owned));
+    let named: Vec<u8> = first
+        .flat_map(|cell| cell.split([',', ' ']).filter_map(|word| word.parse().ok()).collect::<Vec<_>>())
+        .collect();
+    assert_eq!(named.into_iter().collect::<BTreeSet<_>>(), defined);
+}
