@@ -11,7 +11,7 @@ async fn a_lock_that_is_read_all_the_time() -> Result<(), Error> {
 
     let lock = RwLock::builder(&zk, "/locks/config").keep(Duration::from_secs(60)).build()?;
     drop(lock.read().await?); // makes a node, which stays
-    let before = zk.requests();
+    let before = zk.requests(); // `Memory` counts them
     drop(lock.read().await?);
     assert_eq!(zk.requests(), before);
     // end

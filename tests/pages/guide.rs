@@ -246,12 +246,16 @@ async fn several_locks_at_once() -> Result<(), Error> {
     use std::time::Duration;
     use zk_rwlock::MultiLock;
 
-    let both =
-        MultiLock::builder(&zk).write("/locks/accounts/7").write("/locks/accounts/3").label("transfer").build()?;
-    let guard = both.lock().timeout(Duration::from_secs(30)).await?;
-    guard.transaction().create("/transfer-42", "from 7 to 3").commit().await?; // only if both are held
+    let all = MultiLock::builder(&zk)
+        .write("/locks/accounts/7")
+        .write("/locks/accounts/3")
+        .read("/locks/rates")
+        .label("transfer")
+        .build()?;
+    let guard = all.lock().timeout(Duration::from_secs(30)).await?; // the error says which lock could not be taken
+    guard.transaction().create("/transfer-42", "from 7 to 3").commit().await?; // only if each is held
     let token_of_7 = guard.fencing_token("/locks/accounts/7").expect("one of them");
-    guard.release().await?;
+    guard.release().await?; // the last one first
     // end
     assert!(token_of_7 > 0);
     Ok(())

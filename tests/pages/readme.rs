@@ -9,7 +9,7 @@ fn the_first_lock() -> Result<(), Error> {
 
     #[tokio::main]
     async fn main() -> Result<(), zk_rwlock::Error> {
-        let zk = ZooKeeper::connect("127.0.0.1:2181").await?; // or, without a server: zk_rwlock::Memory::new()
+        let zk = ZooKeeper::connect("127.0.0.1:2181").await?; // without a server: zk_rwlock::Memory::new()
         let lock = RwLock::new(&zk, "/locks/billing")?;
 
         let guard = lock.write().label("migrate v42").await?; // alone; lock.read() shares
