@@ -10,7 +10,7 @@ use crate::session::request::Failure;
 use crate::session::thread::BackgroundThread;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::options::ZooKeeperBuilder;
-use crate::zookeeper::probe::{PATIENCE, reason};
+use crate::zookeeper::probe::reason;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
@@ -18,6 +18,9 @@ use crate::zookeeper::translate::connect_failure;
 /// A server that grants less, such as zero, does not mean to keep the session. The client crate would make 8 ms of
 /// zero.
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(20);
+
+/// How long before an attempt ends, at most, the servers are asked why there is no session. A slow one may need that long.
+const ASKED_AHEAD: Duration = Duration::from_secs(3);
 
 /// From this session timeout on, a silent connection is given up sooner than the client crate would.
 const LONG: Duration = Duration::from_secs(3);
@@ -119,7 +122,7 @@ pub(super) async fn new_session(
 /// Waits for so long, and asks the servers why there is no session when that is nearly over.
 async fn reason_at_the_end(servers: &Servers, options: &ZooKeeperBuilder, bound: Duration) -> String {
     let end = tokio::time::Instant::now() + bound;
-    let patience = PATIENCE.min(bound / 2);
+    let patience = ASKED_AHEAD.min(bound / 2);
     tokio::time::sleep_until(end - patience).await;
     let why = reason(servers, options, patience).await.words;
     tokio::time::sleep_until(end).await;
