@@ -53,9 +53,10 @@ impl ZooKeeperBuilder {
     /// After a holder crashes, its lock is free after this long. A holder that is cut off reports the loss [before
     /// that](Self::stop_margin).
     ///
-    /// The servers bound the timeout (2 to 20 ticks, by default 4 to 40 s). Give all servers the same bounds, or ask
-    /// for no more than the lowest of their upper bounds. The client does not report that a server grants less on a
-    /// reconnect than another server did at first. A holder that is cut off after that may learn of the loss too late.
+    /// The servers bound the timeout: 2 to 20 ticks, so 4 to 40 s at a tick of 2 s, and 6 to 60 s at the 3 s of servers
+    /// without `tickTime`. Give all servers the same bounds, or ask for no more than the lowest of their upper bounds.
+    /// The client does not report that a server grants less on a reconnect than another server did at first. A holder
+    /// that is cut off after that may learn of the loss too late.
     pub fn session_timeout(mut self, timeout: Duration) -> Self {
         self.session_timeout = timeout;
         self
