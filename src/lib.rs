@@ -211,6 +211,7 @@ pub use crate::zookeeper::tls::Tls;
 /// [`Waiter`](coordinator::Waiter).
 pub mod coordinator {
     pub use crate::queue::contender::Contender;
+    pub use crate::queue::permits::permits_of;
     pub use crate::queue::turn::{Turn, turn};
     pub use crate::queue::waiter::{Departure, Known, News, Predecessor, Proof, Rules, Step, Take, Waiter};
     pub use crate::session::contract::{Coordinator, Reservation, Session, SessionSlot};

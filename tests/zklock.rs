@@ -37,6 +37,8 @@ const PASSED_ON: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::
 mod credentials;
 #[path = "zklock/once.rs"]
 mod once;
+#[path = "zklock/permits.rs"]
+mod permits;
 #[path = "zklock/reasons.rs"]
 mod reasons;
 #[path = "zklock/tie.rs"]
@@ -689,9 +691,8 @@ async fn ls_shows_the_queue_as_a_table_and_as_json() {
     let (first, second) = (&json["members"][0], &json["members"][1]);
     assert_eq!(json["path"], path);
     let keys: Vec<_> = first.as_object().unwrap().keys().map(String::as_str).collect();
-    let documented =
-        ["place", "state", "keeps", "mode", "host", "pid", "label", "since", "session", "behind", "node", "token"];
-    assert_eq!(keys, documented);
+    let documented = "place state keeps mode permits host pid label since session behind node token";
+    assert_eq!(keys.join(" "), documented);
     assert_eq!((&first["state"], &first["mode"], &first["behind"]), (&"holds".into(), &"READ".into(), &Value::Null));
     assert_eq!(first["token"], holder.fencing_token());
     assert_eq!(first["pid"], std::process::id());
@@ -1398,7 +1399,7 @@ fn typed(line: &str, commands: &tempfile::TempDir) -> Command {
 
 #[tokio::test]
 async fn the_pages_can_be_followed_word_for_word() {
-    let commands = commands(&["sqlx", "psql"]);
+    let commands = commands(&["sqlx", "psql", "import"]);
     let pages = [include_str!("../docs/guide.md"), include_str!("../docs/operating.md")];
     let mut lines = pages.into_iter().flat_map(|page| page::blocks(page, "sh")).flat_map(str::lines);
     let mut line = move || lines.next();
@@ -1421,6 +1422,11 @@ async fn the_pages_can_be_followed_word_for_word() {
     held.release().await.unwrap();
     assert_eq!(job.says().await, "sqlx [migrate] [run]");
     assert_eq!(job.ends().await.code, Some(0));
+
+    let limited = ended(typed(next("zklock -j 10 "), &commands)).await;
+    assert_eq!((limited.code, limited.stdout.trim()), (Some(0), "import [addresses.csv]"), "{limited:#?}");
+    let ls = ended(typed(next("zklock ls "), &commands)).await;
+    assert_eq!(ls.stdout, "/limits/geocoder: 10 of 10 permits free\n");
 
     let in_shell = ended(typed(next("zklock /locks/orders/migrate -- sh -c 'psql "), &commands)).await;
     let given = in_shell.stdout.strip_prefix("psql [-1] [-v] [ON_ERROR_STOP=1] [-v] [token=").unwrap();

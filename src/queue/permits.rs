@@ -42,6 +42,17 @@ pub(crate) fn parse(name: &str) -> Option<TakenBy<'_>> {
     (is_sound && id.bytes().all(|byte| byte.is_ascii_alphanumeric())).then_some(TakenBy { host, count })
 }
 
+/// How many permits of a [`Semaphore`](crate::Semaphore) the node of this name takes; `None` if it is no permit's.
+///
+/// ```
+/// use zk_rwlock::coordinator::permits_of;
+/// assert_eq!(permits_of("web-1~k3v9x2ma-PERMIT-2"), Some(2));
+/// assert_eq!(permits_of("web-1~k3v9x2ma-PERMIT-02"), None);
+/// ```
+pub fn permits_of(name: &str) -> Option<u32> {
+    parse(name).map(|by| by.count)
+}
+
 /// How many permits are taken by these nodes.
 ///
 /// # Errors

@@ -26,6 +26,8 @@ Examples:
       zklock -w 600 -E 9 /db/orders/migrate -- migrate
   together with other readers, while no writer is there
       zklock -s /db/orders/migrate -- app
+  at most three at once, in the whole fleet
+      zklock -j 3 /limits/geocoder -- import
   for cron on every host: once an hour, by whichever comes first
       zklock --once-in 50m /cron/report -- report
   a line for the shell
@@ -81,10 +83,11 @@ Environment:
   ZK_TICK_TIME  the servers' tickTime, as for --tick-time
   NO_COLOR      no colours
 
-  The command gets ZKLOCK_PATH, ZKLOCK_MODE (READ or WRITE) and
+  The command gets ZKLOCK_PATH, ZKLOCK_MODE (READ, WRITE or PERMIT) and
   ZKLOCK_TOKEN: a number that is higher than that of every earlier holder
   that excluded this one. Have the systems that the command writes to
-  refuse lower numbers. Of the variables above it does not get ZK_AUTH,
+  refuse lower numbers. With -j several hold at once, each with a number
+  of its own. Of the variables above it does not get ZK_AUTH,
   ZK_SASL, their files, ZK_TLS_CERT and ZK_TLS_KEY, unless there is
   --keep-credentials: a zklock within the command needs it.
 
@@ -102,6 +105,15 @@ Once in a while:
   others wait, and exit with 0 when it was done. If it fails or dies, the
   next of them runs it. Its success (exit code 0) is recorded in a node
   beside the lock, PATH.done, which `zklock ls` shows.
+
+At most so many:
+  With -j 3 the command is run under one of three permits, which all
+  hosts share: GNU parallel's `sem -j 3`, for many machines. First come,
+  first served. The number is kept in the data of PATH: a zklock with
+  another one exits with 64 and says both. To change it for all, while
+  they run: set PATH permits=5 (zkCli.sh). Nobody who holds is stopped.
+  A path is either a lock or has permits: ls, watch, break and check see
+  which. The options and exit codes are the same for both.
 
 When the lock is lost:
   The command's process group gets TERM, after --grace KILL, and zklock
@@ -158,6 +170,11 @@ pub(crate) struct Run {
     /// Hold it alone (a write lock): the default.
     #[arg(short = 'x', short_alias = 'e', long)]
     exclusive: bool,
+
+    /// Run it together with others, but at most N at once, in the whole fleet (a semaphore). All use the same N for a
+    /// path.
+    #[arg(short = 'j', long, value_name = "N", conflicts_with_all = ["shared", "exclusive", "once_in"])]
+    pub(crate) permits: Option<u32>,
 
     /// Do not wait: exit with 1 (or -E) if the lock is taken.
     #[arg(short = 'n', long, visible_alias = "nb")]
@@ -291,7 +308,7 @@ pub(crate) struct Connection {
 /// What else there is to do than to run a command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Task {
-    /// Show who holds a lock and who waits for it.
+    /// Show who holds a lock and who waits for it, or who has the permits of a semaphore.
     ///
     /// A holder whose STATE is `keeps` uses the lock, or is idle and gives it up as soon as it is asked: by a contender that
     /// waits, or by `zklock ask`. From outside the two look the same.
@@ -326,6 +343,7 @@ const JSON_HELP: &str = "\
 With --json, one object:
   path      the lock
   dialect   the naming scheme of its nodes, as for --dialect
+  permits   {\"all\", \"free\"}, if it is a semaphore (zklock -j), or null
   done      when a command was last done under --once-in, or null:
     at        by ZooKeeper's clock, RFC 3339 in UTC
     host, pid, label, token
@@ -336,7 +354,8 @@ With --json, one object:
               `zklock check`)
     keeps     whether its process may keep the lock between uses. If it
               holds, it may be idle: see `zklock ask`
-    mode      \"READ\" or \"WRITE\"
+    mode      \"READ\" or \"WRITE\"; of a semaphore \"PERMIT\"
+    permits   how many permits it holds or waits for, or null
     host, pid, label
               as it says itself; pid and label may be null, and host
               empty in another dialect than native
@@ -436,8 +455,8 @@ pub(crate) struct Break {
 With --json, one object:
   path      the lock
   odd       each: {\"kind\", \"node\", \"what\"}. The kind is one of foreign,
-            unreadable, persistent, written, tie, negative, used-up, old;
-            node is null for the last two.
+            unreadable, persistent, written, tie, negative, used-up, old,
+            overdrawn, number; node is null for the last four.
 
 The counter shows only in the nodes that are there. The counter of an
 empty directory does not show."

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use serde_json::json;
-use zk_rwlock::coordinator::{Coordinator, Failure, Stat};
-use zk_rwlock::{Contender, Dialect, Error, ZooKeeper};
+use zk_rwlock::coordinator::{Coordinator, Failure, Stat, permits_of};
+use zk_rwlock::{Contender, Dialect, Error, Semaphore, ZooKeeper};
 
 use crate::arguments::{Check, Connection};
 use crate::connect::{self, connect_to};
 use crate::exit::{self, Exit};
 use crate::output::{self, tame};
+use crate::place;
 
 /// How many nodes are read at once.
 const READS_IN_FLIGHT: usize = 256;
@@ -28,8 +29,11 @@ type Node = (String, Option<Stat>);
 pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&check.path, connection).await?;
     let lock = connect::lock(&zk, &check.path, connection)?;
-    let nodes = nodes(&zk, lock.path()).await?;
-    let odd = oddities(&nodes, connection.dialect);
+    let nodes = match connection.dialect {
+        Dialect::Native => nodes_of_either(&zk, lock.path()).await?,
+        _ => Nodes { directory: nodes(&zk, lock.path()).await?, semaphore: None },
+    };
+    let odd = nodes.oddities(connection.dialect);
     let text = if check.json {
         let odd = odd.iter().map(|odd| json!({ "kind": odd.kind, "node": odd.node, "what": odd.what }));
         format!("{:#}\n", json!({ "path": check.path, "odd": odd.collect::<Vec<_>>() }))
@@ -37,13 +41,75 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
         format!("{}: nothing odd\n", check.path)
     } else {
         let line = |odd: &Odd| {
-            let node = odd.node.as_deref().map(tame).unwrap_or_else(|| "the counter".to_owned());
+            let about = if odd.kind == "overdrawn" || odd.kind == "number" { "the permits" } else { "the counter" };
+            let node = odd.node.as_deref().map(tame).unwrap_or_else(|| about.to_owned());
             format!("{}: {node}: {}\n", check.path, odd.what)
         };
         odd.iter().map(line).collect()
     };
     output::print(&text)?;
     Ok(if odd.is_empty() { 0 } else { exit::NEGATIVE })
+}
+
+/// What there is to look at.
+struct Nodes {
+    /// In the directory of the lock, or of the semaphore's queue.
+    directory: Vec<Node>,
+    /// If it is a semaphore: its number of permits, if that is one, and the nodes of those who have some.
+    semaphore: Option<(Option<u32>, Vec<Node>)>,
+}
+
+impl Nodes {
+    fn oddities(&self, dialect: Dialect) -> Vec<Odd> {
+        let mut odd = oddities(&self.directory, dialect);
+        if let Some((number, permits)) = &self.semaphore {
+            odd.extend(oddities_of_permits(*number, permits));
+        }
+        odd
+    }
+}
+
+/// The nodes of the lock or of the semaphore at this path, whichever it is.
+async fn nodes_of_either(zk: &ZooKeeper, path: &str) -> Result<Nodes, Exit> {
+    let semaphore = Semaphore::builder(zk, path).build()?;
+    let directory = nodes(zk, path).await?;
+    let has = |part: &str| directory.iter().any(|(name, _)| name == part);
+    let is_one = place::is_one(&semaphore).await?;
+    let looks_like_one = has("queue") && has("permits");
+    if !is_one && !looks_like_one {
+        return Ok(Nodes { directory, semaphore: None });
+    }
+    let number = if is_one { semaphore.permits().await? } else { None };
+    let permits = nodes(zk, &format!("{path}/permits")).await?;
+    Ok(Nodes { directory: nodes(zk, &format!("{path}/queue")).await?, semaphore: Some((number, permits)) })
+}
+
+/// What is odd about those who have permits, and about their number.
+fn oddities_of_permits(number: Option<u32>, nodes: &[Node]) -> Vec<Odd> {
+    let (mut odd, mut taken) = (Vec::new(), 0);
+    for (name, stat) in nodes {
+        let mut add = |kind, what: &str| odd.push(Odd { kind, node: Some(name.clone()), what: what.to_owned() });
+        match permits_of(name) {
+            Some(count) => taken += u64::from(count),
+            None => add("foreign", "no permit: none is granted beside it"),
+        }
+        match stat {
+            None => add("unreadable", "may not be read: its owner is not known"),
+            Some(stat) if stat.ephemeral_owner == 0 => {
+                add("persistent", "not ephemeral: its permits are taken until somebody removes it");
+            }
+            Some(_) => {}
+        }
+    }
+    let mut about = |kind, what: String| odd.push(Odd { kind, node: None, what });
+    match number {
+        None => about("number", "the data of the node are no number of permits, so none is granted".to_owned()),
+        Some(all) if taken > u64::from(all) => {
+            about("overdrawn", format!("{taken} are taken of {all}: none is granted before enough are given back"));
+        }
+        Some(_) => {}
+    }
+    odd
 }
 
 /// Every node in the directory. The library's queue leaves out nodes that are no contenders.
@@ -157,6 +223,19 @@ mod tests {
             name.to_owned(),
             Some(Stat { czxid: 1, version, ctime: UNIX_EPOCH, mtime: UNIX_EPOCH, ephemeral_owner, data_length: 0 }),
         )
+    }
+
+    #[test]
+    fn each_oddity_of_a_semaphore_is_told() {
+        let kinds = |number, nodes: &[Node]| {
+            oddities_of_permits(number, nodes).into_iter().map(|odd| odd.kind).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(Some(3), &[node("a~1-PERMIT-2", 7, 0), node("b~2-PERMIT-1", 7, 0)]), [""; 0]);
+        assert_eq!(kinds(Some(2), &[node("a~1-PERMIT-2", 7, 0), node("b~2-PERMIT-1", 7, 0)]), ["overdrawn"]);
+        assert_eq!(kinds(Some(3), &[node("a~1-PERMIT-02", 7, 0)]), ["foreign"]);
+        assert_eq!(kinds(Some(3), &[node("a~1-PERMIT-2", 0, 0)]), ["persistent"]);
+        assert_eq!(kinds(Some(3), &[("a~1-PERMIT-2".to_owned(), None)]), ["unreadable"]);
+        assert_eq!(kinds(None, &[]), ["number"]);
     }
 
     #[test]

@@ -45,7 +45,8 @@ pub(crate) fn json_of(cycles: &[Vec<Wait>]) -> Value {
 /// A waiter waits until all holders have left, whether they are right before it or further ahead.
 fn waits(queues: &[Queue]) -> BTreeMap<Process, Vec<Wait>> {
     let mut all: BTreeMap<Process, Vec<Wait>> = BTreeMap::new();
-    for queue in queues {
+    // Of several holders of permits, one that leaves may be enough.
+    for queue in queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1)) {
         let waiting = queue.members.iter().filter(|member| matches!(member.state, MemberState::Waits { .. }));
         for who in waiting.filter_map(process) {
             for holder in queue.holders().filter_map(process).filter(|holder| *holder != who) {

@@ -4,21 +4,20 @@
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
-use zk_rwlock::RwLock;
-
 use crate::arguments::{Break, Connection};
-use crate::connect::{self, connect_to};
+use crate::connect::connect_to;
 use crate::exit::{self, Exit};
 use crate::output::{self, tame};
+use crate::place::Place;
 use crate::table;
 
 pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&which.path, connection).await?;
-    let lock = connect::lock(&zk, &which.path, connection)?;
+    let place = Place::whatever(&zk, &which.path, connection.dialect)?;
     if !which.yes {
-        let queue = lock.queue().await?;
+        let queue = place.queue().await?;
         let Some(member) = queue.members.iter().find(|member| member.token == Some(which.token)) else {
-            return stale(&lock, which).await;
+            return stale(&place, which).await;
         };
         if !io::stdin().is_terminal() {
             return Err(Exit::usage("break asks first, and there is no terminal to ask on: give --yes"));
@@ -27,18 +26,18 @@ pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, 
             return Err(Exit::new(exit::NEGATIVE, "nothing was removed"));
         }
     }
-    match lock.evict(which.token).await? {
+    match place.evict(which.token).await? {
         Some(member) => {
             output::print(&format!("removed {}\n", tame(&member.to_string())))?;
             Ok(0)
         }
-        None => stale(&lock, which).await,
+        None => stale(&place, which).await,
     }
 }
 
 /// Reports that no contender has that token, and which contenders there are.
-async fn stale(lock: &RwLock, which: &Break) -> Result<u8, Exit> {
-    let queue = lock.queue().await?;
+async fn stale(place: &Place, which: &Break) -> Result<u8, Exit> {
+    let queue = place.queue().await?;
     let now = table::table(&queue, false);
     let problem =
         format!("{}: no holder or waiter has token {}; nothing was removed. There now:", which.path, which.token);

@@ -53,6 +53,7 @@ impl From<Error> for Exit {
         let code = match &error {
             Error::Timeout { .. } | Error::WouldBlock { .. } => NEGATIVE,
             Error::InvalidInput(_) | Error::EphemeralParent { .. } => USAGE,
+            Error::OtherPermits { .. } | Error::TooFewPermits { .. } => USAGE,
             Error::PermissionDenied { .. } | Error::Closed(_) | Error::InvalidAcl { .. } => NO_PERMISSION,
             Error::Lost(why) | Error::Evicted(why) => of_loss(*why, LOST),
             Error::Unreachable(_) | Error::OutcomeUnknown { .. } => UNAVAILABLE,
@@ -63,6 +64,11 @@ impl From<Error> for Exit {
             match &error {
                 Error::ForeignContender { speaks, dialect, .. } if speaks != dialect => {
                     format!("{error}: try --dialect {speaks}")
+                }
+                Error::OtherPermits { path, .. } => {
+                    format!(
+                        "{error}: to change it for all, see \"At most so many\" in zklock --help (set {path} in zkCli.sh)"
+                    )
                 }
                 error => error.to_string(),
             },

@@ -6,6 +6,7 @@ use zk_rwlock::{Contender, Queue, Survey, ZooKeeper};
 use crate::arguments::{Connection, Ls};
 use crate::connect::{self, connect_to};
 use crate::exit::Exit;
+use crate::place::Place;
 use crate::{output, table};
 
 pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
@@ -17,8 +18,8 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
             false => table::tables(&survey, &ls.path, output::is_colourful()),
         }
     } else {
-        let queue = connect::lock(&zk, &ls.path, connection)?.queue().await?;
-        if queue.members.is_empty() && has_other_nodes(&zk, &queue).await {
+        let queue = Place::whatever(&zk, &ls.path, connection.dialect)?.queue().await?;
+        if queue.members.is_empty() && queue.permits.is_none() && has_other_nodes(&zk, &queue).await {
             output::say(&format!("{0}: there are nodes here; if they are locks, see zklock ls --tree {0}", ls.path));
         }
         match ls.json {

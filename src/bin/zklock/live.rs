@@ -7,12 +7,13 @@ use std::pin::pin;
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use zk_rwlock::{Error, MemberState, Queue, RwLock};
+use zk_rwlock::{Error, MemberState, Queue};
 
 use crate::arguments::{Connection, Watch};
-use crate::connect::{self, connect_to};
+use crate::connect::connect_to;
 use crate::exit::{self, Exit};
 use crate::output::{self, shorten};
+use crate::place::Place;
 use crate::{table, terminal};
 
 /// How often the screen is drawn again without news, because it shows how long ago things happened.
@@ -24,11 +25,11 @@ const SILENCE: Duration = Duration::from_secs(3);
 /// Shows the queue until interrupted.
 pub(crate) async fn watch(watch: &Watch, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&watch.path, connection).await?;
-    let lock = connect::lock(&zk, &watch.path, connection)?;
+    let place = Place::whatever(&zk, &watch.path, connection.dialect)?;
     if output::is_screen(&io::stdout()) && !watch.json {
-        on_a_screen(&lock, watch.interval).await
+        on_a_screen(&place, watch.interval).await
     } else {
-        in_lines(&lock, watch).await
+        in_lines(&place, watch).await
     }
 }
 
@@ -40,12 +41,12 @@ struct Screen {
     resized: Signal,
 }
 
-async fn on_a_screen(lock: &RwLock, interval: Duration) -> Result<u8, Exit> {
+async fn on_a_screen(place: &Place, interval: Duration) -> Result<u8, Exit> {
     let resized = signal(SignalKind::window_change());
     let resized = resized.map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to signals: {error}")))?;
-    let mut screen = Screen { path: lock.path().to_owned(), queue: None, answered: Instant::now(), resized };
+    let mut screen = Screen { path: place.path().to_owned(), queue: None, answered: Instant::now(), resized };
     loop {
-        if let Some(queue) = answer(screen.drawn_during(lock.queue()).await?)? {
+        if let Some(queue) = answer(screen.drawn_during(place.queue()).await?)? {
             (screen.queue, screen.answered) = (Some(queue), Instant::now());
         }
         if !screen.draw()? {
@@ -91,10 +92,10 @@ impl Screen {
     }
 }
 
-async fn in_lines(lock: &RwLock, watch: &Watch) -> Result<u8, Exit> {
+async fn in_lines(place: &Place, watch: &Watch) -> Result<u8, Exit> {
     let mut last = None;
     while output::is_read() {
-        let mut looked = pin!(lock.queue());
+        let mut looked = pin!(place.queue());
         let looked = match tokio::time::timeout(SILENCE, &mut looked).await {
             Ok(looked) => looked,
             Err(_) => {

@@ -7,16 +7,15 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tokio::sync::watch;
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{
-    Changes, Dialect, Error, HoldState, Loss, Memory, Mode, OnceGuard, Progress, ReadGuard, RwLock, WriteGuard,
-    ZooKeeper,
-};
+use zk_rwlock::{Acquire, Dialect, Error, HoldState, Loss, Memory, Progress, RwLock, Semaphore, ZooKeeper};
 
 use crate::arguments::{Connection, Run};
 use crate::child::{Child, Event, Reaped};
 use crate::connect::{connect_within, told};
 use crate::exit::{self, Exit};
+use crate::guard::Guard;
 use crate::output::{say, shorten, tame};
+use crate::place::Place;
 use crate::signals::Signals;
 use crate::{credentials, tie, waiting};
 
@@ -40,6 +39,9 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
     if run.once_in == Some(Duration::ZERO) {
         return Err(Exit::usage("--once-in needs a time that is not zero"));
     }
+    if run.permits.is_some() && connection.dialect != Dialect::Native {
+        return Err(Exit::usage("--permits knows no --dialect: other programs do not see these nodes"));
+    }
     // A wrong path or option is reported before anything is sent.
     open(&Memory::new(), run, &order, connection.dialect)?;
     let mut signals = Signals::listen()?;
@@ -48,7 +50,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
         signal = signals.next() => return Ok(exit::by_signal(signal.as_raw())),
         zk = connect_within(patience(run, connection), connection) => zk?,
     };
-    let lock = open(&zk, run, &order, connection.dialect)?;
+    let place = open(&zk, run, &order, connection.dialect)?;
     let guard = tokio::select! {
         biased;
         signal = signals.next() => {
@@ -56,12 +58,12 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
             leave(&zk, &mut signals).await;
             return Ok(exit::by_signal(signal.as_raw()));
         }
-        guard = acquire(&lock, run, connection.verbose) => guard,
+        guard = acquire(&place, run, connection.verbose) => guard,
     };
     let guard = match guard {
         Ok(Some(guard)) => guard,
         Ok(None) => {
-            skipped(&lock, run).await;
+            skipped(&place, run).await;
             leave(&zk, &mut signals).await;
             return Ok(run.skipped_exit_code);
         }
@@ -70,7 +72,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
             return Err(refused(error, run, connection));
         }
     };
-    let outcome = hold(&guard, &lock, run, &order, &mut signals).await;
+    let outcome = hold(&guard, run, &order, &mut signals).await;
     give_back(guard, connection, &mut signals).await;
     leave(&zk, &mut signals).await;
     let reaped = outcome?;
@@ -145,131 +147,113 @@ fn label(words: &[OsString]) -> String {
     shorten(&fit, LABEL_MADE)
 }
 
-fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Dialect) -> Result<RwLock, Exit> {
+fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Dialect) -> Result<Place, Exit> {
+    if let Some(permits) = run.permits {
+        let mut builder = Semaphore::builder(zk, &order.path).permits(permits).label(&order.label);
+        if let Some(host) = &run.host {
+            builder = builder.host(host);
+        }
+        return Ok(Place::Semaphore(builder.build()?));
+    }
     let mut builder = RwLock::builder(zk, &order.path).dialect(dialect).label(&order.label);
     if let Some(host) = &run.host {
         builder = builder.host(host);
     }
-    Ok(builder.build()?)
-}
-
-/// Either kind of guard.
-#[derive(Debug)]
-enum Guard {
-    Read(ReadGuard),
-    Write(WriteGuard),
-    /// With --once-in, and the command is due.
-    Once(OnceGuard),
-}
-
-macro_rules! either {
-    ($guard:expr, $held:ident => $answer:expr) => {
-        match $guard {
-            Guard::Read($held) => $answer,
-            Guard::Write($held) => $answer,
-            Guard::Once($held) => $answer,
-        }
-    };
-}
-
-impl Guard {
-    fn mode(&self) -> Mode {
-        match self {
-            Guard::Read(_) => Mode::Read,
-            Guard::Write(_) | Guard::Once(_) => Mode::Write,
-        }
-    }
-
-    fn token(&self) -> i64 {
-        either!(self, held => held.fencing_token())
-    }
-
-    fn is_held(&self) -> bool {
-        either!(self, held => held.is_held())
-    }
-
-    fn session_left(&self) -> Duration {
-        either!(self, held => held.session_left())
-    }
-
-    fn changes(&self) -> Changes {
-        either!(self, held => held.changes())
-    }
-
-    async fn lost(&self) -> Loss {
-        either!(self, held => held.lost().await)
-    }
-
-    async fn release(self) -> Result<(), Error> {
-        either!(self, held => held.release().await)
-    }
-}
-
-/// Waits for an acquisition, no longer than the limit if there is one.
-macro_rules! bounded {
-    ($acquisition:expr, $limit:expr) => {
-        match $limit {
-            Some(limit) => $acquisition.timeout(limit).await,
-            None => $acquisition.await,
-        }
-    };
+    Ok(Place::Lock(builder.build()?))
 }
 
 /// `None` if there is nothing to run under the lock, because it was done already.
-async fn acquire(lock: &RwLock, run: &Run, is_verbose: bool) -> Result<Option<Guard>, Error> {
-    let mode = if run.shared { Mode::Read } else { Mode::Write };
+async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<Guard>, Error> {
     let started = Instant::now();
     if run.does_not_wait() {
-        return match (run.once_in, mode) {
-            (Some(period), _) => lock.try_once_in(period).await.map(|guard| guard.map(Guard::Once)),
-            (None, Mode::Read) => lock.try_read().await.map(|guard| Some(Guard::Read(guard))),
-            (None, Mode::Write) => lock.try_write().await.map(|guard| Some(Guard::Write(guard))),
-        };
+        return try_to_acquire(place, run).await;
     }
     let (tell, places) = watch::channel(0);
     let tell = move |progress: &Progress| {
         tell.send_replace(progress.place);
     };
-    let granted = async {
-        let (read, write) = (lock.read(), lock.write());
-        Ok(match (run.once_in, mode) {
-            (Some(period), _) => {
-                let once = write.on_wait_every(waiting::pace(), tell).once_in(period);
-                bounded!(once, run.wait)?.map(Guard::Once)
-            }
-            (None, Mode::Read) => Some(Guard::Read(bounded!(read.on_wait_every(waiting::pace(), tell), run.wait)?)),
-            (None, Mode::Write) => Some(Guard::Write(bounded!(write.on_wait_every(waiting::pace(), tell), run.wait)?)),
-        })
-    };
     let shown = async {
         if !run.quiet {
-            waiting::show(lock, mode, places).await;
+            waiting::show(place, what(run), places).await;
         }
         std::future::pending::<Infallible>().await
     };
     let guard = tokio::select! {
         biased;
-        guard = granted => guard?,
+        guard = wait_for(place, run, tell) => guard?,
         never = shown => match never {},
     };
     if let Some(guard) = guard.as_ref().filter(|_| is_verbose) {
         let waited = humantime::format_duration(Duration::from_millis(
             u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         ));
-        say(&format!("granted {} after {waited}, token {}", lock.path(), guard.token()));
+        say(&format!("granted {} after {waited}, token {}", place.path(), guard.token()));
     }
     Ok(guard)
 }
 
+/// What the command waits for, in words.
+fn what(run: &Run) -> &'static str {
+    match (run.permits, run.shared) {
+        (Some(_), _) => "for a permit of",
+        (None, true) => "to read",
+        (None, false) => "to write",
+    }
+}
+
+async fn try_to_acquire(place: &Place, run: &Run) -> Result<Option<Guard>, Error> {
+    let lock = match place {
+        Place::Semaphore(semaphore) => return Ok(Some(Guard::Permit(semaphore.try_acquire().await?))),
+        Place::Lock(lock) | Place::Either(lock, _) => lock,
+    };
+    Ok(match run.once_in {
+        Some(period) => lock.try_once_in(period).await?.map(Guard::Once),
+        None if run.shared => Some(Guard::Read(lock.try_read().await?)),
+        None => Some(Guard::Write(lock.try_write().await?)),
+    })
+}
+
+async fn wait_for(
+    place: &Place,
+    run: &Run,
+    tell: impl FnMut(&Progress) + Send + 'static,
+) -> Result<Option<Guard>, Error> {
+    let lock = match place {
+        Place::Semaphore(semaphore) => {
+            return Ok(Some(Guard::Permit(bounded(semaphore.acquire(), run, tell).await?)));
+        }
+        Place::Lock(lock) | Place::Either(lock, _) => lock,
+    };
+    Ok(match run.once_in {
+        Some(period) => bounded(lock.write(), run, tell).once_in(period).await?.map(Guard::Once),
+        None if run.shared => Some(Guard::Read(bounded(lock.read(), run, tell).await?)),
+        None => Some(Guard::Write(bounded(lock.write(), run, tell).await?)),
+    })
+}
+
+/// The acquisition, which tells of its progress, and takes no longer than the limit if there is one.
+fn bounded<G: zk_rwlock::Guard>(
+    acquire: Acquire<G>,
+    run: &Run,
+    tell: impl FnMut(&Progress) + Send + 'static,
+) -> Acquire<G> {
+    let acquire = acquire.on_wait_every(waiting::pace(), tell);
+    run.wait.into_iter().fold(acquire, Acquire::timeout)
+}
+
 /// Says that the command is not run, because it was done already, and by whom.
-async fn skipped(lock: &RwLock, run: &Run) {
+async fn skipped(place: &Place, run: &Run) {
     if run.quiet {
         return;
     }
-    let queue = lock.queue().timeout(FAREWELL).await;
-    let last = queue.ok().and_then(|queue| queue.done).map_or_else(|| "done".to_owned(), |done| done.to_string());
+    let queue = tokio::time::timeout(FAREWELL, place.queue()).await;
+    let last = queue
+        .ok()
+        .and_then(Result::ok)
+        .and_then(|queue| queue.done)
+        .map_or_else(|| "done".to_owned(), |done| done.to_string());
     let period = humantime::format_duration(run.once_in.unwrap_or_default());
-    say(&format!("{}: not run, because it was {}, less than {period} ago", lock.path(), tame(&last)));
+    say(&format!("{}: not run, because it was {}, less than {period} ago", place.path(), tame(&last)));
 }
 
 fn refused(error: Error, run: &Run, connection: &Connection) -> Exit {
@@ -285,11 +269,11 @@ fn refused(error: Error, run: &Run, connection: &Connection) -> Exit {
 }
 
 /// Runs the command until it ends or the lock is lost.
-async fn hold(guard: &Guard, lock: &RwLock, run: &Run, order: &Order, signals: &mut Signals) -> Result<Reaped, Exit> {
+async fn hold(guard: &Guard, run: &Run, order: &Order, signals: &mut Signals) -> Result<Reaped, Exit> {
     signals.listen_to_all()?;
     let environment = [
-        ("ZKLOCK_PATH", lock.path().to_owned()),
-        ("ZKLOCK_MODE", guard.mode().to_string()),
+        ("ZKLOCK_PATH", order.path.clone()),
+        ("ZKLOCK_MODE", guard.mode().to_owned()),
         ("ZKLOCK_TOKEN", guard.token().to_string()),
     ];
     if !guard.is_held() {

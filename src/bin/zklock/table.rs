@@ -30,20 +30,29 @@ impl Line {
 
 /// The queue as a table, or one word if it is empty.
 pub(crate) fn table(queue: &Queue, colourful: bool) -> String {
-    let mut text = match queue.members.is_empty() {
-        true => format!("{}: free\n", queue.path),
-        false => lines(queue).iter().map(|line| line.painted(colourful) + "\n").collect(),
+    let mut text = match (free(queue), queue.members.is_empty()) {
+        (Some(free), _) => format!("{}: {free}\n", queue.path),
+        (None, true) => format!("{}: free\n", queue.path),
+        (None, false) => String::new(),
     };
+    if !queue.members.is_empty() {
+        text.extend(lines(queue).iter().map(|line| line.painted(colourful) + "\n"));
+    }
     text.extend(last_done(queue).map(|words| words + "\n"));
     text
 }
 
 /// The same, cut to so many columns and rows. The last row says how many members were left out.
 pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful: bool) -> Vec<String> {
+    let plain = |text| Line { text, colour: "" };
     let mut lines = match queue.members.is_empty() {
-        true => vec![Line { text: "free".to_owned(), colour: "" }],
+        true if queue.permits.is_none() => vec![plain("free".to_owned())],
+        true => Vec::new(),
         false => lines(queue),
     };
+    if let Some(free) = free(queue) {
+        lines.insert(0, plain(free));
+    }
     lines.extend(last_done(queue).map(|text| Line { text, colour: "" }));
     if lines.len() > rows {
         let shown = rows.saturating_sub(1);
@@ -53,6 +62,21 @@ pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful
     }
     let cut = |line: Line| Line { text: shorten(&line.text, columns), ..line };
     lines.into_iter().map(|line| cut(line).painted(colourful)).collect()
+}
+
+/// How many permits are free, if it is a semaphore.
+fn free(queue: &Queue) -> Option<String> {
+    let (all, free) = (queue.permits?, queue.free()?);
+    Some(format!("{free} of {all} permit{} free", if all == 1 { "" } else { "s" }))
+}
+
+/// What it holds or waits for.
+pub(crate) fn mode(member: &Member) -> String {
+    match member.permits {
+        Some(1) => "PERMIT".to_owned(),
+        Some(many) => format!("{many} PERMITS"),
+        None => member.mode.to_string(),
+    }
 }
 
 /// When a command was last done, if that is recorded.
@@ -80,11 +104,12 @@ fn lines(queue: &Queue) -> Vec<Line> {
 /// Every queue of a survey, each under its path.
 pub(crate) fn tables(survey: &Survey, prefix: &str, colourful: bool) -> String {
     let heading = |queue: &Queue| match queue.dialect {
-        Dialect::Native => format!("{}:", queue.path),
-        other => format!("{} ({other}):", queue.path),
+        // Its table begins with its path.
+        _ if queue.permits.is_some() => String::new(),
+        Dialect::Native => format!("{}:\n", queue.path),
+        other => format!("{} ({other}):\n", queue.path),
     };
-    let mut parts: Vec<String> =
-        survey.queues.iter().map(|queue| format!("{}\n{}", heading(queue), table(queue, colourful))).collect();
+    let mut parts: Vec<String> = survey.queues.iter().map(|queue| heading(queue) + &table(queue, colourful)).collect();
     if parts.is_empty() {
         parts.push(format!("{prefix}: no lock here has a holder or a waiter\n"));
     }
@@ -103,7 +128,8 @@ pub(crate) fn json(queue: &Queue) -> Value {
             "place": i + 1,
             "state": state(&member.state),
             "keeps": member.keeps,
-            "mode": member.mode.to_string(),
+            "mode": if member.permits.is_some() { "PERMIT".to_owned() } else { member.mode.to_string() },
+            "permits": member.permits,
             "host": member.host,
             "pid": member.pid,
             "label": member.label,
@@ -119,7 +145,9 @@ pub(crate) fn json(queue: &Queue) -> Value {
         json!({ "at": at, "host": done.host, "pid": done.pid, "label": done.label, "token": done.token })
     });
     let members: Vec<Value> = members.collect();
-    json!({ "path": queue.path, "dialect": queue.dialect.to_string(), "done": done, "members": members })
+    let permits = queue.permits.map(|all| json!({ "all": all, "free": queue.free() }));
+    let dialect = queue.dialect.to_string();
+    json!({ "path": queue.path, "dialect": dialect, "done": done, "permits": permits, "members": members })
 }
 
 /// As [`json()`], for a survey.
@@ -140,14 +168,15 @@ fn row(queue: &Queue, place: usize, member: &Member) -> [String; 10] {
     let unknown = || "-".to_owned();
     let host = |member: &Member| if member.host.is_empty() { unknown() } else { tame(&member.host) };
     let behind = place_ahead(queue, member).map(|ahead| format!("{ahead} {}", host(&queue.members[ahead - 1])));
-    let left = || match member.state {
+    let left = || match &member.state {
+        MemberState::Waits { behind } if queue.permits.is_some() && behind == "permits" => "the holders".to_owned(),
         MemberState::Waits { .. } => "one that left".to_owned(),
         _ => unknown(),
     };
     [
         place.to_string(),
         if is_kept(member) { "keeps" } else { state(&member.state) }.to_owned(),
-        member.mode.to_string(),
+        mode(member),
         host(member),
         member.pid.map_or_else(unknown, |pid| pid.to_string()),
         member.label.as_deref().map_or_else(unknown, |label| shorten(&tame(label), LABEL_SHOWN)),

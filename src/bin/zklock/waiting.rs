@@ -5,9 +5,10 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use zk_rwlock::{Member, Mode, RwLock};
+use zk_rwlock::Member;
 
 use crate::output::{self, shorten, tame};
+use crate::place::Place;
 use crate::{table, terminal};
 
 /// At most so many holders are named.
@@ -24,10 +25,10 @@ pub(crate) fn pace() -> Duration {
 /// Shows the contenders in the way, for as long as this future is polled. `places` gives our place in the queue when
 /// that, or the contenders in the way, have changed. Dropping the future removes the live line. What is over within a
 /// second is not worth a mail from cron, nor a word on the terminal that another program has.
-pub(crate) async fn show(lock: &RwLock, mode: Mode, mut places: watch::Receiver<usize>) {
+pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiver<usize>) {
     let mut line = Line::default();
     let started = Instant::now();
-    let (mut last, mut told): (Option<Place>, Option<Place>) = (None, None);
+    let (mut last, mut told): (Option<Waiting>, Option<Waiting>) = (None, None);
     loop {
         tokio::select! {
             change = places.changed() => {
@@ -35,8 +36,8 @@ pub(crate) async fn show(lock: &RwLock, mode: Mode, mut places: watch::Receiver<
                     return;
                 }
                 let place = *places.borrow_and_update();
-                let holders = lock.queue().await.map(|queue| queue.holders().cloned().collect());
-                let seen = Place { place, holders: holders.unwrap_or_default() };
+                let holders = waits_at.queue().await.map(|queue| queue.holders().cloned().collect());
+                let seen = Waiting { place, holders: holders.unwrap_or_default() };
                 last = Some(seen);
             }
             // For how long the holders have held changes all the time, and showing that takes no request. The foreground
@@ -45,9 +46,9 @@ pub(crate) async fn show(lock: &RwLock, mode: Mode, mut places: watch::Receiver<
         }
         let Some(seen) = &last else { continue };
         if is_live() {
-            line.draw(&seen.words(lock.path(), mode, Some(started.elapsed())));
-        } else if started.elapsed() >= SECOND && told.as_ref().map(Place::gist) != Some(seen.gist()) {
-            output::say(&seen.words(lock.path(), mode, None));
+            line.draw(&seen.words(waits_at.path(), what, Some(started.elapsed())));
+        } else if started.elapsed() >= SECOND && told.as_ref().map(Waiting::gist) != Some(seen.gist()) {
+            output::say(&seen.words(waits_at.path(), what, None));
             told = last.clone();
         }
     }
@@ -59,19 +60,18 @@ fn is_live() -> bool {
 
 /// Our place in the queue.
 #[derive(Clone, Debug)]
-struct Place {
+struct Waiting {
     /// Counted from 1.
     place: usize,
     holders: Vec<Member>,
 }
 
-impl Place {
-    fn words(&self, path: &str, mode: Mode, waited: Option<Duration>) -> String {
-        let what = if mode == Mode::Read { "read" } else { "write" };
+impl Waiting {
+    fn words(&self, path: &str, what: &str, waited: Option<Duration>) -> String {
         let waited = waited.map_or_else(String::new, |waited| {
             format!(" {}", humantime::format_duration(Duration::from_secs(waited.as_secs())))
         });
-        let mut words = format!("waiting{waited} to {what} {path}: place {}", self.place);
+        let mut words = format!("waiting{waited} {what} {path}: place {}", self.place);
         for (how, keeps) in [("held", false), ("kept", true)] {
             let holders = self.holders.iter().take(HOLDERS_NAMED).filter(|holder| holder.keeps == keeps);
             let named: Vec<String> = holders.map(name).collect();
@@ -93,7 +93,7 @@ impl Place {
 }
 
 fn name(member: &Member) -> String {
-    let mut name = format!("{} {}", member.mode, member.host);
+    let mut name = format!("{} {}", table::mode(member), member.host);
     if let Some(pid) = member.pid {
         name.push_str(&format!(" pid {pid}"));
     }

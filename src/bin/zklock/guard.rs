@@ -1,0 +1,61 @@
+//! What zklock holds while the command runs, of whatever kind; knows neither the command nor how it was acquired.
+
+use std::time::Duration;
+
+use zk_rwlock::{Changes, Error, Loss, OnceGuard, Permit, ReadGuard, WriteGuard};
+
+/// A guard of any kind.
+#[derive(Debug)]
+pub(crate) enum Guard {
+    Read(ReadGuard),
+    Write(WriteGuard),
+    /// With --once-in, and the command is due.
+    Once(OnceGuard),
+    Permit(Permit),
+}
+
+macro_rules! either {
+    ($guard:expr, $held:ident => $answer:expr) => {
+        match $guard {
+            Guard::Read($held) => $answer,
+            Guard::Write($held) => $answer,
+            Guard::Once($held) => $answer,
+            Guard::Permit($held) => $answer,
+        }
+    };
+}
+
+impl Guard {
+    /// What the command is told of it.
+    pub(crate) fn mode(&self) -> &'static str {
+        match self {
+            Guard::Read(_) => "READ",
+            Guard::Write(_) | Guard::Once(_) => "WRITE",
+            Guard::Permit(_) => "PERMIT",
+        }
+    }
+
+    pub(crate) fn token(&self) -> i64 {
+        either!(self, held => held.fencing_token())
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        either!(self, held => held.is_held())
+    }
+
+    pub(crate) fn session_left(&self) -> Duration {
+        either!(self, held => held.session_left())
+    }
+
+    pub(crate) fn changes(&self) -> Changes {
+        either!(self, held => held.changes())
+    }
+
+    pub(crate) async fn lost(&self) -> Loss {
+        either!(self, held => held.lost().await)
+    }
+
+    pub(crate) async fn release(self) -> Result<(), Error> {
+        either!(self, held => held.release().await)
+    }
+}

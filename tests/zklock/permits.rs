@@ -1,0 +1,252 @@
+//! `zklock --permits`, and what `ls`, `watch`, `break` and `check` say of a semaphore: real processes on a real server.
+
+use std::fs;
+use std::future::IntoFuture;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use support::scene::*;
+use support::server::shared_server;
+use support::wire::Proxy;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use zk_rwlock::coordinator::Kind;
+use zk_rwlock::{Semaphore, ZooKeeper};
+
+use crate::{Running, SHORT, ended, immortal, last_stamp, run, scratch, zklock, zklock_on};
+
+async fn semaphore(path: &str, permits: u32) -> (ZooKeeper, Semaphore) {
+    let zk = connect(&shared_server().address()).await;
+    let semaphore = Semaphore::builder(&zk, path).permits(permits).host("here").build().expect("valid");
+    (zk, semaphore)
+}
+
+/// How many hold permits, and how many wait.
+async fn counts(semaphore: &Semaphore) -> (usize, usize) {
+    match semaphore.queue().await {
+        Ok(queue) => (queue.holders().count(), queue.waiters().count()),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+async fn becomes(semaphore: &Semaphore, holders: usize, waiters: usize) {
+    let what = format!("{holders} hold and {waiters} wait");
+    eventually(&what, || async { counts(semaphore).await == (holders, waiters) }).await;
+}
+
+#[tokio::test]
+async fn each_end_under_a_permit_has_its_exit_code() {
+    let (_zk, taken) = semaphore("/zklock/permits/taken", 2).await;
+    let held = taken.acquire_many(2).await.unwrap();
+    let (free, taken) = ("/zklock/permits/free", "/zklock/permits/taken");
+    let trials: &[(&[&str], i32)] = &[
+        (&["-j", "2", free, "true"], 0),
+        (&["--permits", "2", free, "--", "sh", "-c", "exit 42"], 42),
+        (&["-j2", free, "-c", "kill -TERM $$"], 143),
+        (&["-n", "-j", "2", free, "true"], 0),
+        // In vain
+        (&["-n", "-j", "2", taken, "true"], 1),
+        (&["-j", "2", "-n", "-E", "75", taken, "true"], 75),
+        (&["-j", "2", "-w", "0.2", taken, "true"], 1),
+        (&["-q", "-j", "2", "-w", "0", taken, "true"], 1),
+        // Usage
+        (&["-j", "0", free, "true"], 64),
+        (&["-j", "-1", free, "true"], 64),
+        (&["-j", "many", free, "true"], 64),
+        (&["-j", "3", free, "true"], 64),
+        (&["-s", "-j", "2", free, "true"], 64),
+        (&["-x", "-j", "2", free, "true"], 64),
+        (&["--once-in", "1h", "-j", "2", free, "true"], 64),
+        (&["--dialect", "kazoo", "-j", "2", free, "true"], 64),
+        (&["-j", "2", "relative", "true"], 64),
+        (&["-j", "2", free], 64),
+    ];
+    for (arguments, code) in trials {
+        let run = run(arguments).await;
+        assert_eq!(run.code, Some(*code), "{arguments:?}: {run:#?}");
+    }
+    let other = run(&["-j", "3", free, "true"]).await;
+    assert!(
+        other.stderr.starts_with("zklock: /zklock/permits/free has 2 permits, and was opened here with 3"),
+        "{other:#?}"
+    );
+    let late = run(&["-j", "2", "-w", "0.3", taken, "true"]).await;
+    assert!(late.stderr.contains("not granted within 300ms: held by 2 PERMITS here pid "), "{late:#?}");
+    assert!(held.is_held());
+}
+
+#[tokio::test]
+async fn the_command_is_told_of_its_permit() {
+    let path = "/zklock/permits/told";
+    let script = "echo $ZKLOCK_PATH $ZKLOCK_MODE; test $ZKLOCK_TOKEN -gt 0";
+    let told = run(&["--verbose", "-j", "2", path, "-c", script]).await;
+    assert_eq!((told.code, &told.stdout[..]), (Some(0), "/zklock/permits/told PERMIT\n"), "{told:#?}");
+    assert!(told.stderr.contains("granted /zklock/permits/told after ") && told.stderr.contains("token "), "{told:#?}");
+}
+
+#[tokio::test]
+async fn of_many_commands_no_more_run_at_once_than_there_are_permits() {
+    let (_zk, semaphore) = semaphore("/zklock/permits/many", 3).await;
+    let files = scratch();
+    let running = files.path().join("running");
+    fs::create_dir(&running).unwrap();
+    // Each is a file while it runs, and says how many there are.
+    let dir = running.display();
+    let job = format!("touch {dir}/$$; ls {dir} | wc -l; sleep 0.1; rm {dir}/$$");
+    let all: Vec<_> =
+        (0..12).map(|_| tokio::spawn(ended(zklock(&["-j", "3", semaphore.path(), "-c", &job])))).collect();
+    let mut most = 0;
+    for one in all {
+        let run = soon("the end", one).await.unwrap();
+        assert_eq!(run.code, Some(0), "{run:#?}");
+        most = most.max(run.stdout.trim().parse::<u32>().unwrap());
+    }
+    assert!((1..=3).contains(&most), "{most} at once");
+    becomes(&semaphore, 0, 0).await;
+}
+
+#[tokio::test]
+async fn whoever_waits_for_a_permit_says_so_and_leaves_at_a_signal() {
+    let (_zk, semaphore) = semaphore("/zklock/permits/waits", 1).await;
+    let held = semaphore.acquire().label("slow").await.unwrap();
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut waits = Running::start(zklock(&["-j", "1", semaphore.path(), "true"]));
+        let mut told = BufReader::new(waits.child.stderr.take().unwrap()).lines();
+        let said = soon("a word", told.next_line()).await.unwrap().unwrap();
+        let words = format!("waiting for a permit of {}: place 1, held by PERMIT here pid ", semaphore.path());
+        assert!(said.contains(&words) && said.contains("\"slow\""), "{said}");
+        waits.signal(signal);
+        assert_eq!(waits.ends().await.code, Some(128 + signal.as_raw()));
+        becomes(&semaphore, 1, 0).await;
+    }
+    held.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_a_cut_network_a_command_is_dead_before_its_permit_is_given_on() {
+    for (round, cut) in [Proxy::cut as fn(&Proxy), Proxy::black_hole].into_iter().enumerate() {
+        let (_zk, semaphore) = semaphore(&format!("/zklock/permits/cut-{round}"), 1).await;
+        let files = scratch();
+        let (stamps, start) = (files.path().join("stamps"), files.path().join("start"));
+        let proxy = Proxy::start(shared_server().address());
+        let timeout = SHORT.as_millis().to_string() + "ms";
+        let options = ["--session-timeout", &timeout, "--grace", "1h", "-j", "1", semaphore.path(), "-c"];
+        let holder = Running::start(zklock_on(&proxy.address(), &[&options[..], &[&immortal(&stamps)]].concat()));
+        let holder = holder.ready().await;
+        let script = format!("date +%s%N > {}", start.display());
+        let next = Running::start(zklock(&["-j", "1", semaphore.path(), "-c", &script]));
+        becomes(&semaphore, 1, 1).await;
+        cut(&proxy);
+        let (holder, next) = tokio::join!(holder.ends(), next.ends());
+        assert_eq!((holder.code, next.code), (Some(75), Some(0)), "{holder:#?} {next:#?}");
+        assert!(holder.stderr.contains("the lock was lost") && holder.stderr.contains("was killed"), "{holder:#?}");
+        let (last, first) = (last_stamp(&stamps), last_stamp(&start));
+        assert!(last < first, "the old command ran {} ns into the next one", last - first);
+    }
+}
+
+#[tokio::test]
+async fn ls_shows_a_semaphore_as_a_table_and_as_json() {
+    let (_zk, semaphore) = semaphore("/zklock/permits/shown", 3).await;
+    let free = run(&["ls", semaphore.path()]).await;
+    assert_eq!(free.stdout, "/zklock/permits/shown: free\n", "not used yet: {free:#?}");
+    let two = semaphore.acquire_many(2).label("import").await.unwrap();
+    let wants = tokio::spawn(semaphore.acquire_many(2).into_future());
+    becomes(&semaphore, 1, 1).await;
+    let last = Running::start(zklock(&["-j", "3", "--host", "web-9", semaphore.path(), "true"]));
+    becomes(&semaphore, 1, 2).await;
+
+    let table = run(&["ls", semaphore.path()]).await.stdout;
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines[0], "/zklock/permits/shown: 1 of 3 permits free", "{table}");
+    let words = |line: usize| lines[line].split_whitespace().collect::<Vec<_>>();
+    assert_eq!(words(1)[..4], ["PLACE", "STATE", "MODE", "HOST"]);
+    assert_eq!(words(2)[..5], ["1", "holds", "2", "PERMITS", "here"]);
+    assert!(words(2).contains(&"import") && lines[2].ends_with(&two.fencing_token().to_string()));
+    assert_eq!(words(3)[..5], ["2", "waits", "2", "PERMITS", "here"]);
+    assert!(lines[3].contains("  the holders  ") && lines[4].contains("  2 here  "), "{table}");
+    assert_eq!(words(4)[..4], ["3", "waits", "PERMIT", "web-9"]);
+
+    let json: Value = serde_json::from_str(&run(&["ls", "--json", semaphore.path()]).await.stdout).unwrap();
+    assert_eq!(json["permits"], serde_json::json!({ "all": 3, "free": 1 }));
+    let member = |at: usize| (json["members"][at]["mode"].as_str().unwrap(), json["members"][at]["permits"].as_u64());
+    assert_eq!([member(0), member(1), member(2)], [("PERMIT", Some(2)), ("PERMIT", Some(2)), ("PERMIT", Some(1))]);
+    assert_eq!((&json["members"][1]["behind"], &json["members"][2]["behind"]), (&Value::Null, &Value::from(2)));
+    assert_eq!(json["members"][0]["token"].as_i64(), Some(two.fencing_token()));
+
+    let tree = run(&["ls", "--tree", "/zklock/permits/shown"]).await.stdout;
+    assert_eq!(tree, table, "one queue, and not those of its two directories");
+    drop(two);
+    drop(granted(wants).await);
+    assert_eq!(last.ends().await.code, Some(0));
+    becomes(&semaphore, 0, 0).await;
+    let free = run(&["ls", semaphore.path()]).await;
+    assert_eq!(free.stdout, "/zklock/permits/shown: 3 of 3 permits free\n");
+    let json: Value = serde_json::from_str(&run(&["ls", "--json", semaphore.path()]).await.stdout).unwrap();
+    assert_eq!((&json["permits"]["free"], &json["members"]), (&Value::from(3), &Value::Array(vec![])));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_tells_each_change_of_a_semaphore_also_of_its_first_use() {
+    let (_zk, semaphore) = semaphore("/zklock/permits/watched", 2).await;
+    let mut watch = Running::start(zklock(&["watch", "--json", "--interval", "10ms", semaphore.path()]));
+    let seen = |line: String| {
+        let json: Value = serde_json::from_str(&line).unwrap();
+        (json["permits"]["free"].as_u64(), json["members"].as_array().unwrap().len())
+    };
+    assert_eq!(seen(watch.says().await), (None, 0));
+    let held = semaphore.acquire().await.unwrap();
+    let mut last = seen(watch.says().await);
+    while last != (Some(1), 1) {
+        last = seen(watch.says().await);
+    }
+    held.release().await.unwrap();
+    assert_eq!(seen(watch.says().await), (Some(2), 0));
+}
+
+#[tokio::test]
+async fn break_takes_a_permit_away_and_refuses_a_stale_token() {
+    let (_zk, semaphore) = semaphore("/zklock/permits/broken", 1).await;
+    let script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
+    let hangs = Running::start(zklock(&["-j", "1", "--label", "hangs", semaphore.path(), "-c", script])).ready().await;
+    let next = tokio::spawn(semaphore.acquire().into_future());
+    becomes(&semaphore, 1, 1).await;
+    let token = semaphore.queue().await.unwrap().members[0].token.unwrap().to_string();
+    let broken = run(&["break", "--yes", semaphore.path(), &token]).await;
+    assert_eq!(broken.code, Some(0), "{broken:#?}");
+    assert!(broken.stdout.contains("removed PERMIT") && broken.stdout.contains("hangs"), "{broken:#?}");
+    let next = granted(next).await;
+    let hung = hangs.ends().await;
+    assert_eq!((hung.code, &hung.stdout[..]), (Some(75), "told\n"), "{hung:#?}");
+    let stale = run(&["break", "--yes", semaphore.path(), &token]).await;
+    assert_eq!(stale.code, Some(1), "{stale:#?}");
+    assert!(stale.stderr.contains("0 of 1 permit free") && stale.stderr.contains(&next.fencing_token().to_string()));
+    assert!(next.is_held());
+}
+
+#[tokio::test]
+async fn check_finds_what_is_odd_about_a_semaphore() {
+    let (zk, semaphore) = semaphore("/zklock/permits/odd", 2).await;
+    let held = semaphore.acquire_many(2).await.unwrap();
+    let wants = tokio::spawn(semaphore.acquire().into_future());
+    becomes(&semaphore, 1, 1).await;
+    let path = semaphore.path();
+    let odd = run(&["check", path]).await;
+    assert_eq!((odd.code, &odd.stdout[..]), (Some(0), "/zklock/permits/odd: nothing odd\n"), "{odd:#?}");
+
+    semaphore.set_permits(1).await.unwrap();
+    let session = session(&zk).await;
+    session.create(&format!("{path}/permits/x"), &[], Kind::Persistent).await.unwrap();
+    session.create(&format!("{path}/queue/h-WRITE-0000000009"), &[], Kind::Persistent).await.unwrap();
+    let odd = run(&["check", "--json", path]).await;
+    assert_eq!(odd.code, Some(1));
+    let json: Value = serde_json::from_str(&odd.stdout).unwrap();
+    let kinds: Vec<_> = json["odd"].as_array().unwrap().iter().map(|odd| odd["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["persistent", "foreign", "persistent", "overdrawn"]);
+    let words = run(&["check", path]).await.stdout;
+    assert!(words.contains("/zklock/permits/odd: the permits: 2 are taken of 1"), "{words}");
+    session.delete(&format!("{path}/permits/x")).await.unwrap();
+    session.delete(&format!("{path}/queue/h-WRITE-0000000009")).await.unwrap();
+    let doubtful = refused(wants).await.to_string();
+    assert_eq!(doubtful, format!("{path} cannot be counted: \"x\" is no permit"), "nothing was granted beside it");
+    assert!(held.is_held());
+}
