@@ -170,7 +170,9 @@ impl Hold {
 
     pub(crate) async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
         validation::check(path)?;
-        if let Some(loss) = self.loss() {
+        // Somebody else may have given the lock back: the end of a leader's term does.
+        let given_back = || self.own_node().has_left().then_some(Loss::Removed);
+        if let Some(loss) = self.loss().or_else(given_back) {
             return Err(Error::Lost(loss));
         }
         match retry::data(self.ticket.session(), path, false).await {

@@ -307,6 +307,23 @@ fn a_transaction_of_a_term_that_was_given_up_is_refused_without_being_sent() {
     assert!(zk.children("/").iter().all(|name| name != "late"));
 }
 
+/// It might see what the next leader writes, and take it for what leaders before have written.
+#[test]
+fn a_read_of_a_term_that_was_given_up_is_refused_without_being_sent() {
+    let zk = Memory::new();
+    let candidate = leadership(&zk);
+    let (tell, mut news) = mpsc::unbounded_channel();
+    let mut campaign = spawn(candidate.lead(endless(tell)));
+    assert_pending!(campaign.poll());
+    let Ok(News::Leads(term)) = news.try_recv() else { panic!("it leads") };
+    assert!(now(term.data("/leaders")).expect("it leads").is_some());
+    drop(campaign);
+    let before = zk.requests();
+    let refused = now(term.data("/leaders")).unwrap_err();
+    assert!(matches!(refused, Error::Lost(Loss::Removed)), "{refused}");
+    assert_eq!(zk.requests(), before);
+}
+
 /// A leader in one thread and its handle in others: the answers never contradict the term that is shown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn at_most_one_of_many_candidates_says_that_it_leads_at_any_time() {
