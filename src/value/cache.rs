@@ -61,6 +61,8 @@ enum First {
     Wanted,
     /// A caller has made it, and it is being written.
     Begun,
+    /// It could not be written, and the trouble says why. The next new caller tries again.
+    Refused,
 }
 
 /// What the node held at one time.
@@ -270,12 +272,23 @@ impl<T: Send + Sync + 'static> Cache<T> {
     /// There is no value. If none has come yet, an initial one is wanted, and not that error.
     fn unset(&self) {
         self.known.send_if_modified(|known| match (&self.terms.initial, known.first) {
-            (Some(_), First::NotWanted) if known.newest.is_none() => {
+            (Some(_), First::NotWanted | First::Refused) if known.newest.is_none() => {
                 known.first = First::Wanted;
                 true
             }
             (Some(_), _) if known.newest.is_none() => false,
             _ => known.troubled(self.fault(ValueError::Unset)),
+        });
+    }
+
+    /// A new caller wants the value. If the initial one was refused, the reason may be gone by now.
+    pub(crate) fn wants_again(&self) {
+        self.known.send_if_modified(|known| {
+            let tries_again = known.first == First::Refused && known.newest.is_none();
+            if tries_again {
+                (known.first, known.trouble) = (First::Wanted, None);
+            }
+            tries_again
         });
     }
 
@@ -311,7 +324,7 @@ pub(crate) struct Begun<T> {
 impl<T> Begun<T> {
     /// It is written, or refused with an error.
     pub(crate) fn ends(mut self, error: Option<Error>) {
-        self.next = First::NotWanted;
+        self.next = if error.is_some() { First::Refused } else { First::NotWanted };
         if let (Some(cache), Some(error)) = (self.cache.upgrade(), error) {
             cache.known.send_if_modified(|known| known.troubled(error));
         }

@@ -47,6 +47,7 @@ impl<T: Send + Sync + 'static> ValueChanges<T> {
     /// Starts the watch, if it has not been started.
     pub(crate) fn of(store: &Arc<Store<T>>) -> ValueChanges<T> {
         store.cache.follow();
+        store.cache.wants_again();
         ValueChanges { store: Arc::clone(store), known: store.cache.subscribe(), seen: 0, changed: None }
     }
 

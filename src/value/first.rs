@@ -117,7 +117,7 @@ impl<T> Begun<T> {
         self.ends(None);
     }
 
-    /// It was refused. The follower tells that, and not before it has looked again is there another try.
+    /// It was refused. Whoever waits for a value is told, and the next new caller tries again.
     fn failed(self, error: Error) {
         self.ends(Some(error));
     }

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::task::{JoinSet, block_in_place};
-use zk_rwlock::coordinator::Coordinator;
+use zk_rwlock::coordinator::{Coordinator, Kind};
 use zk_rwlock::{CopyState, Error, Loss, Memory, RwLock, Shared, ValueError};
 
 use crate::checks::{bytes, counter, next, next_error, put, session, value_error, write};
 use support::harness::Harness;
-use support::polled::poll_up_to;
+use support::polled::{now, poll_up_to};
 use support::scene::{eventually, soon};
 use support::slow::Slow;
 
@@ -324,6 +324,22 @@ async fn a_live_value_or_a_wait_dropped_at_any_moment_leaves_nothing() {
     }
     let all = tokio::time::timeout(LONG, counter(&Slow(Memory::new()), "/cut").live()).await;
     assert_eq!(**all.expect("in time").unwrap().get(), 0, "{done:?} of 200 were done");
+}
+
+#[test]
+fn an_initial_value_that_was_refused_is_tried_again_by_the_next_caller() {
+    let zk = Memory::new();
+    let shared = Shared::builder(&zk, "/value").initial(|| 7_u64).build().unwrap();
+    let directory = shared.lock().path();
+    drop(now(shared.lock().write()));
+    let owner = Arc::clone(now(zk.session_slot(0)).unwrap().session());
+    let foreign = format!("{directory}/_c_01234567-89ab-cdef-0123-456789abcdef-__WRIT__0000000001");
+    now(owner.create(&foreign, b"", Kind::Ephemeral)).unwrap();
+    for _ in 0..2 {
+        assert!(matches!(now(shared.live()), Err(Error::ForeignContender { .. })));
+    }
+    zk.remove(&foreign);
+    assert_eq!(**now(shared.live()).unwrap().get(), 7);
 }
 
 #[test]
