@@ -43,6 +43,8 @@ mod permits;
 mod reasons;
 #[path = "zklock/tie.rs"]
 mod tie;
+#[path = "zklock/trips.rs"]
+mod trips;
 #[path = "zklock/waiting.rs"]
 mod waiting;
 
@@ -1498,7 +1500,15 @@ async fn whoever_comes_from_flock_finds_its_exit_codes_and_output() {
         }
         compared += 1;
     }
-    assert_eq!(compared, 6 + 3);
+    assert_eq!(compared, 8 + 3);
+    let script = commands.path().join("alone");
+    let itself = rows.iter().find(|row| row[0].ends_with("a script that locks itself")).expect("it has a row");
+    let line = itself[1].split('`').nth(1).unwrap();
+    let line = line.replace("\\|", "|").replace(" PATH", " /zklock/flock");
+    fs::write(&script, format!("#!/bin/sh\n{line}\necho \"$1 under $ZKLOCK_PATH\"; exit 7\n")).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let alone = ended(typed(&format!("{} word", script.display()), &commands)).await;
+    assert_eq!((alone.code, &alone.stdout[..]), (Some(7), "word under /zklock/flock\n"), "{alone:#?}");
     let listed = ended(typed(&concrete(&pairs.iter().find(|(theirs, _)| theirs == "lslocks").unwrap().1), &commands));
     assert_eq!(listed.await.stdout, "/zklock/flock: free\n");
 }

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::SystemTime;
 
 use pin_project_lite::pin_project;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use zookeeper_client as zk;
 
 use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply};
@@ -29,6 +29,9 @@ pub(super) struct Pipeline {
     background: Arc<BackgroundThread>,
     identity: Arc<Identity>,
     acl: Acl,
+    /// Whether the session is closed. It takes our nodes along, so a removal under way needs no answer any more, and must
+    /// not put the closing off by a round trip: its reply holds the client.
+    closed: watch::Sender<bool>,
     this: Weak<Pipeline>,
 }
 
@@ -185,6 +188,7 @@ impl Pipeline {
             background: Arc::clone(background),
             identity: Arc::clone(identity),
             acl,
+            closed: watch::Sender::new(false),
             this: Weak::clone(this),
         })
     }
@@ -198,13 +202,15 @@ impl Pipeline {
     }
 
     fn no_client(&self) -> Failure {
-        Failure::Over(self.upkeep.lease().over().unwrap_or(Ending::Closed))
+        over(&self.upkeep)
     }
 
-    /// Drops the client, which closes the session once the requests under way are answered.
+    /// Drops the client, which closes the session right behind the removals that are under way, and once the other
+    /// requests are answered.
     pub(super) fn close(&self) {
         let mut line = self.line();
         self.send_held_back(&mut line);
+        self.closed.send_replace(true);
         let client = line.client.take();
         drop(line);
         drop(client);
@@ -333,8 +339,14 @@ impl Pipeline {
                 Ok(vec![Outcome::Deleted])
             })
         });
+        let (mut closed, upkeep) = (self.closed.subscribe(), Arc::clone(&self.upkeep));
         async move {
-            let _nobody_waits = answer.send(sent.answer().await);
+            let answered = tokio::select! {
+                biased;
+                answered = sent.answer() => answered,
+                _ = closed.wait_for(|closed| *closed) => Err(over(&upkeep)),
+            };
+            let _nobody_waits = answer.send(answered);
         }
     }
 
@@ -388,6 +400,10 @@ impl Pipeline {
         });
         Some(told(answered))
     }
+}
+
+fn over(upkeep: &Upkeep) -> Failure {
+    Failure::Over(upkeep.lease().over().unwrap_or(Ending::Closed))
 }
 
 /// The answer of a task of the background thread. Unknown if the task ended early.

@@ -73,8 +73,7 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
         }
     };
     let outcome = hold(&guard, run, &order, &mut signals).await;
-    give_back(guard, connection, &mut signals).await;
-    leave(&zk, &mut signals).await;
+    give_back(guard, &zk, connection, &mut signals).await;
     let reaped = outcome?;
     reaped.pass_on();
     Ok(reaped.code)
@@ -392,14 +391,15 @@ async fn stop(guard: &Guard, run: &Run, child: &mut Child) -> &'static str {
     "the command was killed"
 }
 
-/// Releases the lock, and waits for that, but no longer than the lock could block other contenders.
-async fn give_back(guard: Guard, connection: &Connection, signals: &mut Signals) {
-    let held = guard.is_held();
+/// Releases the lock and ends the session, in one round trip: the release goes first, so the next contender knows it for
+/// one, and the session would take the node along. Waits for that, but no longer than the lock could block other
+/// contenders.
+async fn give_back(guard: Guard, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) {
+    let limit = if guard.is_held() { connection.session_timeout } else { FAREWELL };
+    // The release is polled first, and is sent then. Once the session is over its answer says nothing new.
+    let both = async { tokio::join!(biased; guard.release(), zk.close()) };
     tokio::select! {
-        answer = tokio::time::timeout(connection.session_timeout, guard.release()) => match answer {
-            Ok(Err(error)) if held => say(&format!("the command has ended, but: {error}")),
-            _ => {}
-        },
+        _ = tokio::time::timeout(limit, both) => {}
         // The user is in a hurry. The node goes with the session.
         _ = signals.next() => {}
     }

@@ -1,0 +1,30 @@
+//! What a run costs on the wire, counted in round trips.
+
+use super::*;
+use support::wire::Op;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn from_start_to_end_alone_a_run_is_five_round_trips() {
+    let path = "/zklock/trips";
+    assert_eq!(run(&[path, "true"]).await.code, Some(0), "the directory is there now");
+    for (option, node) in [("-x", "WRITE"), ("-s", "READ")] {
+        let proxy = Proxy::start(shared_server().address());
+        // No answer to the first of two that go out together comes before the second is there.
+        let leaving = if node == "WRITE" { Op::Multi } else { Op::Delete };
+        let (created, left) = (proxy.hold_reply(Op::Create2), proxy.hold_reply(leaving));
+        let running = Running::start(zklock_on(&proxy.address(), &[option, path, "true"]));
+        created.arrives().await;
+        eventually("the queue is listed", || async { proxy.count(Op::GetChildren2) == 1 }).await;
+        created.release();
+        left.arrives().await;
+        eventually("the session is asked to end", || async { proxy.count(Op::CloseSession) == 1 }).await;
+        left.release();
+        let run = running.ends().await;
+        assert_eq!((run.code, &run.stderr[..]), (Some(0), ""));
+        // To connect is one, the handshake the second, the client's ping behind it the third, to queue up the fourth, to
+        // leave the fifth.
+        assert_eq!((proxy.connections(), proxy.count(Op::Ping)), (1, 1), "{option} {:?}", proxy.requests());
+        let sent: Vec<Op> = proxy.requests().into_iter().map(|(op, _)| op).collect();
+        assert_eq!(sent, [Op::Create2, Op::GetChildren2, leaving, Op::CloseSession], "{node}");
+    }
+}
