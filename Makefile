@@ -11,7 +11,7 @@ DEBIAN_JAR := /usr/share/java/zookeeper.jar
 WHOLE := --workspace --all-features
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test programs lint soak interop bench performance figures kerberos databases pages msrv deny semver package filled-in binary \
+.PHONY: test programs lint soak interop bench performance figures kerberos databases pages msrv deny semver package filled-in binary deb \
 	zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
@@ -137,17 +137,18 @@ filled-in:
 	fi
 
 # `zklock` for machines without Rust, with its manual and completions, as an archive in target/archives. TAG, if it is given,
-# has to be that of the version in Cargo.toml.
+# has to be that of the version in Cargo.toml. TARGET builds for another target of Rust: one for musl gives a program that
+# needs no C library of the system's.
 binary:
 	@version=$$(sed -n '/^\[package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 	if [[ -n '$(TAG)' && '$(TAG)' != "v$$version" ]]; then
 		echo "make binary: REFUSED: the tag is $(TAG), and Cargo.toml has the version $$version" >&2
 		exit 1
 	fi
-	host=$$(rustc -vV | sed -n 's/^host: //p')
-	name=zklock-$$version-$$host
-	cargo build --release --locked --features cli --bin zklock --config 'profile.release.strip = true'
-	zklock="$${CARGO_TARGET_DIR:-target}/release/zklock"
+	target=$(or $(TARGET),$$(rustc -vV | sed -n 's/^host: //p'))
+	name=zklock-$$version-$$target
+	cargo build --release --locked --features cli --bin zklock --config 'profile.release.strip = true' $(if $(TARGET),--target '$(TARGET)')
+	zklock="$${CARGO_TARGET_DIR:-target}/$(if $(TARGET),$(TARGET)/)release/zklock"
 	rm -rf "target/archives/$$name"
 	mkdir -p "target/archives/$$name/"{man,completions}
 	cp "$$zklock" README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT "target/archives/$$name/"
@@ -162,6 +163,48 @@ binary:
 	tar -czf "$$name.tar.gz" "$$name"
 	sha256sum "$$name.tar.gz" >"$$name.tar.gz.sha256"
 	echo "make binary: target/archives/$$name.tar.gz"
+
+# The same as a package for Debian and its kin, in target/archives or where OUT says. PROGRAM, if it is given, is packed
+# instead of a release build.
+deb:
+	@program='$(PROGRAM)'
+	if [[ -z $$program ]]; then
+		cargo build --release --locked --features cli --bin zklock --config 'profile.release.strip = true'
+		program="$${CARGO_TARGET_DIR:-target}/release/zklock"
+	fi
+	out='$(or $(OUT),target/archives)'
+	root=$$(mktemp -d)
+	trap 'rm -rf "$$root"' EXIT
+	chmod 755 "$$root"
+	share=$$root/usr/share
+	install -d "$$out" "$$root/DEBIAN" "$$share"/{man/man1,bash-completion/completions,zsh/vendor-completions}
+	install -d "$$share"/{fish/vendor_completions.d,doc/zklock}
+	install -D -m 755 "$$program" "$$root/usr/bin/zklock"
+	for task in '' ls watch ask forget break check; do
+		"$$program" man $$task | gzip -9 -n >"$$share/man/man1/zklock$${task:+-$$task}.1.gz"
+	done
+	"$$program" completions bash >"$$share/bash-completion/completions/zklock"
+	"$$program" completions zsh >"$$share/zsh/vendor-completions/_zklock"
+	"$$program" completions fish >"$$share/fish/vendor_completions.d/zklock.fish"
+	gzip -9 -n <CHANGELOG.md >"$$share/doc/zklock/changelog.gz"
+	{ echo 'Licensed under either of these, as you like.'; cat LICENSE-MIT LICENSE-APACHE; } >"$$share/doc/zklock/copyright"
+	# The newest C library that the program asks for. One that is linked statically asks for none.
+	glibc=$$(objdump -T "$$program" 2>/dev/null | grep -o 'GLIBC_[0-9.]*' | sort -V | tail -n 1 || true)
+	version=$$(sed -n '/^\[package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+	architecture=$$(dpkg --print-architecture)
+	maintainer=$$(sed -n 's/^Write to \*\*\(.*\)\*\*.*/\1/p' SECURITY.md)
+	{
+		printf '%s\n' 'Package: zklock' "Version: $$version" "Architecture: $$architecture" \
+			"Maintainer: zk-rwlock <$$maintainer>" 'Section: utils' 'Priority: optional' \
+			"Installed-Size: $$(du -ks "$$root/usr" | cut -f 1)"
+		if [[ -n $$glibc ]]; then
+			printf '%s\n' "Depends: libc6 (>= $${glibc#GLIBC_}), libgcc-s1"
+		fi
+		printf '%s\n' 'Description: run a command under a lock of many machines' \
+			' zklock is flock(1) for many machines: one read/write lock, kept in' \
+			' Apache ZooKeeper, with the letters and the exit codes of flock.'
+	} >"$$root/DEBIAN/control"
+	dpkg-deb --root-owner-group --build "$$root" "$$out/zklock_$${version}_$$architecture.deb"
 
 lint:
 	cargo fmt --all --check

@@ -37,6 +37,8 @@ const PASSED_ON: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::
 mod credentials;
 #[path = "zklock/once.rs"]
 mod once;
+#[path = "zklock/packages.rs"]
+mod packages;
 #[path = "zklock/permits.rs"]
 mod permits;
 #[path = "zklock/reasons.rs"]
