@@ -230,7 +230,7 @@ impl Hold {
     }
 
     /// What a failed request about the own node means for its holder.
-    fn lost_by(&self, failure: Failure, operation: &'static str) -> Error {
+    pub(crate) fn lost_by(&self, failure: Failure, operation: &'static str) -> Error {
         match failure {
             Failure::NoNode => Error::Lost(Loss::Removed),
             Failure::Over(ending) => Error::Lost(Loss::SessionOver(ending)),

@@ -9,7 +9,14 @@ use crate::hold::changes::Changes;
 use crate::hold::hold::{Hold, NodeData};
 use crate::hold::transaction::Transaction;
 use crate::queue::contender::Contender;
+use crate::queue::metadata;
+use crate::queue::permits::{self, PERMITS, Room};
 use crate::session::loss::{HoldState, Loss};
+use crate::session::request::Failure;
+use crate::session::retry;
+
+/// How soon to look again at who was about to take permits.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// One permit of a [`Semaphore`](crate::Semaphore), or several that were acquired together. Made by
 /// [`Semaphore::acquire`](crate::Semaphore::acquire).
@@ -107,10 +114,12 @@ impl Permit {
         self.held.session_left()
     }
 
-    /// Waits until somebody waits for permits, and gives the first who does. Ready at once if somebody waits already.
+    /// Waits until somebody waits because too few permits are free, and gives the first who does. Ready at once if somebody
+    /// waits already. Who is about to take permits that are free does not count.
     ///
     /// With this a long piece of work can make way at a good moment. See
-    /// [`WriteGuard::contended`](crate::WriteGuard::contended) for what it costs.
+    /// [`WriteGuard::contended`](crate::WriteGuard::contended) for what it costs; each time that somebody stands in the
+    /// queue, it costs three reads more.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -118,7 +127,36 @@ impl Permit {
     /// # Errors
     /// [`Error::Lost`] once the permits are lost; [`Error::PermissionDenied`] if the queue may not be read.
     pub async fn contended(&self) -> Result<Contender, Error> {
-        self.held.contended().await
+        loop {
+            let first = self.held.contended().await?;
+            if self.finds_too_few(&first).await? {
+                return Ok(first);
+            }
+            self.held.ticket().session().sleep(LOOK_PAUSE).await;
+        }
+    }
+
+    /// Whether there are too few permits for this contender, which is the first in the queue.
+    async fn finds_too_few(&self, first: &Contender) -> Result<bool, Error> {
+        let (session, queue) = (self.held.ticket().session(), self.held.ticket().directory());
+        let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };
+        let (node, taken) = (format!("{queue}/{}", first.name()), format!("{semaphore}/{PERMITS}"));
+        let read = || async {
+            // All are on their way before one is answered.
+            let (node, number, names) = (session.data(&node), session.data(semaphore), session.children(&taken));
+            Ok((node.await.map(|(data, _)| metadata::read(&data).permits), number.await?.0, names.await?))
+        };
+        let (wanted, number, names) =
+            retry::until_known(session, read).await.map_err(|failure| self.held.lost_by(failure, "read"))?;
+        let wanted = match wanted {
+            // It took its permits, or gave up.
+            Err(Failure::NoNode) => return Ok(false),
+            Err(_) => None,
+            Ok(wanted) => wanted,
+        };
+        let number = permits::decode(&number).ok().flatten();
+        let room = wanted.zip(number).map(|(wanted, number)| permits::room(number, &names, wanted));
+        Ok(room != Some(Ok(Room::Enough)))
     }
 
     /// Runs `work` while the permits are held, and drops it as soon as they are lost. See

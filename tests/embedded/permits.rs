@@ -593,3 +593,18 @@ fn a_head_that_has_reconnected_counts_permits_after_a_sync() {
         assert!(assert_ready_ok!(next.poll()).is_held());
     }
 }
+
+#[test]
+fn a_holder_is_told_only_of_who_finds_too_few_permits() {
+    for polls in 1..POLLS {
+        let (zk, _other, _a, b) = two(2);
+        let held = acquire(&b);
+        let slow = open(&Slow(zk.clone()), 2);
+        let mut newcomer = acquiring(&slow, 1);
+        let taken = poll_up_to(&mut newcomer, polls);
+        let mut contended = task::spawn(held.contended());
+        assert!(contended.poll().is_pending(), "{polls} polls");
+        drop(contended);
+        drop(taken);
+    }
+}
