@@ -11,8 +11,8 @@ DEBIAN_JAR := /usr/share/java/zookeeper.jar
 WHOLE := --workspace --all-features
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test programs lint soak interop bench performance figures kerberos databases pages msrv deny semver package filled-in binary deb \
-	zookeeper servers
+.PHONY: test programs lint soak interop bench bench-permits performance figures kerberos databases pages msrv deny semver package \
+	filled-in binary deb zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
 # proved nothing about ZooKeeper, so it fails however green the tests look.
@@ -72,6 +72,11 @@ bench: zookeeper
 	$(MANY_DESCRIPTORS)
 	cargo build --release --example drive
 	cargo bench -p zk-rwlock-benches --bench server -- --rounds $(ROUNDS)
+
+# The semaphore beside Curator's and kazoo's: sixteen processes of each contend for four permits, in turns on one server.
+bench-permits: zookeeper
+	tests/interop/setup.sh
+	cargo bench -p zk-rwlock-benches --bench permits -- --rounds $(ROUNDS)
 
 # All that docs/performance.md shows of us and of the floor, measured here; the tables and plots are in target/performance.
 performance: zookeeper

@@ -64,9 +64,10 @@ if ! [[ -e $jars/curator-recipes-$curator.jar ]]; then
     fi
 fi
 
-if [[ tests/interop/CuratorPeer.java -nt $home/classes/CuratorPeer.class ]]; then
+if [[ tests/interop/CuratorPeer.java -nt $home/classes/CuratorPeer.class ||
+    tests/interop/CuratorSemaphore.java -nt $home/classes/CuratorSemaphore.class ]]; then
     # The compiler itself: what starts it is not part of Debian's runtime.
     java --list-modules | grep '^jdk.compiler@' >/dev/null || missing 'this Java has no compiler: install a JDK'
     java --module jdk.compiler/com.sun.tools.javac.Main -d "$home/classes" \
-        -cp "$(printf '%s:' "$jars"/*.jar)" tests/interop/CuratorPeer.java
+        -cp "$(printf '%s:' "$jars"/*.jar)" tests/interop/CuratorPeer.java tests/interop/CuratorSemaphore.java
 fi
