@@ -54,9 +54,9 @@ Exit codes:
         forget: there is no record;
         check: something is odd
    64   wrong usage
-   65   what is in ZooKeeper is in the way (contenders of another program,
-        numbers that are used up), or the servers refuse, for a reason
-        that they tell
+   65   what is in ZooKeeper is in the way (contenders of another
+        program, numbers that are used up), or the servers refuse, for a
+        reason that they tell
    69   no server can be reached; the message says why
    71   this system gives no thread or no signals
    74   what was found could not be written to standard output
