@@ -3,7 +3,7 @@
 //!
 //! `make bench-permits` runs it, once `make interop` has provided the others. Each contender is a process of its own, with
 //! one session, whoever it is of. They say when they are ready, begin together, and report from when to when they held, on
-//! the one clock of the machine. So the same run that counts grants shows whether more held at once than there are permits.
+//! the one clock of the machine. So the same run that counts grants shows how many held at once.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -160,18 +160,21 @@ fn of_one(mut contender: Contender) -> Result<Vec<(u64, u64)>> {
     Ok(holds)
 }
 
-/// How often more permits were held than there are.
-fn violations(holds: &[(u64, u64)], permits: u32) -> usize {
+/// How many permits were held at once at most, and how often they were more than there are.
+///
+/// Zero violations say something only where the most is as many as there are: who holds for a millisecond hardly meets others.
+fn most_and_violations(holds: &[(u64, u64)], permits: u32) -> (i64, usize) {
     // What ends at the same moment ends first.
     let ends = holds.iter().map(|(_, until)| (*until, -1));
     let mut changes: Vec<(u64, i64)> = holds.iter().map(|(from, _)| (*from, 1)).chain(ends).collect();
     changes.sort_unstable();
-    let mut held = 0;
-    let over = changes.into_iter().filter(|(_, change)| {
+    let (mut held, mut most, mut over) = (0, 0, 0);
+    for (_, change) in changes {
         held += change;
-        *change > 0 && held > i64::from(permits)
-    });
-    over.count()
+        most = most.max(held);
+        over += usize::from(change > 0 && held > i64::from(permits));
+    }
+    (most, over)
 }
 
 fn median(mut of: Vec<f64>) -> f64 {
@@ -191,8 +194,11 @@ fn measure(rounds: u32, arguments: &Arguments) -> Result<()> {
             let (first, last) = (holds.iter().map(|hold| hold.0).min(), holds.iter().map(|hold| hold.1).max());
             let seconds = (last.unwrap_or(1) - first.unwrap_or(0)) as f64 / 1e9;
             let rate = holds.len() as f64 / seconds;
-            let over = violations(&holds, arguments.permits);
-            println!("{peer}: {rate:.0} grants a second, {} in {seconds:.1} s, {over} violations", holds.len());
+            let (most, over) = most_and_violations(&holds, arguments.permits);
+            let grants = holds.len();
+            println!(
+                "{peer}: {rate:.0} grants a second, {grants} in {seconds:.1} s, at most {most} at once, {over} violations"
+            );
             rates.push(rate);
         }
     }
