@@ -162,7 +162,8 @@ async fn a_permit_that_is_given_back_wakes_one_of_forty() {
     soon("the transaction", taking.arrives()).await;
     // Nothing has followed from it yet. One listing, for which the watch is armed anew, and then the transaction.
     assert_eq!(head.proxy.notifications(), 1);
-    assert_eq!(ops(&head.proxy), [Op::GetChildren, Op::Multi]);
+    // A heartbeat may follow on a slow machine.
+    assert!(ops(&head.proxy).starts_with(&[Op::GetChildren, Op::Multi]), "{:?}", ops(&head.proxy));
     let told = async |waiting: &[(Tapped, JoinHandle<_>)]| {
         let mut all = Vec::new();
         for (tapped, _) in waiting {
