@@ -12,6 +12,7 @@ use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::queue::contender::Contender;
 use crate::queue::local::Evidence;
+use crate::queue::mode::Mode;
 use crate::queue::native;
 use crate::queue::waiter::{Departure, Known, News, Predecessor, Rules, Step, Waiter};
 use crate::session::holds::OwnHold;
@@ -201,11 +202,10 @@ impl Acquisition {
         let own = own_node.ask_to_watch(session);
         let watch = behind.watches.then(|| session.watch(&node));
         if !is_asked.swap(true, Ordering::Relaxed) {
-            // A predecessor of this session is asked without the ensemble.
-            if native::keeps(&behind.predecessor.name) {
-                ticket.book().ask(&behind.predecessor.name);
-            }
-            if behind.asks {
+            // A predecessor of this session is asked without the ensemble. Behind a writer nobody else has to be asked.
+            let name = &*behind.predecessor.name;
+            let is_told = native::keeps(name) && ticket.book().ask(name);
+            if behind.asks && !(is_told && behind.predecessor.mode == Mode::Write) {
                 self.kept.iter().for_each(|kept| kept.asks());
                 ask(&self.handle.path, &self.handle.asking, session, behind.directory);
             }

@@ -159,12 +159,11 @@ impl Book {
         }
     }
 
-    /// Asks this contender to give up a node that it may only keep, if it is of the session and the book knows it.
-    pub(crate) fn ask(&self, name: &str) {
+    /// Asks this contender to give up a node that it may only keep. `false` if it is of another session, as far as the
+    /// book knows.
+    pub(crate) fn ask(&self, name: &str) -> bool {
         let found = self.state().queue.members().find(|it| it.contender.name() == name).cloned();
-        if let Some(found) = found {
-            found.own_node.ask();
-        }
+        found.inspect(|found| found.own_node.ask()).is_some()
     }
 
     /// `me`, which held the write lock, holds the read lock now.

@@ -5,7 +5,7 @@
 //! answer to `srvr`? Every server answers that word, if only to say that it may not, and opens no session for it. No
 //! server is asked while a session is connected.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
@@ -66,7 +66,14 @@ async fn ask(address: &str, host: &str, options: &ZooKeeperBuilder, deadline: In
     let addresses: Vec<_> = found.map_err(|error| format!("the host is not known: {error}"))?.collect();
     let began = Instant::now();
     let stream = timeout_at(deadline, TcpStream::connect(&*addresses)).await;
-    let mut line = Line::Clear(stream.map_err(|_| "does not answer")?.map_err(|error| error.to_string())?);
+    let mut line = match stream.map_err(|_| "does not answer")? {
+        Ok(stream) => Line::Clear(stream),
+        // It was closed even before the connect returned.
+        Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+            return Err(FULL.to_owned());
+        }
+        Err(error) => return Err(error.to_string()),
+    };
 
     // That a full server closes the connection, we learn after a round trip: as long as the connect took.
     let at_once = deadline.min(Instant::now() + AT_ONCE.max(2 * began.elapsed()));
