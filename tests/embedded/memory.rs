@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use support::polled::*;
-use support::slow::{Slow, SlowSession, poll_up_to};
+use support::slow::{Slow, SlowSession};
 use tokio::task::JoinSet;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};

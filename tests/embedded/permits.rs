@@ -8,8 +8,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use support::polled::{Acquiring, now};
-use support::slow::{Slow, poll_up_to};
+use support::polled::{Acquiring, now, poll_up_to};
+use support::slow::Slow;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{

@@ -7,7 +7,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio_test::task::Spawn;
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
     Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, Stat, Task, Upkeep,
@@ -118,17 +117,4 @@ impl Session for SlowSession {
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         self.0.sleep(duration)
     }
-}
-
-/// Polls at most `polls` times, for as long as there is something to poll for. `None` if there was nothing any more.
-pub fn poll_up_to<F: Future>(future: &mut Spawn<F>, polls: usize) -> Option<Poll<F::Output>> {
-    for i in 0..polls {
-        if i > 0 && !future.is_woken() {
-            return None;
-        }
-        if let Poll::Ready(output) = future.poll() {
-            return Some(Poll::Ready(output));
-        }
-    }
-    Some(Poll::Pending)
 }
