@@ -1,5 +1,5 @@
 # What a contributor runs and what CI runs are the same commands: `make lint`, `make test` and a short `make interop`.
-# The workspace is the library and, as packages of their own, its tests, property tests, benchmarks and two examples.
+# The workspace is the library and, as packages of their own, its tests, property tests, benchmarks and three examples.
 
 SHELL := /bin/bash
 # One shell for a whole recipe, which stops at the first failure, also inside a pipe.

@@ -5,10 +5,12 @@ mod examples;
 mod fault_table;
 mod front_page;
 mod guide;
+mod kubernetes;
 mod layers;
 mod links;
 mod migrations;
 mod performance_doc;
+mod service;
 mod snippets;
 
 // The code that makes the tables and plots of `docs/performance.md`.

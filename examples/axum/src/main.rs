@@ -1,0 +1,97 @@
+//! A web service with a lock in its state, on axum: what its probes say while ZooKeeper is away, and how it gives back
+//! what it holds when it is stopped.
+//!
+//! ```text
+//! ZK_HOSTS=127.0.0.1:2181 LISTEN=127.0.0.1:8080 cargo run -p example-axum
+//!
+//! curl 127.0.0.1:8080/ready                                   # 503 and the reason, if requests cannot be served now
+//! curl 127.0.0.1:8080/live                                    # 200 as long as the process answers
+//! curl 127.0.0.1:8080/                                        # reads the configuration under a kept read lock
+//! curl -X PUT --data 'good evening' 127.0.0.1:8080/greeting   # changes it under the write lock
+//! curl -X POST 127.0.0.1:8080/report                          # one instance at a time; 409 says which has the lock
+//! ```
+//!
+//! `examples/kubernetes/deployment.yaml` runs a service with these probes. To have it for yourself, take this folder and,
+//! in `Cargo.toml`, the version of zk-rwlock in place of its path.
+
+mod service;
+
+use std::convert::Infallible;
+use std::env;
+use std::future::pending;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::signal::ctrl_c;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::time::sleep;
+use zk_rwlock::{Error, ZooKeeper};
+
+use service::{Failure, Service};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let servers = variable("ZK_HOSTS", "127.0.0.1:2181");
+    let drain = Duration::from_secs(variable("DRAIN_SECONDS", "10").parse()?);
+    let report_takes = Duration::from_secs(variable("REPORT_SECONDS", "1").parse()?);
+
+    let listener = TcpListener::bind(variable("LISTEN", "127.0.0.1:8080")).await?;
+    println!("listens on {}", listener.local_addr()?);
+    let offer = watch::Sender::new(Err(Failure::unavailable("no session with ZooKeeper yet")));
+    let server = axum::serve(listener, service::router(offer.subscribe()));
+    tokio::select! {
+        served = server.with_graceful_shutdown(asked_to_stop()).into_future() => served?,
+        () = asked_to_stop_before(drain) => eprintln!("requests run for {drain:?} after the end: they lose their locks"),
+        failed = connect(&servers, report_takes, &offer) => match failed? {},
+    }
+
+    // Ends the session. What is held, kept or waited for is free now, and not one session timeout later.
+    let service = offer.borrow().clone();
+    if let Ok(service) = service {
+        service.zk.close().await;
+    }
+    println!("stopped");
+    Ok(())
+}
+
+fn variable(name: &str, default: &str) -> String {
+    env::var(name).unwrap_or_else(|_| default.to_owned())
+}
+
+/// Connects and offers the service, however long that takes: a process that starts while ZooKeeper is away is alive, and not
+/// ready. Returns only if it is of no use to try again: credentials that are refused, servers that are no address.
+async fn connect(
+    servers: &str,
+    report_takes: Duration,
+    offer: &watch::Sender<std::result::Result<Service, Failure>>,
+) -> std::result::Result<Infallible, Error> {
+    let say = |news| drop(offer.send_replace(news));
+    loop {
+        match ZooKeeper::builder().connect_timeout(Duration::from_secs(3)).connect(servers).await {
+            Ok(zk) => {
+                say(Ok(Service::new(zk, report_takes)?));
+                return pending().await;
+            }
+            Err(error @ Error::Unreachable(_)) => say(Err(Failure::unavailable(&error.to_string()))),
+            Err(error) => return Err(error),
+        }
+        sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// Returns at Ctrl-C or SIGTERM, to each of those who wait for it.
+async fn asked_to_stop() {
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return pending().await };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = ctrl_c() => {}
+    }
+}
+
+async fn asked_to_stop_before(drain: Duration) {
+    asked_to_stop().await;
+    sleep(drain).await;
+}

@@ -1,0 +1,106 @@
+//! `examples/axum`, as a process beside a real server: what its probes say, and what it leaves when it is stopped.
+
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process};
+use support::program::example;
+use support::scene::{connect, eventually, line, line_becomes, lock_at, soon};
+use support::server::Server;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::TcpStream;
+use tokio::process::{Child, ChildStdout};
+
+/// An instance of the service.
+struct Instance {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    address: String,
+}
+
+impl Instance {
+    /// Started, and not yet ready. Its report takes longer than any test.
+    async fn start(server: &Server, drain: &str) -> Instance {
+        let mut command = example("axum-service");
+        command.env("ZK_HOSTS", server.address()).env("LISTEN", "127.0.0.1:0");
+        command.env("REPORT_SECONDS", "600").env("DRAIN_SECONDS", drain);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("it can be run");
+        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let first = soon("a line", lines.next_line()).await.expect("text").expect("it listens");
+        let address = first.strip_prefix("listens on ").expect("where").to_owned();
+        Instance { child, lines, address }
+    }
+
+    /// Status and text of the answer.
+    async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        soon("an answer", answer(self.address.clone(), method, path, body)).await
+    }
+
+    async fn get(&self, path: &str) -> (u16, String) {
+        self.ask("GET", path, "").await
+    }
+
+    async fn becomes_ready(&self) {
+        eventually("it is ready", || async { self.get("/ready").await == (200, "ready\n".to_owned()) }).await;
+    }
+}
+
+async fn answer(address: String, method: &str, path: &str, body: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(&address).await.expect("it listens");
+    let length = body.len();
+    let head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {length}");
+    stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).await.expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("it answers in text");
+    let (head, text) = answer.split_once("\r\n\r\n").expect("an empty line after the head");
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    (status.expect("a status"), text.to_owned())
+}
+
+#[tokio::test]
+async fn a_service_is_ready_while_its_session_lives_and_gives_its_locks_back() {
+    let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+    server.kill();
+    let mut service = Instance::start(&server, "0").await;
+    let live = (200, "live\n".to_owned());
+    assert_eq!(service.get("/live").await, live);
+    assert_eq!(service.get("/ready").await, (503, "no session with ZooKeeper yet\n".to_owned()));
+    assert_eq!(service.get("/").await.0, 503);
+
+    server.start_again();
+    service.becomes_ready().await;
+    assert_eq!(service.get("/").await, (200, "good morning\n".to_owned()));
+    assert_eq!(service.ask("PUT", "/greeting", "good evening").await.0, 200);
+    assert_eq!(service.get("/").await, (200, "good evening\n".to_owned()));
+
+    let zk = connect(&server.address()).await;
+    let (config, report) = (lock_at(&zk, "/orders/config/lock"), lock_at(&zk, "/orders/report"));
+    let held = report.write().label("another instance").await.unwrap();
+    let (status, text) = service.ask("POST", "/report", "").await;
+    assert!(status == 409 && text.contains("\"another instance\""), "{status} {text}");
+    held.release().await.unwrap();
+
+    server.kill();
+    let refused = format!("{}: Connection refused (os error 111)\n", server.address());
+    eventually("it says why it is not ready", || async {
+        let (status, text) = service.get("/ready").await;
+        status == 503 && text.starts_with("connecting for ") && text.ends_with(&refused)
+    })
+    .await;
+    assert_eq!(service.get("/live").await, live);
+    server.start_again();
+    service.becomes_ready().await;
+
+    // Stopped in the middle of a request that holds the lock, and with a lock that it keeps.
+    let address = service.address.clone();
+    let request = tokio::spawn(async move { answer(address, "POST", "/report", "").await });
+    line_becomes(&report, "W+").await;
+    assert_eq!(service.get("/").await.0, 200);
+    assert_eq!(line(&config).await, "W+", "kept since the greeting was changed");
+    let pid = service.child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?)).expect("it runs");
+    kill_process(pid, Signal::TERM).unwrap();
+    let status = soon("the end", service.child.wait()).await.unwrap();
+    assert_eq!((line(&report).await, line(&config).await), (String::new(), String::new()));
+    assert!(status.success(), "{status}");
+    assert_eq!(service.lines.next_line().await.unwrap().as_deref(), Some("stopped"));
+    drop(request);
+}
