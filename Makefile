@@ -77,8 +77,11 @@ bench: zookeeper
 # Held for a millisecond, they show what a grant costs; held for twenty, all four are taken and a fifth would be seen.
 bench-permits: zookeeper
 	tests/interop/setup.sh
-	cargo bench -p zk-rwlock-benches --bench permits -- --rounds $(ROUNDS)
-	cargo bench -p zk-rwlock-benches --bench permits -- --rounds $(ROUNDS) --hold 20
+	mkdir -p target/performance
+	rm -f target/performance/permits.jsonl
+	for hold in 1 20; do
+		cargo bench -p zk-rwlock-benches --bench permits -- --rounds $(ROUNDS) --hold $$hold --out '$(CURDIR)/target/performance/permits.jsonl'
+	done
 
 # All that docs/performance.md shows of us and of the floor, measured here; the tables and plots are in target/performance.
 performance: zookeeper

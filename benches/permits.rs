@@ -5,6 +5,7 @@
 //! one session, whoever it is of. They say when they are ready, begin together, and report from when to when they held, on
 //! the one clock of the machine. So the same run that counts grants shows how many held at once.
 
+use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use rustix::time::{ClockId, clock_gettime};
+use serde_json::json;
 use support::server::Server;
 use zk_rwlock::{Semaphore, ZooKeeper};
 
@@ -41,6 +43,9 @@ struct Arguments {
     /// How long a permit is held, in whole milliseconds
     #[arg(long, default_value_t = 1)]
     hold: u64,
+    /// Add every run to this file, as `docs/performance/results.jsonl` has them
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
     /// Only these: ours, curator, kazoo
     peers: Vec<String>,
     /// Be a contender: servers, path, permits, and for how many milliseconds to contend and to hold
@@ -187,7 +192,7 @@ fn measure(rounds: u32, arguments: &Arguments) -> Result<()> {
     let every = ["ours", "curator", "kazoo"].map(str::to_owned);
     let peers = if arguments.peers.is_empty() { &every[..] } else { &arguments.peers };
     let server = Server::start_with(&[], &JAVA);
-    let mut rates = vec![Vec::new(); peers.len()];
+    let (mut rates, mut lines) = (vec![Vec::new(); peers.len()], Vec::new());
     for round in 0..rounds {
         for (peer, rates) in peers.iter().zip(&mut rates) {
             let holds = holds(peer, &server, &format!("/{peer}-{round}"), arguments, &root)?;
@@ -200,6 +205,28 @@ fn measure(rounds: u32, arguments: &Arguments) -> Result<()> {
                 "{peer}: {rate:.0} grants a second, {grants} in {seconds:.1} s, at most {most} at once, {over} violations"
             );
             rates.push(rate);
+            // Each of ours is a process of its own, as theirs are.
+            let peer = if peer == "ours" { "ours-apart" } else { peer };
+            lines.push(json!({
+                "label": format!("{} standalone", server.version()),
+                "case": format!("permits-{}", arguments.hold),
+                "round": round,
+                "peer": peer,
+                "workload": "permits",
+                "n": arguments.contenders,
+                "ops": grants,
+                "sessions": arguments.contenders,
+                "elapsed_s": seconds,
+                "ops_per_s": rate,
+                "errors": over,
+                "extra": { "permits": arguments.permits, "hold_ms": arguments.hold, "most": most },
+            }));
+        }
+    }
+    if let Some(file) = &arguments.out {
+        let mut file = OpenOptions::new().create(true).append(true).open(file)?;
+        for line in lines {
+            writeln!(file, "{line}")?;
         }
     }
     let medians: Vec<f64> = rates.into_iter().map(median).collect();

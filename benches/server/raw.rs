@@ -98,7 +98,8 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<Value> {
         let client = Client::connector().with_session_timeout(SESSION_TIMEOUT).connect(&arguments.zk).await?;
         sessions.push(Contender { client, directory: Arc::clone(&directory) });
     }
-    sessions[0].client.mkdir(&directory, &CreateMode::Container.with_acls(Acls::anyone_all())).await?;
+    // Not a container: a server that looks for empty ones could remove it between two rounds of the warm-up.
+    sessions[0].client.mkdir(&directory, &CreateMode::Persistent.with_acls(Acls::anyone_all())).await?;
     // The keepers may be far.
     for _ in 0..if arguments.workload == Workload::Keepers { 10 } else { WARM_UP } {
         let node = sessions[0].enter().await?;

@@ -18,6 +18,7 @@ pub(crate) fn figure(workload: &str) -> Figure {
         "drain" => ("µs a hand-off", |run| run.extra("us_per_handoff"), false),
         "readers" => ("µs until all are in", |run| run.extra("total_us"), false),
         "keepers" => ("µs until the writer holds", |run| run.number("p50_us"), false),
+        "permits" => ("grants a second", |run| run.number("ops_per_s"), true),
         "simulated" => ("requests a second", |run| run.extra("requests_per_s"), false),
         "waiters" => ("µs a contender", |run| run.extra("us_per_waiter"), false),
         _ => ("µs a pair", |run| run.number("p50_us"), false),

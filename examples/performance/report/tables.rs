@@ -34,7 +34,7 @@ pub(crate) fn table(results: &Results, name: &str) -> Outcome<String> {
     }
     let (workload, label) = name.split_once(", ").ok_or_else(|| format!("no table is called {name:?}"))?;
     let of_label: Vec<&Run> = results.runs().filter(|run| run.label == label).collect();
-    let is_summed_up = |run: &Run| !["kept", "keepers", "simulated"].contains(&kind(run));
+    let is_summed_up = |run: &Run| !["kept", "keepers", "permits", "simulated"].contains(&kind(run));
     let chosen = |run: &&&Run| if workload == "summary" { is_summed_up(run) } else { kind(run) == workload };
     let mut cases: Vec<(&str, &str, u64)> = Vec::new();
     for run in of_label.iter().filter(chosen) {
@@ -46,11 +46,13 @@ pub(crate) fn table(results: &Results, name: &str) -> Outcome<String> {
     if cases.is_empty() {
         return Err(format!("there are no results for the table {name:?}").into());
     }
-    let order = ["write", "read", "drain", "readers", "contend", "mix", "waiters", "kept", "keepers", "simulated"];
+    let order =
+        ["write", "read", "drain", "readers", "contend", "mix", "waiters", "kept", "keepers", "permits", "simulated"];
     cases.sort_by_key(|(workload, _, n)| (order.iter().position(|known| known == workload), *n));
     Ok(match workload {
         "summary" => summary(results, label, &cases),
         "waiters" => waiters(results, label, &cases),
+        "permits" => permits(results, label, &cases),
         _ => plain(results, label, &cases),
     })
 }
@@ -172,6 +174,37 @@ fn waiters(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> Strin
                     optional(requests, |value| format!("{value:.3}")).unwrap_or_default(),
                     bytes.map_or_else(String::new, |(taken, given)| format!("{taken} + {given}")),
                     memory.runs.to_string(),
+                ],
+            );
+        }
+    }
+    table
+}
+
+/// The grants of a semaphore's permits, beside ours.
+fn permits(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> String {
+    let mut table =
+        "| case | driver | grants a second | least … most | ours, in its | held at once, at most | runs |\n\
+                     |---|---|--:|--:|--:|--:|--:|\n"
+            .to_owned();
+    for (workload, case, _) in cases {
+        let median = |peer, of| results.median(label, case, peer, of);
+        let grants = figure(workload).of;
+        let ours = median("ours-apart", grants);
+        for peer in peers(results, |run| run.label == label && run.case == *case) {
+            let (Some(its), Some(held)) = (median(peer, grants), median(peer, |run| run.extra("most"))) else {
+                continue;
+            };
+            row(
+                &mut table,
+                [
+                    (*case).to_owned(),
+                    title(peer).to_owned(),
+                    bold(&number(its.value), its.runs),
+                    format!("{} … {}", number(its.least), number(its.most)),
+                    ours.map_or_else(String::new, |ours| ratio(ours.value / its.value)),
+                    whole(held.most),
+                    its.runs.to_string(),
                 ],
             );
         }
