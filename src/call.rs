@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -211,6 +212,24 @@ pub(crate) async fn names(
 ) -> Result<Vec<String>, Failure> {
     let listing = answered(session, || retry::read(session, directory, is_synced, |it, path| it.children(path)));
     listing.await.or_else(retry::none_without_directory)
+}
+
+/// Deletes a node of what the user calls `path`. Returns whether this call has removed it: it may be gone already.
+pub(crate) async fn removes(coordinator: &impl Coordinator, path: &str, node: &str) -> Result<bool, Error> {
+    let fault = |failure| Error::from_failure(failure, "remove a node of", path);
+    let session_slot = coordinator.session_slot(0).await.map_err(fault)?;
+    let session = session_slot.session();
+    let tries = AtomicU32::new(0);
+    let removal = answered(session, || {
+        tries.fetch_add(1, Ordering::Relaxed);
+        session.delete(node)
+    });
+    match removal.await {
+        Ok(()) => Ok(true),
+        // Its owner removed it just now, or an earlier try of ours did.
+        Err(Failure::NoNode) => Ok(tries.into_inner() > 1),
+        Err(failure) => Err(fault(failure)),
+    }
 }
 
 /// The answer to `ask` on a session. If the session turns out to be over, asks again on a fresh one: nothing of ours

@@ -238,12 +238,10 @@ fn acquire<G: 'static>(handle: Arc<Handle>, mode: Mode, options: Options, guard:
     let is_kept = handle.keeper.is_some();
     let mut acquisition = Acquisition::new(handle, mode, options);
     let span = acquisition.begin();
-    match is_kept {
-        true if span.is_disabled() => Granting(Stage::Joining { acquisition, guard }),
-        true => Granting::by(async move { acquisition.acquire_kept().await.map(guard) }.instrument(span)),
-        false => {
-            let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(Held::alone(hold))) });
-            Granting(Stage::Working(Acquiring::around(span, work)))
-        }
+    if is_kept {
+        let joining = Granting(Stage::Joining { acquisition, guard });
+        return if span.is_disabled() { joining } else { Granting::by(joining.instrument(span)) };
     }
+    let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(Held::alone(hold))) });
+    Granting(Stage::Working(Acquiring::around(span, work)))
 }

@@ -1,7 +1,7 @@
 //! How an acquisition joins a node that its process keeps, or acquires one to be kept; knows neither queue nor turns.
 
 use std::cell::Cell;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -36,15 +36,6 @@ use crate::ticket::deadlock::Deadlock;
 const KEPT: &str = "kept";
 
 impl Acquisition {
-    /// Acquires the lock by a node that this process keeps: joins it, or acquires it.
-    pub(crate) async fn acquire_kept(&mut self) -> Result<Held, Error> {
-        poll_fn(|context| self.proceeds(context)).await;
-        match self.join()? {
-            (Found::Runs(used), _) => Ok(Held::Kept(self.begin_use(used))),
-            (found, timeout) => self.acquire_patiently(found, timeout).await,
-        }
-    }
-
     /// A task that does nothing but join must let other tasks run, too. Tokio counts 128 steps of a task before it must;
     /// a use is so short that each fourth is a step.
     pub(crate) fn proceeds(&self, context: &mut Context<'_>) -> Poll<()> {
@@ -62,7 +53,8 @@ impl Acquisition {
         Ok((found, timeout))
     }
 
-    /// As [`Self::acquire_kept`], when there is nothing to join without waiting.
+    /// Acquires the lock by a node that this process keeps, now that there is none to join without waiting: waits for one,
+    /// or acquires one.
     pub(crate) async fn acquire_patiently(&mut self, found: Found, timeout: Option<Duration>) -> Result<Held, Error> {
         let handle = Arc::clone(&self.handle);
         let Some(keeper) = &handle.keeper else { return self.acquire().await.map(Held::alone) };
@@ -76,7 +68,8 @@ impl Acquisition {
         }
     }
 
-    /// As [`Self::acquire_kept`], without waiting for another contender, nor for another use of this process.
+    /// Joins a node that this process keeps, or acquires one, without waiting for another contender, nor for another use of
+    /// this process.
     async fn attempt_kept(mut self, keeper: &Keeper, timeout: Option<Duration>) -> Result<Held, Error> {
         let asker = self.asker();
         match keeper.join(self.mode, asker) {

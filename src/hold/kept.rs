@@ -38,7 +38,7 @@ pub(crate) struct Kept {
 struct State {
     uses: Uses<Asker, Waker>,
     /// From the grant until the node is given up.
-    hold: Option<Arc<Hold>>,
+    granted: Option<Arc<Granted>>,
     /// When the last use ended.
     used: Moment,
     /// Its own acquisition has asked for other nodes.
@@ -51,10 +51,16 @@ struct State {
     watched_over: Option<oneshot::Sender<()>>,
 }
 
+/// A node that was granted, and its hold: what each use points to, with one count for both.
+struct Granted {
+    kept: Arc<Kept>,
+    hold: Arc<Hold>,
+}
+
 /// What remains of a node that is given up. Drop it once the state is unlocked: the end of the background task wakes that
 /// task, and the end of the hold sends the removal.
 struct Gone {
-    hold: Arc<Hold>,
+    granted: Arc<Granted>,
     why: Option<Why>,
     counted: Option<meter::KeptNode>,
     uses: u64,
@@ -111,7 +117,7 @@ impl Kept {
     /// A node that is being acquired.
     pub(crate) fn new(mode: Mode, idle: Duration, payoff: &Arc<Mutex<Payoff>>) -> Arc<Kept> {
         let (uses, used) = (Uses::new(mode), Moment::ZERO);
-        let state = State { uses, hold: None, used, has_asked: false, why: None, counted: None, watched_over: None };
+        let state = State { uses, granted: None, used, has_asked: false, why: None, counted: None, watched_over: None };
         let payoff = Arc::clone(payoff);
         let (state, crowded) = (Mutex::new(state), Notify::new());
         Arc::new_cyclic(|this| Kept { idle, payoff, state, crowded, this: Weak::clone(this) })
@@ -127,26 +133,25 @@ impl Kept {
                 Join::Waits(WaitingUse { kept: Arc::clone(self), number, is_over: false })
             }
             Joined::Runs(number) => {
-                let hold = state.hold.clone();
+                let granted = state.granted.clone();
                 drop(state);
-                self.run(number, hold).map_or(Join::Refused, Join::Runs)
+                self.run(number, granted).map_or(Join::Refused, Join::Runs)
             }
         }
     }
 
     /// As [`Kept::join`], if the use need not wait. The use may find the node lost.
-    pub(crate) fn join_now(self: &Arc<Self>, mode: Mode, asker: Asker) -> Option<KeptUse> {
+    pub(crate) fn join_now(&self, mode: Mode, asker: Asker) -> Option<KeptUse> {
         let mut state = self.state();
-        let hold = Arc::clone(state.hold.as_ref()?);
+        let granted = Arc::clone(state.granted.as_ref()?);
         let number = state.uses.join_now(mode, asker)?;
         drop(state);
-        Some(KeptUse::new(Arc::clone(self), number, hold))
+        Some(KeptUse::new(granted, number))
     }
 
     /// The use of this number, unless the node was lost. A lost node admits no use.
-    fn run(self: &Arc<Self>, number: u64, hold: Option<Arc<Hold>>) -> Option<KeptUse> {
-        let hold = hold?;
-        let used = KeptUse::new(Arc::clone(self), number, hold);
+    fn run(&self, number: u64, granted: Option<Arc<Granted>>) -> Option<KeptUse> {
+        let used = KeptUse::new(granted?, number);
         if let Err(loss) = used.held_at() {
             self.give_up(Why::by(loss));
             return None;
@@ -178,10 +183,10 @@ impl Kept {
     }
 
     /// The node is granted. The uses that wait may begin.
-    pub(crate) fn granted(&self, hold: Arc<Hold>) {
+    pub(crate) fn granted(self: &Arc<Self>, hold: Arc<Hold>) {
         let mut state = self.state();
         state.used = hold.now();
-        state.hold = Some(hold);
+        state.granted = Some(Arc::new(Granted { kept: Arc::clone(self), hold }));
         state.counted = (!state.uses.is_asked()).then(meter::KeptNode::begin);
         let woken = state.uses.granted();
         let gone = state.end_if_over();
@@ -220,12 +225,12 @@ impl Kept {
     /// Whether no use waits for the node that is being acquired.
     pub(crate) fn is_abandoned(&self) -> bool {
         let state = self.state();
-        state.hold.is_none() && state.uses.is_idle()
+        state.granted.is_none() && state.uses.is_idle()
     }
 
     /// The hold, from its grant until it is given up.
     pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
-        self.state().hold.clone()
+        self.state().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
     }
 
     /// The hold that a use waits for that has to wait, and whether a task that uses it is the one that asks. It waits for
@@ -233,7 +238,7 @@ impl Kept {
     pub(crate) fn in_the_way(&self, asker: Asker) -> Option<(Arc<Hold>, bool)> {
         let state = self.state();
         let same = state.uses.running().map(|(_, by)| by.is(asker)).max()?;
-        Some((Arc::clone(state.hold.as_ref()?), same))
+        Some((Arc::clone(&state.granted.as_ref()?.hold), same))
     }
 
     /// The acquisition of this node has to ask for other nodes. Then it is asked for itself, because all are.
@@ -279,7 +284,7 @@ impl Kept {
     /// How long the node may still be idle.
     fn may_idle(&self, now: Moment) -> Duration {
         let state = self.state();
-        if state.hold.is_some() && state.uses.is_idle() {
+        if state.granted.is_some() && state.uses.is_idle() {
             state.used.saturating_add(self.idle).saturating_sub(now)
         } else {
             self.idle
@@ -303,17 +308,18 @@ impl State {
         if !self.uses.is_over() {
             return None;
         }
-        let hold = self.hold.take()?;
-        let (uses, idle_for) = (self.uses.count(), hold.now().saturating_sub(self.used));
+        let granted = self.granted.take()?;
+        let (uses, idle_for) = (self.uses.count(), granted.hold.now().saturating_sub(self.used));
         let (counted, watched_over) = (self.counted.take(), self.watched_over.take());
-        Some(Gone { hold, why: self.why, counted, uses, idle_for, watched_over })
+        Some(Gone { granted, why: self.why, counted, uses, idle_for, watched_over })
     }
 }
 
 impl Gone {
     /// Reports that a kept node is given up. Gives the hold.
     fn end(self) -> Arc<Hold> {
-        let Gone { hold, why, counted, uses, idle_for, watched_over } = self;
+        let Gone { granted, why, counted, uses, idle_for, watched_over } = self;
+        let hold = Arc::clone(&granted.hold);
         drop(watched_over);
         if let (Some(counted), Some(why)) = (counted, why) {
             let (path, cause) = (hold.directory(), why.label());
@@ -366,9 +372,8 @@ fn wake(woken: Vec<Waker>) {
 /// A use of a kept node, or a share in one. Dropping the last share ends the use, and gives the node up if it was the last one of a node that is not
 /// to be kept.
 pub(crate) struct KeptUse {
-    kept: Arc<Kept>,
+    granted: Arc<Granted>,
     number: u64,
-    hold: Arc<Hold>,
     /// What is told of the use when it ends, if anything is.
     told: Option<Arc<Told>>,
     /// A downgrade is under way, so the node may be either.
@@ -383,19 +388,23 @@ struct Told {
 }
 
 impl KeptUse {
-    fn new(kept: Arc<Kept>, number: u64, hold: Arc<Hold>) -> KeptUse {
-        KeptUse { kept, number, hold, told: None, is_changing: false, is_over: false }
+    fn new(granted: Arc<Granted>, number: u64) -> KeptUse {
+        KeptUse { granted, number, told: None, is_changing: false, is_over: false }
     }
 
     pub(crate) fn hold(&self) -> &Arc<Hold> {
-        &self.hold
+        &self.granted.hold
+    }
+
+    fn kept(&self) -> &Kept {
+        &self.granted.kept
     }
 
     /// The present moment, unless the node was lost.
     pub(crate) fn held_at(&self) -> Result<Moment, Loss> {
-        match self.hold.held_at() {
+        match self.hold().held_at() {
             Some(now) => Ok(now),
-            None => self.hold.loss().map_or_else(|| Ok(self.hold.now()), Err),
+            None => self.hold().loss().map_or_else(|| Ok(self.hold().now()), Err),
         }
     }
 
@@ -404,8 +413,8 @@ impl KeptUse {
     pub(crate) async fn contended(&self) -> Result<Contender, Error> {
         tokio::select! {
             biased;
-            first = self.hold.contended() => first,
-            () = self.kept.is_crowded() => Ok(self.hold.contender().clone()),
+            first = self.hold().contended() => first,
+            () = self.kept().is_crowded() => Ok(self.hold().contender().clone()),
         }
     }
 
@@ -418,8 +427,8 @@ impl KeptUse {
 
     /// The same use once more. It ends with the last of them.
     pub(crate) fn share(&self) -> KeptUse {
-        self.kept.state().uses.share(self.number);
-        let mut share = KeptUse::new(Arc::clone(&self.kept), self.number, Arc::clone(&self.hold));
+        self.kept().state().uses.share(self.number);
+        let mut share = KeptUse::new(Arc::clone(&self.granted), self.number);
         share.told = self.told.clone();
         share
     }
@@ -431,9 +440,9 @@ impl KeptUse {
             return None;
         }
         if self.is_changing {
-            self.kept.give_up(Why::Unsure);
+            self.kept().give_up(Why::Unsure);
         }
-        self.kept.end(self.number, &self.hold, now(&self.hold))
+        self.kept().end(self.number, self.hold(), now(self.hold()))
     }
 
     /// Ends the use, and returns when the node is surely gone, if it goes with it.
@@ -448,12 +457,12 @@ impl KeptUse {
     /// Replaces the node by a READ node, under which this use goes on as a read.
     pub(crate) async fn downgrade(&mut self) -> Result<(), Error> {
         self.is_changing = true;
-        self.hold.change_to_read().await?;
+        self.hold().change_to_read().await?;
         self.is_changing = false;
         if let Some(told) = self.told.as_mut().and_then(Arc::get_mut) {
-            told.holding.goes_on_as_read(self.hold.directory(), self.hold.position());
+            told.holding.goes_on_as_read(self.granted.hold.directory(), self.granted.hold.position());
         }
-        let woken = self.kept.state().uses.downgraded(self.number);
+        let woken = self.kept().state().uses.downgraded(self.number);
         wake(woken);
         Ok(())
     }
@@ -488,10 +497,10 @@ impl WaitingUse {
                 Poll::Ready(None)
             }
             Standing::Runs => {
-                let hold = state.hold.clone();
+                let granted = state.granted.clone();
                 drop(state);
                 self.is_over = true;
-                Poll::Ready(self.kept.run(self.number, hold))
+                Poll::Ready(self.kept.run(self.number, granted))
             }
         }
     }

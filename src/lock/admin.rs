@@ -2,7 +2,6 @@
 //! nothing of acquiring and holding.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::acquisition::ask;
 use crate::acquisition::handle::Handle;
@@ -11,7 +10,6 @@ use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;
 use crate::queue::done::{self, Done};
 use crate::queue::member::{Member, Queue};
-use crate::session::contract::Coordinator;
 use crate::session::request::Failure;
 use crate::snapshot::read;
 use crate::snapshot::record::{self, Record};
@@ -63,20 +61,8 @@ impl Handle {
         let Some(member) = members.into_iter().find(|member| member.token == Some(token)) else {
             return Ok(None);
         };
-        let fault = |failure| Error::from_failure(failure, "remove a node of", &self.path);
-        let session_slot = self.coordinator.session_slot(0).await.map_err(fault)?;
-        let (session, path) = (session_slot.session(), format!("{}/{}", self.path, member.node));
-        let tries = AtomicU32::new(0);
-        let removal = call::answered(session, || {
-            tries.fetch_add(1, Ordering::Relaxed);
-            session.delete(&path)
-        });
-        match removal.await {
-            Ok(()) => Ok(Some(member)),
-            // The member left by itself just now, or an earlier try removed it.
-            Err(Failure::NoNode) => Ok((tries.into_inner() > 1).then_some(member)),
-            Err(failure) => Err(fault(failure)),
-        }
+        let node = format!("{}/{}", self.path, member.node);
+        Ok(call::removes(&self.coordinator, &self.path, &node).await?.then_some(member))
     }
 
     async fn ask(&self) -> Result<(), Error> {

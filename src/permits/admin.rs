@@ -2,7 +2,6 @@
 //! permits; knows nothing of acquiring and holding.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::acquisition::handle::Handle;
 use crate::call::{self, Call};
@@ -10,7 +9,7 @@ use crate::error::error::Error;
 use crate::permits::semaphore::Semaphore;
 use crate::queue::member::{Member, MemberState, Queue};
 use crate::queue::permits::{self, PERMITS, QUEUE};
-use crate::session::contract::{Coordinator, Session};
+use crate::session::contract::Session;
 use crate::session::request::{Failure, Operation};
 use crate::session::retry;
 use crate::snapshot::permits as snapshot;
@@ -173,20 +172,8 @@ async fn evict(handle: &Handle, token: i64) -> Result<Option<Member>, Error> {
         return Ok(None);
     };
     let part = if member.state == MemberState::Holds { PERMITS } else { QUEUE };
-    let (path, fault) = (handle.shown(), |failure| Error::from_failure(failure, "remove a node of", handle.shown()));
-    let session_slot = handle.coordinator.session_slot(0).await.map_err(fault)?;
-    let (session, node) = (session_slot.session(), format!("{path}/{part}/{}", member.node));
-    let tries = AtomicU32::new(0);
-    let removal = call::answered(session, || {
-        tries.fetch_add(1, Ordering::Relaxed);
-        session.delete(&node)
-    });
-    match removal.await {
-        Ok(()) => Ok(Some(member)),
-        // The member left by itself just now, or an earlier try removed it.
-        Err(Failure::NoNode) => Ok((tries.into_inner() > 1).then_some(member)),
-        Err(failure) => Err(fault(failure)),
-    }
+    let node = format!("{}/{part}/{}", handle.shown(), member.node);
+    Ok(call::removes(&handle.coordinator, handle.shown(), &node).await?.then_some(member))
 }
 
 async fn number(handle: &Handle) -> Result<Option<u32>, Error> {
