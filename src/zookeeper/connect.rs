@@ -166,4 +166,16 @@ mod tests {
         assert_eq!(to_connect_to("a", 60 * second).split(',').count(), 24);
         assert_eq!(to_connect_to("a,b,c,d,e", 60 * second).split(',').count(), 25);
     }
+
+    /// By a clock that stands still while anything is done, so a busy machine changes nothing.
+    #[tokio::test(start_paused = true)]
+    async fn why_there_is_no_session_is_told_when_the_limit_is_over_and_no_later() {
+        let servers = Servers::parse("127.0.0.1:1").unwrap();
+        for limit in [Duration::from_secs(3), Duration::from_millis(300), Duration::from_secs(3600)] {
+            let begun = tokio::time::Instant::now();
+            let why = reason_at_the_end(&servers, &ZooKeeperBuilder::new(), limit).await;
+            assert!(why.starts_with("127.0.0.1:1: "), "{why}");
+            assert_eq!(begun.elapsed(), limit);
+        }
+    }
 }

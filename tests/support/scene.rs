@@ -43,6 +43,12 @@ pub async fn within<F: IntoFuture>(limit: Duration, what: &str, future: F) -> F:
     }
 }
 
+/// Limits, each twice the last, up to a minute. What has to be said within a limit is tried with one after the other: on a
+/// busy machine the first may be over before there is anything to say.
+pub fn limits_from(first: Duration) -> impl Iterator<Item = Duration> {
+    std::iter::successors(Some(first), |limit| Some(*limit * 2)).take_while(|limit| *limit <= Duration::from_secs(60))
+}
+
 /// Returns when the condition is met.
 pub async fn eventually<C, F>(what: &str, condition: C)
 where
