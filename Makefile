@@ -11,7 +11,7 @@ DEBIAN_JAR := /usr/share/java/zookeeper.jar
 WHOLE := --workspace --all-features
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test programs lint soak interop bench bench-permits performance figures kerberos databases pages msrv deny semver package \
+.PHONY: test programs lint soak interop bench bench-permits performance figures shells kerberos databases pages msrv deny semver package \
 	filled-in binary deb zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
@@ -100,6 +100,17 @@ figures:
 # The Rust in README.md and in docs/, from the snippets in tests/pages, which are compiled and run; and docs/pictures.txt.
 pages:
 	WRITE_PAGES=1 cargo test -p zk-rwlock-tests --test documents -- --nocapture snippets:: the_pictures_of
+
+# Completion of `zklock` in the shells that are not on every machine; `make test` tries what is there, and says what is not.
+shells: zookeeper programs
+	@packages=()
+	for shell in zsh fish; do
+		if ! command -v "$$shell" >/dev/null; then
+			packages+=("$$shell")
+		fi
+	done
+	( $(INSTALL) )
+	cargo test $(WHOLE) --test zklock -- completion::
 
 # Kerberos is behind a cfg, because it needs C headers and libclang to build; the tests run in a realm of their own.
 # On Debian: apt-get install libkrb5-dev libclang-dev krb5-kdc krb5-admin-server krb5-user

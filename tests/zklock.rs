@@ -4,6 +4,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -33,6 +34,8 @@ const SHORT: Duration = Duration::from_secs(2);
 /// Signals that end a waiting `zklock`, and that it passes on to its command.
 const PASSED_ON: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
+#[path = "zklock/completion.rs"]
+mod completion;
 #[path = "zklock/credentials.rs"]
 mod credentials;
 #[path = "zklock/once.rs"]
@@ -43,6 +46,10 @@ mod packages;
 mod permits;
 #[path = "zklock/reasons.rs"]
 mod reasons;
+#[path = "zklock/screen.rs"]
+mod screen;
+#[path = "zklock/settings.rs"]
+mod settings;
 #[path = "zklock/tie.rs"]
 mod tie;
 #[path = "zklock/trips.rs"]
@@ -73,8 +80,17 @@ fn zklock_on<S: AsRef<str>>(server: &str, arguments: &[S]) -> Command {
 fn prepare(command: &mut Command, server: &str) {
     unignore_signals();
     command.env("ZK_HOSTS", server).env("SHELL", "/bin/sh");
-    command.env_remove("ZK_AUTH").env_remove("ZK_SASL").env_remove("NO_COLOR");
-    for name in ["ZK_AUTH_FILE", "ZK_SASL_FILE", "ZK_TLS_CA", "ZK_TLS_CERT", "ZK_TLS_KEY"] {
+    for name in [
+        "NO_COLOR",
+        "ZK_TICK_TIME",
+        "ZK_AUTH",
+        "ZK_SASL",
+        "ZK_AUTH_FILE",
+        "ZK_SASL_FILE",
+        "ZK_TLS_CA",
+        "ZK_TLS_CERT",
+        "ZK_TLS_KEY",
+    ] {
         command.env_remove(name);
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -146,8 +162,12 @@ impl Running {
     }
 
     /// The exit code of the run, and the rest of its output.
-    async fn ends(mut self) -> Run {
-        let status = soon("the end", self.child.wait()).await.expect("it ran");
+    async fn ends(self) -> Run {
+        self.ends_within(SOON).await
+    }
+
+    async fn ends_within(mut self, limit: Duration) -> Run {
+        let status = within(limit, "the end", self.child.wait()).await.expect("it ran");
         let (mut stdout, mut stderr) = (String::new(), String::new());
         while let Ok(Some(line)) = soon("the rest", self.lines.next_line()).await {
             stdout.push_str(&line);
@@ -1034,7 +1054,9 @@ async fn a_directory_that_is_used_up_is_odd() {
 async fn completions_and_manual_pages_know_the_subcommands() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let run = run(&["completions", shell]).await;
-        assert!(run.code == Some(0) && run.stdout.contains("watch"), "{shell}");
+        // The first three ask for the words when they need them.
+        let asks = run.stdout.contains(&format!("zklock complete {shell}"));
+        assert!(run.code == Some(0) && (asks || run.stdout.contains("watch")), "{shell}");
     }
     let page = run(&["man"]).await;
     assert!(page.stdout.contains(".TH zklock") && page.stdout.contains("ZKLOCK_TOKEN"), "{page:#?}");
@@ -1064,9 +1086,25 @@ impl OnTerminal {
         OnTerminal::start_with(&shared_server().address(), &[], program, arguments)
     }
 
-    /// Makes the terminal the controlling one of a session of its own, as a login does.
+    fn start_sized((columns, rows): (u16, u16), program: &str, arguments: &[&str]) -> OnTerminal {
+        let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        tcsetwinsize(&terminal, Winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        OnTerminal::start_on(terminal, &shared_server().address(), &[], program, arguments)
+    }
+
     fn start_with(server: &str, environment: &[(&str, &str)], program: &str, arguments: &[&str]) -> OnTerminal {
         let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        OnTerminal::start_on(terminal, server, environment, program, arguments)
+    }
+
+    /// Makes the terminal the controlling one of a session of its own, as a login does.
+    fn start_on(
+        terminal: OwnedFd,
+        server: &str,
+        environment: &[(&str, &str)],
+        program: &str,
+        arguments: &[&str],
+    ) -> OnTerminal {
         grantpt(&terminal).unwrap();
         unlockpt(&terminal).unwrap();
         let name = PathBuf::from(ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap());
@@ -1098,17 +1136,29 @@ impl OnTerminal {
     /// Returns when this has appeared, and forgets everything up to it.
     #[track_caller]
     fn shows(&mut self, text: &str) {
+        self.before(text);
+    }
+
+    /// The same, and what has appeared before it.
+    #[track_caller]
+    fn before(&mut self, text: &str) -> String {
         let deadline = Instant::now() + SOON;
         loop {
             if let Some(at) = self.seen.find(text) {
+                let before = self.seen[..at].to_owned();
                 self.seen.drain(..at + text.len());
-                return;
+                return before;
             }
             match self.screen.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(piece) => self.seen.push_str(&piece),
                 Err(error) => panic!("{text:?} is not on the screen ({error}): {:?}", self.seen),
             }
         }
+    }
+
+    /// Adds to `seen` what has appeared by now.
+    fn take(&mut self) {
+        self.seen.extend(self.screen.try_iter());
     }
 
     fn resize(&self, columns: u16, rows: u16) {
@@ -1333,7 +1383,7 @@ async fn watch_keeps_to_its_screen() {
             terminal.shows(&format!("{shown}      holds"));
             terminal.shows(&format!("\n... and {} more\x1b[K\r\n\x1b[J", 9 - shown));
         } else {
-            terminal.shows("9      holds  READ …\x1b");
+            terminal.shows(&format!("9      {}\x1b", held[8].fencing_token()));
         }
     }
     terminal.press("\x03");

@@ -59,6 +59,15 @@ async fn the_package_is_installed_runs_and_is_removed() {
     expected.sort();
     assert_eq!(files(&system), expected);
 
+    for (shell, place) in [
+        ("bash", "bash-completion/completions/zklock"),
+        ("zsh", "zsh/vendor-completions/_zklock"),
+        ("fish", "fish/vendor_completions.d/zklock.fish"),
+    ] {
+        let packed = fs::read_to_string(system.join(share).join(place)).unwrap();
+        assert_eq!(packed, run(&["completions", shell]).await.stdout);
+    }
+
     let mut zklock = Command::new(system.join("usr/bin/zklock"));
     prepare(&mut zklock, &shared_server().address());
     zklock.args(["/zklock/packaged", "-c", "exit 6"]);

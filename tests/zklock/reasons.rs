@@ -12,6 +12,13 @@ fn reason(run: &Run) -> &str {
     said.strip_prefix("zklock: ZooKeeper cannot be reached: no session with ").unwrap_or_else(|| panic!("{said}"))
 }
 
+/// A limit in seconds, as an argument.
+fn seconds(limit: Duration) -> String {
+    limit.as_secs_f64().to_string()
+}
+
+/// Within how long a dead port is told is the limit that the message names: what the library was given. The clock says
+/// nothing here, since a busy machine may be late.
 #[tokio::test]
 async fn a_dead_port_is_told_in_time_and_in_the_words_of_the_system() {
     let port = Port::reserve();
@@ -27,49 +34,94 @@ async fn a_dead_port_is_told_in_time_and_in_the_words_of_the_system() {
         (&["--connect-timeout", "0.4", "ls", "/l"], "400ms"),
         (&["--once-in", "1h", "-w", "1.2", "/l", "true"], "1s 200ms"),
     ] {
-        let run = ended(zklock_on(&address, arguments)).await;
-        let expected = format!("{address} within {waited}: {address}: Connection refused (os error 111)");
-        assert_eq!(reason(&run), expected, "{arguments:?}");
+        let begin = format!("{address} within {waited}: {address}: ");
+        // The shortest of them leaves the system 150 ms, which a busy machine may sleep over.
+        eventually_says(|| zklock_on(&address, arguments), &begin, "Connection refused (os error 111)").await;
     }
+}
+
+/// Each run says how it begins, and one of them the rest.
+async fn eventually_says(command: impl Fn() -> Command, begin: &str, rest: &str) {
+    let mut told = Vec::new();
+    for _ in 0..10 {
+        let run = ended(command()).await;
+        let reason = reason(&run).strip_prefix(begin).unwrap_or_else(|| panic!("{begin}: {run:#?}")).to_owned();
+        if reason == rest {
+            return;
+        }
+        told.push(reason);
+    }
+    panic!("{told:#?}");
+}
+
+/// Runs with longer and longer limits until one run is as expected.
+async fn with_time_enough(first: Duration, mut is_it: impl AsyncFnMut(Duration) -> Result<(), String>) {
+    let mut told = Vec::new();
+    for limit in limits_from(first) {
+        match is_it(limit).await {
+            Ok(()) => return,
+            Err(other) => told.push(other),
+        }
+    }
+    panic!("{told:#?}");
+}
+
+fn is_so(so: bool, run: &Run) -> Result<(), String> {
+    if so { Ok(()) } else { Err(format!("{run:#?}")) }
 }
 
 #[tokio::test]
 async fn an_unknown_host_and_a_full_server_are_told_apart() {
-    let short = ["--connect-timeout", "1", "/l", "true"];
-    let run = ended(zklock_on("nowhere.invalid:2181", &short)).await;
-    let expected = "nowhere.invalid:2181 within 1s: nowhere.invalid:2181: the host is not known: ";
-    assert!(reason(&run).starts_with(expected), "{run:#?}");
     let server = Server::start_with(&["maxClientCnxns=1"], &[]);
     let _only = connect(&server.address()).await;
-    let run = ended(zklock_on(&server.address(), &short)).await;
-    assert!(reason(&run).contains("as its maxClientCnxns allows (60 by default)"), "{run:#?}");
+    with_time_enough(Duration::from_secs(1), async |limit| {
+        let limit = seconds(limit);
+        let run =
+            ended_within_minutes(zklock_on("nowhere.invalid:2181", &["--connect-timeout", &limit, "/l", "true"])).await;
+        let expected = format!("nowhere.invalid:2181 within {limit}s: nowhere.invalid:2181: the host is not known: ");
+        is_so(reason(&run).starts_with(&expected), &run)?;
+        let run =
+            ended_within_minutes(zklock_on(&server.address(), &["--connect-timeout", &limit, "/l", "true"])).await;
+        is_so(reason(&run).contains("as its maxClientCnxns allows (60 by default)"), &run)
+    })
+    .await;
+}
+
+/// As [`ended()`], for runs that have a long limit of their own.
+async fn ended_within_minutes(command: Command) -> Run {
+    Running::start(command).ends_within(Duration::from_secs(120)).await
 }
 
 #[tokio::test]
 async fn who_waits_while_cut_off_is_told_since_when_and_why() {
+    with_time_enough(Duration::from_secs(4), async |limit| {
+        let quiet = cut_off_while_it_waits(limit, &["-q", "-E", "9"]).await.0;
+        is_so((quiet.code, &quiet.stderr[..]) == (Some(9), ""), &quiet)?;
+        let (run, address) = cut_off_while_it_waits(limit, &[]).await;
+        is_so(run.code == Some(1), &run)?;
+        let said = run.stderr.lines().last().unwrap_or_default();
+        let begin = format!("zklock: not granted within {}s: cut off for ", seconds(limit));
+        let why = format!(": {address}: Connection refused (os error 111); before that, held by ");
+        is_so(said.starts_with(&begin) && said.contains(&why), &run)
+    })
+    .await;
+}
+
+/// What is said by one who waits for so long at a server that is gone, and the server's address.
+async fn cut_off_while_it_waits(limit: Duration, options: &[&str]) -> (Run, String) {
     let server = Server::start();
     let zk = connect(&server.address()).await;
     let lock = lock_at(&zk, "/reasons");
     let _held = lock.write().await.unwrap();
-    let waiting = Running::start(zklock_on(&server.address(), &["-q", "-w", "4", "-E", "9", "/reasons", "true"]));
-    line_becomes(&lock, "W+ W-").await;
+    let limit = seconds(limit);
+    let arguments = [options, &["-w", &limit, "/reasons", "true"]].concat();
+    let mut waiting = Running::start(zklock_on(&server.address(), &arguments));
+    // On a busy machine its time may be over before it is seen.
+    while line(&lock).await != "W+ W-" && waiting.child.try_wait().unwrap().is_none() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     server.kill();
-    let quiet = waiting.ends().await;
-    assert_eq!((quiet.code, &quiet.stderr[..]), (Some(9), ""), "{quiet:#?}");
-
-    server.start_again();
-    let zk = connect(&server.address()).await;
-    let lock = lock_at(&zk, "/reasons/again");
-    let _held = lock.write().await.unwrap();
-    let waiting = Running::start(zklock_on(&server.address(), &["-w", "4", "/reasons/again", "true"]));
-    line_becomes(&lock, "W+ W-").await;
-    server.kill();
-    let run = waiting.ends().await;
-    assert_eq!(run.code, Some(1), "{run:#?}");
-    let said = run.stderr.lines().last().unwrap_or_default();
-    assert!(said.starts_with("zklock: not granted within 4s: cut off for "), "{run:#?}");
-    let why = format!(": {}: Connection refused (os error 111); before that, held by ", server.address());
-    assert!(said.contains(&why), "{run:#?}");
+    (waiting.ends_within(Duration::from_secs(120)).await, server.address())
 }
 
 #[tokio::test]
@@ -147,9 +199,13 @@ async fn verbose_shows_the_log_with_the_reason_and_the_grant() {
     }
     assert!(granted.stderr.lines().all(|line| line.starts_with("zklock: ")), "{granted:#?}");
     let port = Port::reserve();
-    let away = ended(zklock_on(&port.address().to_string(), &["-v", "--connect-timeout", "0.5", "ls", "/l"])).await;
     let words = format!("s DEBUG zk_rwlock: there is no session reason=\"{}: Connection refused", port.address());
-    assert!(away.code == Some(69) && away.stderr.contains(&words), "{away:#?}");
+    with_time_enough(Duration::from_millis(500), async |limit| {
+        let arguments = ["-v", "--connect-timeout", &seconds(limit), "ls", "/l"];
+        let away = ended_within_minutes(zklock_on(&port.address().to_string(), &arguments)).await;
+        is_so(away.code == Some(69) && away.stderr.contains(&words), &away)
+    })
+    .await;
     let both = run(&["-v", "-q", "/reasons/verbose", "true"]).await;
     assert_eq!(both.code, Some(64), "{both:#?}");
 }

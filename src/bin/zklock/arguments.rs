@@ -1,11 +1,9 @@
 //! The arguments of zklock, and the help texts that explain them; does nothing.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use zk_rwlock::Dialect;
 
@@ -14,6 +12,9 @@ use crate::exit;
 const USAGE: &str = "zklock [OPTIONS] PATH [--] COMMAND [ARGUMENTS]...
        zklock [OPTIONS] PATH -c 'SHELL COMMAND'
        zklock [OPTIONS] ls|watch|ask|forget|break|check ...";
+
+/// What an option takes that is read from a file.
+const FILE: ValueHint = ValueHint::FilePath;
 
 /// The lines of the help texts fit into a manual page on a terminal of 80 columns.
 const AFTER_HELP: &str = "\
@@ -81,6 +82,8 @@ Environment:
   ZK_TLS_CA, ZK_TLS_CERT, ZK_TLS_KEY
                 files, as for --tls-ca, --tls-cert and --tls-key
   ZK_TICK_TIME  the servers' tickTime, as for --tick-time
+                (an option counts before its variable, and what is empty
+                counts as not given)
   NO_COLOR      no colours
 
   The command gets ZKLOCK_PATH, ZKLOCK_MODE (READ, WRITE or PERMIT) and
@@ -247,9 +250,10 @@ impl Run {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct Connection {
-    /// The servers: host:port,host:port, with a path at the end to keep everything below.
-    #[arg(long, global = true, value_name = "HOSTS", env = "ZK_HOSTS", default_value = "127.0.0.1:2181")]
-    pub(crate) zk: String,
+    /// The servers: host:port,host:port, with a path at the end to keep everything below [env: ZK_HOSTS] [default:
+    /// 127.0.0.1:2181].
+    #[arg(long, global = true, value_name = "HOSTS")]
+    pub(crate) zk: Option<OsString>,
 
     /// The naming scheme of the lock's nodes: native, or that of other programs that use the lock: curator
     /// (InterProcessReadWriteLock), curator-mutex (InterProcessMutex) or kazoo. ls --tree finds it by itself.
@@ -265,40 +269,41 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
     pub(crate) connect_timeout: Option<Duration>,
 
-    /// The tickTime of the servers' configuration [default: the smaller of 3s and half the session timeout]. With a small
-    /// one given, the lock survives a longer break of the network. It must not be less than the servers' own.
-    #[arg(long, global = true, value_name = "TIME", env = "ZK_TICK_TIME", value_parser = duration)]
-    pub(crate) tick_time: Option<Duration>,
+    /// The tickTime of the servers' configuration [env: ZK_TICK_TIME] [default: the smaller of 3s and half the session
+    /// timeout]. With a small one given, the lock survives a longer break of the network. It must not be less than the
+    /// servers' own.
+    #[arg(long, global = true, value_name = "TIME")]
+    pub(crate) tick_time: Option<OsString>,
 
-    /// Authenticate with ZooKeeper's digest scheme. Only the same user may then touch the nodes that are made. Other
-    /// users of this machine see the option in the list of processes: better --auth-file or ZK_AUTH.
-    #[arg(long, global = true, value_name = "USER:PASSWORD", env = "ZK_AUTH", hide_env_values = true)]
-    pub(crate) auth: Option<String>,
+    /// Authenticate with ZooKeeper's digest scheme [env: ZK_AUTH]. Only the same user may then touch the nodes that are
+    /// made. Other users of this machine see the option in the list of processes: better --auth-file or ZK_AUTH.
+    #[arg(long, global = true, value_name = "USER:PASSWORD")]
+    pub(crate) auth: Option<OsString>,
 
-    /// The same, from a file of one line: a credential of systemd, a secret of Kubernetes.
-    #[arg(long, global = true, value_name = "FILE", env = "ZK_AUTH_FILE", value_parser = path())]
-    pub(crate) auth_file: Option<PathBuf>,
+    /// The same, from a file of one line: a credential of systemd, a secret of Kubernetes [env: ZK_AUTH_FILE].
+    #[arg(long, global = true, value_name = "FILE", value_hint = FILE)]
+    pub(crate) auth_file: Option<OsString>,
 
     /// Authenticate with SASL's DIGEST-MD5, as a user of the servers' JAAS file; otherwise as --auth. Better
-    /// --sasl-file or ZK_SASL.
-    #[arg(long, global = true, value_name = "USER:PASSWORD", env = "ZK_SASL", hide_env_values = true)]
-    pub(crate) sasl: Option<String>,
+    /// --sasl-file or ZK_SASL [env: ZK_SASL].
+    #[arg(long, global = true, value_name = "USER:PASSWORD")]
+    pub(crate) sasl: Option<OsString>,
 
-    /// The same, from a file of one line.
-    #[arg(long, global = true, value_name = "FILE", env = "ZK_SASL_FILE", value_parser = path())]
-    pub(crate) sasl_file: Option<PathBuf>,
+    /// The same, from a file of one line [env: ZK_SASL_FILE].
+    #[arg(long, global = true, value_name = "FILE", value_hint = FILE)]
+    pub(crate) sasl_file: Option<OsString>,
 
-    /// Encrypt, and trust servers with a certificate by one of these authorities (PEM).
-    #[arg(long, global = true, value_name = "FILE", env = "ZK_TLS_CA", value_parser = path())]
-    pub(crate) tls_ca: Option<PathBuf>,
+    /// Encrypt, and trust servers with a certificate by one of these authorities (PEM) [env: ZK_TLS_CA].
+    #[arg(long, global = true, value_name = "FILE", value_hint = FILE)]
+    pub(crate) tls_ca: Option<OsString>,
 
-    /// Our certificate for servers that ask for one (PEM).
-    #[arg(long, global = true, value_name = "FILE", env = "ZK_TLS_CERT", value_parser = path())]
-    pub(crate) tls_cert: Option<PathBuf>,
+    /// Our certificate for servers that ask for one (PEM) [env: ZK_TLS_CERT].
+    #[arg(long, global = true, value_name = "FILE", value_hint = FILE)]
+    pub(crate) tls_cert: Option<OsString>,
 
-    /// The key to --tls-cert (PEM).
-    #[arg(long, global = true, value_name = "FILE", env = "ZK_TLS_KEY", value_parser = path())]
-    pub(crate) tls_key: Option<PathBuf>,
+    /// The key to --tls-cert (PEM) [env: ZK_TLS_KEY].
+    #[arg(long, global = true, value_name = "FILE", value_hint = FILE)]
+    pub(crate) tls_key: Option<OsString>,
 
     /// Report when the lock is granted, and its token; and show the log of the connection, on standard error.
     #[arg(short = 'v', long, global = true)]
@@ -312,8 +317,13 @@ pub(crate) enum Task {
     ///
     /// A holder whose STATE is `keeps` uses the lock, or is idle and gives it up as soon as it is asked: by a contender that
     /// waits, or by `zklock ask`. From outside the two look the same.
+    ///
+    /// On a terminal the table has no more columns than that: SESSION goes first, then long hosts and labels are shortened,
+    /// then PID goes. TOKEN is always there. With `| cat`, and in --json, nothing is left out.
     Ls(Ls),
     /// The same, live, until interrupted. `zklock ls --help` says what the states mean.
+    ///
+    /// In the background (`zklock watch PATH &`) nothing is drawn, and after `fg` again.
     Watch(Watch),
     /// Ask the processes that only keep a lock to give it up.
     ///
@@ -327,7 +337,15 @@ pub(crate) enum Task {
     Break(Break),
     /// Look for what is odd in a lock's directory; exit with 1 if there is something.
     Check(Check),
-    /// Print completions for a shell.
+    /// What the completions ask: the words come by standard input.
+    #[command(hide = true)]
+    Complete {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Print completions for a shell: source <(zklock completions bash).
+    ///
+    /// In bash, zsh and fish they know the paths of the ensemble, and complete what follows the lock as a command.
     Completions {
         /// Which shell.
         shell: Shell,
@@ -471,13 +489,8 @@ pub(crate) struct Check {
     pub(crate) json: bool,
 }
 
-/// A file. An empty one is taken, too: a variable that is empty counts as none.
-fn path() -> impl TypedValueParser<Value = PathBuf> {
-    OsStringValueParser::new().map(PathBuf::from)
-}
-
 /// A number of seconds, as in flock(1), or a time with units.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
         Err(_) => humantime::parse_duration(text).map_err(|error| error.to_string()),

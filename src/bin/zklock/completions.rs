@@ -1,4 +1,7 @@
-//! Completions for shells, and manual pages, made from the definition of the arguments; knows no ZooKeeper.
+//! Completions for shells, and manual pages; knows no ZooKeeper.
+//!
+//! The scripts for bash, zsh and fish know how their shell asks and takes answers. What is to be answered, they ask
+//! `zklock complete`. Other shells have completions that are made from the definition of the arguments, without paths.
 
 use std::io;
 
@@ -13,7 +16,12 @@ use crate::output;
 
 pub(crate) fn completions(shell: Shell) -> Result<u8, Exit> {
     let mut text = Vec::new();
-    clap_complete::generate(shell, &mut Arguments::command(), "zklock", &mut text);
+    match shell {
+        Shell::Bash => text.extend(include_bytes!("shells/zklock.bash")),
+        Shell::Zsh => text.extend(include_bytes!("shells/zklock.zsh")),
+        Shell::Fish => text.extend(include_bytes!("shells/zklock.fish")),
+        other => clap_complete::generate(other, &mut Arguments::command(), "zklock", &mut text),
+    }
     print(&text)
 }
 

@@ -1,16 +1,19 @@
 //! From options to a connection; knows no queues.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use zk_rwlock::coordinator::{Failure, Reply, Session};
 use zk_rwlock::{Ending, Error, Loss, Memory, RwLock, Sasl, Tls, ZooKeeper};
 
-use crate::arguments::Connection;
-use crate::credentials::{credentials, source};
+use crate::arguments::{Connection, duration};
+use crate::credentials::{Either, credentials, source};
 use crate::exit::Exit;
+use crate::settings::{self, Given, Setting};
+
+/// The servers, if nothing else is set.
+const DEFAULT_HOSTS: &str = "127.0.0.1:2181";
 
 /// Connects to look at `path`, and waits for a session. Refuses at once a path that no lock can have.
 pub(crate) async fn connect_to(path: &str, connection: &Connection) -> Result<ZooKeeper, Exit> {
@@ -36,29 +39,58 @@ pub(crate) async fn connect_within(limit: Duration, connection: &Connection) -> 
     if !timeout.is_zero() {
         builder = builder.stop_margin(timeout / 4);
     }
-    if let Some(tick) = connection.tick_time {
-        builder = builder.tick_time(tick);
+    if let Some(tick) = settings::TICK_TIME.given(connection.tick_time.as_ref()) {
+        builder = builder.tick_time(duration(tick.text()?).map_err(|problem| tick.wrong(problem))?);
     }
-    if let Some((user, password)) = credentials("--auth", connection.auth.as_deref(), connection.auth_file.as_deref())?
-    {
+    if let Some((user, password)) = credentials(digest(connection))? {
         builder = builder.digest(&user, &password);
     }
-    if let Some((user, password)) = credentials("--sasl", connection.sasl.as_deref(), connection.sasl_file.as_deref())?
-    {
+    if let Some((user, password)) = credentials(sasl(connection))? {
         builder = builder.sasl(Sasl::digest_md5(&user, &password));
     }
     if let Some(tls) = tls(connection)? {
         builder = builder.tls(tls);
     }
-    builder.connect(&connection.zk).await.map_err(|error| told(error, connection))
+    let hosts = settings::HOSTS.given(connection.zk.as_ref());
+    let hosts = hosts.as_ref().map_or(Ok(DEFAULT_HOSTS), Given::text)?;
+    builder.connect(hosts).await.map_err(|error| told(error, connection))
+}
+
+/// User and password of the digest scheme, or the file with them.
+fn digest(connection: &Connection) -> Either {
+    let file = settings::AUTH_FILE.given(connection.auth_file.as_ref());
+    (settings::AUTH.given(connection.auth.as_ref()), file)
+}
+
+/// User and password for SASL, or the file with them.
+fn sasl(connection: &Connection) -> Either {
+    let file = settings::SASL_FILE.given(connection.sasl_file.as_ref());
+    (settings::SASL.given(connection.sasl.as_ref()), file)
+}
+
+/// By which name that was given which the library refuses as invalid, if it is one of the settings.
+fn invalid(problem: &str, connection: &Connection) -> Option<String> {
+    let name = |given: Option<Given>| given.map(|given| given.name().to_owned());
+    match problem {
+        _ if problem.starts_with("servers ") || problem.starts_with("servers:") => {
+            name(settings::HOSTS.given(connection.zk.as_ref()))
+        }
+        _ if problem.starts_with("a tick time ") => name(settings::TICK_TIME.given(connection.tick_time.as_ref())),
+        _ if problem.starts_with("digest user ") => source(&digest(connection)),
+        _ if problem.starts_with("SASL user ") => source(&sasl(connection)),
+        _ => None,
+    }
 }
 
 /// An error in words of the command line, where it is about what was set there.
 pub(crate) fn told(error: Error, connection: &Connection) -> Exit {
     let exit = Exit::from(error.clone());
-    let sasl = source("--sasl", connection.sasl.as_deref(), connection.sasl_file.as_deref());
-    let set = sasl.or_else(|| source("--auth", connection.auth.as_deref(), connection.auth_file.as_deref()));
+    let set = source(&sasl(connection)).or_else(|| source(&digest(connection)));
     let words = match (error, set) {
+        (Error::InvalidInput(problem), _) => match invalid(&problem, connection) {
+            Some(name) => format!("{name}: {problem}"),
+            None => return exit,
+        },
         (Error::InvalidAcl { .. }, Some(set)) => {
             format!("{set} is set, but these servers have not authenticated its user: they may not be set up for it")
         }
@@ -88,22 +120,38 @@ pub(crate) async fn answered<T>(session: &Arc<dyn Session>, reply: Reply<T>) -> 
 }
 
 fn tls(connection: &Connection) -> Result<Option<Tls>, Exit> {
-    let given = |file: &Option<PathBuf>| file.clone().filter(|file| !file.as_os_str().is_empty());
-    let identity = match (given(&connection.tls_cert), given(&connection.tls_key)) {
-        (Some(certificate), Some(key)) => Some((read(&certificate)?, read(&key)?)),
-        (None, None) => None,
-        _ => return Err(Exit::usage("--tls-cert and --tls-key go together")),
+    let ca = settings::TLS_CA.given(connection.tls_ca.as_ref());
+    let certificate = settings::TLS_CERT.given(connection.tls_cert.as_ref());
+    let key = settings::TLS_KEY.given(connection.tls_key.as_ref());
+    let needs = |given: &Given, other: Setting| {
+        let Setting { option, variable } = other;
+        given.wrong(format!("it needs {option} (or {variable}), too"))
     };
-    match (given(&connection.tls_ca), identity) {
-        (None, None) => Ok(None),
-        (None, Some(_)) => Err(Exit::usage("--tls-cert needs --tls-ca")),
-        (Some(ca), None) => Ok(Some(Tls::from_ca_pem(&read(&ca)?)?)),
-        (Some(ca), Some((certificate, key))) => {
-            Ok(Some(Tls::from_ca_pem(&read(&ca)?)?.identity_pem(&certificate, &key)?))
+    match (ca, certificate, key) {
+        (None, None, None) => Ok(None),
+        (_, Some(certificate), None) => Err(needs(&certificate, settings::TLS_KEY)),
+        (_, None, Some(key)) => Err(needs(&key, settings::TLS_CERT)),
+        (None, Some(certificate), Some(_)) => Err(needs(&certificate, settings::TLS_CA)),
+        (Some(ca), certificate, key) => {
+            let mut tls = Tls::from_ca_pem(&read(&ca)?).map_err(|error| ca.wrong_file(problem(error)))?;
+            if let Some((certificate, key)) = certificate.zip(key) {
+                let pem = (read(&certificate)?, read(&key)?);
+                let wrong = |error| certificate.wrong(format!("with {}: {}", key.name(), problem(error)));
+                tls = tls.identity_pem(&pem.0, &pem.1).map_err(wrong)?;
+            }
+            Ok(Some(tls))
         }
     }
 }
 
-fn read(file: &Path) -> Result<String, Exit> {
-    fs::read_to_string(file).map_err(|error| Exit::usage(format!("{}: {error}", file.display())))
+/// What is wrong, where the setting is named already.
+fn problem(error: Error) -> String {
+    match error {
+        Error::InvalidInput(problem) => problem,
+        error => error.to_string(),
+    }
+}
+
+fn read(given: &Given) -> Result<String, Exit> {
+    fs::read_to_string(given.file()).map_err(|error| given.wrong_file(error))
 }

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use crate::exit::Exit;
+use crate::settings::Given;
 
 /// What the command does not get without --keep-credentials.
 pub(crate) const VARIABLES: [&str; 6] =
@@ -13,28 +14,24 @@ pub(crate) const VARIABLES: [&str; 6] =
 /// No user and password are longer.
 const MOST: u64 = 1 << 16;
 
-/// User and password, as `option` or else the file of `{option}-file` has them. What is empty counts as not given, so
-/// that a variable of the environment can be switched off. No message shows what was read.
+/// User and password, or a file with them.
+pub(crate) type Either = (Option<Given>, Option<Given>);
+
+/// User and password, as they were given, or as the only line of a file. No message shows what was read.
 ///
 /// # Errors
 /// Both are given, the file cannot be read or has not one line, or there is no colon.
-pub(crate) fn credentials(
-    option: &str,
-    given: Option<&str>,
-    file: Option<&Path>,
-) -> Result<Option<(String, String)>, Exit> {
-    let given = given.filter(|given| !given.is_empty());
-    let file = file.filter(|file| !file.as_os_str().is_empty());
-    let Some(source) = source(option, given, file) else { return Ok(None) };
-    let text = match (given, file) {
+pub(crate) fn credentials(either: Either) -> Result<Option<(String, String)>, Exit> {
+    let Some(source) = source(&either) else { return Ok(None) };
+    let text = match either {
         (None, None) => return Ok(None),
-        (Some(_), Some(_)) => {
-            return Err(Exit::usage(format!("{option} and {option}-file, or their variables: one of them, not both")));
+        (Some(given), Some(file)) => {
+            return Err(Exit::usage(format!("{} and {}: one of them, not both", given.name(), file.name())));
         }
-        (Some(given), None) => given.to_owned(),
+        (Some(given), None) => given.text()?.to_owned(),
         (None, Some(file)) => {
-            let text = read(file).map_err(|error| Exit::usage(format!("{source}: {error}")))?;
-            one_line(&text).map_err(|problem| Exit::usage(format!("{source}: {problem}")))?.to_owned()
+            let text = read(file.file()).map_err(|error| file.wrong_file(error))?;
+            one_line(&text).map_err(|problem| file.wrong_file(problem))?.to_owned()
         }
     };
     let wrong = |what| Err(Exit::usage(format!("{source} must be USER:PASSWORD: {what}")));
@@ -45,16 +42,12 @@ pub(crate) fn credentials(
     }
 }
 
-/// Where user and password were given, in words of the command line: the option, its variable, or the file.
-pub(crate) fn source(option: &str, given: Option<&str>, file: Option<&Path>) -> Option<String> {
-    let given = given.filter(|given| !given.is_empty());
-    let file = file.filter(|file| !file.as_os_str().is_empty());
-    let variable = format!("ZK_{}", option.trim_start_matches('-').to_uppercase());
-    match (given, file) {
+/// Where user and password were given, in words of the command line: an option, a variable or a file.
+pub(crate) fn source(either: &Either) -> Option<String> {
+    match either {
         (None, None) => None,
-        (None, Some(file)) => Some(format!("{option}-file {}", file.display())),
-        (Some(given), _) if std::env::var(&variable).is_ok_and(|set| set == given) => Some(variable),
-        (Some(_), _) => Some(option.to_owned()),
+        (None, Some(file)) => Some(format!("{} {}", file.name(), file.file().display())),
+        (Some(given), _) => Some(given.name().to_owned()),
     }
 }
 

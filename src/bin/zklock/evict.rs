@@ -38,7 +38,7 @@ pub(crate) async fn evict(which: &Break, connection: &Connection) -> Result<u8, 
 /// Reports that no contender has that token, and which contenders there are.
 async fn stale(place: &Place, which: &Break) -> Result<u8, Exit> {
     let queue = place.queue().await?;
-    let now = table::table(&queue, false);
+    let now = table::table(&queue, output::columns(&io::stderr()), false);
     let problem =
         format!("{}: no holder or waiter has token {}; nothing was removed. There now:", which.path, which.token);
     Err(Exit::new(exit::NEGATIVE, format!("{problem}\n{}", now.trim_end())))

@@ -1,5 +1,7 @@
 //! `ls`: the queue of a lock at this moment, or the queues of all locks below a path.
 
+use std::io;
+
 use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::{Contender, Queue, Survey, ZooKeeper};
 
@@ -10,12 +12,13 @@ use crate::place::Place;
 use crate::{output, table};
 
 pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
+    let (columns, colourful) = (output::columns(&io::stdout()), output::is_colourful());
     let zk = connect_to(&ls.path, connection).await?;
     let text = if ls.tree {
         let survey = Survey::below(&zk, &ls.path).await?;
         match ls.json {
             true => format!("{:#}\n", table::json_of_survey(&survey, &ls.path)),
-            false => table::tables(&survey, &ls.path, output::is_colourful()),
+            false => table::tables(&survey, &ls.path, columns, colourful),
         }
     } else {
         let queue = Place::whatever(&zk, &ls.path, connection.dialect)?.queue().await?;
@@ -24,7 +27,7 @@ pub(crate) async fn ls(ls: &Ls, connection: &Connection) -> Result<u8, Exit> {
         }
         match ls.json {
             true => format!("{:#}\n", table::json(&queue)),
-            false => table::table(&queue, output::is_colourful()),
+            false => table::table(&queue, columns, colourful),
         }
     };
     output::print(&text)?;

@@ -1,18 +1,19 @@
-//! `watch`: the queue as it changes. A terminal shows it in one place; elsewhere each change is a table or a line of
-//! JSON.
+//! `watch`: the queue as it changes. A terminal shows it in one place, while we are in its foreground; elsewhere each
+//! change is a table or a line of JSON.
 
 use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::time::{Duration, Instant, SystemTime};
 
+use rustix::process::Signal as RawSignal;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use zk_rwlock::{Error, MemberState, Queue};
 
 use crate::arguments::{Connection, Watch};
 use crate::connect::connect_to;
 use crate::exit::{self, Exit};
-use crate::output::{self, shorten};
+use crate::output::{self, shorten, shorten_in_the_middle, width};
 use crate::place::Place;
 use crate::{table, terminal};
 
@@ -37,50 +38,76 @@ pub(crate) async fn watch(watch: &Watch, connection: &Connection) -> Result<u8, 
 struct Screen {
     path: String,
     queue: Option<Queue>,
-    answered: Instant,
+    /// Since when there is no answer to what was asked.
+    unanswered: Option<Instant>,
     resized: Signal,
+    continued: Signal,
+    /// Whether the terminal controls our session, so that it tells who has the foreground.
+    is_ours: bool,
 }
 
 async fn on_a_screen(place: &Place, interval: Duration) -> Result<u8, Exit> {
-    let resized = signal(SignalKind::window_change());
-    let resized = resized.map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to signals: {error}")))?;
-    let mut screen = Screen { path: place.path().to_owned(), queue: None, answered: Instant::now(), resized };
+    let mut screen = Screen {
+        path: place.path().to_owned(),
+        queue: None,
+        unanswered: None,
+        resized: listen(SignalKind::window_change())?,
+        // After `fg` the screen is drawn at once.
+        continued: listen(SignalKind::from_raw(RawSignal::CONT.as_raw()))?,
+        is_ours: terminal::is_background(io::stdout()).is_some(),
+    };
     loop {
-        if let Some(queue) = answer(screen.drawn_during(place.queue()).await?)? {
-            (screen.queue, screen.answered) = (Some(queue), Instant::now());
+        screen.unanswered.get_or_insert_with(Instant::now);
+        let Some(looked) = screen.drawn_during(place.queue()).await? else { return Ok(0) };
+        if let Some(queue) = answer(looked)? {
+            (screen.queue, screen.unanswered) = (Some(queue), None);
         }
-        if !screen.draw()? {
+        let waited = screen.draw()? && screen.drawn_during(tokio::time::sleep(interval)).await?.is_some();
+        if !waited {
             return Ok(0);
         }
-        screen.drawn_during(tokio::time::sleep(interval)).await?;
     }
 }
 
+fn listen(to: SignalKind) -> Result<Signal, Exit> {
+    signal(to).map_err(|error| Exit::new(exit::SYSTEM, format!("cannot listen to signals: {error}")))
+}
+
 impl Screen {
-    /// Keeps the screen up to date until the future is ready.
-    async fn drawn_during<F: Future>(&mut self, what: F) -> Result<F::Output, Exit> {
+    /// Keeps the screen up to date until the future is ready. `None` if there is no screen any more.
+    async fn drawn_during<F: Future>(&mut self, what: F) -> Result<Option<F::Output>, Exit> {
         let mut what = pin!(what);
         loop {
             tokio::select! {
                 biased;
-                outcome = &mut what => return Ok(outcome),
+                outcome = &mut what => return Ok(Some(outcome)),
                 _ = self.resized.recv() => {}
+                _ = self.continued.recv() => {}
                 () = tokio::time::sleep(TICK) => {}
             }
-            self.draw()?;
+            if !self.draw()? {
+                return Ok(None);
+            }
         }
     }
 
-    /// `false` if there is no screen any more.
+    /// `false` if there is no screen any more. In the background the screen is another program's, and stays as it is.
     fn draw(&self) -> Result<bool, Exit> {
-        let (columns, rows) = terminal::size(io::stdout());
-        let now = humantime::format_rfc3339_seconds(SystemTime::now());
-        let mut heading = format!("{}  {now}", self.path);
-        let silent = self.answered.elapsed();
-        if silent > SILENCE {
-            let silent = humantime::format_duration(Duration::from_secs(silent.as_secs()));
-            heading = format!("{}  no answer for {silent}; before that:", self.path);
+        match terminal::is_background(io::stdout()) {
+            Some(true) => return Ok(true),
+            // The shell has ended, and the terminal may be anybody's.
+            None if self.is_ours => return Ok(false),
+            Some(false) | None => {}
         }
+        let (columns, rows) = terminal::size(io::stdout());
+        let silent = self.unanswered.map_or(Duration::ZERO, |since| since.elapsed());
+        let tells = if silent > SILENCE {
+            let silent = humantime::format_duration(Duration::from_secs(silent.as_secs()));
+            format!("  no answer for {silent}; before that:")
+        } else {
+            format!("  {}", humantime::format_rfc3339_seconds(SystemTime::now()))
+        };
+        let heading = shorten_in_the_middle(&self.path, columns.saturating_sub(width(&tells)).max(1)) + &tells;
         let mut lines = vec![shorten(&heading, columns), String::new()];
         if let Some(queue) = &self.queue {
             // The last row stays empty: a cursor that comes to it would move the other rows up.
@@ -107,7 +134,11 @@ async fn in_lines(place: &Place, watch: &Watch) -> Result<u8, Exit> {
             let gist = gist(&queue);
             if last.as_ref() != Some(&gist) {
                 last = Some(gist);
-                let text = if watch.json { table::json(&queue).to_string() } else { table::table(&queue, false) };
+                let text = if watch.json {
+                    table::json(&queue).to_string()
+                } else {
+                    table::table(&queue, output::columns(&io::stdout()), false)
+                };
                 output::print(&format!("{text}\n"))?;
             }
         }

@@ -6,20 +6,24 @@ mod arguments;
 mod ask;
 mod check;
 mod child;
+mod complete;
 mod completions;
 mod connect;
 mod credentials;
+mod cursor;
 mod cycles;
 mod evict;
 mod exit;
 mod forget;
 mod guard;
+mod layout;
 mod list;
 mod live;
 mod log;
 mod output;
 mod place;
 mod run;
+mod settings;
 mod signals;
 mod table;
 mod terminal;
@@ -73,6 +77,7 @@ async fn act(arguments: Arguments) -> Result<u8, Exit> {
         Some(Task::Ask(which)) => ask::ask(which, connection).await,
         Some(Task::Forget(which)) => forget::forget(which, connection).await,
         Some(Task::Check(check)) => check::check(check, connection).await,
+        Some(Task::Complete { shell }) => complete::complete(*shell).await,
         Some(Task::Completions { shell }) => completions::completions(*shell),
         Some(Task::Man { task }) => completions::man(task.as_deref()),
     }

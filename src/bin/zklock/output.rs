@@ -1,11 +1,13 @@
 //! Words for people on standard error, results on standard output; knows nothing of what they say.
 
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::exit::{self, Exit};
+use crate::terminal;
 
 /// Whether this is a terminal that can do more than print one line after the other.
 pub(crate) fn is_screen(stream: &impl IsTerminal) -> bool {
@@ -70,14 +72,62 @@ pub(crate) fn shorten(text: &str, most: usize) -> String {
     if width(text) <= most {
         return text.to_owned();
     }
-    let mut left = most.saturating_sub(1);
-    let fits = |character: &char| {
-        let width = character.width().unwrap_or(0);
-        let fits = width <= left;
-        left = left.saturating_sub(width);
-        fits
-    };
-    text.chars().take_while(fits).chain(['…']).collect()
+    format!("{}{MORE}", beginning(text, most.saturating_sub(1)))
+}
+
+/// The beginning and the end of the text, with a mark between them, in so many columns.
+pub(crate) fn shorten_in_the_middle(text: &str, most: usize) -> String {
+    if width(text) <= most {
+        return text.to_owned();
+    }
+    let left = most.saturating_sub(1);
+    let begins = beginning(text, left - left / 2);
+    // What takes no column belongs to the character before it.
+    let ends = end(&text[begins.len()..], left - width(begins)).trim_start_matches(|c: char| c.width() == Some(0));
+    format!("{begins}{MORE}{ends}")
+}
+
+/// What stands for the part that is left out.
+const MORE: char = '…';
+
+/// As much of the beginning as fits into so many columns. Some characters are wider together than alone.
+fn beginning(text: &str, most: usize) -> &str {
+    let ends = text.char_indices().map(|(at, character)| at + character.len_utf8());
+    let fitting = ends.take_while(|&at| width(&text[..at]) <= most).last();
+    &text[..fitting.unwrap_or(0)]
+}
+
+/// As much of the end as fits into so many columns.
+fn end(text: &str, most: usize) -> &str {
+    let starts = text.char_indices().rev().map(|(at, _)| at);
+    let fitting = starts.take_while(|&at| width(&text[at..]) <= most).last();
+    &text[fitting.unwrap_or(text.len())..]
+}
+
+/// The line in lines of so many columns, broken between words. A word that is longer stays whole: it may be a path that
+/// somebody copies. What is broken off is indented by two more columns.
+pub(crate) fn wrapped(line: &str, most: Option<usize>) -> String {
+    let Some(most) = most.filter(|most| width(line) > *most) else { return line.to_owned() };
+    let words = line.trim_start_matches(' ');
+    let indent = " ".repeat(line.len() - words.len());
+    let (mut text, mut used) = (indent.clone(), indent.len());
+    for (at, word) in words.split(' ').enumerate() {
+        if at > 0 && used + 1 + width(word) > most {
+            text.push_str(&format!("\n{indent}  "));
+            used = indent.len() + 2;
+        } else if at > 0 {
+            text.push(' ');
+            used += 1;
+        }
+        text.push_str(word);
+        used += width(word);
+    }
+    text
+}
+
+/// How many columns there are for tables; `None` off a terminal, where they are as wide as they are.
+pub(crate) fn columns(of: &(impl IsTerminal + AsFd)) -> Option<usize> {
+    of.is_terminal().then(|| terminal::size(of).0)
 }
 
 #[cfg(test)]
@@ -93,5 +143,31 @@ mod tests {
                 assert!(width(&short) <= most && width(&short) + 1 >= most && short.ends_with('…'), "{short:?} {most}");
             }
         }
+    }
+
+    #[test]
+    fn what_is_shortened_in_the_middle_has_a_beginning_and_an_end() {
+        assert_eq!(shorten_in_the_middle("web-frontend-17", 15), "web-frontend-17");
+        assert_eq!(shorten_in_the_middle("web-frontend-17", 8), "web-…-17");
+        assert_eq!(shorten_in_the_middle("e\u{301}e\u{301}e\u{301}e\u{301}", 3), "e\u{301}…e\u{301}");
+        for text in
+            ["web-frontend-17", "日本語のホスト名", "a日b本c語", "\u{2764}\u{fe0f}\u{2764}\u{fe0f}\u{2764}\u{fe0f}"]
+        {
+            for most in 1..width(text) {
+                let short = shorten_in_the_middle(text, most);
+                assert!(width(&short) <= most && short.contains('…'), "{short:?} {most}");
+                assert!(most < 5 || !short.starts_with('…') && !short.ends_with('…'), "{short:?} {most}");
+            }
+        }
+    }
+
+    #[test]
+    fn lines_are_broken_between_words_and_no_word_is_broken() {
+        let line = "  one pid 1 waits for /a/very/long/path, which two pid 2 holds";
+        assert_eq!(wrapped(line, None), line);
+        assert_eq!(wrapped(line, Some(width(line))), line);
+        let expected = "  one pid 1 waits\n    for\n    /a/very/long/path,\n    which two pid 2\n    holds";
+        assert_eq!(wrapped(line, Some(19)), expected);
+        assert_eq!(wrapped("/long/path: free", Some(3)), "/long/path:\n  free");
     }
 }

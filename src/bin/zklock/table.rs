@@ -6,9 +6,8 @@ use serde_json::{Value, json};
 use zk_rwlock::{Dialect, Member, MemberState, Queue, Survey};
 
 use crate::cycles;
-use crate::output::{shorten, tame, width};
-
-const HEADINGS: [&str; 10] = ["PLACE", "STATE", "MODE", "HOST", "PID", "LABEL", "SINCE", "SESSION", "BEHIND", "TOKEN"];
+use crate::layout::{self, Column, Cut};
+use crate::output::{shorten, tame, wrapped};
 
 /// A label may be 256 bytes long, but a table must stay readable.
 const LABEL_SHOWN: usize = 40;
@@ -28,40 +27,36 @@ impl Line {
     }
 }
 
-/// The queue as a table, or one word if it is empty.
-pub(crate) fn table(queue: &Queue, colourful: bool) -> String {
-    let mut text = match (free(queue), queue.members.is_empty()) {
-        (Some(free), _) => format!("{}: {free}\n", queue.path),
-        (None, true) => format!("{}: free\n", queue.path),
-        (None, false) => String::new(),
+/// The queue as a table, or one word if it is empty. With a width, no line is longer, but for a path that is.
+pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> String {
+    let first = match (free(queue), queue.members.is_empty()) {
+        (Some(free), _) => Some(format!("{}: {free}", queue.path)),
+        (None, true) => Some(format!("{}: free", queue.path)),
+        (None, false) => None,
     };
-    if !queue.members.is_empty() {
-        text.extend(lines(queue).iter().map(|line| line.painted(colourful) + "\n"));
-    }
-    text.extend(last_done(queue).map(|words| words + "\n"));
-    text
+    let first = first.iter().map(|line| wrapped(line, columns));
+    let members = lines(queue, columns).into_iter().map(|line| line.painted(colourful));
+    let last = last_done(queue).into_iter().map(|line| wrapped(&line, columns));
+    first.chain(members).chain(last).map(|line| line + "\n").collect()
 }
 
 /// The same, cut to so many columns and rows. The last row says how many members were left out.
 pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful: bool) -> Vec<String> {
-    let plain = |text| Line { text, colour: "" };
-    let mut lines = match queue.members.is_empty() {
-        true if queue.permits.is_none() => vec![plain("free".to_owned())],
-        true => Vec::new(),
-        false => lines(queue),
+    let plain = |text: String| Line { text: shorten(&text, columns), colour: "" };
+    let first = match (free(queue), queue.members.is_empty()) {
+        (None, true) => Some("free".to_owned()),
+        (free, _) => free,
     };
-    if let Some(free) = free(queue) {
-        lines.insert(0, plain(free));
-    }
-    lines.extend(last_done(queue).map(|text| Line { text, colour: "" }));
-    if lines.len() > rows {
+    let mut table: Vec<Line> = first.into_iter().map(plain).collect();
+    table.extend(lines(queue, Some(columns)));
+    table.extend(last_done(queue).map(plain));
+    if table.len() > rows {
         let shown = rows.saturating_sub(1);
-        let text = format!("... and {} more", lines.len() - shown);
-        lines.truncate(shown);
-        lines.push(Line { text, colour: "" });
+        let left_out = plain(format!("... and {} more", table.len() - shown));
+        table.truncate(shown);
+        table.push(left_out);
     }
-    let cut = |line: Line| Line { text: shorten(&line.text, columns), ..line };
-    lines.into_iter().map(|line| cut(line).painted(colourful)).collect()
+    table.into_iter().map(|line| line.painted(colourful)).collect()
 }
 
 /// How many permits are free, if it is a semaphore.
@@ -84,39 +79,34 @@ fn last_done(queue: &Queue) -> Option<String> {
     queue.done.as_ref().map(|done| format!("last {}", tame(&done.to_string())))
 }
 
-fn lines(queue: &Queue) -> Vec<Line> {
-    let rows: Vec<_> = queue.members.iter().enumerate().map(|(i, member)| row(queue, i + 1, member)).collect();
-    let mut widths = HEADINGS.map(str::len);
-    for row in &rows {
-        for (widest, cell) in widths.iter_mut().zip(row) {
-            *widest = (*widest).max(width(cell));
-        }
+/// A line for the headings and one for each member; none if there is no member.
+fn lines(queue: &Queue, most: Option<usize>) -> Vec<Line> {
+    if queue.members.is_empty() {
+        return Vec::new();
     }
-    let line = |cells: &[String; 10], colour| {
-        let padded = cells.iter().zip(widths).map(|(cell, widest)| format!("{cell}{:1$}", "", widest - width(cell)));
-        Line { text: padded.collect::<Vec<_>>().join("  ").trim_end().to_owned(), colour }
-    };
-    let headings = line(&HEADINGS.map(str::to_owned), "1");
-    let members = rows.iter().zip(&queue.members).map(|(cells, member)| line(cells, colour(&member.state)));
-    std::iter::once(headings).chain(members).collect()
+    let colours = std::iter::once("1").chain(queue.members.iter().map(|member| colour(&member.state)));
+    let lines = layout::lines(columns(queue), most).into_iter();
+    lines.zip(colours).map(|(text, colour)| Line { text, colour }).collect()
 }
 
 /// Every queue of a survey, each under its path.
-pub(crate) fn tables(survey: &Survey, prefix: &str, colourful: bool) -> String {
+pub(crate) fn tables(survey: &Survey, prefix: &str, columns: Option<usize>, colourful: bool) -> String {
+    let line = |text: String| wrapped(&text, columns) + "\n";
     let heading = |queue: &Queue| match queue.dialect {
         // Its table begins with its path.
         _ if queue.permits.is_some() => String::new(),
-        Dialect::Native => format!("{}:\n", queue.path),
-        other => format!("{} ({other}):\n", queue.path),
+        Dialect::Native => line(format!("{}:", queue.path)),
+        other => line(format!("{} ({other}):", queue.path)),
     };
-    let mut parts: Vec<String> = survey.queues.iter().map(|queue| heading(queue) + &table(queue, colourful)).collect();
+    let part = |queue: &Queue| heading(queue) + &table(queue, columns, colourful);
+    let mut parts: Vec<String> = survey.queues.iter().map(part).collect();
     if parts.is_empty() {
-        parts.push(format!("{prefix}: no lock here has a holder or a waiter\n"));
+        parts.push(line(format!("{prefix}: no lock here has a holder or a waiter")));
     }
-    parts.extend(survey.unreadable.iter().map(|path| format!("{path}: may not be listed\n")));
+    parts.extend(survey.unreadable.iter().map(|path| line(format!("{path}: may not be listed"))));
     for cycle in cycles::cycles(&survey.queues) {
-        let waits: Vec<String> = cycle.iter().map(|wait| format!("  {wait}\n")).collect();
-        parts.push(format!("in a circle, and stuck if each waits with what it holds:\n{}", waits.concat()));
+        let told = line("in a circle, and stuck if each waits with what it holds:".to_owned());
+        parts.push(told + &cycle.iter().map(|wait| line(format!("  {wait}"))).collect::<String>());
     }
     parts.join("\n")
 }
@@ -157,34 +147,63 @@ pub(crate) fn json_of_survey(survey: &Survey, prefix: &str) -> Value {
     json!({ "prefix": prefix, "locks": locks, "unreadable": survey.unreadable, "cycles": cycles })
 }
 
-/// How long something has lasted, in whole seconds where there are any.
+/// How long something has lasted, in its two largest units: `3days 4h`.
 pub(crate) fn age(since: SystemTime) -> String {
     // The clocks of two machines differ. A moment in the future counts as now.
     let age = SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO);
-    humantime::format_duration(Duration::from_secs(age.as_secs())).to_string()
+    let age = humantime::format_duration(Duration::from_secs(age.as_secs())).to_string();
+    age.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
-fn row(queue: &Queue, place: usize, member: &Member) -> [String; 10] {
+/// The members of a queue, a row each.
+fn columns(queue: &Queue) -> Vec<Column> {
     let unknown = || "-".to_owned();
-    let host = |member: &Member| if member.host.is_empty() { unknown() } else { tame(&member.host) };
-    let behind = place_ahead(queue, member).map(|ahead| format!("{ahead} {}", host(&queue.members[ahead - 1])));
-    let left = || match &member.state {
-        MemberState::Waits { behind } if queue.permits.is_some() && behind == "permits" => "the holders".to_owned(),
-        MemberState::Waits { .. } => "one that left".to_owned(),
-        _ => unknown(),
-    };
-    [
-        place.to_string(),
-        if is_kept(member) { "keeps" } else { state(&member.state) }.to_owned(),
-        mode(member),
-        host(member),
-        member.pid.map_or_else(unknown, |pid| pid.to_string()),
-        member.label.as_deref().map_or_else(unknown, |label| shorten(&tame(label), LABEL_SHOWN)),
-        member.since.map_or_else(unknown, age),
-        member.session.map_or_else(unknown, session),
-        behind.unwrap_or_else(left),
-        member.token.map_or_else(unknown, |token| token.to_string()),
+    let column =
+        |heading, cell: &dyn Fn(&Member) -> String| Column::new(heading, queue.members.iter().map(cell).collect());
+    let hosts: Vec<String> = queue.members.iter().map(host).collect();
+    let label = |label: &str| shorten(&tame(label), LABEL_SHOWN);
+    let behind =
+        |words: fn(&Queue, &Member) -> String| queue.members.iter().map(|member| words(queue, member)).collect();
+    vec![
+        Column::new("PLACE", (1..=queue.members.len()).map(|place| place.to_string()).collect()),
+        column("STATE", &|member| if is_kept(member) { "keeps" } else { state(&member.state) }.to_owned()),
+        column("MODE", &mode),
+        Column::new("HOST", hosts.clone()).cut(Cut::Middle).briefly(layout::without_shared_domain(&hosts)),
+        column("PID", &|member| member.pid.map_or_else(unknown, |pid| pid.to_string())),
+        column("LABEL", &|member| member.label.as_deref().map_or_else(unknown, label)).cut(Cut::End),
+        column("SINCE", &|member| member.since.map_or_else(unknown, age)),
+        column("SESSION", &|member| member.session.map_or_else(unknown, session)),
+        Column::new("BEHIND", behind(behind_whom)).briefly(behind(behind_which)),
+        column("TOKEN", &|member| member.token.map_or_else(unknown, |token| token.to_string())),
     ]
+}
+
+fn host(member: &Member) -> String {
+    if member.host.is_empty() { "-".to_owned() } else { tame(&member.host) }
+}
+
+/// Whom a member waits for: by place and host.
+fn behind_whom(queue: &Queue, member: &Member) -> String {
+    match (place_ahead(queue, member), &member.state) {
+        (Some(ahead), _) => format!("{ahead} {}", host(&queue.members[ahead - 1])),
+        (None, MemberState::Waits { .. }) if waits_for_permits(queue, member) => "the holders".to_owned(),
+        (None, MemberState::Waits { .. }) => "one that left".to_owned(),
+        (None, _) => "-".to_owned(),
+    }
+}
+
+/// The same in few columns: the host stands at that place.
+fn behind_which(queue: &Queue, member: &Member) -> String {
+    match (place_ahead(queue, member), &member.state) {
+        (Some(ahead), _) => ahead.to_string(),
+        (None, MemberState::Waits { .. }) if waits_for_permits(queue, member) => "holders".to_owned(),
+        (None, MemberState::Waits { .. }) => "left".to_owned(),
+        (None, _) => "-".to_owned(),
+    }
+}
+
+fn waits_for_permits(queue: &Queue, member: &Member) -> bool {
+    queue.permits.is_some() && matches!(&member.state, MemberState::Waits { behind } if behind == "permits")
 }
 
 /// The place of this member's predecessor, unless the predecessor has left since the queue was listed.

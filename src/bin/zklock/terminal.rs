@@ -80,6 +80,11 @@ pub(crate) fn is_foreground(of: impl AsFd) -> bool {
     tcgetpgrp(of).is_ok_and(|group| group == getpgrp())
 }
 
+/// Whether another group has the foreground of that terminal. `None` if the terminal controls no process of our session.
+pub(crate) fn is_background(of: impl AsFd) -> Option<bool> {
+    tcgetpgrp(of).ok().map(|group| group != getpgrp())
+}
+
 /// How many columns and rows the terminal of this stream has.
 pub(crate) fn size(of: impl AsFd) -> (usize, usize) {
     let known = tcgetwinsize(of).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);

@@ -1,0 +1,178 @@
+//! `complete`, which the shells' completions call: reads a command line up to the cursor, and prints what can stand
+//! there. Whatever goes wrong, it says nothing: somebody is typing.
+//!
+//! The words come by standard input, each ended by a zero byte, and not as arguments: a password among them would show
+//! in the list of processes. The first line of the answer is `words`, `file` or `command N`, where N counts the words
+//! before the command. After `words` there is a line for each word, and behind a tab what it means.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{CommandFactory, Parser};
+use clap_complete::Shell;
+use zk_rwlock::coordinator::{Coordinator, Session};
+use zk_rwlock::{Contender, Dialect, Memory, RwLock};
+
+use crate::arguments::{Arguments, Connection};
+use crate::connect::connect_within;
+use crate::cursor::{self, Candidate, Wanted};
+use crate::exit::Exit;
+use crate::output;
+
+/// How long somebody who presses a key waits at most, where the ensemble is away.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Of so many paths it is looked up whether they go on.
+const LOOKED_INTO: usize = 100;
+
+/// What a node's children are that make a semaphore of it.
+const OF_A_SEMAPHORE: [&str; 2] = ["queue", "permits"];
+
+/// What the record ends with that is beside a lock under which a job is done once in a while.
+const RECORD: &str = ".done";
+
+pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
+    let mut line = Vec::new();
+    // A line that is no text is completed by nothing.
+    let read = io::stdin().lock().read_to_end(&mut line).is_ok();
+    let Some(line) = String::from_utf8(line).ok().filter(|_| read) else { return Ok(0) };
+    let typed: Vec<&str> = line.strip_suffix('\0').unwrap_or(&line).split('\0').collect();
+    let words: Vec<String> = typed
+        .iter()
+        .enumerate()
+        .map(|(at, word)| match shell {
+            // bash gives all words as they were typed, and fish the one at the cursor.
+            Shell::Bash => unquoted(word),
+            Shell::Fish if at + 1 == typed.len() => unquoted(word),
+            _ => (*word).to_owned(),
+        })
+        .collect();
+    let mut program = Arguments::command();
+    program.build();
+    let answer = match (cursor::wanted(&program, &words), words.last()) {
+        (Wanted::Words(words), _) => told(&words),
+        (Wanted::Path { mut words, options }, Some(current)) => {
+            let line = [OsString::from("zklock")].into_iter().chain(options).chain(["ls".into(), "/".into()]);
+            if let Ok(arguments) = Arguments::try_parse_from(line) {
+                let paths = tokio::time::timeout(PATIENCE, paths(current, &arguments.connection)).await;
+                words.extend(paths.unwrap_or_default());
+            }
+            told(&words)
+        }
+        (Wanted::File, _) => "file\n".to_owned(),
+        (Wanted::Command(at), _) => format!("command {at}\n"),
+        (Wanted::Nothing | Wanted::Path { .. }, _) => return Ok(0),
+    };
+    output::print(&answer)?;
+    Ok(0)
+}
+
+fn told(words: &[Candidate]) -> String {
+    let line = |Candidate { word, meaning }: &Candidate| match meaning.is_empty() {
+        true => format!("{word}\n"),
+        false => format!("{word}\t{meaning}\n"),
+    };
+    words.iter().fold("words\n".to_owned(), |text, word| text + &line(word))
+}
+
+/// The paths of the ensemble that begin like this one. Those that go on end with a slash.
+async fn paths(current: &str, connection: &Connection) -> Vec<Candidate> {
+    let Some((directory, _)) = (if current.is_empty() { "/" } else { current }).rsplit_once('/') else {
+        return Vec::new();
+    };
+    // What no lock can be below is not asked for.
+    if !directory.is_empty() && RwLock::new(&Memory::new(), directory).is_err() {
+        return Vec::new();
+    }
+    let Ok(zk) = connect_within(PATIENCE, connection).await else { return Vec::new() };
+    let mut paths = Vec::new();
+    if let Ok(slot) = zk.session_slot(0).await {
+        let below = below(slot.session(), directory).await;
+        paths = below.into_iter().filter(|path| path.starts_with(current)).collect::<Vec<_>>();
+        if paths.len() <= LOOKED_INTO {
+            mark_those_that_go_on(slot.session(), &mut paths).await;
+        }
+    }
+    zk.close().await;
+    paths.into_iter().map(|word| Candidate { word, meaning: String::new() }).collect()
+}
+
+/// The locks and directories of locks right below this one, which is empty for the root.
+async fn below(session: &Arc<dyn Session>, directory: &str) -> BTreeSet<String> {
+    let root = if directory.is_empty() { "/" } else { directory };
+    let children = session.children(root).await.unwrap_or_default();
+    names(&children).map(|name| format!("{directory}/{name}")).filter(|path| path != "/zookeeper").collect()
+}
+
+/// Those of a node's children that are locks or directories of locks, by their names.
+fn names(children: &[String]) -> impl Iterator<Item = &str> {
+    let is_semaphore = OF_A_SEMAPHORE.iter().all(|name| children.iter().any(|child| child == name));
+    let is_part = move |name: &&str| is_semaphore && OF_A_SEMAPHORE.contains(name);
+    let is_contender =
+        |name: &&str| Contender::parse_as(name, Dialect::Native).is_some() || Dialect::Native.foreign(name).is_some();
+    let names = children.iter().map(String::as_str).filter(move |name| !is_part(name) && !is_contender(name));
+    // A lock whose directory is gone while nobody holds it is known by its record.
+    names.map(|name| name.strip_suffix(RECORD).filter(|lock| !lock.is_empty()).unwrap_or(name))
+}
+
+async fn mark_those_that_go_on(session: &Arc<dyn Session>, paths: &mut [String]) {
+    // All requests are sent before the first answer is awaited.
+    let replies: Vec<_> = paths.iter().map(|path| session.children(path)).collect();
+    for (path, reply) in paths.iter_mut().zip(replies) {
+        if reply.await.is_ok_and(|children| names(&children).next().is_some()) {
+            path.push('/');
+        }
+    }
+}
+
+/// A word of a shell's line without its quotes. What only a shell can find out, such as a variable, stays as it is.
+fn unquoted(word: &str) -> String {
+    let (mut text, mut quote) = (String::new(), None);
+    let mut characters = word.chars();
+    while let Some(character) = characters.next() {
+        match (character, quote) {
+            ('\\', Some('"') | None) => text.extend(characters.next()),
+            ('\'' | '"', None) => quote = Some(character),
+            (end, Some(begin)) if end == begin => quote = None,
+            (other, _) => text.push(other),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contenders_and_the_parts_of_a_semaphore_are_no_locks() {
+        let named = |children: &[&str]| {
+            let children: Vec<String> = children.iter().map(|name| (*name).to_owned()).collect();
+            names(&children).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let curator = "_c_6f6e1f0e-4b8f-4f3a-9d5c-0a1b2c3d4e5f-__WRIT__0000000004";
+        assert_eq!(named(&["web~1-WRITE-0000000001", "web~2-READ-0000000002", curator, "deep"]), ["deep"]);
+        assert_eq!(named(&["queue", "permits"]), Vec::<String>::new());
+        assert_eq!(named(&["queue", "permits", "deep"]), ["deep"]);
+        assert_eq!(named(&["queue", "report.done", ".done"]), ["queue", "report", ".done"]);
+    }
+
+    #[test]
+    fn quotes_are_taken_off_as_a_shell_does() {
+        for (typed, meant) in [
+            ("/a", "/a"),
+            ("'/a b'", "/a b"),
+            ("\"/a 'b'\"", "/a 'b'"),
+            ("/a\\ b", "/a b"),
+            ("'/a\\b'", "/a\\b"),
+            ("\"/a", "/a"),
+            ("--zk=\"$HOSTS\"", "--zk=$HOSTS"),
+            ("/a\\", "/a"),
+        ] {
+            assert_eq!(unquoted(typed), meant, "{typed}");
+        }
+    }
+}

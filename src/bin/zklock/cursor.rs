@@ -1,0 +1,284 @@
+//! Where in a command line the cursor stands, and what can stand there; knows no shell and no ZooKeeper.
+
+use std::ffi::OsString;
+
+use clap::{Arg, Command, ValueHint};
+use zk_rwlock::Dialect;
+
+/// All of them.
+const DIALECTS: [Dialect; 4] = [Dialect::Native, Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo];
+
+/// A word that can stand at the cursor, and what it means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Candidate {
+    pub(crate) word: String,
+    pub(crate) meaning: String,
+}
+
+impl Candidate {
+    /// As the value in one word with its option.
+    fn after(self, option: &str) -> Candidate {
+        Candidate { word: format!("{option}={}", self.word), ..self }
+    }
+}
+
+/// What can stand at the cursor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    Nothing,
+    Words(Vec<Candidate>),
+    /// One of these words, or a path of the ensemble that these options lead to.
+    Path {
+        words: Vec<Candidate>,
+        options: Vec<OsString>,
+    },
+    /// A file of this machine.
+    File,
+    /// A command begins at this word, the first being 0, and completes its own words.
+    Command(usize),
+}
+
+/// What can stand at the end of the last of these words. The first one is the program itself; `program` is built.
+pub(crate) fn wanted(program: &Command, words: &[String]) -> Wanted {
+    let Some((current, before)) = words.split_last() else { return Wanted::Nothing };
+    let (mut task, mut options) = (None, Vec::new());
+    let (mut places, mut is_escaped, mut has_line) = (0, false, false);
+    let mut at = 1;
+    while let Some(word) = before.get(at) {
+        at += 1;
+        let command = task.unwrap_or(program);
+        if is_escaped || !is_option(word) {
+            match command.find_subcommand(word).filter(|_| task.is_none() && !is_escaped) {
+                Some(found) => task = Some(found),
+                // What follows a lock's path is not ours.
+                None if task.is_none() => return after_path(words, at, has_line),
+                None => places += 1,
+            }
+        } else if word == "--" {
+            is_escaped = true;
+        } else if let Some((option, awaits)) = option(command, word) {
+            has_line |= option.get_id() == "shell";
+            let value = if awaits { before.get(at) } else { None };
+            if awaits && value.is_none() {
+                return value_of(option, current);
+            }
+            at += usize::from(awaits);
+            if option.is_global_set() {
+                options.extend([Some(word), value].into_iter().flatten().map(OsString::from));
+            }
+        }
+    }
+    let command = task.unwrap_or(program);
+    if !is_escaped && current.starts_with('-') {
+        return match current.split_once('=') {
+            Some((name, value)) => match option(command, name).map(|(option, _)| value_of(option, value)) {
+                Some(Wanted::Words(words)) => Wanted::Words(words.into_iter().map(|word| word.after(name)).collect()),
+                other => other.unwrap_or(Wanted::Nothing),
+            },
+            None => Wanted::Words(options_of(command, current)),
+        };
+    }
+    match task {
+        None => {
+            let words = if is_escaped { Vec::new() } else { tasks(program, current) };
+            Wanted::Path { words, options }
+        }
+        Some(task) => match task.get_positionals().nth(places) {
+            Some(place) if place.get_id() == "path" => Wanted::Path { words: Vec::new(), options },
+            Some(place) if place.get_id() == "task" => Wanted::Words(tasks(program, current)),
+            Some(place) => value_of(place, current),
+            None => Wanted::Nothing,
+        },
+    }
+}
+
+/// What can stand in the words after the lock's path, which begin at `at`.
+fn after_path(words: &[String], at: usize, has_line: bool) -> Wanted {
+    let first = words.get(at).filter(|_| at + 1 < words.len());
+    match first.map(String::as_str) {
+        _ if has_line => Wanted::Nothing,
+        Some("--") => Wanted::Command(at + 1),
+        Some("-c" | "--command") => Wanted::Nothing,
+        _ => Wanted::Command(at),
+    }
+}
+
+fn is_option(word: &str) -> bool {
+    word.len() > 1 && word.starts_with('-')
+}
+
+/// The option that a word like `-w`, `-nw`, `--wait` or `--wait=5` ends with, and whether the next word is its value.
+fn option<'a>(command: &'a Command, word: &str) -> Option<(&'a Arg, bool)> {
+    let takes = |option: &Arg| option.get_action().takes_values();
+    if let Some(long) = word.strip_prefix("--") {
+        let (name, value) = long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
+        let has_name = |option: &&Arg| {
+            let others = option.get_all_aliases().unwrap_or_default();
+            option.get_long() == Some(name) || others.contains(&name)
+        };
+        let option = command.get_arguments().find(has_name)?;
+        return Some((option, takes(option) && value.is_none()));
+    }
+    let mut letters = word.strip_prefix('-')?.chars();
+    let mut last = None;
+    while let Some(letter) = letters.next() {
+        let has_letter = |option: &&Arg| {
+            let others = option.get_all_short_aliases().unwrap_or_default();
+            option.get_short() == Some(letter) || others.contains(&letter)
+        };
+        let option = command.get_arguments().find(has_letter)?;
+        // The rest of the word is its value.
+        if takes(option) {
+            return Some((option, letters.as_str().is_empty()));
+        }
+        last = Some((option, false));
+    }
+    last
+}
+
+fn value_of(of: &Arg, current: &str) -> Wanted {
+    let named = |word: String| Candidate { word, meaning: String::new() };
+    let words: Vec<String> = match of.get_id().as_str() {
+        "dialect" => DIALECTS.iter().map(Dialect::to_string).collect(),
+        _ if of.get_value_hint() == ValueHint::FilePath => return Wanted::File,
+        _ => of.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect(),
+    };
+    match words.is_empty() {
+        true => Wanted::Nothing,
+        false => Wanted::Words(words.into_iter().filter(|word| word.starts_with(current)).map(named).collect()),
+    }
+}
+
+fn options_of(command: &Command, current: &str) -> Vec<Candidate> {
+    let mut candidates = Vec::new();
+    for option in command.get_arguments().filter(|option| !option.is_hide_set() && !option.is_positional()) {
+        let meaning = option.get_help().map(|help| first_sentence(&help.to_string())).unwrap_or_default();
+        let long = option.get_long().map(|long| format!("--{long}"));
+        let short = option.get_short().map(|short| format!("-{short}"));
+        for word in long.into_iter().chain(short).filter(|word| word.starts_with(current)) {
+            candidates.push(Candidate { word, meaning: meaning.clone() });
+        }
+    }
+    candidates
+}
+
+/// The subcommands that people type.
+fn tasks(program: &Command, current: &str) -> Vec<Candidate> {
+    let shown = program.get_subcommands().filter(|task| !task.is_hide_set() && task.get_name().starts_with(current));
+    let about = |task: &Command| task.get_about().map(|about| first_sentence(&about.to_string())).unwrap_or_default();
+    shown.map(|task| Candidate { word: task.get_name().to_owned(), meaning: about(task) }).collect()
+}
+
+fn first_sentence(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default();
+    let sentence = line.split(". ").next().unwrap_or_default();
+    sentence.split(" [").next().unwrap_or_default().trim_end_matches('.').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::arguments::Arguments;
+
+    fn wanted_in(line: &str) -> Wanted {
+        let mut program = Arguments::command();
+        program.build();
+        wanted(&program, &line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    fn words_in(line: &str) -> Vec<String> {
+        match wanted_in(line) {
+            Wanted::Words(words) | Wanted::Path { words, .. } => words.into_iter().map(|word| word.word).collect(),
+            other => panic!("{line:?}: {other:?}"),
+        }
+    }
+
+    fn options_in(line: &str) -> Vec<OsString> {
+        match wanted_in(line) {
+            Wanted::Path { options, .. } => options,
+            other => panic!("{line:?}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_first_word_is_a_subcommand_or_a_path() {
+        assert_eq!(words_in("zklock "), ["ls", "watch", "ask", "forget", "break", "check", "completions", "man"]);
+        assert_eq!(words_in("zklock w"), ["watch"]);
+        for line in
+            ["zklock /", "zklock -- /l", "zklock -n -w 5 /l", "zklock -nw5 /l", "zklock --wait=5 /l", "zklock ls /"]
+        {
+            assert_eq!(words_in(line), Vec::<String>::new(), "{line}");
+        }
+        for task in ["ls", "watch", "ask", "forget", "break", "check"] {
+            assert!(matches!(wanted_in(&format!("zklock {task} ")), Wanted::Path { .. }), "{task}");
+            assert_eq!(wanted_in(&format!("zklock {task} /l ")), Wanted::Nothing, "{task}");
+        }
+    }
+
+    #[test]
+    fn what_follows_the_lock_is_a_command_wherever_it_begins() {
+        for (line, at) in [
+            ("zklock /l ", 2),
+            ("zklock /l make", 2),
+            ("zklock /l make -j ", 2),
+            ("zklock /l -- ", 3),
+            ("zklock /l -- make", 3),
+            ("zklock -n /l -- make", 4),
+            ("zklock -w 5 --label /x /l make", 6),
+            ("zklock --zk=h:1 -- /l make", 4),
+            ("zklock /l ls /", 2),
+            ("zklock -- ls /l", 3),
+        ] {
+            assert_eq!(wanted_in(line), Wanted::Command(at), "{line}");
+        }
+        for line in
+            ["zklock /l -c ", "zklock -c make /l ", "zklock /l --command ma", "zklock -c ", "zklock --command=ma"]
+        {
+            assert_eq!(wanted_in(line), Wanted::Nothing, "{line}");
+        }
+    }
+
+    #[test]
+    fn options_and_their_values_are_offered_and_files_where_files_are_read() {
+        assert_eq!(words_in("zklock --tick"), ["--tick-time"]);
+        assert_eq!(words_in("zklock ls --j"), ["--json"]);
+        assert!(words_in("zklock -").contains(&"-w".to_owned()));
+        assert!(!words_in("zklock --").contains(&"--close".to_owned()), "it changes nothing");
+        assert_eq!(words_in("zklock --dialect cur"), ["curator", "curator-mutex"]);
+        assert_eq!(words_in("zklock --dialect=k"), ["--dialect=kazoo"]);
+        assert_eq!(words_in("zklock completions b"), ["bash"]);
+        assert_eq!(words_in("zklock man wa"), ["watch"]);
+        for line in ["zklock --auth-file ", "zklock ls --tls-ca /e", "zklock --tls-key=", "zklock -n --sasl-file x"] {
+            assert_eq!(wanted_in(line), Wanted::File, "{line}");
+        }
+        for line in ["zklock -w ", "zklock -nw ", "zklock --auth ", "zklock --bogus=", "zklock break /l 4"] {
+            assert_eq!(wanted_in(line), Wanted::Nothing, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_options_that_lead_to_the_ensemble_are_heeded_wherever_they_stand() {
+        assert_eq!(options_in("zklock -n --zk a:1 -w 5 --tls-ca=x /"), ["--zk", "a:1", "--tls-ca=x"]);
+        assert_eq!(options_in("zklock ls --zk a:1 -v /"), ["--zk", "a:1", "-v"]);
+        assert_eq!(options_in("zklock --zk a:1 ls --json /"), ["--zk", "a:1"]);
+    }
+
+    #[test]
+    fn every_candidate_has_a_short_meaning_of_one_line() {
+        let mut program = Arguments::command();
+        program.build();
+        let all = options_of(&program, "").into_iter().chain(tasks(&program, ""));
+        for Candidate { word, meaning } in all {
+            assert!(!meaning.is_empty() && !meaning.contains(['\n', '\t']), "{word}: {meaning:?}");
+        }
+    }
+
+    #[test]
+    fn every_dialect_that_is_offered_is_taken() {
+        for dialect in DIALECTS {
+            assert_eq!(dialect.to_string().parse::<Dialect>().unwrap(), dialect);
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Fits a table into the columns of a terminal: which columns go, and which cells are shortened; knows no queues.
+//!
+//! Off a terminal nothing goes and nothing is shortened. On one that is too narrow, in this order, until it fits:
+//! SESSION goes; cells are put briefly, where there is a brief form; hosts are shortened in the middle and labels at
+//! their ends, the longer of the two first; PID goes; then what can be done without more easily than TOKEN.
+
+use crate::output::{shorten, shorten_in_the_middle, width};
+
+/// The columns that may go, in their order, each with the least that a column is shortened to before it goes.
+const MAY_GO: [(&str, usize); 8] =
+    [("PID", 12), ("BEHIND", 8), ("SINCE", 8), ("LABEL", 8), ("MODE", 8), ("HOST", 8), ("STATE", 1), ("PLACE", 1)];
+
+/// Spaces between two columns.
+const BETWEEN: usize = 2;
+
+/// How cells lose what does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// Not at all: half a number is another number.
+    Never,
+    /// Names that are alike at the beginning often differ at the end.
+    Middle,
+    End,
+}
+
+/// A column: its heading and a cell for each row.
+#[derive(Clone, Debug)]
+pub(crate) struct Column {
+    heading: &'static str,
+    cells: Vec<String>,
+    brief: Option<Vec<String>>,
+    cut: Cut,
+}
+
+impl Column {
+    pub(crate) fn new(heading: &'static str, cells: Vec<String>) -> Column {
+        Column { heading, cells, brief: None, cut: Cut::Never }
+    }
+
+    /// Its cells may be shortened.
+    pub(crate) fn cut(self, cut: Cut) -> Column {
+        Column { cut, ..self }
+    }
+
+    /// What the cells are put as where there is too little room.
+    pub(crate) fn briefly(self, brief: Vec<String>) -> Column {
+        Column { brief: Some(brief), ..self }
+    }
+
+    fn width(&self) -> usize {
+        self.cells.iter().map(|cell| width(cell)).max().unwrap_or(0).max(width(self.heading))
+    }
+
+    /// The width down to which its cells may be shortened, if it is no less than `least`.
+    fn narrowest(&self, least: usize) -> usize {
+        match self.cut {
+            Cut::Never => self.width(),
+            Cut::Middle | Cut::End => self.width().min(least.max(width(self.heading))),
+        }
+    }
+
+    fn shortened(mut self, most: usize) -> Column {
+        for cell in &mut self.cells {
+            *cell = if self.cut == Cut::Middle { shorten_in_the_middle(cell, most) } else { shorten(cell, most) };
+        }
+        self
+    }
+}
+
+/// The table as lines, the headings first. With a width, no line is longer.
+pub(crate) fn lines(mut columns: Vec<Column>, most: Option<usize>) -> Vec<String> {
+    if let Some(most) = most {
+        columns = fit(columns, most);
+    }
+    let headings = columns.iter().map(|column| column.heading).collect();
+    let rows = columns.iter().map(|column| column.cells.len()).min().unwrap_or(0);
+    let cells = |row: usize| columns.iter().map(|column| column.cells[row].as_str()).collect();
+    let widths: Vec<usize> = columns.iter().map(Column::width).collect();
+    std::iter::once(headings)
+        .chain((0..rows).map(cells))
+        .map(|cells: Vec<&str>| {
+            let padded =
+                cells.iter().zip(&widths).map(|(cell, widest)| format!("{cell}{:1$}", "", widest - width(cell)));
+            let line = padded.collect::<Vec<_>>().join(&" ".repeat(BETWEEN)).trim_end().to_owned();
+            // Even the last column may be wider than the terminal.
+            most.map_or(line.clone(), |most| shorten(&line, most))
+        })
+        .collect()
+}
+
+fn fit(mut columns: Vec<Column>, most: usize) -> Vec<Column> {
+    if total(&columns, Column::width) > most {
+        columns.retain(|column| column.heading != "SESSION");
+    }
+    if total(&columns, Column::width) > most {
+        for column in &mut columns {
+            column.cells = column.brief.take().unwrap_or_else(|| std::mem::take(&mut column.cells));
+        }
+    }
+    for (goes, least) in MAY_GO {
+        if total(&columns, |column| column.narrowest(least)) <= most {
+            return level(columns, most, least);
+        }
+        columns.retain(|column| column.heading != goes);
+    }
+    columns
+}
+
+/// Shortens the widest of the columns that may be shortened, until the table fits.
+fn level(columns: Vec<Column>, most: usize, least: usize) -> Vec<Column> {
+    let mut widths: Vec<usize> = columns.iter().map(Column::width).collect();
+    let narrowest: Vec<usize> = columns.iter().map(|column| column.narrowest(least)).collect();
+    let mut excess = total(&columns, Column::width).saturating_sub(most);
+    while excess > 0 {
+        let may = (0..columns.len()).filter(|&at| widths[at] > narrowest[at]);
+        let Some(widest) = may.max_by_key(|&at| widths[at]) else { break };
+        widths[widest] -= 1;
+        excess -= 1;
+    }
+    columns.into_iter().zip(widths).map(|(column, width)| column.shortened(width)).collect()
+}
+
+fn total(columns: &[Column], width: impl Fn(&Column) -> usize) -> usize {
+    columns.iter().map(width).sum::<usize>() + BETWEEN * columns.len().saturating_sub(1)
+}
+
+/// Hosts without the domain that all of those share which have one. What differs between them stays.
+pub(crate) fn without_shared_domain(hosts: &[String]) -> Vec<String> {
+    // The parts of an address are no domain.
+    let has_domain = |host: &&String| host.contains('.') && !host.ends_with(|last: char| last.is_ascii_digit());
+    let mut named = hosts.iter().filter(has_domain);
+    let domain = |host: &'_ str| host.find('.').map_or(String::new(), |dot| host[dot..].to_owned());
+    let Some(first) = named.next() else { return hosts.to_vec() };
+    let shared = named.fold(domain(first), |mut shared, host| {
+        while !domain(host).ends_with(&shared) {
+            shared = shared[1..].find('.').map_or(String::new(), |dot| shared[dot + 1..].to_owned());
+        }
+        shared
+    });
+    let brief = |host: &String| match host.strip_suffix(&shared) {
+        Some(rest) if !shared.is_empty() && has_domain(&host) => format!("{rest}…"),
+        _ => host.clone(),
+    };
+    hosts.iter().map(brief).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADINGS: [&str; 10] =
+        ["PLACE", "STATE", "MODE", "HOST", "PID", "LABEL", "SINCE", "SESSION", "BEHIND", "TOKEN"];
+
+    fn columns(rows: &[[&str; 10]]) -> Vec<Column> {
+        let cells = |at: usize| rows.iter().map(|row| row[at].to_owned()).collect::<Vec<_>>();
+        let column = |(at, heading): (usize, &&'static str)| match *heading {
+            "HOST" => Column::new(heading, cells(at)).cut(Cut::Middle).briefly(without_shared_domain(&cells(at))),
+            "LABEL" => Column::new(heading, cells(at)).cut(Cut::End),
+            "BEHIND" => {
+                let places = cells(at).iter().map(|cell| cell.split(' ').next().unwrap().to_owned()).collect();
+                Column::new(heading, cells(at)).briefly(places)
+            }
+            _ => Column::new(heading, cells(at)),
+        };
+        HEADINGS.iter().enumerate().map(column).collect()
+    }
+
+    fn headings(lines: &[String]) -> Vec<&str> {
+        lines[0].split_whitespace().collect()
+    }
+
+    /// From few and short to many and long, with characters that take two columns, and some that take none.
+    fn tables() -> Vec<Vec<[&'static str; 10]>> {
+        let plain = ["1", "holds", "WRITE", "web-17", "4711", "backup", "3s", "0x100000a", "-", "4294967301"];
+        let long = [
+            "2147483647",
+            "waits",
+            "16 PERMITS",
+            "orders-api-7d9f8b6c5d-x2k4j.orders.svc.cluster.local",
+            "4194304",
+            "a label that is as long as one may be here",
+            "1month 12days",
+            "0x7fffffffffffffff",
+            "2147483646 orders-api-7d9f8b6c5d-x2k4j.orders.svc.cluster.local",
+            "9223372036854775807",
+        ];
+        let wide = [
+            "3",
+            "stuck",
+            "READ",
+            "日本語のホスト名前",
+            "-",
+            "日本語ラベルe\u{301}\u{2764}\u{fe0f}です",
+            "2m 1s",
+            "none",
+            "2 日本語",
+            "-",
+        ];
+        vec![vec![], vec![plain], vec![plain, long], vec![long; 3], vec![plain, wide], vec![wide, long, plain]]
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal_and_every_token_is_whole() {
+        for rows in tables() {
+            for most in 1..=260 {
+                let lines = lines(columns(&rows), Some(most));
+                assert_eq!(lines.len(), rows.len() + 1);
+                for line in &lines {
+                    assert!(width(line) <= most, "{most}: {line:?}");
+                }
+                let digits = rows.iter().map(|row| row[9].len()).max().unwrap_or(0).max("TOKEN".len());
+                if most >= digits {
+                    assert!(lines[0].ends_with("TOKEN"), "{most}: {lines:#?}");
+                    let tokens = rows.iter().zip(&lines[1..]).all(|(row, line)| line.ends_with(row[9]));
+                    assert!(tokens, "{most}: {lines:#?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn more_room_never_takes_a_column_away_and_off_a_terminal_nothing_is_missing() {
+        for rows in tables() {
+            let mut before = 0;
+            for most in 20..=260 {
+                let lines = lines(columns(&rows), Some(most));
+                let shown = headings(&lines);
+                let mut rest = HEADINGS.iter();
+                assert!(shown.iter().all(|heading| rest.any(|other| other == heading)), "{shown:?}");
+                assert!(shown.len() >= before, "{most}: {shown:?}");
+                before = shown.len();
+            }
+            let whole = lines(columns(&rows), None);
+            assert_eq!(headings(&whole), HEADINGS);
+            for (row, line) in rows.iter().zip(&whole[1..]) {
+                assert!(row.iter().all(|cell| line.contains(cell)), "{line:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn columns_are_straight_also_where_characters_are_wide() {
+        for rows in tables() {
+            for most in [60, 80, 132] {
+                let lines = lines(columns(&rows), Some(most));
+                let start = width(lines[0].rsplit_once(' ').map_or("", |(before, _)| before));
+                for (row, line) in rows.iter().zip(&lines[1..]) {
+                    let before = line.strip_suffix(row[9]).unwrap();
+                    assert_eq!(width(before.trim_end_matches(' ')).max(start + 1), start + 1, "{line:?}");
+                    assert_eq!(width(before), start + 1, "{lines:#?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_session_goes_first_then_hosts_are_shortened_then_the_pid_goes() {
+        let row = [
+            "1",
+            "holds",
+            "WRITE",
+            "web-frontend-blue-17",
+            "4711",
+            "backup",
+            "3s",
+            "0x100004f2a5b0001",
+            "-",
+            "4294967301",
+        ];
+        let at = |most| lines(columns(&[row]), Some(most));
+        assert_eq!(headings(&at(111)), HEADINGS);
+        let without = |gone: &[&str]| HEADINGS.into_iter().filter(|name| !gone.contains(name)).collect::<Vec<_>>();
+        for most in [90, 82] {
+            assert_eq!(headings(&at(most)), without(&["SESSION"]));
+        }
+        assert!(at(84)[1].contains("  web-frontend-blue-17  4711  "), "{:#?}", at(84));
+        assert!(at(78)[1].contains("  web-fron…blue-17  4711  "), "{:#?}", at(78));
+        assert!(at(70)[1].contains("  web-fro…lue-17  "), "{:#?}", at(70));
+        assert_eq!(headings(&at(70)), without(&["SESSION", "PID"]));
+        assert_eq!(headings(&at(30)), ["PLACE", "STATE", "TOKEN"]);
+        assert_eq!(headings(&at(16)), ["TOKEN"]);
+    }
+
+    #[test]
+    fn a_domain_that_all_share_goes_and_what_differs_stays() {
+        for (hosts, brief) in [
+            (&["a.x.example", "b.x.example"][..], &["a…", "b…"][..]),
+            (&["a.x.example", "b.y.example"], &["a.x…", "b.y…"]),
+            (&["a.x.example", "-", "plain"], &["a…", "-", "plain"]),
+            (&["a.example", "b.test"], &["a.example", "b.test"]),
+            (&["web.example", "a.web.example"], &["web…", "a.web…"]),
+            (&["10.0.0.1", "10.1.0.1"], &["10.0.0.1", "10.1.0.1"]),
+            (&["日本.example", "10.0.0.1"], &["日本…", "10.0.0.1"]),
+            (&[".", "a."], &["…", "a…"]),
+            (&[], &[]),
+        ] {
+            let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
+            assert_eq!(without_shared_domain(&hosts), brief);
+        }
+    }
+}

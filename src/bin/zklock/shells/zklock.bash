@@ -1,0 +1,77 @@
+# Completion of zklock(1) for bash. Options, subcommands and paths of the ensemble come from `zklock complete`; the command
+# behind the lock is completed as it would be alone.
+
+_zklock() {
+    # bash has broken the words at ':' and '=', too. They are put together again, up to the cursor: the words of zklock, at
+    # which word of bash each begins, and where in the line.
+    local rest=${COMP_LINE:0:COMP_POINT} word at
+    local -a words=() starts=() places=()
+    for ((at = 0; at <= COMP_CWORD; at++)); do
+        word=${rest#"${rest%%[![:space:]]*}"}
+        if ((at == 0)) || [[ $word != "$rest" ]]; then
+            words+=('') starts+=("$at") places+=("$((COMP_POINT - ${#word}))")
+        fi
+        rest=$word
+        # The last one may go on behind the cursor.
+        if ((at < COMP_CWORD)); then
+            word=${COMP_WORDS[at]}
+        fi
+        words[-1]+=$word
+        rest=${rest#"$word"}
+    done
+
+    # The words go by standard input: as arguments, a password among them would show in the list of processes.
+    local -a answer=()
+    mapfile -t answer < <(printf '%s\0' "${words[@]}" | zklock complete bash 2>/dev/null)
+    COMPREPLY=()
+    case ${answer[0]-} in
+    words) _zklock_words ;;
+    file) compopt -o default ;;
+    command\ *) _zklock_command "${answer[0]#command }" ;;
+    esac
+}
+
+# The candidates, without what stands before the word of bash that they replace.
+_zklock_words() {
+    local current=${words[-1]} before='' line value
+    if ((starts[-1] < COMP_CWORD)); then
+        before=${current%"${current##*[:=]}"}
+    fi
+    for line in "${answer[@]:1}"; do
+        value=${line%%$'\t'*}
+        if [[ $current != [\"\']* ]]; then
+            printf -v value %q "$value"
+        fi
+        COMPREPLY+=("${value#"$before"}")
+    done
+    if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == */ ]]; then
+        compopt -o nospace
+    fi
+}
+
+# Completes the command that is this word of zklock, the first being 0.
+_zklock_command() {
+    local offset=${starts[$1]} place=${places[$1]}
+    if declare -F _command_offset >/dev/null; then
+        _command_offset "$offset"
+        return
+    fi
+    local COMP_LINE=${COMP_LINE:place} COMP_POINT=$((COMP_POINT - place)) COMP_CWORD=$((COMP_CWORD - offset))
+    local -a COMP_WORDS=("${COMP_WORDS[@]:offset}")
+    local name=${COMP_WORDS[0]} spec option previous=
+    if ((COMP_CWORD == 0)); then
+        mapfile -t COMPREPLY < <(compgen -c -- "${name:0:COMP_POINT}")
+        compopt -o default
+        return
+    fi
+    spec=$(complete -p -- "$name" 2>/dev/null || complete -p -- "${name##*/}" 2>/dev/null)
+    for option in ${spec:-'-o' 'default'}; do
+        case $previous in
+        -o) compopt -o "$option" ;;
+        -F) "$option" "$name" "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}" ;;
+        esac
+        previous=$option
+    done
+}
+
+complete -F _zklock zklock

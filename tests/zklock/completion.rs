@@ -1,0 +1,294 @@
+//! Completion, as the shells ask for it and as people see it: of paths, of options, and of the command behind the lock.
+
+use super::*;
+
+/// The shells in which completion knows the paths.
+const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
+
+/// What `zklock complete` answers to these words, the last of which is being typed.
+async fn answer(server: &str, words: &[&str]) -> String {
+    let mut command = zklock_on(server, &["complete", "fish"]);
+    command.stdin(Stdio::piped());
+    let mut child = command.spawn().expect("it can be run");
+    let line: String = ["zklock"].iter().chain(words).map(|word| format!("{word}\0")).collect();
+    child.stdin.take().unwrap().write_all(line.as_bytes()).await.unwrap();
+    let output = soon("the answer", child.wait_with_output()).await.unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), &told[..]), (Some(0), ""), "{words:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Locks to complete: one that is held and waited for, one beside it, one that was done once, a semaphore, and one that is
+/// there alone; and what keeps them.
+async fn locks(prefix: &str) -> Vec<Box<dyn std::any::Any>> {
+    let (zk, held) = server_lock(&format!("{prefix}/held")).await;
+    let deep = lock_at(&zk, &format!("{prefix}/deep/one lock"));
+    let semaphore = zk_rwlock::Semaphore::builder(&zk, format!("{prefix}/limit")).permits(3).build().unwrap();
+    let once = run(&["--once-in", "1h", &format!("{prefix}/done"), "true"]).await;
+    assert_eq!(once.code, Some(0), "{once:#?}");
+    let curator = RwLock::builder(&zk, format!("{prefix}/hers")).dialect(Dialect::Curator).build().unwrap();
+    vec![
+        Box::new(held.read().await.unwrap()),
+        Box::new(deep.write().await.unwrap()),
+        Box::new(semaphore.acquire().await.unwrap()),
+        Box::new(curator.write().await.unwrap()),
+        Box::new(zk),
+    ]
+}
+
+#[tokio::test]
+async fn paths_are_those_of_the_ensemble_without_what_is_inside_a_lock() {
+    let prefix = "/paths-completed";
+    let _there = locks(prefix).await;
+    let server = shared_server().address();
+    let all = "words\n/paths-completed/deep/\n/paths-completed/done\n/paths-completed/held\n/paths-completed/hers\n/paths-completed/limit\n";
+    assert_eq!(answer(&server, &["/paths-completed/"]).await, all);
+    assert_eq!(answer(&server, &["watch", "/paths-completed/"]).await, all);
+    assert_eq!(
+        answer(&server, &["-w", "5", "/paths-completed/h"]).await,
+        "words\n/paths-completed/held\n/paths-completed/hers\n"
+    );
+    assert_eq!(answer(&server, &["ls", "/paths-complete"]).await, "words\n/paths-completed/\n");
+    assert_eq!(answer(&server, &["ls", "/paths-completed/deep/"]).await, "words\n/paths-completed/deep/one lock\n");
+    for nothing in ["/paths-completed/held/", "/paths-completed/limit/", "/nowhere/at/all/", "//", "/zoo", "relative"] {
+        assert_eq!(answer(&server, &["ls", nothing]).await, "words\n", "{nothing}");
+    }
+    let first = answer(&server, &[""]).await;
+    assert!(first.starts_with("words\nls\tShow who holds") && first.contains("\n/paths-completed/\n"), "{first}");
+}
+
+#[tokio::test]
+async fn the_options_on_the_line_lead_to_the_ensemble() {
+    let prefix = "/completed-elsewhere";
+    let _there = locks(prefix).await;
+    let server = shared_server().address();
+    let port = Port::reserve();
+    let dead = port.address().to_string();
+    let expected = format!("words\n{prefix}/deep/\n{prefix}/done\n");
+    let typed = format!("{prefix}/d");
+    assert_eq!(answer(&dead, &["--zk", &server, &typed]).await, expected);
+    assert_eq!(answer(&dead, &["ls", "--dialect", "kazoo", &format!("--zk={server}"), &typed]).await, expected);
+    let rooted = format!("{server}{prefix}");
+    assert_eq!(answer(&dead, &["--zk", &rooted, "/d"]).await, "words\n/deep/\n/done\n");
+}
+
+#[tokio::test]
+async fn where_the_ensemble_is_away_or_refuses_nothing_is_said() {
+    let port = Port::reserve();
+    let dead = port.address().to_string();
+    let server = shared_server().address();
+    let (options, tls) = (["--session-timeout", "60", "ls", "/l"], ["--tls-ca", "/nowhere", "/l"]);
+    let told = tokio::join!(answer(&dead, &["/l"]), answer(&dead, &options), answer(&dead, &tls));
+    assert_eq!(told, ("words\n".to_owned(), "words\n".to_owned(), "words\n".to_owned()));
+    for words in [&["--zk", "::::", "/l"][..], &["--auth", "hunter2", "/l"], &["--tick-time", "x", "/l"]] {
+        assert_eq!(answer(&server, words).await, "words\n", "{words:?}");
+    }
+    // Nor does a server hold it up that takes connections and answers nothing.
+    let proxy = Proxy::start(shared_server().address());
+    proxy.black_hole();
+    assert_eq!(answer(&proxy.address(), &["ls", "/l"]).await, "words\n");
+}
+
+/// The script for a shell, in a directory with `zklock` and a command `tool` whose completion says what it was asked.
+fn prepared(shell: &str) -> tempfile::TempDir {
+    let commands = commands(&["tool"]);
+    let script = std::process::Command::new(binary()).args(["completions", shell]).output().unwrap();
+    assert!(script.status.success());
+    fs::write(commands.path().join("script"), script.stdout).unwrap();
+    commands
+}
+
+/// Whether there is such a shell. If not, that is said past the harness, which would keep it to itself.
+fn has(shell: &str) -> bool {
+    let found = std::process::Command::new(shell).args(["-c", "exit 0"]).status().is_ok_and(|status| status.success());
+    if !found {
+        let words = format!("\n!!! {shell} is not installed: its completion was NOT tried (make shells installs it)\n");
+        std::io::stderr().write_all(words.as_bytes()).unwrap();
+    }
+    found
+}
+
+/// What bash completes at the end of a line: a driver does what readline does, and prints each candidate in a line.
+async fn in_bash(commands: &tempfile::TempDir, before: &str, words: &[&str]) -> String {
+    let script = r#"
+        compopt() { echo "compopt $*"; }
+        _tool() { COMPREPLY=("asked" "$1" "$2" "$3" "$COMP_CWORD" "$COMP_LINE" "$COMP_POINT"); }
+        complete -F _tool tool
+        source "$0"
+        COMP_LINE=$1 COMP_POINT=${#1}
+        shift
+        COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+        _zklock zklock "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+        printf '%s\n' "${COMPREPLY[@]}"
+    "#;
+    let mut bash = Command::new("bash");
+    prepare(&mut bash, &shared_server().address());
+    bash.env("PATH", format!("{}:{}", commands.path().display(), std::env::var("PATH").unwrap_or_default()));
+    bash.args(["--norc", "-c", script]).arg(commands.path().join("script")).arg(before).args(words);
+    let run = ended(bash).await;
+    assert_eq!((run.code, &run.stderr[..]), (Some(0), ""), "{run:#?}");
+    run.stdout
+}
+
+#[tokio::test]
+async fn bash_completes_paths_options_files_and_the_command() {
+    let prefix = "/completed-bash";
+    let _there = locks(prefix).await;
+    let commands = prepared("bash");
+    // The words as bash breaks them.
+    let server = shared_server().address();
+    let (host, port) = server.split_once(':').unwrap();
+    let line = format!("zklock --zk={server} ls {prefix}/d");
+    let words = ["zklock", "--zk", "=", host, ":", port, "ls", &format!("{prefix}/d")];
+    assert_eq!(in_bash(&commands, &line, &words).await, format!("{prefix}/deep/\n{prefix}/done\n"));
+    let one = in_bash(&commands, &format!("zklock {prefix}/de"), &["zklock", &format!("{prefix}/de")]).await;
+    assert_eq!(one, format!("compopt -o nospace\n{prefix}/deep/\n"));
+    // A blank is typed as a shell reads it, also behind the cursor.
+    let line = format!("zklock {prefix}/deep/one\\ l");
+    let blank = in_bash(&commands, &line, &["zklock", &format!("{prefix}/deep/one\\ lo")]).await;
+    assert_eq!(blank, format!("{prefix}/deep/one\\ lock\n"));
+
+    assert_eq!(in_bash(&commands, "zklock --dialect=k", &["zklock", "--dialect", "=", "k"]).await, "kazoo\n");
+    assert_eq!(in_bash(&commands, "zklock watch --j", &["zklock", "watch", "--j"]).await, "--json\n");
+    let file = in_bash(&commands, "zklock --auth-file /e", &["zklock", "--auth-file", "/e"]).await;
+    assert_eq!(file, "compopt -o default\n\n");
+
+    let tool =
+        in_bash(&commands, "zklock -n /l -- tool -x a:b", &["zklock", "-n", "/l", "--", "tool", "-x", "a", ":", "b"]);
+    assert_eq!(tool.await, "asked\ntool\nb\n:\n4\ntool -x a:b\n11\n");
+    let name = in_bash(&commands, "zklock /l too", &["zklock", "/l", "too"]).await;
+    assert!(name.lines().any(|line| line == "tool"), "{name}");
+}
+
+#[tokio::test]
+async fn no_word_of_the_line_is_an_argument_of_what_a_shell_starts() {
+    for shell in SHELLS.into_iter().filter(|shell| has(shell)) {
+        let commands = prepared(shell);
+        // A stand-in that tells how it was called.
+        let told = commands.path().join("told");
+        fs::remove_file(commands.path().join("zklock")).unwrap();
+        let stand_in = format!("#!/bin/sh\n{{ printf '[%s]' \"$@\"; tr '\\0' ' '; }} >{}\n", told.display());
+        fs::write(commands.path().join("zklock"), stand_in).unwrap();
+        fs::set_permissions(commands.path().join("zklock"), fs::Permissions::from_mode(0o755)).unwrap();
+        match shell {
+            "bash" => {
+                in_bash(&commands, "zklock --auth me:hunter2 /l", &["zklock", "--auth", "me", ":", "hunter2", "/l"])
+                    .await;
+            }
+            "zsh" => {
+                let mut zsh = InZsh::start(&commands);
+                zsh.terminal.press("zklock --auth me:hunter2 /l\t");
+                eventually("it was called", || async { told.exists() }).await;
+            }
+            _ => drop(in_fish(&commands, "zklock --auth me:hunter2 /l").await),
+        }
+        let expected = format!("[complete][{shell}]zklock --auth me:hunter2 /l ");
+        eventually("it was told", || async { fs::read_to_string(&told).is_ok_and(|told| told == expected) }).await;
+    }
+}
+
+/// What fish completes at the end of a line.
+async fn in_fish(commands: &tempfile::TempDir, line: &str) -> String {
+    let script = "source $argv[1]; complete --command tool --no-files --arguments 'asked (count (commandline -opc))'
+        complete --do-complete $argv[2]";
+    let mut fish = Command::new("fish");
+    prepare(&mut fish, &shared_server().address());
+    fish.env("HOME", commands.path()).env("TERM", "xterm");
+    fish.env("PATH", format!("{}:{}", commands.path().display(), std::env::var("PATH").unwrap_or_default()));
+    fish.args(["--no-config", "-c", script]).arg(commands.path().join("script")).arg(line);
+    let run = ended(fish).await;
+    assert_eq!((run.code, &run.stderr[..]), (Some(0), ""), "{run:#?}");
+    run.stdout
+}
+
+#[tokio::test]
+async fn fish_completes_paths_options_files_and_the_command() {
+    if !has("fish") {
+        return;
+    }
+    let prefix = "/completed-fish";
+    let _there = locks(prefix).await;
+    let commands = prepared("fish");
+    let dead = Port::reserve();
+    let line = format!("ZK_HOSTS={} zklock --zk={} ls {prefix}/d", dead.address(), shared_server().address());
+    assert_eq!(in_fish(&commands, &line).await, format!("{prefix}/deep/\n{prefix}/done\n"));
+    let blank = in_fish(&commands, &format!("zklock '{prefix}/deep/one l")).await;
+    assert_eq!(blank, format!("{prefix}/deep/one lock\n"));
+    assert_eq!(in_fish(&commands, "zklock --dialect=k").await, "--dialect=kazoo\n");
+    assert_eq!(in_fish(&commands, "zklock watch --j").await.split('\t').next(), Some("--json"));
+    let file = commands.path().join("scri").display().to_string();
+    assert_eq!(in_fish(&commands, &format!("zklock --auth-file {file}")).await.trim(), format!("{file}pt"));
+    assert_eq!(in_fish(&commands, &format!("zklock --auth-file={file}")).await.trim(), format!("--auth-file={file}pt"));
+    assert_eq!(in_fish(&commands, "zklock -n /l -- tool x ").await, "2\nasked\n");
+    let name = in_fish(&commands, "zklock /l too").await;
+    assert!(name.lines().any(|line| line.starts_with("tool")), "{name}");
+}
+
+/// zsh on a terminal, where Tab completes and Ctrl-T writes the line into a file.
+struct InZsh {
+    terminal: OnTerminal,
+    lines: PathBuf,
+    count: usize,
+}
+
+impl InZsh {
+    fn start(commands: &tempfile::TempDir) -> InZsh {
+        let directory = commands.path().display().to_string();
+        let path = format!("{directory}:{}", std::env::var("PATH").unwrap_or_default());
+        let environment = [("PATH", &path[..]), ("HOME", &directory), ("TERM", "dumb")];
+        let set_up = format!(
+            "PS1='> '; autoload -U compinit; compinit -u -D; source {directory}/script; \
+             _tool() {{ compadd asked-$CURRENT }}; compdef _tool tool; \
+             show() {{ print -r -- \"$BUFFER|\" >>{directory}/lines; BUFFER= }}; zle -N show; bindkey '^T' show; \
+             echo rea''dy\n"
+        );
+        let mut terminal = OnTerminal::start_with(&shared_server().address(), &environment, "zsh", &["-f", "-i"]);
+        terminal.press(&set_up);
+        terminal.shows("ready");
+        InZsh { terminal, lines: commands.path().join("lines"), count: 0 }
+    }
+
+    /// The line once Tab was pressed at its end, and where it ends.
+    async fn completed(&mut self, line: &str) -> String {
+        self.terminal.press(&format!("{line}\t\x14"));
+        self.count += 1;
+        let lines = || fs::read_to_string(&self.lines).unwrap_or_default();
+        eventually("the line", || async { lines().lines().count() == self.count }).await;
+        lines().lines().last().unwrap().to_owned()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn zsh_completes_paths_options_files_and_the_command() {
+    if !has("zsh") {
+        return;
+    }
+    let prefix = "/completed-zsh";
+    let _there = locks(prefix).await;
+    let commands = prepared("zsh");
+    let mut zsh = InZsh::start(&commands);
+    let server = shared_server().address();
+    for (typed, completed) in [
+        (format!("zklock ls {prefix}/he"), format!("zklock ls {prefix}/he|")),
+        (format!("zklock ls {prefix}/hel"), format!("zklock ls {prefix}/held |")),
+        // It goes on behind a slash, and no blank is put there.
+        (format!("zklock {prefix}/de"), format!("zklock {prefix}/deep/|")),
+        (format!("zklock '{prefix}/deep/one l"), format!("zklock '{prefix}/deep/one lock' |")),
+        (format!("zklock --zk={server} {prefix}/do"), format!("zklock --zk={server} {prefix}/done |")),
+        ("zklock wa".to_owned(), "zklock watch |".to_owned()),
+        ("zklock watch --j".to_owned(), "zklock watch --json |".to_owned()),
+        ("zklock --dialect=k".to_owned(), "zklock --dialect=kazoo |".to_owned()),
+        (
+            format!("zklock --auth-file {}/scr", commands.path().display()),
+            format!("zklock --auth-file {}/script |", commands.path().display()),
+        ),
+        (
+            format!("zklock --auth-file={}/scr", commands.path().display()),
+            format!("zklock --auth-file={}/script |", commands.path().display()),
+        ),
+        ("zklock -n /l -- tool x a".to_owned(), "zklock -n /l -- tool x asked-3 |".to_owned()),
+        ("zklock /l too".to_owned(), "zklock /l tool |".to_owned()),
+    ] {
+        assert_eq!(zsh.completed(&typed).await, completed);
+    }
+}

@@ -1,0 +1,88 @@
+//! What is wrong with a setting is told by the name by which it was given: the option, or the variable.
+
+use super::*;
+
+/// Wrong values: the option and the variable of a setting, the value, and the problem that is told.
+const WRONG: [(&str, &str, &str, &str); 14] = [
+    ("--tick-time", "ZK_TICK_TIME", "soon", "expected number at 0"),
+    ("--tick-time", "ZK_TICK_TIME", "-1", "negative"),
+    ("--tick-time", "ZK_TICK_TIME", "0", "a tick time of zero"),
+    ("--tick-time", "ZK_TICK_TIME", "1h", "is too long for a session timeout of 10s"),
+    ("--zk", "ZK_HOSTS", "::::", "has too many colons"),
+    ("--zk", "ZK_HOSTS", "a:1,,b:1", "names no server"),
+    ("--zk", "ZK_HOSTS", "tcp+tls://a:1", "needs `tls` to be set"),
+    ("--auth", "ZK_AUTH", "nobody", "must be USER:PASSWORD"),
+    ("--sasl", "ZK_SASL", "a\"b:c", "SASL user"),
+    ("--auth-file", "ZK_AUTH_FILE", "/nowhere/at/all", "/nowhere/at/all: No such file"),
+    ("--sasl-file", "ZK_SASL_FILE", "/nowhere/at/all", "/nowhere/at/all: No such file"),
+    ("--tls-ca", "ZK_TLS_CA", "/dev/null", "/dev/null: TLS authorities: no certificate"),
+    ("--tls-cert", "ZK_TLS_CERT", "/nowhere", "it needs --tls-key (or ZK_TLS_KEY), too"),
+    ("--tls-key", "ZK_TLS_KEY", "/nowhere", "it needs --tls-cert (or ZK_TLS_CERT), too"),
+];
+
+/// Runs on a dead port, so whoever tries to connect ends with 69.
+async fn refusal(mut command: Command, option: &str, value: &str, by_option: bool) -> Run {
+    if by_option {
+        command.arg(format!("{option}={value}"));
+    }
+    command.args(["-n", "/zklock/settings", "true"]);
+    ended(command).await
+}
+
+#[tokio::test]
+async fn a_wrong_setting_is_told_by_the_name_by_which_it_was_given() {
+    for (option, variable, value, problem) in WRONG {
+        for by_option in [true, false] {
+            let mut command = zklock_on("127.0.0.1:1", &[] as &[&str]);
+            // The option counts, whatever the variable says.
+            command.env(variable, if by_option { "" } else { value });
+            let (name, other) = if by_option { (option, variable) } else { (variable, option) };
+            let run = refusal(command, option, value, by_option).await;
+            assert_eq!(run.code, Some(64), "{run:#?}");
+            let said = run.stderr.strip_prefix("zklock: ").unwrap_or_else(|| panic!("{run:#?}"));
+            assert!(said.starts_with(name) && !said.starts_with(&format!("{name}-file")), "{run:#?}");
+            assert!(said.contains(problem) && !said.contains(other), "{run:#?}");
+            assert_eq!(said.lines().count(), 1, "{run:#?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_variable_that_is_no_text_is_told_and_not_shown() {
+    use std::os::unix::ffi::OsStrExt;
+    for variable in ["ZK_HOSTS", "ZK_TICK_TIME", "ZK_AUTH", "ZK_SASL"] {
+        let mut command = zklock(&["/zklock/settings", "true"]);
+        command.env(variable, std::ffi::OsStr::from_bytes(b"hunter2:\xff"));
+        let run = ended(command).await;
+        let expected = format!("zklock: {variable}: it is no text in UTF-8\n");
+        assert_eq!((run.code, run.stderr), (Some(64), expected));
+    }
+}
+
+#[tokio::test]
+async fn an_empty_variable_counts_as_none_and_none_is_in_the_way_of_the_help() {
+    let names = WRONG.map(|(_, variable, ..)| variable);
+    let mut command = zklock(&["/zklock/settings", "true"]);
+    for name in names.iter().filter(|name| **name != "ZK_HOSTS") {
+        command.env(name, "");
+    }
+    assert_eq!(ended(command).await.code, Some(0));
+    for arguments in [&["--help"][..], &["man"], &["completions", "bash"]] {
+        let mut command = zklock(arguments);
+        for name in names {
+            command.env(name, "hunter2");
+        }
+        let run = ended(command).await;
+        assert_eq!((run.code, run.stdout.contains("hunter2")), (Some(0), false), "{run:#?}");
+    }
+}
+
+/// Whoever reads the options learns the variables, too.
+#[tokio::test]
+async fn the_help_names_the_variable_of_each_setting() {
+    let help = run(&["--help"]).await.stdout;
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for (_, variable, ..) in WRONG {
+        assert!(help.contains(&format!("[env: {variable}]")), "{variable}");
+    }
+}
