@@ -206,3 +206,25 @@ async fn watch_says_that_nobody_answers_only_if_somebody_was_asked() {
     terminal.press("\x03");
     terminal.ends().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_line_of_a_wait_names_the_holder_and_since_when_in_80_columns() {
+    let path = "/zklock-screen/wait/a-path-of-some-length";
+    let (zk, _lock) = server_lock(path).await;
+    let lock = RwLock::builder(&zk, path).host(HOSTS[0]).build().unwrap();
+    let held = lock.write().label("nightly export of all customers").await.unwrap();
+    for (columns, words) in
+        [(200, format!("{path}: place 2, held by WRITE {} pid ", HOSTS[0])), (80, " to write: ".to_owned())]
+    {
+        let mut terminal = OnTerminal::start_sized((columns, 24), binary(), &[path, "true"]);
+        terminal.shows("\r\x1b[Kzklock: waiting ");
+        let line = format!("zklock: waiting {}", terminal.before("\r\x1b[K"));
+        assert!(line.width() < columns.into() && line.contains(&words), "{line:?}");
+        for words in ["held by ", "orders", "x2k4j ", " \"nightly", "\" for "] {
+            assert!(line.contains(words), "{words}: {line:?}");
+        }
+        terminal.press("\x03");
+        terminal.ends().await;
+    }
+    held.release().await.unwrap();
+}

@@ -7,12 +7,34 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use zk_rwlock::Member;
 
-use crate::output::{self, shorten, tame};
+use crate::output::{self, shorten, shorten_in_the_middle, tame, width};
 use crate::place::Place;
-use crate::{table, terminal};
+use crate::{layout, table, terminal};
 
-/// At most so many holders are named.
-const HOLDERS_NAMED: usize = 2;
+/// How much is said of those in the way.
+#[derive(Clone, Copy, Debug)]
+struct Detail {
+    /// At most so many are named.
+    holders: usize,
+    /// Hosts and labels take no more columns than that.
+    longest: usize,
+    has_path: bool,
+    has_pid: bool,
+    has_mode: bool,
+}
+
+const WHOLE: Detail = Detail { holders: 2, longest: usize::MAX, has_path: true, has_pid: true, has_mode: true };
+
+/// From all to what has room in 80 columns: who it is, what for, and for how long. Whoever waits knows the path, and `zklock
+/// ls` has the rest.
+const BRIEFER: [Detail; 6] = [
+    WHOLE,
+    Detail { longest: 20, ..WHOLE },
+    Detail { longest: 16, has_pid: false, ..WHOLE },
+    Detail { longest: 16, has_pid: false, has_path: false, ..WHOLE },
+    Detail { longest: 12, has_pid: false, has_path: false, holders: 1, ..WHOLE },
+    Detail { longest: 12, has_pid: false, has_path: false, holders: 1, has_mode: false },
+];
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -46,9 +68,9 @@ pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiv
         }
         let Some(seen) = &last else { continue };
         if is_live() {
-            line.draw(&seen.words(waits_at.path(), what, Some(started.elapsed())));
+            line.draw(|detail| seen.words(waits_at.path(), what, Some(started.elapsed()), detail));
         } else if started.elapsed() >= SECOND && told.as_ref().map(Waiting::gist) != Some(seen.gist()) {
-            output::say(&seen.words(waits_at.path(), what, None));
+            output::say(&seen.words(waits_at.path(), what, None, WHOLE));
             told = last.clone();
         }
     }
@@ -67,19 +89,22 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn words(&self, path: &str, what: &str, waited: Option<Duration>) -> String {
+    fn words(&self, path: &str, what: &str, waited: Option<Duration>, detail: Detail) -> String {
         let waited = waited.map_or_else(String::new, |waited| {
             format!(" {}", humantime::format_duration(Duration::from_secs(waited.as_secs())))
         });
-        let mut words = format!("waiting{waited} {what} {path}: place {}", self.place);
+        let path = if detail.has_path { format!(" {path}") } else { String::new() };
+        // Such as "for a permit of", which ends there.
+        let what = if detail.has_path { what } else { what.trim_end_matches(" of") };
+        let mut words = format!("waiting{waited} {what}{path}: place {}", self.place);
         for (how, keeps) in [("held", false), ("kept", true)] {
-            let holders = self.holders.iter().take(HOLDERS_NAMED).filter(|holder| holder.keeps == keeps);
-            let named: Vec<String> = holders.map(name).collect();
+            let holders = self.holders.iter().take(detail.holders).filter(|holder| holder.keeps == keeps);
+            let named: Vec<String> = holders.map(|holder| name(holder, detail)).collect();
             if !named.is_empty() {
                 words.push_str(&format!(", {how} by {}", named.join(" and ")));
             }
         }
-        let more = self.holders.len().saturating_sub(HOLDERS_NAMED);
+        let more = self.holders.len().saturating_sub(detail.holders);
         if more > 0 {
             words.push_str(&format!(" and {more} more"));
         }
@@ -92,18 +117,33 @@ impl Waiting {
     }
 }
 
-fn name(member: &Member) -> String {
-    let mut name = format!("{} {}", table::mode(member), member.host);
-    if let Some(pid) = member.pid {
-        name.push_str(&format!(" pid {pid}"));
+fn name(member: &Member, detail: Detail) -> String {
+    let mut words = Vec::new();
+    if detail.has_mode {
+        words.push(table::mode(member));
+    }
+    words.push(host(member, detail.longest));
+    if let Some(pid) = member.pid.filter(|_| detail.has_pid) {
+        words.push(format!("pid {pid}"));
     }
     if let Some(label) = &member.label {
-        name.push_str(&format!(" \"{}\"", tame(label)));
+        words.push(format!("\"{}\"", shorten(&tame(label), detail.longest)));
     }
     if let Some(since) = member.since {
-        name.push_str(&format!(" for {}", table::age(since)));
+        words.push(format!("for {}", table::age(since)));
     }
-    name
+    words.join(" ")
+}
+
+/// The host, without its domain where that is too long.
+fn host(member: &Member, longest: usize) -> String {
+    let host = tame(&member.host);
+    match width(&host) > longest {
+        true => {
+            layout::without_shared_domain(&[host]).iter().map(|host| shorten_in_the_middle(host, longest)).collect()
+        }
+        false => host,
+    }
 }
 
 /// A line on the terminal that the next text overwrites.
@@ -113,9 +153,13 @@ struct Line {
 }
 
 impl Line {
-    fn draw(&mut self, words: &str) {
+    /// Draws the words with as much detail as the terminal has room for.
+    fn draw(&mut self, words: impl Fn(Detail) -> String) {
         let (columns, _) = terminal::size(io::stderr());
-        let line = shorten(&format!("zklock: {words}"), columns.saturating_sub(1));
+        let room = columns.saturating_sub(1);
+        let lines = BRIEFER.map(|detail| format!("zklock: {}", words(detail)));
+        let line = lines.iter().find(|line| width(line) <= room).or(lines.last());
+        let line = line.map_or_else(String::new, |line| shorten(line, room));
         let _ = write!(io::stderr().lock(), "\r\x1b[K{line}");
         self.is_drawn = true;
     }
