@@ -36,6 +36,8 @@ const PASSED_ON: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::
 
 #[path = "zklock/completion.rs"]
 mod completion;
+#[path = "zklock/container.rs"]
+mod container;
 #[path = "zklock/credentials.rs"]
 mod credentials;
 #[path = "zklock/once.rs"]
@@ -1087,13 +1089,13 @@ impl OnTerminal {
     }
 
     fn start_sized((columns, rows): (u16, u16), program: &str, arguments: &[&str]) -> OnTerminal {
-        let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         tcsetwinsize(&terminal, Winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
         OnTerminal::start_on(terminal, &shared_server().address(), &[], program, arguments)
     }
 
     fn start_with(server: &str, environment: &[(&str, &str)], program: &str, arguments: &[&str]) -> OnTerminal {
-        let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         OnTerminal::start_on(terminal, server, environment, program, arguments)
     }
 

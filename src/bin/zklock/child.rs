@@ -6,11 +6,11 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Child as Process;
 use std::thread;
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, kill_process, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, kill_process_group, waitid};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use crate::exit;
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, our_group};
 use crate::tie;
 
 /// What happened to the command's own process.
@@ -33,11 +33,11 @@ pub(crate) struct Reaped {
 impl Reaped {
     /// Passes a typed signal on to the script or `make` that started us, as if the terminal had been its own. After
     /// Ctrl-C we do not return, but end by the signal, as the command did: after a mere exit code a shell's loop goes
-    /// on.
+    /// on. The first process of a container cannot end by a signal of its own: there the code has to do.
     pub(crate) fn pass_on(self) {
-        let Some(signal) = self.typed else { return };
-        let _ = kill_process_group(getpgrp(), signal);
-        if signal == Signal::INT {
+        let Some((signal, ours)) = self.typed.zip(our_group()) else { return };
+        let _ = kill_process_group(ours, signal);
+        if signal == Signal::INT && !getpid().is_init() {
             let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
         }
     }
@@ -63,7 +63,9 @@ impl Child {
         let terminal = Terminal::open();
         let lends = Terminal::is_talked_to() && terminal.as_ref().is_some_and(Terminal::is_ours);
         let mut command = tie::command(program, arguments);
-        command.process_group(0);
+        if our_group().is_some() {
+            command.process_group(0); // otherwise the command begins a session
+        }
         for name in without {
             command.env_remove(name);
         }
@@ -92,8 +94,10 @@ impl Child {
 
     /// Signals the whole process group.
     pub(crate) fn signal(&self, signal: Signal) {
-        // An error means that the group is empty, or that we may not signal it.
-        let _ = kill_process_group(self.group, signal);
+        // An error means that the group is empty, or that we may not signal it; or that the command has not begun its session.
+        if kill_process_group(self.group, signal).is_err() {
+            let _ = kill_process(self.group, signal);
+        }
     }
 
     /// Continues the command, if it was stopped. If it had the terminal before, it gets the terminal again.

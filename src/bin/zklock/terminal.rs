@@ -13,7 +13,7 @@ use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
-use rustix::process::{Pid, getpgrp};
+use rustix::process::Pid;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr, tcsetpgrp};
 
 /// Our controlling terminal.
@@ -27,10 +27,11 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// `None` if we have no terminal.
+    /// `None` if we have no terminal, or none to lend.
     pub(crate) fn open() -> Option<Terminal> {
+        let ours = our_group()?;
         let tty = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
-        Some(Terminal { tty, ours: getpgrp(), settings: OnceCell::new() })
+        Some(Terminal { tty, ours, settings: OnceCell::new() })
     }
 
     /// Our own process group.
@@ -75,9 +76,15 @@ impl Terminal {
     }
 }
 
+/// Our process group. It has no number here, hence `None`, if it began outside of our namespace of processes, as with
+/// `unshare --pid`. The function of rustix knows no such group, and panics.
+pub(crate) fn our_group() -> Option<Pid> {
+    Pid::from_raw(nix::unistd::getpgrp().as_raw())
+}
+
 /// Whether that is our controlling terminal, and its foreground is ours.
 pub(crate) fn is_foreground(of: impl AsFd) -> bool {
-    tcgetpgrp(of).is_ok_and(|group| group == getpgrp())
+    tcgetpgrp(of).is_ok_and(|group| Some(group) == our_group())
 }
 
 /// Whether another group has the foreground of that terminal. `None` if the terminal controls no process of our session.

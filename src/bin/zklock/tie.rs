@@ -10,6 +10,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use crate::exit::{self, Exit};
+#[cfg(target_os = "linux")]
+use crate::terminal::our_group;
 
 /// The first argument of the stage. No lock's path is like it, since those begin with a slash.
 #[cfg(target_os = "linux")]
@@ -36,7 +38,7 @@ pub(crate) fn command(program: &OsStr, arguments: &[OsString]) -> Command {
 /// Becomes the command, if this process was started as the stage. Returns only an error, or `None` if it is no stage.
 #[cfg(target_os = "linux")]
 pub(crate) fn stage() -> Option<Exit> {
-    use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+    use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setsid};
 
     let mut words = std::env::args_os().skip(1);
     words.next().filter(|word| word == STAGE)?;
@@ -50,6 +52,13 @@ pub(crate) fn stage() -> Option<Exit> {
     // It may have died before we asked. A parent in another namespace of processes has no number here.
     if getppid().is_some_and(|now| now != parent) {
         return Some(Exit::new(exit::by_signal(Signal::KILL.as_raw()), ""));
+    }
+    // In a group from outside of our namespace of processes, which cannot be signalled, there is no terminal to lend either.
+    // A command in a session of its own reads from the terminal without that.
+    if our_group().is_none()
+        && let Err(error) = setsid()
+    {
+        return Some(Exit::new(exit::SYSTEM, format!("cannot begin a session for the command: {error}")));
     }
     let error = Command::new(&program).args(words).exec();
     Some(cannot_run(&program, &error))

@@ -1,0 +1,57 @@
+//! `zklock` as the first process of a container: in a namespace of processes, on a terminal and off it.
+
+use super::*;
+
+/// `zklock` as the first process of a namespace, with the terminal as `docker run -it` gives it (`setsid -c`), or as a plain
+/// `unshare` leaves it.
+fn first_process(begins_session: bool, arguments: &[&str]) -> (&'static str, Vec<String>) {
+    let mut words = vec!["--pid", "--fork", "--mount-proc", "--kill-child"];
+    if begins_session {
+        words.extend(["setsid", "-c"]);
+    }
+    words.extend([binary()].iter().chain(arguments));
+    let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+    if rustix::process::geteuid().is_root() {
+        return ("unshare", words);
+    }
+    words.splice(0..0, ["--non-interactive", "--preserve-env", "unshare"].map(str::to_owned));
+    ("sudo", words)
+}
+
+fn on_terminal(begins_session: bool, arguments: &[&str]) -> OnTerminal {
+    let (program, words) = first_process(begins_session, arguments);
+    OnTerminal::start_program(program, &words.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[tokio::test]
+async fn as_the_first_process_it_gives_codes_and_signals_as_ever() {
+    for (script, code) in [("exit 6", 6), ("kill -TERM $$", 143), ("test $PPID = 1", 0)] {
+        let (program, words) = first_process(false, &["/zklock/first/codes", "-c", script]);
+        let mut command = Command::new(program);
+        prepare(&mut command, &shared_server().address());
+        let run = ended({
+            command.args(words);
+            command
+        })
+        .await;
+        assert_eq!((run.code, &run.stderr[..]), (Some(code), ""), "{script}: {run:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ctrl_c_ends_the_command_and_the_first_process_with_130() {
+    for begins_session in [true, false] {
+        let path = format!("/zklock/first/ctrl-c-{begins_session}");
+        let (_zk, lock) = server_lock(&path).await;
+        let mut terminal =
+            on_terminal(begins_session, &[&path, "-c", "echo began; read line; echo read $line; read more"]);
+        terminal.shows("began");
+        terminal.press("a line\n");
+        terminal.shows("read a line");
+        terminal.press("\x03");
+        let (rest, code) = terminal.rest().await;
+        assert_eq!(code, Some(130), "{begins_session}: {rest}");
+        assert!(!rest.contains("panicked"), "{begins_session}: {rest}");
+        line_becomes(&lock, "").await;
+    }
+}
