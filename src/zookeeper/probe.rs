@@ -131,7 +131,9 @@ fn meaning(answer: &[u8]) -> (String, bool) {
             (format!("{shown}: it may not reach the majority of its ensemble"), true)
         }
         _ if first.contains("not in the whitelist") => ("is up, and has not given a session".to_owned(), false),
-        _ if first.starts_with("HTTP/") => (format!("speaks HTTP, and is no ZooKeeper: {shown:?}"), true),
+        _ if first.starts_with("HTTP/") || is_html(first) => {
+            (format!("speaks HTTP, and is no ZooKeeper: {shown:?}"), true)
+        }
         _ => (format!("is no ZooKeeper: it says {shown:?}"), true),
     }
 }
@@ -163,6 +165,12 @@ fn refused(error: io::Error) -> String {
     error.to_string()
 }
 
+/// To a line that it does not know, a web server may answer as HTTP/0.9 did: with a page alone.
+fn is_html(line: &str) -> bool {
+    let line = line.to_ascii_lowercase();
+    line.starts_with("<!doctype html") || line.starts_with("<html")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,6 +184,7 @@ mod tests {
             ("This ZooKeeper instance is not currently serving requests\n", "not currently serving", true),
             ("srvr is not executed because it is not in the whitelist.\n", "is up, and has", false),
             ("HTTP/1.1 400 Bad Request\r\nServer: x\r\n", "speaks HTTP, and is no ZooKeeper: \"HTTP/1.1 400 Bad", true),
+            ("<!DOCTYPE HTML>\n<html lang=\"en\">\n", "speaks HTTP, and is no ZooKeeper: \"<!DOCTYPE HTML>\"", true),
             ("\u{15}\u{3}\u{3}\0\u{2}\u{2}(", "one for TLS", true),
             ("SSH-2.0-OpenSSH_9.6\r\n", "is no ZooKeeper: it says \"SSH-2.0-OpenSSH_9.6\"", true),
             ("\u{1b}[2J\n", "it says \"[2J\"", true),

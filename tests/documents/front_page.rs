@@ -71,7 +71,7 @@ fn the_front_page_counts_the_faults_and_the_lease_as_they_are() {
     let is_numbered =
         |line: &&str| line.starts_with("| ") && line[2..].starts_with(|first: char| first.is_ascii_digit());
     let count = faults.lines().filter(is_numbered).count();
-    assert!(count >= 80 && text().contains("Tests bring about 80 kinds of faults"), "there are {count}");
+    assert!(count >= 80 && text().contains("Tests cause some 80 kinds of faults"), "there are {count}");
     let guide = read(&root().join("docs/guide.md"));
     let default = rows(&guide).into_iter().find(|row| row.len() == 6 && row[0] == "10 s").expect("a row");
     assert!(text().contains(&format!("says \"lost\" after {} at most", default[4])), "{default:?}");

@@ -89,7 +89,7 @@ pub(crate) fn is_foreground(of: impl AsFd) -> bool {
 
 /// Whether another group has the foreground of that terminal. `None` if the terminal controls no process of our session.
 pub(crate) fn is_background(of: impl AsFd) -> Option<bool> {
-    tcgetpgrp(of).ok().map(|group| group != getpgrp())
+    tcgetpgrp(of).ok().map(|group| Some(group) != our_group())
 }
 
 /// How many columns and rows the terminal of this stream has.
