@@ -171,7 +171,11 @@ impl Kept {
             let why = tokio::select! {
                 biased;
                 _ = ended => return,
-                event = watch => if event == Event::Over { Why::Lost } else { Why::Asked },
+                event = watch => match event {
+                    Event::Changed => Why::Asked,
+                    // A directory that is gone had no nodes left, so ours is gone, too.
+                    Event::Deleted | Event::Over => Why::Lost,
+                },
                 () = own_node.asked(&session) => Why::Asked,
                 () = is_idle(&kept, &session) => Why::Idle,
             };

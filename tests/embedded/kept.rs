@@ -403,6 +403,17 @@ fn a_directory_deleted_under_a_kept_node_ends_it() {
 }
 
 #[test]
+fn a_deleted_directory_is_no_reason_to_keep_less() {
+    let (zk, kept, _) = two();
+    for _ in 0..3 {
+        drop(read(&kept));
+        let node = zk.children(DIRECTORY);
+        assert_eq!(node.len(), 1, "the node is kept after its only use");
+        zk.remove(DIRECTORY);
+    }
+}
+
+#[test]
 fn guards_on_one_node_are_lost_together() {
     let (zk, kept, _) = two();
     let (one, two) = (read(&kept), read(&kept));
