@@ -11,7 +11,11 @@ DEBIAN_JAR := /usr/share/java/zookeeper.jar
 WHOLE := --workspace --all-features
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
+<<<<<<< HEAD
 .PHONY: test programs lint soak interop bench bench-permits performance figures shells kerberos databases pages msrv deny semver package \
+=======
+.PHONY: test programs lint soak interop bench bench-permits growth performance figures kerberos databases pages msrv deny semver package \
+>>>>>>> 3a2ff7b (An acquisition looks at the holds of its own lock, not at all of its session; make growth shows what each of a hundred thousand costs)
 	filled-in binary deb zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
@@ -82,6 +86,12 @@ bench-permits: zookeeper
 	for hold in 1 20; do
 		cargo bench -p zk-rwlock-benches --bench permits -- --rounds $(ROUNDS) --hold $$hold --out '$(CURDIR)/target/performance/permits.jsonl'
 	done
+
+# What everything costs as it grows to a hundred thousand, in time of the processor and in memory, on the embedded ensemble.
+growth:
+	mkdir -p target/performance
+	rm -f target/performance/growth.jsonl
+	cargo bench -p zk-rwlock-benches --bench growth -- --all --out '$(CURDIR)/target/performance/growth.jsonl'
 
 # All that docs/performance.md shows of us and of the floor, measured here; the tables and plots are in target/performance.
 performance: zookeeper

@@ -1,6 +1,7 @@
 //! The holds of one session, and which of them a contender of the same session waits for; knows no I/O and no turns.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, ThreadId};
@@ -11,7 +12,7 @@ use tokio::task;
 use crate::session::node::OwnNode;
 
 /// The task or thread that asks for a lock, as far as that can be known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Asker {
     Task(task::Id),
     Thread(ThreadId),
@@ -64,16 +65,54 @@ impl UsedBy {
     }
 }
 
-/// The holds under one session.
+/// The holds under one session, by the directory. A process may have a hundred thousand, and each acquisition asks.
 #[derive(Debug, Default)]
-pub(crate) struct Holds(Mutex<HashMap<i64, Granted>>);
+pub(crate) struct Holds(Mutex<HashMap<Arc<str>, InDirectory>>);
+
+/// The holds in one directory. Never empty.
+#[derive(Debug, Default)]
+struct InDirectory {
+    /// By the transactions that created their nodes.
+    all: HashMap<i64, Granted>,
+    /// How many holds each asker has that is the only user of its hold.
+    askers: HashMap<Asker, usize>,
+    /// The others: nodes that are kept between uses.
+    shared: HashSet<i64>,
+}
 
 #[derive(Debug)]
 struct Granted {
-    directory: Arc<str>,
     sequence: i64,
     used_by: UsedBy,
     own_node: Arc<OwnNode>,
+}
+
+impl InDirectory {
+    fn insert(&mut self, czxid: i64, hold: Granted) {
+        match hold.used_by {
+            UsedBy::One(asker) => *self.askers.entry(asker).or_default() += 1,
+            UsedBy::Users(_) => drop(self.shared.insert(czxid)),
+        }
+        self.all.insert(czxid, hold);
+    }
+
+    fn remove(&mut self, czxid: i64) -> Option<Granted> {
+        let hold = self.all.remove(&czxid)?;
+        self.shared.remove(&czxid);
+        if let UsedBy::One(asker) = hold.used_by
+            && let Entry::Occupied(mut count) = self.askers.entry(asker)
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        Some(hold)
+    }
+
+    fn shared(&self) -> Vec<UsedBy> {
+        self.shared.iter().filter_map(|czxid| Some(self.all.get(czxid)?.used_by.clone())).collect()
+    }
 }
 
 /// A hold that is in the way of a contender of the same session.
@@ -93,30 +132,42 @@ impl Holds {
         used_by: UsedBy,
         own_node: &Arc<OwnNode>,
     ) {
-        let hold = Granted { directory: Arc::clone(directory), sequence, used_by, own_node: Arc::clone(own_node) };
-        self.all().insert(czxid, hold);
+        let hold = Granted { sequence, used_by, own_node: Arc::clone(own_node) };
+        self.all().entry(Arc::clone(directory)).or_default().insert(czxid, hold);
     }
 
-    pub(crate) fn end(&self, czxid: i64) {
-        let ended = self.all().remove(&czxid);
+    pub(crate) fn end(&self, czxid: i64, directory: &str) {
+        let mut all = self.all();
+        let Some(inside) = all.get_mut(directory) else { return };
+        let ended = inside.remove(czxid);
+        let emptied = if inside.all.is_empty() { all.remove(directory) } else { None };
+        drop(all);
         // Dropped only once the table is unlocked: the drop of an own node may drop its watch, which calls the backend.
-        drop(ended);
+        drop((ended, emptied));
     }
 
-    /// Whether the session has a hold in this directory.
+    /// Whether the session has a hold in this directory that is in use.
     pub(crate) fn has_one(&self, directory: &str) -> bool {
-        self.of(directory).iter().any(UsedBy::is_in_use)
+        self.has(directory, |inside| !inside.askers.is_empty(), UsedBy::is_in_use)
     }
 
     /// Whether `asker` has a hold in this directory.
     pub(crate) fn has_one_of(&self, directory: &str, asker: Asker) -> bool {
-        self.of(directory).iter().any(|used_by| used_by.is(asker))
+        let is_alone = |inside: &InDirectory| asker != Asker::Unknown && inside.askers.contains_key(&asker);
+        self.has(directory, is_alone, |used_by| used_by.is(asker))
     }
 
-    /// By which tasks the holds in this directory are used. The table is not locked when they are asked.
-    fn of(&self, directory: &str) -> Vec<UsedBy> {
+    /// Whether the directory has a hold with one user for which `alone` holds, or one with several for which `shared` does.
+    fn has(&self, directory: &str, alone: impl Fn(&InDirectory) -> bool, shared: impl Fn(&UsedBy) -> bool) -> bool {
         let all = self.all();
-        all.values().filter(|hold| *hold.directory == *directory).map(|hold| hold.used_by.clone()).collect()
+        let Some(inside) = all.get(directory) else { return false };
+        if alone(inside) {
+            return true;
+        }
+        let others = inside.shared();
+        // Asked only once the table is unlocked: they look at what has locks of its own.
+        drop(all);
+        others.iter().any(shared)
     }
 
     /// A hold that `asker` waits for, if its predecessor has the number `nearest`. Prefers a hold of `asker` itself.
@@ -129,7 +180,7 @@ impl Holds {
     /// the node.
     pub(crate) fn waited_for(&self, directory: &str, queue: &[String], nearest: i64, asker: Asker) -> Option<OwnHold> {
         let all = self.all();
-        let before = all.values().filter(|hold| hold.sequence <= nearest && *hold.directory == *directory);
+        let before = all.get(directory)?.all.values().filter(|hold| hold.sequence <= nearest);
         let holding = before.filter(|hold| hold.own_node.is_holding());
         let holding: Vec<_> = holding.map(|hold| (hold.own_node.path(), hold.used_by.clone())).collect();
         drop(all);
@@ -141,7 +192,7 @@ impl Holds {
         in_the_way.max_by_key(|hold| hold.is_of_the_same)
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<i64, Granted>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<Arc<str>, InDirectory>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -183,7 +234,7 @@ mod tests {
 
     #[test]
     fn what_is_held_at_or_before_the_one_waited_for_is_waited_for() {
-        let (holds, _tenures) = holds(&[(3, here())]);
+        let (holds, _own_nodes) = holds(&[(3, here())]);
         assert_eq!(found(&holds, "/a", 3, here()), Some(("/a/3".to_owned(), true)));
         assert_eq!(found(&holds, "/a", 9, elsewhere()), Some(("/a/3".to_owned(), false)));
         assert_eq!(found(&holds, "/a", 2, here()), None);
@@ -192,19 +243,31 @@ mod tests {
 
     #[test]
     fn the_own_one_of_several_is_named() {
-        let (holds, _tenures) = holds(&[(1, elsewhere()), (2, here()), (3, elsewhere())]);
+        let (holds, _own_nodes) = holds(&[(1, elsewhere()), (2, here()), (3, elsewhere())]);
         assert_eq!(found(&holds, "/a", 3, here()), Some(("/a/2".to_owned(), true)));
     }
 
     #[test]
     fn nobody_knows_whether_the_unknown_are_the_same() {
-        let (holds, _tenures) = holds(&[(1, Asker::Unknown)]);
+        let (holds, _own_nodes) = holds(&[(1, Asker::Unknown)]);
         assert_eq!(found(&holds, "/a", 1, Asker::Unknown), Some(("/a/1".to_owned(), false)));
     }
 
     #[test]
+    fn what_has_ended_is_forgotten_with_its_asker_and_its_directory() {
+        let (holds, _own_nodes) = holds(&[(1, here()), (2, here()), (3, elsewhere())]);
+        assert!(holds.has_one("/a") && holds.has_one_of("/a", here()) && !holds.has_one_of("/b", here()));
+        holds.end(101, "/a");
+        assert!(holds.has_one_of("/a", here()));
+        holds.end(102, "/a");
+        assert!(holds.has_one("/a") && !holds.has_one_of("/a", here()));
+        holds.end(103, "/a");
+        assert!(!holds.has_one("/a") && holds.all().is_empty());
+    }
+
+    #[test]
     fn what_is_held_but_not_in_the_queue_any_more_is_not_waited_for() {
-        let (holds, _tenures) = holds(&[(4, here())]);
+        let (holds, _own_nodes) = holds(&[(4, here())]);
         assert_eq!(found(&holds, "/a", 9, here()), None);
     }
 
@@ -213,7 +276,7 @@ mod tests {
         let (holds, own_nodes) = holds(&[(1, here()), (2, here())]);
         own_nodes[0].left();
         assert_eq!(found(&holds, "/a", 2, here()), Some(("/a/2".to_owned(), true)));
-        holds.end(102);
+        holds.end(102, "/a");
         assert_eq!(found(&holds, "/a", 2, here()), None);
     }
 }

@@ -14,7 +14,7 @@ pub(crate) fn names(results: &Results) -> Vec<String> {
     let mut names = Vec::new();
     for label in results.labels() {
         let kinds = in_order_of_appearance(results.runs().filter(|run| run.label == label).map(kind));
-        if results.runs().any(|run| run.label == label && is_ours(&run.peer)) {
+        if results.runs().any(|run| run.label == label && is_ours(&run.peer) && is_summed_up(run)) {
             names.push(format!("summary, {label}"));
         }
         names.extend(kinds.into_iter().map(|kind| format!("{kind}, {label}")));
@@ -34,7 +34,6 @@ pub(crate) fn table(results: &Results, name: &str) -> Outcome<String> {
     }
     let (workload, label) = name.split_once(", ").ok_or_else(|| format!("no table is called {name:?}"))?;
     let of_label: Vec<&Run> = results.runs().filter(|run| run.label == label).collect();
-    let is_summed_up = |run: &Run| !["kept", "keepers", "permits", "simulated"].contains(&kind(run));
     let chosen = |run: &&&Run| if workload == "summary" { is_summed_up(run) } else { kind(run) == workload };
     let mut cases: Vec<(&str, &str, u64)> = Vec::new();
     for run in of_label.iter().filter(chosen) {
@@ -46,15 +45,33 @@ pub(crate) fn table(results: &Results, name: &str) -> Outcome<String> {
     if cases.is_empty() {
         return Err(format!("there are no results for the table {name:?}").into());
     }
-    let order =
-        ["write", "read", "drain", "readers", "contend", "mix", "waiters", "kept", "keepers", "permits", "simulated"];
+    let order = [
+        "write",
+        "read",
+        "drain",
+        "readers",
+        "contend",
+        "mix",
+        "waiters",
+        "kept",
+        "keepers",
+        "permits",
+        "simulated",
+        "growth",
+    ];
     cases.sort_by_key(|(workload, _, n)| (order.iter().position(|known| known == workload), *n));
     Ok(match workload {
         "summary" => summary(results, label, &cases),
         "waiters" => waiters(results, label, &cases),
         "permits" => permits(results, label, &cases),
+        "growth" => growth(results, label),
         _ => plain(results, label, &cases),
     })
+}
+
+/// Whether the summary has a line for it.
+fn is_summed_up(run: &Run) -> bool {
+    !["growth", "kept", "keepers", "permits", "simulated"].contains(&kind(run))
 }
 
 /// Reads and writes of one contender are shown together.
@@ -207,6 +224,28 @@ fn permits(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> Strin
                     its.runs.to_string(),
                 ],
             );
+        }
+    }
+    table
+}
+
+/// What each of so many costs, in a line for each case and a column for each number.
+fn growth(results: &Results, label: &str) -> String {
+    let runs: Vec<&Run> = results.runs().filter(|run| run.label == label && kind(run) == "growth").collect();
+    let mut sizes: Vec<u64> = runs.iter().map(|run| run.n).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let heads: String = sizes.iter().map(|n| format!(" {} |", whole(*n as f64))).collect();
+    let mut table = format!("| {} | each |{heads}\n|---|---|{}\n", title("ours"), "--:|".repeat(sizes.len()));
+    for case in in_order_of_appearance(runs.iter().map(|run| run.case.as_str())) {
+        for (unit, name) in [("µs", "us_each"), ("bytes", "bytes_each")] {
+            let digits = if unit == "µs" { number } else { whole };
+            let of = |n: &u64| runs.iter().find(|run| run.case == case && run.n == *n)?.extra(name);
+            if sizes.iter().any(|n| of(n).is_some()) {
+                let cells: String =
+                    sizes.iter().map(|n| format!(" {} |", of(n).map_or_else(String::new, digits))).collect();
+                let _ = writeln!(table, "| {case} | {unit} |{cells}");
+            }
         }
     }
     table

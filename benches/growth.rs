@@ -1,0 +1,236 @@
+//! What everything costs as it grows, from a hundred to a hundred thousand: locks in a process, holds, kept nodes, waiters,
+//! readers that are let in, members that `queue()` reads.
+//!
+//! On the embedded ensemble, so what is measured is the library (and, in its reads, the embedded ensemble). Times are of the
+//! processor, not of the clock: other programs do not count. Each case is a process of its own, because memory that was freed
+//! may be used again. `make growth` runs it.
+
+use std::fs::OpenOptions;
+use std::future::IntoFuture;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use clap::Parser;
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+use support::polled::{now, read, reading, write, writing};
+use zk_rwlock::{Memory, RwLock, Semaphore};
+
+#[path = "../examples/common/meter.rs"]
+#[allow(dead_code, reason = "only what tells the memory is used here")]
+mod meter;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+const SIZES: [usize; 4] = [100, 1_000, 10_000, 100_000];
+
+const PATH: &str = "/growth/lock";
+
+#[derive(Parser)]
+struct Arguments {
+    /// Measure all cases; without it nothing is done
+    #[arg(long)]
+    all: bool,
+    /// Add every run to this file, as `docs/performance/results.jsonl` has them
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Be one case, of this size
+    #[arg(long, num_args = 2, hide = true)]
+    case: Option<Vec<String>>,
+    /// Cargo says so to every benchmark
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// What is measured: a name, what is counted, and how.
+type Case = (&'static str, fn(usize) -> Measured);
+
+const CASES: [Case; 8] = [
+    ("handles", handles),
+    ("holds", holds),
+    ("kept nodes", kept),
+    ("waiters", waiters),
+    ("hand-offs", hand_offs),
+    ("readers let in", readers),
+    ("members read", members),
+    ("waiters for a permit", permits),
+];
+
+/// Of all together.
+struct Measured {
+    processor: Duration,
+    /// `None` where nothing is built that stays.
+    bytes: Option<u64>,
+}
+
+/// The time that this process has had a processor.
+fn processor() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+fn resident() -> u64 {
+    meter::memory("VmRSS").expect("this system says how much memory a process has")
+}
+
+/// What `build` builds stays until it is measured.
+fn built<T>(build: impl FnOnce() -> T) -> Measured {
+    let (bytes, before) = (resident(), processor());
+    let all = build();
+    let measured = Measured { processor: processor() - before, bytes: Some(resident().saturating_sub(bytes)) };
+    drop(all);
+    measured
+}
+
+fn done(work: impl FnOnce()) -> Measured {
+    let before = processor();
+    work();
+    Measured { processor: processor() - before, bytes: None }
+}
+
+fn lock(zk: &Memory, path: &str) -> RwLock {
+    RwLock::new(zk, path).expect("a valid path")
+}
+
+fn handles(n: usize) -> Measured {
+    let zk = Memory::new();
+    built(|| (0..n).map(|i| lock(&zk, &format!("{PATH}/{i}"))).collect::<Vec<_>>())
+}
+
+fn holds(n: usize) -> Measured {
+    let zk = Memory::new();
+    let locks: Vec<_> = (0..n).map(|i| lock(&zk, &format!("{PATH}/{i}"))).collect();
+    built(|| locks.iter().map(write).collect::<Vec<_>>())
+}
+
+fn kept(n: usize) -> Measured {
+    let zk = Memory::new();
+    let keeping =
+        |i| RwLock::builder(&zk, format!("{PATH}/{i}")).keep(Duration::from_secs(600)).build().expect("valid");
+    let locks: Vec<_> = (0..n).map(keeping).collect();
+    built(|| locks.iter().for_each(|lock| drop(read(lock))))
+}
+
+fn waiters(n: usize) -> Measured {
+    let lock = lock(&Memory::new(), PATH);
+    let _held = write(&lock);
+    built(|| {
+        let mut waiting: Vec<_> = (0..n).map(|_| writing(&lock)).collect();
+        waiting.iter_mut().for_each(|it| assert!(it.poll().is_pending()));
+        waiting
+    })
+}
+
+/// A queue of writers is let in one after the other.
+fn hand_offs(n: usize) -> Measured {
+    let lock = lock(&Memory::new(), PATH);
+    let mut held = Some(write(&lock));
+    let mut waiting: Vec<_> = (0..n).map(|_| writing(&lock)).collect();
+    waiting.iter_mut().for_each(|it| assert!(it.poll().is_pending()));
+    done(|| {
+        for mut next in waiting {
+            now(held.take().expect("held").release()).expect("held until now");
+            held = Some(loop {
+                if let std::task::Poll::Ready(guard) = next.poll() {
+                    break guard.expect("granted");
+                }
+                assert!(next.is_woken(), "nothing wakes the next in the queue");
+            });
+        }
+    })
+}
+
+fn readers(n: usize) -> Measured {
+    let lock = lock(&Memory::new(), PATH);
+    let held = write(&lock);
+    let mut waiting: Vec<_> = (0..n).map(|_| reading(&lock)).collect();
+    waiting.iter_mut().for_each(|it| assert!(it.poll().is_pending()));
+    let mut guards = Vec::with_capacity(n);
+    done(|| {
+        now(held.release()).expect("held until now");
+        for it in &mut waiting {
+            while let std::task::Poll::Pending = it.poll().map(|guard| guards.push(guard.expect("granted"))) {
+                assert!(it.is_woken(), "nothing wakes a reader");
+            }
+        }
+    })
+}
+
+fn members(n: usize) -> Measured {
+    let lock = lock(&Memory::new(), PATH);
+    let _held: Vec<_> = (0..n).map(|_| read(&lock)).collect();
+    built(|| now(lock.queue()).expect("the embedded ensemble is there"))
+}
+
+fn permits(n: usize) -> Measured {
+    let semaphore = Semaphore::new(&Memory::new(), PATH, 4).expect("valid");
+    let _held: Vec<_> = (0..4).map(|_| now(semaphore.acquire()).expect("free")).collect();
+    built(|| {
+        let acquire = || tokio_test::task::spawn(semaphore.acquire().into_future());
+        let mut waiting: Vec<_> = (0..n).map(|_| acquire()).collect();
+        waiting.iter_mut().for_each(|it| assert!(it.poll().is_pending()));
+        waiting
+    })
+}
+
+fn be(case: &[String]) -> Result<()> {
+    let [name, n] = case else { return Err("a case and its size".into()) };
+    let n = n.parse()?;
+    let (_, measure) = CASES.into_iter().find(|(known, _)| known == name).ok_or("no such case")?;
+    let Measured { processor, bytes } = measure(n);
+    let each = |of: f64| of / n as f64;
+    let line = json!({
+        "label": "embedded",
+        "case": name,
+        "peer": "ours",
+        "workload": "growth",
+        "n": n,
+        "errors": 0,
+        "extra": { "us_each": each(processor.as_secs_f64() * 1e6), "bytes_each": bytes.map(|bytes| each(bytes as f64)) },
+    });
+    println!("{line}");
+    Ok(())
+}
+
+fn all(out: Option<&PathBuf>) -> Result<()> {
+    let this = std::env::current_exe()?;
+    let mut lines = String::new();
+    println!("{:<22}{:>10}{:>16}{:>16}", "", "", "µs each", "bytes each");
+    for (name, _) in CASES {
+        for n in SIZES {
+            let output = Command::new(&this).args(["--case", name, &n.to_string()]).output()?;
+            if !output.status.success() {
+                return Err(format!("{name}, {n}: {}", String::from_utf8_lossy(&output.stderr)).into());
+            }
+            let said = String::from_utf8(output.stdout)?;
+            let extra = serde_json::from_str::<Value>(&said)?["extra"].take();
+            let shown = |name: &str, digits: usize| {
+                extra[name].as_f64().map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+            };
+            println!("{name:<22}{n:>10}{:>16}{:>16}", shown("us_each", 2), shown("bytes_each", 0));
+            lines.push_str(&said);
+        }
+    }
+    if let Some(file) = out {
+        OpenOptions::new().create(true).append(true).open(file)?.write_all(lines.as_bytes())?;
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let done = match (&arguments.case, arguments.all) {
+        (Some(case), _) => be(case),
+        (None, true) => all(arguments.out.as_ref()),
+        (None, false) => Ok(()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
