@@ -11,11 +11,7 @@ DEBIAN_JAR := /usr/share/java/zookeeper.jar
 WHOLE := --workspace --all-features
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-<<<<<<< HEAD
-.PHONY: test programs lint soak interop bench bench-permits performance figures shells kerberos databases pages msrv deny semver package \
-=======
-.PHONY: test programs lint soak interop bench bench-permits growth performance figures kerberos databases pages msrv deny semver package \
->>>>>>> 3a2ff7b (An acquisition looks at the holds of its own lock, not at all of its session; make growth shows what each of a hundred thousand costs)
+.PHONY: test programs lint soak interop bench bench-permits growth performance figures shells kerberos databases pages msrv deny semver package \
 	filled-in binary deb zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
