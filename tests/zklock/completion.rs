@@ -7,7 +7,11 @@ const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
 /// What `zklock complete` answers to these words, the last of which is being typed.
 async fn answer(server: &str, words: &[&str]) -> String {
-    let mut command = zklock_on(server, &["complete", "fish"]);
+    answer_to("fish", server, words).await
+}
+
+async fn answer_to(shell: &str, server: &str, words: &[&str]) -> String {
+    let mut command = zklock_on(server, &["complete", shell]);
     command.stdin(Stdio::piped());
     let mut child = command.spawn().expect("it can be run");
     let line: String = ["zklock"].iter().chain(words).map(|word| format!("{word}\0")).collect();
@@ -42,7 +46,12 @@ async fn paths_are_those_of_the_ensemble_without_what_is_inside_a_lock() {
     let _there = locks(prefix).await;
     let server = shared_server().address();
     let all = "words\n/paths-completed/deep/\n/paths-completed/done\n/paths-completed/held\n/paths-completed/hers\n/paths-completed/limit\n";
-    assert_eq!(answer(&server, &["/paths-completed/"]).await, all);
+    // Also those shells are answered that are not on this machine.
+    for shell in SHELLS {
+        assert_eq!(answer_to(shell, &server, &["/paths-completed/"]).await, all);
+        assert_eq!(answer_to(shell, &server, &["/l", "--", "tool", ""]).await, "command 3\n");
+        assert_eq!(answer_to(shell, &server, &["--tls-ca", "/e"]).await, "file\n");
+    }
     assert_eq!(answer(&server, &["watch", "/paths-completed/"]).await, all);
     assert_eq!(
         answer(&server, &["-w", "5", "/paths-completed/h"]).await,
