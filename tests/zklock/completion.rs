@@ -5,12 +5,26 @@ use super::*;
 /// The shells in which completion knows the paths.
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
+/// The answer of an ensemble that has nothing or is away.
+const NOTHING: &str = "words\n";
+
 /// What `zklock complete` answers to these words, the last of which is being typed.
 async fn answer(server: &str, words: &[&str]) -> String {
     answer_to("fish", server, words).await
 }
 
+/// The same, where there is something to answer: a busy machine may need more than the second that a person waits.
 async fn answer_to(shell: &str, server: &str, words: &[&str]) -> String {
+    for _ in 0..10 {
+        let answer = answer_once(shell, server, words).await;
+        if answer != NOTHING {
+            return answer;
+        }
+    }
+    NOTHING.to_owned()
+}
+
+async fn answer_once(shell: &str, server: &str, words: &[&str]) -> String {
     let mut command = zklock_on(server, &["complete", shell]);
     command.stdin(Stdio::piped());
     let mut child = command.spawn().expect("it can be run");
@@ -60,7 +74,7 @@ async fn paths_are_those_of_the_ensemble_without_what_is_inside_a_lock() {
     assert_eq!(answer(&server, &["ls", "/paths-complete"]).await, "words\n/paths-completed/\n");
     assert_eq!(answer(&server, &["ls", "/paths-completed/deep/"]).await, "words\n/paths-completed/deep/one lock\n");
     for nothing in ["/paths-completed/held/", "/paths-completed/limit/", "/nowhere/at/all/", "//", "/zoo", "relative"] {
-        assert_eq!(answer(&server, &["ls", nothing]).await, "words\n", "{nothing}");
+        assert_eq!(answer_once("fish", &server, &["ls", nothing]).await, NOTHING, "{nothing}");
     }
     let first = answer(&server, &[""]).await;
     assert!(first.starts_with("words\nls\tShow who holds") && first.contains("\n/paths-completed/\n"), "{first}");
@@ -81,21 +95,24 @@ async fn the_options_on_the_line_lead_to_the_ensemble() {
     assert_eq!(answer(&dead, &["--zk", &rooted, "/d"]).await, "words\n/deep/\n/done\n");
 }
 
+async fn silence(server: &str, words: &[&str]) {
+    assert_eq!(answer_once("fish", server, words).await, NOTHING, "{words:?}");
+}
+
 #[tokio::test]
 async fn where_the_ensemble_is_away_or_refuses_nothing_is_said() {
     let port = Port::reserve();
     let dead = port.address().to_string();
     let server = shared_server().address();
     let (options, tls) = (["--session-timeout", "60", "ls", "/l"], ["--tls-ca", "/nowhere", "/l"]);
-    let told = tokio::join!(answer(&dead, &["/l"]), answer(&dead, &options), answer(&dead, &tls));
-    assert_eq!(told, ("words\n".to_owned(), "words\n".to_owned(), "words\n".to_owned()));
+    tokio::join!(silence(&dead, &["/l"]), silence(&dead, &options), silence(&dead, &tls));
     for words in [&["--zk", "::::", "/l"][..], &["--auth", "hunter2", "/l"], &["--tick-time", "x", "/l"]] {
-        assert_eq!(answer(&server, words).await, "words\n", "{words:?}");
+        silence(&server, words).await;
     }
     // Nor does a server hold it up that takes connections and answers nothing.
     let proxy = Proxy::start(shared_server().address());
     proxy.black_hole();
-    assert_eq!(answer(&proxy.address(), &["ls", "/l"]).await, "words\n");
+    silence(&proxy.address(), &["ls", "/l"]).await;
 }
 
 /// The script for a shell, in a directory with `zklock` and a command `tool` whose completion says what it was asked.
@@ -179,20 +196,30 @@ async fn no_word_of_the_line_is_an_argument_of_what_a_shell_starts() {
         let stand_in = format!("#!/bin/sh\n{{ printf '[%s]' \"$@\"; tr '\\0' ' '; }} >{}\n", told.display());
         fs::write(commands.path().join("zklock"), stand_in).unwrap();
         fs::set_permissions(commands.path().join("zklock"), fs::Permissions::from_mode(0o755)).unwrap();
-        match shell {
-            "bash" => {
-                in_bash(&commands, "zklock --auth me:hunter2 /l", &["zklock", "--auth", "me", ":", "hunter2", "/l"])
-                    .await;
+        let text = || fs::read_to_string(&told).unwrap_or_default();
+        // A process that another test starts at this moment may have the stand-in open, and then it is not run.
+        for _ in 0..20 {
+            let mut zsh = None;
+            match shell {
+                "bash" => {
+                    let words = ["zklock", "--auth", "me", ":", "hunter2", "/l"];
+                    in_bash(&commands, "zklock --auth me:hunter2 /l", &words).await;
+                }
+                "zsh" => zsh.insert(InZsh::start(&commands)).terminal.press("zklock --auth me:hunter2 /l\t"),
+                _ => drop(in_fish(&commands, "zklock --auth me:hunter2 /l").await),
             }
-            "zsh" => {
-                let mut zsh = InZsh::start(&commands);
-                zsh.terminal.press("zklock --auth me:hunter2 /l\t");
-                eventually("it was called", || async { told.exists() }).await;
+            // What is written last is the blank behind the last word.
+            for _ in 0..200 {
+                if text().ends_with("/l ") {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
             }
-            _ => drop(in_fish(&commands, "zklock --auth me:hunter2 /l").await),
+            if text().ends_with("/l ") {
+                break;
+            }
         }
-        let expected = format!("[complete][{shell}]zklock --auth me:hunter2 /l ");
-        eventually("it was told", || async { fs::read_to_string(&told).is_ok_and(|told| told == expected) }).await;
+        assert_eq!(text(), format!("[complete][{shell}]zklock --auth me:hunter2 /l "));
     }
 }
 
@@ -254,6 +281,8 @@ impl InZsh {
         let mut terminal = OnTerminal::start_with(&shared_server().address(), &environment, "zsh", &["-f", "-i"]);
         terminal.press(&set_up);
         terminal.shows("ready");
+        // From now on the keys are zsh's, and not the terminal's.
+        terminal.shows("> ");
         InZsh { terminal, lines: commands.path().join("lines"), count: 0 }
     }
 

@@ -148,7 +148,7 @@ async fn watch_draws_nothing_in_the_background_and_again_in_the_foreground() {
     let (_zk, lock) = server_lock(path).await;
     let proxy = Proxy::start(shared_server().address());
     let script = format!(
-        "set -m; \"$0\" watch --interval 20ms {path} & echo started; read line; fg %1; echo stopped; read line; bg %1; \
+        "set -m; \"$0\" watch --interval 100ms {path} & echo started; read line; fg %1; echo stopped; read line; bg %1; \
          echo again; read line; echo \"typed $line\"; kill %1; wait"
     );
     let mut terminal = OnTerminal::start_with(&proxy.address(), &[], "bash", &["-c", &script, binary()]);

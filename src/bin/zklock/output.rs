@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::exit::{self, Exit};
@@ -25,10 +26,19 @@ pub(crate) fn say(words: &str) {
     let _ = writeln!(io::stderr().lock(), "zklock: {words}");
 }
 
-/// Prints a result in one piece. `false` if nobody reads it any more, as after `| head`.
+/// Prints a result in one piece: whoever stops us (Ctrl-Z) finds all of it on the screen, or nothing. `false` if nobody
+/// reads it any more, as after `| head`.
 pub(crate) fn print(text: &str) -> Result<bool, Exit> {
-    let mut out = io::stdout().lock();
-    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+    let out = io::stdout().lock();
+    let mut left = text.as_bytes();
+    while !left.is_empty() {
+        match rustix::io::write(&out, left) {
+            Ok(length) => left = &left[length..],
+            Err(Errno::INTR) => {}
+            Err(error) => return written(Err(error.into())),
+        }
+    }
+    Ok(true)
 }
 
 /// The outcome of writing to standard output, as for [`print()`].
