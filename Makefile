@@ -39,11 +39,11 @@ programs:
 COUNTED_TEST := cargo --config 'target."cfg(unix)".runner = ["$(CURDIR)/tests/descriptors.sh"]' test --release
 soak: zookeeper
 	export SCHEDULES=100000 MULTI_SCHEDULES=5000 LEASE_ROUNDS=40 SILENCE_ROUNDS=200 LEASE_HISTORIES=60000 BREAK_ROUNDS=20 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
-	export FREEZE_ROUNDS=10 CRASH_ROUNDS=25 ROLLS=5 FLAP_SECONDS=60 SWARM_SECONDS=600
+	export ALONE_TIMEOUT=40 FREEZE_ROUNDS=10 CRASH_ROUNDS=25 ROLLS=5 FLAP_SECONDS=60 SWARM_SECONDS=600
 	failed=
 	$(COUNTED_TEST) -p zk-rwlock-proptests -- --nocapture || failed+=' proptests'
 	$(COUNTED_TEST) -p zk-rwlock-tests --test models -- --nocapture || failed+=' models'
-	for stage in session::{lease,silence,breaks,ensemble,outages} crowd::scale lock::multi; do
+	for stage in session::{lease,silence,breaks,ensemble,alone,outages} crowd::scale lock::multi; do
 		$(COUNTED_TEST) -p zk-rwlock-tests --test "$${stage%%::*}" "$${stage#*::}::" -- --nocapture || failed+=" $$stage"
 	done
 	for servers in 1 3; do

@@ -11,7 +11,11 @@
 //! - A *touch* is the sending of a request that was answered.
 //! - A touch *counts* once a quorum acknowledges an operation that was sent a [settling time](Lease::with_tick_time)
 //!   after the touch's answer came, on the same connection. In between, the follower has answered a ping, and its
-//!   messages reach the leader in order. The sending of a handshake counts once the handshake is answered.
+//!   messages reach the leader in order.
+//! - The sending of the handshake that created the session counts once it is answered, because a quorum has created the
+//!   session. A handshake that resumed it is answered by the leader alone, which may have been deposed without knowing it:
+//!   the others have elected another leader, for which the session began anew before that handshake. So that handshake
+//!   counts once a quorum acknowledges an operation that was sent on the same connection.
 //! - The lease ends one T after the newest touch that counts, less a margin for clocks and for holders, which must
 //!   stop.
 
@@ -72,8 +76,16 @@ struct State {
     epoch: u64,
     over: Option<Ending>,
     connected: bool,
-    /// The handshake to resume the session was sent at this moment or later.
-    handshake: Option<Moment>,
+    /// The handshake of this connection, as long as it does not count.
+    handshake: Option<Handshake>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Handshake {
+    /// It was sent at this moment or later.
+    sent: Moment,
+    /// It is known to have resumed this session and no other.
+    is_ours: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -172,6 +184,7 @@ impl Lease {
         let mut newest = None;
         let mut state = self.state();
         if sent >= state.connected_since {
+            newest = state.handshake.take_if(|handshake| handshake.is_ours).map(|handshake| handshake.sent);
             while let Some(touch) = state.touches.front().filter(|touch| touch.answered + self.settling <= sent) {
                 newest = newest.max(Some(touch.sent));
                 state.touches.pop_front();
@@ -183,13 +196,12 @@ impl Lease {
         lapsed
     }
 
-    /// The handshake that resumed the session counts. Returns whether the lease has run out just now.
-    ///
-    /// The moment of the handshake is not known. The handshake was sent after every request that was answered on the
-    /// previous connection.
-    pub(super) fn resumed(&self) -> bool {
-        let handshake = self.state().handshake.take();
-        handshake.is_some_and(|sent| self.counts(sent))
+    /// The handshake of this connection has resumed this session. It counts by the next operation that a quorum
+    /// acknowledges.
+    pub(super) fn resumed(&self) {
+        if let Some(handshake) = &mut self.state().handshake {
+            handshake.is_ours = true;
+        }
     }
 
     fn counts(&self, touch: Moment) -> bool {
@@ -222,7 +234,8 @@ impl Lease {
         if was && !connected {
             state.touches.clear();
             state.connected_since = now;
-            state.handshake = Some(state.answered);
+            // Its moment is not known. It is sent after every request that was answered on the previous connection.
+            state.handshake = Some(Handshake { sent: state.answered, is_ours: false });
         }
         was != connected
     }

@@ -63,10 +63,10 @@ impl Upkeep {
         self.look_if(lapsed);
     }
 
-    /// The connection that is up now is known to be this session's: the handshake that resumed it counts.
+    /// The connection that is up now is known to be this session's: the handshake that resumed it counts as soon as an
+    /// operation is [acknowledged](Upkeep::acknowledged) that was sent on this connection.
     pub fn resumed(&self) {
-        let lapsed = self.lease.resumed();
-        self.look_if(lapsed);
+        self.lease.resumed();
     }
 
     /// Counts every moment as acknowledged from now on, or no longer: for backends that need no heartbeat.

@@ -491,7 +491,11 @@ async fn confirm_identity(session: Weak<ZooKeeperSession>) {
             false => session.owns_what_it_makes(&path).await,
         };
         match shown {
-            Ok(true) if session.identity.is_known() => return session.upkeep.resumed(),
+            // Only what a quorum commits now proves that the leader which has let us in leads still.
+            Ok(true) if session.identity.is_known() => {
+                let check = Operation::Check { path, version: None };
+                return drop(session.transact(&[check]).await);
+            }
             // Either the connection has been lost since, or the server has replaced the session.
             Ok(true) => {}
             // Ask in the other way.

@@ -1,5 +1,5 @@
 //! The lease against a model of what moves a session's end: a client, followers that note which sessions they hear
-//! from, and a leader that pings them; in virtual time, with stalls, pauses and a cut at random.
+//! from, and a leader that pings them; in virtual time, with stalls, pauses, and a cut or a new leader at random.
 //!
 //! The client's side is the real [`Lease`]. `LEASE_HISTORIES` sets how many histories are played; `make soak` sets it high.
 //!
@@ -69,6 +69,8 @@ enum Event {
     /// With whether the session was heard of.
     Pong(usize, bool),
     Cut,
+    /// The leader and the client's follower are cut off from all others, and do not know it.
+    Deposed,
     Breaks,
     Mends,
 }
@@ -112,6 +114,8 @@ struct World {
     follower: usize,
     connected: bool,
     cut: Option<usize>,
+    /// The others have elected another leader, and what this one and the client's follower do counts no more.
+    is_deposed: bool,
     /// Until when the client's process, or its link, stands still.
     client_sleeps_until: Time,
     link_stalls_until: Time,
@@ -149,6 +153,7 @@ impl World {
             follower: 0,
             connected: true,
             cut: None,
+            is_deposed: false,
             client_sleeps_until: 0,
             link_stalls_until: 0,
             session_end: timeout,
@@ -213,7 +218,16 @@ impl World {
         let is_link = self.random.one_in(2);
         let after = if self.random.one_in(2) { self.tick } else { self.timeout };
         let cut = wakes + self.random.below(after);
-        self.at(cut, Event::Cut);
+        if self.random.one_in(2) {
+            self.at(cut, Event::Cut);
+        } else {
+            // The client's connection breaks, and it comes back to where it was.
+            let breaks = cut + self.random.below(self.timeout);
+            let mends = breaks + self.random.below(self.timeout / 4);
+            self.at(cut, Event::Deposed);
+            self.at(breaks, Event::Breaks);
+            self.at(mends, Event::Mends);
+        }
         let end = cut + 4 * self.timeout;
         let mut lost = None;
         while let Some(Reverse((time, number))) = self.events.pop() {
@@ -274,8 +288,9 @@ impl World {
             }
             Event::ReachesLeader(follower, _) | Event::Committed(follower, _) | Event::Ping(follower)
                 if self.is_cut(follower) => {}
+            Event::ReachesLeader(_, request) if self.is_deposed && !request.is_handshake => {}
             Event::ReachesLeader(follower, request) => {
-                if request.is_handshake {
+                if request.is_handshake && !self.is_deposed {
                     self.session_end = self.session_end.max(self.now + self.timeout);
                 }
                 // The other one has acknowledged it.
@@ -298,18 +313,22 @@ impl World {
                 self.send(UP + follower, Event::Pong(follower, noted));
             }
             Event::Pong(follower, noted) => {
-                if noted && !self.is_cut(follower) {
+                if noted && !self.is_cut(follower) && !self.is_deposed {
                     self.session_end = self.session_end.max(self.now + self.timeout);
                 }
             }
             Event::Cut => self.cut = Some(self.follower),
+            // The new leader gives every session its whole timeout anew.
+            Event::Deposed => (self.is_deposed, self.session_end) = (true, self.now + self.timeout),
             Event::Breaks => {
                 self.connected = false;
                 self.upkeep.connected(false);
             }
             // To the other one, which knows nothing of what the first has noted.
             Event::Mends => {
-                self.follower = 1 - self.follower;
+                if !self.is_deposed {
+                    self.follower = 1 - self.follower;
+                }
                 let handshake = Request { sent: self.now, asks_quorum: false, is_handshake: true };
                 self.send(TO_FOLLOWER + self.follower, Event::ReachesFollower(self.follower, handshake));
             }
@@ -325,6 +344,7 @@ impl World {
             self.connected = true;
             self.upkeep.connected(true);
             self.upkeep.resumed();
+            self.ask(true);
             self.ask(false);
             self.at(self.now + self.settling() + 20 * MS, Event::Check);
         } else if request.asks_quorum {

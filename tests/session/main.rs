@@ -1,5 +1,6 @@
 //! The session and its lease, on one server and on three: kept in time, lost in time, and closed to strangers.
 
+mod alone;
 mod breaks;
 mod ensemble;
 mod keeper;

@@ -45,11 +45,17 @@ impl Ensemble {
 
     /// As [`Ensemble::start`], with more options for Java.
     pub fn start_with(java_opts: &[&str]) -> Self {
+        Self::start_patient(10, java_opts)
+    }
+
+    /// As [`Ensemble::start_with`], but servers give each other up only after so many ticks of 500 ms.
+    pub fn start_patient(sync_limit: u32, java_opts: &[&str]) -> Self {
+        let sync_limit = format!("syncLimit={sync_limit}");
         let ports: Vec<_> = (0..SIZE).map(|_| (Port::reserve(), Port::reserve())).collect();
         let link = |(quorum, _): &(Port, Port)| Link::start(quorum.address());
         let links: Vec<Vec<_>> = (0..SIZE).map(|_| ports.iter().map(link).collect()).collect();
         let member = |me: usize| {
-            let mut lines = vec!["tickTime=500".to_owned(), "initLimit=20".to_owned(), "syncLimit=10".to_owned()];
+            let mut lines = vec!["tickTime=500".to_owned(), "initLimit=20".to_owned(), sync_limit.clone()];
             for (other, (quorum, election)) in ports.iter().enumerate() {
                 // A server listens on its own port, and reaches the others through its links.
                 let quorum = if other == me { quorum } else { &links[me][other].port };
@@ -59,6 +65,7 @@ impl Ensemble {
             Server::start_member(me + 1, &lines, java_opts)
         };
         // None of them serves before two are there.
+        let member = &member;
         let servers = thread::scope(|scope| {
             let starting: Vec<_> = (0..SIZE).map(|me| scope.spawn(move || member(me))).collect();
             starting.into_iter().map(|server| server.join().expect("a member starts")).collect()
@@ -80,8 +87,7 @@ impl Ensemble {
         let deadline = Instant::now() + ELECTION_LIMIT;
         loop {
             // Some of them may be dead, or frozen.
-            let leads = |server: &Server| server.status().is_some_and(|status| status.contains("Mode: leader"));
-            if let Some(leader) = self.servers.iter().position(leads) {
+            if let Some(leader) = (0..SIZE).find(|number| self.leads(*number)) {
                 return leader;
             }
             assert!(Instant::now() < deadline, "the ensemble elected no leader");
@@ -98,9 +104,7 @@ impl Ensemble {
     /// Nothing passes between a follower and the leader any more; their connection stays open, and clients still
     /// reach both.
     pub fn cut_from_leader(&self, follower: usize) {
-        let link = self.link_to_leader(follower);
-        link.silent.to_leader.store(true, Ordering::SeqCst);
-        link.silent.from_leader.store(true, Ordering::SeqCst);
+        self.link_to_leader(follower).silence(true);
     }
 
     /// A follower hears nothing from the leader any more and so lags behind; the leader hears it. They give each
@@ -109,12 +113,31 @@ impl Ensemble {
         self.link_to_leader(follower).silent.from_leader.store(true, Ordering::SeqCst);
     }
 
+    /// Nothing passes between the leader and its followers any more. These crash, come back and elect another leader,
+    /// while the old one hears nothing of that: it leads alone, for as long as the sync limit lets it. Returns its number.
+    pub fn leave_leader_alone(&self) -> usize {
+        let (leader, followers) = (self.leader(), self.followers());
+        for follower in &followers {
+            for link in [&self.links[*follower][leader], &self.links[leader][*follower]] {
+                link.silence(true);
+            }
+        }
+        thread::scope(|scope| {
+            for follower in &followers {
+                scope.spawn(|| self.servers[*follower].restart());
+            }
+        });
+        leader
+    }
+
+    /// Whether this server takes itself for the leader.
+    pub fn leads(&self, number: usize) -> bool {
+        self.servers[number].status().is_some_and(|status| status.contains("Mode: leader"))
+    }
+
     /// Ends every silence between servers: what was held back is delivered, unless its connection was given up.
     pub fn heal_links(&self) {
-        for link in self.links.iter().flatten() {
-            link.silent.to_leader.store(false, Ordering::SeqCst);
-            link.silent.from_leader.store(false, Ordering::SeqCst);
-        }
+        self.links.iter().flatten().for_each(|link| link.silence(false));
     }
 
     /// Kills each server in turn (SIGKILL) and starts it again; the next one only when `settled` returns.
@@ -152,7 +175,8 @@ struct Silent {
     from_leader: AtomicBool,
 }
 
-/// A forwarder to one port, which can fall silent. What reaches it in silence is late, or lost with its connection.
+/// A forwarder to one port, which can fall silent. What reaches it in silence is late, or lost with its connection. So is
+/// the news that an end was closed.
 #[derive(Debug)]
 struct Link {
     port: Port,
@@ -175,10 +199,17 @@ impl Link {
         });
         link
     }
+
+    /// Has both directions carry nothing, or all again.
+    fn silence(&self, silent: bool) {
+        self.silent.to_leader.store(silent, Ordering::SeqCst);
+        self.silent.from_leader.store(silent, Ordering::SeqCst);
+    }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
+        self.silence(false);
         for stream in self.open.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
@@ -205,14 +236,18 @@ fn carry(near: TcpStream, target: SocketAddr, silent: &Arc<Silent>, open: &Mutex
 }
 
 fn forward(mut from: TcpStream, mut to: TcpStream, silent: &AtomicBool) {
-    let mut buffer = [0; 16 * 1024];
-    while let Ok(count @ 1..) = from.read(&mut buffer) {
+    let wait = || {
         while silent.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(5));
         }
+    };
+    let mut buffer = [0; 16 * 1024];
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        wait();
         if to.write_all(&buffer[..count]).is_err() {
             break;
         }
     }
+    wait();
     let _ = to.shutdown(Shutdown::Both);
 }

@@ -141,19 +141,27 @@ fn what_was_sent_on_another_connection_makes_nothing_count() {
 #[test]
 fn a_handshake_counts_from_the_last_request_that_was_answered_before_it() {
     let stage = Stage::set();
+    let began = stage.lease.now();
     stage.passes(ms(1_000));
     let last = stage.touch();
     stage.passes(ms(500));
+    let early = stage.lease.now();
     stage.lease.connected(false);
     stage.passes(ms(500));
     stage.lease.connected(true);
     stage.touch();
-    assert!(!stage.counts(last), "not before it is known whose session it resumed");
+    stage.write();
+    assert!(stage.counts(began), "not before it is known whose session it resumed");
     stage.lease.resumed();
+    assert!(stage.counts(began), "a leader that was deposed answers a handshake, too");
+    stage.lease.acknowledged(early);
+    assert!(stage.counts(began), "nor by what was sent before it");
+    stage.write();
     assert!(stage.counts(last));
     // A handshake counts only once.
     let newer = stage.touch();
     stage.lease.resumed();
+    stage.write();
     assert!(!stage.counts(newer));
 }
 

@@ -1,0 +1,148 @@
+//! A leader that is cut off from its followers, and does not know that they have elected another: what it tells the clients
+//! that have stayed with it. No lock is granted there, none is kept beyond its session, and nobody reads old data under a
+//! lock.
+//!
+//! `ALONE_TIMEOUT` sets the session timeout, in seconds, of the holder whose lease is to end there; `make soak` sets it high.
+
+use std::future::IntoFuture;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use support::ensemble::Ensemble;
+use support::scene::*;
+use support::wire::Proxy;
+use support::witness::Witness;
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::{sleep, timeout};
+use zk_rwlock::coordinator::Kind;
+use zk_rwlock::{Error, Shared, ZooKeeper};
+
+/// So many ticks pass before a leader misses its followers: longer than any of these tests takes.
+const SYNC_LIMIT: u32 = 400;
+
+const TICK: Duration = Duration::from_millis(500);
+
+/// For as long nothing comes that must not come.
+const A_WHILE: Duration = Duration::from_millis(500);
+
+/// Enough for an answer, and less than what lies between the two halves of a heartbeat.
+const A_MOMENT: Duration = Duration::from_millis(50);
+
+/// One ensemble for both tests, one at a time.
+async fn ensemble() -> MutexGuard<'static, Ensemble> {
+    static SHARED: OnceLock<Mutex<Ensemble>> = OnceLock::new();
+    let start = || SHARED.get_or_init(|| Mutex::new(Ensemble::start_patient(SYNC_LIMIT, &[])));
+    let ensemble = tokio::task::spawn_blocking(start).await.expect("the ensemble starts").lock().await;
+    // A failed test may have left a leader alone.
+    becomes_whole(&ensemble).await;
+    ensemble
+}
+
+async fn becomes_whole(ensemble: &Ensemble) {
+    ensemble.heal_links();
+    eventually("the old leader follows the new one", async || ensemble.is_whole()).await;
+}
+
+/// The followers' addresses.
+fn others(ensemble: &Ensemble) -> String {
+    let addresses: Vec<_> = ensemble.followers().iter().map(|number| ensemble.server(*number).address()).collect();
+    addresses.join(",")
+}
+
+/// Found by `models::lease_model`: the leader answers a handshake by itself. It took the session for one
+/// that lives on, and so did the lease, while the new leader let it end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handshake_with_a_leader_that_was_deposed_prolongs_no_lock() {
+    let limit = std::env::var("ALONE_TIMEOUT").ok().map_or(3, |value| value.parse().expect("a number"));
+    let session_timeout = Duration::from_secs(limit);
+    let ensemble = ensemble().await;
+    let near = Arc::new(Proxy::start(ensemble.server(ensemble.leader()).address()));
+    let builder = ZooKeeper::builder().session_timeout(session_timeout).tick_time(TICK);
+    let zk = builder.connect(&near.address()).await.expect("reachable");
+    let (path, other) = ("/alone/handshake", connect(&others(&ensemble)).await);
+    let held = Arc::new(soon("a free lock", lock_at(&zk, path).write()).await.expect("free"));
+    let lock = lock_at(&other, path);
+    let next = writer(&lock);
+    line_becomes(&lock, "W+ W-").await;
+
+    // A connection that breaks again and again, each time before a heartbeat is through.
+    let (flapping, client) = (Arc::clone(&near), session(&zk).await);
+    let flaps = tokio::spawn(async move {
+        loop {
+            let _ = timeout(A_WHILE, async { (client.data("/").await, client.data("/").await) }).await;
+            sleep(A_MOMENT).await;
+            flapping.disconnect();
+        }
+    });
+    let witness = Witness::of(&held);
+    sleep(A_WHILE).await;
+    let alone = tokio::task::block_in_place(|| ensemble.leave_leader_alone());
+    near.reset();
+    let next = within(4 * session_timeout + SOON, "the grant", next).await;
+    let (next, granted_at) = (next.expect("it does not panic").expect("granted"), Instant::now());
+    assert!(!held.is_held(), "two hold it");
+    flaps.abort();
+    let last_held = witness.last_held();
+    assert!(ensemble.leads(alone), "it has noticed, so this run proves nothing");
+    assert!(near.connections() > 0, "nobody shook hands with it");
+    assert!(last_held < granted_at, "held {:?} after the next grant", last_held - granted_at);
+    next.release().await.expect("held");
+    becomes_whole(&ensemble).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_alone_grants_nothing_and_shows_no_holder_old_data() {
+    const REGISTER: &str = "/alone-register";
+    let ensemble = ensemble().await;
+    let near = ensemble.server(ensemble.leader()).address();
+    let (stays, goes_on) = (connect(&near).await, connect(&others(&ensemble)).await);
+    for path in [REGISTER, "/alone-held"] {
+        session(&goes_on).await.create(path, b"1", Kind::Persistent).await.expect("created");
+    }
+
+    // What is held there; what is only kept; and what is waited for there and held elsewhere.
+    let held = lock_at(&stays, "/alone/held").read().await.expect("free");
+    let kept: Shared<u64> =
+        Shared::builder(&stays, "/alone/kept").initial(|| 1).keep(Duration::MAX).build().expect("valid");
+    drop(kept.read().await.expect("free"));
+    let elsewhere = lock_at(&goes_on, "/alone/elsewhere").write().await.expect("free");
+    let there = lock_at(&stays, "/alone/elsewhere");
+    let waits_there = reader(&there);
+    line_becomes(&there, "W+ R-").await;
+    let free = lock_at(&stays, "/alone/free");
+    free.write().await.expect("free").release().await.expect("held");
+
+    let alone = tokio::task::block_in_place(|| ensemble.leave_leader_alone());
+    let excluded = writer(&lock_at(&goes_on, "/alone/held"));
+    let value: Shared<u64> = Shared::builder(&goes_on, "/alone/kept").build().expect("valid");
+    let commits = tokio::spawn(value.update(|value| *value += 1).into_future());
+    let commit = elsewhere.transaction().set(REGISTER, "2").commit();
+    soon("the new leader's quorum", commit).await.expect("held");
+    elsewhere.release().await.expect("held");
+    lock_at(&goes_on, "/alone/new").write().await.expect("free").release().await.expect("held");
+    sleep(A_WHILE).await;
+
+    let old = session(&stays).await;
+    assert_eq!(old.data(REGISTER).await.expect("there").0, b"1", "a read without a lock is old there");
+    assert_eq!(held.data("/alone-held").await.expect("held").expect("there").data, b"1");
+    // From here on nothing is answered there: a session's requests wait for those before them.
+    assert!(timeout(A_WHILE, old.sync("/")).await.is_err(), "nobody is brought up to date there");
+    assert!(!waits_there.is_finished(), "it would read what is old");
+    for mode in [free.try_write().timeout(A_WHILE).await, free.write().timeout(A_WHILE).await] {
+        assert!(matches!(mode, Err(Error::Timeout { .. })), "{mode:?}");
+    }
+    let again = timeout(Duration::ZERO, kept.read()).await.expect("it is kept").expect("held");
+    assert!(again.is_held() && held.is_held());
+    assert_eq!(*again, 1);
+    assert!(!commits.is_finished() && !excluded.is_finished());
+    assert!(ensemble.leads(alone), "it has noticed, so this run proves nothing");
+    drop(again);
+
+    becomes_whole(&ensemble).await;
+    let guard = granted(waits_there).await;
+    assert_eq!(guard.data(REGISTER).await.expect("held").expect("there").data, b"2");
+    held.release().await.expect("its session has lived on");
+    granted(excluded).await.release().await.expect("held");
+    soon("the commit", commits).await.expect("it does not panic").expect("the kept node was given up");
+    assert_eq!(*soon("the value", kept.read()).await.expect("free"), 2);
+}
