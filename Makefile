@@ -35,11 +35,11 @@ programs:
 	cargo build $(WHOLE) --bins --examples
 
 # The long versions of what `make test` runs: more rounds, more waiters, more schedules, more contenders, more crashes,
-# and the swarm for ten minutes on one server and ten on three. Each stage says how many descriptors it had open at most.
+# and the swarms for a quarter of an hour on one server and as long on three. Each stage says how many descriptors it had open at most.
 COUNTED_TEST := cargo --config 'target."cfg(unix)".runner = ["$(CURDIR)/tests/descriptors.sh"]' test --release
 soak: zookeeper
 	export SCHEDULES=100000 MULTI_SCHEDULES=5000 LEASE_ROUNDS=40 SILENCE_ROUNDS=200 LEASE_HISTORIES=60000 BREAK_ROUNDS=20 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
-	export ALONE_TIMEOUT=40 FREEZE_ROUNDS=10 CRASH_ROUNDS=25 ROLLS=5 FLAP_SECONDS=60 SWARM_SECONDS=600
+	export ALONE_TIMEOUT=40 FREEZE_ROUNDS=10 CRASH_ROUNDS=25 ROLLS=5 FLAP_SECONDS=60 SWARM_SECONDS=600 LINEAR_SECONDS=300
 	failed=
 	$(COUNTED_TEST) -p zk-rwlock-proptests -- --nocapture || failed+=' proptests'
 	$(COUNTED_TEST) -p zk-rwlock-tests --test models -- --nocapture || failed+=' models'
@@ -48,6 +48,7 @@ soak: zookeeper
 	done
 	for servers in 1 3; do
 		SWARM_SERVERS=$$servers $(COUNTED_TEST) -p zk-rwlock-tests --test crowd swarm:: -- --nocapture || failed+=" swarm-$$servers"
+		SWARM_SERVERS=$$servers $(COUNTED_TEST) -p zk-rwlock-tests --test crowd linear:: -- --nocapture || failed+=" linear-$$servers"
 	done
 	if [[ -n $$failed ]]; then
 		echo "make soak: FAILED:$$failed" >&2

@@ -1,6 +1,9 @@
 //! Thousands of waiters, and a swarm of clients while all around them fails: what keeps every core busy.
 
+mod faults;
+mod judge;
 mod keepers;
+mod linear;
 mod permits;
 mod scale;
 mod swarm;

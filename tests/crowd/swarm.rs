@@ -13,15 +13,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use support::ensemble::Ensemble;
 use support::history::{Guard, History, Holding, Store, lost_updates, refused_by_fence, wrong_fences};
 use support::scene::{CALM, Seeded, becomes_empty, connect, eventually, lock_at, session};
-use support::server::Server;
 use support::wire::{Op, Proxy};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use zk_rwlock::coordinator::{Coordinator, Failure};
 use zk_rwlock::{Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
+
+use crate::faults::{Site, fail_links, fail_servers, pause, seed, setting};
 
 const CLIENTS: u64 = 8;
 /// So many of them also wait without a timeout, all the time.
@@ -35,35 +35,6 @@ const LIVENESS_LIMIT: Duration = Duration::from_secs(60);
 /// What a client may wait for while the network is down.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-fn setting(name: &str) -> Option<u64> {
-    let value = std::env::var(name).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")))
-}
-
-/// The servers under test.
-#[derive(Debug)]
-enum Site {
-    One(Server),
-    Three(Ensemble),
-}
-
-impl Site {
-    fn start(servers: u64) -> Self {
-        match servers {
-            1 => Self::One(Server::start()),
-            3 => Self::Three(Ensemble::start()),
-            other => panic!("SWARM_SERVERS={other}: it is 1 or 3"),
-        }
-    }
-
-    fn servers(&self) -> Vec<&Server> {
-        match self {
-            Self::One(server) => vec![server],
-            Self::Three(ensemble) => (0..3).map(|number| ensemble.server(number)).collect(),
-        }
-    }
-}
-
 struct Client {
     name: String,
     proxies: Vec<Proxy>,
@@ -74,7 +45,7 @@ struct Client {
 
 /// What all of them share.
 struct World {
-    site: Site,
+    site: Arc<Site>,
     history: History,
     stores: [Store; 2],
     clients: Vec<Client>,
@@ -211,7 +182,7 @@ async fn acquired<G>(
 }
 
 /// Drops the future at its suspension number `polls`, counted from 0, or after a while.
-async fn cut_short<F: Future>(future: F, polls: u64) -> Option<F::Output> {
+pub(super) async fn cut_short<F: Future>(future: F, polls: u64) -> Option<F::Output> {
     let mut future = std::pin::pin!(future);
     let mut left = polls;
     let polled = poll_fn(|context| match future.as_mut().poll(context) {
@@ -328,60 +299,10 @@ fn number(data: &[u8]) -> u64 {
 // ---------------------------------------------------------------------------------------------------------------
 // What fails
 
-async fn fail_links(world: &World, mut dice: Seeded, end: Instant) {
-    // Requests whose loss leaves something in doubt come more often.
-    const OPS: [Op; 8] =
-        [Op::Create2, Op::Create2, Op::Create2, Op::Multi, Op::Multi, Op::Delete, Op::GetChildren2, Op::GetData];
-    while Instant::now() < end {
-        let client = &world.clients[dice.below(CLIENTS) as usize];
-        let op = OPS[dice.below(OPS.len() as u64) as usize];
-        // Some are over before anything is lost, some cost the lease, some the session.
-        let lasts = Duration::from_millis([100, 500, 2_000, 6_000][dice.below(4) as usize]);
-        let lasts = lasts.mul_f64(0.2 + dice.below(100) as f64 / 100.0);
-        let kind = dice.below(12);
-        let mut held = Vec::new();
-        let name = match kind {
-            0 => "black hole",
-            1 => "requests late",
-            2 => "answers late",
-            3 => "cut",
-            4 => "reset",
-            5 => "disconnected",
-            6..=8 => "reply dropped",
-            9 => "request dropped",
-            10 => "reply held",
-            _ => "request held",
-        };
-        for proxy in &client.proxies {
-            match kind {
-                0 => proxy.black_hole(),
-                1 => proxy.black_hole_to_server(),
-                2 => proxy.black_hole_to_client(),
-                3 => proxy.cut(),
-                4 => proxy.rst(),
-                5 => proxy.disconnect(),
-                6..=8 => drop(proxy.drop_reply(op, 1)),
-                9 => drop(proxy.drop_request(op, 1)),
-                10 => held.push(proxy.hold_reply(op)),
-                _ => held.push(proxy.hold_request(op)),
-            }
-        }
-        world.saw(format_args!("fault: {name}"));
-        if kind <= 3 || kind >= 10 {
-            sleep_until(Instant::now() + lasts, end).await;
-        }
-        drop(held);
-        if kind <= 3 {
-            client.proxies.iter().for_each(Proxy::heal);
-        }
-        sleep_until(Instant::now() + Duration::from_millis(dice.below(300)), end).await;
-    }
-}
-
 /// An operator deletes nodes of holders and of waiters.
 async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
     while Instant::now() < end {
-        sleep_until(Instant::now() + Duration::from_millis(500 + dice.below(1_000)), end).await;
+        pause(Duration::from_millis(500 + dice.below(1_000)), end).await;
         let Ok(session_slot) = world.operator.session_slot(0).await else { continue };
         let path = PATHS[dice.below(2) as usize];
         let Ok(children) = session_slot.session().children(path).await else { continue };
@@ -398,40 +319,10 @@ async fn delete_nodes(world: &World, mut dice: Seeded, end: Instant) {
     }
 }
 
-async fn fail_servers(world: Arc<World>, mut dice: Seeded, end: Instant) {
-    while Instant::now() < end {
-        sleep_until(Instant::now() + Duration::from_millis(3_000 + dice.below(6_000)), end).await;
-        if Instant::now() >= end {
-            return;
-        }
-        let (kind, which) = (dice.below(2), dice.below(3) as usize);
-        let frozen = Duration::from_millis(100 + dice.below(2_500));
-        let there = Arc::clone(&world);
-        let work = move || {
-            let servers = there.site.servers();
-            let server = servers[which % servers.len()];
-            if kind == 0 {
-                server.restart();
-                return "fault: server killed and restarted";
-            }
-            server.pause();
-            std::thread::sleep(frozen);
-            server.resume();
-            "fault: server frozen"
-        };
-        world.saw(tokio::task::spawn_blocking(work).await.expect("the servers can be handled"));
-    }
-}
-
-/// Sleeps until the earlier of both.
-async fn sleep_until(moment: Instant, end: Instant) {
-    tokio::time::sleep_until(moment.min(end).into()).await;
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // The run
 
-async fn build(site: Site, dice: &mut Seeded) -> World {
+async fn build(site: Arc<Site>, dice: &mut Seeded) -> World {
     let addresses: Vec<_> = site.servers().iter().map(|server| server.address()).collect();
     let operator = connect(&addresses.join(",")).await;
     for path in PATHS {
@@ -488,11 +379,15 @@ async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) -> Jo
     }
     for _ in 0..LINK_STRANDS {
         let (world, dice) = (Arc::clone(world), own_dice());
-        tasks.spawn(async move { fail_links(&world, dice, end).await });
+        tasks.spawn(async move {
+            let links: Vec<&[Proxy]> = world.clients.iter().map(|client| &client.proxies[..]).collect();
+            fail_links(&links, &|what: &str| world.saw(what), dice, end).await;
+        });
     }
     let (operators_world, dice) = (Arc::clone(world), own_dice());
     tasks.spawn(async move { delete_nodes(&operators_world, dice, end).await });
-    tasks.spawn(fail_servers(Arc::clone(world), own_dice(), end));
+    let (site, servers_world) = (Arc::clone(&world.site), Arc::clone(world));
+    tasks.spawn(fail_servers(site, move |what: &str| servers_world.saw(what), own_dice(), end));
     while let Some(ended) = tasks.join_next().await {
         ended.expect("nothing panics");
     }
@@ -590,8 +485,7 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     );
     println!("{replay}");
     let mut dice = Seeded(seed);
-    let site = tokio::task::spawn_blocking(move || Site::start(servers)).await.expect("the servers start");
-    let world = Arc::new(build(site, &mut dice).await);
+    let world = Arc::new(build(Site::start(servers).await, &mut dice).await);
     let waiters = safety_phase(&world, &mut dice, Instant::now() + Duration::from_secs(seconds)).await;
     let took = liveness_phase(&world, waiters).await;
     let faults = judge(&world).await;
@@ -627,7 +521,5 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_random_swarm_never_has_two_holders_and_all_are_granted_in_the_end() {
-    let fresh = || std::time::UNIX_EPOCH.elapsed().expect("the clock is right").as_nanos() as u64 % 1_000_000_000;
-    let seed = setting("SWARM_SEED").unwrap_or_else(fresh);
-    swarm(seed, setting("SWARM_SECONDS").unwrap_or(12), setting("SWARM_SERVERS").unwrap_or(1)).await;
+    swarm(seed("SWARM_SEED"), setting("SWARM_SECONDS").unwrap_or(12), setting("SWARM_SERVERS").unwrap_or(1)).await;
 }

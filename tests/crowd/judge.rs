@@ -1,0 +1,221 @@
+//! What was read and written in one register, when, and whether a register can have answered so: judged by stateright's
+//! testers of linearizability and of sequential consistency, which nobody here has written. Knows no lock.
+//!
+//! Each write has a value of its own. So a write whose outcome is unknown matters only if its value was seen, and the
+//! others need not be tried at every moment: without them nothing can be told apart.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::time::Duration;
+
+use stateright::semantics::{ConsistencyTester, LinearizabilityTester, SequentialConsistencyTester, SequentialSpec};
+
+/// A register that holds a number; 0 at first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Register(u64);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Op {
+    /// The value was read.
+    Read { saw: u64 },
+    /// The value was read and then replaced, with nothing in between.
+    Swap { saw: u64, wrote: u64 },
+    /// The value was replaced, whatever it was.
+    Put { wrote: u64 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Done,
+    /// What was seen is not what is there, so nothing was done.
+    Refused,
+}
+
+impl SequentialSpec for Register {
+    type Op = Op;
+    type Ret = Answer;
+
+    fn invoke(&mut self, op: &Op) -> Answer {
+        match *op {
+            Op::Read { saw } | Op::Swap { saw, .. } if saw != self.0 => return Answer::Refused,
+            Op::Read { .. } => {}
+            Op::Swap { wrote, .. } | Op::Put { wrote } => self.0 = wrote,
+        }
+        Answer::Done
+    }
+}
+
+impl Op {
+    fn saw(self) -> Option<u64> {
+        match self {
+            Op::Read { saw } | Op::Swap { saw, .. } => Some(saw),
+            Op::Put { .. } => None,
+        }
+    }
+
+    fn wrote(self) -> Option<u64> {
+        match self {
+            Op::Swap { wrote, .. } | Op::Put { wrote } => Some(wrote),
+            Op::Read { .. } => None,
+        }
+    }
+}
+
+/// One operation, on the clock of all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Event {
+    /// Who does one thing after the other.
+    pub(super) who: usize,
+    pub(super) op: Op,
+    pub(super) from: Duration,
+    /// `None` if it is not known whether it was done: then it may have been at any time since.
+    pub(super) until: Option<Duration>,
+}
+
+/// The writes in an order that explains all answers; `None` if no order does.
+pub(super) fn serialized(events: &[Event]) -> Option<Vec<u64>> {
+    let mut tester = LinearizabilityTester::new(Register::default());
+    let mut names = BTreeSet::new();
+    let mut moments = Vec::new();
+    for event in noticed(events) {
+        // Nobody is busy with two things: whoever goes on after an unknown outcome gets another name.
+        let name = (event.who, if event.until.is_none() { names.len() + 1 } else { 0 });
+        names.insert(name);
+        moments.push((event.from, false, name, event.op));
+        moments.extend(event.until.map(|until| (until, true, name, event.op)));
+    }
+    // What begins at the very moment of an answer may have been first.
+    moments.sort_by_key(|(moment, is_answer, ..)| (*moment, *is_answer));
+    for (_, is_answer, name, op) in moments {
+        let noted = if is_answer { tester.on_return(name, Answer::Done) } else { tester.on_invoke(name, op) };
+        noted.expect("everybody does one thing after the other");
+    }
+    let order = tester.serialized_history()?;
+    let done = order.into_iter().filter(|(_, answer)| *answer == Answer::Done);
+    Some(done.filter_map(|(op, _)| op.wrote()).collect())
+}
+
+/// Without the writes of unknown outcome whose values nobody has seen.
+fn noticed(events: &[Event]) -> Vec<Event> {
+    let (mut taken, mut open): (Vec<Event>, Vec<Event>) = events.iter().partition(|event| event.until.is_some());
+    loop {
+        let seen: BTreeSet<u64> = taken.iter().filter_map(|event| event.op.saw()).collect();
+        let is_seen = |event: &Event| event.op.wrote().is_some_and(|wrote| seen.contains(&wrote));
+        let (found, rest): (Vec<Event>, Vec<Event>) = open.into_iter().partition(is_seen);
+        if found.is_empty() {
+            return taken;
+        }
+        taken.extend(found);
+        open = rest;
+    }
+}
+
+/// Whether looks that may be late, but never go back, can have shown these values while they were written in this order.
+pub(super) fn is_followed(written: &[u64], looks: &[u64]) -> bool {
+    // Looks first: the search then takes the first way that it tries.
+    const LOOKS: usize = 0;
+    const WRITES: usize = 1;
+    let mut tester = SequentialConsistencyTester::new(Register::default());
+    let writes = written.iter().map(|wrote| (WRITES, Op::Put { wrote: *wrote }));
+    for (who, op) in looks.iter().map(|saw| (LOOKS, Op::Read { saw: *saw })).chain(writes) {
+        tester.on_invret(who, op, Answer::Done).expect("one thing after the other");
+    }
+    tester.is_consistent()
+}
+
+/// The same history with one wrong answer, in each way in which it can be falsified.
+pub(super) fn falsified(events: &[Event]) -> Vec<(&'static str, Vec<Event>)> {
+    let with = |at: usize, op: Op| {
+        let mut events = events.to_vec();
+        events[at].op = op;
+        events
+    };
+    let done = || events.iter().enumerate().filter(|(_, event)| event.until.is_some());
+    // Known to have been overwritten before the event began.
+    let overwritten = |event: &Event| {
+        let before = done().filter(|(_, earlier)| earlier.until < Some(event.from));
+        before
+            .filter_map(|(_, earlier)| matches!(earlier.op, Op::Swap { .. }).then(|| earlier.op.saw()).flatten())
+            .next()
+    };
+    let mut wrong = Vec::new();
+    let mut reads = done().filter(|(_, event)| matches!(event.op, Op::Read { .. }));
+    if let Some((at, old)) = reads.find_map(|(at, event)| Some((at, overwritten(event)?))) {
+        wrong.push(("a stale read", with(at, Op::Read { saw: old })));
+    }
+    let swaps = || done().filter(|(_, event)| matches!(event.op, Op::Swap { .. }));
+    if let Some((at, old)) = swaps().find_map(|(at, event)| Some((at, overwritten(event)?))) {
+        let wrote = events[at].op.wrote().expect("a swap");
+        wrong.push(("a lost update", with(at, Op::Swap { saw: old, wrote })));
+    }
+    if let (Some((_, one)), Some((at, _))) = (swaps().next(), swaps().nth(1)) {
+        wrong.push(("two increments that returned the same number", with(at, one.op)));
+    }
+    wrong
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The judge is tried
+
+fn event(who: usize, op: Op, from: u64, until: impl Into<Option<u64>>) -> Event {
+    Event { who, op, from: Duration::from_millis(from), until: until.into().map(Duration::from_millis) }
+}
+
+/// Increments and reads of three, of which some overlap.
+fn right() -> Vec<Event> {
+    vec![
+        event(0, Op::Swap { saw: 0, wrote: 1 }, 0, 5),
+        event(1, Op::Read { saw: 1 }, 3, 8),
+        event(2, Op::Read { saw: 0 }, 1, 6),
+        event(1, Op::Swap { saw: 1, wrote: 2 }, 10, 20),
+        event(0, Op::Read { saw: 2 }, 12, 22),
+        event(2, Op::Swap { saw: 2, wrote: 3 }, 23, 30),
+        event(0, Op::Read { saw: 3 }, 31, 40),
+        event(1, Op::Read { saw: 3 }, 32, 39),
+    ]
+}
+
+#[test]
+fn a_right_history_is_explained_and_each_falsified_one_is_refused() {
+    assert_eq!(serialized(&right()), Some(vec![1, 2, 3]));
+    let wrong = falsified(&right());
+    assert_eq!(wrong.len(), 3);
+    for (what, events) in wrong {
+        assert_eq!(serialized(&events), None, "{what}");
+    }
+}
+
+#[test]
+fn an_unknown_outcome_counts_as_done_late_or_never_but_not_twice() {
+    let open = event(2, Op::Swap { saw: 3, wrote: 4 }, 41, None);
+    let with = |more: &[Event]| serialized(&[&right()[..], &[open], more].concat());
+    assert!(with(&[]).is_some());
+    let old = event(0, Op::Read { saw: 3 }, 50, 51);
+    let new = event(0, Op::Read { saw: 4 }, 60, 61);
+    assert_eq!(with(&[old, new]), Some(vec![1, 2, 3, 4]));
+    // Whoever does not know how it ended does something else next.
+    assert!(with(&[new, event(2, Op::Swap { saw: 4, wrote: 5 }, 62, 63)]).is_some());
+    let back = event(1, Op::Read { saw: 3 }, 70, 71);
+    assert_eq!(with(&[new, back]), None, "what was seen stays");
+    let before = event(1, Op::Read { saw: 4 }, 40, 40);
+    assert_eq!(with(&[before]), None, "nothing is done before it was asked for");
+    let past = event(1, Op::Swap { saw: 3, wrote: 5 }, 50, 51);
+    assert_eq!(with(&[past, new]), None, "it was refused, because its value was replaced");
+}
+
+#[test]
+fn a_put_of_unknown_outcome_may_replace_whatever_is_there() {
+    let put = event(2, Op::Put { wrote: 9 }, 41, None);
+    let more = [event(0, Op::Swap { saw: 3, wrote: 4 }, 45, 46), event(1, Op::Read { saw: 9 }, 50, 51)];
+    assert_eq!(serialized(&[&right()[..], &[put], &more].concat()), Some(vec![1, 2, 3, 4, 9]));
+}
+
+#[test]
+fn looks_may_be_late_and_skip_but_never_go_back() {
+    assert!(is_followed(&[1, 2, 3], &[0, 0, 2, 2]));
+    assert!(is_followed(&[1, 2, 3], &[]));
+    assert!(!is_followed(&[1, 2, 3], &[2, 1]));
+    assert!(!is_followed(&[1, 2, 3], &[4]));
+    let long: Vec<u64> = (1..60).collect();
+    assert!(is_followed(&long, &long) && !is_followed(&long, &[59, 58]));
+}

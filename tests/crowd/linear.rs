@@ -1,0 +1,479 @@
+//! What a swarm read and wrote under locks while everything around it failed, judged path by path as a register is: reads
+//! through a guard, guarded transactions, and shared values, of which some are kept.
+//!
+//! A value that was read under a lock must be the newest one for as long as the guard says that it holds. So what is
+//! judged is not the wait for the lock, but the moments in which it was held.
+//!
+//! `SWARM_SEED`, `LINEAR_SECONDS` and `SWARM_SERVERS` (1 or 3) set what is run; `make soak` runs both for five minutes.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use support::scene::{CALM, Seeded};
+use support::wire::Proxy;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use zk_rwlock::{Error, RwLock, Shared, ZooKeeper};
+
+use crate::faults::{Site, fail_links, fail_servers, seed, setting};
+use crate::judge::{Event, Op, falsified, is_followed, serialized};
+use crate::swarm::cut_short;
+
+const CLIENTS: usize = 5;
+/// How many things each client does at once.
+const HANDS: usize = 2;
+const LINK_STRANDS: usize = 2;
+/// Paths in use at a time, so that a holder that is cut off does not hold up all.
+const LANES: usize = 4;
+/// A path has so many operations; then all go on with the next one. The search for an order takes longer than they do.
+const OPERATIONS: usize = 60;
+const PATIENCE: Duration = Duration::from_secs(3);
+const JUDGED_WITHIN: Duration = Duration::from_secs(60);
+/// Before it is told what it saw, an update has seen nothing.
+const NOTHING: u64 = u64::MAX;
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One path of each kind: a node that is only written under its lock, and a shared value.
+#[derive(Default)]
+struct Cell {
+    /// Those of one lane have one remainder by the number of lanes.
+    number: usize,
+    bare: Mutex<Vec<Event>>,
+    shared: Mutex<Vec<Event>>,
+    /// What the copies of each client have shown.
+    looks: Mutex<BTreeMap<usize, Vec<u64>>>,
+}
+
+impl Cell {
+    fn is_full(&self) -> bool {
+        locked(&self.bare).len().max(locked(&self.shared).len()) >= OPERATIONS
+    }
+}
+
+/// A cell, as one client has it open.
+struct Open {
+    cell: Arc<Cell>,
+    lock: RwLock,
+    register: String,
+    shared: Shared<u64>,
+}
+
+struct Client {
+    number: usize,
+    proxies: Vec<Proxy>,
+    zk: ZooKeeper,
+    /// For how long it keeps its nodes, if it does.
+    keeps: Option<Duration>,
+    /// In each lane.
+    open: Mutex<[Option<Arc<Open>>; LANES]>,
+}
+
+impl Client {
+    fn open(&self, cell: Arc<Cell>) -> Arc<Open> {
+        let open = &mut locked(&self.open)[cell.number % LANES];
+        if let Some(open) = open.as_ref().filter(|open| open.cell.number == cell.number) {
+            return Arc::clone(open);
+        }
+        let path = |kind: &str| format!("/linear/{kind}-{}", cell.number);
+        let lock = RwLock::builder(&self.zk, path("lock"));
+        let shared = Shared::builder(&self.zk, path("shared")).initial(|| 0);
+        let (lock, shared) = match self.keeps {
+            Some(idle) => (lock.keep(idle), shared.keep(idle)),
+            None => (lock, shared),
+        };
+        let (lock, shared) = (lock.build().expect("valid"), shared.build().expect("valid"));
+        let register = format!("/linear-{}", cell.number);
+        Arc::clone(open.insert(Arc::new(Open { cell, lock, register, shared })))
+    }
+}
+
+struct World {
+    site: Arc<Site>,
+    clients: Vec<Client>,
+    began: Instant,
+    cells: Mutex<Vec<Arc<Cell>>>,
+    /// Each write has a value of its own.
+    values: AtomicU64,
+    seen: Mutex<BTreeMap<String, u64>>,
+    surprises: Mutex<Vec<String>>,
+}
+
+impl World {
+    async fn build(servers: u64, dice: &mut Seeded) -> World {
+        let site = Site::start(servers).await;
+        let addresses: Vec<_> = site.servers().iter().map(|server| server.address()).collect();
+        let mut clients = Vec::new();
+        for number in 0..CLIENTS {
+            let proxies: Vec<_> = addresses.iter().map(Proxy::start).collect();
+            let through: Vec<_> = proxies.iter().map(Proxy::address).collect();
+            let session_timeout = Duration::from_secs([1, 2, 4][dice.below(3) as usize]);
+            let builder = ZooKeeper::builder().session_timeout(session_timeout).connect_timeout(CALM);
+            let zk = builder.connect(&through.join(",")).await.expect("nothing fails yet");
+            let idle = [Duration::from_millis(100), Duration::MAX][dice.below(2) as usize];
+            let keeps = number.is_multiple_of(2).then_some(idle);
+            clients.push(Client { number, proxies, zk, keeps, open: Mutex::default() });
+        }
+        World {
+            site,
+            clients,
+            began: Instant::now(),
+            cells: Mutex::new((0..LANES).map(|number| Arc::new(Cell { number, ..Cell::default() })).collect()),
+            values: AtomicU64::new(1),
+            seen: Mutex::default(),
+            surprises: Mutex::default(),
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn value(&self) -> u64 {
+        self.values.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The cell that is in use in this lane.
+    fn cell(&self, lane: usize) -> Arc<Cell> {
+        let mut cells = locked(&self.cells);
+        let last = cells.iter().rfind(|cell| cell.number % LANES == lane).expect("there is always one");
+        if !last.is_full() {
+            return Arc::clone(last);
+        }
+        let next = Arc::new(Cell { number: last.number + LANES, ..Cell::default() });
+        cells.push(Arc::clone(&next));
+        next
+    }
+
+    fn saw(&self, what: impl Display) {
+        *locked(&self.seen).entry(what.to_string()).or_default() += 1;
+    }
+
+    /// Counts an error; one that no fault of the swarm explains is a finding.
+    fn failed(&self, doing: &str, error: &Error) {
+        let kind = match error {
+            Error::Timeout { .. } => "timeout",
+            Error::Lost(_) => "lost",
+            Error::Evicted(_) => "evicted",
+            Error::Unreachable(_) => "unreachable",
+            Error::OutcomeUnknown { .. } => "outcome unknown",
+            _ => {
+                locked(&self.surprises).push(format!("{doing}: {error}"));
+                "other"
+            }
+        };
+        self.saw(format_args!("{doing}: {kind}"));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// What clients do
+
+/// One of the things that a client does at a time.
+struct Hand<'w> {
+    world: &'w World,
+    who: usize,
+    dice: Seeded,
+}
+
+impl Hand<'_> {
+    async fn work(mut self, client: &Client, end: Instant) {
+        while Instant::now() < end {
+            let lane = self.dice.below(LANES as u64) as usize;
+            let open = client.open(self.world.cell(lane));
+            match self.dice.below(12) {
+                0..=2 => self.read_bare(&open).await,
+                3..=4 => self.write_bare(&open).await,
+                5..=7 => self.read_shared(&open).await,
+                8 => self.write_shared(&open).await,
+                9 => self.put_shared(&open).await,
+                10 => self.update_shared(&open).await,
+                _ => {}
+            }
+            self.look(&open, client.number);
+            sleep(Duration::from_millis(self.dice.below(10))).await;
+        }
+    }
+
+    fn limit(&mut self) -> Duration {
+        Duration::from_millis(20 + self.dice.below(3_000))
+    }
+
+    /// Awaits an acquisition, or drops it at one of its suspensions.
+    async fn acquired<G>(&mut self, doing: &str, acquisition: impl Future<Output = Result<G, Error>>) -> Option<G> {
+        let polls = if self.dice.below(8) == 0 { self.dice.below(6) } else { u64::MAX };
+        match cut_short(acquisition, polls).await {
+            Some(Ok(guard)) => {
+                self.world.saw(format_args!("{doing}: granted"));
+                return Some(guard);
+            }
+            Some(Err(error)) => self.world.failed(doing, &error),
+            None => self.world.saw(format_args!("{doing}: dropped")),
+        }
+        None
+    }
+
+    /// The operation was done by now, after this moment.
+    fn did(&self, book: &Mutex<Vec<Event>>, op: Op, from: Duration) {
+        locked(book).push(Event { who: self.who, op, from, until: Some(self.world.now()) });
+    }
+
+    /// The operation may have been done since this moment, or may be yet.
+    fn may_do(&self, book: &Mutex<Vec<Event>>, op: Op, from: Duration) {
+        locked(book).push(Event { who: self.who, op, from, until: None });
+    }
+
+    /// What was read or written under a lock is what is there, as long as the lock is held.
+    async fn holds(&mut self, book: &Mutex<Vec<Event>>, saw: u64, is_held: impl Fn() -> bool) {
+        for _ in 0..1 + self.dice.below(3) {
+            let from = self.world.now();
+            if is_held() {
+                self.did(book, Op::Read { saw }, from);
+            }
+            let longest = if self.dice.below(80) == 0 { 3_000 } else { 5 };
+            sleep(Duration::from_millis(self.dice.below(longest))).await;
+        }
+    }
+
+    /// What the commit of this operation came to. Whether it was done.
+    fn committed<T>(
+        &self,
+        book: &Mutex<Vec<Event>>,
+        (op, from): (Op, Duration),
+        answer: Option<Result<T, Error>>,
+    ) -> bool {
+        match answer {
+            Some(Ok(_)) => {
+                self.did(book, op, from);
+                self.world.saw("commit: done");
+                return true;
+            }
+            Some(Err(error)) => {
+                if matches!(error, Error::OutcomeUnknown { .. }) {
+                    self.may_do(book, op, from);
+                }
+                self.world.failed("commit", &error);
+            }
+            None => {
+                self.may_do(book, op, from);
+                self.world.saw("commit: dropped");
+            }
+        }
+        false
+    }
+
+    async fn read_bare(&mut self, open: &Open) {
+        let acquisition = open.lock.read().timeout(self.limit());
+        let Some(guard) = self.acquired("read", async { acquisition.await }).await else { return };
+        let from = self.world.now();
+        match timeout(PATIENCE, guard.data(&open.register)).await {
+            Ok(Ok(node)) => {
+                let saw = node.map_or(0, |node| number(&node.data));
+                self.did(&open.cell.bare, Op::Read { saw }, from);
+                self.holds(&open.cell.bare, saw, || guard.is_held()).await;
+            }
+            Ok(Err(error)) => self.world.failed("data", &error),
+            Err(_) => self.world.saw("data: dropped"),
+        }
+    }
+
+    async fn write_bare(&mut self, open: &Open) {
+        let acquisition = open.lock.write().timeout(self.limit());
+        let Some(guard) = self.acquired("write", async { acquisition.await }).await else { return };
+        let from = self.world.now();
+        let node = match timeout(PATIENCE, guard.data(&open.register)).await {
+            Ok(Ok(node)) => node,
+            Ok(Err(error)) => return self.world.failed("data", &error),
+            Err(_) => return self.world.saw("data: dropped"),
+        };
+        let (saw, wrote) = (node.as_ref().map_or(0, |node| number(&node.data)), self.world.value());
+        let (transaction, data) = (guard.transaction(), wrote.to_string());
+        let transaction = match node {
+            Some(_) => transaction.set(&open.register, data),
+            None => transaction.create(&open.register, data),
+        };
+        let answer = timeout(PATIENCE, transaction.commit()).await.ok();
+        if self.committed(&open.cell.bare, (Op::Swap { saw, wrote }, from), answer) {
+            self.holds(&open.cell.bare, wrote, || guard.is_held()).await;
+        }
+    }
+
+    async fn read_shared(&mut self, open: &Open) {
+        let acquisition = open.shared.read().timeout(self.limit());
+        let Some(guard) = self.acquired("shared read", async { acquisition.await }).await else { return };
+        self.holds(&open.cell.shared, *guard, || guard.is_held()).await;
+    }
+
+    async fn write_shared(&mut self, open: &Open) {
+        let acquisition = open.shared.write().timeout(self.limit());
+        let Some(mut guard) = self.acquired("shared write", async { acquisition.await }).await else { return };
+        let (from, saw, wrote) = (self.world.now(), *guard, self.world.value());
+        *guard = wrote;
+        let answer = timeout(PATIENCE, guard.commit()).await.ok();
+        if self.committed(&open.cell.shared, (Op::Swap { saw, wrote }, from), answer) {
+            self.holds(&open.cell.shared, wrote, || guard.is_held()).await;
+        }
+    }
+
+    async fn put_shared(&mut self, open: &Open) {
+        let wrote = self.world.value();
+        let acquisition = open.shared.write().replacing(wrote).timeout(self.limit());
+        let Some(mut guard) = self.acquired("shared replace", async { acquisition.await }).await else { return };
+        let from = self.world.now();
+        let answer = timeout(PATIENCE, guard.commit()).await.ok();
+        if self.committed(&open.cell.shared, (Op::Put { wrote }, from), answer) {
+            self.holds(&open.cell.shared, wrote, || guard.is_held()).await;
+        }
+    }
+
+    async fn update_shared(&mut self, open: &Open) {
+        let (from, wrote, last) = (self.world.now(), self.world.value(), Arc::new(AtomicU64::new(NOTHING)));
+        let seen = Arc::clone(&last);
+        let change = move |value: &mut u64| {
+            seen.store(*value, Ordering::SeqCst);
+            *value = wrote;
+        };
+        let update = open.shared.update(change).timeout(self.limit());
+        let polls = if self.dice.below(4) == 0 { self.dice.below(12) } else { u64::MAX };
+        let answer = cut_short(async { update.await }, polls).await;
+        let saw = last.load(Ordering::SeqCst);
+        if saw != NOTHING {
+            self.committed(&open.cell.shared, (Op::Swap { saw, wrote }, from), answer);
+        } else if let Some(Err(error)) = answer {
+            self.world.failed("update", &error);
+        }
+    }
+
+    /// A look at the copy, which may be late. Two of them are noted in the order in which they were made.
+    fn look(&self, open: &Open, client: usize) {
+        let mut looks = locked(&open.cell.looks);
+        if let Some(value) = open.shared.latest() {
+            looks.entry(client).or_default().push(**value);
+        }
+    }
+}
+
+fn number(data: &[u8]) -> u64 {
+    std::str::from_utf8(data).ok().and_then(|text| text.parse().ok()).expect("a number was written")
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The run
+
+async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) {
+    let mut tasks = JoinSet::new();
+    for who in 0..CLIENTS * HANDS {
+        let (world, dice) = (Arc::clone(world), Seeded(dice.below(u64::MAX)));
+        tasks.spawn(async move {
+            let client = &world.clients[who % CLIENTS];
+            Hand { world: &world, who, dice }.work(client, end).await;
+        });
+    }
+    for _ in 0..LINK_STRANDS {
+        let (world, dice) = (Arc::clone(world), Seeded(dice.below(u64::MAX)));
+        tasks.spawn(async move {
+            let links: Vec<&[Proxy]> = world.clients.iter().map(|client| &client.proxies[..]).collect();
+            fail_links(&links, &|what: &str| world.saw(what), dice, end).await;
+        });
+    }
+    let servers_world = Arc::clone(world);
+    let saw = move |what: &str| servers_world.saw(what);
+    tasks.spawn(fail_servers(Arc::clone(&world.site), saw, Seeded(dice.below(u64::MAX)), end));
+    while let Some(ended) = tasks.join_next().await {
+        ended.expect("nothing panics");
+    }
+}
+
+/// What the judge has said of all histories.
+#[derive(Default)]
+struct Verdict {
+    faults: Vec<String>,
+    histories: usize,
+    operations: usize,
+    unknown: usize,
+    looks: usize,
+    /// Of each kind of falsified histories: how many were refused.
+    refused: BTreeMap<&'static str, usize>,
+}
+
+impl Verdict {
+    fn of(cells: &[Arc<Cell>]) -> Verdict {
+        let mut verdict = Verdict::default();
+        for cell in cells {
+            verdict.judge(&format!("the node under lock {}", cell.number), &locked(&cell.bare));
+            let shared = locked(&cell.shared);
+            let written = verdict.judge(&format!("shared value {}", cell.number), &shared);
+            for (client, looks) in &*locked(&cell.looks) {
+                // A commit of unknown outcome that only a copy has shown is in no order.
+                let looks: Vec<u64> = looks.iter().copied().filter(|saw| *saw == 0 || written.contains(saw)).collect();
+                verdict.looks += looks.len();
+                if !is_followed(&written, &looks) {
+                    let what = format!("client {client}'s copy of shared value {} went back", cell.number);
+                    verdict.faults.push(format!("{what}: {looks:?} of {written:?}"));
+                }
+            }
+        }
+        verdict
+    }
+
+    /// The writes in their order.
+    fn judge(&mut self, what: &str, events: &[Event]) -> Vec<u64> {
+        self.histories += 1;
+        self.operations += events.len();
+        self.unknown += events.iter().filter(|event| event.until.is_none()).count();
+        let Some(written) = serialized(events) else {
+            let lines: Vec<String> = events.iter().map(|event| format!("  {event:?}\n")).collect();
+            self.faults.push(format!("no order of what was done explains {what}:\n{}", lines.concat()));
+            return Vec::new();
+        };
+        // The judge itself is tried on some of them.
+        for (how, wrong) in falsified(events).into_iter().filter(|_| self.histories <= 12) {
+            match serialized(&wrong) {
+                None => *self.refused.entry(how).or_default() += 1,
+                Some(_) => self.faults.push(format!("{how} in {what} was not found")),
+            }
+        }
+        written
+    }
+}
+
+async fn swarm(seed: u64, seconds: u64, servers: u64) {
+    let replay = format!(
+        "SWARM_SEED={seed} LINEAR_SECONDS={seconds} SWARM_SERVERS={servers} cargo test -p zk-rwlock-tests --test crowd linear::"
+    );
+    println!("{replay}");
+    let mut dice = Seeded(seed);
+    let world = Arc::new(World::build(servers, &mut dice).await);
+    safety_phase(&world, &mut dice, Instant::now() + Duration::from_secs(seconds)).await;
+    for proxy in world.clients.iter().flat_map(|client| &client.proxies) {
+        proxy.forget_rules();
+        proxy.heal();
+    }
+    let cells = locked(&world.cells).clone();
+    let judged = tokio::task::spawn_blocking(move || Verdict::of(&cells));
+    let verdict = timeout(JUDGED_WITHIN, judged).await.expect("the search ends soon").expect("it does not panic");
+    println!(
+        "{} histories of {} operations, {} of them of unknown outcome, and {} looks at copies; falsified ones refused: {:?}",
+        verdict.histories, verdict.operations, verdict.unknown, verdict.looks, verdict.refused
+    );
+    for (what, times) in &*locked(&world.seen) {
+        println!("{times:8} {what}");
+    }
+    let faults = [verdict.faults, locked(&world.surprises).clone()].concat();
+    assert!(faults.is_empty(), "{} faults, the first of them:\n{}\nreplay: {replay}", faults.len(), faults[0]);
+    assert_eq!(verdict.refused.len(), 3, "the judge was tried in each way: {replay}");
+    assert!(verdict.operations > 100, "only {} operations prove little: {replay}", verdict.operations);
+    for client in &world.clients {
+        client.zk.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_a_random_swarm_reads_and_writes_under_locks_is_linearizable() {
+    swarm(seed("SWARM_SEED"), setting("LINEAR_SECONDS").unwrap_or(8), setting("SWARM_SERVERS").unwrap_or(1)).await;
+}
