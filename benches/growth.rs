@@ -151,7 +151,7 @@ fn readers(n: usize) -> Measured {
     done(|| {
         now(held.release()).expect("held until now");
         for it in &mut waiting {
-            while let std::task::Poll::Pending = it.poll().map(|guard| guards.push(guard.expect("granted"))) {
+            while it.poll().map(|guard| guards.push(guard.expect("granted"))).is_pending() {
                 assert!(it.is_woken(), "nothing wakes a reader");
             }
         }
