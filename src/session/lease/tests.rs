@@ -146,6 +146,7 @@ fn a_handshake_counts_from_the_last_request_that_was_answered_before_it() {
     let last = stage.touch();
     stage.passes(ms(500));
     let early = stage.lease.now();
+    stage.passes(ms(1));
     stage.lease.connected(false);
     stage.passes(ms(500));
     stage.lease.connected(true);
