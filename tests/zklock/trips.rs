@@ -24,7 +24,9 @@ async fn from_start_to_end_alone_a_run_is_five_round_trips() {
         // To connect is one, the handshake the second, the client's ping behind it the third, to queue up the fourth, to
         // leave the fifth.
         assert_eq!((proxy.connections(), proxy.count(Op::Ping)), (1, 1), "{option} {:?}", proxy.requests());
-        let sent: Vec<Op> = proxy.requests().into_iter().map(|(op, _)| op).collect();
+        // On a busy machine the command takes long enough for the holder to watch its node meanwhile: nobody waits for that.
+        let waited_for = |op: &Op| *op != Op::GetData;
+        let sent: Vec<Op> = proxy.requests().into_iter().map(|(op, _)| op).filter(waited_for).collect();
         assert_eq!(sent, [Op::Create2, Op::GetChildren2, leaving, Op::CloseSession], "{node}");
     }
 }
