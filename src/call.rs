@@ -4,7 +4,6 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use crate::session::connection::CutOff;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::request::Failure;
 use crate::session::retry;
+use crate::sync::atomic::{AtomicU32, Ordering};
 
 /// How long before the end of its time a call that is cut off has the servers asked for the reason.
 const REASON_AHEAD: Duration = Duration::from_millis(1_200);

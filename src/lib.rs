@@ -143,6 +143,8 @@ mod permits;
 mod queue;
 mod session;
 mod snapshot;
+#[cfg_attr(shuttle, path = "../threads/sync.rs")]
+mod sync;
 mod telemetry;
 mod ticket;
 mod validation;

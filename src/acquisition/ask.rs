@@ -4,11 +4,11 @@
 //! data reports to all of them at once.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Operation, Stat};
 use crate::session::retry;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// Asks for every node in the directory that is only kept. The first request is on its way when this returns.
 ///

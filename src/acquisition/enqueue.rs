@@ -1,7 +1,5 @@
 //! How an acquisition gets its ticket; knows no turns.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
@@ -15,6 +13,7 @@ use crate::queue::mode;
 use crate::session::listings::Names;
 use crate::session::request::Failure;
 use crate::session::retry;
+use crate::sync::random;
 use crate::ticket::ticket::Ticket;
 
 /// How often a directory may vanish after it was made and before we enter it. More often means that something is wrong.
@@ -31,6 +30,7 @@ impl Acquisition {
     /// needless.
     pub(crate) async fn queue_up(&self) -> Result<(Box<Hold>, Option<Result<Names, Failure>>), Error> {
         let handle = &self.handle;
+        // By this number we tell our node from all others, also after the answer to its create was lost.
         let owner = Owner::new(handle.dialect, handle.dialect.new_owner(&handle.host, self.kept.is_some(), random));
         let note = Metadata {
             host: handle.host.clone(),
@@ -132,10 +132,4 @@ impl Acquisition {
             Err(failure) => Err(self.stop(failure)),
         }
     }
-}
-
-/// A number that no other acquisition has. By it we tell our node from all others, also after the answer to its create
-/// was lost.
-pub(crate) fn random() -> u64 {
-    RandomState::new().hash_one(std::process::id())
 }

@@ -1,6 +1,6 @@
 //! What all clones of a lock's handle share: where the lock is kept, and its options; sends nothing.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquisition::ask::Asking;
@@ -12,6 +12,7 @@ use crate::queue::turn;
 use crate::session::books::Book;
 use crate::session::contract::Coordinator;
 use crate::snapshot::site::Site;
+use crate::sync::Mutex;
 use crate::ticket::deadlock::Deadlock;
 
 /// What all clones of a lock's handle share.

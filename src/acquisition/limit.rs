@@ -1,10 +1,11 @@
 //! How many permits a semaphore has, as far as its handle knows, and how many an acquisition is after; sends nothing.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use crate::error::error::Error;
 use crate::session::request::{Reply, Stat};
+use crate::sync::{Mutex, MutexGuard};
 
 /// The number of a semaphore's permits, as its handle knows it. All clones of the handle share this.
 #[derive(Debug)]

@@ -2,7 +2,6 @@
 //! nothing.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::acquisition::ask::ask;
 use crate::acquisition::grant::Grant;
@@ -22,6 +21,7 @@ use crate::session::loss::Loss;
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
 use crate::snapshot::on_wait::OnWait;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::meter;
 use crate::ticket::deadlock::Deadlock;
 
@@ -179,8 +179,9 @@ impl Acquisition {
     /// Waits for the lock delay, so that requests of a vanished writer can still arrive.
     async fn delay(&self, held: &Hold) -> Result<(), Error> {
         tokio::select! {
-            () = held.ticket().session().sleep(self.handle.lock_delay) => Ok(()),
+            biased;
             loss = held.lost() => Err(Error::Evicted(loss)),
+            () = held.ticket().session().sleep(self.handle.lock_delay) => Ok(()),
         }
     }
 

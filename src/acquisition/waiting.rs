@@ -2,8 +2,7 @@
 //! nothing.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::Poll;
 
 use tokio::sync::oneshot;
@@ -13,6 +12,8 @@ use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
 use crate::session::contract::Session;
 use crate::snapshot::progress::Progress;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Where an acquisition waits, for the error of its timeout, and for the warning that it takes long.
 pub(crate) struct Waiting {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::mem::discriminant;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
@@ -15,6 +15,7 @@ use futures_util::future::select_all;
 use crate::session::contract::Session;
 use crate::session::loss::HoldState;
 use crate::session::node::OwnNode;
+use crate::sync::Mutex;
 
 /// The changes of a guard's [`HoldState`]. Made by [`ReadGuard::changes`](crate::ReadGuard::changes),
 /// [`WriteGuard::changes`](crate::WriteGuard::changes) and [`MultiGuard::changes`](crate::MultiGuard::changes).

@@ -2,11 +2,11 @@
 //! how the node was acquired nor what is done under it.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
@@ -20,6 +20,7 @@ use crate::session::holds::{Asker, Users};
 use crate::session::lease::Moment;
 use crate::session::loss::Loss;
 use crate::session::request::{Ending, Event, Watch};
+use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::telemetry::meter;
 
 /// How often to look whether a node is idle, at most.

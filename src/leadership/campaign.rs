@@ -3,13 +3,12 @@
 use std::fmt;
 use std::future::{Future, IntoFuture, pending};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::acquisition::enqueue::random;
 use crate::call;
 use crate::error::error::Error;
 use crate::hold::guard::WriteGuard;
@@ -18,6 +17,7 @@ use crate::leadership::term::Term;
 use crate::lock::rw_lock::RwLock;
 use crate::session::loss::Loss;
 use crate::session::request::Ending;
+use crate::sync::{Mutex, random};
 
 /// Asks whether this candidate is fit to lead.
 pub(crate) type Check = Box<dyn Fn() -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::existence;
 use crate::session::request::{Ending, Event, Failure};
 use crate::session::retry;
+use crate::sync::Mutex;
 
 /// How long to wait before the next look after a refusal, or after a request that could not be sent.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -6,8 +6,7 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -18,6 +17,8 @@ use crate::session::connection::ConnectionState;
 use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::keep_alive::keep_alive;
 use crate::session::request::{Ending, Failure};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 
 /// A client of an embedded ensemble: the lock without a server, for tests and examples.
 ///

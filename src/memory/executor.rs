@@ -1,11 +1,12 @@
 //! Runs the background work of an embedded ensemble; knows neither sessions nor nodes.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::collections::VecDeque;
+use std::sync::{Arc, PoisonError, Weak};
 use std::task::{Context, Wake, Waker};
 
 use crate::session::request::Task;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{HashMap, Mutex, MutexGuard};
 
 /// Runs tasks on the thread that makes them ready: nothing happens in the background that a test did not cause.
 #[derive(Default)]

@@ -1,18 +1,20 @@
 //! The state that the clients of an embedded ensemble share: its sessions, their watches, and what each is shown; knows
 //! neither locks nor clients.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::collections::VecDeque;
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Instant;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
 use crate::memory::clock::Clock;
 use crate::memory::executor::Executor;
+use crate::memory::link::{Link, State};
 use crate::memory::tree::{Change, Node, Stamp, Tree, children_of, commit, deletion, parent_of};
 use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Task, Watch};
 use crate::session::upkeep::Upkeep;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{HashMap, Mutex, MutexGuard};
 
 /// An ensemble, which all its clients share.
 #[derive(Default)]
@@ -40,7 +42,7 @@ pub(super) struct World {
 
 struct SessionState {
     upkeep: Arc<Upkeep>,
-    link: watch::Sender<Link>,
+    link: Arc<Link>,
     /// When the connection was cut, if it is.
     cut: Option<Instant>,
     /// Why the ensemble has given the session up, although its client does not know yet.
@@ -66,14 +68,6 @@ impl Armed {
     fn fire(self, event: Event) {
         let _nobody_waits_any_more = self.tell.send(event);
     }
-}
-
-/// A session's connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Link {
-    Up,
-    Down,
-    Over(Ending),
 }
 
 /// What the next write of a session loses.
@@ -139,22 +133,15 @@ impl Ensemble {
 
 impl SessionState {
     fn is_up(&self) -> bool {
-        *self.link.borrow() == Link::Up
+        self.link.state() == State::Up
     }
 
-    /// Changes the link now. The notification for the tasks that wait for the link comes later.
-    fn link_changes(&self, link: Link) -> Fired {
-        let sender = self.link.clone();
-        // A request that comes before the notification finds the link as it is.
-        sender.send_if_modified(|current| {
-            if !matches!(current, Link::Over(_)) {
-                *current = link;
-            }
-            false
-        });
-        Box::new(move || {
-            sender.send_if_modified(|_| true);
-        })
+    /// Changes the link now: a request that comes before the notification finds the link as it is. The notification for
+    /// the tasks that wait for the link comes later.
+    fn link_changes(&self, to: State) -> Fired {
+        let link = Arc::clone(&self.link);
+        link.change(to);
+        Box::new(move || link.tell())
     }
 
     fn happened(&mut self, path: &str, event: Event, fired: &mut Vec<Fired>) {
@@ -174,11 +161,11 @@ impl SessionState {
 
 impl World {
     /// Opens a session: its number, and its connection.
-    pub(super) fn open(&mut self, upkeep: &Arc<Upkeep>) -> (i64, watch::Receiver<Link>) {
-        let (link, links) = watch::channel(Link::Up);
+    pub(super) fn open(&mut self, upkeep: &Arc<Upkeep>) -> (i64, Arc<Link>) {
+        let link = Arc::new(Link::up());
         let state = SessionState {
             upkeep: Arc::clone(upkeep),
-            link,
+            link: Arc::clone(&link),
             cut: None,
             given_up: None,
             view: None,
@@ -186,11 +173,11 @@ impl World {
             seen: 0,
             waiting: Vec::new(),
             faults: VecDeque::new(),
-            watches: HashMap::new(),
+            watches: HashMap::default(),
         };
         self.last_session += 1;
         self.sessions.insert(self.last_session, state);
-        (self.last_session, links)
+        (self.last_session, link)
     }
 
     /// What `act` answers, if no fault is in its way.
@@ -340,7 +327,9 @@ impl World {
             return;
         };
         let upkeep = Arc::clone(&state.upkeep);
-        let link = state.link_changes(Link::Over(why));
+        // Now, and not with the notifications: as soon as the world is unlocked, another thread may be granted the lock.
+        upkeep.lease().end(why);
+        let link = state.link_changes(State::Over(why));
         fired.push(Box::new(move || upkeep.end(why)));
         fired.push(link);
         for armed in state.watches.drain().flat_map(|(_, armed)| armed) {
@@ -359,7 +348,7 @@ impl World {
         };
         state.seen = self.zxid;
         state.cut = Some(Instant::now());
-        fired.push(state.link_changes(Link::Down));
+        fired.push(state.link_changes(State::Down));
         let upkeep = Arc::clone(&state.upkeep);
         fired.push(Box::new(move || {
             upkeep.steady(false);
@@ -381,7 +370,7 @@ impl World {
             upkeep.connected(true);
         }));
         state.cut = None;
-        let link = state.link_changes(Link::Up);
+        let link = state.link_changes(State::Up);
         // The server compares what it has with what the client has seen, as it does for SetWatches.
         let missed = state.watches.keys().filter_map(|key| {
             let children_of = key.strip_suffix('/');

@@ -8,10 +8,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::memory::server::{Ensemble, Fired, Link, World};
+use crate::memory::link::{Link, State};
+use crate::memory::server::{Ensemble, Fired, World};
 use crate::memory::tree::{Node, Tree, children_key, children_of};
 use crate::session::contract::Session;
 use crate::session::lease::Lease;
@@ -27,7 +27,7 @@ pub(super) struct MemorySession {
     id: i64,
     ensemble: Arc<Ensemble>,
     upkeep: Arc<Upkeep>,
-    link: watch::Receiver<Link>,
+    link: Arc<Link>,
 }
 
 impl MemorySession {
@@ -77,20 +77,17 @@ impl Session for MemorySession {
     }
 
     async fn connected(&self) -> Result<(), Ending> {
-        let link = self.link.clone().wait_for(|link| *link != Link::Down).await.map(|link| *link);
-        match link {
-            Ok(Link::Over(why)) => Err(why),
-            Ok(_) => Ok(()),
-            Err(_) => Err(self.upkeep.lease().over().unwrap_or(Ending::Closed)),
-        }
+        let is_known = |state| match state {
+            State::Up => Some(Ok(())),
+            State::Down => None,
+            State::Over(why) => Some(Err(why)),
+        };
+        self.link.until(is_known).await
     }
 
     async fn over(&self) -> Ending {
-        let link = self.link.clone().wait_for(|link| matches!(link, Link::Over(_))).await.map(|link| *link);
-        match link {
-            Ok(Link::Over(why)) => why,
-            _ => self.upkeep.lease().over().unwrap_or(Ending::Closed),
-        }
+        let is_over = |state| if let State::Over(why) = state { Some(why) } else { None };
+        self.link.until(is_over).await
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {

@@ -1,7 +1,7 @@
 //! The semaphore, and its options; knows neither how permits are taken nor any concrete backend.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::Instrument;
@@ -19,6 +19,7 @@ use crate::queue::mode::Mode;
 use crate::queue::native;
 use crate::session::contract::Coordinator;
 use crate::snapshot::site::Site;
+use crate::sync::Mutex;
 use crate::ticket::deadlock::Deadlock;
 use crate::validation;
 

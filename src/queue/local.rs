@@ -11,10 +11,10 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::queue::mode::{Mode, Slot};
 use crate::queue::turn;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// How many contenders that have left are remembered for their successor. The successor may be of another session, and
 /// then it never enters here.

@@ -3,8 +3,7 @@
 //! The books of two sessions share nothing, even in one process, because the requests of two sessions have no common
 //! order.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use crate::queue::dialect::Dialect;
 use crate::queue::local::{Evidence, Exit, LocalQueue, LocalTurn};
@@ -12,6 +11,7 @@ use crate::queue::mode::Mode;
 use crate::queue::waiter::{Known, Predecessor};
 use crate::session::node::OwnNode;
 use crate::session::position::Position;
+use crate::sync::{HashMap, Mutex, MutexGuard};
 
 /// The books of one session, by directory and dialect. A book lives as long as a ticket uses it.
 #[derive(Debug, Default)]

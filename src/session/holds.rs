@@ -1,15 +1,15 @@
 //! The holds of one session, and which of them a contender of the same session waits for; knows no I/O and no turns.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{self, ThreadId};
+use std::sync::{Arc, PoisonError, Weak};
 
 use tokio::runtime::Handle;
 use tokio::task;
 
 use crate::session::node::OwnNode;
+use crate::sync::thread::{self, ThreadId};
+use crate::sync::{HashMap, HashSet, Mutex, MutexGuard};
 
 /// The task or thread that asks for a lock, as far as that can be known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

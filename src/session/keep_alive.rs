@@ -153,6 +153,7 @@ async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
         drop(live);
         let mut stirred = std::pin::pin!(stirred);
         let is_over = tokio::select! {
+            biased;
             () = &mut stirred => false,
             () = pause => lease.now() < now + nap / 2,
         };

@@ -21,11 +21,12 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::session::request::Ending;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 
 /// A moment on a session's clock.
 pub type Moment = Duration;
@@ -245,7 +246,7 @@ impl Lease {
     }
 
     /// The session is over; the first reason stays.
-    pub(super) fn end(&self, why: Ending) {
+    pub(crate) fn end(&self, why: Ending) {
         let mut state = self.state();
         state.over.get_or_insert(why);
         self.publish(&state);
@@ -426,5 +427,5 @@ pub(crate) fn since_boot() -> Moment {
     START.get_or_init(Instant::now).elapsed() + Duration::from_nanos(1)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests;

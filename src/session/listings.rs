@@ -1,13 +1,13 @@
 //! Which listings of a session are under way, and which callers wait for the next; knows no turns, and sends nothing.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use tokio::sync::watch;
 
 use crate::session::request::{Failure, Stat};
+use crate::sync::{HashMap, Mutex, MutexGuard};
 
 /// How many listings of a small directory are under way at once, so that a few callers do not wait for each other.
 const UNDER_WAY_MAX: usize = 4;

@@ -1,14 +1,12 @@
 //! The own nodes on one session, and what must be done for them; does none of it itself.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
-
-use tokio::sync::Notify;
 
 use crate::queue::local::HandOff;
 use crate::session::lease::Lease;
 use crate::session::node::OwnNode;
+use crate::sync::{HashMap, Mutex, MutexGuard, Notify};
 
 /// The own nodes on one session.
 #[derive(Debug, Default)]

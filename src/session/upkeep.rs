@@ -3,7 +3,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::session::books::Books;
 use crate::session::holds::Holds;
@@ -12,6 +11,7 @@ use crate::session::listings::Listings;
 use crate::session::node::{Listener, OwnNode};
 use crate::session::nodes::OwnNodes;
 use crate::session::request::Ending;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// What the library keeps for one session. Its backend makes it, hands it out, and reports to it what happens.
 ///

@@ -53,6 +53,7 @@ impl OwnNode {
                     // In slices, because timers stand still while the machine is suspended and the lease does not.
                     let slice = left.min(session.timeout() / 20);
                     tokio::select! {
+                        biased;
                         () = changed => {}
                         () = session.sleep(slice) => {}
                     }

@@ -1,7 +1,7 @@
 //! The function of a caller that hears of its wait, and when it is called; decides nothing.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::queue::contender::Contender;
@@ -10,6 +10,7 @@ use crate::session::contract::Session;
 use crate::session::listing;
 use crate::snapshot::progress::Progress;
 use crate::snapshot::site::Site;
+use crate::sync::Mutex;
 
 /// How long a waiter pauses at least between two looks for changes, unless the caller has given an interval.
 const PAUSE_MIN: Duration = Duration::from_secs(1);

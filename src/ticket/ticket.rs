@@ -20,7 +20,7 @@
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::Poll;
 
 use crate::queue::contender::{Contender, Owner};
@@ -36,11 +36,12 @@ use crate::session::node::OwnNode;
 use crate::session::position::{Birth, Position};
 use crate::session::request::{Created, Failure, Kind, Operation, Reply, Watch};
 use crate::session::retry::{before_next_try, none_without_directory, synced, until_known};
+use crate::sync::{Mutex, MutexGuard};
 use crate::telemetry::meter;
 use crate::ticket::directory;
 use crate::ticket::removal::{Leaving, hand_off, remove, remove_all_of, remove_when_created, removed_in_background};
 
-/// The next id of a [`Position`], unique in this process.
+/// The next id of a [`Position`], unique in this process. A counter that decides nothing, so the standard library's.
 static IDS: AtomicU64 = AtomicU64::new(0);
 
 /// A node in a lock directory, or one that is being created there. Dropping the ticket removes the node, however far

@@ -3,7 +3,7 @@
 //! The bytes are kept as they come from the ensemble. The first caller that asks for the value decodes them. So the
 //! thread that keeps the sessions alive runs no user code.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
@@ -15,6 +15,7 @@ use crate::session::existence;
 use crate::session::lease::Lease;
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
+use crate::sync::{Mutex, MutexGuard};
 use crate::value::background::{self, Reserving};
 use crate::value::codec::{Initial, Stored, Terms};
 
@@ -430,6 +431,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
                 // Requests on a session fail a moment before the session counts as over. Until then the coordinator
                 // gives it out again.
                 return tokio::select! {
+                    biased;
                     _ = session.over() => {}
                     () = session.sleep(session.timeout() / 20) => {}
                 };

@@ -1,6 +1,6 @@
 //! The value's node while the lock is held: read, begun, written; knows the lock only by its host and its label.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use tokio::sync::oneshot;
 
@@ -12,6 +12,7 @@ use crate::lock::rw_lock::RwLock;
 use crate::session::loss::Loss;
 use crate::session::request::Failure;
 use crate::session::retry;
+use crate::sync::{Mutex, MutexGuard};
 use crate::value::cache::Cache;
 use crate::value::codec::Stored;
 use crate::value::commit::{self, Base, Commit};

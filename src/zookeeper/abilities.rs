@@ -3,9 +3,9 @@
 //! ClickHouse Keeper, and ZooKeeper before 3.6, close the connection over a request that they do not know. They would
 //! do so over each repetition of it, too.
 
-use std::sync::atomic::{AtomicU8, Ordering};
-
 use zookeeper_client as zk;
+
+use crate::sync::atomic::{AtomicU8, Ordering};
 
 const UNKNOWN: u8 = 0;
 const SHOWN: u8 = 1;

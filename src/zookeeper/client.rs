@@ -4,8 +4,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -17,6 +16,8 @@ use crate::session::connection::ConnectionState;
 use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::connect::new_session;
 use crate::zookeeper::options::ZooKeeperBuilder;
@@ -214,6 +215,7 @@ impl Coordinator for ZooKeeper {
         }
         for session in sessions {
             tokio::select! {
+                biased;
                 _ = session.over() => {}
                 () = session.sleep(session.timeout()) => {}
             }

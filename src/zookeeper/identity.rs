@@ -2,10 +2,10 @@
 //!
 //! Some servers answer a reconnect with another session, and the client crate does not say so.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::session::request::{Created, Ending, Failure};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The session whose identity is in question.
 pub(super) trait Claimant: Send + Sync {

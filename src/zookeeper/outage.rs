@@ -2,11 +2,12 @@
 //!
 //! When a program asks for the reason, each server is [asked](crate::zookeeper::probe), in the background.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
+use crate::sync::{Mutex, MutexGuard};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::probe::{PATIENCE, reason};
 use crate::zookeeper::servers::Servers;

@@ -7,7 +7,7 @@
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::SystemTime;
 
@@ -18,6 +18,7 @@ use zookeeper_client as zk;
 use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply};
 use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
+use crate::sync::{Mutex, MutexGuard};
 use crate::zookeeper::identity::{Identity, Owner};
 use crate::zookeeper::security::Acl;
 use crate::zookeeper::translate::{self, commit, failure, outcome};

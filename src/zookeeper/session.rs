@@ -2,8 +2,7 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -16,6 +15,8 @@ use crate::session::lease::Moment;
 use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::sync::{Condvar, Mutex};
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::identity::{Claimant, Identity};
 use crate::zookeeper::no_delay;

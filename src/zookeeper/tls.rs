@@ -1,7 +1,7 @@
 //! Encryption: whom this client trusts, and the certificate that it shows; knows no sessions.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
@@ -12,6 +12,7 @@ use rustls::{ClientConfig, RootCertStore};
 use zookeeper_client as zk;
 
 use crate::error::error::Error;
+use crate::sync::{Mutex, MutexGuard};
 
 /// The authorities that this client trusts on an encrypted connection, and its own certificate, for
 /// [`ZooKeeperBuilder::tls`](crate::ZooKeeperBuilder::tls).

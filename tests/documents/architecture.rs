@@ -12,6 +12,7 @@ use crate::{fault_table, layers};
 const PAGE: &str = include_str!("../../docs/architecture.md");
 const CONTRIBUTING: &str = include_str!("../../CONTRIBUTING.md");
 const BENCHES: &str = include_str!("../../benches/Cargo.toml");
+const THREADS: &str = include_str!("../../threads/Cargo.toml");
 
 /// The texts in backticks that are one word.
 fn spans(text: &str) -> impl Iterator<Item = &str> {
@@ -20,7 +21,7 @@ fn spans(text: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn the_page_shows_each_folder_and_what_it_may_import() {
-    let rows = rows(PAGE).into_iter().skip_while(|row| row[0] != "`queue`").take(layers::STREET.len());
+    let rows = rows(PAGE).into_iter().skip_while(|row| row[0] != "`sync`").take(layers::STREET.len());
     let rows: Vec<_> = rows.collect();
     assert_eq!(rows.len(), layers::STREET.len());
     for (row, (name, may)) in rows.into_iter().zip(layers::STREET) {
@@ -61,7 +62,8 @@ fn the_commands_for_contributors_exist() {
     for target in targets {
         assert!(makefile.contains(&format!("\n{target}:")), "make {target}");
     }
-    let manifests = [include_str!("../Cargo.toml"), include_str!("../../proptests/Cargo.toml"), BENCHES].concat();
+    let manifests =
+        [include_str!("../Cargo.toml"), include_str!("../../proptests/Cargo.toml"), THREADS, BENCHES].concat();
     for name in named("-p ").chain(named("--test ")).chain(named("--bench ")) {
         assert!(manifests.contains(&format!("name = \"{name}\"")), "{name}");
     }

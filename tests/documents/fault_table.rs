@@ -11,12 +11,13 @@ pub(super) fn named(table: &str) -> Vec<&str> {
     table.split('`').skip(1).step_by(2).filter(of_tests).collect()
 }
 
-/// Whether `lock::faults::some_test` is a test in `tests/lock/faults.rs`, and so on.
+/// Whether `lock::faults::some_test` is a test in `tests/lock/faults.rs`, and so on, and `threads::locks::some_test` one in
+/// `threads/locks.rs`.
 pub(super) fn exists(name: &str) -> bool {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let Some((module, test)) = name.rsplit_once("::") else { return false };
     let file = format!("{}.rs", module.replace("::", "/"));
-    [root.join(&file), root.join("../proptests").join(&file)]
+    [root.join(&file), root.join("../proptests").join(&file), root.join("..").join(&file)]
         .iter()
         .filter_map(|path| fs::read_to_string(path).ok())
         .any(|source| [format!("fn {test}("), format!("fn {test}<")].iter().any(|it| source.contains(it)))

@@ -5,22 +5,29 @@ use std::fs;
 use std::path::Path;
 
 /// The folders and files of `src/`, each with those that it may import: all of them stand before it in this list.
-pub(super) const STREET: [(&str, &[&str]); 18] = [
-    ("queue", &[]),
+pub(super) const STREET: [(&str, &[&str]); 19] = [
+    ("sync", &[]),
+    ("queue", &["sync"]),
     ("telemetry", &["queue"]),
-    ("session", &["queue", "telemetry"]),
+    ("session", &["sync", "queue", "telemetry"]),
     ("error", &["queue", "session"]),
     ("validation", &["queue", "error"]),
-    ("call", &["queue", "session", "error"]),
-    ("memory", &["session"]),
-    ("zookeeper", &["session", "error", "validation"]),
-    ("ticket", &["queue", "session", "telemetry"]),
-    ("snapshot", &["queue", "session", "error", "validation", "call"]),
-    ("hold", &["queue", "session", "telemetry", "error", "validation", "call", "ticket"]),
-    ("acquisition", &["queue", "session", "telemetry", "error", "validation", "call", "ticket", "snapshot", "hold"]),
-    ("lock", &["queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition"]),
-    ("leadership", &["queue", "session", "error", "call", "hold", "acquisition", "lock"]),
-    ("permits", &["queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition"]),
+    ("call", &["sync", "queue", "session", "error"]),
+    ("memory", &["sync", "session"]),
+    ("zookeeper", &["sync", "session", "error", "validation"]),
+    ("ticket", &["sync", "queue", "session", "telemetry"]),
+    ("snapshot", &["sync", "queue", "session", "error", "validation", "call"]),
+    ("hold", &["sync", "queue", "session", "telemetry", "error", "validation", "call", "ticket"]),
+    (
+        "acquisition",
+        &["sync", "queue", "session", "telemetry", "error", "validation", "call", "ticket", "snapshot", "hold"],
+    ),
+    ("lock", &["sync", "queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition"]),
+    ("leadership", &["sync", "queue", "session", "error", "call", "hold", "acquisition", "lock"]),
+    (
+        "permits",
+        &["sync", "queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition"],
+    ),
     (
         "multi",
         &["queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition", "lock"],
@@ -28,7 +35,19 @@ pub(super) const STREET: [(&str, &[&str]); 18] = [
     ("once", &["queue", "session", "error", "validation", "call", "snapshot", "hold", "acquisition", "lock"]),
     (
         "value",
-        &["queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition", "lock"],
+        &[
+            "sync",
+            "queue",
+            "session",
+            "error",
+            "validation",
+            "call",
+            "ticket",
+            "snapshot",
+            "hold",
+            "acquisition",
+            "lock",
+        ],
     ),
 ];
 
@@ -108,6 +127,23 @@ fn the_street_is_in_order() {
             assert!(STREET[..at].iter().any(|(earlier, _)| earlier == other), "{other} stands before {name}");
         }
     }
+}
+
+/// Else a test on many threads would not decide at it which thread goes on: see `threads/`.
+#[test]
+fn locks_atomics_and_chance_come_from_one_file() {
+    let mut files = BTreeMap::new();
+    visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
+    // A thread of the system's own, and a counter that decides nothing.
+    let apart = ["sync", "session::thread", "ticket::ticket"];
+    let names = ["Mutex", "RwLock", "Condvar", "Barrier", "Once,", "atomic", "mpsc", "HashMap", "HashSet", "Notify"];
+    let takes = |code: &str| {
+        let elsewhere = ["use std::sync::", "use std::collections::", "use tokio::sync::"];
+        let from_there = code.lines().filter(|line| elsewhere.iter().any(|it| line.starts_with(it)));
+        from_there.filter(|line| names.iter().any(|name| line.contains(name))).count() > 0
+    };
+    let wrong = files.iter().filter(|(file, code)| takes(code) != apart.contains(&file.as_str()) && *file != "sync");
+    assert_eq!(wrong.map(|(file, _)| file).collect::<Vec<_>>(), Vec::<&String>::new());
 }
 
 #[test]

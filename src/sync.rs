@@ -1,0 +1,16 @@
+//! What the library's threads share their state by, and what it draws by lot; knows nothing of the library.
+//!
+//! These are the standard library's and tokio's. No other file takes a lock, an atomic or a map in random order from there,
+//! because a test puts others in their place, and so decides each switch from one thread to another: `threads/sync.rs`.
+
+pub(crate) use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
+pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockWriteGuard, atomic};
+pub(crate) use std::thread;
+
+pub(crate) use tokio::sync::Notify;
+
+/// A number that nobody else draws.
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}

@@ -1,0 +1,183 @@
+//! Readers, writers and keepers on many threads: in one session and in several, dropped at any poll, with timeouts,
+//! downgrades, shares and losses.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use shuttle::future::block_on;
+use shuttle::thread;
+use zk_rwlock::{Error, Memory, RwLock};
+
+use crate::explore::{explore, replay_each};
+use crate::witness::Witness;
+use crate::world::{Client, World, draw};
+
+const PATH: &str = "/lock";
+/// Timers fire when the schedule lets them, however long they are.
+pub(crate) const LONG: Duration = Duration::from_secs(3600);
+
+/// Polled so many times, and then dropped if it is not ready.
+pub(crate) async fn cut_short<T>(polls: usize, future: impl IntoFuture<Output = T>) -> Option<T> {
+    let (mut future, mut left) = (pin!(future.into_future()), polls);
+    std::future::poll_fn(move |context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending if left == 0 => Poll::Ready(None),
+        Poll::Pending => {
+            left -= 1;
+            context.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await
+}
+
+/// How many kinds of uses there are.
+const KINDS: usize = 11;
+
+/// One use of the lock, of this kind.
+async fn one_use(kind: usize, lock: &RwLock, witness: &Witness) -> Result<(), Error> {
+    match kind {
+        0 => drop(witness.works(lock.write().await?)),
+        1 => drop(witness.works(lock.read().await?)),
+        2 => witness.works(lock.write().await?).release().await?,
+        3 => witness.works(lock.read().await?).release().await?,
+        4 => drop(witness.works(witness.works(lock.write().await?).downgrade().await?)),
+        5 => {
+            let first = lock.read().await?;
+            let second = first.share();
+            drop(witness.works(first));
+            witness.works(second).release().await?;
+        }
+        6 => {
+            let guard = lock.write().await?;
+            let _contended = cut_short(draw(4), guard.contended()).await.transpose()?;
+            drop(witness.works(guard));
+        }
+        7 => match lock.write().timeout(LONG).await {
+            Err(Error::Timeout { .. }) => {}
+            granted => drop(witness.works(granted?)),
+        },
+        8 => match lock.try_write().await {
+            Err(Error::WouldBlock { .. } | Error::Unreachable(_)) => {}
+            granted => drop(witness.works(granted?)),
+        },
+        9 => drop(cut_short(draw(8), lock.write()).await.transpose()?.map(|guard| witness.works(guard))),
+        _ => drop(cut_short(draw(8), lock.read()).await.transpose()?.map(|guard| witness.works(guard))),
+    }
+    Ok(())
+}
+
+/// Does to the clients' sessions what a network can do, always of one kind, and mends it.
+pub(crate) fn troubles(clients: &[Client; 2]) {
+    let kind = draw(5);
+    for _ in 0..3 {
+        trouble(kind, &clients[draw(2)].memory);
+    }
+}
+
+fn trouble(kind: usize, memory: &Memory) {
+    match kind {
+        0 => memory.expire(),
+        1 => {
+            memory.cut();
+            thread::yield_now();
+            memory.heal();
+        }
+        2 => memory.lose_next_reply(),
+        3 => memory.lose_next_request(),
+        _ => {
+            memory.lag();
+            thread::yield_now();
+            memory.catch_up();
+        }
+    }
+}
+
+/// Threads that use one lock so often each, through handles that some of them share.
+struct Plan {
+    threads: usize,
+    uses: usize,
+    /// Every other handle keeps its node between uses.
+    keeps: bool,
+    /// Sessions are lost, and answers, and servers lag.
+    is_rough: bool,
+}
+
+impl Plan {
+    fn runs(&self) {
+        let (world, witness) = (World::new(), Witness::of_lock());
+        let clients = [world.client(), world.client()];
+        // Of two handles one belongs to several threads, so that uses of one node meet.
+        let handles: Vec<RwLock> = (0..3)
+            .map(|number| {
+                let builder = RwLock::builder(&clients[number % 2], PATH).host("h");
+                let keeps = self.keeps && draw(4) > 0;
+                if keeps { builder.keep(LONG).build() } else { builder.build() }.expect("a lock")
+            })
+            .collect();
+        // Few kinds in one schedule, so that they meet each other often.
+        let (is_rough, kinds) = (self.is_rough, [draw(KINDS), draw(KINDS), draw(KINDS)]);
+        let workers = (0..self.threads).map(|_| {
+            let (lock, witness, uses) = (handles[draw(handles.len())].clone(), Arc::clone(&witness), self.uses);
+            thread::spawn(move || {
+                for _ in 0..uses {
+                    let answer = block_on(one_use(kinds[draw(3)], &lock, &witness));
+                    assert!(is_rough || answer.is_ok(), "{answer:?}");
+                }
+            })
+        });
+        let workers: Vec<_> = workers.collect();
+        drop(handles);
+        if is_rough {
+            troubles(&clients);
+        }
+        workers.into_iter().for_each(|worker| worker.join().expect("no panic"));
+        world.ends(&[PATH]);
+    }
+}
+
+#[test]
+fn threads_never_hold_beside_each_other_or_wait_for_ever() {
+    explore(1_000, || Plan { threads: 3, uses: 2, keeps: false, is_rough: false }.runs());
+}
+
+#[test]
+fn threads_that_lose_sessions_and_answers_never_do_so_either() {
+    explore(1_000, || Plan { threads: 3, uses: 2, keeps: false, is_rough: true }.runs());
+}
+
+#[test]
+fn threads_that_keep_nodes_never_do_so_either() {
+    explore(1_000, || Plan { threads: 3, uses: 2, keeps: true, is_rough: false }.runs());
+}
+
+#[test]
+fn threads_that_lose_nodes_they_keep_never_do_so_either() {
+    explore(1_000, || Plan { threads: 3, uses: 2, keeps: true, is_rough: true }.runs());
+}
+
+#[test]
+fn a_holder_hears_of_the_one_that_it_keeps_out() {
+    explore(1_000, || {
+        let (world, witness) = (World::new(), Witness::of_lock());
+        let client = world.client();
+        let builder = RwLock::builder(&client, PATH).host("h");
+        let lock = if draw(2) == 0 { builder.keep(LONG).build() } else { builder.build() }.expect("a lock");
+        let (other, seen) = (lock.clone(), Arc::clone(&witness));
+        let guard = block_on(lock.write().into_future()).expect("a guard");
+        let waiter = thread::spawn(move || drop(seen.works(block_on(other.read().into_future()).expect("a guard"))));
+        block_on(guard.contended()).expect("a contender");
+        drop(witness.works(guard));
+        waiter.join().expect("no panic");
+        drop(lock);
+        world.ends(&[PATH]);
+    });
+}
+
+#[test]
+fn nothing_but_the_schedule_decides_what_happens() {
+    replay_each(100, || Plan { threads: 3, uses: 2, keeps: true, is_rough: true }.runs());
+}

@@ -1,0 +1,75 @@
+//! The small pieces that two threads share without a lock, in every order of their steps, and with all that the memory may
+//! show of them: loom tries each, which shuttle does not.
+//!
+//! Their files are compiled here once more, with loom's atomics in the place of the standard library's.
+
+/// As `src/sync.rs`.
+mod sync {
+    pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
+}
+
+#[path = "../src/session"]
+#[allow(dead_code, unreachable_pub, reason = "only what is tried here is used")]
+mod session {
+    pub(crate) mod lease;
+    pub(crate) mod request;
+
+    #[test]
+    fn a_hold_is_not_covered_once_its_lease_had_a_gap() {
+        use std::sync::Arc;
+        use std::time::Duration;
+
+        use crate::sync::atomic::{AtomicU64, Ordering};
+
+        let timeout = Duration::from_secs(6);
+        // The lease of a session that was created at 100 s, and is taken for alive until 105 s.
+        let (asked, end) = (Duration::from_secs(100), Duration::from_secs(105));
+        loom::model(move || {
+            let hands = Arc::new(AtomicU64::new(asked.as_secs()));
+            let clock = Arc::clone(&hands);
+            let read = move || Duration::from_secs(clock.load(Ordering::SeqCst));
+            let lease = Arc::new(lease::Lease::with_clock(timeout, Box::new(read)));
+            lease.began(asked);
+            let epoch = lease.epoch().expect("a lease");
+            assert!(lease.covered_at(epoch).is_some());
+
+            let renewed = Arc::clone(&lease);
+            let renewal = loom::thread::spawn(move || {
+                hands.store(110, Ordering::SeqCst);
+                renewed.began(Duration::from_secs(110));
+            });
+            if let Some(moment) = lease.covered_at(epoch) {
+                assert!(moment < end, "covered at {moment:?}");
+            }
+            renewal.join().expect("no panic");
+            assert_eq!(lease.covered_at(epoch), None);
+            assert!(lease.epoch().is_some_and(|later| lease.covered_at(later).is_some()));
+        });
+    }
+
+    #[test]
+    fn a_hold_is_not_covered_once_its_session_is_over() {
+        use std::sync::Arc;
+        use std::time::Duration;
+
+        use crate::sync::atomic::{AtomicBool, Ordering};
+
+        loom::model(|| {
+            let clock = || Duration::from_secs(100);
+            let lease = Arc::new(lease::Lease::with_clock(Duration::from_secs(6), Box::new(clock)));
+            lease.began(Duration::from_secs(100));
+            let epoch = lease.epoch().expect("a lease");
+
+            let (ended, is_known) = (Arc::clone(&lease), Arc::new(AtomicBool::new(false)));
+            let known = Arc::clone(&is_known);
+            let end = loom::thread::spawn(move || {
+                ended.end(request::Ending::Closed);
+                known.store(true, Ordering::Release);
+            });
+            if is_known.load(Ordering::Acquire) {
+                assert_eq!(lease.covered_at(epoch), None);
+            }
+            end.join().expect("no panic");
+        });
+    }
+}

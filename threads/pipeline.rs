@@ -1,0 +1,354 @@
+//! The pipeline of a ZooKeeper session on many threads, without a socket: requests, held-back removals, the answer that
+//! shows another session, and the close.
+//!
+//! Its file is compiled here once more, with a client in the place of the client crate's that notes what it is asked for,
+//! and answers at once or later, as the schedule draws.
+
+#![allow(dead_code, unused_imports, unreachable_pub, reason = "only what is tried here is used")]
+#![allow(missing_docs, missing_debug_implementations, reason = "the client is nobody's interface")]
+
+// The client crate is this one.
+extern crate self as zookeeper_client;
+
+mod explore;
+mod sync;
+
+use std::sync::Arc;
+
+use shuttle::future::{block_on, yield_now};
+use shuttle::rand::Rng;
+use shuttle::sync::Mutex;
+use shuttle::thread;
+
+use crate::session::request::Failure;
+use crate::zookeeper::driven::{Session, session};
+
+fn draw(of: usize) -> usize {
+    shuttle::rand::thread_rng().gen_range(0..of)
+}
+
+/// What a server was sent, and whether the session was closed.
+#[derive(Default)]
+struct Seen {
+    requests: Vec<String>,
+    is_closed: bool,
+}
+
+/// In the place of the client crate's client: dropping the last clone closes the session.
+pub struct Client {
+    seen: Arc<Mutex<Seen>>,
+    /// The session that the server takes the client for.
+    session: i64,
+}
+
+#[derive(Debug)]
+pub struct Error;
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("no error ever")
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Stat {
+    pub mzxid: i64,
+    pub mtime: i64,
+    pub ephemeral_owner: i64,
+}
+
+impl Stat {
+    pub fn is_invalid(&self) -> bool {
+        false
+    }
+}
+
+pub enum MultiWriteResult {
+    Create { path: String, stat: Stat },
+    SetData { stat: Stat },
+    Delete,
+}
+
+impl Client {
+    /// Sends in the first poll. The answer comes at once or later.
+    async fn sends(&self, request: String) {
+        self.seen.lock().expect("no panic").requests.push(request);
+        for _ in 0..draw(3) {
+            yield_now().await;
+        }
+    }
+
+    fn stat(&self) -> Stat {
+        Stat { mzxid: 1, mtime: 1, ephemeral_owner: self.session }
+    }
+
+    pub async fn delete(&self, path: &str, _: Option<i32>) -> Result<(), Error> {
+        self.sends(format!("delete {path}")).await;
+        Ok(())
+    }
+
+    pub async fn get_data(&self, path: &str) -> Result<(Vec<u8>, Stat), Error> {
+        self.sends(format!("get {path}")).await;
+        Ok((Vec::new(), self.stat()))
+    }
+
+    pub async fn create(&self, path: &str) -> Result<Stat, Error> {
+        self.sends(format!("create {path}")).await;
+        Ok(self.stat())
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.seen.lock().expect("no panic").is_closed = true;
+    }
+}
+
+#[path = "../src/session"]
+mod session {
+    pub(crate) mod request;
+
+    pub(crate) mod upkeep {
+        use std::time::Duration;
+
+        use crate::session::request::Ending;
+
+        /// As much of the library's as a pipeline asks.
+        #[derive(Default)]
+        pub(crate) struct Upkeep;
+
+        impl Upkeep {
+            pub(crate) fn lease(&self) -> &Upkeep {
+                self
+            }
+
+            pub(crate) fn now(&self) -> Duration {
+                Duration::ZERO
+            }
+
+            pub(crate) fn over(&self) -> Option<Ending> {
+                None
+            }
+
+            pub(crate) fn answered(&self, _: Duration) {}
+
+            pub(crate) fn acknowledged(&self, _: Duration) {}
+
+            pub(crate) fn resumed(&self) {}
+        }
+    }
+
+    pub(crate) mod thread {
+        use shuttle::future::{JoinHandle, spawn};
+
+        /// Its tasks run whenever the schedule lets them.
+        pub(crate) struct BackgroundThread;
+
+        impl BackgroundThread {
+            pub(crate) fn handle(&self) -> &BackgroundThread {
+                self
+            }
+
+            pub(crate) fn spawn<T: Send + 'static>(
+                &self,
+                task: impl Future<Output = T> + Send + 'static,
+            ) -> JoinHandle<T> {
+                spawn(task)
+            }
+        }
+    }
+}
+
+#[path = "../src/zookeeper"]
+mod zookeeper {
+    pub(crate) mod identity;
+    pub(crate) mod pipeline;
+
+    pub(crate) mod security {
+        #[derive(Clone)]
+        pub(crate) struct Acl;
+    }
+
+    pub(crate) mod translate {
+        use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+        use crate::session::request::{Created, Failure, Operation, Outcome};
+        use crate::zookeeper::security::Acl;
+        use crate::{Client, Error, MultiWriteResult, Stat};
+
+        pub(crate) async fn commit(
+            client: &Client,
+            operations: &[Operation],
+            _: &Acl,
+        ) -> Result<Vec<MultiWriteResult>, Failure> {
+            let shown = operations.iter().map(|operation| match operation {
+                Operation::Create { path, .. } => format!("create {path}"),
+                Operation::Set { path, .. } => format!("set {path}"),
+                Operation::Delete { path, .. } => format!("delete {path}"),
+                Operation::Check { path, .. } => format!("check {path}"),
+            });
+            client.sends(shown.collect::<Vec<_>>().join(", ")).await;
+            let done = operations.iter().map(|operation| match operation {
+                Operation::Create { path, .. } => MultiWriteResult::Create { path: path.clone(), stat: client.stat() },
+                Operation::Set { .. } => MultiWriteResult::SetData { stat: client.stat() },
+                _ => MultiWriteResult::Delete,
+            });
+            Ok(done.collect())
+        }
+
+        pub(crate) fn outcome(result: MultiWriteResult) -> Outcome {
+            match result {
+                MultiWriteResult::Create { .. } => Outcome::Created,
+                MultiWriteResult::SetData { .. } => Outcome::Set { version: 1 },
+                MultiWriteResult::Delete => Outcome::Deleted,
+            }
+        }
+
+        pub(crate) fn failure(error: Error) -> Failure {
+            Failure::Unknown(error.to_string())
+        }
+
+        pub(crate) fn created(path: String, stat: &Stat) -> Created {
+            Created { path, czxid: stat.mzxid, ctime: time(stat.mtime), ephemeral_owner: stat.ephemeral_owner }
+        }
+
+        pub(crate) fn time(milliseconds: i64) -> SystemTime {
+            UNIX_EPOCH + Duration::from_millis(milliseconds.unsigned_abs())
+        }
+    }
+
+    /// A session that has a pipeline, and nothing else.
+    pub(crate) mod driven {
+        use std::sync::{Arc, Weak};
+
+        use crate::Client;
+        use crate::session::request::{Created, Reply};
+        use crate::session::thread::BackgroundThread;
+        use crate::session::upkeep::Upkeep;
+        use crate::zookeeper::identity::{Claimant, Identity};
+        use crate::zookeeper::pipeline::{Pipeline, Removal};
+        use crate::zookeeper::security::Acl;
+        use crate::zookeeper::translate;
+
+        pub(crate) struct Session {
+            pipeline: Arc<Pipeline>,
+            identity: Arc<Identity>,
+            /// Closes its pipeline where it hears that it was replaced, which may be under the pipeline's lock.
+            is_rash: bool,
+        }
+
+        pub(crate) fn session(client: Client, is_rash: bool) -> Arc<Session> {
+            Arc::new_cyclic(|this: &Weak<Session>| {
+                let claimant: Weak<dyn Claimant> = this.clone();
+                let identity = Arc::new(Identity::new(1, claimant));
+                let (upkeep, background) = (Arc::new(Upkeep), Arc::new(BackgroundThread));
+                Session { pipeline: Pipeline::new(client, &upkeep, &background, &identity, Acl), identity, is_rash }
+            })
+        }
+
+        impl Session {
+            pub(crate) fn close(&self) {
+                self.pipeline.close();
+            }
+
+            pub(crate) fn remove(&self, path: &str) -> Reply<()> {
+                let answer = self.pipeline.remove(Removal::delete(path));
+                Box::pin(async move { answer.await.map(drop) })
+            }
+
+            pub(crate) fn read(&self, path: &str) -> Reply<()> {
+                let path = path.to_owned();
+                self.pipeline.read(move |client| async move {
+                    client.get_data(&path).await.map(drop).map_err(translate::failure)
+                })
+            }
+
+            /// As a lock's node is created: with the removal that is held back in the same directory, if there is one.
+            pub(crate) fn create(&self, path: &str) -> Reply<Created> {
+                if let Some(created) = self.pipeline.create_with_removal(path, b"") {
+                    return created;
+                }
+                let (owner, path) = (self.identity.owner(), path.to_owned());
+                self.pipeline.write(move |client| async move {
+                    let stat = client.create(&path).await.map_err(translate::failure)?;
+                    owner.created(translate::created(path, &stat))
+                })
+            }
+        }
+
+        impl Claimant for Session {
+            fn confirm(&self) {
+                self.identity.was_asked();
+            }
+
+            fn replaced(&self) {
+                let pipeline = Arc::clone(&self.pipeline);
+                if self.is_rash {
+                    return pipeline.close();
+                }
+                shuttle::future::spawn(async move { pipeline.close() });
+            }
+        }
+    }
+}
+
+/// Two threads that remove, create and read, and one that closes the session, whose server may take it for another.
+fn a_session_is_used_and_closed(is_replaced: bool, is_rash: bool) {
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let client = Client { seen: Arc::clone(&seen), session: if is_replaced { 2 } else { 1 } };
+    let session = session(client, is_rash);
+    let users: Vec<_> = ["a", "b"]
+        .map(|name| {
+            let session = Arc::clone(&session);
+            thread::spawn(move || uses(&session, name))
+        })
+        .into();
+    if draw(2) == 0 {
+        session.close();
+    }
+    let is_done: Vec<bool> = users.into_iter().map(|user| user.join().expect("no panic")).collect();
+    session.close();
+    drop(session);
+    while !seen.lock().expect("no panic").is_closed {
+        thread::yield_now();
+    }
+    let requests = std::mem::take(&mut seen.lock().expect("no panic").requests);
+    for (name, is_done) in ["a", "b"].into_iter().zip(is_done) {
+        let at = |what: &str| requests.iter().position(|it| it.contains(&format!("{what} /lock/{name}")));
+        let times = requests.iter().filter(|it| it.contains(&format!("delete /lock/{name}"))).count();
+        assert!(times <= 1 && (times == 1 || !is_done), "{requests:?}");
+        assert!(at("delete") <= at("get") || at("get").is_none(), "{requests:?}");
+    }
+}
+
+/// Says whether all was done.
+fn uses(session: &Session, name: &str) -> bool {
+    let removed = session.remove(&format!("/lock/{name}"));
+    let (read, created) = match draw(3) {
+        0 => (Some(session.read(&format!("/lock/{name}"))), None),
+        1 => (None, Some(session.create("/lock/new"))),
+        _ => (None, None),
+    };
+    let answers = [Some(block_on(removed)), read.map(block_on), created.map(|it| block_on(it).map(drop))];
+    let failures: Vec<_> = answers.into_iter().flatten().filter_map(Result::err).collect();
+    // The server does all that it is asked. What panics while it sends is caught, and becomes an outcome that is not known.
+    assert!(failures.iter().all(|it| matches!(it, Failure::Over(_))), "{failures:?}");
+    failures.is_empty()
+}
+
+#[test]
+fn every_request_is_answered_and_goes_out_in_order_and_the_session_ends() {
+    explore::explore(2_000, || a_session_is_used_and_closed(false, false));
+}
+
+#[test]
+fn an_answer_that_shows_another_session_hangs_no_thread() {
+    explore::explore(2_000, || a_session_is_used_and_closed(true, false));
+}
+
+/// The fault of once: the instrument finds it.
+#[test]
+#[should_panic = "makes no sense"]
+fn a_session_that_closes_its_pipeline_while_it_sends_is_found() {
+    explore::explore(2_000, || a_session_is_used_and_closed(true, true));
+}

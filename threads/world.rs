@@ -1,0 +1,316 @@
+//! An embedded ensemble as many threads reach it, whose answers and timers come when the schedule says; knows no locks.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use shuttle::rand::Rng;
+use shuttle::sync::{Condvar, Mutex};
+use shuttle::thread::{self, JoinHandle};
+use zk_rwlock::Memory;
+use zk_rwlock::coordinator::{
+    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, Stat, Task, Upkeep,
+    Watch,
+};
+
+/// One of so many, drawn by the schedule.
+pub(crate) fn draw(of: usize) -> usize {
+    shuttle::rand::thread_rng().gen_range(0..of)
+}
+
+/// An ensemble with its couriers. [`World::ends`] sees to it that nothing is left of it.
+pub(crate) struct World {
+    memory: Memory,
+    routes: Arc<Routes>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What the sessions of an ensemble have in common.
+struct Routes {
+    /// Whether a courier brings the answers, or they come at once.
+    is_late: bool,
+    answers: Courier,
+    timers: Courier,
+    /// Whether background tasks run beside their callers, as they do on a real ensemble, or on the threads that wake them.
+    is_beside: bool,
+    tasks: Tasks,
+}
+
+impl World {
+    /// A world of one of four kinds, as the schedule draws it.
+    pub(crate) fn new() -> World {
+        let (is_late, is_beside) = (draw(2) == 0, draw(2) == 0);
+        let (answers, timers, tasks) = (Courier::default(), Courier::default(), Tasks::default());
+        let routes = Arc::new(Routes { is_late, answers, timers, is_beside, tasks });
+        let couriers: [Which; 2] = [|routes| &routes.answers, |routes| &routes.timers];
+        let threads = couriers.map(|which| {
+            let routes = Arc::clone(&routes);
+            thread::spawn(move || which(&routes).runs())
+        });
+        World { memory: Memory::new(), routes, threads: threads.into() }
+    }
+
+    /// A client with a session of its own.
+    pub(crate) fn client(&self) -> Client {
+        Client { memory: self.memory.connect(), routes: Arc::clone(&self.routes) }
+    }
+
+    /// Waits for what still goes on in the background. Then nothing may be left below these directories, and no watch.
+    pub(crate) fn ends(self, directories: &[&str]) {
+        self.routes.tasks.all_end();
+        for directory in directories {
+            assert_eq!(self.memory.children(directory), Vec::<String>::new(), "left in {directory}");
+        }
+        assert_eq!(self.memory.watches(), 0, "watches are left");
+        self.routes.answers.stops();
+        self.routes.timers.stops();
+        self.threads.into_iter().for_each(|thread| thread.join().expect("a courier"));
+    }
+}
+
+/// Brings one parcel after the other, in the order in which they were sent, each as soon as the schedule lets it.
+#[derive(Default)]
+struct Courier {
+    state: Mutex<Bag>,
+    news: Condvar,
+}
+
+#[derive(Default)]
+struct Bag {
+    next: u64,
+    under_way: VecDeque<(u64, Option<Waker>)>,
+    stops: bool,
+}
+
+impl Courier {
+    fn runs(&self) {
+        loop {
+            let mut bag = self.state.lock().expect("no panic");
+            while bag.under_way.is_empty() && !bag.stops {
+                bag = self.news.wait(bag).expect("no panic");
+            }
+            let Some((_, waker)) = bag.under_way.pop_front() else { return };
+            drop(bag);
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+            // Else a courier of high priority would bring everything before anything else happens.
+            thread::yield_now();
+        }
+    }
+
+    fn stops(&self) {
+        self.state.lock().expect("no panic").stops = true;
+        self.news.notify_all();
+    }
+
+    fn sends(&self) -> u64 {
+        let mut bag = self.state.lock().expect("no panic");
+        bag.next += 1;
+        let number = bag.next;
+        bag.under_way.push_back((number, None));
+        self.news.notify_all();
+        number
+    }
+}
+
+type Which = fn(&Routes) -> &Courier;
+
+/// Over once the courier has come.
+struct Arrival {
+    routes: Arc<Routes>,
+    which: Which,
+    number: u64,
+}
+
+impl Arrival {
+    fn of(routes: &Arc<Routes>, which: Which) -> Arrival {
+        Arrival { routes: Arc::clone(routes), which, number: which(routes).sends() }
+    }
+}
+
+impl Future for Arrival {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let mut bag = (self.which)(&self.routes).state.lock().expect("no panic");
+        match bag.under_way.iter_mut().find(|(number, _)| *number == self.number) {
+            Some((_, waker)) => {
+                *waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+            None => Poll::Ready(()),
+        }
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        let mut bag = (self.which)(&self.routes).state.lock().expect("no panic");
+        bag.under_way.retain(|(number, _)| *number != self.number);
+    }
+}
+
+/// The background tasks that have not ended.
+#[derive(Default)]
+struct Tasks {
+    count: Mutex<usize>,
+    fewer: Condvar,
+}
+
+impl Tasks {
+    fn all_end(&self) {
+        let mut count = self.count.lock().expect("no panic");
+        while *count > 0 {
+            count = self.fewer.wait(count).expect("no panic");
+        }
+    }
+}
+
+/// One process's client of the ensemble. Clones share one session.
+#[derive(Clone)]
+pub(crate) struct Client {
+    pub(crate) memory: Memory,
+    routes: Arc<Routes>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.memory.fmt(f)
+    }
+}
+
+impl Routes {
+    fn sleep(self: &Arc<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(Arrival::of(self, |routes| &routes.timers))
+    }
+}
+
+#[async_trait]
+impl Coordinator for Client {
+    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
+        let slot = self.memory.session_slot(watched_bytes).await?;
+        Ok(SessionSlot::new(Arc::new(OnRoutes {
+            session: Arc::clone(slot.session()),
+            routes: Arc::clone(&self.routes),
+        })))
+    }
+
+    async fn close(&self) {
+        Coordinator::close(&self.memory).await;
+    }
+
+    fn sleep(&self, _duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.routes.sleep()
+    }
+}
+
+/// A session whose answers and timers the couriers bring.
+#[derive(Clone)]
+struct OnRoutes {
+    session: Arc<dyn Session>,
+    routes: Arc<Routes>,
+}
+
+impl OnRoutes {
+    /// The request was carried out at the call. Its answer comes later, after the answers of those before it.
+    fn brought<T: Send + 'static>(&self, reply: Reply<T>) -> Reply<T> {
+        if !self.routes.is_late {
+            return reply;
+        }
+        let arrival = Arrival::of(&self.routes, |routes| &routes.answers);
+        Box::pin(async move {
+            arrival.await;
+            reply.await
+        })
+    }
+}
+
+#[async_trait]
+impl Session for OnRoutes {
+    fn id(&self) -> i64 {
+        self.session.id()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.session.timeout()
+    }
+
+    fn upkeep(&self) -> &Arc<Upkeep> {
+        self.session.upkeep()
+    }
+
+    async fn connected(&self) -> Result<(), Ending> {
+        self.session.connected().await
+    }
+
+    async fn over(&self) -> Ending {
+        self.session.over().await
+    }
+
+    fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
+        self.brought(self.session.create(path, data, kind))
+    }
+
+    fn delete(&self, path: &str) -> Reply<()> {
+        self.brought(self.session.delete(path))
+    }
+
+    fn children(&self, path: &str) -> Reply<Vec<String>> {
+        self.brought(self.session.children(path))
+    }
+
+    fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
+        self.brought(self.session.children_and_stat(path))
+    }
+
+    fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
+        self.brought(self.session.data(path))
+    }
+
+    fn watch(&self, path: &str) -> Reply<Watch> {
+        self.brought(self.session.watch(path))
+    }
+
+    fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
+        self.brought(self.session.watch_children(path))
+    }
+
+    fn sync(&self, path: &str) -> Reply<()> {
+        self.brought(self.session.sync(path))
+    }
+
+    fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
+        self.brought(self.session.transact(operations))
+    }
+
+    fn spawn(&self, task: Task) {
+        let routes = Arc::clone(&self.routes);
+        *routes.tasks.count.lock().expect("no panic") += 1;
+        let counted = async move {
+            task.await;
+            *routes.tasks.count.lock().expect("no panic") -= 1;
+            routes.tasks.fewer.notify_all();
+        };
+        if self.routes.is_beside {
+            shuttle::future::spawn(counted);
+        } else {
+            self.session.spawn(Box::pin(counted));
+        }
+    }
+
+    fn sleep(&self, _duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.routes.sleep()
+    }
+}
+
+impl fmt::Debug for OnRoutes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.session.fmt(f)
+    }
+}
