@@ -108,7 +108,7 @@ struct Plan {
 
 impl Plan {
     fn runs(&self) {
-        let (world, witness) = (World::new(), Witness::of_lock());
+        let (world, witness) = (World::whose_timers_fire(self.is_rough || draw(2) == 0), Witness::of_lock());
         let clients = [world.client(), world.client()];
         // Of two handles one belongs to several threads, so that uses of one node meet.
         let handles: Vec<RwLock> = (0..3)

@@ -44,15 +44,21 @@ struct Routes {
 impl World {
     /// A world of one of four kinds, as the schedule draws it.
     pub(crate) fn new() -> World {
+        World::whose_timers_fire(true)
+    }
+
+    /// As [`World::new`]. If no timer ever fires, it wakes nobody who should have been woken otherwise.
+    pub(crate) fn whose_timers_fire(fire: bool) -> World {
         let (is_late, is_beside) = (draw(2) == 0, draw(2) == 0);
         let (answers, timers, tasks) = (Courier::default(), Courier::default(), Tasks::default());
         let routes = Arc::new(Routes { is_late, answers, timers, is_beside, tasks });
         let couriers: [Which; 2] = [|routes| &routes.answers, |routes| &routes.timers];
-        let threads = couriers.map(|which| {
+        let threads = couriers.into_iter().take(if fire { 2 } else { 1 }).map(|which| {
             let routes = Arc::clone(&routes);
             thread::spawn(move || which(&routes).runs())
         });
-        World { memory: Memory::new(), routes, threads: threads.into() }
+        let threads = threads.collect();
+        World { memory: Memory::new(), routes, threads }
     }
 
     /// A client with a session of its own.
