@@ -11,7 +11,7 @@ DEBIAN_JAR := /usr/share/java/zookeeper.jar
 WHOLE := --workspace --all-features
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test programs lint soak interop bench bench-permits growth performance figures shells kerberos databases pages msrv deny semver package \
+.PHONY: test programs lint soak interop versions bench bench-permits growth performance figures shells kerberos databases pages msrv deny semver package \
 	filled-in binary deb zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
@@ -66,6 +66,12 @@ INTEROP_SECONDS ?= 180
 interop: zookeeper
 	tests/interop/setup.sh
 	INTEROP_SECONDS=$(INTEROP_SECONDS) cargo test $(WHOLE) --test interop -- --nocapture
+
+# The server tests on ZooKeeper 3.6.3, 3.8.0, 3.9.3 and 3.9.4 in turn, and on a server that behaves like ClickHouse Keeper;
+# VERSIONS names some of them. The first run needs the network: PySpark's source distributions (318, 434 and 456 MB) for the jars.
+VERSIONS ?= 3.6.3 3.8.0 3.9.3 3.9.4 keeper
+versions: zookeeper programs
+	tests/versions.sh $(VERSIONS)
 
 # The lock against a server, in alternation with the least that any lock on it could cost; medians of so many rounds.
 # `cargo bench -p zk-rwlock-benches` alone measures what needs no server.

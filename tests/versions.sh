@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# The server tests on one release of ZooKeeper after the other, and on a server that behaves like ClickHouse Keeper. What is
+# missing is fetched into target/versions: the jars of a release are in a source distribution of PySpark. Debian has 3.8.0.
+#
+#   versions.sh [VERSION ...]   of 3.6.3, 3.8.0, 3.9.3, 3.9.4 and keeper; all of them if none is named
+#   VERSIONS_SDISTS             a directory with source distributions of PySpark that are here already
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+missing() {
+    echo "make versions: $1" >&2
+    exit 1
+}
+
+home=$PWD/target/versions
+debian=/usr/share/java/zookeeper.jar
+mkdir -p "$home"
+
+# The source distribution of PySpark that has the jars of a release, and its SHA-256.
+source_of() {
+    case $1 in
+        3.6.3) echo '3.5.9 ea27adc39ddac9413b8951e45aa748cbed6c785971b81386efc41938f6243d93' ;;
+        3.9.3) echo '4.0.5 a0d44b0e7faf0458ad83b7aa664e7ed8b96beed8a55d66ce3b0dfac2309dfca6' ;;
+        3.9.4) echo '4.1.4 bcbd5e18690cf79d438e97210ad06fb8d451a251bb77becc2b0418868d2acd73' ;;
+        *) missing "there is no source for ZooKeeper $1" ;;
+    esac
+}
+
+# A Python that can fetch a source distribution: Debian's has no pip.
+python() {
+    if ! "$home/venv/bin/python" -c 'import setuptools, wheel' 2>/dev/null; then
+        {
+            python3 -m venv "$home/venv" && "$home/venv/bin/python" -m pip install --quiet setuptools wheel
+        } >&2 || missing 'Python 3 with its module venv, and a package index for pip, are needed'
+    fi
+    "$home/venv/bin/python" "$@"
+}
+
+fetch() {
+    local version=$1 pyspark sum sdist wanted=()
+    read -r pyspark sum <<<"$(source_of "$version")"
+    sdist=${VERSIONS_SDISTS:-$home}/pyspark-$pyspark.tar.gz
+    if [[ ! -e $sdist ]]; then
+        sdist=$home/pyspark-$pyspark.tar.gz
+        echo "make versions: fetching the jars of ZooKeeper $version"
+        python -m pip download --quiet --no-deps --no-binary :all: --no-build-isolation --dest "$home" "pyspark==$pyspark" ||
+            missing "no source of pyspark $pyspark is to be had from pip's package index, and so no ZooKeeper $version"
+    fi
+    sha256sum --check --quiet <<<"$sum  $sdist" || missing "$sdist is not the file that was published"
+    for jar in zookeeper netty slf4j-api log4j metrics-core snappy-java commons-cli commons-io commons-lang audience-annotations; do
+        wanted+=("*/deps/jars/$jar-*.jar")
+    done
+    # All or none: what was stopped half way must not pass for complete.
+    rm -rf "$home/part"
+    mkdir "$home/part"
+    tar -xzf "$sdist" -C "$home/part" --strip-components=3 --wildcards "${wanted[@]}" || missing "$sdist has not all jars"
+    [[ -e $home/part/zookeeper-$version.jar ]] || missing "$sdist has no jar of ZooKeeper $version"
+    mv "$home/part" "$home/$version"
+    if [[ $sdist == "$home"/* ]]; then
+        rm "$sdist"
+    fi
+}
+
+# Sets ZOOKEEPER_CLASSPATH for a release.
+provide() {
+    unset ZOOKEEPER_CLASSPATH
+    if [[ $1 == 3.8.0 && -e $debian ]]; then
+        return
+    fi
+    [[ -d $home/$1 ]] || fetch "$1"
+    export ZOOKEEPER_CLASSPATH="$home/$1/*"
+}
+
+# Runs tests on servers of a release, and makes sure that it was that release.
+run() {
+    local name=$1 version=$2 began=$SECONDS
+    shift 2
+    provide "$version"
+    export ZK_RWLOCK_SERVERS=$home/servers-$name.log
+    rm -f "$ZK_RWLOCK_SERVERS"
+    echo "make versions: ZooKeeper $version, as $name"
+    local outcome=passed
+    cargo test -p zk-rwlock-tests --all-features --no-fail-fast "$@" || outcome=FAILED
+    if [[ ! -s $ZK_RWLOCK_SERVERS ]]; then
+        outcome='FAILED: no test started a server'
+    elif ! awk -v wanted="$version" '$NF != wanted { exit 1 }' "$ZK_RWLOCK_SERVERS"; then
+        outcome='FAILED: a server was of another version'
+    fi
+    results+=("make versions: $name: $outcome, $((SECONDS - began)) s")
+    [[ $outcome == passed ]] || failed=1
+}
+
+# What cannot be so where each break of the connection ends the session, and where a session without nodes of a lock does not
+# hear of that.
+not_on_keeper=()
+for test in lock::a_cut_is_suspect_until_it_is_mended contract::a_session_that_is_over_answers_everything_with_that \
+    contract::after_an_end_the_next_berth_is_on_a_fresh_session leadership::an_observer_is_told_of_each_leader_and_of_none \
+    keeping::zookeeper::a_cut_is_suspect_until_it_is_mended; do
+    not_on_keeper+=(--skip "$test")
+done
+# Chapters that start servers, but for what keeps every core busy.
+chapters=(--test conformance --test lock --test session --test values --test leadership --test zklock)
+# Most tests wait most of the time.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
+results=() failed=
+if [[ $# -eq 0 ]]; then
+    set -- 3.6.3 3.8.0 3.9.3 3.9.4 keeper
+fi
+for version; do
+    case $version in
+        keeper) ZK_RWLOCK_KEEPER=1 run keeper 3.8.0 --test conformance -- zookeeper:: "${not_on_keeper[@]}" ;;
+        *) run "$version" "$version" "${chapters[@]}" ;;
+    esac
+done
+printf '%s\n' "${results[@]}"
+[[ -z $failed ]]
