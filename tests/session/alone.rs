@@ -76,8 +76,8 @@ async fn a_handshake_with_a_leader_that_was_deposed_prolongs_no_lock() {
     });
     let witness = Witness::of(&held);
     sleep(A_WHILE).await;
-    let alone = tokio::task::block_in_place(|| ensemble.leave_leader_alone());
     near.reset();
+    let alone = tokio::task::block_in_place(|| ensemble.leave_leader_alone());
     let next = within(4 * session_timeout + SOON, "the grant", next).await;
     let (next, granted_at) = (next.expect("it does not panic").expect("granted"), Instant::now());
     assert!(!held.is_held(), "two hold it");
