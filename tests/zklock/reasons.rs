@@ -190,6 +190,26 @@ async fn credentials_that_are_refused_later_end_with_the_code_for_that() {
 }
 
 #[tokio::test]
+async fn a_lock_and_a_place_lost_by_an_outage_say_since_when_and_why() {
+    let server = Server::start();
+    let on = |command| zklock_on(&server.address(), &["--session-timeout", "4", "/reasons", "-c", command]);
+    let holds = Running::start(on("echo ready; exec sleep 60")).ready().await;
+    let zk = connect(&server.address()).await;
+    let waits = Running::start(on("true"));
+    line_becomes(&lock_at(&zk, "/reasons"), "W+ W-").await;
+    server.kill();
+    let (holds, waits) = tokio::join!(holds.ends(), waits.ends());
+    assert_eq!((holds.code, waits.code), (Some(75), Some(75)), "{holds:#?} {waits:#?}");
+    let why = format!(": {}: Connection refused (os error 111))", server.address());
+    for (run, what) in [(&holds, "the lock was lost: "), (&waits, "lost the place in the queue: ")] {
+        let said = run.stderr.lines().last().unwrap_or_default();
+        let words =
+            format!("zklock: {what}the lease on the session ran out before a quorum renewed it (connecting for ");
+        assert!(said.starts_with(&words) && said.contains(&why), "{run:#?}");
+    }
+}
+
+#[tokio::test]
 async fn verbose_shows_the_log_with_the_reason_and_the_grant() {
     let granted = run(&["-v", "/reasons/verbose", "true"]).await;
     assert_eq!(granted.code, Some(0), "{granted:#?}");

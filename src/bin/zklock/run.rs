@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tokio::sync::watch;
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Acquire, Dialect, Error, HoldState, Loss, Memory, Progress, RwLock, Semaphore, ZooKeeper};
+use zk_rwlock::{
+    Acquire, ConnectionState, Dialect, Error, HoldState, Loss, Memory, Progress, RwLock, Semaphore, ZooKeeper,
+};
 
 use crate::arguments::{Connection, Run};
 use crate::child::{Child, Event, Reaped};
@@ -30,6 +32,9 @@ const CONNECT_LEAST: Duration = Duration::from_secs(1);
 
 /// How often to check whether a command that was asked to end must be killed now.
 const TICK: Duration = Duration::from_millis(10);
+
+/// How long servers that are not reached have to say why, once a lock or a place is lost by that.
+const REASON: Duration = Duration::from_millis(500);
 
 /// How long we wait for the servers to confirm that we leave.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -68,11 +73,12 @@ pub(crate) async fn run(run: &Run, connection: &Connection) -> Result<u8, Exit> 
             return Ok(run.skipped_exit_code);
         }
         Err(error) => {
+            let refusal = refused(error, run, connection, &zk).await;
             leave(&zk, &mut signals).await;
-            return Err(refused(error, run, connection));
+            return Err(refusal);
         }
     };
-    let outcome = hold(&guard, run, &order, &mut signals).await;
+    let outcome = hold(&guard, run, &order, &zk, &mut signals).await;
     give_back(guard, &zk, connection, &mut signals).await;
     let reaped = outcome?;
     reaped.pass_on();
@@ -255,8 +261,12 @@ async fn skipped(place: &Place, run: &Run) {
     say(&format!("{}: not run, because it was {}, less than {period} ago", place.path(), tame(&last)));
 }
 
-fn refused(error: Error, run: &Run, connection: &Connection) -> Exit {
+async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeeper) -> Exit {
     let exit = told(error.clone(), connection);
+    let message = match &error {
+        Error::Lost(why) | Error::Evicted(why) => format!("{}{}", exit.message(), cut_off(*why, zk).await),
+        _ => exit.message().to_owned(),
+    };
     let code = match &error {
         Error::Timeout { .. } | Error::WouldBlock { .. } => run.conflict_exit_code,
         Error::Lost(why) | Error::Evicted(why) => exit::of_loss(*why, run.lost_exit_code),
@@ -264,11 +274,23 @@ fn refused(error: Error, run: &Run, connection: &Connection) -> Exit {
     };
     // As in flock(1), for cron: the exit code says enough.
     let is_silent = run.quiet && matches!(error, Error::Timeout { .. } | Error::WouldBlock { .. });
-    Exit::new(code, if is_silent { "" } else { exit.message() })
+    Exit::new(code, if is_silent { String::new() } else { message })
+}
+
+/// Behind the loss: since when and why no server is reached, if it was lost by that and the servers tell soon.
+async fn cut_off(why: Loss, zk: &ZooKeeper) -> String {
+    if why == Loss::LeaseRanOut && !zk.state().is_connected() {
+        // That has the servers asked.
+        tokio::time::sleep(REASON).await;
+        if let state @ ConnectionState::Connecting { why: Some(_), .. } = zk.state() {
+            return format!(" ({state})");
+        }
+    }
+    String::new()
 }
 
 /// Runs the command until it ends or the lock is lost.
-async fn hold(guard: &Guard, run: &Run, order: &Order, signals: &mut Signals) -> Result<Reaped, Exit> {
+async fn hold(guard: &Guard, run: &Run, order: &Order, zk: &ZooKeeper, signals: &mut Signals) -> Result<Reaped, Exit> {
     signals.listen_to_all()?;
     let environment = [
         ("ZKLOCK_PATH", order.path.clone()),
@@ -276,7 +298,7 @@ async fn hold(guard: &Guard, run: &Run, order: &Order, signals: &mut Signals) ->
         ("ZKLOCK_TOKEN", guard.token().to_string()),
     ];
     if !guard.is_held() {
-        return lost(guard.lost().await, run, "nothing was run");
+        return lost(guard.lost().await, run, zk, "nothing was run").await;
     }
     let without = if run.keep_credentials { &[][..] } else { &credentials::VARIABLES };
     let mut child = Child::spawn(&order.command, &environment, without)
@@ -300,7 +322,7 @@ async fn hold(guard: &Guard, run: &Run, order: &Order, signals: &mut Signals) ->
                 Some(HoldState::Lost { why }) => {
                     let how = stop(guard, run, &mut child).await;
                     child.reap();
-                    return lost(why, run, how);
+                    return lost(why, run, zk, how).await;
                 }
                 Some(_) => {}
                 None => std::future::pending().await,
@@ -312,7 +334,7 @@ async fn hold(guard: &Guard, run: &Run, order: &Order, signals: &mut Signals) ->
                     let held = guard.is_held();
                     let reaped = child.reap();
                     if !held {
-                        return lost(guard.lost().await, run, "the command has ended");
+                        return lost(guard.lost().await, run, zk, "the command has ended").await;
                     }
                     record(guard, run, reaped, signals).await?;
                     return Ok(reaped);
@@ -354,8 +376,9 @@ async fn record(guard: &Guard, run: &Run, reaped: Reaped, signals: &mut Signals)
     Err(Exit::new(code, format!("{problem}: {}; unless it is, the command is run again", exit.message())))
 }
 
-fn lost(why: Loss, run: &Run, how: &str) -> Result<Reaped, Exit> {
-    Err(Exit::new(exit::of_loss(why, run.lost_exit_code), format!("the lock was lost: {why}; {how}")))
+async fn lost(why: Loss, run: &Run, zk: &ZooKeeper, how: &str) -> Result<Reaped, Exit> {
+    let problem = format!("the lock was lost: {why}{}; {how}", cut_off(why, zk).await);
+    Err(Exit::new(exit::of_loss(why, run.lost_exit_code), problem))
 }
 
 /// Ends the command: TERM, the grace, KILL. Returns how it ended.

@@ -150,9 +150,13 @@ pub(crate) fn json_of_survey(survey: &Survey, prefix: &str) -> Value {
 /// How long something has lasted, in its two largest units: `3days 4h`.
 pub(crate) fn age(since: SystemTime) -> String {
     // The clocks of two machines differ. A moment in the future counts as now.
-    let age = SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO);
-    let age = humantime::format_duration(Duration::from_secs(age.as_secs())).to_string();
-    age.split(' ').take(2).collect::<Vec<_>>().join(" ")
+    rounded(SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO))
+}
+
+/// A time in its two greatest units, and no less than seconds.
+pub(crate) fn rounded(time: Duration) -> String {
+    let whole = humantime::format_duration(Duration::from_secs(time.as_secs())).to_string();
+    whole.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
 /// The members of a queue, a row each.

@@ -18,23 +18,41 @@ struct Detail {
     holders: usize,
     /// Hosts and labels take no more columns than that.
     longest: usize,
+    has_what: bool,
     has_path: bool,
     has_pid: bool,
     has_mode: bool,
+    has_label: bool,
 }
 
-const WHOLE: Detail = Detail { holders: 2, longest: usize::MAX, has_path: true, has_pid: true, has_mode: true };
+const WHOLE: Detail = Detail {
+    holders: 2,
+    longest: usize::MAX,
+    has_what: true,
+    has_path: true,
+    has_pid: true,
+    has_mode: true,
+    has_label: true,
+};
+const LITTLE: Detail = Detail { holders: 1, longest: 12, has_path: false, has_pid: false, ..WHOLE };
+const LEAST: Detail = Detail { has_mode: false, has_what: false, ..LITTLE };
 
 /// From all to what has room in 80 columns: who it is, what for, and for how long. Whoever waits knows the path, and `zklock
-/// ls` has the rest.
-const BRIEFER: [Detail; 6] = [
+/// ls` has the rest. For how long stands at the end, so that all the others are shortened before it is cut off.
+const BRIEFER: [Detail; 9] = [
     WHOLE,
     Detail { longest: 20, ..WHOLE },
     Detail { longest: 16, has_pid: false, ..WHOLE },
     Detail { longest: 16, has_pid: false, has_path: false, ..WHOLE },
-    Detail { longest: 12, has_pid: false, has_path: false, holders: 1, ..WHOLE },
-    Detail { longest: 12, has_pid: false, has_path: false, holders: 1, has_mode: false },
+    LITTLE,
+    Detail { has_mode: false, ..LITTLE },
+    LEAST,
+    Detail { longest: 8, ..LEAST },
+    Detail { longest: 8, has_label: false, ..LEAST },
 ];
+
+/// What a terminal adds to the line when Ctrl-C or Ctrl-Z is typed: `^C`.
+const TYPED: usize = 2;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -90,13 +108,15 @@ struct Waiting {
 
 impl Waiting {
     fn words(&self, path: &str, what: &str, waited: Option<Duration>, detail: Detail) -> String {
-        let waited = waited.map_or_else(String::new, |waited| {
-            format!(" {}", humantime::format_duration(Duration::from_secs(waited.as_secs())))
-        });
+        let waited = waited.map_or_else(String::new, |waited| format!(" {}", table::rounded(waited)));
         let path = if detail.has_path { format!(" {path}") } else { String::new() };
         // Such as "for a permit of", which ends there.
-        let what = if detail.has_path { what } else { what.trim_end_matches(" of") };
-        let mut words = format!("waiting{waited} {what}{path}: place {}", self.place);
+        let what = match detail {
+            Detail { has_what: false, .. } => String::new(),
+            Detail { has_path: false, .. } => format!(" {}", what.trim_end_matches(" of")),
+            _ => format!(" {what}"),
+        };
+        let mut words = format!("waiting{waited}{what}{path}: place {}", self.place);
         for (how, keeps) in [("held", false), ("kept", true)] {
             let holders = self.holders.iter().take(detail.holders).filter(|holder| holder.keeps == keeps);
             let named: Vec<String> = holders.map(|holder| name(holder, detail)).collect();
@@ -126,7 +146,7 @@ fn name(member: &Member, detail: Detail) -> String {
     if let Some(pid) = member.pid.filter(|_| detail.has_pid) {
         words.push(format!("pid {pid}"));
     }
-    if let Some(label) = &member.label {
+    if let Some(label) = member.label.as_ref().filter(|_| detail.has_label) {
         words.push(format!("\"{}\"", shorten(&tame(label), detail.longest)));
     }
     if let Some(since) = member.since {
@@ -156,7 +176,7 @@ impl Line {
     /// Draws the words with as much detail as the terminal has room for.
     fn draw(&mut self, words: impl Fn(Detail) -> String) {
         let (columns, _) = terminal::size(io::stderr());
-        let room = columns.saturating_sub(1);
+        let room = columns.saturating_sub(1 + TYPED);
         let lines = BRIEFER.map(|detail| format!("zklock: {}", words(detail)));
         let line = lines.iter().find(|line| width(line) <= room).or(lines.last());
         let line = line.map_or_else(String::new, |line| shorten(line, room));
