@@ -123,6 +123,8 @@ struct Member<T> {
     turn: LocalTurn,
     /// It has left, and is remembered for the contender that comes directly after it.
     has_left: bool,
+    /// Its process may keep its node between uses, and gives it up when asked.
+    may_keep: bool,
 }
 
 impl<T> Default for LocalQueue<T> {
@@ -160,6 +162,7 @@ impl<T: Clone> LocalQueue<T> {
             before: Before::Unknown,
             turn: LocalTurn::Unknown,
             has_left: false,
+            may_keep: false,
         };
         self.members.insert(number, member);
         self.join(number, &mut woken);
@@ -170,6 +173,13 @@ impl<T: Clone> LocalQueue<T> {
             self.join(upper, &mut woken);
         }
         woken
+    }
+
+    /// The process of this contender, which has just entered, may keep its node between uses.
+    pub(crate) fn may_keep(&mut self, key: Key) {
+        if let Some(member) = self.members.get_mut(&key.number).filter(|it| it.id == key.id) {
+            member.may_keep = true;
+        }
     }
 
     /// Where this contender stands.
@@ -339,7 +349,15 @@ impl<T: Clone> LocalQueue<T> {
             if turn == member.turn || matches!(member.turn, LocalTurn::Clear(_)) {
                 return;
             }
-            let is_news = matches!(turn, LocalTurn::Clear(_) | LocalTurn::Unknown) && !member.has_left;
+            let is_news = match turn {
+                LocalTurn::Clear(_) | LocalTurn::Unknown => !member.has_left,
+                // Its predecessor has left. The next one may only keep its node, and then it has to be asked for.
+                LocalTurn::Behind(next) => {
+                    let was_behind = matches!(member.turn, LocalTurn::Behind(_)) && !member.has_left;
+                    was_behind && self.members.get(&next).is_some_and(|it| it.may_keep)
+                }
+                LocalTurn::BehindRemote(_) => false,
+            };
             let Some(member) = self.members.get_mut(&number) else { return };
             member.turn = turn;
             if is_news {

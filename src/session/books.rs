@@ -115,6 +115,9 @@ impl Book {
             }
             let is_first = state.queue.is_empty();
             let woken = state.queue.enter(me.key().id, me.contender.slot(), me.czxid, me);
+            if me.contender.keeps() {
+                state.queue.may_keep(me.key());
+            }
             if !is_first {
                 state.was_next = state.queue.was_next(me.contender.sequence());
             }

@@ -461,3 +461,24 @@ fn numbers_at_the_ends_of_their_range_are_next_to_nobody() {
         assert!(queue.left(key(number), Exit::LetGo).is_empty());
     }
 }
+
+/// The one behind two readers is told when the nearer has left only if the other may keep its node, to ask for it.
+#[test]
+fn a_writer_is_told_of_a_reader_before_its_own_predecessor_only_if_it_may_be_asked() {
+    for is_kept in [false, true] {
+        let mut queue = LocalQueue::default();
+        for (number, mode) in [(1, Mode::Write), (2, Mode::Read), (3, Mode::Read), (4, Mode::Write)] {
+            queue.enter(key(number).id, Slot { mode, sequence: number }, 10 + number, &number);
+        }
+        if is_kept {
+            queue.may_keep(key(2));
+        }
+        queue.granted(key(1), &Evidence::Sure);
+        assert_eq!(queue.left(key(1), Exit::LetGo), [2, 3]);
+        assert_eq!(queue.turn(key(4)), LocalTurn::Behind(3));
+        let told: &[i64] = if is_kept { &[4] } else { &[] };
+        assert_eq!(queue.left(key(3), Exit::Plain), told);
+        assert_eq!(queue.turn(key(4)), LocalTurn::Behind(2));
+        assert_eq!(queue.left(key(2), Exit::Plain), [4]);
+    }
+}
