@@ -146,6 +146,8 @@ mod snapshot;
 #[cfg_attr(shuttle, path = "../threads/sync.rs")]
 mod sync;
 mod telemetry;
+#[cfg(test)]
+mod tests;
 mod ticket;
 mod validation;
 mod value;

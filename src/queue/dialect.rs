@@ -317,7 +317,8 @@ fn numbers(name: &str) -> [Option<(&str, i64)>; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::queue::contender::Owner;
+    use crate::queue::contender::{Contender, Owner};
+    use crate::tests::fuzz_text;
 
     const UUID: &str = "5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9";
 
@@ -452,5 +453,34 @@ mod tests {
             }
         }
         assert_eq!(read(Dialect::Kazoo, "é__lock__0000000001"), Some(('W', 1)));
+    }
+
+    #[test]
+    fn any_name_is_read_in_one_way_and_written_back() {
+        let samples = [
+            "web-1~k3v9x2ma-READ-0000000007".to_owned(),
+            "web-1~k3v9x2ma~keep-WRITE--2147483648".to_owned(),
+            format!("_c_{UUID}-__WRIT__0000000007"),
+            format!("_c_{UUID}-READ-lock-0000000007"),
+            format!("{}__rlock__-000000005", UUID.replace('-', "")),
+        ];
+        fuzz_text(&samples.each_ref().map(String::as_str), |name| {
+            for dialect in Dialect::ALL {
+                let foreign = dialect.foreign(name);
+                let Some((owner, Slot { mode, sequence })) = dialect.split(name) else { continue };
+                assert_eq!(foreign, None, "{dialect}");
+                let contender = Contender::parse_as(name, dialect).unwrap();
+                assert_eq!((contender.mode(), contender.sequence(), contender.name()), (mode, sequence, name));
+                assert!(contender.host().len() + contender.id().map_or(0, str::len) <= owner.len());
+                // Curator's readers take for a writer's whatever has a writer's mark, also further left.
+                let modes = [mode, Mode::Read];
+                let owner = Owner::new(dialect, owner.to_owned());
+                let is_written_back = |mode: &Mode| {
+                    let begins = name.strip_prefix(&owner.prefix(*mode));
+                    begins.is_some_and(|number| number.parse() == Ok(sequence))
+                };
+                assert!(modes.iter().any(is_written_back) && owner.owns(name), "{dialect}");
+            }
+        });
     }
 }

@@ -91,6 +91,7 @@ impl Now {
 mod tests {
     use super::*;
     use crate::queue::dialect::Dialect;
+    use crate::tests::fuzz;
 
     const MINUTE: Duration = Duration::from_secs(60);
 
@@ -155,5 +156,17 @@ mod tests {
             assert!(!now.is_within(MINUTE, UNIX_EPOCH));
         }
         assert!(!Now::since(minutes(1), MINUTE, MINUTE).is_within(365 * 24 * 60 * MINUTE, far));
+    }
+
+    #[test]
+    fn any_bytes_are_no_record_or_one_that_is_the_same_when_written_again() {
+        let samples = [text("web-1", Some("report = daily"), 4294967301), text("h", None, -1), b"zk-rwlock done 2".to_vec()];
+        fuzz(&samples, |data| {
+            let Some(done) = read(data, minutes(7)) else { return };
+            assert!(data.starts_with(HEADING.as_bytes()));
+            let token = done.token.unwrap_or_default();
+            let again = read(&text(&done.host, done.label.as_deref(), token), minutes(7)).unwrap();
+            assert_eq!((again.host, again.label, again.token), (done.host, done.label, Some(token)));
+        });
     }
 }

@@ -91,6 +91,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::tests::fuzz;
 
     #[test]
     fn a_note_is_text_that_can_be_read_back() {
@@ -121,5 +122,22 @@ mod tests {
         for data in [&b""[..], b"\xff\xfe", b"pid=x\nlabel", b"=\n="] {
             assert_eq!(read(data), Said::default());
         }
+    }
+
+    #[test]
+    fn any_data_are_read_and_a_note_is_the_same_when_written_again() {
+        let note = "host=web-1\npid=42\nsince=2023-11-14T22:13:20.123Z\npermits=3\nlabel=migrate = v42\n";
+        fuzz(&[note, "10.1.2.3", "nightly report"], |data| {
+            let said = read(data);
+            let (since, pid) = (UNIX_EPOCH, said.pid.unwrap_or_default());
+            let Said { host, label, permits, .. } = said;
+            let again = read(&Metadata { host: host.clone(), pid, label: label.clone(), since, permits }.encode());
+            assert_eq!(again, Said { host, pid: Some(pid), label, permits });
+            for name in ["h~i-READ-0000000001", "x__lock__0000000001", "_c_x__WRIT__0000000001"] {
+                let dialect = Dialect::of(name).unwrap();
+                let said = Said::of(&Contender::parse_as(name, dialect).unwrap(), Some(data));
+                assert!(dialect == Dialect::Native || !said.host.contains(char::is_control), "{said:?}");
+            }
+        });
     }
 }

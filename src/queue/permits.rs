@@ -120,6 +120,7 @@ fn positive(digits: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::{fuzz, fuzz_text};
 
     fn names<const N: usize>(names: [&str; N]) -> [String; N] {
         names.map(str::to_owned)
@@ -168,5 +169,24 @@ mod tests {
             assert_eq!(decode(data.as_bytes()), Err(data.to_owned()));
         }
         assert_eq!(decode(&[0xff; 999]).unwrap_err().chars().count(), 40);
+    }
+
+    #[test]
+    fn any_name_is_no_permits_or_the_name_that_its_owner_would_have() {
+        fuzz_text(&["web-1~k3v9x2ma-PERMIT-2", "a-PERMIT-3~x-PERMIT-4294967295"], |text| {
+            let Some(TakenBy { host, count }) = parse(text) else { return };
+            let (owner, _) = text.rsplit_once(MARKER).unwrap();
+            assert_eq!((name(owner, count).as_str(), owner.starts_with(host)), (text, true));
+            assert_eq!(taken(&[text.to_owned()]), Ok(count.into()));
+        });
+    }
+
+    #[test]
+    fn any_data_are_a_number_as_it_is_written_or_in_doubt() {
+        fuzz(&["permits=10", "permits=4294967295\n", ""], |data| match decode(data) {
+            Ok(Some(number)) => assert_eq!(data.strip_suffix(b"\n").unwrap_or(data), encode(number)),
+            Ok(None) => assert!(data.is_empty() || data == b"\n"),
+            Err(text) => assert!(text.chars().count() <= 40),
+        });
     }
 }

@@ -114,6 +114,7 @@ pub(crate) fn now() -> SystemTime {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::fuzz;
 
     fn envelope() -> Envelope {
         let at = UNIX_EPOCH + Duration::from_millis(1_795_253_400_125);
@@ -159,5 +160,24 @@ mod tests {
     fn fields_of_later_versions_are_passed_over() {
         let text = String::from_utf8(envelope().seal(b"1")).unwrap().replace("host=", "colour=blue\nnonsense\nhost=");
         assert_eq!(Envelope::open(text.as_bytes()), Ok((envelope(), &b"1"[..])));
+    }
+
+    #[test]
+    fn any_bytes_are_refused_or_read_back_as_they_are_written() {
+        let bare = Envelope { after: None, ..envelope() };
+        let samples = [envelope().seal(b"{\"endpoint\":\"db-1\"}"), bare.seal(b"\n\n\0\xff"), b"zk-rwlock value 2\n\n".to_vec()];
+        fuzz(&samples, |bytes| match Envelope::open(bytes) {
+            Ok((envelope, payload)) => {
+                assert!(bytes.ends_with(payload));
+                // Written as we write it: numbers without a sign, times in milliseconds, and no fields of later versions.
+                let written = envelope.seal(payload);
+                let (again, same) = Envelope::open(&written).unwrap();
+                assert_eq!((again.seal(same), same), (written.clone(), payload));
+                assert_eq!((again.format, again.after), (envelope.format, envelope.after));
+                assert_eq!(again.written.token, envelope.written.token);
+                assert_eq!((again.written.host, again.written.label), (envelope.written.host, envelope.written.label));
+            }
+            Err(reason) => assert!(!reason.is_empty() && reason.len() < 3 * bytes.len() + 200, "{reason}"),
+        });
     }
 }

@@ -121,12 +121,14 @@ async fn hear(line: &mut Line, answer: &mut Vec<u8>) -> io::Result<()> {
 fn meaning(answer: &[u8]) -> (String, bool) {
     let text = String::from_utf8_lossy(answer);
     let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    let shown: String = first.chars().filter(|c| !c.is_control()).take(SHOWN).collect();
-    let mode = text.lines().find_map(|line| line.strip_prefix("Mode: "));
-    match (answer, mode) {
+    // A terminal must not obey a stranger.
+    let shown = |text: &str| text.chars().filter(|c| !c.is_control()).take(SHOWN).collect::<String>();
+    let mode = text.lines().find_map(|line| line.strip_prefix("Mode: ")).map(|mode| shown(mode.trim()));
+    let shown = shown(first);
+    match (answer, mode.as_deref()) {
         ([0x15 | 0x16, 3, ..], _) => ("its port is one for TLS, which this client does not speak".to_owned(), true),
         (_, Some("read-only")) => ("is read-only: it does not reach the majority of its ensemble".to_owned(), true),
-        (_, Some(mode)) => (format!("is up, as {}, and has not given a session", mode.trim()), false),
+        (_, Some(mode)) => (format!("is up, as {mode}, and has not given a session"), false),
         _ if first.contains("is not currently serving requests") => {
             (format!("{shown}: it may not reach the majority of its ensemble"), true)
         }
@@ -174,6 +176,7 @@ fn is_html(line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::fuzz;
 
     #[test]
     fn an_answer_tells_a_server_that_cannot_serve_from_one_that_can_and_from_strangers() {
@@ -195,5 +198,20 @@ mod tests {
         }
         let (long, _) = meaning("é".repeat(5_000).as_bytes());
         assert_eq!(long.chars().filter(|c| *c == 'é').count(), SHOWN);
+    }
+
+    #[test]
+    fn any_answer_of_a_stranger_is_told_in_few_words_without_controls() {
+        let samples = [
+            "Zookeeper version: 3.8.0\nLatency min/avg/max: 0/0/0\nMode: follower\n",
+            "This ZooKeeper instance is not currently serving requests\n",
+            "HTTP/1.1 400 Bad Request\r\nServer: x\r\n",
+            "\u{15}\u{3}\u{3}\0\u{2}\u{2}(",
+        ];
+        fuzz(&samples, |answer| {
+            let (words, _) = meaning(answer);
+            assert!(!words.chars().any(char::is_control), "{words:?}");
+            assert!(words.chars().count() < 300, "{words:?}");
+        });
     }
 }

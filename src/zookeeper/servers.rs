@@ -145,6 +145,7 @@ fn is_ipv6(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::fuzz_text;
 
     #[test]
     fn a_list_of_servers_may_have_schemes_ports_and_a_path() {
@@ -192,6 +193,7 @@ mod tests {
             assert!(error.contains(reason) && error.contains("servers"), "{servers:?}: {error}");
         }
     }
+
     #[test]
     fn a_connect_string_tells_its_servers_their_hosts_and_its_path() {
         for (text, hosts, root) in [
@@ -205,5 +207,23 @@ mod tests {
             assert_eq!((found.as_slice(), servers.root()), (hosts, root), "{text}");
             assert_eq!(format!("{}{}", servers.list(), servers.root()), text);
         }
+    }
+
+    #[test]
+    fn any_text_is_refused_or_read_back_as_it_was_written() {
+        let samples = ["zk1", "zk1:2181,10.0.0.2/", "tcp://zk1:2181,tcp+tls://[::1]:2281/apps/billing", "[fe80::1%eth0]"];
+        fuzz_text(&samples, |text| match Servers::parse(text) {
+            Ok(servers) => {
+                assert_eq!(format!("{}{}", servers.list(), servers.root()), text);
+                assert!(servers.root().is_empty() || validation::malformed(servers.root()).is_none());
+                for server in servers.each() {
+                    let address = server.address();
+                    let again = Server { text: &address };
+                    assert_eq!((again.host(), again.address()), (server.host(), server.address()));
+                    assert!(Servers::parse(&address).is_ok(), "{address}");
+                }
+            }
+            Err(error) => assert!(error.to_string().starts_with("invalid input: servers "), "{error}"),
+        });
     }
 }

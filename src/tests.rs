@@ -1,0 +1,95 @@
+//! Bytes at random, near to what a parser accepts, for the unit tests of all parsers; knows none of them.
+
+use std::collections::hash_map::RandomState;
+use std::env;
+use std::hash::BuildHasher;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
+
+/// How many inputs each parser gets, if `FUZZ_SECONDS` does not say for how long.
+const INPUTS: u64 = 3_000;
+
+/// What a parser may trip over.
+const PIECES: [&[u8]; 26] = [
+    b"\n", b"\n\n", b"\r\n", b"=", b"-", b"~", b":", b"/", b",", b"[", b"]", b"%", b"+1", b"-1", b"0", b"0000000000",
+    b"2147483648", b"99999999999999999999", b"\0", b"\xff", b"\xc3\xa9", b"-READ-", b"-WRITE-", b"__lock__", b"lock-",
+    b"~keep",
+];
+
+/// Calls `check` with each of these samples, and then with what chance makes of them. `FUZZ_SECONDS` says for how long, and
+/// `FUZZ_SEED` begins with the input that failed.
+pub(crate) fn fuzz<S: AsRef<[u8]>>(samples: &[S], mut check: impl FnMut(&[u8])) {
+    let number = |name: &str| env::var(name).ok().map(|number| number.parse::<u64>().expect("a whole number"));
+    let samples: Vec<&[u8]> = samples.iter().map(AsRef::as_ref).collect();
+    let (first, limit) = (number("FUZZ_SEED"), number("FUZZ_SECONDS").map(Duration::from_secs));
+    let begun = Instant::now();
+    let seed = first.unwrap_or_else(|| RandomState::new().hash_one(begun));
+    for i in 0.. {
+        if limit.map_or(i >= INPUTS, |limit| begun.elapsed() >= limit) {
+            return;
+        }
+        let seed = seed.wrapping_add(i);
+        let input = match samples.get(usize::try_from(i).expect("few inputs")) {
+            Some(sample) if first.is_none() => sample.to_vec(),
+            _ => mutant(&samples, &mut Dice(seed)),
+        };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| check(&input))) {
+            eprintln!("it fails for {:?}: FUZZ_SEED={seed}", String::from_utf8_lossy(&input));
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// As [`fuzz`], with inputs that are text.
+pub(crate) fn fuzz_text(samples: &[&str], mut check: impl FnMut(&str)) {
+    fuzz(samples, |input| check(&String::from_utf8_lossy(input)));
+}
+
+/// Numbers by chance (splitmix64).
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below this one, or zero.
+    fn below(&mut self, end: usize) -> usize {
+        (self.roll() % end.max(1) as u64) as usize
+    }
+
+    fn one_of<'a>(&mut self, all: &[&'a [u8]]) -> &'a [u8] {
+        all[self.below(all.len())]
+    }
+
+    /// Where a piece of this text begins, and where it ends.
+    fn piece(&mut self, text: &[u8]) -> std::ops::Range<usize> {
+        let begin = self.below(text.len() + 1);
+        begin..begin + self.below((text.len() - begin + 1).min(12))
+    }
+}
+
+/// A sample that was changed once or a few times.
+fn mutant(samples: &[&[u8]], dice: &mut Dice) -> Vec<u8> {
+    let mut text = dice.one_of(samples).to_vec();
+    for _ in 0..=dice.below(4) {
+        let piece = dice.piece(&text);
+        let instead: Vec<u8> = match dice.below(6) {
+            0 => Vec::new(),
+            1 => dice.one_of(&PIECES).to_vec(),
+            2 => {
+                let other = dice.one_of(samples);
+                let from = dice.piece(other);
+                other[from].to_vec()
+            }
+            3 => text[piece.clone()].repeat(2),
+            4 => vec![dice.roll().to_le_bytes()[0]],
+            _ => text[piece.clone()].iter().map(|byte| byte ^ (1 << dice.below(8))).collect(),
+        };
+        text.splice(piece, instead);
+    }
+    text
+}
