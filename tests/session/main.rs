@@ -3,6 +3,7 @@
 mod alone;
 mod breaks;
 mod ensemble;
+mod garbled;
 mod keeper;
 mod kept;
 mod kerberos;

@@ -8,6 +8,7 @@ pub mod clock;
 pub mod ensemble;
 pub mod fake;
 pub mod frames;
+pub mod garble;
 pub mod harness;
 pub mod history;
 pub mod keeper;

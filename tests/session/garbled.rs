@@ -1,0 +1,202 @@
+//! A server whose frames are garbled by chance: no call hangs or panics, and nobody holds beside another.
+//!
+//! The clients are children of this process, as in `liars.rs`, with little memory. `FUZZ_SECONDS` says for how long, and
+//! `FUZZ_SEED` begins with the case that failed.
+
+use std::backtrace::Backtrace;
+use std::collections::hash_map::RandomState;
+use std::env;
+use std::hash::BuildHasher;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::garble::{Garbler, Garbling};
+use support::process::test_in;
+use support::server::shared_server;
+use tokio::task::JoinSet;
+use zk_rwlock::{Error, RwLock, WriteGuard, ZooKeeper};
+
+/// What a child is to do: the server, its first case, and how many.
+const CASES: &str = "ZK_RWLOCK_GARBLED";
+
+/// The prefix of a child's lines, among those of the test harness.
+const SAYS: &str = "child says ";
+
+const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// For how long frames are garbled in one case.
+const GARBLED_FOR: Duration = Duration::from_millis(1_500);
+
+/// A call with a timeout that takes so much longer hangs.
+const HANGS: Duration = Duration::from_secs(20);
+
+/// How many cases a child runs at once. One that claims too much memory ends them all.
+const AT_ONCE: u64 = 12;
+
+/// In kilobytes of address space, as in `liars.rs`.
+const MEMORY: u32 = 3_000_000;
+
+/// What both clients of a case hold, as far as they hold anything.
+type Holds = Arc<Mutex<[Option<Arc<WriteGuard>>; 2]>>;
+
+struct Case {
+    garbling: Garbling,
+    holds: Holds,
+}
+
+impl Case {
+    /// One turn at the lock.
+    async fn turn(&self, who: usize, lock: &RwLock) -> Result<Result<(), Error>, String> {
+        let limit = Duration::from_millis(400);
+        let Ok(answer) = tokio::time::timeout(HANGS, lock.write().timeout(limit)).await else {
+            return Err("an acquisition hangs".to_owned());
+        };
+        let guard = match answer {
+            Ok(guard) => Arc::new(guard),
+            Err(error) => return Ok(Err(error)),
+        };
+        {
+            let mut holds = self.holds.lock().expect("nothing panics here");
+            holds[who] = Some(Arc::clone(&guard));
+            let are_two = holds.iter().flatten().filter(|guard| guard.is_held()).count() > 1;
+            // By other bytes a server can say that a node is gone, or was never there.
+            if are_two && self.garbling == Garbling::Shape {
+                return Err("two hold the lock".to_owned());
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        self.holds.lock().expect("nothing panics here")[who] = None;
+        let guard = Arc::into_inner(guard).ok_or("a guard is not alone")?;
+        // A release takes until it is certain or the session is over. Dropped halfway, it goes on.
+        let _certain_or_not = tokio::time::timeout(limit, guard.release()).await;
+        Ok(Ok(()))
+    }
+
+    async fn turns(&self, who: usize, lock: &RwLock, until: Instant) -> Result<(), String> {
+        while Instant::now() < until {
+            let _granted_or_not = self.turn(who, lock).await?;
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        Ok(())
+    }
+}
+
+async fn connect(server: &str) -> Result<Option<ZooKeeper>, String> {
+    let connecting = ZooKeeper::builder().session_timeout(SESSION_TIMEOUT).connect_timeout(SESSION_TIMEOUT);
+    let answer = tokio::time::timeout(HANGS, connecting.connect(server)).await;
+    Ok(answer.map_err(|_| "connecting hangs")?.ok())
+}
+
+async fn run(server: String, seed: u64) -> Result<(), String> {
+    let garbling = if seed.is_multiple_of(3) { Garbling::Bytes } else { Garbling::Shape };
+    let garbler = Garbler::start(&server, garbling, seed);
+    let path = format!("/garbled/{seed}-{}", std::process::id());
+    let open = |zk: &ZooKeeper| RwLock::new(zk, &path).expect("valid");
+    let sound = connect(&server).await?.ok_or("the server itself gives no session")?;
+    let case = Case { garbling, holds: Holds::default() };
+    let until = Instant::now() + GARBLED_FOR;
+    let garbled = connect(&garbler.address()).await?;
+    if let Some(zk) = &garbled {
+        let (here, there) = (open(&sound), open(zk));
+        let (here, there) = tokio::join!(case.turns(0, &here, until), case.turns(1, &there, until));
+        here.and(there)?;
+    }
+    garbler.calm();
+    // The client may wait for the rest of a frame that never comes, and its session may last as long. Calls still end.
+    if let Some(zk) = garbled {
+        let _granted_or_not = case.turn(1, &open(&zk)).await?;
+        tokio::time::timeout(HANGS, zk.close()).await.map_err(|_| "closing hangs")?;
+    }
+    let fresh = connect(&garbler.address()).await?.ok_or("no session though all frames are whole")?;
+    let _granted_or_not = case.turn(1, &open(&fresh)).await?;
+    tokio::time::timeout(HANGS, fresh.close()).await.map_err(|_| "closing hangs".to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_life_of_a_child() {
+    let Ok(order) = env::var(CASES) else { return };
+    let mut order = order.split(' ').map(str::to_owned);
+    let mut next = || order.next().expect("a server, a seed and a number");
+    let (server, first, cases) = (next(), next().parse::<u64>().expect("a seed"), next().parse::<u64>().expect("a number"));
+    static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        // The client crate panics over some frames, in a task of its own: its session is over then.
+        let trace = Backtrace::force_capture().to_string();
+        let (its, ours) = (trace.find("zookeeper_client::"), trace.find("zk_rwlock::"));
+        if its.is_none_or(|its| ours.is_some_and(|ours| ours < its)) {
+            HAS_PANICKED.store(true, Ordering::Relaxed);
+            before(panic);
+        }
+    }));
+    let mut running = JoinSet::new();
+    for seed in (0..cases).map(|i| first.wrapping_add(i)) {
+        let server = server.clone();
+        running.spawn(async move { run(server, seed).await.map_err(|why| format!("{why}: FUZZ_SEED={seed}")) });
+    }
+    let mut words = "well".to_owned();
+    while let Some(ended) = running.join_next().await {
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(why)) => words = why,
+            Err(error) => words = format!("a panic: {error}"),
+        }
+    }
+    if HAS_PANICKED.load(Ordering::Relaxed) {
+        words = format!("a panic, with one of {cases} cases: FUZZ_SEED={first}");
+    }
+    println!("\n{SAYS}{words}");
+    std::process::exit(0);
+}
+
+/// What a child says of these cases; `None` if it was ended for the memory that the client crate claimed: as much as a
+/// listing or a transaction announces.
+fn child(server: &str, first: u64, cases: u64) -> Option<String> {
+    let output = Command::new("sh")
+        .args(["-c", &format!("ulimit -v {MEMORY}; exec \"$0\" \"$@\"")])
+        .arg(env::current_exe().unwrap())
+        .args([&test_in(module_path!(), "the_life_of_a_child"), "--exact", "--nocapture"])
+        .env(CASES, format!("{server} {first} {cases}"))
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let (said, cried) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    match said.lines().find_map(|line| line.strip_prefix(SAYS)) {
+        Some("well") => Some("well".to_owned()),
+        Some(words) => Some(format!("{words}\n{cried}")),
+        None if cried.contains("memory allocation of") => None,
+        None => Some(format!("a child died: {} FUZZ_SEED={first}\n{said}\n{cried}", output.status)),
+    }
+}
+
+#[test]
+fn no_garbled_frame_hangs_a_call_or_makes_two_holders() {
+    let number = |name: &str| env::var(name).ok().map(|number| number.parse::<u64>().expect("a whole number"));
+    let (begun, limit) = (Instant::now(), Duration::from_secs(number("FUZZ_SECONDS").unwrap_or(0)));
+    let seed = number("FUZZ_SEED").unwrap_or_else(|| RandomState::new().hash_one(begun));
+    let server = shared_server().address();
+    let (mut cases, mut ended) = (0, 0);
+    loop {
+        let first = seed.wrapping_add(cases);
+        let firsts = [first, first.wrapping_add(AT_ONCE)];
+        let said = thread::scope(|scope| {
+            let children = firsts.map(|first| scope.spawn({ let server = &server; move || child(server, first, AT_ONCE) }));
+            children.map(|child| child.join().expect("children are waited for"))
+        });
+        for words in said {
+            match words {
+                Some(words) => assert_eq!(words, "well"),
+                None => ended += AT_ONCE,
+            }
+        }
+        cases += 2 * AT_ONCE;
+        if begun.elapsed() >= limit {
+            break;
+        }
+    }
+    println!("{cases} cases from seed {seed} on; {ended} of them with one that claimed more memory than there is");
+    assert!(ended < cases || cases <= 4 * AT_ONCE, "no case was seen to its end");
+}

@@ -1,0 +1,164 @@
+//! A proxy before a server that garbles what the server says, by chance, until it is told to be calm. It knows frames, and
+//! little of what is in them.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use super::frames::framed;
+use super::port::Port;
+
+/// How many frames pass unharmed for one that is garbled, on average.
+const SPARED: u64 = 8;
+
+/// What a garbled frame is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Garbling {
+    /// It is cut short, made longer, repeated, late or missing, or has another length, request number or error code.
+    Shape,
+    /// Or it has other bytes. Then what it says may be well formed and wrong.
+    Bytes,
+}
+
+/// The lengths that a frame may claim to have.
+const LENGTHS: [i32; 8] = [0, -1, i32::MIN, i32::MAX, 1 << 30, 3, 15, 17];
+
+/// The request numbers that mean something, and some that do not.
+const NUMBERS: [i32; 7] = [-1, -2, -4, -8, 0, 1, i32::MAX];
+
+/// The error codes of servers, and some that no server has.
+const CODES: [i32; 12] = [0, -1, -4, -8, -101, -102, -103, -110, -111, -112, -118, 7];
+
+/// The proxy; it serves until the process ends.
+#[derive(Debug)]
+pub struct Garbler {
+    port: Port,
+    is_calm: Arc<AtomicBool>,
+}
+
+impl Garbler {
+    pub fn start(server: &str, garbling: Garbling, seed: u64) -> Garbler {
+        let port = Port::reserve();
+        let (listener, server, is_calm) = (port.listen(), server.to_owned(), Arc::new(AtomicBool::new(false)));
+        let (calm, dice) = (Arc::clone(&is_calm), Arc::new(AtomicU64::new(seed)));
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let (Ok(client), Ok(server)) = (client, TcpStream::connect(&server)) else { return };
+                let connection = Connection { garbling, is_calm: Arc::clone(&calm), dice: Arc::clone(&dice), late: vec![] };
+                // Both go away in every way there is.
+                thread::spawn(move || connection.serve(client, server));
+            }
+        });
+        Garbler { port, is_calm }
+    }
+
+    pub fn address(&self) -> String {
+        self.port.address().to_string()
+    }
+
+    /// From now on everything passes as it is.
+    pub fn calm(&self) {
+        self.is_calm.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Connection {
+    garbling: Garbling,
+    is_calm: Arc<AtomicBool>,
+    dice: Arc<AtomicU64>,
+    /// Sent after the next frame.
+    late: Vec<u8>,
+}
+
+impl Connection {
+    fn serve(mut self, client: TcpStream, server: TcpStream) -> io::Result<()> {
+        let (mut from_client, mut to_server) = (client.try_clone()?, server.try_clone()?);
+        thread::spawn(move || {
+            let _ended = io::copy(&mut from_client, &mut to_server);
+            let _closed = to_server.shutdown(Shutdown::Both);
+        });
+        let (mut from_server, mut to_client) = (server, client);
+        let passed = self.pass(&mut from_server, &mut to_client);
+        let _closed = to_client.shutdown(Shutdown::Both);
+        passed
+    }
+
+    fn pass(&mut self, from: &mut TcpStream, to: &mut TcpStream) -> io::Result<()> {
+        loop {
+            let mut length = [0; 4];
+            from.read_exact(&mut length)?;
+            let mut body = vec![0; u32::from_be_bytes(length) as usize];
+            from.read_exact(&mut body)?;
+            let late = std::mem::take(&mut self.late);
+            let is_spared = self.is_calm.load(Ordering::Relaxed) || self.below(SPARED) != 0;
+            let frame = if is_spared { framed(&body) } else { self.garbled(body) };
+            to.write_all(&frame)?;
+            to.write_all(&late)?;
+        }
+    }
+
+    fn garbled(&mut self, mut body: Vec<u8>) -> Vec<u8> {
+        let (whole, length) = (framed(&body), body.len());
+        match self.below(if self.garbling == Garbling::Shape { 9 } else { 14 }) {
+            0 => {
+                body.truncate(self.at(length));
+                framed(&body)
+            }
+            1 => whole[..self.at(whole.len())].to_vec(),
+            2 => {
+                let more = self.at(40);
+                body.extend((0..more).map(|_| self.roll().to_le_bytes()[0]));
+                framed(&body)
+            }
+            3 => [&self.one_of(&LENGTHS).to_be_bytes(), &body[..]].concat(),
+            4 => whole.repeat(2),
+            5 => {
+                self.late = whole;
+                vec![]
+            }
+            6 => vec![],
+            7 => self.with(body, 0, self.one_of(&NUMBERS)),
+            8 => self.with(body, 12, self.one_of(&CODES)),
+            _ => {
+                for _ in 0..=self.below(3) {
+                    let at = self.at(length);
+                    let byte = self.roll().to_le_bytes()[0];
+                    if let Some(old) = body.get_mut(at) {
+                        *old = byte;
+                    }
+                }
+                framed(&body)
+            }
+        }
+    }
+
+    /// The frame with another number in this place, if it is long enough to have one there.
+    fn with(&self, mut body: Vec<u8>, at: usize, number: i32) -> Vec<u8> {
+        if let Some(place) = body.get_mut(at..at + 4) {
+            place.copy_from_slice(&number.to_be_bytes());
+        }
+        framed(&body)
+    }
+
+    fn one_of(&self, all: &[i32]) -> i32 {
+        all[self.at(all.len())]
+    }
+
+    fn at(&self, end: usize) -> usize {
+        self.below(end.max(1) as u64) as usize
+    }
+
+    fn below(&self, end: u64) -> u64 {
+        self.roll() % end
+    }
+
+    /// Numbers by chance (splitmix64).
+    fn roll(&self) -> u64 {
+        let state = self.dice.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
