@@ -3,7 +3,7 @@
 //! A failing case is written to `proptest-regressions` beside this file, and replayed first from then on.
 
 mod names;
-mod permits;
 mod queues;
 mod schedules;
 mod values;
+mod world;

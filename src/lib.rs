@@ -75,7 +75,7 @@
 //!   a client that may use a lock may also steal it. TLS and SASL need the features `tls` and `sasl-digest-md5`.
 //! - [`ConnectionState`]: what [`ZooKeeper::state`] answers a readiness probe.
 //! - [`Memory`]: an embedded backend without a server, for tests. It can be cut off, made to lag, and made to lose
-//!   answers and sessions.
+//!   answers and sessions. [`Backup`]: what it held at one moment, and can be made to hold again.
 //! - [`Error`]: what went wrong, sorted by what the caller can do about it. It converts into [`std::io::Error`].
 //!
 //! # How a holder knows in time
@@ -166,7 +166,7 @@ pub use crate::leadership::leadership::{Leadership, LeadershipBuilder};
 pub use crate::leadership::observe::LeaderChanges;
 pub use crate::leadership::term::Term;
 pub use crate::lock::rw_lock::{RwLock, RwLockBuilder};
-pub use crate::memory::client::Memory;
+pub use crate::memory::client::{Backup, Memory};
 pub use crate::multi::guard::MultiGuard;
 pub use crate::multi::lock::{MultiLock, MultiLockBuilder};
 pub use crate::once::guard::OnceGuard;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::memory::server::{Ensemble, Fault, Fired, World};
+use crate::memory::server::{Ensemble, Fault, Fired, Saved, World};
 use crate::memory::session::{MemorySession, sleep};
 use crate::session::connection::ConnectionState;
 use crate::session::contract::{Coordinator, Session, SessionSlot};
@@ -48,6 +48,18 @@ use crate::sync::{Mutex, MutexGuard};
 #[derive(Clone)]
 pub struct Memory {
     client: Arc<Client>,
+}
+
+/// All nodes of an embedded ensemble at one moment. Made by [`Memory::back_up`].
+#[derive(Clone)]
+pub struct Backup {
+    saved: Saved,
+}
+
+impl fmt::Debug for Backup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Backup").finish_non_exhaustive()
+    }
 }
 
 struct Client {
@@ -174,6 +186,39 @@ impl Memory {
     /// Sets the ensemble's clock back, as a change to a leader whose clock is behind does.
     pub fn set_clock_back(&self, by: Duration) {
         self.client.ensemble.world().clock().set_back(by);
+    }
+
+    /// Everything that the ensemble holds now, for [`Memory::restore`].
+    pub fn back_up(&self) -> Backup {
+        Backup { saved: self.client.ensemble.world().back_up() }
+    }
+
+    /// The ensemble comes back as it was at that moment, as servers do that are started from a backup, or have lost their
+    /// disks. The numbers of transactions, and with them fencing tokens, begin again from there. Whatever came later is
+    /// forgotten.
+    ///
+    /// All sessions are over: servers give no session to a client that has seen more than they have. A real client loses
+    /// what it holds when its lease ends, so let that time pass before, with all clients [cut](Memory::cut) off. The
+    /// ephemeral nodes of sessions that were open then are there again. A real ensemble deletes them after a session
+    /// timeout; here a test [removes](Memory::remove) them.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// let zk = Memory::new();
+    /// let lock = RwLock::new(&zk, "/lock")?;
+    /// let backup = zk.back_up();
+    /// let guard = lock.write().await?;
+    ///
+    /// zk.restore(&backup);
+    /// assert!(!guard.is_held());
+    /// assert!(lock.write().await?.fencing_token() <= guard.fencing_token());
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn restore(&self, backup: &Backup) {
+        self.client.ensemble.change(|world, fired| world.restore(&backup.saved, fired));
     }
 
     /// How many watches the ensemble keeps, for all sessions together.

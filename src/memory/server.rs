@@ -1,7 +1,7 @@
 //! The state that the clients of an embedded ensemble share: its sessions, their watches, and what each is shown; knows
 //! neither locks nor clients.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::memory::tree::{Change, Node, Stamp, Tree, children_of, commit, deleti
 use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Task, Watch};
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{HashMap, Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard};
 
 /// An ensemble, which all its clients share.
 #[derive(Default)]
@@ -37,7 +37,15 @@ pub(super) struct World {
     clock: Clock,
     last_session: i64,
     last_watch: u64,
-    sessions: HashMap<i64, SessionState>,
+    /// In an order of their own, so that what a test does has the same effect each time.
+    sessions: BTreeMap<i64, SessionState>,
+}
+
+/// The nodes at one moment.
+#[derive(Clone)]
+pub(super) struct Saved {
+    tree: Arc<Tree>,
+    zxid: i64,
 }
 
 struct SessionState {
@@ -56,7 +64,7 @@ struct SessionState {
     waiting: Vec<Job>,
     faults: VecDeque<Fault>,
     /// By the path of a node, or by its [key](crate::memory::tree::children_key) for a watch on the node's children.
-    watches: HashMap<String, Vec<Armed>>,
+    watches: BTreeMap<String, Vec<Armed>>,
 }
 
 struct Armed {
@@ -173,7 +181,7 @@ impl World {
             seen: 0,
             waiting: Vec::new(),
             faults: VecDeque::new(),
-            watches: HashMap::default(),
+            watches: BTreeMap::new(),
         };
         self.last_session += 1;
         self.sessions.insert(self.last_session, state);
@@ -332,7 +340,7 @@ impl World {
         let link = state.link_changes(State::Over(why));
         fired.push(Box::new(move || upkeep.end(why)));
         fired.push(link);
-        for armed in state.watches.drain().flat_map(|(_, armed)| armed) {
+        for armed in std::mem::take(&mut state.watches).into_values().flatten() {
             fired.push(Box::new(move || armed.fire(Event::Over)));
         }
         // Without its session, each of these requests answers that the session is over.
@@ -393,6 +401,21 @@ impl World {
             job(self, fired);
         }
     }
+
+    /// Everything that there is now.
+    pub(super) fn back_up(&self) -> Saved {
+        Saved { tree: Arc::clone(&self.tree), zxid: self.zxid }
+    }
+
+    /// Everything is as it was then. All sessions are over; the ephemeral nodes of those that were open then are there.
+    pub(super) fn restore(&mut self, saved: &Saved, fired: &mut Vec<Fired>) {
+        (self.tree, self.zxid) = (Arc::clone(&saved.tree), saved.zxid);
+        let sessions: Vec<i64> = self.sessions.keys().copied().collect();
+        for session in sessions {
+            self.end(session, Ending::Expired, fired);
+        }
+    }
+
     /// When a session's connection was cut, if it is.
     pub(super) fn cut_since(&self, session: i64) -> Option<Instant> {
         self.sessions.get(&session)?.cut

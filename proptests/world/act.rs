@@ -1,0 +1,286 @@
+//! What an actor of a world does in one step; checks nothing but what a read shows.
+
+use std::future::IntoFuture;
+use std::task::Poll;
+
+use tokio_test::task;
+use zk_rwlock::{Error, NodeData, RwLock, Semaphore, Shared};
+
+use crate::world::actor::{Actor, Held};
+use crate::world::plan::{Action, CLIENTS, LONG, Part, WHILE};
+use crate::world::{RECORD, World, open};
+
+impl World {
+    pub(super) async fn act(&mut self, i: usize, action: Action) {
+        match action {
+            Action::Read | Action::Write | Action::ReadBriefly | Action::WriteBriefly => self.ask(i, action),
+            Action::TryRead | Action::TryWrite | Action::Update => self.ask(i, action),
+            Action::Acquire(_) | Action::AcquireBriefly(_) | Action::TryAcquire(_) => self.ask(i, action),
+            Action::SetPermits(number) => {
+                // Never finished if its client is cut off: then it may be carried out later.
+                self.ledger.may_have(number);
+                let limit = &self.handles[self.handle_of[i]].limit;
+                let _now_or_later = task::spawn(limit.set_permits(number).into_future()).poll();
+            }
+            Action::Commit => self.commit(i),
+            Action::Look => self.look(i),
+            Action::Latest => self.look_at_copy(i),
+            Action::Drop => self.actors[i] = Actor::Idle,
+            Action::Release | Action::Downgrade | Action::Share => self.change_hold(i, action),
+            Action::Run => {
+                self.poll(i).await;
+            }
+            Action::Reopen => {
+                let handle = self.handle_of[i];
+                let plan = self.handles[handle].plan.clone();
+                self.handles[handle] = open(&plan, &self.clients[plan.client], self.permits);
+            }
+            Action::Restore => self.restore().await,
+            Action::Wait => tokio::time::advance(WHILE).await,
+            _ => self.disturb(self.client_of(i), i, action).await,
+        }
+    }
+
+    /// Begins an acquisition, if the actor has nothing to do.
+    fn ask(&mut self, i: usize, action: Action) {
+        let (actor, handle) = (&mut self.actors[i], &self.handles[self.handle_of[i]]);
+        if !matches!(actor, Actor::Idle) {
+            return;
+        }
+        let next = match action {
+            Action::Acquire(count) | Action::AcquireBriefly(count) | Action::TryAcquire(count) => {
+                permit_of(&handle.limit, count, action)
+            }
+            _ => match &handle.value {
+                Some(value) => value_of(value, action).or_else(|| {
+                    let (begun, update) = (self.commits.begin(), value.update(|number| *number += 1));
+                    Some(Actor::begin(async move {
+                        let answer = update.await;
+                        begun.ends(&answer);
+                        answer.map(|_| Held::Nothing)
+                    }))
+                }),
+                None => lock_of(&handle.lock, action),
+            },
+        };
+        if let Some(next) = next {
+            *actor = next;
+        }
+    }
+
+    /// A write under what is held.
+    fn commit(&mut self, i: usize) {
+        let actor = &mut self.actors[i];
+        match actor {
+            Actor::Holding(Held::ValueWriter(_)) => {
+                let Actor::Holding(Held::ValueWriter(mut guard)) = std::mem::replace(actor, Actor::Idle) else { return };
+                let begun = self.commits.begin();
+                *actor = Actor::go_on(async move {
+                    let before = **guard;
+                    **guard = before + 1;
+                    let answer = guard.commit().await;
+                    if matches!(&answer, Err(error) if !matches!(error, Error::OutcomeUnknown { .. })) {
+                        **guard = before;
+                    }
+                    begun.ends(&answer);
+                    Ok(Held::ValueWriter(guard))
+                });
+            }
+            // It is on its way, and will be carried out or refused as a whole.
+            Actor::Holding(Held::Writer(guard)) => {
+                let write = guard.transaction().set(RECORD, guard.fencing_token().to_string());
+                let _now_or_later = task::spawn(write.commit()).poll();
+            }
+            Actor::Holding(Held::Permit(permit)) => {
+                let _now_or_later = task::spawn(permit.transaction().commit()).poll();
+            }
+            _ => {}
+        }
+    }
+
+    /// A read of the record under the lock, if it is answered at once.
+    fn look(&mut self, i: usize) {
+        let read: Poll<Result<Option<NodeData>, Error>> = match &self.actors[i] {
+            Actor::Holding(Held::Reader(guards)) => task::spawn(guards[0].data(RECORD)).poll(),
+            Actor::Holding(Held::Writer(guard)) => task::spawn(guard.data(RECORD)).poll(),
+            _ => return,
+        };
+        if let Poll::Ready(Ok(Some(node))) = read {
+            self.ledger.read(i, &node.data);
+        }
+    }
+
+    fn look_at_copy(&mut self, i: usize) {
+        let handle = self.handle_of[i];
+        // While there is no session, the copy is begun on a thread of the library's, whose time is the real one.
+        if self.cut[self.client_of(i)] {
+            return;
+        }
+        if let Some(copy) = self.handles[handle].value.as_ref().and_then(Shared::latest) {
+            self.ledger.saw_copy(handle, **copy);
+        }
+    }
+
+    fn change_hold(&mut self, i: usize, action: Action) {
+        let actor = &mut self.actors[i];
+        if let (Action::Share, Actor::Holding(Held::Reader(guards))) = (action, &mut *actor) {
+            let shared = guards[0].share();
+            guards.push(shared);
+            return;
+        }
+        let next = match (action, std::mem::replace(actor, Actor::Idle)) {
+            (Action::Release, Actor::Holding(held)) => {
+                held.release();
+                Actor::Idle
+            }
+            (Action::Downgrade, Actor::Holding(Held::Writer(guard))) => {
+                Actor::go_on(async move { Ok(Held::Reader(vec![guard.downgrade().await?])) })
+            }
+            (Action::Downgrade, Actor::Holding(Held::ValueWriter(guard))) => {
+                Actor::go_on(async move { Ok(Held::ValueReader(Box::new(guard.downgrade().await?))) })
+            }
+            (_, other) => other,
+        };
+        self.actors[i] = next;
+    }
+
+    async fn disturb(&mut self, client: usize, i: usize, action: Action) {
+        let wired = &self.clients[client];
+        let memory = &wired.memory;
+        // A holder that cannot hear of it at once would hold beside the next one: nothing helps against that.
+        let all_hear = !self.cut.contains(&true) && !self.lagging.contains(&true);
+        match action {
+            Action::Stall => wired.stall(),
+            Action::Flow => wired.flow(),
+            Action::Deliver => {
+                wired.deliver();
+            }
+            Action::Cut(carried_out) => {
+                wired.cut(carried_out);
+                self.cut[client] = true;
+            }
+            Action::Heal => {
+                memory.heal();
+                self.cut[client] = false;
+            }
+            Action::Expire => {
+                if self.cut[client] {
+                    // The ensemble waits for the whole session timeout, and the lease is shorter.
+                    tokio::time::advance(LONG).await;
+                }
+                memory.expire();
+            }
+            Action::LoseReply => memory.lose_next_reply(),
+            Action::LoseRequest => memory.lose_next_request(),
+            Action::Lag => {
+                memory.lag();
+                self.lagging[client] = true;
+            }
+            Action::CatchUp => {
+                memory.catch_up();
+                self.lagging[client] = false;
+            }
+            Action::Reap => memory.reap_containers(),
+            Action::Remove(part) if all_hear => {
+                let directory = World::directory(part);
+                let mut children = memory.children(directory);
+                // Not by their names, which begin with an id by chance.
+                children.sort_by_key(|name| name.rsplit(|c: char| !c.is_ascii_digit()).next().map(str::to_owned));
+                if let Some(child) = children.get(i % children.len().max(1)) {
+                    memory.remove(format!("{directory}/{child}"));
+                }
+            }
+            Action::Clear(part) if all_hear => memory.remove(World::directory(part)),
+            Action::BackUp => self.backup = Some(memory.back_up()),
+            _ => {}
+        }
+    }
+
+    /// The ensemble comes back as it was. A client that has seen more is given no session by such servers, so all its
+    /// sessions are over.
+    async fn restore(&mut self) {
+        let Some(backup) = self.backup.take() else { return };
+        for client in &self.clients {
+            client.cut(0);
+        }
+        tokio::time::advance(LONG).await;
+        self.clients[0].memory.restore(&backup);
+        self.observer = World::observe(&self.outsider).await;
+        // Each has lost what it held. Whoever is about to find that out lets go.
+        self.check_all_lost();
+        for actor in &mut self.actors {
+            let holds = match actor {
+                Actor::Holding(_) => true,
+                Actor::Busy(work) => work.holds(),
+                Actor::Idle => false,
+            };
+            if holds {
+                *actor = Actor::Idle;
+            }
+        }
+        (self.cut, self.lagging) = (vec![false; CLIENTS], vec![false; CLIENTS]);
+        let names = [Part::Lock, Part::Queue, Part::Permits].into_iter().flat_map(|part| {
+            let directory = World::directory(part);
+            self.children(directory).into_iter().map(move |name| format!("{directory}/{name}"))
+        });
+        self.ghosts = names.collect();
+        self.commits.forget();
+        self.ledger.forget();
+        self.begin_anew().await;
+    }
+}
+
+fn lock_of(lock: &RwLock, action: Action) -> Option<Actor> {
+    let (read, write) = (lock.read(), lock.write());
+    let reader = |guard| Held::Reader(vec![guard]);
+    let writer = |guard| Held::Writer(Box::new(guard));
+    Some(match action {
+        Action::Read => Actor::begin(async move { read.await.map(reader) }),
+        Action::ReadBriefly => Actor::begin(async move { read.timeout(WHILE).await.map(reader) }),
+        Action::Write => Actor::begin(async move { write.await.map(writer) }),
+        Action::WriteBriefly => Actor::begin(async move { write.timeout(WHILE).await.map(writer) }),
+        Action::TryRead => {
+            let read = lock.try_read();
+            Actor::begin(async move { read.await.map(reader) })
+        }
+        Action::TryWrite => {
+            let write = lock.try_write();
+            Actor::begin(async move { write.await.map(writer) })
+        }
+        _ => return None,
+    })
+}
+
+fn value_of(value: &Shared<u64>, action: Action) -> Option<Actor> {
+    let (read, write) = (value.read(), value.write());
+    let reader = |guard| Held::ValueReader(Box::new(guard));
+    let writer = |guard| Held::ValueWriter(Box::new(guard));
+    Some(match action {
+        Action::Read => Actor::begin(async move { read.await.map(reader) }),
+        Action::ReadBriefly => Actor::begin(async move { read.timeout(WHILE).await.map(reader) }),
+        Action::Write => Actor::begin(async move { write.await.map(writer) }),
+        Action::WriteBriefly => Actor::begin(async move { write.timeout(WHILE).await.map(writer) }),
+        Action::TryRead => {
+            let read = value.try_read();
+            Actor::begin(async move { read.await.map(reader) })
+        }
+        Action::TryWrite => {
+            let write = value.try_write();
+            Actor::begin(async move { write.await.map(writer) })
+        }
+        _ => return None,
+    })
+}
+
+fn permit_of(limit: &Semaphore, count: u32, action: Action) -> Option<Actor> {
+    let permit = |permit| Held::Permit(Box::new(permit));
+    let acquire = limit.acquire_many(count);
+    Some(match action {
+        Action::Acquire(_) => Actor::begin(async move { acquire.await.map(permit) }),
+        Action::AcquireBriefly(_) => Actor::begin(async move { acquire.timeout(WHILE).await.map(permit) }),
+        _ => {
+            let acquire = limit.try_acquire_many(count);
+            Actor::begin(async move { acquire.await.map(permit) })
+        }
+    })
+}

@@ -1,0 +1,262 @@
+//! P8 and P9: one world in which everything meets, polled by hand and in virtual time: a lock, the value that it guards, and
+//! a semaphore; contenders that know each other and some that do not; and every fault that the embedded ensemble knows.
+//!
+//! After the schedule everything is mended, and all must come to rest.
+
+mod act;
+mod actor;
+mod checks;
+pub(crate) mod plan;
+mod wire;
+
+use std::sync::Arc;
+
+use zk_rwlock::coordinator::{Coordinator, Kind, Session};
+use zk_rwlock::{Backup, Memory, RwLock, RwLockBuilder, Semaphore, Shared};
+
+use crate::world::actor::{Actor, Commits};
+use crate::world::checks::Ledger;
+use crate::world::plan::{ACTORS, Action, After, CLIENTS, LONG, Part, Schedule, Step};
+use crate::world::wire::Wired;
+
+const VALUE: &str = "/world";
+const VALUE_NODE: &str = "/world/value";
+const LOCK: &str = "/world/lock";
+const LIMIT: &str = "/limit";
+const QUEUE: &str = "/limit/queue";
+const PERMITS: &str = "/limit/permits";
+
+/// A node elsewhere: it contains the token of the last writer that wrote it under the lock.
+const RECORD: &str = "/record";
+
+/// How many times something may be tried again in the end.
+const RETRIES: usize = 80;
+
+struct Handle {
+    plan: plan::Handle,
+    lock: RwLock,
+    value: Option<Shared<u64>>,
+    limit: Semaphore,
+}
+
+pub(crate) struct World {
+    clients: Vec<Wired>,
+    permits: u32,
+    handle_of: Vec<usize>,
+    handles: Vec<Handle>,
+    cut: Vec<bool>,
+    lagging: Vec<bool>,
+    actors: Vec<Actor>,
+    commits: Commits,
+    /// A client that nothing happens to, and its session.
+    outsider: Memory,
+    observer: Arc<dyn Session>,
+    backup: Option<Backup>,
+    /// What the ensemble remembers of sessions that are over, until it gives them up.
+    ghosts: Vec<String>,
+    ledger: Ledger,
+}
+
+fn open(plan: &plan::Handle, client: &Wired, permits: u32) -> Handle {
+    let keep = plan.keep.map(std::time::Duration::from_millis);
+    let options = |lock: RwLockBuilder| keep.into_iter().fold(lock.dialect(plan.dialect.dialect()), RwLockBuilder::keep);
+    let value = plan.has_value.then(|| {
+        Shared::builder(client, VALUE).initial(|| 0_u64).lock(options).build().expect("valid")
+    });
+    let lock = match &value {
+        Some(value) => value.lock().clone(),
+        None => options(RwLock::builder(client, LOCK)).build().expect("valid"),
+    };
+    let limit = Semaphore::builder(client, LIMIT).permits(permits).build().expect("valid");
+    Handle { plan: plan.clone(), lock, value, limit }
+}
+
+impl World {
+    async fn new(schedule: &Schedule) -> World {
+        let outsider = Memory::new();
+        let observer = World::observe(&outsider).await;
+        observer.create(RECORD, b"0", Kind::Persistent).await.expect("an empty ensemble");
+        let clients: Vec<_> = (0..CLIENTS).map(|_| Wired::new(outsider.connect())).collect();
+        World {
+            handles: schedule.handles.iter().map(|plan| open(plan, &clients[plan.client], schedule.permits)).collect(),
+            clients,
+            permits: schedule.permits,
+            handle_of: schedule.handle_of.clone(),
+            cut: vec![false; CLIENTS],
+            lagging: vec![false; CLIENTS],
+            actors: (0..ACTORS).map(|_| Actor::Idle).collect(),
+            commits: Commits::default(),
+            outsider,
+            observer,
+            backup: None,
+            ghosts: Vec::new(),
+            ledger: Ledger::new(schedule),
+        }
+    }
+
+    async fn observe(outsider: &Memory) -> Arc<dyn Session> {
+        Arc::clone(outsider.session_slot(0).await.expect("always open").session())
+    }
+
+    async fn step(&mut self, Step(actor, action, after): Step) {
+        self.act(actor, action).await;
+        self.check().await;
+        match after {
+            After::Nothing => {}
+            After::Polls => {
+                for i in 0..ACTORS {
+                    self.poll(i).await;
+                }
+                self.check().await;
+            }
+            After::Settles => self.settle().await,
+        }
+    }
+
+    /// Takes these steps before anything happens in the background: no contender watches its own node yet.
+    fn steps_blindly(mut self, steps: Vec<Step>) -> World {
+        let (done, mut world) = tokio::sync::oneshot::channel();
+        let session = Arc::clone(&self.observer);
+        // While a background task runs, no other does.
+        session.spawn(Box::pin(async move {
+            for step in steps {
+                self.step(step).await;
+            }
+            assert!(done.send(self).is_ok(), "the caller waits");
+        }));
+        world.try_recv().expect("no step waits")
+    }
+
+    /// Whether this step, or later ones because of it, needs time to pass, or needs a contender to watch its own node.
+    fn needs_others(&self, Step(actor, action, _): Step) -> bool {
+        match action {
+            Action::Wait | Action::Cut(_) | Action::Remove(_) | Action::Clear(_) | Action::Restore => true,
+            Action::Expire => self.cut[self.client_of(actor)],
+            _ => false,
+        }
+    }
+
+    fn client_of(&self, actor: usize) -> usize {
+        self.handles[self.handle_of[actor]].plan.client
+    }
+
+    /// Runs everything until nothing moves any more, and checks what must hold after each step of it.
+    async fn settle(&mut self) {
+        loop {
+            let mut has_moved = false;
+            for client in 0..CLIENTS {
+                while !self.clients[client].is_stalled() && self.clients[client].deliver() {
+                    has_moved = true;
+                    self.check().await;
+                }
+            }
+            for i in 0..ACTORS {
+                has_moved |= self.poll(i).await;
+            }
+            if !has_moved {
+                return self.check().await;
+            }
+            self.check().await;
+        }
+    }
+
+    /// Polls an actor if it is woken. Returns whether it was.
+    async fn poll(&mut self, i: usize) -> bool {
+        let Actor::Busy(work) = &mut self.actors[i] else { return false };
+        if !work.is_ready() {
+            return false;
+        }
+        if let Some(answer) = work.poll() {
+            self.check_value().await;
+            self.actors[i] = self.ledger.came(answer, self.handle_of[i]);
+        }
+        self.check_claims();
+        true
+    }
+
+    fn children(&self, directory: &str) -> Vec<String> {
+        self.clients[0].memory.children(directory)
+    }
+
+    fn left(&self) -> Vec<String> {
+        [LOCK, QUEUE, PERMITS].into_iter().flat_map(|directory| self.children(directory)).collect()
+    }
+
+    fn is_done(&self) -> bool {
+        self.actors.iter().all(|actor| matches!(actor, Actor::Idle))
+    }
+
+    /// Mends everything; then every waiter must be granted as holders release.
+    async fn come_to_rest(&mut self) {
+        for client in &self.clients {
+            client.flow();
+            client.memory.heal();
+            client.memory.catch_up();
+        }
+        self.lay_ghosts();
+        for _round in 0..=2 * ACTORS {
+            self.settle().await;
+            // After several lost answers in a row the next try waits a little.
+            tokio::time::advance(LONG).await;
+            self.settle().await;
+            for actor in &mut self.actors {
+                if matches!(actor, Actor::Holding(_)) {
+                    *actor = Actor::Idle;
+                }
+            }
+            if self.is_done() {
+                break;
+            }
+        }
+        assert!(self.is_done(), "an actor waits for ever: {:?}", self.left());
+        self.check_copies();
+        // What is only kept goes with its handle.
+        self.handles.clear();
+        for _retry in 0..RETRIES {
+            self.settle().await;
+            if self.left().is_empty() && self.clients[0].memory.watches() == 0 {
+                break;
+            }
+            tokio::time::advance(LONG).await;
+        }
+        assert_eq!(self.left(), Vec::<String>::new(), "a node was left behind");
+        assert_eq!(self.clients[0].memory.watches(), 0, "a watch was left behind");
+    }
+
+    /// The ensemble gives up the sessions that it remembers and that nobody has any more.
+    fn lay_ghosts(&mut self) {
+        for ghost in std::mem::take(&mut self.ghosts) {
+            self.clients[0].memory.remove(ghost);
+        }
+    }
+
+    fn directory(part: Part) -> &'static str {
+        match part {
+            Part::Lock => LOCK,
+            Part::Queue => QUEUE,
+            Part::Permits => PERMITS,
+        }
+    }
+}
+
+/// Runs a schedule. Panics if anything does not hold.
+pub(crate) fn run(schedule: &Schedule) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    // Without a budget: tokio would otherwise answer "pending" after a while, to be fair to tasks that are not there.
+    runtime.expect("a runtime").block_on(tokio::task::unconstrained(async move {
+        let mut world = World::new(schedule).await;
+        let mut steps = schedule.steps.iter().copied().peekable();
+        while let Some(step) = steps.next() {
+            if !schedule.are_blind || world.needs_others(step) {
+                world.step(step).await;
+                continue;
+            }
+            let mut while_blind = vec![step];
+            while let Some(step) = steps.next_if(|step| !world.needs_others(*step)) {
+                while_blind.push(step);
+            }
+            world = world.steps_blindly(while_blind);
+        }
+        world.come_to_rest().await;
+    }));
+}

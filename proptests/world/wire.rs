@@ -1,0 +1,229 @@
+//! The connection of a client to the embedded ensemble, on which requests can be held up: sent, and not carried out yet.
+//! Knows no locks.
+//!
+//! The embedded ensemble carries a request out before the call returns. Between a request on a real network and its
+//! effect, others act, the sender goes on or is dropped, and the connection may break. What the session's background task
+//! sends is not held up: it watches and checks nodes, and in what order it does so with other requests does not matter.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::oneshot;
+use zk_rwlock::Memory;
+use zk_rwlock::coordinator::{
+    Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, Stat, Task, Upkeep,
+    Watch,
+};
+
+/// A client with such a connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Wired {
+    pub(crate) memory: Memory,
+    wire: Arc<Wire>,
+}
+
+#[derive(Debug, Default)]
+struct Wire(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    is_stalled: bool,
+    /// Sent, and not carried out yet.
+    requests: VecDeque<Request>,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").field("is_stalled", &self.is_stalled).finish_non_exhaustive()
+    }
+}
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Answered,
+    /// It is carried out, and the answer is lost.
+    Unanswered,
+    Lost,
+}
+
+/// Meets its fate when it is called. What it returns tells the client.
+type Request = Box<dyn FnOnce(Fate) -> Box<dyn FnOnce() + Send> + Send>;
+
+impl Wire {
+    fn send<T: Send + 'static>(&self, request: impl FnOnce() -> Reply<T> + Send + 'static) -> Reply<T> {
+        let mut state = self.state();
+        if !state.is_stalled && state.requests.is_empty() {
+            drop(state);
+            return request();
+        }
+        let (tell, told) = oneshot::channel::<Reply<T>>();
+        state.requests.push_back(Box::new(move |fate| {
+            let lost = || Box::pin(async { Err(Failure::Unknown("the connection broke".to_owned())) });
+            let reply: Reply<T> = match fate {
+                Fate::Answered => request(),
+                Fate::Unanswered => {
+                    drop(request());
+                    lost()
+                }
+                Fate::Lost => lost(),
+            };
+            Box::new(move || drop(tell.send(reply)))
+        }));
+        Box::pin(async move {
+            match told.await {
+                Ok(reply) => reply.await,
+                Err(_) => Err(Failure::Unknown("the client was dropped".to_owned())),
+            }
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Wired {
+    pub(crate) fn new(memory: Memory) -> Wired {
+        Wired { memory, wire: Arc::default() }
+    }
+
+    /// From now on requests are held up.
+    pub(crate) fn stall(&self) {
+        self.wire.state().is_stalled = true;
+    }
+
+    /// Requests are not held up any more. Those that are must still be [carried out](Wired::deliver).
+    pub(crate) fn flow(&self) {
+        self.wire.state().is_stalled = false;
+    }
+
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.wire.state().is_stalled
+    }
+
+    /// Carries out the oldest request that is held up. Returns whether there was one.
+    pub(crate) fn deliver(&self) -> bool {
+        let oldest = self.wire.state().requests.pop_front();
+        oldest.map(|request| request(Fate::Answered)()).is_some()
+    }
+
+    /// Cuts the connection. Of the requests that are held up, so many are carried out. The answers to all of them are lost.
+    pub(crate) fn cut(&self, carried_out: usize) {
+        let requests = std::mem::take(&mut self.wire.state().requests);
+        let fates = (0..).map(|i| if i < carried_out { Fate::Unanswered } else { Fate::Lost });
+        let told: Vec<_> = requests.into_iter().zip(fates).map(|(request, fate)| request(fate)).collect();
+        // The client learns of the cut before it learns that the answers are lost.
+        self.memory.cut();
+        told.into_iter().for_each(|tell| tell());
+    }
+}
+
+#[async_trait]
+impl Coordinator for Wired {
+    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
+        let slot = self.memory.session_slot(watched_bytes).await?;
+        let (session, wire) = (Arc::clone(slot.session()), Arc::clone(&self.wire));
+        Ok(SessionSlot::new(Arc::new(WiredSession { session, wire })))
+    }
+
+    async fn close(&self) {
+        Coordinator::close(&self.memory).await;
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.memory.sleep(duration)
+    }
+}
+
+#[derive(Debug)]
+struct WiredSession {
+    session: Arc<dyn Session>,
+    wire: Arc<Wire>,
+}
+
+impl WiredSession {
+    fn send<T: Send + 'static>(&self, request: impl FnOnce(&dyn Session) -> Reply<T> + Send + 'static) -> Reply<T> {
+        let session = Arc::clone(&self.session);
+        self.wire.send(move || request(&*session))
+    }
+}
+
+#[async_trait]
+impl Session for WiredSession {
+    fn id(&self) -> i64 {
+        self.session.id()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.session.timeout()
+    }
+
+    fn upkeep(&self) -> &Arc<Upkeep> {
+        self.session.upkeep()
+    }
+
+    async fn connected(&self) -> Result<(), Ending> {
+        self.session.connected().await
+    }
+
+    async fn over(&self) -> Ending {
+        self.session.over().await
+    }
+
+    fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
+        let (path, data) = (path.to_owned(), data.to_vec());
+        self.send(move |session| session.create(&path, &data, kind))
+    }
+
+    fn delete(&self, path: &str) -> Reply<()> {
+        let path = path.to_owned();
+        self.send(move |session| session.delete(&path))
+    }
+
+    fn children(&self, path: &str) -> Reply<Vec<String>> {
+        let path = path.to_owned();
+        self.send(move |session| session.children(&path))
+    }
+
+    fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
+        let path = path.to_owned();
+        self.send(move |session| session.children_and_stat(&path))
+    }
+
+    fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
+        let path = path.to_owned();
+        self.send(move |session| session.data(&path))
+    }
+
+    fn watch(&self, path: &str) -> Reply<Watch> {
+        let path = path.to_owned();
+        self.send(move |session| session.watch(&path))
+    }
+
+    fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
+        let path = path.to_owned();
+        self.send(move |session| session.watch_children(&path))
+    }
+
+    fn sync(&self, path: &str) -> Reply<()> {
+        let path = path.to_owned();
+        self.send(move |session| session.sync(&path))
+    }
+
+    fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
+        let operations = operations.to_vec();
+        self.send(move |session| session.transact(&operations))
+    }
+
+    fn spawn(&self, task: Task) {
+        self.session.spawn(task);
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.session.sleep(duration)
+    }
+}
