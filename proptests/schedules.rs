@@ -173,7 +173,7 @@ fn every_schedule_keeps_all_promises_and_comes_to_rest() {
 #[test]
 fn the_corpus_is_read_back_as_it_was_written() {
     let files = corpus();
-    assert!(files.len() >= 6, "{files:?}");
+    assert!(files.len() >= 3, "{files:?}");
     for path in files {
         let text = fs::read_to_string(&path).expect("readable");
         assert_eq!(written(&read(&path)), text.trim_end(), "{}", path.display());

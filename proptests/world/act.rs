@@ -73,7 +73,9 @@ impl World {
         let actor = &mut self.actors[i];
         match actor {
             Actor::Holding(Held::ValueWriter(_)) => {
-                let Actor::Holding(Held::ValueWriter(mut guard)) = std::mem::replace(actor, Actor::Idle) else { return };
+                let Actor::Holding(Held::ValueWriter(mut guard)) = std::mem::replace(actor, Actor::Idle) else {
+                    return;
+                };
                 let begun = self.commits.begin();
                 *actor = Actor::go_on(async move {
                     let before = **guard;

@@ -59,10 +59,10 @@ pub(crate) struct World {
 
 fn open(plan: &plan::Handle, client: &Wired, permits: u32) -> Handle {
     let keep = plan.keep.map(std::time::Duration::from_millis);
-    let options = |lock: RwLockBuilder| keep.into_iter().fold(lock.dialect(plan.dialect.dialect()), RwLockBuilder::keep);
-    let value = plan.has_value.then(|| {
-        Shared::builder(client, VALUE).initial(|| 0_u64).lock(options).build().expect("valid")
-    });
+    let options =
+        |lock: RwLockBuilder| keep.into_iter().fold(lock.dialect(plan.dialect.dialect()), RwLockBuilder::keep);
+    let value =
+        plan.has_value.then(|| Shared::builder(client, VALUE).initial(|| 0_u64).lock(options).build().expect("valid"));
     let lock = match &value {
         Some(value) => value.lock().clone(),
         None => options(RwLock::builder(client, LOCK)).build().expect("valid"),

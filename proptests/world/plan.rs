@@ -292,15 +292,17 @@ fn handles() -> impl Strategy<Value = Vec<Handle>> {
     let stray = prop_oneof![5 => Just(None), 1 => (0..HANDLES, speech()).prop_map(Some)];
     let clients = prop::collection::vec(0..CLIENTS, HANDLES);
     let values = prop_oneof![1 => Just(vec![false; HANDLES]), 2 => prop::collection::vec(any::<bool>(), HANDLES)];
-    (of_all, stray, keep, clients, values).prop_map(|(of_all, stray, keep, clients, values): (_, _, Vec<Option<u64>>, Vec<usize>, Vec<bool>)| {
-        let handle = |(i, client): (usize, usize)| {
-            let dialect = stray.filter(|(at, _)| *at == i).map_or(of_all, |(_, speech)| speech);
-            // In another library's dialect nobody asks, so nothing is kept.
-            let keep = keep[i].filter(|_| dialect == Speech::Native);
-            Handle { client, dialect, keep, has_value: values[i] }
-        };
-        clients.into_iter().enumerate().map(handle).collect()
-    })
+    (of_all, stray, keep, clients, values).prop_map(
+        |(of_all, stray, keep, clients, values): (_, _, Vec<Option<u64>>, Vec<usize>, Vec<bool>)| {
+            let handle = |(i, client): (usize, usize)| {
+                let dialect = stray.filter(|(at, _)| *at == i).map_or(of_all, |(_, speech)| speech);
+                // In another library's dialect nobody asks, so nothing is kept.
+                let keep = keep[i].filter(|_| dialect == Speech::Native);
+                Handle { client, dialect, keep, has_value: values[i] }
+            };
+            clients.into_iter().enumerate().map(handle).collect()
+        },
+    )
 }
 
 pub(crate) fn schedule() -> impl Strategy<Value = Schedule> {

@@ -160,7 +160,8 @@ mod tests {
 
     #[test]
     fn any_bytes_are_no_record_or_one_that_is_the_same_when_written_again() {
-        let samples = [text("web-1", Some("report = daily"), 4294967301), text("h", None, -1), b"zk-rwlock done 2".to_vec()];
+        let samples =
+            [text("web-1", Some("report = daily"), 4294967301), text("h", None, -1), b"zk-rwlock done 2".to_vec()];
         fuzz(&samples, |data| {
             let Some(done) = read(data, minutes(7)) else { return };
             assert!(data.starts_with(HEADING.as_bytes()));

@@ -165,7 +165,8 @@ mod tests {
     #[test]
     fn any_bytes_are_refused_or_read_back_as_they_are_written() {
         let bare = Envelope { after: None, ..envelope() };
-        let samples = [envelope().seal(b"{\"endpoint\":\"db-1\"}"), bare.seal(b"\n\n\0\xff"), b"zk-rwlock value 2\n\n".to_vec()];
+        let samples =
+            [envelope().seal(b"{\"endpoint\":\"db-1\"}"), bare.seal(b"\n\n\0\xff"), b"zk-rwlock value 2\n\n".to_vec()];
         fuzz(&samples, |bytes| match Envelope::open(bytes) {
             Ok((envelope, payload)) => {
                 assert!(bytes.ends_with(payload));

@@ -211,7 +211,8 @@ mod tests {
 
     #[test]
     fn any_text_is_refused_or_read_back_as_it_was_written() {
-        let samples = ["zk1", "zk1:2181,10.0.0.2/", "tcp://zk1:2181,tcp+tls://[::1]:2281/apps/billing", "[fe80::1%eth0]"];
+        let samples =
+            ["zk1", "zk1:2181,10.0.0.2/", "tcp://zk1:2181,tcp+tls://[::1]:2281/apps/billing", "[fe80::1%eth0]"];
         fuzz_text(&samples, |text| match Servers::parse(text) {
             Ok(servers) => {
                 assert_eq!(format!("{}{}", servers.list(), servers.root()), text);

@@ -120,7 +120,8 @@ async fn the_life_of_a_child() {
     let Ok(order) = env::var(CASES) else { return };
     let mut order = order.split(' ').map(str::to_owned);
     let mut next = || order.next().expect("a server, a seed and a number");
-    let (server, first, cases) = (next(), next().parse::<u64>().expect("a seed"), next().parse::<u64>().expect("a number"));
+    let (server, first, cases) =
+        (next(), next().parse::<u64>().expect("a seed"), next().parse::<u64>().expect("a number"));
     static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -183,7 +184,12 @@ fn no_garbled_frame_hangs_a_call_or_makes_two_holders() {
         let first = seed.wrapping_add(cases);
         let firsts = [first, first.wrapping_add(AT_ONCE)];
         let said = thread::scope(|scope| {
-            let children = firsts.map(|first| scope.spawn({ let server = &server; move || child(server, first, AT_ONCE) }));
+            let children = firsts.map(|first| {
+                scope.spawn({
+                    let server = &server;
+                    move || child(server, first, AT_ONCE)
+                })
+            });
             children.map(|child| child.join().expect("children are waited for"))
         });
         for words in said {

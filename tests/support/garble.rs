@@ -46,7 +46,8 @@ impl Garbler {
         thread::spawn(move || {
             for client in listener.incoming() {
                 let (Ok(client), Ok(server)) = (client, TcpStream::connect(&server)) else { return };
-                let connection = Connection { garbling, is_calm: Arc::clone(&calm), dice: Arc::clone(&dice), late: vec![] };
+                let connection =
+                    Connection { garbling, is_calm: Arc::clone(&calm), dice: Arc::clone(&dice), late: vec![] };
                 // Both go away in every way there is.
                 thread::spawn(move || connection.serve(client, server));
             }
