@@ -220,6 +220,28 @@ async fn gets_all(world: &World, client: &Client) -> Result<(), Error> {
     world.history.granted(permit, &client.name).leave().release().await
 }
 
+/// The clients use the semaphore for so long, while everything fails.
+async fn swarm_phase(world: &Arc<World>, dice: &mut Seeded, lasts: Duration) {
+    let end = Instant::now() + lasts;
+    let mut tasks = JoinSet::new();
+    let mut own_dice = || Seeded(dice.below(u64::MAX));
+    // Two tasks of every other client contend on one session, and know of each other.
+    for number in (0..CLIENTS as usize).chain((0..CLIENTS as usize).step_by(2)) {
+        let (world, dice) = (Arc::clone(world), own_dice());
+        tasks.spawn(async move { use_permits(&world, &world.clients[number], dice, end).await });
+    }
+    for _ in 0..2 {
+        let (world, dice) = (Arc::clone(world), own_dice());
+        tasks.spawn(async move { fail_links(&world, dice, end).await });
+    }
+    let (there, dice_of_operator) = (Arc::clone(world), own_dice());
+    tasks.spawn(async move { delete_nodes(&there, dice_of_operator, end).await });
+    tasks.spawn(fail_server(Arc::clone(world), own_dice(), end));
+    while let Some(ended) = tasks.join_next().await {
+        ended.expect("nothing panics");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_random_swarm_never_holds_more_permits_than_there_are() {
     let (seed, seconds) = (seed(), setting("SWARM_SECONDS").unwrap_or(12));
@@ -246,23 +268,12 @@ async fn a_random_swarm_never_holds_more_permits_than_there_are() {
         surprises: Mutex::default(),
         grants: AtomicU64::new(0),
     });
-    let end = Instant::now() + Duration::from_secs(seconds);
-    let mut tasks = JoinSet::new();
-    let mut own_dice = || Seeded(dice.below(u64::MAX));
-    // Two tasks of every other client contend on one session, and know of each other.
-    for number in (0..CLIENTS as usize).chain((0..CLIENTS as usize).step_by(2)) {
-        let (world, dice) = (Arc::clone(&world), own_dice());
-        tasks.spawn(async move { use_permits(&world, &world.clients[number], dice, end).await });
-    }
-    for _ in 0..2 {
-        let (world, dice) = (Arc::clone(&world), own_dice());
-        tasks.spawn(async move { fail_links(&world, dice, end).await });
-    }
-    let (there, dice_of_operator) = (Arc::clone(&world), own_dice());
-    tasks.spawn(async move { delete_nodes(&there, dice_of_operator, end).await });
-    tasks.spawn(fail_server(Arc::clone(&world), own_dice(), end));
-    while let Some(ended) = tasks.join_next().await {
-        ended.expect("nothing panics");
+    // Some seeds leave next to no time without a fault, and less on a busy machine.
+    for _ in 0..5 {
+        swarm_phase(&world, &mut dice, Duration::from_secs(seconds)).await;
+        if world.grants.load(Ordering::Relaxed) > 2 * CLIENTS {
+            break;
+        }
     }
     liveness_phase(&world).await;
 
