@@ -199,7 +199,7 @@ async fn a_lock_and_a_place_lost_by_an_outage_say_since_when_and_why() {
     line_becomes(&lock_at(&zk, "/reasons"), "W+ W-").await;
     server.kill();
     let (holds, waits) = tokio::join!(holds.ends(), waits.ends());
-    assert_eq!((holds.code, waits.code), (Some(75), Some(75)), "{holds:#?} {waits:#?}");
+    assert_eq!((holds.code, waits.code), (Some(75), Some(76)), "{holds:#?} {waits:#?}");
     let why = format!(": {}: Connection refused (os error 111))", server.address());
     for (run, what) in [(&holds, "the lock was lost: "), (&waits, "lost the place in the queue: ")] {
         let said = run.stderr.lines().last().unwrap_or_default();

@@ -96,6 +96,6 @@ async fn stopped_past_its_session_a_waiter_blocks_nobody_and_ends_when_it_goes_o
     line_becomes(&lock, "W+").await;
     terminal.press("\n");
     terminal.shows("lost the place in the queue");
-    terminal.shows("code 75");
+    terminal.shows("code 76");
     held.release().await.unwrap();
 }

@@ -61,10 +61,10 @@ Exit codes:
    69   no server can be reached; the message says why
    71   this system gives no thread or no signals
    74   what was found could not be written to standard output
-   75   the lock was lost while the command ran, or the place in the
-        queue before that; whatever the command itself returned
-        (--lost-exit-code sets another); with --once-in also if it was
-        lost before the success was recorded
+   75   the lock was lost while the command ran, whatever the command
+        itself returned (--lost-exit-code sets another); with --once-in
+        also if it was lost before the success was recorded
+   76   the place in the queue was lost, and nothing was run
    77   ZooKeeper denies the permission, or does not accept the
         credentials, also if it refuses them only later, while zklock
         waits or the command runs; with --once-in also if the command has
@@ -138,7 +138,7 @@ What zklock cannot do for you:
     leaves the command running until it wakes, beside the next holder.
     Ctrl-Z stops the command too, and it is killed rather than continued
     if the lock is gone. While zklock waits, Ctrl-Z costs the place in
-    the queue after that time, and it ends with 75 when it goes on; it
+    the queue after that time, and it ends with 76 when it goes on; it
     holds up nobody meanwhile. `bg` instead: it waits in the background.
   - What the command leaves in the background runs on without the lock.
   - Processes that leave the command's process group (setsid) get none of

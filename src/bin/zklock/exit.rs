@@ -16,6 +16,8 @@ pub(crate) const SYSTEM: u8 = 71;
 pub(crate) const NOT_WRITTEN: u8 = 74;
 /// `EX_TEMPFAIL`: the lock was lost; trying again may help.
 pub(crate) const LOST: u8 = 75;
+/// The place in the queue was lost, so nothing was run; trying again may help. sysexits.h has no code for it that fits.
+pub(crate) const PLACE_LOST: u8 = 76;
 /// `EX_NOPERM`: not allowed by ZooKeeper, or not known to it.
 pub(crate) const NO_PERMISSION: u8 = 77;
 /// As in shells and env(1): the command cannot be executed.
@@ -55,7 +57,8 @@ impl From<Error> for Exit {
             Error::InvalidInput(_) | Error::EphemeralParent { .. } => USAGE,
             Error::OtherPermits { .. } | Error::TooFewPermits { .. } => USAGE,
             Error::PermissionDenied { .. } | Error::Closed(_) | Error::InvalidAcl { .. } => NO_PERMISSION,
-            Error::Lost(why) | Error::Evicted(why) => of_loss(*why, LOST),
+            Error::Lost(why) => of_loss(*why, LOST),
+            Error::Evicted(why) => of_loss(*why, PLACE_LOST),
             Error::Unreachable(_) | Error::OutcomeUnknown { .. } => UNAVAILABLE,
             _ => IN_THE_WAY,
         };

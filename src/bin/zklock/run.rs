@@ -269,7 +269,7 @@ async fn refused(error: Error, run: &Run, connection: &Connection, zk: &ZooKeepe
     };
     let code = match &error {
         Error::Timeout { .. } | Error::WouldBlock { .. } => run.conflict_exit_code,
-        Error::Lost(why) | Error::Evicted(why) => exit::of_loss(*why, run.lost_exit_code),
+        Error::Lost(why) => exit::of_loss(*why, run.lost_exit_code),
         _ => exit.code(),
     };
     // As in flock(1), for cron: the exit code says enough.
