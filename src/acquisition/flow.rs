@@ -141,7 +141,7 @@ impl Acquisition {
         self.handle.check_for_foreign(&names)?;
         let newcomer = (self.handle.dialect, self.mode);
         let is_free = turn::ahead_of_newcomer(self.handle.dialect, self.mode, &names).is_empty();
-        if is_free && self.is_room(&session).await != Some(false) {
+        if self.is_room(&session).await? != Some(false) && is_free {
             return Ok(session.timeout());
         }
         Err(Error::WouldBlock { blockers: self.handle.site.blockers_of_newcomer(&session, &names, newcomer).await })

@@ -245,19 +245,30 @@ impl Acquisition {
         Ok(())
     }
 
-    /// Whether these permits could be taken by the head of the queue, if that can be read.
-    pub(super) async fn is_room(&self, session: &Arc<dyn Session>) -> Option<bool> {
-        let (Some(wanted), Some(permits)) = (&self.wanted, &self.handle.site.permits) else { return Some(true) };
+    /// Whether the head of the queue could take these permits, if that can be read.
+    ///
+    /// # Errors
+    /// The semaphore has another number of permits than the user gave, or fewer than are wanted.
+    pub(super) async fn is_room(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error> {
+        let (Some(wanted), Some(permits)) = (&self.wanted, &self.handle.site.permits) else { return Ok(Some(true)) };
         let (names, number) = (session.children(permits), session.data(self.handle.shown()));
-        let names = names.await.or_else(retry::none_without_directory).ok()?;
-        match number.await {
-            Ok((data, _)) => match permits::decode(&data).ok()? {
-                Some(number) => Some(permits::room(number, &names, wanted.count) == Ok(Room::Enough)),
-                None => Some(names.is_empty()),
-            },
-            Err(Failure::NoNode) => Some(true),
+        let names = names.await.or_else(retry::none_without_directory);
+        let number = match number.await {
+            Ok((data, _)) => permits::decode(&data).ok(),
+            Err(Failure::NoNode) => return Ok(Some(true)),
             Err(_) => None,
+        };
+        if let (Some(Some(number)), Some(limit)) = (number, &self.handle.limit) {
+            limit.sees(self.handle.shown(), number)?;
+            if wanted.count > number {
+                return Err(too_few(self.handle.shown(), wanted.count, number));
+            }
         }
+        let (Ok(names), Some(number)) = (names, number) else { return Ok(None) };
+        Ok(Some(match number {
+            Some(number) => permits::room(number, &names, wanted.count) == Ok(Room::Enough),
+            None => names.is_empty(),
+        }))
     }
 
     fn doubt_of_permits(&self, what: String) -> Error {

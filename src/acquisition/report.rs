@@ -48,8 +48,8 @@ impl Acquisition {
             let Some(found) = call::unless(&mut ended, acquisition.turn_and_blockers(&session, &me)).await else {
                 return;
             };
-            let is_its_turn =
-                matches!(found, Some((Turn::Granted, _))) && acquisition.is_room(&session).await == Some(true);
+            let is_its_turn = matches!(found, Some((Turn::Granted, _)))
+                && acquisition.is_room(&session).await.is_ok_and(|is_room| is_room == Some(true));
             // While cut off, the last listing is the best answer.
             let seen = || waiting.upgrade().map(|waiting| waiting.seen_in_the_way()).unwrap_or_default();
             let blockers = found.map_or_else(seen, |(_, blockers)| blockers);

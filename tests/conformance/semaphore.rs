@@ -235,6 +235,17 @@ pub async fn another_number_of_permits_is_an_error_that_says_both<H: Harness>(h:
     assert_eq!(error.to_string(), format!("{} has 3 permits, and was opened here with 4", s.path));
     let error = soon("the refusal", other.try_acquire()).await.expect_err("another number");
     assert!(matches!(error, Error::OtherPermits { ours: 4, theirs: 3, .. }), "{error}");
+    // Also where none is free, and others wait: it would never be granted.
+    let rest = soon("free permits", s.a.acquire_many(2)).await.expect("free");
+    let refused = async || {
+        let error = soon("the refusal", other.try_acquire()).await.expect_err("another number");
+        assert!(matches!(error, Error::OtherPermits { ours: 4, theirs: 3, .. }), "{error}");
+    };
+    refused().await;
+    let waits = s.queue_up(&s.a, 1).await;
+    refused().await;
+    cancel(waits).await;
+    drop(rest);
     assert_eq!(other.permits().await.expect("readable"), Some(3));
     held.release().await.expect("held");
     s.becomes_empty().await;
