@@ -2,9 +2,10 @@
 
 use std::future::IntoFuture;
 use std::task::Poll;
+use std::time::Duration;
 
 use tokio_test::task;
-use zk_rwlock::{Error, NodeData, RwLock, Semaphore, Shared};
+use zk_rwlock::{Acquire, Call, Error, Guard, NodeData, RwLock, Semaphore, Shared};
 
 use crate::world::actor::{Actor, Held};
 use crate::world::plan::{Action, CLIENTS, LONG, Part, WHILE};
@@ -233,45 +234,52 @@ impl World {
 }
 
 fn lock_of(lock: &RwLock, action: Action) -> Option<Actor> {
-    let (read, write) = (lock.read(), lock.write());
-    let reader = |guard| Held::Reader(vec![guard]);
-    let writer = |guard| Held::Writer(Box::new(guard));
+    let reading = Kind { acquire: lock.read(), attempt: lock.try_read(), held: |guard| Held::Reader(vec![guard]) };
+    let writing =
+        Kind { acquire: lock.write(), attempt: lock.try_write(), held: |guard| Held::Writer(Box::new(guard)) };
+    begun(action, reading, writing)
+}
+
+fn value_of(value: &Shared<u64>, action: Action) -> Option<Actor> {
+    let reading =
+        Kind { acquire: value.read(), attempt: value.try_read(), held: |guard| Held::ValueReader(Box::new(guard)) };
+    let writing =
+        Kind { acquire: value.write(), attempt: value.try_write(), held: |guard| Held::ValueWriter(Box::new(guard)) };
+    begun(action, reading, writing)
+}
+
+/// How to get one kind of guard. Nothing is sent before one of them is polled.
+struct Kind<G: Guard> {
+    acquire: Acquire<G>,
+    attempt: Call<G>,
+    held: fn(G) -> Held,
+}
+
+fn begun<R: Guard, W: Guard>(action: Action, reading: Kind<R>, writing: Kind<W>) -> Option<Actor> {
     Some(match action {
-        Action::Read => Actor::begin(async move { read.await.map(reader) }),
-        Action::ReadBriefly => Actor::begin(async move { read.timeout(WHILE).await.map(reader) }),
-        Action::Write => Actor::begin(async move { write.await.map(writer) }),
-        Action::WriteBriefly => Actor::begin(async move { write.timeout(WHILE).await.map(writer) }),
-        Action::TryRead => {
-            let read = lock.try_read();
-            Actor::begin(async move { read.await.map(reader) })
-        }
-        Action::TryWrite => {
-            let write = lock.try_write();
-            Actor::begin(async move { write.await.map(writer) })
-        }
+        Action::Read => reading.begin(None),
+        Action::ReadBriefly => reading.begin(Some(WHILE)),
+        Action::TryRead => reading.attempt(),
+        Action::Write => writing.begin(None),
+        Action::WriteBriefly => writing.begin(Some(WHILE)),
+        Action::TryWrite => writing.attempt(),
         _ => return None,
     })
 }
 
-fn value_of(value: &Shared<u64>, action: Action) -> Option<Actor> {
-    let (read, write) = (value.read(), value.write());
-    let reader = |guard| Held::ValueReader(Box::new(guard));
-    let writer = |guard| Held::ValueWriter(Box::new(guard));
-    Some(match action {
-        Action::Read => Actor::begin(async move { read.await.map(reader) }),
-        Action::ReadBriefly => Actor::begin(async move { read.timeout(WHILE).await.map(reader) }),
-        Action::Write => Actor::begin(async move { write.await.map(writer) }),
-        Action::WriteBriefly => Actor::begin(async move { write.timeout(WHILE).await.map(writer) }),
-        Action::TryRead => {
-            let read = value.try_read();
-            Actor::begin(async move { read.await.map(reader) })
-        }
-        Action::TryWrite => {
-            let write = value.try_write();
-            Actor::begin(async move { write.await.map(writer) })
-        }
-        _ => return None,
-    })
+impl<G: Guard> Kind<G> {
+    fn begin(self, timeout: Option<Duration>) -> Actor {
+        let acquire = match timeout {
+            Some(timeout) => self.acquire.timeout(timeout),
+            None => self.acquire,
+        };
+        let granting = acquire.into_future();
+        Actor::begin(async move { granting.await.map(self.held) })
+    }
+
+    fn attempt(self) -> Actor {
+        Actor::begin(async move { self.attempt.await.map(self.held) })
+    }
 }
 
 fn permit_of(limit: &Semaphore, count: u32, action: Action) -> Option<Actor> {
