@@ -345,7 +345,8 @@ impl Pipeline {
             let answered = tokio::select! {
                 biased;
                 answered = sent.answer() => answered,
-                _ = closed.wait_for(|closed| *closed) => Err(over(&upkeep)),
+                // What it gives locks the value: whoever closes the session would wait for what is done here.
+                () = async { drop(closed.wait_for(|closed| *closed).await) } => Err(over(&upkeep)),
             };
             let _nobody_waits = answer.send(answered);
         }
