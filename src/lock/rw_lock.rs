@@ -142,6 +142,7 @@ impl RwLock {
     /// # use std::time::Duration;
     /// # use zk_rwlock::{Error, Memory, RwLock};
     /// # tokio_test::block_on(async {
+    /// # tokio::time::pause();
     /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
     /// let held = lock.write().label("migrate v42").await?;
     /// let late = lock.write().timeout(Duration::from_millis(10)).await.unwrap_err();

@@ -116,6 +116,7 @@ impl MultiLock {
     /// # use std::time::Duration;
     /// # use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
     /// # tokio_test::block_on(async {
+    /// # tokio::time::pause();
     /// # let zk = Memory::new();
     /// let held = RwLock::new(&zk, "/locks/b")?.write().label("migrate v42").await?;
     /// let both = MultiLock::new(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Write)])?;

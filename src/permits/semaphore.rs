@@ -134,6 +134,7 @@ impl Semaphore {
     /// # use std::time::Duration;
     /// # use zk_rwlock::{Error, Memory, Semaphore};
     /// # tokio_test::block_on(async {
+    /// # tokio::time::pause();
     /// # let geocoder = Semaphore::new(&Memory::new(), "/limits/geocoder", 1)?;
     /// let held = geocoder.acquire().label("nightly import").await?;
     /// let late = geocoder.acquire().timeout(Duration::from_millis(10)).await.unwrap_err();
