@@ -39,6 +39,8 @@ pub struct Client {
     seen: Arc<Mutex<Seen>>,
     /// The session that the server takes the client for.
     session: i64,
+    /// Of how many requests one is never answered. None of them is a delete.
+    ignores_one_in: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -72,7 +74,11 @@ pub enum MultiWriteResult {
 impl Client {
     /// Sends in the first poll. The answer comes at once or later.
     async fn sends(&self, request: String) {
+        let is_ignored = !request.contains("delete") && self.ignores_one_in.is_some_and(|some| draw(some) == 0);
         self.seen.lock().expect("no panic").requests.push(request);
+        if is_ignored {
+            std::future::pending::<()>().await;
+        }
         for _ in 0..draw(3) {
             yield_now().await;
         }
@@ -139,7 +145,9 @@ mod session {
     }
 
     pub(crate) mod thread {
-        use shuttle::future::{JoinHandle, spawn};
+        use std::time::Duration;
+
+        use shuttle::future::{JoinHandle, spawn, yield_now};
 
         /// Its tasks run whenever the schedule lets them.
         pub(crate) struct BackgroundThread;
@@ -154,6 +162,15 @@ mod session {
                 task: impl Future<Output = T> + Send + 'static,
             ) -> JoinHandle<T> {
                 spawn(task)
+            }
+
+            /// However long it is in the schedule.
+            pub(crate) fn sleep(&self, _: Duration) -> impl Future<Output = ()> + Send + use<> {
+                async {
+                    for _ in 0..crate::draw(4) {
+                        yield_now().await;
+                    }
+                }
             }
         }
     }
@@ -220,6 +237,7 @@ mod zookeeper {
     /// A session that has a pipeline, and nothing else.
     pub(crate) mod driven {
         use std::sync::{Arc, Weak};
+        use std::time::Duration;
 
         use crate::Client;
         use crate::session::request::{Created, Reply};
@@ -242,7 +260,8 @@ mod zookeeper {
                 let claimant: Weak<dyn Claimant> = this.clone();
                 let identity = Arc::new(Identity::new(1, claimant));
                 let (upkeep, background) = (Arc::new(Upkeep), Arc::new(BackgroundThread));
-                Session { pipeline: Pipeline::new(client, &upkeep, &background, &identity, Acl), identity, is_rash }
+                let pipeline = Pipeline::new(client, &upkeep, &background, &identity, Acl, Duration::ZERO);
+                Session { pipeline, identity, is_rash }
             })
         }
 
@@ -295,7 +314,13 @@ mod zookeeper {
 /// Two threads that remove, create and read, and one that closes the session, whose server may take it for another.
 fn a_session_is_used_and_closed(is_replaced: bool, is_rash: bool) {
     let seen = Arc::new(Mutex::new(Seen::default()));
-    let client = Client { seen: Arc::clone(&seen), session: if is_replaced { 2 } else { 1 } };
+    // What is never answered ends with the session, and must not keep it.
+    let is_closed_early = draw(2) == 0;
+    let client = Client {
+        seen: Arc::clone(&seen),
+        session: if is_replaced { 2 } else { 1 },
+        ignores_one_in: is_closed_early.then_some(4),
+    };
     let session = session(client, is_rash);
     let users: Vec<_> = ["a", "b"]
         .map(|name| {
@@ -303,7 +328,7 @@ fn a_session_is_used_and_closed(is_replaced: bool, is_rash: bool) {
             thread::spawn(move || uses(&session, name))
         })
         .into();
-    if draw(2) == 0 {
+    if is_closed_early {
         session.close();
     }
     let is_done: Vec<bool> = users.into_iter().map(|user| user.join().expect("no panic")).collect();

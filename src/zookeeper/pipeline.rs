@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use pin_project_lite::pin_project;
 use tokio::sync::{oneshot, watch};
@@ -33,6 +33,8 @@ pub(super) struct Pipeline {
     /// Whether the session is closed. It takes our nodes along, so a removal under way needs no answer any more, and must
     /// not put the closing off by a round trip: its reply holds the client.
     closed: watch::Sender<bool>,
+    /// How long the other requests under way may put the closing off.
+    patience: Duration,
     this: Weak<Pipeline>,
 }
 
@@ -182,6 +184,7 @@ impl Pipeline {
         background: &Arc<BackgroundThread>,
         identity: &Arc<Identity>,
         acl: Acl,
+        patience: Duration,
     ) -> Arc<Pipeline> {
         Arc::new_cyclic(|this| Pipeline {
             line: Mutex::new(Line { client: Some(Arc::new(client)), held_back: None, joins: true }),
@@ -190,6 +193,7 @@ impl Pipeline {
             identity: Arc::clone(identity),
             acl,
             closed: watch::Sender::new(false),
+            patience,
             this: Weak::clone(this),
         })
     }
@@ -207,7 +211,7 @@ impl Pipeline {
     }
 
     /// Drops the client, which closes the session right behind the removals that are under way, and once the other
-    /// requests are answered.
+    /// requests are answered. Those that are not answered in time are given up.
     pub(super) fn close(&self) {
         let mut line = self.line();
         self.send_held_back(&mut line);
@@ -259,7 +263,31 @@ impl Pipeline {
             Sent::Answered(answer) => Box::pin(std::future::ready(answer)),
             // The reply holds the client, which keeps the session open. So a task waits for it, because the caller may
             // never poll it.
-            Sent::UnderWay(reply) => told(self.background.handle().spawn(reply)),
+            Sent::UnderWay(reply) => told(self.background.handle().spawn(self.until_given_up(reply))),
+        }
+    }
+
+    /// The answer, or a failure if there is none long after the session was closed. A server that answers pings and not
+    /// this request would keep the session, and what it holds, for as long as this process lives.
+    fn until_given_up<T, A>(&self, answer: A) -> impl Future<Output = Result<T, Failure>> + Send + use<T, A>
+    where
+        T: Send,
+        A: Future<Output = Result<T, Failure>> + Send,
+    {
+        let (mut closed, upkeep) = (self.closed.subscribe(), Arc::clone(&self.upkeep));
+        let (background, patience) = (Arc::downgrade(&self.background), self.patience);
+        async move {
+            let given_up = async {
+                drop(closed.wait_for(|closed| *closed).await);
+                if let Some(background) = background.upgrade() {
+                    background.sleep(patience).await;
+                }
+            };
+            tokio::select! {
+                biased;
+                answer = answer => answer,
+                () = given_up => Err(over(&upkeep)),
+            }
         }
     }
 
@@ -379,8 +407,8 @@ impl Pipeline {
         drop(line);
         let (answer, answered) = oneshot::channel();
         let this = Weak::clone(&self.this);
-        self.background.handle().spawn(async move {
-            let created = match sent.answer().await {
+        let created = self.until_given_up(async move {
+            match sent.answer().await {
                 Ok((client, results)) => {
                     let created = held_back.done_with_create(results);
                     // Yields, so that the caller of the removal hears first, as if the removal had been sent first.
@@ -397,8 +425,10 @@ impl Pipeline {
                     tokio::task::yield_now().await;
                     Err(create)
                 }
-            };
-            let _nobody_waits = answer.send(created);
+            }
+        });
+        self.background.handle().spawn(async move {
+            let _nobody_waits = answer.send(created.await);
         });
         Some(told(answered))
     }

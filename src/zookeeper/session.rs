@@ -120,7 +120,7 @@ impl ZooKeeperSession {
             ZooKeeperSession {
                 id,
                 timeout,
-                pipeline: Pipeline::new(client, &upkeep, background, &identity, acl.clone()),
+                pipeline: Pipeline::new(client, &upkeep, background, &identity, acl.clone(), timeout),
                 acl,
                 abilities,
                 upkeep,

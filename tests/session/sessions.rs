@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 #[cfg(target_os = "linux")]
 use std::{net::SocketAddr, os::fd::OwnedFd};
 
+use support::frames::Op;
+use support::rules::{Frames, Rule};
 use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
@@ -245,6 +247,31 @@ async fn closing_leaves_nothing_behind_even_if_an_acquisition_is_not_polled() {
     becomes_empty(&other, "/sessions/closed").await;
     becomes_empty(&other, "/sessions/held").await;
     drop((parked, guard));
+}
+
+/// Pings are answered, so the server would keep such a session for as long as the process lives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_ends_though_one_request_of_it_is_never_answered() {
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    let server = shared_server();
+    let other = connect(&server.address()).await;
+    for way in ["close", "drop"] {
+        let proxy = Proxy::start(server.address());
+        let zk = ZooKeeper::builder().session_timeout(TIMEOUT).connect(&proxy.address()).await.expect("it is up");
+        let path = format!("/sessions/unanswered-{way}");
+        let guard = lock_at(&zk, &path).write().await.expect("free");
+        let lost = proxy.apply(Rule::on(Frames::replies(Op::GetChildren)).lose());
+        let looked = soon("the look", async { lock_at(&zk, &path).queue().timeout(TIMEOUT / 10).await }).await;
+        assert!(looked.expect_err("no answer comes").is_timeout() && lost.has_struck());
+        if way == "close" {
+            soon("the close", zk.close()).await;
+            becomes_empty(&other, &path).await;
+        }
+        assert_eq!(proxy.connections(), 1, "{way}: the connection never broke");
+        drop((guard, zk));
+        eventually("the server is asked to end it", || async { proxy.count(Op::CloseSession) == 1 }).await;
+        becomes_empty(&other, &path).await;
+    }
 }
 
 /// Another task looks at the sessions meanwhile, and finds one that no acquisition uses yet.
