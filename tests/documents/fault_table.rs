@@ -43,3 +43,45 @@ fn the_catalogue_is_numbered_and_names_a_test_for_each_fault() {
     }
     assert!(rows.count() >= 62);
 }
+
+/// The rows of the table whose first line has these columns, cell by cell.
+fn rows<'a>(text: &'a str, columns: &str) -> Vec<Vec<&'a str>> {
+    let table = text.lines().skip_while(|line| !line.starts_with(columns)).skip(2);
+    table.take_while(|line| line.starts_with('|')).map(|row| row.split('|').map(str::trim).collect()).collect()
+}
+
+#[test]
+fn every_promise_names_its_instruments_and_each_of_them_is_there() {
+    let (faults, promises) = (include_str!("../FAULTS.md"), include_str!("../../docs/guarantees.md"));
+    let instruments = rows(faults, "| instrument |");
+    let names: Vec<&str> = instruments.iter().map(|row| row[1]).collect();
+    for row in &instruments {
+        assert!(!named(row[3]).is_empty(), "{row:?}");
+    }
+    let numbered = promises.lines().take_while(|line| !line.starts_with("###"));
+    let numbered =
+        numbered.filter(|line| line.split_once(". ").is_some_and(|(number, _)| number.parse::<u8>().is_ok()));
+    let (watched, words) = (rows(promises, "| promise |"), rows(faults, "| promise |"));
+    assert_eq!(watched.len(), numbered.count());
+    let used: Vec<&str> = watched
+        .iter()
+        .map(|row| row[2])
+        .chain(words.iter().map(|row| row[3]))
+        .flat_map(|cell| cell.split(", "))
+        .collect();
+    let unknown: Vec<_> = used.iter().filter(|it| !names.contains(it)).collect();
+    let unused: Vec<_> = names.iter().filter(|it| !used.contains(it)).collect();
+    assert!(unknown.is_empty() && unused.is_empty() && words.len() == 9, "{unknown:?} {unused:?}");
+}
+
+/// What an instrument is told by the environment is what `make soak` tells it.
+#[test]
+fn the_long_run_of_every_instrument_is_part_of_the_soak() {
+    let soak = include_str!("../../Makefile").split("\nsoak:").nth(1).and_then(|rest| rest.split("\n\n").next());
+    for row in rows(include_str!("../FAULTS.md"), "| instrument |") {
+        for knob in row[4].split('`').skip(1).step_by(2) {
+            let name = knob.split('=').next().unwrap_or(knob);
+            assert!(soak.expect("the Makefile has it").contains(&format!("{name}=")), "{knob}");
+        }
+    }
+}
