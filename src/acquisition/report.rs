@@ -49,7 +49,7 @@ impl Acquisition {
                 return;
             };
             let is_its_turn = matches!(found, Some((Turn::Granted, _)))
-                && acquisition.is_room(&session).await.is_ok_and(|is_room| is_room == Some(true));
+                && matches!(acquisition.is_room(&session).await, Ok(Some(true)));
             // While cut off, the last listing is the best answer.
             let seen = || waiting.upgrade().map(|waiting| waiting.seen_in_the_way()).unwrap_or_default();
             let blockers = found.map_or_else(seen, |(_, blockers)| blockers);

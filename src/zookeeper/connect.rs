@@ -9,15 +9,11 @@ use crate::session::lease::{Moment, since_boot};
 use crate::session::request::Failure;
 use crate::session::thread::BackgroundThread;
 use crate::zookeeper::abilities::Abilities;
-use crate::zookeeper::options::ZooKeeperBuilder;
+use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
 use crate::zookeeper::probe::reason;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::session::ZooKeeperSession;
 use crate::zookeeper::translate::connect_failure;
-
-/// A server that grants less, such as zero, does not mean to keep the session. The client crate would make 8 ms of
-/// zero.
-const SHORTEST_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// How long before an attempt ends, at most, the servers are asked why there is no session. A slow one may need that long.
 const ASKED_AHEAD: Duration = Duration::from_secs(3);

@@ -16,6 +16,10 @@ use crate::zookeeper::tls::Tls;
 /// Long enough for a garbage collection and a leader election, short enough to take over from a dead holder.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// No session is asked for with less. A server that grants less, such as zero, does not mean to keep the session: the
+/// client crate would make 8 ms of zero.
+pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(20);
+
 /// Options of a connection. Made by [`ZooKeeper::builder`](crate::ZooKeeper::builder).
 #[derive(Clone, Debug)]
 #[must_use = "nothing is connected before `connect`"]
@@ -136,8 +140,11 @@ impl ZooKeeperBuilder {
     /// Refuses invalid options, before anything is sent.
     pub(super) fn check(&self) -> Result<(), Error> {
         let longest = Duration::from_millis(i32::MAX as u64);
-        if self.session_timeout < Duration::from_millis(1) || self.session_timeout > longest {
-            return Err(Error::invalid(format!("a session timeout of {:?}", self.session_timeout)));
+        if self.session_timeout < SHORTEST_TIMEOUT || self.session_timeout > longest {
+            return Err(Error::invalid(format!(
+                "a session timeout of {:?}: it must be from {SHORTEST_TIMEOUT:?} to {longest:?}",
+                self.session_timeout
+            )));
         }
         if self.connect_timeout == Some(Duration::ZERO) {
             return Err(Error::invalid("a connect timeout of zero"));

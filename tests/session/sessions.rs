@@ -352,6 +352,7 @@ async fn a_lease_that_cannot_be_is_refused_with_what_was_wrong() {
         (builder().tick_time(6 * second), "a tick time of 6s is too long for a session timeout of 4s"),
         (builder().stop_margin(Duration::ZERO), "a stop margin of zero"),
         (builder().stop_margin(4 * second), "a stop margin of 4s leaves nothing of a session timeout of 4s"),
+        (builder().session_timeout(second / 1000), "a session timeout of 1ms: it must be from 20ms to"),
     ] {
         let error = builder.connect("127.0.0.1:1").await.expect_err("it cannot be");
         assert!(matches!(&error, Error::InvalidInput { .. }) && error.to_string().contains(problem), "{error}");

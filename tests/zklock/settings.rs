@@ -86,3 +86,16 @@ async fn the_help_names_the_variable_of_each_setting() {
         assert!(help.contains(&format!("[env: {variable}]")), "{variable}");
     }
 }
+
+/// These have no variable. A session of a millisecond would blame a server that is well.
+#[tokio::test]
+async fn a_time_that_leaves_no_time_to_connect_is_told_as_what_it_is() {
+    for (option, value, problem) in [
+        ("--connect-timeout", "0", "'--connect-timeout <TIME>': it must be more than zero"),
+        ("--session-timeout", "0s", "'--session-timeout <TIME>': it must be more than zero"),
+        ("--session-timeout", "1ms", "a session timeout of 1ms: it must be from 20ms to"),
+    ] {
+        let run = refusal(zklock_on("127.0.0.1:1", &[] as &[&str]), option, value, true).await;
+        assert!(run.code == Some(64) && run.stderr.contains(problem), "{run:?}");
+    }
+}

@@ -261,12 +261,12 @@ pub(crate) struct Connection {
     pub(crate) dialect: Dialect,
 
     /// How long ZooKeeper keeps the lock of a zklock that it does not hear from. The servers bound it.
-    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = positive)]
     pub(crate) session_timeout: Duration,
 
     /// How long to try to reach a server [default: the session timeout; with -n 3s at most]. With -w no longer than that,
     /// but at least 1s. Then exit with 69, and say why each server gives no session.
-    #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
+    #[arg(long, global = true, value_name = "TIME", value_parser = positive)]
     pub(crate) connect_timeout: Option<Duration>,
 
     /// The tickTime of the servers' configuration [env: ZK_TICK_TIME] [default: the smaller of 3s and half the session
@@ -495,6 +495,11 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
         Err(_) => humantime::parse_duration(text).map_err(|error| error.to_string()),
     }
+}
+
+/// As [`duration`], but not zero.
+fn positive(text: &str) -> Result<Duration, String> {
+    duration(text).and_then(|time| if time.is_zero() { Err("it must be more than zero".to_owned()) } else { Ok(time) })
 }
 
 #[cfg(test)]
