@@ -5,10 +5,10 @@
 
 pub(crate) use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
-pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockWriteGuard, atomic};
+pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, RwLock, RwLockWriteGuard, atomic};
 pub(crate) use std::thread;
 
-pub(crate) use tokio::sync::Notify;
+pub(crate) use tokio::sync::{Notify, watch};
 
 /// A number that nobody else draws.
 pub(crate) fn random() -> u64 {

@@ -13,7 +13,7 @@ use zk_rwlock::{Error, Memory, RwLock};
 
 use crate::explore::{explore, replay_each};
 use crate::witness::Witness;
-use crate::world::{Client, World, draw};
+use crate::world::{Client, World, draw, tarries};
 
 const PATH: &str = "/lock";
 /// Timers fire when the schedule lets them, however long they are.
@@ -24,7 +24,11 @@ pub(crate) async fn cut_short<T>(polls: usize, future: impl IntoFuture<Output = 
     let (mut future, mut left) = (pin!(future.into_future()), polls);
     std::future::poll_fn(move |context| match future.as_mut().poll(context) {
         Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending if left == 0 => Poll::Ready(None),
+        Poll::Pending if left == 0 => {
+            // What it waits for may come before it is dropped.
+            tarries(8);
+            Poll::Ready(None)
+        }
         Poll::Pending => {
             left -= 1;
             context.waker().wake_by_ref();
@@ -165,10 +169,13 @@ fn a_holder_hears_of_the_one_that_it_keeps_out() {
         let (world, witness) = (World::new(), Witness::of_lock());
         let client = world.client();
         let builder = RwLock::builder(&client, PATH).host("h");
-        let lock = if draw(2) == 0 { builder.keep(LONG).build() } else { builder.build() }.expect("a lock");
+        let lock = if draw(4) > 0 { builder.keep(LONG).build() } else { builder.build() }.expect("a lock");
         let (other, seen) = (lock.clone(), Arc::clone(&witness));
         let guard = block_on(lock.write().into_future()).expect("a guard");
-        let waiter = thread::spawn(move || drop(seen.works(block_on(other.read().into_future()).expect("a guard"))));
+        let waiter = thread::spawn(move || {
+            tarries(40);
+            drop(seen.works(block_on(other.read().into_future()).expect("a guard")));
+        });
         block_on(guard.contended()).expect("a contender");
         drop(witness.works(guard));
         waiter.join().expect("no panic");

@@ -5,7 +5,12 @@
 extern crate zk_rwlock_threads as zk_rwlock;
 
 mod explore;
+mod keeps;
+mod leaders;
 mod locks;
+mod losses;
 mod permits;
+mod several;
+mod values;
 mod witness;
 mod world;

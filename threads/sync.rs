@@ -2,6 +2,7 @@
 //! that differs from run to run.
 
 use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::sync::PoisonError;
 
 use shuttle::rand::RngCore;
 pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockWriteGuard, atomic};
@@ -20,7 +21,7 @@ pub(crate) fn random() -> u64 {
 }
 
 /// Tokio's, with a switch before each step. Without one, nothing could happen between a look under a lock and the wait
-/// for a notification. Tokio's other channels need none: whoever polls one does nothing but that.
+/// for a notification. Tokio's `oneshot` needs none: whoever polls one does nothing but that.
 #[derive(Debug)]
 pub(crate) struct Notify(tokio::sync::Notify);
 
@@ -54,4 +55,237 @@ impl Default for Notify {
 /// Shuttle may go on with another thread before any look at an atomic.
 fn switch() {
     let _ = atomic::AtomicBool::new(false).load(atomic::Ordering::Relaxed);
+}
+
+/// As the standard library's. Who comes second waits by shuttle's lock: all threads of a test are one of the system's.
+pub(crate) struct OnceLock<T> {
+    begun: Mutex<()>,
+    value: std::sync::OnceLock<T>,
+}
+
+impl<T> OnceLock<T> {
+    pub(crate) fn new() -> OnceLock<T> {
+        OnceLock { begun: Mutex::new(()), value: std::sync::OnceLock::new() }
+    }
+
+    pub(crate) fn get(&self) -> Option<&T> {
+        switch();
+        self.value.get()
+    }
+
+    pub(crate) fn set(&self, value: T) -> Result<(), T> {
+        let _alone = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        self.value.set(value)
+    }
+
+    pub(crate) fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
+        let _alone = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        self.value.get_or_init(make)
+    }
+}
+
+impl<T> Default for OnceLock<T> {
+    fn default() -> OnceLock<T> {
+        OnceLock::new()
+    }
+}
+
+impl<T: std::fmt::Debug> std::fmt::Debug for OnceLock<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.value.fmt(f)
+    }
+}
+
+/// As much of tokio's as the library uses, by shuttle's lock: what is looked at, or changed, stays locked meanwhile, and
+/// the look may take other locks.
+pub(crate) mod watch {
+    use std::ops::Deref;
+    use std::pin::pin;
+    use std::sync::{Arc, PoisonError};
+
+    use shuttle::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+    use super::Notify;
+    use super::atomic::{AtomicUsize, Ordering};
+
+    pub(crate) fn channel<T>(value: T) -> (Sender<T>, Receiver<T>) {
+        let sender = Sender::new(value);
+        let receiver = sender.subscribe();
+        (sender, receiver)
+    }
+
+    struct Channel<T> {
+        state: RwLock<State<T>>,
+        changed: Notify,
+        receivers: AtomicUsize,
+    }
+
+    struct State<T> {
+        value: T,
+        version: usize,
+        is_closed: bool,
+    }
+
+    impl<T> Channel<T> {
+        fn read(&self) -> RwLockReadGuard<'_, State<T>> {
+            self.state.read().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        fn write(&self) -> RwLockWriteGuard<'_, State<T>> {
+            self.state.write().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+
+    pub(crate) struct Ref<'a, T>(RwLockReadGuard<'a, State<T>>);
+
+    impl<T> Deref for Ref<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            &self.0.value
+        }
+    }
+
+    pub(crate) struct Sender<T>(Arc<Open<T>>);
+
+    /// Open until the last sender is gone.
+    struct Open<T>(Arc<Channel<T>>);
+
+    impl<T> Sender<T> {
+        pub(crate) fn new(value: T) -> Sender<T> {
+            let state = RwLock::new(State { value, version: 0, is_closed: false });
+            let channel = Arc::new(Channel { state, changed: Notify::new(), receivers: AtomicUsize::new(0) });
+            Sender(Arc::new(Open(channel)))
+        }
+
+        fn channel(&self) -> &Arc<Channel<T>> {
+            &self.0.0
+        }
+
+        pub(crate) fn subscribe(&self) -> Receiver<T> {
+            Receiver::of(self.channel(), self.channel().read().version)
+        }
+
+        pub(crate) fn receiver_count(&self) -> usize {
+            self.channel().receivers.load(Ordering::SeqCst)
+        }
+
+        pub(crate) fn borrow(&self) -> Ref<'_, T> {
+            Ref(self.channel().read())
+        }
+
+        pub(crate) fn send_if_modified(&self, change: impl FnOnce(&mut T) -> bool) -> bool {
+            let mut state = self.channel().write();
+            let is_news = change(&mut state.value);
+            state.version += usize::from(is_news);
+            drop(state);
+            if is_news {
+                self.channel().changed.notify_waiters();
+            }
+            is_news
+        }
+
+        pub(crate) fn send_modify(&self, change: impl FnOnce(&mut T)) {
+            self.send_if_modified(|value| {
+                change(value);
+                true
+            });
+        }
+
+        pub(crate) fn send_replace(&self, mut value: T) -> T {
+            self.send_modify(|old| std::mem::swap(old, &mut value));
+            value
+        }
+    }
+
+    impl<T: Default> Default for Sender<T> {
+        fn default() -> Sender<T> {
+            Sender::new(T::default())
+        }
+    }
+
+    impl<T> Clone for Sender<T> {
+        fn clone(&self) -> Sender<T> {
+            Sender(Arc::clone(&self.0))
+        }
+    }
+
+    impl<T> Drop for Open<T> {
+        fn drop(&mut self) {
+            self.0.write().is_closed = true;
+            self.0.changed.notify_waiters();
+        }
+    }
+
+    /// The sender is gone.
+    #[derive(Debug)]
+    pub(crate) struct Closed;
+
+    pub(crate) struct Receiver<T> {
+        channel: Arc<Channel<T>>,
+        seen: usize,
+    }
+
+    impl<T> Receiver<T> {
+        fn of(channel: &Arc<Channel<T>>, seen: usize) -> Receiver<T> {
+            channel.receivers.fetch_add(1, Ordering::SeqCst);
+            Receiver { channel: Arc::clone(channel), seen }
+        }
+
+        pub(crate) fn borrow(&self) -> Ref<'_, T> {
+            Ref(self.channel.read())
+        }
+
+        pub(crate) fn borrow_and_update(&mut self) -> Ref<'_, T> {
+            let state = self.channel.read();
+            self.seen = state.version;
+            Ref(state)
+        }
+
+        pub(crate) fn has_changed(&self) -> Result<bool, Closed> {
+            let state = self.channel.read();
+            if state.is_closed { Err(Closed) } else { Ok(state.version != self.seen) }
+        }
+
+        pub(crate) async fn changed(&mut self) -> Result<(), Closed> {
+            let seen = self.seen;
+            self.until(|version, _| version != seen).await.map(drop)
+        }
+
+        pub(crate) async fn wait_for(&mut self, mut is_awaited: impl FnMut(&T) -> bool) -> Result<Ref<'_, T>, Closed> {
+            self.until(|_, value| is_awaited(value)).await
+        }
+
+        async fn until(&mut self, mut is_awaited: impl FnMut(usize, &T) -> bool) -> Result<Ref<'_, T>, Closed> {
+            let Receiver { channel, seen } = self;
+            let mut look = || {
+                let state = channel.read();
+                *seen = state.version;
+                match is_awaited(state.version, &state.value) {
+                    true => Some(Ok(Ref(state))),
+                    false => state.is_closed.then_some(Err(Closed)),
+                }
+            };
+            loop {
+                let mut changed = pin!(channel.changed.notified());
+                changed.as_mut().enable();
+                if let Some(found) = look() {
+                    return found;
+                }
+                changed.await;
+            }
+        }
+    }
+
+    impl<T> Clone for Receiver<T> {
+        fn clone(&self) -> Receiver<T> {
+            Receiver::of(&self.channel, self.seen)
+        }
+    }
+
+    impl<T> Drop for Receiver<T> {
+        fn drop(&mut self) {
+            self.channel.receivers.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
 }

@@ -72,6 +72,16 @@ impl Witness {
         Arc::into_inner(guard).expect("nobody else has it")
     }
 
+    /// A guard that others may have for longer than it is held. [`Witness::forgets`] lets go of it.
+    pub(crate) fn stays(&self, guard: impl Says) {
+        self.comes(Arc::new(guard));
+    }
+
+    pub(crate) fn forgets(&self) {
+        let all = std::mem::take(&mut *self.present.lock().expect("no panic"));
+        drop(all);
+    }
+
     fn comes(&self, me: Arc<dyn Says>) {
         let mut present = self.present.lock().expect("no panic");
         let held: usize = present.iter().filter(|it| it.says_held()).map(|it| it.weight(self.whole)).sum();

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use shuttle::rand::Rng;
+use shuttle::sync::atomic::{AtomicBool, Ordering};
 use shuttle::sync::{Condvar, Mutex};
 use shuttle::thread::{self, JoinHandle};
 use zk_rwlock::Memory;
@@ -21,6 +22,14 @@ use zk_rwlock::coordinator::{
 /// One of so many, drawn by the schedule.
 pub(crate) fn draw(of: usize) -> usize {
     shuttle::rand::thread_rng().gen_range(0..of)
+}
+
+/// Lets others go on, for fewer steps than `most`. Else two threads that begin together are always about as far, and what
+/// one does late never meets what the other does early.
+pub(crate) fn tarries(most: usize) {
+    for _ in 0..draw(most) {
+        let _ = AtomicBool::new(false).load(Ordering::Relaxed);
+    }
 }
 
 /// An ensemble with its couriers. [`World::ends`] sees to it that nothing is left of it.

@@ -15,7 +15,7 @@ use crate::hold::kept::{Join, Kept, KeptUse, WaitingUse, Why};
 use crate::queue::mode::Mode;
 use crate::queue::payoff::Payoff;
 use crate::session::holds::{Asker, Users};
-use crate::sync::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
+use crate::sync::{Mutex, MutexGuard, OnceLock, RwLock, RwLockWriteGuard};
 
 /// The acquisition of a node that is to be kept. Any of the uses that wait for it may poll it.
 pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Hold>, Error>> + Send>>;
@@ -127,7 +127,7 @@ impl Keeper {
 
     /// Keeps a node that was acquired already.
     pub(crate) fn adopt(&self, kept: &Arc<Kept>) {
-        let entry = Entry::new(Arc::clone(kept), Progress::Ended(None), Arc::new(Waiting::begin()));
+        let entry = Entry::new(Arc::clone(kept), Progress::Ended, Arc::new(Waiting::begin()));
         let before = self.newest().replace(entry);
         self.replaced(before);
     }
@@ -175,7 +175,11 @@ impl fmt::Debug for Keeper {
 /// A node that is kept, from the beginning of its acquisition.
 pub(crate) struct Entry {
     kept: Arc<Kept>,
+    /// Locked while the acquisition is polled. Whatever the poll does may have another use looked at, on the same thread:
+    /// so nothing waits for this lock.
     progress: Mutex<Progress>,
+    /// Why the acquisition failed, from before its uses are refused.
+    error: OnceLock<Error>,
     /// Wakes all uses that wait.
     waker: Waker,
     /// Where the acquisition waits, for the errors of the uses' timeouts.
@@ -184,8 +188,8 @@ pub(crate) struct Entry {
 
 enum Progress {
     UnderWay(Work),
-    /// Granted, or failed with this error, or given up.
-    Ended(Option<Error>),
+    /// Granted, or failed, or given up.
+    Ended,
 }
 
 struct WakeAll(Weak<Kept>);
@@ -201,7 +205,7 @@ impl Wake for WakeAll {
 impl Entry {
     fn new(kept: Arc<Kept>, progress: Progress, waiting: Arc<Waiting>) -> Arc<Entry> {
         let waker = Waker::from(Arc::new(WakeAll(Arc::downgrade(&kept))));
-        Arc::new(Entry { kept, progress: Mutex::new(progress), waker, waiting })
+        Arc::new(Entry { kept, progress: Mutex::new(progress), error: OnceLock::new(), waker, waiting })
     }
 
     fn join(self: &Arc<Self>, mode: Mode, asker: Asker) -> Found {
@@ -216,45 +220,41 @@ impl Entry {
     /// gives up, does not hold up the others. Returns whether it has ended just now.
     fn advance(&self) -> bool {
         // Another use that polls it now will see what we would see. It may even be this use, further up the stack.
-        let mut progress = match self.progress.try_lock() {
-            Ok(progress) => progress,
-            Err(TryLockError::Poisoned(progress)) => progress.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
+        let Some(mut progress) = self.unless_polled() else { return false };
         let Progress::UnderWay(work) = &mut *progress else { return false };
         let Poll::Ready(answer) = work.as_mut().poll(&mut Context::from_waker(&self.waker)) else {
+            drop(progress);
+            // The last use that waits for it may have left meanwhile.
+            if self.kept.is_abandoned() {
+                self.abandon();
+            }
             return false;
         };
-        let (hold, error) = match answer {
-            Ok(hold) => (Some(hold), None),
-            Err(error) => (None, Some(error)),
-        };
-        let ended = std::mem::replace(&mut *progress, Progress::Ended(error));
+        let ended = std::mem::replace(&mut *progress, Progress::Ended);
         drop(progress);
         drop(ended);
         self.waiting.ends();
-        match hold {
-            Some(hold) => self.kept.granted(Arc::from(hold)),
-            None => self.kept.failed(),
+        match answer {
+            Ok(hold) => self.kept.granted(Arc::from(hold)),
+            Err(error) => {
+                let _first = self.error.set(error);
+                self.kept.failed();
+            }
         }
         true
     }
 
     /// Why the acquisition failed. A deadlock concerns only the task that began it.
     fn error(&self, is_first: bool) -> Option<Error> {
-        match &*self.progress() {
-            Progress::Ended(Some(Error::WouldDeadlock { .. })) if !is_first => None,
-            Progress::Ended(error) => error.clone(),
-            Progress::UnderWay(_) => None,
-        }
+        self.error.get().filter(|error| is_first || !matches!(error, Error::WouldDeadlock { .. })).cloned()
     }
 
-    /// No use waits any more, so the acquisition is given up.
+    /// No use waits any more, so the acquisition is given up. A use that polls it now does that afterwards.
     fn abandon(&self) {
-        let mut progress = self.progress();
+        let Some(mut progress) = self.unless_polled() else { return };
         let work = match &*progress {
-            Progress::UnderWay(_) => std::mem::replace(&mut *progress, Progress::Ended(None)),
-            Progress::Ended(_) => return,
+            Progress::UnderWay(_) => std::mem::replace(&mut *progress, Progress::Ended),
+            Progress::Ended => return,
         };
         drop(progress);
         self.waiting.ends();
@@ -262,8 +262,12 @@ impl Entry {
         drop(work);
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    fn unless_polled(&self) -> Option<MutexGuard<'_, Progress>> {
+        match self.progress.try_lock() {
+            Ok(progress) => Some(progress),
+            Err(TryLockError::Poisoned(progress)) => Some(progress.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! One hold, from its ticket to its end: what can be done with it, and how it is lost. It knows nothing of acquiring.
 
 use std::future::Future;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::error::error::Error;
@@ -16,7 +16,7 @@ use crate::session::node::OwnNode;
 use crate::session::position::Position;
 use crate::session::request::{Event, Failure};
 use crate::session::retry;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, OnceLock};
 use crate::ticket::exchange::{Exchange, NotExchanged};
 use crate::ticket::ticket::Ticket;
 use crate::validation;

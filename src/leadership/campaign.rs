@@ -6,7 +6,6 @@ use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::call;
@@ -17,7 +16,7 @@ use crate::leadership::term::Term;
 use crate::lock::rw_lock::RwLock;
 use crate::session::loss::Loss;
 use crate::session::request::Ending;
-use crate::sync::{Mutex, random};
+use crate::sync::{Mutex, random, watch};
 
 /// Asks whether this candidate is fit to lead.
 pub(crate) type Check = Box<dyn Fn() -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
@@ -64,7 +63,9 @@ impl Candidate {
 
     /// The present term, if this candidate leads.
     pub(crate) fn term(&self) -> Option<Term> {
-        self.status.borrow().term.clone().filter(Term::is_leader)
+        let term = self.status.borrow().term.clone();
+        // Not while the status is locked: whoever finds the loss of a term wakes the tasks that end it.
+        term.filter(Term::is_leader)
     }
 
     /// Ends the present term, and waits until its node is gone.
@@ -159,8 +160,10 @@ impl Candidate {
 impl fmt::Debug for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let status = self.status.borrow();
+        let (campaigns, term) = (status.campaigns, status.term.clone());
+        drop(status);
         let mut debug = f.debug_struct("Leadership");
-        debug.field("path", &self.lock.path()).field("campaigns", &status.campaigns).field("term", &status.term);
+        debug.field("path", &self.lock.path()).field("campaigns", &campaigns).field("term", &term);
         debug.finish_non_exhaustive()
     }
 }

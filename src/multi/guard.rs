@@ -3,7 +3,6 @@
 use std::fmt;
 use std::future::{Future, pending};
 use std::mem;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
@@ -15,6 +14,7 @@ use crate::hold::transaction::Transaction;
 use crate::lock::rw_lock::RwLock;
 use crate::queue::contender::Contender;
 use crate::session::loss::{HoldState, Loss};
+use crate::sync::OnceLock;
 use crate::validation;
 
 /// The locks taken so far. They are given back from the last to the first when this is dropped.

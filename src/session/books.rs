@@ -194,6 +194,8 @@ impl Book {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Wake, Waker};
     use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
@@ -202,6 +204,7 @@ mod tests {
     use crate::session::lease::Lease;
     use crate::session::position::Birth;
     use crate::session::upkeep::Upkeep;
+    use crate::sync::atomic::{AtomicBool, Ordering};
 
     fn position(sequence: i64) -> Arc<Position> {
         let name = format!("h~i-WRITE-{sequence:010}");
@@ -209,6 +212,39 @@ mod tests {
         let contender = Contender::parse(&name).unwrap();
         let birth = Birth { ctime: UNIX_EPOCH, asked: Duration::ZERO, answered: Duration::ZERO };
         Arc::new(Position::new(contender, 10 + sequence, birth, own_node, 0, sequence.unsigned_abs()))
+    }
+
+    /// Looks at the book at once, as a contender may that is polled where it is woken.
+    struct Looks {
+        book: Arc<Book>,
+        me: Arc<Position>,
+        has_looked: AtomicBool,
+    }
+
+    impl Wake for Looks {
+        fn wake(self: Arc<Self>) {
+            // Were the book locked, a look would wait for ever.
+            assert!(self.book.0.try_lock().is_ok(), "the book is locked");
+            assert!(matches!(self.book.find(&self.me), Known::Granted(Evidence::Sure)));
+            self.has_looked.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_contender_that_is_called_may_look_at_the_book_at_once() {
+        let books = Books::default();
+        let book = books.of(&Arc::from("/a"), Dialect::Native);
+        let (first, second) = (position(1), position(2));
+        book.entered(&first, book.connection());
+        book.granted(&first, &Evidence::Sure);
+        book.entered(&second, book.connection());
+        let (me, has_looked) = (Arc::clone(&second), AtomicBool::new(false));
+        let looks = Arc::new(Looks { book: Arc::clone(&book), me, has_looked });
+        let mut called = pin!(second.own_node.changed());
+        let waker = Waker::from(Arc::clone(&looks));
+        assert!(called.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        book.left(&first, Exit::LetGo);
+        assert!(looks.has_looked.load(Ordering::SeqCst));
     }
 
     #[test]

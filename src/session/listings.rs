@@ -4,10 +4,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError};
 
-use tokio::sync::watch;
-
 use crate::session::request::{Failure, Stat};
-use crate::sync::{HashMap, Mutex, MutexGuard};
+use crate::sync::{HashMap, Mutex, MutexGuard, watch};
 
 /// How many listings of a small directory are under way at once, so that a few callers do not wait for each other.
 const UNDER_WAY_MAX: usize = 4;

@@ -3,10 +3,10 @@
 //! The bytes are kept as they come from the ensemble. The first caller that asks for the value decodes them. So the
 //! thread that keeps the sessions alive runs no user code.
 
-use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
 use crate::error::error::Error;
 use crate::error::value::ValueError;
@@ -15,7 +15,7 @@ use crate::session::existence;
 use crate::session::lease::Lease;
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, OnceLock, watch};
 use crate::value::background::{self, Reserving};
 use crate::value::codec::{Initial, Stored, Terms};
 

@@ -7,9 +7,9 @@ use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
 use futures_util::StreamExt;
-use tokio::sync::watch;
 
 use crate::error::error::Error;
+use crate::sync::watch;
 use crate::value::cache::{Known, News};
 use crate::value::codec::Stored;
 use crate::value::store::Store;

@@ -3,12 +3,13 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
 use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;
 use crate::session::contract::Coordinator;
 use crate::session::request::Failure;
+use crate::sync::watch;
 use crate::value::background;
 use crate::value::cache::{Begun, Known};
 use crate::value::commit::{Base, Commit};

@@ -8,7 +8,6 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::error::error::Error;
@@ -17,7 +16,7 @@ use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, watch};
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::connect::new_session;
 use crate::zookeeper::options::ZooKeeperBuilder;

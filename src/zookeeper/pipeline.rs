@@ -12,13 +12,13 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
 
 use pin_project_lite::pin_project;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use zookeeper_client as zk;
 
 use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply};
 use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, watch};
 use crate::zookeeper::identity::{Identity, Owner};
 use crate::zookeeper::security::Acl;
 use crate::zookeeper::translate::{self, commit, failure, outcome};

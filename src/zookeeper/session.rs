@@ -6,7 +6,6 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use tokio::sync::watch;
 use zookeeper_client as zk;
 
 use crate::session::contract::{Reservation, Session, SessionSlot};
@@ -16,7 +15,7 @@ use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome
 use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, watch};
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::identity::{Claimant, Identity};
 use crate::zookeeper::no_delay;

@@ -30,7 +30,19 @@ pub(super) const STREET: [(&str, &[&str]); 19] = [
     ),
     (
         "multi",
-        &["queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition", "lock"],
+        &[
+            "sync",
+            "queue",
+            "session",
+            "error",
+            "validation",
+            "call",
+            "ticket",
+            "snapshot",
+            "hold",
+            "acquisition",
+            "lock",
+        ],
     ),
     ("once", &["queue", "session", "error", "validation", "call", "snapshot", "hold", "acquisition", "lock"]),
     (
@@ -136,7 +148,8 @@ fn locks_atomics_and_chance_come_from_one_file() {
     visit(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src")), "", &mut files);
     // A thread of the system's own, and a counter that decides nothing.
     let apart = ["sync", "session::thread", "ticket::ticket"];
-    let names = ["Mutex", "RwLock", "Condvar", "Barrier", "Once,", "atomic", "mpsc", "HashMap", "HashSet", "Notify"];
+    let names =
+        ["Mutex", "RwLock", "Condvar", "Barrier", "Once", "atomic", "mpsc", "HashMap", "HashSet", "Notify", "watch"];
     let takes = |code: &str| {
         let elsewhere = ["use std::sync::", "use std::collections::", "use tokio::sync::"];
         let from_there = code.lines().filter(|line| elsewhere.iter().any(|it| line.starts_with(it)));

@@ -3,6 +3,7 @@
 mod asking;
 mod dialects;
 mod face;
+mod inline;
 mod kept;
 mod kept_waits;
 mod memory;

@@ -1,0 +1,102 @@
+//! Futures that are polled on the thread that wakes them, at once and in the midst of what it does: so the embedded
+//! ensemble runs what goes on in the background, and so may an executor.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use crate::kept::{keeping, plain};
+use support::polled::*;
+use tokio_test::{assert_pending, assert_ready_ok};
+use zk_rwlock::{Leadership, Memory};
+
+/// Longer than anything here takes that ends at all.
+const FOR_EVER: Duration = Duration::from_secs(60);
+
+struct Inline<T> {
+    future: Mutex<Option<Pin<Box<dyn Future<Output = T> + Send>>>>,
+    output: Mutex<Option<T>>,
+    /// From now on it is polled whenever it is woken.
+    is_on: AtomicBool,
+}
+
+impl<T: Send + 'static> Inline<T> {
+    fn new(future: impl IntoFuture<Output = T, IntoFuture: Send + 'static>) -> Arc<Inline<T>> {
+        let future = Mutex::new(Some(Box::pin(future.into_future()) as Pin<Box<dyn Future<Output = T> + Send>>));
+        Arc::new(Inline { future, output: Mutex::default(), is_on: AtomicBool::new(false) })
+    }
+
+    fn poll(self: &Arc<Self>) {
+        // It may be woken while it is polled.
+        let Ok(mut future) = self.future.try_lock() else { return };
+        let Some(polled) = future.as_mut() else { return };
+        let waker = Waker::from(Arc::clone(self));
+        if let Poll::Ready(output) = polled.as_mut().poll(&mut Context::from_waker(&waker)) {
+            *future = None;
+            *self.output.lock().expect("no panic") = Some(output);
+        }
+    }
+}
+
+impl<T: Send + 'static> Wake for Inline<T> {
+    fn wake(self: Arc<Self>) {
+        if self.is_on.load(Ordering::SeqCst) {
+            self.poll();
+        }
+    }
+}
+
+/// Fails if a thread waits for itself.
+fn ends(test: impl FnOnce() + Send + 'static) {
+    let (tell, told) = mpsc::channel();
+    let tested = thread::spawn(move || {
+        test();
+        let _ = tell.send(());
+    });
+    match told.recv_timeout(FOR_EVER) {
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("a thread waits for itself"),
+        _ => tested.join().expect("no panic"),
+    }
+}
+
+#[test]
+fn a_use_that_is_refused_while_its_node_is_acquired_may_look_at_once() {
+    ends(|| {
+        let zk = Memory::new();
+        drop(write(&plain(&zk)));
+        let kept = keeping(&zk);
+        zk.cut(); // so that both ask before anything is answered
+        let (mut first, second) = (writing(&kept), Inline::new(kept.write()));
+        assert_pending!(first.poll());
+        second.poll();
+        // Without an answer to its create, the first does not know whether it hears when it is asked. So it keeps nothing,
+        // and the second has to queue up by itself.
+        zk.lose_next_reply();
+        zk.heal();
+        second.is_on.store(true, Ordering::SeqCst);
+        drop(assert_ready_ok!(first.poll()));
+        second.poll();
+        drop(second.output.lock().expect("no panic").take().expect("granted").expect("no error"));
+        assert_eq!(zk.children(crate::kept::DIRECTORY), Vec::<String>::new());
+    });
+}
+
+/// Its end is known as soon as anybody asks; here that is whoever asks who leads.
+#[test]
+fn a_term_whose_end_is_found_by_a_look_at_it_may_end_at_once() {
+    ends(|| {
+        let zk = Memory::new();
+        let leadership = Leadership::new(&zk, "/leader").expect("valid");
+        let leading = leadership.clone();
+        let led = Inline::new(async move { leading.lead(|_| std::future::pending::<()>()).await });
+        led.poll();
+        assert!(leadership.is_leader());
+        led.is_on.store(true, Ordering::SeqCst);
+        zk.expire();
+        assert!(!leadership.is_leader() && leadership.term().is_none());
+    });
+}

@@ -1,0 +1,116 @@
+//! Several uses of one kept node, by several threads: while its session is lost, while it is asked for before it is
+//! granted, and by those that give up.
+
+use std::sync::Arc;
+
+use shuttle::future::block_on;
+use shuttle::thread;
+use zk_rwlock::{Error, RwLock};
+
+use crate::explore::explore;
+use crate::locks::{LONG, cut_short};
+use crate::witness::Witness;
+use crate::world::{Client, World, draw, tarries};
+
+const PATH: &str = "/lock";
+
+fn keeping(client: &Client) -> RwLock {
+    RwLock::builder(client, PATH).host("h").keep(LONG).build().expect("a lock")
+}
+
+async fn reads_or_writes(lock: &RwLock, witness: &Witness) -> Result<(), Error> {
+    match draw(2) {
+        0 => drop(witness.works(lock.read().await?)),
+        _ => drop(witness.works(lock.write().await?)),
+    }
+    Ok(())
+}
+
+#[test]
+fn no_use_begins_under_a_node_whose_session_is_over() {
+    explore(500, || {
+        let (world, witness) = (World::new(), Witness::of_lock());
+        let client = world.client();
+        let lock = keeping(&client);
+        let users = (0..2).map(|_| {
+            let (lock, witness) = (lock.clone(), Arc::clone(&witness));
+            thread::spawn(move || {
+                for _ in 0..3 {
+                    tarries(32);
+                    // Its session may end at any moment.
+                    let _ = block_on(reads_or_writes(&lock, &witness));
+                }
+            })
+        });
+        let users: Vec<_> = users.collect();
+        for _ in 0..2 {
+            tarries(96);
+            client.memory.expire();
+            let is_held = match draw(2) {
+                0 => block_on(lock.read().into_future()).map(|guard| guard.is_held()),
+                _ => block_on(lock.write().into_future()).map(|guard| guard.is_held()),
+            };
+            // An acquisition that it has joined may have been under way before.
+            assert!(matches!(is_held, Ok(true) | Err(Error::Evicted(_))), "{is_held:?}");
+        }
+        users.into_iter().for_each(|user| user.join().expect("no panic"));
+        drop(lock);
+        world.ends(&[PATH]);
+    });
+}
+
+/// The node is asked for while it waits for its turn. So nothing keeps it beyond the uses that wait for it.
+#[test]
+fn uses_that_give_up_when_their_node_is_granted_leave_it_to_the_one_that_asked() {
+    explore(500, || {
+        // No timer ends a node that nobody gives up.
+        let (world, witness) = (World::whose_timers_fire(false), Witness::of_lock());
+        let (ours, theirs) = (world.client(), world.client());
+        let (kept, plain) = (keeping(&ours), RwLock::builder(&theirs, PATH).host("h").build().expect("a lock"));
+        let first = block_on(plain.write().into_future()).expect("a guard");
+        let users = (0..3).map(|_| {
+            let (kept, witness) = (kept.clone(), Arc::clone(&witness));
+            thread::spawn(move || match draw(3) {
+                0 => drop(witness.works(block_on(kept.read().into_future()).expect("a guard"))),
+                _ => drop(block_on(cut_short(draw(8), kept.read())).transpose().expect("a guard, or none")),
+            })
+        });
+        let users: Vec<_> = users.collect();
+        tarries(128);
+        let (asking, seen) = (plain.clone(), Arc::clone(&witness));
+        let asker = thread::spawn(move || drop(seen.works(block_on(asking.write().into_future()).expect("a guard"))));
+        tarries(256);
+        drop(witness.works(first));
+        users.into_iter().for_each(|user| user.join().expect("no panic"));
+        asker.join().expect("no panic");
+        drop((kept, plain));
+        world.ends(&[PATH]);
+    });
+}
+
+/// Whoever waits for the kept node, and not for a contender, is told as well when it cannot be acquired.
+#[test]
+fn all_that_wait_for_a_node_hear_that_it_cannot_be_acquired() {
+    explore(500, || {
+        let (world, witness) = (World::whose_timers_fire(false), Witness::of_lock());
+        let (ours, theirs) = (world.client(), world.client());
+        let (kept, plain) = (keeping(&ours), RwLock::builder(&theirs, PATH).host("h").build().expect("a lock"));
+        let first = block_on(plain.write().into_future()).expect("a guard");
+        let users = (0..3).map(|_| {
+            let (kept, witness) = (kept.clone(), Arc::clone(&witness));
+            thread::spawn(move || {
+                let read = block_on(kept.read().into_future());
+                assert!(matches!(read, Ok(_) | Err(Error::Evicted(_))), "{:?}", read.err());
+                drop(read.map(|guard| witness.works(guard)));
+            })
+        });
+        let users: Vec<_> = users.collect();
+        tarries(256);
+        ours.memory.expire();
+        tarries(64);
+        drop(witness.works(first));
+        users.into_iter().for_each(|user| user.join().expect("no panic"));
+        drop((kept, plain));
+        world.ends(&[PATH]);
+    });
+}
