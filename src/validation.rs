@@ -86,6 +86,7 @@ pub(crate) fn check_label(label: Option<&str>) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::queue::native;
 
     #[test]
     fn what_zookeeper_cannot_address_is_refused_with_the_reason() {
@@ -120,5 +121,19 @@ mod tests {
     fn a_neighbour_with_the_same_beginning_is_not_inside() {
         assert!(is_inside("/a/b/c", "/a/b"));
         assert!(!is_inside("/a/bc", "/a/b") && !is_inside("/a/b", "/a/b"));
+    }
+
+    #[test]
+    fn the_machine_name_is_a_fit_host() {
+        check_host(&native::machine()).unwrap();
+    }
+
+    #[test]
+    fn a_dialect_is_read_as_it_is_displayed() {
+        for dialect in Dialect::ALL {
+            assert_eq!(dialect.to_string().parse::<Dialect>().unwrap(), dialect);
+        }
+        let error = "zookeeper".parse::<Dialect>().unwrap_err().to_string();
+        assert!(error.ends_with("is none of native, curator, curator-mutex, kazoo"), "{error}");
     }
 }

@@ -437,15 +437,6 @@ mod tests {
     }
 
     #[test]
-    fn a_dialect_is_read_as_it_is_displayed() {
-        for dialect in Dialect::ALL {
-            assert_eq!(dialect.to_string().parse::<Dialect>().unwrap(), dialect);
-        }
-        let error = "zookeeper".parse::<Dialect>().unwrap_err().to_string();
-        assert!(error.ends_with("is none of native, curator, curator-mutex, kazoo"), "{error}");
-    }
-
-    #[test]
     fn a_name_may_be_anything() {
         for name in ["é__lock__0000000001", "ü0000000001", "_c_é-lock-0000000001", "\u{200b}", "-", "--0000000001"] {
             for dialect in Dialect::ALL {

@@ -90,7 +90,6 @@ fn is_host_byte(byte: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::validation::check_host;
 
     #[test]
     fn a_glance_sees_no_other_number_than_a_look() {
@@ -105,10 +104,5 @@ mod tests {
         }
         assert_eq!(sequence_if_plain("short"), None);
         assert_eq!(sequence_if_plain("h-READ-000000000x"), None);
-    }
-
-    #[test]
-    fn the_machine_name_is_a_fit_host() {
-        check_host(&machine()).unwrap();
     }
 }
