@@ -237,4 +237,32 @@ mod tests {
             foreign(name);
         }
     }
+
+    #[test]
+    fn only_a_node_of_the_native_dialect_says_that_it_may_be_kept() {
+        let keeps = |name: &str, dialect| Contender::parse_as(name, dialect).unwrap().keeps();
+        assert!(keeps("h~i~keep-READ-0000000001", Dialect::Native));
+        assert!(!keeps("h~i-READ-0000000001", Dialect::Native));
+        assert!(!keeps("h~i~keep__READ__0000000001", Dialect::Curator));
+    }
+
+    #[test]
+    fn two_nodes_are_one_holders_if_curator_may_have_made_both() {
+        let one = |dialect: Dialect, mode, sequence| {
+            let name = Owner::new(dialect, "_c_5cf2ad84-2a9c-4f12-a1ab-0f4d8ce1a4a9-".to_owned()).name(mode, sequence);
+            Contender::parse_as(&name, dialect).unwrap()
+        };
+        let write = one(Dialect::Curator, Mode::Write, 7);
+        assert!(one(Dialect::Curator, Mode::Read, 7).may_be_one_holder_with(&write));
+        for other in [
+            one(Dialect::Curator, Mode::Read, 8),
+            one(Dialect::Curator, Mode::Write, 7),
+            one(Dialect::CuratorMutex, Mode::Read, 7),
+        ] {
+            assert!(!write.may_be_one_holder_with(&other), "{other}");
+            assert!(!other.may_be_one_holder_with(&write), "{other}");
+        }
+        let kazoos = |mode| one(Dialect::Kazoo, mode, 7);
+        assert!(!kazoos(Mode::Read).may_be_one_holder_with(&kazoos(Mode::Write)));
+    }
 }

@@ -363,6 +363,7 @@ mod tests {
                 let name = owner.name(mode, 42);
                 assert_eq!(dialect.slot(&name), Some(Slot { mode, sequence: 42 }), "{name}");
                 assert!(name.starts_with(&owner.prefix(mode)) && owner.owns(&name), "{name}");
+                assert_eq!(name.len(), owner.len() + dialect.marker(mode).len() + "0000000042".len(), "{name}");
                 assert_eq!(Dialect::of(&name), Some(dialect), "{name}");
             }
         }
@@ -382,6 +383,20 @@ mod tests {
                 assert_eq!(Dialect::id(&owner), uuid);
             }
         }
+    }
+
+    #[test]
+    fn an_owner_has_all_that_was_drawn_but_what_makes_it_a_uuid() {
+        for (dialect, owner) in [
+            (Dialect::Curator, "_c_01234567-89ab-4def-bedc-ba9876543210-"),
+            (Dialect::CuratorMutex, "_c_01234567-89ab-4def-bedc-ba9876543210-"),
+            (Dialect::Kazoo, "0123456789ab4defbedcba9876543210"),
+        ] {
+            let mut drawn = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210].into_iter();
+            assert_eq!(dialect.new_owner("web-1", false, || drawn.next().expect("a third number")), owner);
+        }
+        assert_eq!(Dialect::Native.new_owner("web-1", false, || 36 + 2), "web-1~21000000");
+        assert_eq!(Dialect::Native.new_owner("web-1", true, || 35), "web-1~z0000000~keep");
     }
 
     #[test]

@@ -168,7 +168,7 @@ impl<T: Clone> LocalQueue<T> {
         self.join(number, &mut woken);
         // The answer to a later create may have come first.
         if let Some(upper) = number.checked_add(1)
-            && self.members.get(&upper).is_some_and(|upper| upper.before == Before::Unknown && !upper.has_left)
+            && self.members.get(&upper).is_some_and(|upper| !upper.has_left)
         {
             self.join(upper, &mut woken);
         }
@@ -389,5 +389,7 @@ fn above(number: i64) -> (Bound<i64>, Bound<i64>) {
     (Bound::Excluded(number), Bound::Unbounded)
 }
 
+#[cfg(test)]
+mod cases;
 #[cfg(test)]
 mod tests;

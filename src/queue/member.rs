@@ -105,3 +105,35 @@ pub struct Blockers {
     /// The first of them, holders before waiters, at most 8.
     pub first: Vec<Member>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_permits_are_free_as_no_holder_has_and_never_less_than_none() {
+        let member = |state, permits| Member {
+            mode: Mode::Write,
+            permits: Some(permits),
+            state,
+            host: String::new(),
+            pid: None,
+            label: None,
+            session: None,
+            since: None,
+            token: None,
+            keeps: false,
+            node: String::new(),
+        };
+        let waits = MemberState::Waits { behind: "permits".to_owned() };
+        let members = vec![member(MemberState::Holds, 2), member(MemberState::Holds, 3), member(waits, 4)];
+        let queue = |permits| {
+            let (path, dialect) = ("/limits/geocoder".to_owned(), Dialect::Native);
+            Queue { path, dialect, members: members.clone(), done: None, permits }
+        };
+        for (all, free) in [(None, None), (Some(9), Some(4)), (Some(5), Some(0)), (Some(4), Some(0))] {
+            assert_eq!(queue(all).free(), free, "of {all:?}");
+        }
+        assert_eq!((queue(None).holders().count(), queue(None).waiters().count()), (2, 1));
+    }
+}

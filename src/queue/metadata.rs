@@ -112,7 +112,9 @@ mod tests {
         let said = |data| (read_foreign(data).host, read_foreign(data).label);
         assert_eq!(said(b"10.1.2.3"), ("10.1.2.3".to_owned(), None));
         assert_eq!(said(b"nightly report"), (String::new(), Some("nightly report".to_owned())));
-        for data in [&b""[..], b"\xff\xfe", b"two\nlines"] {
+        let of_bytes = |count| "x".repeat(count);
+        assert_eq!(said(of_bytes(256).as_bytes()), (String::new(), Some(of_bytes(256))));
+        for data in [&b""[..], b"\xff\xfe", b"two\nlines", of_bytes(257).as_bytes(), of_bytes(1000).as_bytes()] {
             assert_eq!(read_foreign(data), Said::default());
         }
     }

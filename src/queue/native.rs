@@ -105,4 +105,19 @@ mod tests {
         assert_eq!(sequence_if_plain("short"), None);
         assert_eq!(sequence_if_plain("h-READ-000000000x"), None);
     }
+
+    #[test]
+    fn a_host_has_at_most_64_bytes() {
+        assert_eq!(host_problem(&"h".repeat(64)), None);
+        assert_eq!(host_problem(&"h".repeat(65)), Some("is longer than 64 bytes"));
+        assert_eq!(host_problem(&"h".repeat(66)), Some("is longer than 64 bytes"));
+    }
+
+    #[test]
+    fn only_a_contenders_name_is_one_that_may_be_kept() {
+        assert!(keeps("h~i~keep-READ-0000000001") && keeps("h~i~keep-WRITE--2147483648"));
+        // It looks as if it were, and is no contender's.
+        assert!(may_keep("a b~keep-READ-0000000001") && !keeps("a b~keep-READ-0000000001"));
+        assert!(!keeps("h~i-READ-0000000001") && !may_keep("h~i-READ-0000000001"));
+    }
 }

@@ -189,4 +189,10 @@ mod tests {
             Err(text) => assert!(text.chars().count() <= 40),
         });
     }
+
+    #[test]
+    fn a_name_says_how_many_permits_it_takes() {
+        assert_eq!(permits_of("web-1~k3v9x2ma-PERMIT-2"), Some(2));
+        assert_eq!(permits_of("web-1~k3v9x2ma-PERMIT-02"), None);
+    }
 }

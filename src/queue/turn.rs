@@ -317,4 +317,28 @@ mod tests {
         assert!(!is_next(me, (4 << 32) + 2));
         assert!(!is_next(Slot { sequence: 9, ..me }, (3 << 32) + 59));
     }
+
+    #[test]
+    fn of_several_names_in_doubt_the_first_is_told_in_whatever_order_they_are_listed() {
+        let mut queue =
+            ["a__WRIT__0000000005", "b__WRIT__0000000004", "h~0-WRITE-0000000009"].map(str::to_owned).to_vec();
+        let me = Contender::parse("h~0-WRITE-0000000009").unwrap();
+        for _ in 0..queue.len() {
+            queue.rotate_left(1);
+            assert_eq!(turn_among_foreign(&me, &queue), (Turn::Granted, Some("a__WRIT__0000000005")));
+        }
+        queue.retain(|name| name.starts_with('h'));
+        assert_eq!(turn_among_foreign(&me, &queue), (Turn::Granted, None));
+    }
+
+    #[test]
+    fn behind_a_tie_the_last_of_its_names_is_awaited_in_whatever_order_they_are_listed() {
+        let mut queue = ["a~1-WRITE-0000000005", "b~2-WRITE-0000000005", "c~3-WRITE-0000000006"].map(str::to_owned);
+        let me = Contender::parse("c~3-WRITE-0000000006").unwrap();
+        for _ in 0..2 {
+            queue.reverse();
+            let Turn::Behind(other) = turn(&me, &queue) else { panic!("it is not behind the tie") };
+            assert_eq!(other.name(), "b~2-WRITE-0000000005");
+        }
+    }
 }

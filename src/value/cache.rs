@@ -453,3 +453,52 @@ async fn look_and_watch(session: &Arc<dyn Session>, path: &str) -> Result<(Vec<u
     });
     looked.await
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trouble(reason: &str) -> Error {
+        Error::Unreachable(reason.to_owned())
+    }
+
+    #[test]
+    fn a_copy_never_goes_back_whatever_a_server_that_lags_shows() {
+        let mut known = Known::<u8>::default();
+        assert!(!known.has_value());
+        for (czxid, version, is_news) in [
+            (10, 3, true),
+            (10, 3, false),
+            (10, 2, false),
+            (9, 7, false),
+            (10, 4, true),
+            // Made anew, as often as it takes for the versions to begin again.
+            (11, 0, true),
+            (10, 9, false),
+            (12, i32::MAX, true),
+            (12, i32::MIN, true),
+            (12, i32::MAX, false),
+        ] {
+            let before = known.newest.as_ref().map(|newest| (newest.czxid, newest.version));
+            assert_eq!(known.valued(Vec::new(), czxid, version), is_news, "{czxid}, {version} after {before:?}");
+            let now = known.newest.as_ref().map(|newest| (newest.czxid, newest.version));
+            assert_eq!(now, if is_news { Some((czxid, version)) } else { before });
+        }
+        assert!(known.has_value() && known.over().is_none());
+    }
+
+    #[test]
+    fn the_same_trouble_is_told_once_and_a_value_that_can_be_read_again_is_told_again() {
+        let mut known = Known::<u8>::default();
+        assert!(known.valued(Vec::new(), 10, 3));
+        assert!(known.troubled(trouble("a")) && !known.troubled(trouble("a")) && known.troubled(trouble("b")));
+        let seen = known.news;
+        assert!(matches!(known.news_after(seen - 1), Some(News::Trouble(news, _)) if news == seen));
+        // An older value ends the trouble, and is no news.
+        assert!(known.valued(Vec::new(), 10, 2) && known.news_after(seen).is_none());
+        assert!(known.troubled(trouble("b")) && known.valued(Vec::new(), 10, 3));
+        assert!(matches!(known.news_after(known.news - 1), Some(News::Value(value)) if value.version == 3));
+        known.over = Some(trouble("c"));
+        assert!(matches!(known.news_after(known.news), Some(News::Over)) && known.over().is_some());
+    }
+}

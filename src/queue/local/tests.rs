@@ -332,7 +332,7 @@ fn what_is_known_of_the_queue_is_true_whatever_anybody_does() {
     assert!(known > 20_000 && let_in > 1_500, "of {known} it was known where they stood, {let_in} were let in");
 }
 
-fn key(number: i64) -> Key {
+pub(super) fn key(number: i64) -> Key {
     Key { number, id: number.unsigned_abs() }
 }
 
@@ -468,10 +468,11 @@ fn a_writer_is_told_of_a_reader_before_its_own_predecessor_only_if_it_may_be_ask
     for is_kept in [false, true] {
         let mut queue = LocalQueue::default();
         for (number, mode) in [(1, Mode::Write), (2, Mode::Read), (3, Mode::Read), (4, Mode::Write)] {
-            queue.enter(key(number).id, Slot { mode, sequence: number }, 10 + number, &number);
-        }
-        if is_kept {
-            queue.may_keep(key(2));
+            let entered = queue.enter(key(number).id, Slot { mode, sequence: number }, 10 + number, &number);
+            assert!(entered.is_empty(), "{number} looks for itself what to ask for");
+            if is_kept && mode == Mode::Read {
+                queue.may_keep(key(number));
+            }
         }
         queue.granted(key(1), &Evidence::Sure);
         assert_eq!(queue.left(key(1), Exit::LetGo), [2, 3]);

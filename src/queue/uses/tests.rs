@@ -240,6 +240,8 @@ fn uses_that_joined_are_counted_and_those_refused_are_not() {
     assert_eq!((uses.join(Mode::Read, ()), uses.count()), (Joined::Waits(0), 1));
     assert!(uses.granted().is_empty() && uses.wakers().is_empty(), "it was never polled");
     assert_eq!((uses.join(Mode::Read, ()), uses.count()), (Joined::Runs(1), 2));
+    assert!(!uses.is_asked() && uses.asked().is_empty() && uses.is_asked());
+    assert_eq!((uses.join(Mode::Read, ()), uses.count()), (Joined::Refused, 2));
 }
 
 #[test]

@@ -83,6 +83,24 @@ fn a_book_that_does_not_know_yet_what_a_watch_has_shown_is_not_believed() {
 }
 
 #[test]
+fn a_book_is_believed_of_whomever_no_watch_has_shown_to_be_gone() {
+    let awaits = |waiter: &mut Waiter<Contender>, predecessor: Predecessor| {
+        let step = waiter.book(Known::Behind(predecessor.clone()));
+        assert_eq!(step, Step::Await { predecessor, watches: false, asks: false });
+    };
+    let mut after_watch = waiter(TRUSTING);
+    assert!(!after_watch.has_waited());
+    after_watch.watches_first();
+    assert!(after_watch.has_waited());
+    assert_eq!(after_watch.departs(Departure::Seen(None)), Step::Consult);
+    awaits(&mut after_watch, Predecessor { name: "h~c-WRITE-0000000000".into(), ..first(true) });
+    let mut without_watch = waiter(TRUSTING);
+    awaits(&mut without_watch, first(true));
+    assert_eq!(without_watch.departs(Departure::Unseen), Step::Consult);
+    awaits(&mut without_watch, first(true));
+}
+
+#[test]
 fn a_writers_signal_lets_in_and_a_readers_does_not() {
     let mut behind_writer = waiter(TRUSTING);
     behind_writer.watches_first();
@@ -108,6 +126,25 @@ fn the_successor_of_a_writer_that_vanished_pauses() {
     assert!(matches!(after_downgrade.lists(&["h~a-READ-0000000001", ME]), Step::Await { .. }));
     assert_eq!(after_downgrade.departs(Departure::Seen(Some(5))), Step::Consult);
     assert_eq!(after_downgrade.lists(&[ME]), taken(Proof::Listing, false, true));
+}
+
+#[test]
+fn a_writer_that_vanished_before_another_had_left_may_have_held_only_as_one_of_its_session() {
+    for (vanished, before, pauses) in [
+        (Some(5), Some(6), false),
+        (Some(5), Some(5), true),
+        (None, Some(6), true),
+        (Some(5), None, true),
+        (None, None, true),
+    ] {
+        let mut waiter = waiter(Rules { pauses: true, ..TRUSTING });
+        waiter.watches_first();
+        assert_eq!(waiter.departs(Departure::Seen(vanished)), Step::Consult);
+        assert!(matches!(waiter.lists(&["h~c-WRITE-0000000000", ME]), Step::Await { .. }));
+        let signal = Proof::Signal("h~c-WRITE-0000000000".into());
+        let step = waiter.departs(Departure::Signalled(before));
+        assert_eq!(step, taken(signal, pauses, true), "{vanished:?} behind {before:?}");
+    }
 }
 
 #[test]
