@@ -11,7 +11,7 @@ DEBIAN_JAR := /usr/share/java/zookeeper.jar
 WHOLE := --workspace --all-features
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test programs lint soak interop versions bench bench-permits growth performance figures shells kerberos databases pages msrv deny semver package \
+.PHONY: test programs lint soak mutants interop versions bench bench-permits growth performance figures shells kerberos databases pages msrv deny semver package \
 	filled-in binary deb zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
@@ -60,6 +60,13 @@ soak: zookeeper
 		exit 1
 	fi
 	echo 'make soak: all stages passed'
+
+# Plants fault after fault in the code that decides, and has the tests find it. What they do not find is explained in
+# tests/mutants.txt. FAULTS is a regular expression, for some of them: make mutants FAULTS=src/queue/turn.rs
+FAULTS ?= .
+mutants:
+	@$(call NEEDS,cargo-mutants)
+	tests/mutants.sh '$(FAULTS)'
 
 # The lock among real Curator, kazoo and zookeeper-client on one path, each killed in turn: fleets that contend for so
 # many seconds in all. The first run needs the network: PySpark's source distribution (434 MB) for Curator's jars, and

@@ -390,6 +390,4 @@ fn above(number: i64) -> (Bound<i64>, Bound<i64>) {
 }
 
 #[cfg(test)]
-mod cases;
-#[cfg(test)]
 mod tests;

@@ -457,6 +457,9 @@ async fn look_and_watch(session: &Arc<dyn Session>, path: &str) -> Result<(Vec<u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::client::Memory;
+    use crate::value::codec::Initial;
+    use crate::value::format::Raw;
 
     fn trouble(reason: &str) -> Error {
         Error::Unreachable(reason.to_owned())
@@ -500,5 +503,44 @@ mod tests {
         assert!(matches!(known.news_after(known.news - 1), Some(News::Value(value)) if value.version == 3));
         known.over = Some(trouble("c"));
         assert!(matches!(known.news_after(known.news), Some(News::Over)) && known.over().is_some());
+    }
+
+    /// A copy that follows nothing by itself, of values that begin with `initial`.
+    fn copy(initial: Option<Initial<String>>) -> Arc<Cache<String>> {
+        let terms = Terms { initial, ..Terms::new(Raw) };
+        let copy = Cache::new(Arc::new(Memory::new()), "/value".to_owned(), terms);
+        let (stop, _) = oneshot::channel();
+        copy.following.set(stop).expect("it does not follow yet");
+        copy
+    }
+
+    #[test]
+    fn a_commit_is_in_the_copy_at_once_unless_it_made_the_node() {
+        let copy = copy(None);
+        let version = |copy: &Cache<String>| copy.known.borrow().newest.as_ref().map(|newest| newest.version);
+        copy.committed(b"x", 1);
+        assert_eq!(version(&copy), None, "nothing is known of the node");
+        copy.known.send_modify(|known| assert!(known.valued(Vec::new(), 10, -5)));
+        for (committed, known) in [(0, -5), (1, 1), (2, 2)] {
+            copy.committed(b"x", committed);
+            assert_eq!(version(&copy), Some(known), "version {committed} was committed");
+        }
+    }
+
+    #[test]
+    fn an_initial_value_is_wanted_once_and_not_after_another_has_come() {
+        let initial: fn() -> Option<Initial<String>> = || Some(Box::new(String::new));
+        let copy_of = copy(initial());
+        assert!(copy_of.set_out().is_none(), "it is not known yet that there is none");
+        copy_of.unset();
+        let begun = copy_of.set_out().expect("it is wanted");
+        copy_of.unset();
+        assert!(copy_of.set_out().is_none() && copy_of.known.borrow().trouble.is_none(), "it is on its way");
+        drop(begun);
+        assert!(copy_of.set_out().is_some(), "whoever began has given up");
+        let late = copy(initial());
+        late.unset();
+        late.known.send_modify(|known| assert!(known.valued(Vec::new(), 10, 0)));
+        assert!(late.set_out().is_none());
     }
 }

@@ -2,6 +2,8 @@
 
 use super::*;
 
+mod cases;
+
 /// A node as a server keeps it.
 #[derive(Clone, Debug)]
 struct Node {
@@ -332,7 +334,7 @@ fn what_is_known_of_the_queue_is_true_whatever_anybody_does() {
     assert!(known > 20_000 && let_in > 1_500, "of {known} it was known where they stood, {let_in} were let in");
 }
 
-pub(super) fn key(number: i64) -> Key {
+fn key(number: i64) -> Key {
     Key { number, id: number.unsigned_abs() }
 }
 

@@ -1,6 +1,5 @@
 //! What the local queue concludes in one case after the other; knows no directory.
 
-use super::tests::key;
 use super::*;
 
 /// A queue in which these have entered, and nothing is known of those of other sessions.

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Plants one fault after the other in the code that decides, and has the tests that need no server look for each of them.
+# What they do not find is compared with mutants.txt: each survivor stands there, with the reason why it may live.
+#
+#   mutants.sh [REGEX]   only faults whose names, as `cargo mutants --list` prints them, are matched: src/queue/turn.rs
+set -euo pipefail
+cd "$(dirname "$0")/.."
+only=${1:-.}
+home=$PWD/target/mutants
+list=$PWD/tests/mutants.txt
+# At least so many of a hundred faults are found.
+floor=95
+
+# A copy at a place of its own: nobody's work tree is changed, and what was built for the last run serves the next.
+rm -rf "$home/tree" "$home/mutants.out" "$home/found"
+mkdir -p "$home/tree"
+git ls-files -z | tar --null --files-from - --create | tar --extract --directory "$home/tree"
+
+export CARGO_TARGET_DIR=$home/build CARGO_INCREMENTAL=1 CARGO_PROFILE_DEV_DEBUG=none
+# A program stops at its first test that fails, which is not stable in Rust.
+stop_early='target."cfg(unix)".runner = ["env", "RUSTC_BOOTSTRAP=1"]'
+
+# look_for SECONDS [option for cargo ...] [-- option for cargo mutants ...]: has some tests look for what is not found yet.
+# Code that hangs for SECONDS has been found. The tests of what needs a server or processes are left out by their names.
+look_for() {
+    local seconds=$1 cargo=(-C=--config "-C=$stop_early")
+    shift
+    while [[ $# -gt 0 && $1 != -- ]]; do
+        cargo+=("-C=$1")
+        shift
+    done
+    shift || true
+    local status=0
+    (
+        cd "$home/tree"
+        cargo mutants --config tests/mutants.toml --in-place --iterate --output "$home" --re "$only" --timeout "$seconds" \
+            --cap-lints true "${cargo[@]}" "$@" -- -- -Zunstable-options --fail-fast \
+            --skip zookeeper:: --skip wire:: --skip crashes:: --skip processes::
+    ) || status=$?
+    # 2: some were missed, 3: some hung. Whatever else there is, the run is worth nothing.
+    if ((status != 0 && status != 2 && status != 3)); then
+        echo 'make mutants: FAILED: the faults could not be tried' >&2
+        exit 1
+    fi
+    cat "$home/mutants.out/"{caught,timeout}.txt >>"$home/found"
+    # What has been found by hanging is not tried again.
+    cat "$home/mutants.out/timeout.txt" >>"$home/mutants.out/caught.txt"
+}
+
+# `src/queue/` stands alone, with its tests, and is built in a second. So most of its faults are found in five.
+if cargo mutants --config tests/mutants.toml --list --re "$only" --exclude-re '^src/[^q]' | grep -q .; then
+    cp -p "$home/tree/src/lib.rs" "$home/lib.rs"
+    printf '%s\n' '//! Whose turn it is, and nothing else.' 'mod queue;' 'mod sync;' '#[cfg(test)]' 'mod tests;' >"$home/tree/src/lib.rs"
+    look_for 60 --lib -- --exclude-re '^src/[^q]'
+    mv "$home/lib.rs" "$home/tree/src/lib.rs"
+fi
+look_for 60 --lib -- --exclude-re '^src/q'
+look_for 90 --test=values --test=embedded --test=leadership -- --test-package zk-rwlock-tests
+look_for 180 --test=conformance -- --test-package zk-rwlock-tests
+export SCHEDULES=300
+look_for 180 --test=proptests -- --test-package zk-rwlock-proptests
+
+# Without the lines and columns, which change with every edit. A name that stands twice is two faults.
+named() {
+    sed -E 's/^([^:]*):[0-9]+:[0-9]+: /\1: /' | { grep -E "$only" || true; } | LC_ALL=C sort
+}
+named <"$home/mutants.out/missed.txt" >"$home/survivors"
+sed -n 's/ # .*//p' "$list" | named >"$home/explained"
+found=$(wc -l <"$home/found")
+lived=$(wc -l <"$home/survivors")
+echo "make mutants: $found of $((found + lived)) faults were found; the others are in target/mutants/survivors"
+failed=
+if comm -23 "$home/survivors" "$home/explained" | grep .; then
+    failed+=' the faults above were not found, and tests/mutants.txt does not say why;'
+fi
+if comm -13 "$home/survivors" "$home/explained" | grep .; then
+    failed+=' the faults above are in tests/mutants.txt, and are found or are none any more;'
+fi
+if ((100 * found < floor * (found + lived))); then
+    failed+=" less than $floor of a hundred were found;"
+fi
+if [[ -n $failed ]]; then
+    echo "make mutants: FAILED:${failed%;}" >&2
+    exit 1
+fi
