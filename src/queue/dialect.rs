@@ -414,7 +414,9 @@ mod tests {
 
     #[test]
     fn only_a_reader_of_ours_is_no_writer_to_a_mutex() {
-        for name in ["READ-lock-0000000005", "x-READ-lock-0000000005", "_c_x-READ-lock-0000000005"] {
+        let no_digit = format!("_c_{}-READ-lock-0000000005", UUID.replace('5', "x"));
+        let short = "_c_5cf2ad84-READ-lock-0000000005";
+        for name in ["READ-lock-0000000005", "x-READ-lock-0000000005", "_c_x-READ-lock-0000000005", short, &no_digit] {
             assert_eq!(read(Dialect::CuratorMutex, name), Some(('W', 5)), "{name}");
         }
     }

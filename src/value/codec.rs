@@ -140,3 +140,38 @@ impl<T: 'static> Terms<T> {
 fn unwritable(problem: FormatError) -> ValueError {
     ValueError::Unwritable { problem: problem.to_string() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Named(String);
+
+    impl Format<u8> for Named {
+        fn name(&self) -> &str {
+            &self.0
+        }
+
+        fn encode(&self, value: &u8) -> Result<Vec<u8>, FormatError> {
+            Ok(vec![*value])
+        }
+
+        fn decode(&self, bytes: &[u8]) -> Result<u8, FormatError> {
+            bytes.first().copied().ok_or_else(|| "there is no byte".into())
+        }
+    }
+
+    #[test]
+    fn a_format_has_a_name_of_one_to_64_plain_characters() {
+        let is_fit = |name: &str| Terms::new(Named(name.to_owned())).check_name().is_ok();
+        assert!(is_fit("j") && is_fit("json+zstd_2.1-b") && is_fit(&"j".repeat(64)));
+        assert!(!is_fit("") && !is_fit("a b") && !is_fit("é") && !is_fit(&"j".repeat(65)));
+    }
+
+    #[test]
+    fn bytes_without_an_envelope_are_no_value() {
+        let terms = Terms::new(Named("byte".to_owned()));
+        assert_eq!(terms.check(b""), Err(ValueError::Unset));
+        assert!(matches!(terms.check(b"rubbish"), Err(ValueError::Foreign { .. })));
+    }
+}

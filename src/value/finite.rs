@@ -134,3 +134,41 @@ impl ser::SerializeMap for Finite {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[derive(serde::Serialize)]
+    struct Alone(f64);
+
+    #[derive(serde::Serialize)]
+    enum Either {
+        One(f64),
+        Two(u8, f64),
+        Named { value: f64 },
+    }
+
+    #[test]
+    fn a_number_that_is_not_finite_is_found_wherever_it_stands() {
+        let checks = |value: f64| {
+            [
+                value.serialize(Finite),
+                Some(value).serialize(Finite),
+                vec![0.5, value].serialize(Finite),
+                (1, value).serialize(Finite),
+                BTreeMap::from([("key", value)]).serialize(Finite),
+                Alone(value).serialize(Finite),
+                Either::One(value).serialize(Finite),
+                Either::Two(1, value).serialize(Finite),
+                Either::Named { value }.serialize(Finite),
+            ]
+        };
+        for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            assert!(checks(value).iter().all(Result::is_err), "{:?}", checks(value));
+        }
+        assert!(checks(1.5).iter().all(Result::is_ok));
+    }
+}

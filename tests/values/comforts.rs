@@ -224,6 +224,8 @@ pub(crate) async fn waiting_for_a_value_ends_with_the_first_that_is_wanted(h: &i
     let (here, there) = (bare(&one, &path), bare(&two, &path));
     let any = tokio::spawn(here.wait_for(|_| true));
     let large = tokio::spawn(here.wait_for(|value| *value >= 3));
+    eventually("it is known that there is none", || async { matches!(here.copy_state(), CopyState::Behind(_)) }).await;
+    assert!(!any.is_finished() && !large.is_finished(), "a value that is not there yet is waited for");
     for number in 1..3 {
         write(&there, number).await;
     }

@@ -445,7 +445,9 @@ fn nothing_known_before_the_connection_was_lost_is_known_after_it() {
     }
     queue.granted(key(0), &Evidence::Sure);
     assert_eq!(queue.turn(key(1)), LocalTurn::Behind(0));
+    assert!(!queue.is_empty());
     assert_eq!(queue.forget_all(), [0, 1, 2], "all are to look");
+    assert!(queue.is_empty());
     assert!(queue.left(key(0), Exit::LetGo).is_empty());
     assert_eq!(queue.turn(key(1)), LocalTurn::Unknown);
     queue.enter(key(3).id, slot(3), 13, &3);
