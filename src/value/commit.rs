@@ -35,6 +35,7 @@ impl Base {
 }
 
 /// The outcome of a commit whose answer was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Done(i32),
     /// Not done, and it cannot happen any more.
@@ -126,28 +127,31 @@ impl Commit<'_> {
         look(session, self.path).await.map_or(Fate::Unknown, |node| self.read(node))
     }
 
-    /// The outcome, as the node shows it.
     fn read(&self, node: Option<(Vec<u8>, Stat)>) -> Fate {
-        let Some((bytes, stat)) = node else {
-            // The node was there before: another client deleted it, before the commit or after.
-            return if self.base.version.is_none() { Fate::Undone } else { Fate::Unknown };
-        };
-        let envelope = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope);
-        let (mark, after) =
-            (envelope.as_ref().map(|it| Mark::of(&it.written)), envelope.as_ref().and_then(|it| it.after));
-        if mark == Some(self.mark) || after == Some(self.mark) {
-            return Fate::Done(stat.version);
-        }
-        // How often the node was written since. Making it counts.
-        let since = stat.version.wrapping_sub(self.base.version.unwrap_or(-1));
-        match since {
-            // The node is as it was, or another client has written first: then the version that our commit asks for is
-            // gone.
-            0 | 1 => Fate::Undone,
-            // The last write but one was another client's, and it was the first since.
-            2 if after.is_some() => Fate::Undone,
-            _ => Fate::Unknown,
-        }
+        shown_by(node.as_ref().map(|(bytes, stat)| (&bytes[..], stat.version)), self.base, self.mark)
+    }
+}
+
+/// What became of the commit `mark` on `base`, as the node's bytes and version show it.
+fn shown_by(node: Option<(&[u8], i32)>, base: Base, mark: Mark) -> Fate {
+    let Some((bytes, version)) = node else {
+        // The node was there before: another client deleted it, before the commit or after.
+        return if base.version.is_none() { Fate::Undone } else { Fate::Unknown };
+    };
+    let envelope = Envelope::open(bytes).ok().map(|(envelope, _)| envelope);
+    let (last, after) = (envelope.as_ref().map(|it| Mark::of(&it.written)), envelope.as_ref().and_then(|it| it.after));
+    if last == Some(mark) || after == Some(mark) {
+        return Fate::Done(version);
+    }
+    // How often the node was written since. Making it counts.
+    let since = version.wrapping_sub(base.version.unwrap_or(-1));
+    match since {
+        // The node is as it was, or another client has written first: then the version that our commit asks for is
+        // gone.
+        0 | 1 => Fate::Undone,
+        // The last write but one was another client's, and it was the first since.
+        2 if after.is_some() => Fate::Undone,
+        _ => Fate::Unknown,
     }
 }
 
@@ -161,4 +165,50 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
 /// What the node holds, no older than this call. A read whose answer is lost is repeated.
 pub(crate) async fn look(session: &Arc<dyn Session>, path: &str) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
     retry::data(session, path, true).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+    use crate::error::value::Written;
+
+    const OURS: Mark = Mark { token: 7, commit: 1 };
+    const OTHERS: Mark = Mark { token: 8, commit: 1 };
+
+    /// A value that this commit wrote, after that one.
+    fn value(by: Mark, after: Option<Mark>) -> Vec<u8> {
+        let Mark { token, commit } = by;
+        let written = Written { host: "h".to_owned(), label: None, token, commit, at: UNIX_EPOCH, schema: 1 };
+        Envelope { format: "raw".to_owned(), written, after }.seal(b"x")
+    }
+
+    #[test]
+    fn a_commit_is_done_only_if_the_node_has_its_mark_and_undone_only_if_it_cannot_be_done_any_more() {
+        let (ours, others) = (value(OURS, None), value(OTHERS, None));
+        let (after_ours, after_others) = (value(OTHERS, Some(OURS)), value(OURS, Some(OTHERS)));
+        let after_another = value(OTHERS, Some(OTHERS));
+        for (base, node, fate) in [
+            (None, None, Fate::Undone),
+            (Some(3), None, Fate::Unknown),
+            (Some(3), Some((&ours, 4)), Fate::Done(4)),
+            (Some(3), Some((&after_others, 4)), Fate::Done(4)),
+            (Some(3), Some((&after_ours, 5)), Fate::Done(5)),
+            (Some(3), Some((&others, 3)), Fate::Undone),
+            (Some(3), Some((&others, 4)), Fate::Undone),
+            (Some(3), Some((&others, 5)), Fate::Unknown),
+            (Some(3), Some((&after_another, 5)), Fate::Undone),
+            (Some(3), Some((&after_another, 6)), Fate::Unknown),
+            (None, Some((&others, 0)), Fate::Undone),
+            (None, Some((&others, 1)), Fate::Unknown),
+            (None, Some((&after_another, 1)), Fate::Undone),
+            (None, Some((&b"rubbish".to_vec(), 1)), Fate::Unknown),
+            (Some(i32::MAX), Some((&others, i32::MIN)), Fate::Undone),
+        ] {
+            let base = Base { version: base, mark: None };
+            let node = node.map(|(bytes, version)| (&bytes[..], version));
+            assert_eq!(shown_by(node, base, OURS), fate, "{base:?}, then version {:?}", node.map(|it| it.1));
+        }
+    }
 }
