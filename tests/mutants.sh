@@ -20,7 +20,7 @@ export CARGO_TARGET_DIR=$home/build CARGO_INCREMENTAL=1 CARGO_PROFILE_DEV_DEBUG=
 # A program stops at its first test that fails, which is not stable in Rust.
 stop_early='target."cfg(unix)".runner = ["env", "RUSTC_BOOTSTRAP=1"]'
 
-# look_for SECONDS [option for cargo ...] [-- option for cargo mutants ...]: has some tests look for what is not found yet.
+# look_for SECONDS OPTION-FOR-CARGO ... [-- OPTION-FOR-CARGO-MUTANTS ...]: has some tests look for what is not found yet.
 # Code that hangs for SECONDS has been found. The tests of what needs a server or processes are left out by their names.
 look_for() {
     local seconds=$1 cargo=(-C=--config "-C=$stop_early")
@@ -55,10 +55,10 @@ if cargo mutants --config tests/mutants.toml --list --re "$only" --exclude-re '^
     mv "$home/lib.rs" "$home/tree/src/lib.rs"
 fi
 look_for 60 --lib -- --exclude-re '^src/q'
-look_for 90 --test=values --test=embedded --test=leadership -- --test-package zk-rwlock-tests
-look_for 180 --test=conformance -- --test-package zk-rwlock-tests
+look_for 90 --package=zk-rwlock-tests --test=values --test=embedded --test=leadership
+look_for 180 --package=zk-rwlock-tests --test=conformance
 export SCHEDULES=300
-look_for 180 --test=proptests -- --test-package zk-rwlock-proptests
+look_for 180 --package=zk-rwlock-proptests --test=proptests
 
 # Without the lines and columns, which change with every edit. A name that stands twice is two faults.
 named() {
