@@ -528,6 +528,14 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_that_cannot_follow_says_why() {
+        let copy = copy(None);
+        assert!(matches!(copy.state(), CopyState::Fetching));
+        copy.troubled(trouble("a"));
+        assert!(matches!(copy.state(), CopyState::Behind(Error::Unreachable(reason)) if reason == "a"));
+    }
+
+    #[test]
     fn an_initial_value_is_wanted_once_and_not_after_another_has_come() {
         let initial: fn() -> Option<Initial<String>> = || Some(Box::new(String::new));
         let copy_of = copy(initial());
