@@ -2,6 +2,7 @@
 
 mod clock;
 mod executor;
+mod index;
 mod link;
 mod server;
 mod session;

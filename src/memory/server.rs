@@ -9,8 +9,9 @@ use tokio::sync::oneshot;
 
 use crate::memory::clock::Clock;
 use crate::memory::executor::Executor;
+use crate::memory::index::Index;
 use crate::memory::link::{Link, State};
-use crate::memory::tree::{Change, Node, Stamp, Tree, children_of, commit, deletion, parent_of};
+use crate::memory::tree::{Change, Node, Owned, Stamp, Tree, children_of, commit, deletion, parent_of};
 use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Task, Watch};
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -39,6 +40,7 @@ pub(super) struct World {
     last_watch: u64,
     /// In an order of their own, so that what a test does has the same effect each time.
     sessions: BTreeMap<i64, SessionState>,
+    index: Index,
 }
 
 /// The nodes at one moment.
@@ -237,6 +239,7 @@ impl World {
         let number = self.last_watch;
         if let Some(state) = self.sessions.get_mut(&session) {
             state.watches.entry(key.clone()).or_default().push(Armed { number, tell });
+            self.index.watches(session, &key);
         }
         let disarm = Disarm { ensemble, session, key, number };
         Watch::new(async move {
@@ -246,7 +249,8 @@ impl World {
     }
 
     fn tell_all(&mut self, changes: &[Change], fired: &mut Vec<Fired>) {
-        for state in self.sessions.values_mut() {
+        for session in self.index.concerned(changes) {
+            let Some(state) = self.sessions.get_mut(&session) else { continue };
             for (path, event) in changes {
                 state.happened(path, *event, fired);
             }
@@ -281,6 +285,7 @@ impl World {
         let at = Stamp { zxid, time: self.clock.now() };
         let committed = commit(Arc::make_mut(&mut self.tree), at, session, operations)?;
         self.zxid = zxid;
+        committed.owned.into_iter().for_each(|node| self.index.notes(node));
         self.tell_all(&committed.changes, fired);
         Ok(committed.outcomes)
     }
@@ -296,7 +301,8 @@ impl World {
         for path in paths.into_iter().rev() {
             self.zxid += 1;
             let tree = Arc::make_mut(&mut self.tree);
-            tree.remove(&path);
+            let owner = tree.remove(&path).map_or(0, |node| node.owner);
+            self.index.notes(Owned { session: owner, path: path.clone(), is_there: false });
             if let Some(parent) = tree.get_mut(parent_of(&path)) {
                 parent.pzxid = self.zxid;
             }
@@ -321,8 +327,7 @@ impl World {
         };
         state.given_up.get_or_insert(why);
         let told = state.is_up() || why == Ending::Closed;
-        let owned = self.tree.iter().filter(|(_, node)| node.owner == session).map(|(path, _)| path.clone());
-        let owned: Vec<_> = owned.collect();
+        let owned = self.index.owned_by(session);
         if told {
             self.end(session, why, fired);
         }
@@ -334,14 +339,16 @@ impl World {
         let Some(mut state) = self.sessions.remove(&session) else {
             return;
         };
+        self.index.lags(session, false);
         let upkeep = Arc::clone(&state.upkeep);
         // Now, and not with the notifications: as soon as the world is unlocked, another thread may be granted the lock.
         upkeep.lease().end(why);
         let link = state.link_changes(State::Over(why));
         fired.push(Box::new(move || upkeep.end(why)));
         fired.push(link);
-        for armed in std::mem::take(&mut state.watches).into_values().flatten() {
-            fired.push(Box::new(move || armed.fire(Event::Over)));
+        for (key, armed) in std::mem::take(&mut state.watches) {
+            self.index.watches_no_more(session, &key);
+            armed.into_iter().for_each(|armed| fired.push(Box::new(move || armed.fire(Event::Over))));
         }
         // Without its session, each of these requests answers that the session is over.
         for job in std::mem::take(&mut state.waiting) {
@@ -410,6 +417,9 @@ impl World {
     /// Everything is as it was then. All sessions are over; the ephemeral nodes of those that were open then are there.
     pub(super) fn restore(&mut self, saved: &Saved, fired: &mut Vec<Fired>) {
         (self.tree, self.zxid) = (Arc::clone(&saved.tree), saved.zxid);
+        let ephemeral = self.tree.iter().filter(|(_, node)| node.owner != 0);
+        let owned = |(path, node): (&String, &Node)| Owned { session: node.owner, path: path.clone(), is_there: true };
+        self.index.owns_anew(ephemeral.map(owned));
         let sessions: Vec<i64> = self.sessions.keys().copied().collect();
         for session in sessions {
             self.end(session, Ending::Expired, fired);
@@ -425,6 +435,7 @@ impl World {
     pub(super) fn lag(&mut self, session: i64) {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.view = Some(Arc::clone(&self.tree));
+            self.index.lags(session, true);
         }
     }
 
@@ -434,6 +445,7 @@ impl World {
         if let Some(state) = self.sessions.get_mut(&session) {
             state.view = None;
         }
+        self.index.lags(session, false);
     }
 
     /// Has the next write of a session meet a fault.
@@ -480,14 +492,18 @@ impl Drop for Disarm {
             return;
         };
         let mut world = ensemble.world();
-        let Some(state) = world.sessions.get_mut(&self.session) else {
-            return;
-        };
-        if let Some(armed) = state.watches.get_mut(&self.key) {
-            armed.retain(|armed| armed.number != self.number);
-            if armed.is_empty() {
-                state.watches.remove(&self.key);
+        let watches = world.sessions.get_mut(&self.session).map(|state| &mut state.watches);
+        let is_watched = watches.is_some_and(|watches| {
+            if let Some(armed) = watches.get_mut(&self.key) {
+                armed.retain(|armed| armed.number != self.number);
+                if armed.is_empty() {
+                    watches.remove(&self.key);
+                }
             }
+            watches.contains_key(&self.key)
+        });
+        if !is_watched {
+            world.index.watches_no_more(self.session, &self.key);
         }
     }
 }

@@ -48,6 +48,15 @@ pub(super) struct Committed {
     pub(super) outcomes: Vec<(Outcome, String)>,
     /// In the order in which a server reports them.
     pub(super) changes: Vec<Change>,
+    /// The ephemeral nodes that came and went, in their order.
+    pub(super) owned: Vec<Owned>,
+}
+
+/// An ephemeral node that came or went.
+pub(super) struct Owned {
+    pub(super) session: i64,
+    pub(super) path: String,
+    pub(super) is_there: bool,
 }
 
 /// Applies all operations, or none. If one fails, its index is returned with the failure.
@@ -57,7 +66,8 @@ pub(super) fn commit(
     session: i64,
     operations: &[Operation],
 ) -> Result<Committed, (usize, Failure)> {
-    let mut transaction = Transaction { tree, at, session, changes: Vec::new(), undo: Vec::new() };
+    let mut transaction =
+        Transaction { tree, at, session, changes: Vec::new(), owned: Vec::new(), undo: Vec::new() };
     let mut outcomes = Vec::with_capacity(operations.len());
     for (index, operation) in operations.iter().enumerate() {
         match transaction.apply(operation) {
@@ -68,7 +78,7 @@ pub(super) fn commit(
             }
         }
     }
-    Ok(Committed { outcomes, changes: transaction.changes })
+    Ok(Committed { outcomes, changes: transaction.changes, owned: transaction.owned })
 }
 
 /// A transaction of which some operations are applied.
@@ -78,6 +88,7 @@ struct Transaction<'a> {
     /// The owner of the ephemeral nodes that it creates.
     session: i64,
     changes: Vec<Change>,
+    owned: Vec<Owned>,
     /// The nodes as they were, by their paths.
     undo: Vec<(String, Option<Node>)>,
 }
@@ -125,6 +136,9 @@ impl Transaction<'_> {
             node.pzxid = self.at.zxid;
         }
         let owner = if is_ephemeral(kind) { self.session } else { 0 };
+        if owner != 0 {
+            self.owned.push(Owned { session: owner, path: path.clone(), is_there: true });
+        }
         let Stamp { zxid, time } = self.at;
         let (czxid, mzxid, pzxid) = (zxid, zxid, zxid);
         let (data, ctime, mtime) = (data.to_vec(), time, time);
@@ -155,7 +169,11 @@ impl Transaction<'_> {
             self.undo.push((parent_of(path).to_owned(), Some(parent.clone())));
             parent.pzxid = self.at.zxid;
         }
-        self.undo.push((path.to_owned(), self.tree.remove(path)));
+        let gone = self.tree.remove(path);
+        if let Some(session) = gone.as_ref().map(|node| node.owner).filter(|owner| *owner != 0) {
+            self.owned.push(Owned { session, path: path.to_owned(), is_there: false });
+        }
+        self.undo.push((path.to_owned(), gone));
         self.changes.extend(deletion(path.to_owned()));
         Ok(())
     }
