@@ -11,7 +11,7 @@ DEBIAN_JAR := /usr/share/java/zookeeper.jar
 WHOLE := --workspace --all-features
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test programs lint soak mutants interop versions bench bench-permits growth performance figures shells kerberos databases pages msrv deny semver package \
+.PHONY: test programs lint soak mutants interop versions bench bench-permits growth scale performance figures shells kerberos databases pages msrv deny semver package \
 	filled-in binary deb zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
@@ -107,6 +107,12 @@ growth:
 	mkdir -p target/performance
 	rm -f target/performance/growth.jsonl
 	cargo bench -p zk-rwlock-benches --bench growth -- --all --out '$(CURDIR)/target/performance/growth.jsonl'
+
+# A hundred thousand clients that come back all at once, in virtual time: what the ensemble is asked. Some minutes.
+scale:
+	mkdir -p target/performance
+	rm -f target/performance/scale.jsonl
+	cargo bench -p zk-rwlock-benches --bench scale -- --contenders 100000 --out '$(CURDIR)/target/performance/scale.jsonl'
 
 # All that docs/performance.md shows of us and of the floor, measured here; the tables and plots are in target/performance.
 performance: zookeeper

@@ -218,6 +218,7 @@ pub mod coordinator {
     pub use crate::queue::permits::permits_of;
     pub use crate::queue::turn::{Turn, turn};
     pub use crate::queue::waiter::{Departure, Known, News, Predecessor, Proof, Rules, Step, Take, Waiter};
+    pub use crate::session::comeback::comeback;
     pub use crate::session::contract::{Coordinator, Reservation, Session, SessionSlot};
     pub use crate::session::keep_alive::keep_alive;
     pub use crate::session::lease::{Lease, Moment};

@@ -66,8 +66,7 @@ pub(super) fn commit(
     session: i64,
     operations: &[Operation],
 ) -> Result<Committed, (usize, Failure)> {
-    let mut transaction =
-        Transaction { tree, at, session, changes: Vec::new(), owned: Vec::new(), undo: Vec::new() };
+    let mut transaction = Transaction { tree, at, session, changes: Vec::new(), owned: Vec::new(), undo: Vec::new() };
     let mut outcomes = Vec::with_capacity(operations.len());
     for (index, operation) in operations.iter().enumerate() {
         match transaction.apply(operation) {

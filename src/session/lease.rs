@@ -76,6 +76,8 @@ struct State {
     /// Counts how often the lease ran out, so that a hold from before stays lost after a renewal.
     epoch: u64,
     over: Option<Ending>,
+    /// When it was known to be over.
+    ended: Option<Moment>,
     connected: bool,
     /// The handshake of this connection, as long as it does not count.
     handshake: Option<Handshake>,
@@ -114,6 +116,7 @@ impl Lease {
             lateness: Duration::ZERO,
             epoch: 0,
             over: None,
+            ended: None,
             connected: true,
             handshake: None,
         };
@@ -143,6 +146,10 @@ impl Lease {
     pub fn with_stop_margin(mut self, margin: Duration) -> Lease {
         self.margin = margin;
         self
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// Now, on this lease's clock: take it just before a request is sent.
@@ -247,14 +254,22 @@ impl Lease {
 
     /// The session is over; the first reason stays.
     pub(crate) fn end(&self, why: Ending) {
+        let now = self.now();
         let mut state = self.state();
         state.over.get_or_insert(why);
+        state.ended.get_or_insert(now);
         self.publish(&state);
     }
 
     /// Why the session is over, if it is.
     pub fn over(&self) -> Option<Ending> {
         self.state().over
+    }
+
+    /// When the last request was sent that had an answer, and when the session was known to be over. `None` while it is not.
+    pub fn away(&self) -> Option<(Moment, Moment)> {
+        let state = self.state();
+        state.ended.map(|ended| (state.answered.min(ended), ended))
     }
 
     /// How long the session is surely still alive; `None` when that is not known any more.

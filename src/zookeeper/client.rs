@@ -18,7 +18,7 @@ use crate::session::thread::BackgroundThread;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard, watch};
 use crate::zookeeper::abilities::Abilities;
-use crate::zookeeper::connect::new_session;
+use crate::zookeeper::connect::{Comeback, new_session};
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::outage::Outage;
 use crate::zookeeper::servers::Servers;
@@ -287,7 +287,8 @@ impl Ensemble {
         drop(sessions);
         let over: Vec<Arc<ZooKeeperSession>> = over;
         if let Some((lost, ending)) = over.first().and_then(|first| first.lost().zip(first.lease().over())) {
-            self.outage.begins(lost, ending);
+            let comeback = over.first().and_then(|first| Comeback::after(first.lease()));
+            self.outage.begins(lost, comeback, ending);
         }
         drop((over, idle));
         session_slot
@@ -350,9 +351,9 @@ impl Ensemble {
     /// Dropping the future gives up the attempt.
     fn connect(&self) -> impl Future<Output = Result<Arc<ZooKeeperSession>, Failure>> + Send + use<> {
         let (servers, options, background) = (self.servers.clone(), self.options.clone(), Arc::clone(&self.background));
-        let abilities = Arc::clone(&self.abilities);
+        let (abilities, comeback) = (Arc::clone(&self.abilities), self.outage.comeback());
         let mut task = JoinSet::new();
-        task.spawn_on(new_session(servers, options, background, abilities), self.background.handle());
+        task.spawn_on(new_session(servers, options, background, abilities, comeback), self.background.handle());
         async move {
             match task.join_next().await {
                 Some(Ok(answer)) => answer,

@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 
 use zookeeper_client as zk;
 
-use crate::session::lease::{Moment, since_boot};
-use crate::session::request::Failure;
+use crate::session::comeback::comeback;
+use crate::session::lease::{Lease, Moment, since_boot};
+use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
+use crate::sync::random;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::options::{SHORTEST_TIMEOUT, ZooKeeperBuilder};
 use crate::zookeeper::probe::reason;
@@ -59,6 +61,13 @@ impl Patience {
         }
     }
 
+    fn other(self) -> Patience {
+        match self {
+            Patience::Quick => Patience::Patient,
+            Patience::Patient => Patience::Quick,
+        }
+    }
+
     /// Whether a session that was opened this way is kept. A patient client's session is not, if the server is quick
     /// now: the server was away, and not slow.
     async fn suits(self, client: &zk::Client, session_timeout: Duration) -> bool {
@@ -69,37 +78,94 @@ impl Patience {
     }
 }
 
-/// Opens a session. Also returns the earliest moment at which the session can have begun. Tries for as long as it is
-/// polled.
-async fn open(servers: &Servers, options: &ZooKeeperBuilder) -> Result<(zk::Client, Moment), zk::Error> {
-    let timeout = options.session_timeout;
-    let (named, encrypted) = (to_connect_to(servers, timeout), options.is_encrypted());
-    for patience in [Patience::Quick, Patience::Patient].into_iter().cycle() {
-        let asked = since_boot();
-        let connecting = connect(options.connector(patience.silence(timeout)), &named, encrypted);
-        let client = match tokio::time::timeout(patience.limit(timeout), connecting).await {
-            // The client crate gives up after a session timeout, whatever limit it is given.
-            Err(_) | Ok(Err(zk::Error::Timeout)) => continue,
-            Ok(answer) => answer?,
-        };
-        if patience.suits(&client, timeout).await {
-            return Ok((client, asked));
-        }
-    }
-    Err(zk::Error::Timeout)
+/// A session was lost, and another one takes its place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Comeback {
+    /// When the last request was sent that was answered.
+    answered: Moment,
+    /// When the first try may be made.
+    due: Moment,
 }
 
-/// Opens a session, and makes the path at the end of the connect string.
+impl Comeback {
+    /// After a session that is over, unless this process has ended it, or was refused.
+    pub(super) fn after(lease: &Lease) -> Option<Comeback> {
+        let is_lost = matches!(lease.over(), Some(Ending::Expired | Ending::Replaced));
+        let (answered, ended) = lease.away().filter(|_| is_lost)?;
+        let due = ended + comeback(ended.saturating_sub(answered), lease.timeout(), random());
+        Some(Comeback { answered, due })
+    }
+
+    /// Until the first try may be made. The pause takes no more than half of the time that there is for the tries.
+    async fn is_due(self, bound: Duration) {
+        tokio::time::sleep(self.due.saturating_sub(since_boot()).min(bound / 2)).await;
+    }
+
+    /// Before the next try.
+    async fn rest(self, options: &ZooKeeperBuilder) {
+        let away = since_boot().saturating_sub(self.answered);
+        tokio::time::sleep(comeback(away, options.session_timeout.min(options.bound()), random())).await;
+    }
+}
+
+/// Opens a session. Also returns the earliest moment at which the session can have begun. Tries for as long as it is
+/// polled.
+///
+/// In place of a lost session it goes through the list once, and pauses before it does so again: the client crate would
+/// go on by itself, and all clients of an ensemble would be back within its pauses of a second.
+async fn open(
+    servers: &Servers,
+    options: &ZooKeeperBuilder,
+    lost: Option<Comeback>,
+) -> Result<(zk::Client, Moment), zk::Error> {
+    let (timeout, encrypted) = (options.session_timeout, options.is_encrypted());
+    let named = to_connect_to(servers, timeout);
+    let mut patience = Patience::Quick;
+    loop {
+        let asked = since_boot();
+        let connecting = connect(options.connector(patience.silence(timeout), lost.is_some()), &named, encrypted);
+        match tokio::time::timeout(patience.limit(timeout), connecting).await {
+            // The client crate gives up after a session timeout, whatever limit it is given.
+            Err(_) | Ok(Err(zk::Error::Timeout)) => patience = patience.other(),
+            Ok(Err(zk::Error::NoHosts)) if lost.is_some() => {
+                // Servers that refuse at once are not slow.
+                if since_boot().saturating_sub(asked) > Patience::quick(timeout) {
+                    patience = patience.other();
+                }
+            }
+            Ok(answer) => {
+                let client = answer?;
+                if patience.suits(&client, timeout).await {
+                    return Ok((client, asked));
+                }
+                patience = patience.other();
+                continue;
+            }
+        }
+        if let Some(lost) = lost {
+            lost.rest(options).await;
+        }
+    }
+}
+
+/// Opens a session, and makes the path at the end of the connect string. In place of a session that was `lost`, not at once.
 pub(super) async fn new_session(
     servers: Servers,
     options: ZooKeeperBuilder,
     background: Arc<BackgroundThread>,
     abilities: Arc<Abilities>,
+    lost: Option<Comeback>,
 ) -> Result<Arc<ZooKeeperSession>, Failure> {
     let bound = options.bound();
+    let opened = async {
+        if let Some(lost) = lost {
+            lost.is_due(bound).await;
+        }
+        open(&servers, &options, lost).await
+    };
     let (client, asked) = tokio::select! {
         biased;
-        connected = open(&servers, &options) => connected.map_err(|error| connect_failure(error, servers.as_str()))?,
+        connected = opened => connected.map_err(|error| connect_failure(error, servers.as_str()))?,
         why = reason_at_the_end(&servers, &options, bound) => {
             let waited = humantime::format_duration(bound);
             return Err(Failure::Unreachable(format!("no session with {servers} within {waited}: {why}")));
@@ -150,6 +216,9 @@ fn to_connect_to(servers: &Servers, session_timeout: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::upkeep::Upkeep;
+    use crate::sync::HashSet;
+    use crate::sync::atomic::{AtomicU64, Ordering};
 
     #[test]
     fn each_server_is_named_several_times() {
@@ -161,6 +230,31 @@ mod tests {
         assert_eq!(to_connect_to("tcp://a,tcp://b/c", second), "tcp://a,tcp://b,tcp://a,tcp://b/c");
         assert_eq!(to_connect_to("a", 60 * second).split(',').count(), 24);
         assert_eq!(to_connect_to("a,b,c,d,e", 60 * second).split(',').count(), 25);
+    }
+
+    #[test]
+    fn only_a_session_that_was_lost_has_its_successor_wait_and_for_a_quarter_of_the_time_away_at_most() {
+        let second = Duration::from_secs(1);
+        let over = |why| {
+            let began = AtomicU64::new(0);
+            // It is opened at 1 s, and over at 41 s.
+            let clock = move || second + 40 * second * u32::from(began.fetch_add(1, Ordering::Relaxed) > 0);
+            let upkeep = Upkeep::new(Lease::with_clock(30 * second, Box::new(clock)));
+            upkeep.began(second);
+            upkeep.end(why);
+            Comeback::after(upkeep.lease())
+        };
+        for why in [Ending::Closed, Ending::AuthFailed] {
+            assert!(over(why).is_none(), "{why}");
+        }
+        for why in [Ending::Expired, Ending::Replaced] {
+            let Comeback { answered, due } = over(why).unwrap();
+            assert_eq!(answered, second);
+            assert!((41 * second..51 * second).contains(&due), "{due:?}");
+        }
+        assert!(Comeback::after(&Lease::new(second)).is_none(), "it is not over");
+        let drawn: HashSet<_> = (0..20).filter_map(|_| over(Ending::Expired)).map(|it| it.due).collect();
+        assert!(drawn.len() > 1, "all come back together");
     }
 
     /// By a clock that stands still while anything is done, so a busy machine changes nothing.

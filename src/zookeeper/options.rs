@@ -244,8 +244,11 @@ impl ZooKeeperBuilder {
 
     /// A connector that gives up a connection after it was silent for so long. Without a limit the client crate's
     /// default counts.
-    pub(super) fn connector(&self, gives_up_after: Option<Duration>) -> zk::Connector {
+    pub(super) fn connector(&self, gives_up_after: Option<Duration>, tries_once: bool) -> zk::Connector {
         let mut connector = zk::Client::connector().with_session_timeout(self.session_timeout);
+        if tries_once {
+            connector = connector.with_fail_eagerly();
+        }
         if let Some(silence) = gives_up_after {
             connector = connector.with_connection_timeout(silence);
         }

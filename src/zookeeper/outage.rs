@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
 use crate::sync::{Mutex, MutexGuard};
+use crate::zookeeper::connect::Comeback;
 use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::probe::{PATIENCE, reason};
 use crate::zookeeper::servers::Servers;
@@ -23,6 +24,8 @@ pub(super) struct Outage(Mutex<Known>);
 struct Known {
     /// When the last session lost its connection, if that session is over and no other has begun.
     since: Option<Instant>,
+    /// When the next session may be asked for, if the last one was lost.
+    comeback: Option<Comeback>,
     refusal: Option<Refusal>,
     is_tried: bool,
     tried: Option<Instant>,
@@ -42,19 +45,27 @@ impl Outage {
     }
 
     /// The last session is over. It lost its connection at `lost`.
-    pub(super) fn begins(&self, lost: Instant, ending: Ending) {
-        self.known().since = Some(lost);
+    pub(super) fn begins(&self, lost: Instant, comeback: Option<Comeback>, ending: Ending) {
+        let mut known = self.known();
+        (known.since, known.comeback) = (Some(lost), comeback);
+        drop(known);
         self.refused(ending.to_string(), ending == Ending::AuthFailed);
     }
 
     /// There is a session again.
     pub(super) fn ends(&self) {
-        self.known().since = None;
+        let mut known = self.known();
+        (known.since, known.comeback) = (None, None);
     }
 
     /// When the last session lost its connection, if no other has begun.
     pub(super) fn since(&self) -> Option<Instant> {
         self.known().since
+    }
+
+    /// When the next session may be asked for, if it takes the place of a lost one.
+    pub(super) fn comeback(&self) -> Option<Comeback> {
+        self.known().comeback
     }
 
     /// An attempt to open a session has failed.

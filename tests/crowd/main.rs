@@ -1,6 +1,7 @@
 //! Thousands of waiters, and a swarm of clients while all around them fails: what keeps every core busy.
 
 mod faults;
+mod herd;
 mod judge;
 mod keepers;
 mod linear;

@@ -58,6 +58,7 @@ pub(crate) fn table(results: &Results, name: &str) -> Outcome<String> {
         "permits",
         "simulated",
         "growth",
+        "storm",
     ];
     cases.sort_by_key(|(workload, _, n)| (order.iter().position(|known| known == workload), *n));
     Ok(match workload {
@@ -65,13 +66,14 @@ pub(crate) fn table(results: &Results, name: &str) -> Outcome<String> {
         "waiters" => waiters(results, label, &cases),
         "permits" => permits(results, label, &cases),
         "growth" => growth(results, label),
+        "storm" => storms(results, label),
         _ => plain(results, label, &cases),
     })
 }
 
 /// Whether the summary has a line for it.
 fn is_summed_up(run: &Run) -> bool {
-    !["growth", "kept", "keepers", "permits", "simulated"].contains(&kind(run))
+    !["growth", "kept", "keepers", "permits", "simulated", "storm"].contains(&kind(run))
 }
 
 /// Reads and writes of one contender are shown together.
@@ -247,6 +249,33 @@ fn growth(results: &Results, label: &str) -> String {
                 let _ = writeln!(table, "| {case} | {unit} |{cells}");
             }
         }
+    }
+    table
+}
+
+/// What an ensemble is asked when a whole fleet comes back.
+fn storms(results: &Results, label: &str) -> String {
+    let mut table =
+        "| fleet: what befalls it | requests a second before | in the busiest second | sessions and places among them \
+                     | creates under way | longest wait | all are back after | locks lost elsewhere |\n\
+                     |---|--:|--:|--:|--:|--:|--:|--:|\n"
+            .to_owned();
+    for run in results.runs().filter(|run| run.label == label && kind(run) == "storm") {
+        let of = |name| run.extra(name).unwrap_or_default();
+        let seconds = |name| format!("{} s", number(of(name)));
+        row(
+            &mut table,
+            [
+                run.case.clone(),
+                whole(of("before_per_s")),
+                whole(of("peak_per_s")),
+                whole(of("comebacks_per_s")),
+                whole(of("creates_under_way")),
+                seconds("longest_wait_s"),
+                seconds("back_after_s"),
+                whole(of("lost_elsewhere")),
+            ],
+        );
     }
     table
 }

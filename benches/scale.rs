@@ -1,0 +1,114 @@
+//! A hundred thousand clients that come back all at once, in virtual time: after a mass expiry, a change of the leader, a
+//! rolling restart.
+//!
+//! The library runs as it is, on the embedded ensemble; what an ensemble carries is a model. `make scale` runs it.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use serde_json::json;
+use support::fleet::{Capacity, Habits};
+use support::storm::{Seen, Storm, World, storm};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// As `docs/performance.md` measured it kept busy, and a network of a gigabit for names of 46 bytes.
+const CAPACITY: Capacity = Capacity { writes: 30_000, reads: 120_000, names: 2_700_000 };
+
+#[derive(Parser)]
+struct Arguments {
+    /// Simulate fleets of so many contenders; without it nothing is done
+    #[arg(long)]
+    contenders: Option<usize>,
+    /// Only what has this in its name
+    #[arg(long, default_value = "")]
+    only: String,
+    /// From what all draws follow
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Add every run to this file, as `docs/performance/results.jsonl` has them
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Cargo says so to every benchmark
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// What befalls them, and whether clients pause before they come back. Without a lost session no client pauses.
+const STORMS: [(&str, Storm, bool); 4] = [
+    ("mass expiry, at once", Storm::Expiry(SECOND.saturating_mul(60)), false),
+    ("mass expiry", Storm::Expiry(SECOND.saturating_mul(60)), true),
+    ("leader change", Storm::LeaderChange(SECOND.saturating_mul(2)), true),
+    ("rolling restart", Storm::RollingRestart(SECOND.saturating_mul(30)), true),
+];
+
+/// Each with its processes, for so many contenders in all.
+fn worlds(contenders: usize) -> [(&'static str, usize, usize); 2] {
+    [
+        ("a process each, ten to a lock", contenders, 10),
+        ("a hundred to a process, one lock", contenders / 100, contenders),
+    ]
+}
+
+fn simulated(world: &World, what: Storm) -> Result<Seen> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
+    Ok(runtime.block_on(storm(world, what)))
+}
+
+fn all(arguments: &Arguments, contenders: usize) -> Result<()> {
+    for (fleet, processes, per_lock) in worlds(contenders) {
+        for (what, kind, pauses) in STORMS {
+            let case = format!("{fleet}: {what}");
+            if !case.contains(&arguments.only) {
+                continue;
+            }
+            let habits = Habits { session_timeout: 40 * SECOND, pauses };
+            let contenders = contenders / processes;
+            let seed = arguments.seed;
+            let world = World { processes, contenders, per_lock, is_mixed: false, capacity: CAPACITY, habits, seed };
+            let began = std::time::Instant::now();
+            let seen = simulated(&world, kind)?;
+            println!("{case}: {seen:?}, simulated in {:.0?}", began.elapsed());
+            let line = json!({
+                "label": "simulated",
+                "case": case,
+                "peer": "ours",
+                "workload": "storm",
+                "n": processes * contenders,
+                "errors": 0,
+                "extra": {
+                    "before_per_s": seen.before,
+                    "peak_per_s": seen.peak,
+                    "comebacks_per_s": seen.comebacks_at_peak,
+                    "longest_wait_s": seen.longest_wait.as_secs_f64(),
+                    "back_after_s": seen.back_after.as_secs_f64(),
+                    "creates_under_way": seen.creates_under_way,
+                    "sessions": seen.sessions,
+                    "lost_elsewhere": seen.lost_elsewhere,
+                    "lost": seen.lost,
+                },
+            });
+            if let Some(file) = &arguments.out {
+                writeln!(OpenOptions::new().create(true).append(true).open(file)?, "{line}")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match arguments.contenders.map_or(Ok(()), |contenders| all(&arguments, contenders)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

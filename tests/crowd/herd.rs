@@ -1,0 +1,43 @@
+//! A fleet that comes back all at once, in virtual time: what that asks of the ensemble, counted. `make scale` counts a
+//! hundred thousand clients.
+
+use std::time::Duration;
+
+use support::fleet::{Capacity, Habits};
+use support::storm::{Seen, Storm, World, storm};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Half of what the ensemble carries is heartbeats, as in a fleet that is as large as it should ever be.
+const FLEET: World = World {
+    processes: 300,
+    contenders: 1,
+    per_lock: 10,
+    is_mixed: true,
+    capacity: Capacity { writes: 90, reads: 360, names: 1_000_000 },
+    habits: Habits { session_timeout: SECOND.saturating_mul(40), pauses: true },
+    seed: 7,
+};
+
+/// A quarter of them each take a lock, keep a read lock, take a permit, or campaign.
+#[tokio::test(start_paused = true)]
+async fn after_a_mass_expiry_clients_come_back_spread_out_and_hold_up_nobody() {
+    let Seen { before, peak, longest_wait, back_after, sessions, lost_elsewhere, .. } =
+        storm(&FLEET, Storm::Expiry(60 * SECOND)).await;
+    assert!((60..120).contains(&before), "{before}");
+    assert!(peak < 3 * before, "{peak} requests in a second, and {before} before");
+    assert!(longest_wait < SECOND, "a request waited for {longest_wait:?}");
+    // A quarter of the time away, and what it takes then.
+    assert!(back_after < 18 * SECOND, "{back_after:?}");
+    assert_eq!((sessions, lost_elsewhere), (300, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_change_and_a_rolling_restart_cost_no_client_its_lock() {
+    for event in [Storm::LeaderChange(2 * SECOND), Storm::RollingRestart(20 * SECOND)] {
+        let Seen { longest_wait, sessions, lost, lost_elsewhere, .. } = storm(&FLEET, event).await;
+        assert_eq!((sessions, lost, lost_elsewhere), (0, 0, 0), "{event:?}");
+        // Long before a lease ends.
+        assert!(longest_wait < 8 * SECOND, "{event:?}: a request waited for {longest_wait:?}");
+    }
+}

@@ -1,0 +1,674 @@
+//! A fleet of clients before an ensemble that carries so many requests a second, in virtual time: what the ensemble is asked
+//! when all come back at once. Knows only the public interface.
+//!
+//! The lock, its sessions' leases and heartbeats, and the pauses before a comeback are the library's own code, on the embedded
+//! ensemble. The wire between them is a model. Requests queue up before the ensemble, first come, first served. Each takes
+//! its share of a second. A session that is not heard for its timeout is given up. A client that is cut off tries again as
+//! the client crate does.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use zk_rwlock::Memory;
+use zk_rwlock::coordinator::{
+    Coordinator, Created, Ending, Event, Failure, Kind, Lease, Operation, Outcome, Reply, Session, SessionSlot, Stat,
+    Task, Upkeep, Watch, comeback, keep_alive,
+};
+
+use super::polled::now;
+use super::scene::Seeded;
+
+/// What is asked of the ensemble.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Asked {
+    /// A new session.
+    Session,
+    /// An old session, on a new connection.
+    Resume,
+    /// A place in a queue.
+    Create,
+    List,
+    /// Data, or a watch.
+    Read,
+    /// A transaction, a heartbeat's among them, or a deletion.
+    Write,
+    /// The end of a session.
+    End,
+}
+
+impl Asked {
+    /// Reads are answered by one server, and writes by the majority.
+    fn is_write(self) -> bool {
+        !matches!(self, Asked::Resume | Asked::List | Asked::Read)
+    }
+}
+
+/// What an ensemble carries.
+#[derive(Clone, Copy, Debug)]
+pub struct Capacity {
+    /// Writes a second, if there are only writes.
+    pub writes: u32,
+    /// Reads a second, if there are only reads.
+    pub reads: u32,
+    /// Names a second that are written into listings.
+    pub names: u32,
+}
+
+/// How a client behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Habits {
+    pub session_timeout: Duration,
+    /// Whether a client pauses before it comes back with a new session, as the library has it do.
+    pub pauses: bool,
+}
+
+/// What happened within one second.
+#[derive(Clone, Debug, Default)]
+pub struct Second {
+    /// What the ensemble was asked.
+    pub asked: BTreeMap<Asked, u64>,
+    /// The longest time that a request waited of those that were answered.
+    pub longest_wait: Duration,
+    /// The most creates that were under way at once.
+    pub creates_under_way: u64,
+}
+
+impl Second {
+    pub fn requests(&self) -> u64 {
+        self.asked.values().sum()
+    }
+}
+
+/// Requests on their way to the ensemble, and what it knows of sessions.
+pub struct Servers {
+    capacity: Capacity,
+    began: Instant,
+    queue: Mutex<VecDeque<Request>>,
+    came: Notify,
+    seconds: Mutex<Vec<Second>>,
+    creates_under_way: AtomicU64,
+    entered: AtomicU64,
+    sessions: Mutex<BTreeMap<i64, Known>>,
+}
+
+/// Carries the request out, and returns how many names are in its answer.
+type Act = Box<dyn FnOnce() -> usize + Send>;
+
+struct Request {
+    asked: Asked,
+    came: Instant,
+    act: Act,
+}
+
+struct Known {
+    heard: Instant,
+    timeout: Duration,
+    session: Weak<Line>,
+    embedded: Memory,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Servers {
+    /// Servers that work from now on. Call it in a runtime whose clock is paused.
+    pub fn start(capacity: Capacity) -> Arc<Servers> {
+        let servers = Arc::new(Servers {
+            capacity,
+            began: Instant::now(),
+            queue: Mutex::default(),
+            came: Notify::new(),
+            seconds: Mutex::default(),
+            creates_under_way: AtomicU64::new(0),
+            entered: AtomicU64::new(0),
+            sessions: Mutex::default(),
+        });
+        // Tokio would make this task yield after some requests, and a request must be answered when it is carried out.
+        tokio::spawn(tokio::task::unconstrained(Arc::clone(&servers).work()));
+        tokio::spawn(Arc::clone(&servers).give_up_the_silent());
+        servers
+    }
+
+    /// What happened in each second so far.
+    pub fn seconds(&self) -> Vec<Second> {
+        locked(&self.seconds).clone()
+    }
+
+    /// How many places in queues were taken so far.
+    pub fn entered(&self) -> u64 {
+        self.entered.load(Ordering::Relaxed)
+    }
+
+    /// How many requests wait to be carried out.
+    pub fn waiting(&self) -> usize {
+        locked(&self.queue).len()
+    }
+
+    /// A new leader gives every session its whole timeout again.
+    pub fn new_leader(&self) {
+        locked(&self.sessions).values_mut().for_each(|known| known.heard = Instant::now());
+    }
+
+    fn note(&self, note: impl FnOnce(&mut Second)) {
+        let second = usize::try_from(self.began.elapsed().as_secs()).expect("a short run");
+        let mut seconds = locked(&self.seconds);
+        if seconds.len() <= second {
+            seconds.resize_with(second + 1, Second::default);
+        }
+        note(&mut seconds[second]);
+    }
+
+    fn ask(&self, asked: Asked, act: Act) {
+        let under_way = match asked {
+            Asked::Create => self.creates_under_way.fetch_add(1, Ordering::Relaxed) + 1,
+            _ => 0,
+        };
+        self.note(|second| {
+            *second.asked.entry(asked).or_default() += 1;
+            second.creates_under_way = second.creates_under_way.max(under_way);
+        });
+        locked(&self.queue).push_back(Request { asked, came: Instant::now(), act });
+        self.came.notify_one();
+    }
+
+    /// One request after the other, a millisecond's work at a time.
+    async fn work(self: Arc<Self>) {
+        let each = |a_second: u32| Duration::from_secs(1) / a_second;
+        let (write, read, name) =
+            (each(self.capacity.writes), each(self.capacity.reads), 1.0 / f64::from(self.capacity.names));
+        let mut is_free = Instant::now();
+        loop {
+            let next = locked(&self.queue).pop_front();
+            let Some(Request { asked, came, act }) = next else {
+                self.came.notified().await;
+                continue;
+            };
+            is_free = is_free.max(came);
+            if is_free > Instant::now() {
+                sleep_until(is_free).await;
+            }
+            let names = act();
+            is_free += if asked.is_write() { write } else { read } + Duration::from_secs_f64(names as f64 * name);
+            if asked == Asked::Create {
+                self.creates_under_way.fetch_sub(1, Ordering::Relaxed);
+            }
+            self.note(|second| second.longest_wait = second.longest_wait.max(came.elapsed()));
+        }
+    }
+
+    async fn give_up_the_silent(self: Arc<Self>) {
+        loop {
+            sleep(Duration::from_secs(1)).await;
+            let now = Instant::now();
+            let mut sessions = locked(&self.sessions);
+            let silent = sessions.iter().filter(|(_, known)| known.heard + known.timeout < now);
+            let silent: Vec<_> = silent.map(|(id, _)| *id).collect();
+            let silent: Vec<_> = silent.into_iter().filter_map(|id| sessions.remove(&id)).collect();
+            drop(sessions);
+            for known in silent {
+                let end = move || {
+                    known.embedded.expire();
+                    if let Some(session) = known.session.upgrade().filter(|session| session.is_up()) {
+                        session.is_over();
+                    }
+                    0
+                };
+                self.ask(Asked::End, Box::new(end));
+            }
+        }
+    }
+
+    /// Whether the ensemble still knows the session, from which it hears now.
+    fn hears(&self, session: i64) -> bool {
+        let mut sessions = locked(&self.sessions);
+        let known = sessions.get_mut(&session);
+        known.map(|known| known.heard = Instant::now()).is_some()
+    }
+}
+
+/// One process of the fleet.
+#[derive(Clone)]
+pub struct Process(Arc<Client>);
+
+struct Client {
+    servers: Arc<Servers>,
+    ensemble: Memory,
+    habits: Habits,
+    is_reachable: AtomicBool,
+    dice: Mutex<Seeded>,
+    line: Mutex<Option<Arc<Line>>>,
+    opening: tokio::sync::Mutex<()>,
+}
+
+/// The client crate's list of servers names so many: see `to_connect_to` in `src/zookeeper/connect.rs`.
+const NAMES: u32 = 24;
+
+impl Client {
+    fn random(&self, below: u64) -> u64 {
+        locked(&self.dice).below(below)
+    }
+
+    /// The client crate's pause before this try: none in the first round through its list.
+    async fn between_tries(&self, tries: u32) {
+        let jitter = |most| Duration::from_millis(self.random(most));
+        let pause = match (tries / NAMES, tries % NAMES) {
+            (0, _) => Duration::from_millis(1),
+            (round, 0) => Duration::from_secs(1 << (round - 1).min(6)) + jitter(100),
+            (_, offset) => Duration::from_millis(50) * offset + jitter(50),
+        };
+        sleep(pause).await;
+    }
+
+    /// One try at a session. `None` if it is refused, or not answered in time.
+    async fn open_once(self: &Arc<Self>, silence: Duration) -> Option<Arc<Line>> {
+        if !self.is_reachable.load(Ordering::Relaxed) {
+            return None;
+        }
+        let (reply, answer) = oneshot::channel();
+        let (client, asked) = (Arc::clone(self), Instant::now());
+        let open = move || {
+            // A client that has given up meanwhile leaves the session to its end.
+            let line = Line::open(&client, asked);
+            drop(reply.send(line));
+            0
+        };
+        self.servers.ask(Asked::Session, Box::new(open));
+        timeout(silence, answer).await.ok()?.ok()
+    }
+
+    /// As `open` in `src/zookeeper/connect.rs`.
+    async fn open(self: &Arc<Self>, lost: Option<(Duration, Duration)>) -> Arc<Line> {
+        let session_timeout = self.habits.session_timeout;
+        let lost = lost.filter(|_| self.habits.pauses);
+        let pause = |away| comeback(away, session_timeout, self.random(u64::MAX));
+        let answered = lost.map(|(away, ago)| Instant::now().checked_sub(away + ago).expect("the clock began before"));
+        if let Some((away, ago)) = lost {
+            sleep(pause(away).saturating_sub(ago)).await;
+        }
+        let mut is_quick = true;
+        loop {
+            let quick = (session_timeout / 12).max(Duration::from_millis(350));
+            let (silence, limit) =
+                if is_quick { (quick, session_timeout / 4) } else { (session_timeout * 2 / 5, session_timeout) };
+            let asked = Instant::now();
+            let tries = async {
+                for tries in 1.. {
+                    if let Some(line) = self.open_once(silence).await {
+                        return Some(line);
+                    }
+                    if tries == NAMES && lost.is_some() {
+                        break;
+                    }
+                    self.between_tries(tries).await;
+                }
+                None
+            };
+            let opened = timeout(limit, tries).await;
+            match opened {
+                Ok(Some(line)) => {
+                    let asked = Instant::now();
+                    if is_quick || line.data("/").await.is_err() || asked.elapsed() > quick / 4 {
+                        return line;
+                    }
+                    is_quick = true;
+                    continue;
+                }
+                Ok(None) if asked.elapsed() <= quick => {}
+                _ => is_quick = !is_quick,
+            }
+            if let Some(answered) = answered {
+                sleep(pause(answered.elapsed())).await;
+            }
+        }
+    }
+}
+
+impl Process {
+    pub fn new(servers: &Arc<Servers>, ensemble: &Memory, habits: Habits, seed: u64) -> Process {
+        Process(Arc::new(Client {
+            servers: Arc::clone(servers),
+            ensemble: ensemble.clone(),
+            habits,
+            is_reachable: AtomicBool::new(true),
+            dice: Mutex::new(Seeded(seed)),
+            line: Mutex::default(),
+            opening: tokio::sync::Mutex::default(),
+        }))
+    }
+
+    /// Its connection breaks. It tries again at once, and finds no server until [`Process::heal`].
+    pub fn cut(&self) {
+        self.0.is_reachable.store(false, Ordering::Relaxed);
+        self.disconnect();
+    }
+
+    /// Its connection breaks, and the next server takes another.
+    pub fn disconnect(&self) {
+        if let Some(line) = locked(&self.0.line).clone() {
+            line.is_down();
+        }
+    }
+
+    pub fn is_connected(&self) -> bool {
+        locked(&self.0.line).as_ref().is_some_and(|line| line.is_up())
+    }
+
+    pub fn heal(&self) {
+        self.0.is_reachable.store(true, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Process")
+    }
+}
+
+#[async_trait]
+impl Coordinator for Process {
+    async fn session_slot(&self, _watched_bytes: usize) -> Result<SessionSlot, Failure> {
+        loop {
+            let alone = self.0.opening.lock().await;
+            let line = locked(&self.0.line).clone();
+            let alive = line.as_ref().filter(|line| line.lease().over().is_none()).cloned();
+            let line = match alive {
+                Some(line) => line,
+                None => {
+                    let away = line.and_then(|line| {
+                        line.lease().away().map(|(answered, ended)| (ended - answered, line.lease().now() - ended))
+                    });
+                    let line = self.0.open(away).await;
+                    *locked(&self.0.line) = Some(Arc::clone(&line));
+                    line
+                }
+            };
+            drop(alone);
+            if line.connected().await.is_ok() {
+                return Ok(SessionSlot::new(line));
+            }
+        }
+    }
+
+    async fn close(&self) {}
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(sleep(duration))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Link {
+    Up,
+    Down,
+    Over,
+}
+
+/// One session, as its client has it.
+struct Line {
+    client: Weak<Client>,
+    servers: Arc<Servers>,
+    session: Arc<dyn Session>,
+    upkeep: Arc<Upkeep>,
+    timeout: Duration,
+    /// With the number of the connection.
+    link: watch::Sender<(Link, u64)>,
+    /// Requests that wait for a connection.
+    held: Mutex<Vec<(Asked, Act)>>,
+    answered: Mutex<Instant>,
+    this: Weak<Line>,
+}
+
+impl Line {
+    fn open(client: &Arc<Client>, asked: Instant) -> Arc<Line> {
+        let embedded = client.ensemble.connect();
+        let slot = now(embedded.session_slot(0)).expect("the embedded ensemble is there");
+        let (session, timeout) = (Arc::clone(slot.session()), client.habits.session_timeout);
+        // Never zero, which stands for a lease that ran out.
+        let clock = move || asked.elapsed() + Duration::from_secs(1);
+        let upkeep = Arc::new(Upkeep::new(Lease::with_clock(timeout, Box::new(clock))));
+        upkeep.began(Duration::from_secs(1));
+        let line = Arc::new_cyclic(|this| Line {
+            client: Arc::downgrade(client),
+            servers: Arc::clone(&client.servers),
+            session,
+            upkeep,
+            timeout,
+            link: watch::channel((Link::Up, 0)).0,
+            held: Mutex::default(),
+            answered: Mutex::new(asked),
+            this: Weak::clone(this),
+        });
+        let known = Known { heard: Instant::now(), timeout, session: Arc::downgrade(&line), embedded };
+        locked(&client.servers.sessions).insert(line.session.id(), known);
+        let shared: Arc<dyn Session> = line.clone();
+        tokio::spawn(keep_alive(Arc::downgrade(&shared), Duration::from_millis(5)));
+        line
+    }
+
+    fn is_up(&self) -> bool {
+        self.link.borrow().0 == Link::Up
+    }
+
+    fn is_over(&self) {
+        self.upkeep.end(Ending::Expired);
+        self.link.send_modify(|link| link.0 = Link::Over);
+        locked(&self.held).clear();
+    }
+
+    fn is_down(&self) {
+        if !self.is_up() {
+            return;
+        }
+        self.upkeep.connected(false);
+        self.link.send_modify(|link| *link = (Link::Down, link.1 + 1));
+        if let Some(line) = self.this.upgrade() {
+            tokio::spawn(line.resume());
+        }
+    }
+
+    /// The client crate's tries, until it takes the session for expired.
+    async fn resume(self: Arc<Self>) {
+        let until = *locked(&self.answered) + self.timeout * 7 / 5;
+        for tries in 1.. {
+            let Some(client) = self.client.upgrade() else { return };
+            if Instant::now() > until {
+                return self.is_over();
+            }
+            if client.is_reachable.load(Ordering::Relaxed) {
+                let (reply, answer) = oneshot::channel();
+                let (servers, id) = (Arc::clone(&self.servers), self.session.id());
+                let resume = move || {
+                    let _has_given_up = reply.send(servers.hears(id));
+                    0
+                };
+                self.servers.ask(Asked::Resume, Box::new(resume));
+                match timeout((self.timeout / 12).max(Duration::from_millis(350)), answer).await {
+                    Ok(Ok(true)) => return self.is_back().await,
+                    Ok(Ok(false)) => return self.is_over(),
+                    _ => {}
+                }
+            }
+            client.between_tries(tries).await;
+        }
+    }
+
+    /// As after each reconnect: the watches are set again, and the server is asked which session it takes us for.
+    async fn is_back(self: Arc<Self>) {
+        *locked(&self.answered) = Instant::now();
+        self.servers.ask(Asked::Read, Box::new(|| 0));
+        self.link.send_modify(|link| link.0 = Link::Up);
+        self.upkeep.connected(true);
+        for (asked, act) in std::mem::take(&mut *locked(&self.held)) {
+            self.servers.ask(asked, act);
+        }
+        let _identity = self.data("/").await;
+        self.upkeep.resumed();
+        drop(self.sync("/").await);
+    }
+
+    fn ask<T: Send + 'static>(
+        &self,
+        asked: Asked,
+        names: fn(&T) -> usize,
+        ask: impl FnOnce(&dyn Session) -> Reply<T> + Send + 'static,
+    ) -> Reply<T> {
+        let (reply, answer) = oneshot::channel();
+        let (line, sent, mut link) = (Weak::clone(&self.this), self.lease().now(), self.link.subscribe());
+        let (state, connection) = *link.borrow_and_update();
+        let session = Arc::clone(&self.session);
+        let act = move || {
+            let answer = now(ask(&*session));
+            let Some(line) = line.upgrade() else { return 0 };
+            let is_heard = line.servers.hears(session.id()) && line.is_up();
+            if is_heard && !matches!(answer, Err(Failure::Over(_))) {
+                *locked(&line.answered) = Instant::now();
+                match asked.is_write() {
+                    true => line.upkeep.acknowledged(sent),
+                    false => line.upkeep.answered(sent),
+                }
+            }
+            if asked == Asked::Create && answer.is_ok() {
+                line.servers.entered.fetch_add(1, Ordering::Relaxed);
+            }
+            let names = answer.as_ref().map_or(0, names);
+            drop(reply.send(answer));
+            names
+        };
+        match state {
+            Link::Up => self.servers.ask(asked, Box::new(act)),
+            Link::Down => locked(&self.held).push((asked, Box::new(act))),
+            Link::Over => return Box::pin(std::future::ready(Err(Failure::Over(Ending::Expired)))),
+        }
+        Box::pin(async move {
+            let breaks = link.wait_for(|(state, now)| *state == Link::Over || *now > connection);
+            tokio::select! {
+                biased;
+                answer = answer => answer.unwrap_or(Err(Failure::Over(Ending::Expired))),
+                broken = breaks => Err(match broken.map(|link| link.0) {
+                    Ok(Link::Down | Link::Up) => Failure::Unknown("the connection broke".to_owned()),
+                    _ => Failure::Over(Ending::Expired),
+                }),
+            }
+        })
+    }
+
+    fn read<T: Send + 'static>(&self, ask: impl FnOnce(&dyn Session) -> Reply<T> + Send + 'static) -> Reply<T> {
+        self.ask(Asked::Read, |_| 0, ask)
+    }
+
+    fn write<T: Send + 'static>(&self, ask: impl FnOnce(&dyn Session) -> Reply<T> + Send + 'static) -> Reply<T> {
+        self.ask(Asked::Write, |_| 0, ask)
+    }
+
+    /// News of the embedded ensemble comes over the connection.
+    fn over_the_wire(line: Weak<Line>, watch: Watch) -> Watch {
+        Watch::new(async move {
+            let event = watch.await;
+            let Some(line) = line.upgrade() else { return event };
+            if line.connected().await.is_ok() { event } else { Event::Over }
+        })
+    }
+}
+
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Line").field("id", &self.session.id()).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Session for Line {
+    fn id(&self) -> i64 {
+        self.session.id()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn upkeep(&self) -> &Arc<Upkeep> {
+        &self.upkeep
+    }
+
+    async fn connected(&self) -> Result<(), Ending> {
+        let link = self.link.subscribe().wait_for(|link| link.0 != Link::Down).await.map(|link| link.0);
+        if matches!(link, Ok(Link::Up)) { Ok(()) } else { Err(Ending::Expired) }
+    }
+
+    async fn over(&self) -> Ending {
+        let mut link = self.link.subscribe();
+        drop(link.wait_for(|link| link.0 == Link::Over).await);
+        Ending::Expired
+    }
+
+    fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
+        let (path, data) = (path.to_owned(), data.to_vec());
+        let asked = if kind == Kind::EphemeralSequential { Asked::Create } else { Asked::Write };
+        self.ask(asked, |_| 0, move |session| session.create(&path, &data, kind))
+    }
+
+    fn delete(&self, path: &str) -> Reply<()> {
+        let path = path.to_owned();
+        self.write(move |session| session.delete(&path))
+    }
+
+    fn children(&self, path: &str) -> Reply<Vec<String>> {
+        let path = path.to_owned();
+        self.ask(Asked::List, Vec::len, move |session| session.children(&path))
+    }
+
+    fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
+        let path = path.to_owned();
+        self.ask(Asked::List, |(names, _)| names.len(), move |session| session.children_and_stat(&path))
+    }
+
+    fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
+        let path = path.to_owned();
+        self.read(move |session| session.data(&path))
+    }
+
+    fn watch(&self, path: &str) -> Reply<Watch> {
+        let (path, line) = (path.to_owned(), Weak::clone(&self.this));
+        self.read(move |session| {
+            let armed = now(session.watch(&path)).and_then(|watch| {
+                let owner = now(session.data(&path))?.1.ephemeral_owner;
+                Ok(Line::over_the_wire(line, watch).with_owner(owner))
+            });
+            Box::pin(std::future::ready(armed))
+        })
+    }
+
+    fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
+        let (path, line) = (path.to_owned(), Weak::clone(&self.this));
+        let armed = self.ask(
+            Asked::List,
+            |(names, _): &(Vec<_>, Watch)| names.len(),
+            move |session| session.watch_children(&path),
+        );
+        Box::pin(async move {
+            let (names, watch) = armed.await?;
+            Ok((names, Line::over_the_wire(line, watch)))
+        })
+    }
+
+    fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
+        let operations = operations.to_vec();
+        self.write(move |session| session.transact(&operations))
+    }
+
+    fn spawn(&self, task: Task) {
+        tokio::spawn(task);
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(sleep(duration))
+    }
+}
