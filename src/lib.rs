@@ -233,6 +233,7 @@ pub mod coordinator {
 /// [promises]: crate::guarantees
 /// [cost]: crate::cost
 /// [performance]: https://docs.rs/crate/zk-rwlock/latest/source/docs/performance.md
+/// [herd]: https://docs.rs/crate/zk-rwlock/latest/source/docs/performance.md
 /// [coming-from]: crate::coming_from
 /// [operating]: crate::operating
 /// [asking]: crate::operating#asking-for-a-lock-that-is-only-kept

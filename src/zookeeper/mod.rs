@@ -23,7 +23,8 @@
 //! - It sends each request as it comes. So we hold back a removal that the next create may join ([`pipeline`]).
 //! - It does not set `TCP_NODELAY`, so requests that are sent together would take a round trip each ([`no_delay`]).
 //! - Its pauses before it tries a server again grow too fast for the lease (`to_connect_to` in [`connect`]), and it
-//!   gives up a silent connection too late (`Patience` there).
+//!   gives up a silent connection too late (`Patience` there). For a whole fleet without sessions they are too short
+//!   (`Comeback` there).
 //! - It reports `Expired` only at 1.4 session timeouts. So the lease reports that a lock is lost.
 
 pub(crate) mod client;

@@ -256,9 +256,9 @@ fn growth(results: &Results, label: &str) -> String {
 /// What an ensemble is asked when a whole fleet comes back.
 fn storms(results: &Results, label: &str) -> String {
     let mut table =
-        "| fleet: what befalls it | requests a second before | in the busiest second | sessions and places among them \
+        "| fleet: what befalls it | contenders | requests a second before | in the busiest second | sessions and places among them \
                      | creates under way | longest wait | all are back after | locks lost elsewhere |\n\
-                     |---|--:|--:|--:|--:|--:|--:|--:|\n"
+                     |---|--:|--:|--:|--:|--:|--:|--:|--:|\n"
             .to_owned();
     for run in results.runs().filter(|run| run.label == label && kind(run) == "storm") {
         let of = |name| run.extra(name).unwrap_or_default();
@@ -267,6 +267,7 @@ fn storms(results: &Results, label: &str) -> String {
             &mut table,
             [
                 run.case.clone(),
+                whole(run.n as f64),
                 whole(of("before_per_s")),
                 whole(of("peak_per_s")),
                 whole(of("comebacks_per_s")),
