@@ -78,7 +78,7 @@ fn all(arguments: &Arguments, contenders: usize) -> Result<()> {
             let line = json!({
                 "label": "simulated",
                 "case": case,
-                "peer": "ours",
+                "peer": "ours-apart",
                 "workload": "storm",
                 "n": processes * contenders,
                 "errors": 0,

@@ -256,7 +256,7 @@ fn growth(results: &Results, label: &str) -> String {
 /// What an ensemble is asked when a whole fleet comes back.
 fn storms(results: &Results, label: &str) -> String {
     let mut table =
-        "| fleet: what befalls it | contenders | requests a second before | in the busiest second | sessions and places among them \
+        "| zk-rwlock, its fleet: what befalls it | contenders | requests a second before | in the busiest second | sessions and places among them \
                      | creates under way | longest wait | all are back after | locks lost elsewhere |\n\
                      |---|--:|--:|--:|--:|--:|--:|--:|--:|\n"
             .to_owned();
