@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::kept::{keeping, plain};
 use support::polled::*;
 use tokio_test::{assert_pending, assert_ready_ok};
-use zk_rwlock::{Leadership, Memory};
+use zk_rwlock::Memory;
 
 /// Longer than anything here takes that ends at all.
 const FOR_EVER: Duration = Duration::from_secs(60);
@@ -82,21 +82,5 @@ fn a_use_that_is_refused_while_its_node_is_acquired_may_look_at_once() {
         second.poll();
         drop(second.output.lock().expect("no panic").take().expect("granted").expect("no error"));
         assert_eq!(zk.children(crate::kept::DIRECTORY), Vec::<String>::new());
-    });
-}
-
-/// Its end is known as soon as anybody asks; here that is whoever asks who leads.
-#[test]
-fn a_term_whose_end_is_found_by_a_look_at_it_may_end_at_once() {
-    ends(|| {
-        let zk = Memory::new();
-        let leadership = Leadership::new(&zk, "/leader").expect("valid");
-        let leading = leadership.clone();
-        let led = Inline::new(async move { leading.lead(|_| std::future::pending::<()>()).await });
-        led.poll();
-        assert!(leadership.is_leader());
-        led.is_on.store(true, Ordering::SeqCst);
-        zk.expire();
-        assert!(!leadership.is_leader() && leadership.term().is_none());
     });
 }
