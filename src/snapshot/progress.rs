@@ -14,8 +14,8 @@ use crate::snapshot::read;
 pub struct Progress {
     /// The directory of the lock, or of the semaphore, that it waits for.
     pub path: Arc<str>,
-    /// Its place in the queue: the first contender has place 1. Holders count, and so do readers that a reader need not
-    /// wait for.
+    /// Its place in the queue: the first contender has place 1. Holders of a lock count, and so do readers that a reader
+    /// need not wait for. Holders of permits do not: they have left the queue of the semaphore.
     pub place: usize,
     /// How many contenders are in the queue, with the waiter itself and the contenders behind it.
     pub length: usize,
