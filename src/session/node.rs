@@ -456,11 +456,60 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU64;
+    use std::pin::pin;
     use std::time::Duration;
 
     use super::*;
     use crate::session::upkeep::Upkeep;
+    use crate::sync::atomic::AtomicBool;
+
+    /// A node that holds, on a lease that lasts, and its session's upkeep.
+    fn holding() -> (Arc<OwnNode>, Arc<Upkeep>) {
+        let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
+        upkeep.began(upkeep.lease().now());
+        let own_node = OwnNode::new("/lock/node".to_owned(), &upkeep);
+        own_node.hold(upkeep.lease().epoch().unwrap());
+        assert!(own_node.held_at(upkeep.lease()).is_some());
+        (own_node, upkeep)
+    }
+
+    /// `is_held` reads nothing but a number, so the number must say so as soon as the node does.
+    #[test]
+    fn a_node_that_was_lost_or_left_is_held_at_no_moment_from_then_on() {
+        for end in [OwnNode::left, |node: &OwnNode| node.lose(Loss::Removed)] {
+            let (own_node, upkeep) = holding();
+            end(&own_node);
+            assert_eq!(own_node.held_at(upkeep.lease()), None);
+        }
+    }
+
+    /// Looks at the node at once, as a task may that is polled where it is woken.
+    struct Looks {
+        own_node: Arc<OwnNode>,
+        upkeep: Arc<Upkeep>,
+        has_seen: AtomicBool,
+    }
+
+    impl Wake for Looks {
+        fn wake(self: Arc<Self>) {
+            let is_over = !self.own_node.is_holding() || self.own_node.loss(self.upkeep.lease()).is_some();
+            self.has_seen.store(is_over, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn who_is_told_of_a_loss_or_of_an_end_finds_it_at_once() {
+        for end in [OwnNode::left, |node: &OwnNode| node.lose(Loss::Removed)] {
+            let (own_node, upkeep) = holding();
+            let has_seen = AtomicBool::new(false);
+            let looks = Arc::new(Looks { own_node: Arc::clone(&own_node), upkeep, has_seen });
+            let mut changed = pin!(own_node.changed());
+            let waker = Waker::from(Arc::clone(&looks));
+            assert!(changed.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            end(&own_node);
+            assert!(looks.has_seen.load(Ordering::SeqCst));
+        }
+    }
 
     /// The server removes the node of an expired session. If the owner listens again, it hears of the removal first.
     #[test]
