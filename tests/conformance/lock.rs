@@ -651,6 +651,18 @@ pub async fn a_removed_node_is_a_lost_lock_and_stops_the_work<H: Harness>(h: &H)
     soon("a free lock", s.b.write()).await.expect("free").release().await.expect("held");
 }
 
+/// The waiter follows what its own session knows, and the owner of the lost node may keep its guard for long.
+pub async fn who_waits_behind_a_lost_node_of_its_process_is_granted<H: Harness>(h: &H) {
+    let s = Stage::set(h).await;
+    let held = soon("a free lock", s.a.write()).await.expect("free");
+    let waits = writer(&s.a);
+    line_becomes(&s.b, if s.keeps { "W+" } else { "W+ W-" }).await;
+    s.operator.delete(&held.path()).await.expect("there");
+    let next = granted(waits).await;
+    assert!(next.is_held() && !held.is_held());
+    drop((held, next));
+}
+
 pub async fn a_removed_waiter_is_evicted<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write()).await.expect("free");
