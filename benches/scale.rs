@@ -23,7 +23,7 @@ const CAPACITY: Capacity = Capacity { writes: 30_000, reads: 120_000, names: 2_7
 
 #[derive(Parser)]
 struct Arguments {
-    /// Simulate fleets of so many contenders; without it nothing is done
+    /// Simulate fleets of so many contenders, a thousand at least; without it nothing is done
     #[arg(long)]
     contenders: Option<usize>,
     /// Only what has this in its name
@@ -48,11 +48,12 @@ const STORMS: [(&str, Storm, bool); 4] = [
     ("rolling restart", Storm::RollingRestart(SECOND.saturating_mul(30)), true),
 ];
 
-/// Each with its processes, for so many contenders in all.
-fn worlds(contenders: usize) -> [(&'static str, usize, usize); 2] {
+/// Each with its processes, the contenders of a process, and those of a lock. Of one queue a tenth of them are enough: what
+/// these ask for are listings, each as long as the queue.
+fn worlds(contenders: usize) -> [(&'static str, usize, usize, usize); 2] {
     [
-        ("a process each, ten to a lock", contenders, 10),
-        ("a hundred to a process, one lock", contenders / 100, contenders),
+        ("a process each, ten to a lock", contenders, 1, 10),
+        ("a hundred to a process, one lock", contenders / 1_000, 100, contenders / 10),
     ]
 }
 
@@ -62,16 +63,16 @@ fn simulated(world: &World, what: Storm) -> Result<Seen> {
 }
 
 fn all(arguments: &Arguments, contenders: usize) -> Result<()> {
-    for (fleet, processes, per_lock) in worlds(contenders) {
+    for (fleet, processes, each, per_lock) in worlds(contenders) {
         for (what, kind, pauses) in STORMS {
             let case = format!("{fleet}: {what}");
             if !case.contains(&arguments.only) {
                 continue;
             }
             let habits = Habits { session_timeout: 40 * SECOND, pauses };
-            let contenders = contenders / processes;
             let seed = arguments.seed;
-            let world = World { processes, contenders, per_lock, is_mixed: false, capacity: CAPACITY, habits, seed };
+            let world =
+                World { processes, contenders: each, per_lock, is_mixed: false, capacity: CAPACITY, habits, seed };
             let began = std::time::Instant::now();
             let seen = simulated(&world, kind)?;
             println!("{case}: {seen:?}, simulated in {:.0?}", began.elapsed());
@@ -80,7 +81,7 @@ fn all(arguments: &Arguments, contenders: usize) -> Result<()> {
                 "case": case,
                 "peer": "ours-apart",
                 "workload": "storm",
-                "n": processes * contenders,
+                "n": processes * each,
                 "errors": 0,
                 "extra": {
                     "before_per_s": seen.before,

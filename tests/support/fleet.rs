@@ -147,9 +147,9 @@ impl Servers {
         self.entered.load(Ordering::Relaxed)
     }
 
-    /// How many requests wait to be carried out.
-    pub fn waiting(&self) -> usize {
-        locked(&self.queue).len()
+    /// For how long the oldest request waits that is to be carried out. Some always wait, where there are many.
+    pub fn oldest(&self) -> Duration {
+        locked(&self.queue).front().map_or(Duration::ZERO, |request| request.came.elapsed())
     }
 
     /// A new leader gives every session its whole timeout again.

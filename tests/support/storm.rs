@@ -210,7 +210,7 @@ pub async fn storm(world: &World, storm: Storm) -> Seen {
     fleet.is_back(entered + again).await;
     let back_after = came_back.elapsed();
     // What was left unanswered is answered, and a lease that will run out has run out.
-    while fleet.servers.waiting() > 0 {
+    while fleet.servers.oldest() > Duration::from_millis(100) {
         sleep(Duration::from_millis(100)).await;
     }
     sleep(world.habits.session_timeout).await;

@@ -262,7 +262,10 @@ fn storms(results: &Results, label: &str) -> String {
             .to_owned();
     for run in results.runs().filter(|run| run.label == label && kind(run) == "storm") {
         let of = |name| run.extra(name).unwrap_or_default();
-        let seconds = |name| format!("{} s", number(of(name)));
+        let time = |name| match of(name) {
+            short if short < 1.0 => format!("{} ms", whole(short * 1_000.0)),
+            long => format!("{} s", number(long)),
+        };
         row(
             &mut table,
             [
@@ -272,8 +275,8 @@ fn storms(results: &Results, label: &str) -> String {
                 whole(of("peak_per_s")),
                 whole(of("comebacks_per_s")),
                 whole(of("creates_under_way")),
-                seconds("longest_wait_s"),
-                seconds("back_after_s"),
+                time("longest_wait_s"),
+                time("back_after_s"),
                 whole(of("lost_elsewhere")),
             ],
         );
