@@ -11,23 +11,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, Once};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use proptest::prelude::*;
-use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
-
-use crate::world::plan::{Schedule, schedule};
+use crate::world::draw::draw;
+use crate::world::plan::Schedule;
 use crate::world::run;
+use crate::world::shrink::shrunk;
 
 /// How many are run if nobody says.
-const SCHEDULES: u64 = 3_000;
+const SCHEDULES: u64 = 15_000;
 
 /// How often a schedule is run that has failed before. Chance also decides who is woken first.
 const AGAIN: usize = 5;
 
-/// For how long a failing schedule is made smaller, in milliseconds.
-const SHRINKING: u32 = 30_000;
+/// For how long a failing schedule is made smaller.
+const SHRINKING: Duration = Duration::from_secs(30);
+
+/// A schedule that takes longer than this does not end. It takes milliseconds, and a stopped machine must not be blamed.
+const ENDLESS: Duration = Duration::from_secs(90);
 
 fn number(variable: &str) -> Option<u64> {
     env::var(variable).ok().map(|number| number.parse().expect("a whole number"))
@@ -62,39 +64,27 @@ fn failure(schedule: &Schedule) -> Option<String> {
     words.or_else(|| panic.downcast_ref::<&str>().map(|&words| words.to_owned())).or_else(|| Some("a panic".to_owned()))
 }
 
-/// Runs the schedule of a seed. One that fails is made as small as it gets.
+/// Why the schedule of a seed fails, and the schedule, as small as it gets; `None` if it does not fail.
 fn failure_of_seed(seed: u64) -> Option<String> {
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
-    let config = ProptestConfig {
-        cases: 1,
-        max_shrink_iters: 1_000_000,
-        max_shrink_time: SHRINKING,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    };
-    let runs = Cell::new(1);
-    let ran = TestRunner::new_with_rng(config, rng).run(&schedule(), |schedule| {
-        let Some(why) = (0..runs.get()).find_map(|_| failure(&schedule)) else { return Ok(()) };
-        runs.set(AGAIN);
-        Err(TestCaseError::fail(why))
-    });
-    match ran.err()? {
-        TestError::Fail(why, schedule) => Some(format!(
-            "{why}\nthe schedule, as small as it got, for a file in proptests/corpus:\n{}\nrun it again: SCHEDULE_SEED={seed} \
-             cargo test -p zk-rwlock-proptests schedules::",
-            written(&schedule)
-        )),
-        TestError::Abort(why) => Some(why.to_string()),
-    }
+    let schedule = draw(seed);
+    failure(&schedule)?;
+    let began = Instant::now();
+    let again = |schedule: &Schedule| (0..AGAIN).find_map(|_| failure(schedule));
+    let small = shrunk(schedule, |smaller| again(smaller).is_some(), || began.elapsed() < SHRINKING);
+    let why = again(&small).unwrap_or_else(|| "it failed, and not again".to_owned());
+    Some(format!(
+        "{why}\nthe schedule, as small as it got, for a file in proptests/corpus:\n{}\nrun it again: SCHEDULE_SEED={seed} cargo \
+         test -p zk-rwlock-proptests schedules::",
+        written(&small)
+    ))
 }
 
 /// As a file of the corpus: one line for each handle and for each step.
 fn written(schedule: &Schedule) -> String {
     let lines = |lines: Vec<String>| lines.iter().map(|line| format!("\n    {line}")).collect::<Vec<_>>().join(",");
     format!(
-        "{{\n  \"permits\": {},\n  \"handles\": [{}\n  ],\n  \"handle_of\": {},\n  \"are_blind\": {},\n  \"steps\": [{}\n  ]\n}}",
+        "{{\n  \"finds\": {},\n  \"permits\": {},\n  \"handles\": [{}\n  ],\n  \"handle_of\": {},\n  \"are_blind\": {},\n  \"steps\": [{}\n  ]\n}}",
+        json(&schedule.finds),
         schedule.permits,
         lines(schedule.handles.iter().map(json).collect()),
         json(&schedule.handle_of),
@@ -132,7 +122,11 @@ fn first_failure(first: u64, schedules: u64) -> Option<String> {
                     if i >= schedules {
                         return;
                     }
-                    if let Some(why) = failure_of_seed(first.wrapping_add(i)) {
+                    let seed = first.wrapping_add(i);
+                    let watched = Watchdog::watch(seed);
+                    let why = failure_of_seed(seed);
+                    drop(watched);
+                    if let Some(why) = why {
                         // The other workers stop.
                         next.store(schedules, Ordering::Relaxed);
                         let after = format!("after {} of {schedules} schedules", i + 1);
@@ -145,6 +139,37 @@ fn first_failure(first: u64, schedules: u64) -> Option<String> {
     failed.into_inner().expect("nothing panics here")
 }
 
+/// What cannot be stopped from outside ends the whole process, and says which schedule it was.
+struct Watchdog(u64);
+
+static WATCHED: Mutex<Vec<(u64, Instant)>> = Mutex::new(Vec::new());
+
+impl Watchdog {
+    fn watch(seed: u64) -> Watchdog {
+        static DOG: Once = Once::new();
+        DOG.call_once(|| {
+            thread::spawn(|| {
+                loop {
+                    thread::sleep(Duration::from_secs(1));
+                    let watched = WATCHED.lock().expect("nothing panics here");
+                    if let Some((seed, _)) = watched.iter().find(|(_, since)| since.elapsed() > ENDLESS) {
+                        eprintln!("the schedule of SCHEDULE_SEED={seed} does not end");
+                        std::process::exit(101);
+                    }
+                }
+            });
+        });
+        WATCHED.lock().expect("nothing panics here").push((seed, Instant::now()));
+        Watchdog(seed)
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        WATCHED.lock().expect("nothing panics here").retain(|(seed, _)| *seed != self.0);
+    }
+}
+
 /// P8 and P9.
 #[test]
 fn every_schedule_keeps_all_promises_and_comes_to_rest() {
@@ -154,7 +179,7 @@ fn every_schedule_keeps_all_promises_and_comes_to_rest() {
         for path in corpus() {
             let schedule = read(&path);
             let why = (0..AGAIN).find_map(|_| failure(&schedule));
-            assert!(why.is_none(), "{} fails again: {}", path.display(), why.unwrap_or_default());
+            assert!(why.is_none(), "{} fails again ({}): {}", path.display(), schedule.finds, why.unwrap_or_default());
         }
     }
     let schedules = number("SCHEDULES").unwrap_or(if first.is_some() { 1 } else { SCHEDULES });
@@ -173,9 +198,10 @@ fn every_schedule_keeps_all_promises_and_comes_to_rest() {
 #[test]
 fn the_corpus_is_read_back_as_it_was_written() {
     let files = corpus();
-    assert!(files.len() >= 3, "{files:?}");
+    assert!(files.len() >= 6, "{files:?}");
     for path in files {
         let text = fs::read_to_string(&path).expect("readable");
+        assert!(!read(&path).finds.is_empty(), "{} does not say what it has found", path.display());
         assert_eq!(written(&read(&path)), text.trim_end(), "{}", path.display());
     }
 }

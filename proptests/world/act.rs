@@ -5,14 +5,17 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tokio_test::task;
-use zk_rwlock::{Acquire, Call, Error, Guard, NodeData, RwLock, Semaphore, Shared};
+use zk_rwlock::{Acquire, Call, Error, Guard, Mode, NodeData, RwLock, Semaphore, Shared};
 
-use crate::world::actor::{Actor, Held};
+use crate::world::actor::{Actor, Claimed, Held};
 use crate::world::plan::{Action, CLIENTS, LONG, Part, WHILE};
 use crate::world::{RECORD, World, open};
 
 impl World {
     pub(super) async fn act(&mut self, i: usize, action: Action) {
+        if may_put_out(action) {
+            self.forget_queue();
+        }
         match action {
             Action::Read | Action::Write | Action::ReadBriefly | Action::WriteBriefly => self.ask(i, action),
             Action::TryRead | Action::TryWrite | Action::Update => self.ask(i, action),
@@ -26,12 +29,16 @@ impl World {
             Action::Commit => self.commit(i),
             Action::Look => self.look(i),
             Action::Latest => self.look_at_copy(i),
-            Action::Drop => self.actors[i] = Actor::Idle,
-            Action::Release | Action::Downgrade | Action::Share => self.change_hold(i, action),
+            Action::Drop => {
+                self.ledger.gives_up(&self.actors[i]);
+                self.actors[i] = Actor::Idle;
+            }
+            Action::Release | Action::Downgrade | Action::Share | Action::Unshare => self.change_hold(i, action),
             Action::Run => {
                 self.poll(i).await;
             }
             Action::Reopen => {
+                self.ledger.opens_anew();
                 let handle = self.handle_of[i];
                 let plan = self.handles[handle].plan.clone();
                 self.handles[handle] = open(&plan, &self.clients[plan.client], self.permits);
@@ -44,6 +51,7 @@ impl World {
 
     /// Begins an acquisition, if the actor has nothing to do.
     fn ask(&mut self, i: usize, action: Action) {
+        let behind = self.in_queue();
         let (actor, handle) = (&mut self.actors[i], &self.handles[self.handle_of[i]]);
         if !matches!(actor, Actor::Idle) {
             return;
@@ -55,7 +63,7 @@ impl World {
             _ => match &handle.value {
                 Some(value) => value_of(value, action).or_else(|| {
                     let (begun, update) = (self.commits.begin(), value.update(|number| *number += 1));
-                    Some(Actor::begin(async move {
+                    Some(Actor::begin(Some(Claimed::Lock(Mode::Write)), async move {
                         let answer = update.await;
                         begun.ends(&answer);
                         answer.map(|_| Held::Nothing)
@@ -64,7 +72,10 @@ impl World {
                 None => lock_of(&handle.lock, action),
             },
         };
-        if let Some(next) = next {
+        if let Some(mut next) = next {
+            if let Actor::Busy(work) = &mut next {
+                work.behind = behind;
+            }
             *actor = next;
         }
     }
@@ -131,6 +142,12 @@ impl World {
             guards.push(shared);
             return;
         }
+        if let (Action::Unshare, Actor::Holding(Held::Reader(guards))) = (action, &mut *actor) {
+            if guards.len() > 1 {
+                drop(guards.remove(0));
+            }
+            return;
+        }
         let next = match (action, std::mem::replace(actor, Actor::Idle)) {
             (Action::Release, Actor::Holding(held)) => {
                 held.release();
@@ -173,8 +190,14 @@ impl World {
                 }
                 memory.expire();
             }
-            Action::LoseReply => memory.lose_next_reply(),
-            Action::LoseRequest => memory.lose_next_request(),
+            Action::LoseReply => {
+                memory.lose_next_reply();
+                self.lost_messages += 1;
+            }
+            Action::LoseRequest => {
+                memory.lose_next_request();
+                self.lost_messages += 1;
+            }
             Action::Lag => {
                 memory.lag();
                 self.lagging[client] = true;
@@ -221,6 +244,7 @@ impl World {
                 *actor = Actor::Idle;
             }
         }
+        self.listeners.iter_mut().for_each(|listener| *listener = None);
         (self.cut, self.lagging) = (vec![false; CLIENTS], vec![false; CLIENTS]);
         let names = [Part::Lock, Part::Queue, Part::Permits].into_iter().flat_map(|part| {
             let directory = World::directory(part);
@@ -233,23 +257,50 @@ impl World {
     }
 }
 
+/// Whether this may put a contender out of its queue, or end its wait.
+fn may_put_out(action: Action) -> bool {
+    use Action::*;
+    matches!(
+        action,
+        Remove(_) | Clear(_) | Reap | Expire | Restore | Wait | Cut(_) | Stall | LoseReply | LoseRequest | Lag
+    )
+}
+
 fn lock_of(lock: &RwLock, action: Action) -> Option<Actor> {
-    let reading = Kind { acquire: lock.read(), attempt: lock.try_read(), held: |guard| Held::Reader(vec![guard]) };
-    let writing =
-        Kind { acquire: lock.write(), attempt: lock.try_write(), held: |guard| Held::Writer(Box::new(guard)) };
+    let reading = Kind {
+        mode: Mode::Read,
+        acquire: lock.read(),
+        attempt: lock.try_read(),
+        held: |guard| Held::Reader(vec![guard]),
+    };
+    let writing = Kind {
+        mode: Mode::Write,
+        acquire: lock.write(),
+        attempt: lock.try_write(),
+        held: |guard| Held::Writer(Box::new(guard)),
+    };
     begun(action, reading, writing)
 }
 
 fn value_of(value: &Shared<u64>, action: Action) -> Option<Actor> {
-    let reading =
-        Kind { acquire: value.read(), attempt: value.try_read(), held: |guard| Held::ValueReader(Box::new(guard)) };
-    let writing =
-        Kind { acquire: value.write(), attempt: value.try_write(), held: |guard| Held::ValueWriter(Box::new(guard)) };
+    let reading = Kind {
+        mode: Mode::Read,
+        acquire: value.read(),
+        attempt: value.try_read(),
+        held: |guard| Held::ValueReader(Box::new(guard)),
+    };
+    let writing = Kind {
+        mode: Mode::Write,
+        acquire: value.write(),
+        attempt: value.try_write(),
+        held: |guard| Held::ValueWriter(Box::new(guard)),
+    };
     begun(action, reading, writing)
 }
 
 /// How to get one kind of guard. Nothing is sent before one of them is polled.
 struct Kind<G: Guard> {
+    mode: Mode,
     acquire: Acquire<G>,
     attempt: Call<G>,
     held: fn(G) -> Held,
@@ -274,23 +325,23 @@ impl<G: Guard> Kind<G> {
             None => self.acquire,
         };
         let granting = acquire.into_future();
-        Actor::begin(async move { granting.await.map(self.held) })
+        Actor::begin(Some(Claimed::Lock(self.mode)), async move { granting.await.map(self.held) })
     }
 
     fn attempt(self) -> Actor {
-        Actor::begin(async move { self.attempt.await.map(self.held) })
+        Actor::begin(None, async move { self.attempt.await.map(self.held) })
     }
 }
 
 fn permit_of(limit: &Semaphore, count: u32, action: Action) -> Option<Actor> {
     let permit = |permit| Held::Permit(Box::new(permit));
-    let acquire = limit.acquire_many(count);
+    let (acquire, wish) = (limit.acquire_many(count), Some(Claimed::Permits(count)));
     Some(match action {
-        Action::Acquire(_) => Actor::begin(async move { acquire.await.map(permit) }),
-        Action::AcquireBriefly(_) => Actor::begin(async move { acquire.timeout(WHILE).await.map(permit) }),
+        Action::Acquire(_) => Actor::begin(wish, async move { acquire.await.map(permit) }),
+        Action::AcquireBriefly(_) => Actor::begin(wish, async move { acquire.timeout(WHILE).await.map(permit) }),
         _ => {
             let acquire = limit.try_acquire_many(count);
-            Actor::begin(async move { acquire.await.map(permit) })
+            Actor::begin(None, async move { acquire.await.map(permit) })
         }
     })
 }

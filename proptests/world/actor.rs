@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_test::task::{self, Spawn};
-use zk_rwlock::{Error, HoldState, Mode, Permit, ReadGuard, SharedReadGuard, SharedWriteGuard, WriteGuard};
+use zk_rwlock::{Changes, Error, HoldState, Mode, Permit, ReadGuard, SharedReadGuard, SharedWriteGuard, WriteGuard};
 
 type Doing = Pin<Box<dyn Future<Output = Result<Held, Error>> + Send>>;
 
@@ -20,6 +20,20 @@ pub(crate) struct Work {
     is_new: bool,
     /// It was begun with a hold.
     holds: bool,
+    /// What it waits for, if it does not give up at once.
+    wish: Option<Claimed>,
+    /// It was begun when each of these waited in the queue already.
+    pub(crate) behind: Vec<Waits>,
+    /// Tells it from every other work that waits in a queue. Known once nothing moves any more, and until something happens to
+    /// nodes in the queue.
+    pub(crate) queued: Option<u64>,
+}
+
+/// Whoever stands in a queue, and for what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waits {
+    pub(crate) queued: u64,
+    pub(crate) wish: Claimed,
 }
 
 pub(crate) enum Held {
@@ -35,6 +49,8 @@ pub(crate) enum Held {
 /// What a holder says of one hold.
 pub(crate) struct Claim {
     pub(crate) state: HoldState,
+    /// What the same guard answers to a plain question, right after that.
+    pub(crate) says_held: bool,
     pub(crate) token: i64,
     pub(crate) what: Claimed,
 }
@@ -45,6 +61,17 @@ pub(crate) enum Claimed {
     Permits(u32),
 }
 
+impl Claimed {
+    /// Whether both can be held at once only in the order of the queue.
+    pub(crate) fn excludes(self, other: Claimed) -> bool {
+        match (self, other) {
+            (Claimed::Lock(mode), Claimed::Lock(other)) => mode.excludes(other),
+            (Claimed::Permits(_), Claimed::Permits(_)) => true,
+            _ => false,
+        }
+    }
+}
+
 impl Claim {
     pub(crate) fn is_held(&self) -> bool {
         !matches!(self.state, HoldState::Lost { .. })
@@ -52,17 +79,35 @@ impl Claim {
 }
 
 impl Actor {
-    pub(crate) fn begin(doing: impl Future<Output = Result<Held, Error>> + Send + 'static) -> Actor {
-        Actor::Busy(Work { task: task::spawn(Box::pin(doing)), is_new: true, holds: false })
+    /// Waits for `wish`, or tries.
+    pub(crate) fn begin(
+        wish: Option<Claimed>,
+        doing: impl Future<Output = Result<Held, Error>> + Send + 'static,
+    ) -> Actor {
+        Actor::Busy(Work::new(doing, false, wish))
     }
 
     /// As [`Actor::begin`], for a holder.
     pub(crate) fn go_on(doing: impl Future<Output = Result<Held, Error>> + Send + 'static) -> Actor {
-        Actor::Busy(Work { task: task::spawn(Box::pin(doing)), is_new: true, holds: true })
+        Actor::Busy(Work::new(doing, true, None))
     }
 }
 
 impl Work {
+    fn new(
+        doing: impl Future<Output = Result<Held, Error>> + Send + 'static,
+        holds: bool,
+        wish: Option<Claimed>,
+    ) -> Work {
+        let task: Spawn<Doing> = task::spawn(Box::pin(doing));
+        Work { task, is_new: true, holds, wish, behind: Vec::new(), queued: None }
+    }
+
+    /// Whether it was not polled yet.
+    pub(crate) fn is_new(&self) -> bool {
+        self.is_new
+    }
+
     /// Whether a poll may lead anywhere.
     pub(crate) fn is_ready(&self) -> bool {
         self.is_new || self.task.is_woken()
@@ -70,6 +115,10 @@ impl Work {
 
     pub(crate) fn holds(&self) -> bool {
         self.holds
+    }
+
+    pub(crate) fn wish(&self) -> Option<Claimed> {
+        self.wish
     }
 
     pub(crate) fn poll(&mut self) -> Option<Result<Held, Error>> {
@@ -83,30 +132,33 @@ impl Work {
 
 impl Held {
     pub(crate) fn claims(&self) -> Vec<Claim> {
-        let lock = |mode, state, token| Claim { state, token, what: Claimed::Lock(mode) };
+        // The state first: it finds a loss, and the plain answer must not contradict it.
+        macro_rules! claim {
+            ($guard:expr, $token:expr, $what:expr) => {{
+                let state = $guard.state();
+                Claim { state, says_held: $guard.is_held(), token: $token, what: $what }
+            }};
+        }
+        let (read, write) = (Claimed::Lock(Mode::Read), Claimed::Lock(Mode::Write));
         match self {
-            Held::Reader(guards) => {
-                guards.iter().map(|guard| lock(Mode::Read, guard.state(), guard.fencing_token())).collect()
-            }
-            Held::Writer(guard) => vec![lock(Mode::Write, guard.state(), guard.fencing_token())],
-            Held::ValueReader(guard) => vec![lock(Mode::Read, guard.lock().state(), guard.fencing_token())],
-            Held::ValueWriter(guard) => vec![lock(Mode::Write, guard.lock().state(), guard.fencing_token())],
-            Held::Permit(permit) => {
-                let (state, token) = (permit.state(), permit.fencing_token());
-                vec![Claim { state, token, what: Claimed::Permits(permit.count()) }]
-            }
+            Held::Reader(guards) => guards.iter().map(|guard| claim!(guard, guard.fencing_token(), read)).collect(),
+            Held::Writer(guard) => vec![claim!(guard, guard.fencing_token(), write)],
+            Held::ValueReader(guard) => vec![claim!(guard.lock(), guard.fencing_token(), read)],
+            Held::ValueWriter(guard) => vec![claim!(guard.lock(), guard.fencing_token(), write)],
+            Held::Permit(permit) => vec![claim!(permit, permit.fencing_token(), Claimed::Permits(permit.count()))],
             Held::Nothing => vec![],
         }
     }
 
-    /// The lock's node, if it is a lock that is held.
-    pub(crate) fn lock_node(&self) -> Option<String> {
+    /// Reports what becomes of the hold.
+    pub(crate) fn changes(&self) -> Option<Changes> {
         match self {
-            Held::Reader(guards) => guards.first().map(ReadGuard::path),
-            Held::Writer(guard) => Some(guard.path()),
-            Held::ValueReader(guard) => Some(guard.lock().path()),
-            Held::ValueWriter(guard) => Some(guard.lock().path()),
-            Held::Permit(_) | Held::Nothing => None,
+            Held::Reader(guards) => guards.first().map(ReadGuard::changes),
+            Held::Writer(guard) => Some(guard.changes()),
+            Held::ValueReader(guard) => Some(guard.lock().changes()),
+            Held::ValueWriter(guard) => Some(guard.lock().changes()),
+            Held::Permit(permit) => Some(permit.changes()),
+            Held::Nothing => None,
         }
     }
 
@@ -126,6 +178,29 @@ impl Held {
 fn give_back(release: impl Future<Output = Result<(), Error>>) {
     let mut release = task::spawn(release);
     let _in_time_or_later = release.poll();
+}
+
+/// Waits for news of a hold, as a program does that works meanwhile. Polled only when it is woken.
+pub(crate) struct Listener {
+    next: Spawn<Changes>,
+    is_new: bool,
+    has_heard: bool,
+}
+
+impl Listener {
+    pub(crate) fn new(changes: Changes) -> Listener {
+        Listener { next: task::spawn(changes), is_new: true, has_heard: false }
+    }
+
+    /// Whether it has heard by now that the hold was lost.
+    pub(crate) fn has_heard(&mut self) -> bool {
+        while std::mem::take(&mut self.is_new) || self.next.is_woken() {
+            while let std::task::Poll::Ready(Some(state)) = self.next.poll_next() {
+                self.has_heard |= matches!(state, HoldState::Lost { .. });
+            }
+        }
+        self.has_heard
+    }
 }
 
 /// The commits of the value, by what their writers know of them.

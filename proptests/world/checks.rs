@@ -3,11 +3,15 @@
 use std::collections::{HashMap, HashSet};
 
 use zk_rwlock::coordinator::permits_of;
-use zk_rwlock::{Contender, Dialect, Error, HoldState, Loss, Mode};
+use zk_rwlock::{Contender, Dialect, Error, HoldState, Loss, Mode, ValueError};
 
-use crate::world::actor::{Actor, Claimed, Held};
+use crate::world::actor::{Actor, Claim, Claimed, Held, Listener, Waits, Work};
 use crate::world::plan::{Action, Schedule, Step};
-use crate::world::{LOCK, PERMITS, QUEUE, RECORD, VALUE_NODE, World};
+use crate::world::wire::Wired;
+use crate::world::{LIMIT, LOCK, PERMITS, QUEUE, RECORD, VALUE_NODE, World};
+
+/// So many answers in a row may be lost before the next try waits.
+const PATIENT: usize = 3;
 
 /// What is remembered from one moment to the next.
 pub(crate) struct Ledger {
@@ -36,6 +40,17 @@ pub(crate) struct Ledger {
     has_strangers: bool,
     has_stalls: bool,
     has_forgotten: bool,
+    may_change_number: bool,
+    may_lose_often: bool,
+    may_remove: bool,
+    may_expire: bool,
+    may_cut: bool,
+    /// All use one handle, and nothing makes it give up a node in use. A write that is given up before it was granted does: reads that
+    /// came behind it wait under its WRITE node.
+    has_one_node: bool,
+    /// How many permits there are, by the semaphore's own node, and which were taken at the last look.
+    number: u32,
+    taken: HashSet<String>,
     /// Every request is carried out at once. Otherwise nodes of contenders that have left may stand for a while, and their
     /// session knows better than the ensemble.
     is_settled: bool,
@@ -45,6 +60,11 @@ impl Ledger {
     pub(super) fn new(schedule: &Schedule) -> Ledger {
         let dialects: HashSet<_> = schedule.handles.iter().map(|handle| handle.dialect.dialect()).collect();
         let has = |is: &dyn Fn(Action) -> bool| schedule.steps.iter().any(|Step(_, action, _)| is(*action));
+        let is_loss = |step: &&Step| matches!(step.1, Action::LoseReply | Action::LoseRequest);
+        let is_settled =
+            !has(&|action| matches!(action, Action::Stall | Action::Cut(_) | Action::LoseReply | Action::LoseRequest));
+        let used: HashSet<_> = schedule.steps.iter().map(|Step(actor, ..)| schedule.handle_of[*actor]).collect();
+        let losses = schedule.steps.iter().filter(is_loss).count();
         Ledger {
             owners: HashMap::new(),
             permits: HashSet::new(),
@@ -61,9 +81,15 @@ impl Ledger {
             has_strangers: dialects.len() > 1,
             has_stalls: has(&|action| action == Action::Stall),
             has_forgotten: false,
-            is_settled: !has(&|action| {
-                matches!(action, Action::Stall | Action::Cut(_) | Action::LoseReply | Action::LoseRequest)
-            }),
+            may_change_number: has(&|action| matches!(action, Action::SetPermits(_))),
+            may_lose_often: losses >= PATIENT,
+            may_remove: has(&|action| matches!(action, Action::Remove(_) | Action::Clear(_) | Action::Restore)),
+            may_expire: has(&|action| matches!(action, Action::Expire | Action::Restore)),
+            may_cut: has(&|action| matches!(action, Action::Cut(_) | Action::Restore)),
+            has_one_node: used.len() == 1 && is_settled,
+            number: schedule.permits,
+            taken: HashSet::new(),
+            is_settled,
         }
     }
 
@@ -77,6 +103,7 @@ impl Ledger {
         self.permits.clear();
         self.lost.clear();
         self.queued.clear();
+        self.taken.clear();
         self.found.clear();
         self.copies.clear();
         (self.highest, self.highest_writer, self.written, self.value) = (0, 0, 0, 0);
@@ -129,13 +156,38 @@ impl Ledger {
         assert_eq!(read, self.value, "a holder has another value than the newest commit");
     }
 
+    /// An actor drops what it does.
+    pub(super) fn gives_up(&mut self, actor: &Actor) {
+        let Actor::Busy(work) = actor else { return };
+        self.has_one_node &= work.wish() != Some(Claimed::Lock(Mode::Write));
+    }
+
+    pub(super) fn opens_anew(&mut self) {
+        self.has_one_node = false;
+    }
+
+    /// Nothing is lost for no reason.
+    fn check_loss(&self, loss: Loss) {
+        let may_be = match loss {
+            Loss::Removed => self.may_remove || self.may_expire,
+            Loss::LeaseRanOut => self.may_cut,
+            Loss::SessionOver(_) => self.may_expire || self.may_cut,
+            _ => false,
+        };
+        assert!(may_be, "lost, and nothing has happened: {loss}");
+    }
+
     /// Only what an acquisition may meet here may end it.
     fn ended(&self, error: &Error) {
-        assert!(!matches!(error, Error::Evicted(Loss::Interfered)), "no client wrote to a lock node");
+        if let Error::Evicted(loss) | Error::Lost(loss) = error {
+            self.check_loss(*loss);
+        }
         let is_expected = match error {
             // A handle that was never used before finds a number that others have changed.
             Error::TooFewPermits { .. } | Error::OtherPermits { .. } | Error::OutcomeUnknown { .. } => true,
             Error::ForeignContender { .. } => self.has_strangers,
+            // Several answers in a row were lost, so the size may be the reason.
+            Error::Value { error: ValueError::TooLarge { limit: None, .. }, .. } => self.may_lose_often,
             // A try waits for no answer for longer than a session timeout.
             Error::Unreachable(_) => self.has_stalls,
             // The value is not what it was when the lock was granted.
@@ -166,8 +218,8 @@ impl World {
     /// Checks everything.
     pub(super) async fn check(&mut self) {
         self.check_claims();
-        self.check_nodes();
-        self.check_permits();
+        self.check_nodes().await;
+        self.check_permits().await;
         self.check_record().await;
         self.check_value().await;
     }
@@ -178,8 +230,11 @@ impl World {
         for actor in &self.actors {
             let Actor::Holding(held) = actor else { continue };
             for claim in held.claims() {
-                assert_ne!(claim.state, HoldState::Lost { why: Loss::Interfered }, "no client wrote to a lock node");
+                if let HoldState::Lost { why } = claim.state {
+                    self.ledger.check_loss(why);
+                }
                 if !claim.is_held() {
+                    assert!(!claim.says_held, "a guard says that it is lost, and that it is held");
                     self.ledger.lost.insert(claim.token);
                     continue;
                 }
@@ -196,33 +251,183 @@ impl World {
         assert!(permits <= most, "{permits} of {most} permits are held");
     }
 
-    /// By the ensemble's nodes, whoever holds has no contender before it that excludes it.
-    fn check_nodes(&self) {
+    /// Nothing moves any more. Then nobody waits for what is free, and whoever has lost something was told.
+    pub(super) fn check_rest(&mut self) {
+        if self.is_blind || self.handles.is_empty() {
+            return;
+        }
+        self.check_told();
+        let is_held_up = self.clients.iter().any(Wired::is_stalled) || self.cut.contains(&true);
+        if is_held_up || self.lagging.contains(&true) || !self.ghosts.is_empty() {
+            return;
+        }
+        // After several lost answers in a row the next try waits a little. A stranger's rule may differ.
+        if self.lost_messages > PATIENT || self.ledger.has_strangers {
+            return;
+        }
+        let (mut held, mut waits) = (Vec::new(), Vec::new());
+        for actor in &self.actors {
+            match actor {
+                Actor::Holding(holds) => {
+                    let claims = holds.claims();
+                    let is_removed = |claim: &Claim| claim.state == HoldState::Lost { why: Loss::Removed };
+                    // The node of one that has lost its lease stands until its guard is dropped.
+                    if claims.iter().any(|claim| !claim.is_held() && !is_removed(claim)) {
+                        return;
+                    }
+                    held.extend(claims.iter().filter(|claim| claim.is_held()).map(|claim| claim.what));
+                }
+                Actor::Busy(work) if work.holds() => return,
+                Actor::Busy(work) => waits.extend(work.wish()),
+                Actor::Idle => {}
+            }
+        }
+        let modes = |all: &[Claimed]| -> Vec<Mode> {
+            all.iter().filter_map(|it| if let Claimed::Lock(mode) = it { Some(*mode) } else { None }).collect()
+        };
+        let (holders, waiters) = (modes(&held), modes(&waits));
+        assert!(waiters.is_empty() || !holders.is_empty(), "{waiters:?} wait for a lock that nobody holds");
+        // A read may run under a WRITE node that is kept, and then readers with other nodes wait.
+        let keeps = self.handles.iter().any(|handle| handle.plan.keep.is_some()) && !self.ledger.has_one_node;
+        let is_shared = !keeps && holders.iter().chain(&waiters).all(|mode| *mode == Mode::Read);
+        assert!(waiters.is_empty() || !is_shared, "readers wait beside readers, and no writer waits");
+        self.check_permits_at_rest(&held, &waits);
+        self.note_queue();
+    }
+
+    /// Whoever waits now has its node in the queue. A use of a kept node may have none.
+    fn note_queue(&mut self) {
+        for (actor, work) in self.actors.iter_mut().enumerate() {
+            let keeps = self.handles[self.handle_of[actor]].plan.keep.is_some();
+            if let Actor::Busy(work) = work
+                && work.queued.is_none()
+                && !work.is_new()
+                && work.wish().is_some_and(|wish| !keeps || matches!(wish, Claimed::Permits(_)))
+            {
+                self.queued += 1;
+                work.queued = Some(self.queued);
+            }
+        }
+    }
+
+    /// Whoever stands in a queue, as far as that is known.
+    pub(super) fn in_queue(&self) -> Vec<Waits> {
+        let waits = |actor: &Actor| match actor {
+            Actor::Busy(work) => Some(Waits { queued: work.queued?, wish: work.wish()? }),
+            _ => None,
+        };
+        self.actors.iter().filter_map(waits).collect()
+    }
+
+    /// Something may have put contenders out of their queues, so nobody is known to stand in one.
+    pub(super) fn forget_queue(&mut self) {
+        for actor in &mut self.actors {
+            if let Actor::Busy(work) = actor {
+                work.queued = None;
+            }
+        }
+    }
+
+    /// What an actor has begun has ended so.
+    pub(super) fn check_answer(&mut self, i: usize, work: &Work, answer: &Result<Held, Error>) {
+        let has_value = self.handles[self.handle_of[i]].value.is_some();
+        match answer {
+            Err(Error::OutcomeUnknown { reason, .. }) => {
+                assert!(work.wish().is_none() || has_value, "the outcome of an acquisition is not known: {reason}");
+            }
+            Err(_) => self.ledger.has_one_node &= work.wish() != Some(Claimed::Lock(Mode::Write)),
+            Ok(held) => {
+                let claims = held.claims();
+                let Some(claim) = claims.first() else { return };
+                assert!(claim.is_held() || work.holds() || has_value, "what was lost was granted");
+                let in_queue = self.in_queue();
+                let overtaken = work.behind.iter().find(|before| {
+                    in_queue.iter().any(|it| it.queued == before.queued) && before.wish.excludes(claim.what)
+                });
+                // A writer asks for what is kept before it once it has looked. Behind a reader of its own session it looks only
+                // when that one leaves.
+                let is_plain_reader = |(actor, handle): (&Actor, &usize)| match actor {
+                    Actor::Holding(Held::Reader(_) | Held::ValueReader(_)) => self.handles[*handle].plan.keep.is_none(),
+                    _ => false,
+                };
+                let may_not_ask = self.actors.iter().zip(&self.handle_of).any(is_plain_reader);
+                let is_sure = self.ledger.is_settled && !self.ledger.has_strangers && !may_not_ask;
+                assert!(!is_sure || overtaken.is_none(), "actor {i} has overtaken {overtaken:?}");
+            }
+        }
+    }
+
+    /// The head of the queue has its permits as soon as there are enough.
+    fn check_permits_at_rest(&self, held: &[Claimed], waits: &[Claimed]) {
+        let counts = |all: &[Claimed]| -> Vec<u32> {
+            all.iter().filter_map(|it| if let Claimed::Permits(count) = it { Some(*count) } else { None }).collect()
+        };
+        let (taken, wanted) = (counts(held).iter().sum::<u32>(), counts(waits));
+        let Some(most) = wanted.iter().max() else { return };
+        let least = if self.ledger.may_change_number { 0 } else { self.permits };
+        assert!(taken > 0 || self.ledger.may_change_number, "{wanted:?} wait for permits, and none is taken");
+        assert!(taken + most > least, "{wanted:?} wait for permits, and {taken} of {least} are taken");
+    }
+
+    fn check_told(&mut self) {
+        for (actor, listener) in self.actors.iter().zip(&mut self.listeners) {
+            let claims = if let Actor::Holding(held) = actor { held.claims() } else { Vec::new() };
+            let (Actor::Holding(held), Some(claim)) = (actor, claims.first()) else {
+                *listener = None;
+                continue;
+            };
+            let is_same = listener.as_ref().is_some_and(|(token, _)| *token == claim.token);
+            if !is_same {
+                *listener = held.changes().map(|changes| (claim.token, Listener::new(changes)));
+            }
+            let Some((_, listener)) = listener else { continue };
+            let has_heard = listener.has_heard();
+            assert!(claim.is_held() || has_heard, "a hold was lost, and whoever waits for news of it was not told");
+        }
+    }
+
+    /// By the ensemble's nodes, whoever holds has no contender before it that excludes it. The nodes are found by their tokens:
+    /// a guard that was asked for its path counts as one whose writes may still be on their way.
+    async fn check_nodes(&mut self) {
         if !self.ledger.is_settled {
             return;
         }
-        let holders = self.actors.iter().filter_map(|actor| match actor {
-            Actor::Holding(held) if held.claims().first().is_some_and(|claim| claim.is_held()) => held.lock_node(),
+        let holding = self.actors.iter().filter_map(|actor| match actor {
+            Actor::Holding(held) => held.claims().into_iter().next(),
             _ => None,
         });
-        let holders: Vec<_> = holders.collect();
-        if holders.is_empty() {
+        let is_of_lock = |claim: &Claim| claim.is_held() && matches!(claim.what, Claimed::Lock(_));
+        let tokens: HashSet<i64> = holding.filter(is_of_lock).map(|claim| claim.token).collect();
+        if tokens.is_empty() {
             return;
         }
         let contenders: Vec<_> = self.children(LOCK).iter().filter_map(|name| contender(name)).collect();
-        for path in &holders {
-            let name = path.rsplit('/').next().unwrap_or_default();
-            let Some(me) = contenders.iter().find(|it| it.name() == name) else { continue };
+        for me in &contenders {
+            let node = self.observer.data(&format!("{LOCK}/{}", me.name())).await;
+            if !node.is_ok_and(|(_, stat)| tokens.contains(&stat.czxid)) {
+                continue;
+            }
             let excludes = |it: &&Contender| it.sequence() < me.sequence() && it.mode().excludes(me.mode());
             assert_eq!(contenders.iter().find(excludes), None, "{me} was granted, and that stands before it");
         }
     }
 
     /// By the ensemble's nodes, there are never more permits, and whoever has just taken some was the first in the queue.
-    fn check_permits(&mut self) {
+    async fn check_permits(&mut self) {
         let (names, taken) = (self.children(QUEUE), self.children(PERMITS));
         let all: u32 = taken.iter().filter_map(|name| permits_of(name)).sum();
         assert!(all <= self.ledger.most, "{all} permits are taken: {taken:?}");
+        let before = self.ledger.number;
+        if let Ok((bytes, _)) = self.observer.data(LIMIT).await
+            && let Some(number) = String::from_utf8_lossy(&bytes).strip_prefix("permits=")
+        {
+            self.ledger.number = number.parse().expect("a number of permits");
+        }
+        // Who took some when there were more keeps them. Nobody takes more than there are then.
+        let most = before.max(self.ledger.number);
+        let now: HashSet<_> = taken.iter().cloned().collect();
+        let is_new = !now.is_subset(&std::mem::replace(&mut self.ledger.taken, now.clone()));
+        assert!(!is_new || all <= most, "{all} permits are taken, the last of them when there were {most}");
         if !self.ledger.is_settled {
             return;
         }
@@ -294,6 +499,7 @@ impl World {
             self.ledger.value = text.rsplit_once("\n\n").and_then(|(_, value)| value.parse().ok()).expect("a value");
         }
         self.ledger.value_before = self.ledger.value;
+        self.ledger.taken = self.children(PERMITS).into_iter().collect();
     }
 
     /// In the end every copy is the newest value.

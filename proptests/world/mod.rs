@@ -6,15 +6,17 @@
 mod act;
 mod actor;
 mod checks;
+pub(crate) mod draw;
 pub(crate) mod plan;
+pub(crate) mod shrink;
 mod wire;
 
 use std::sync::Arc;
 
 use zk_rwlock::coordinator::{Coordinator, Kind, Session};
-use zk_rwlock::{Backup, Memory, RwLock, RwLockBuilder, Semaphore, Shared};
+use zk_rwlock::{Backup, Deadlock, Memory, RwLock, RwLockBuilder, Semaphore, Shared};
 
-use crate::world::actor::{Actor, Commits};
+use crate::world::actor::{Actor, Commits, Listener};
 use crate::world::checks::Ledger;
 use crate::world::plan::{ACTORS, Action, After, CLIENTS, LONG, Part, Schedule, Step};
 use crate::world::wire::Wired;
@@ -46,7 +48,15 @@ pub(crate) struct World {
     handles: Vec<Handle>,
     cut: Vec<bool>,
     lagging: Vec<bool>,
+    /// How many messages were to be lost. After several in a row the next try waits a little.
+    lost_messages: usize,
     actors: Vec<Actor>,
+    /// Whoever waits for news of what an actor holds, and under which token.
+    listeners: Vec<Option<(i64, Listener)>>,
+    /// Nothing runs in the background now.
+    is_blind: bool,
+    /// How often an actor was seen to stand in a queue.
+    queued: u64,
     commits: Commits,
     /// A client that nothing happens to, and its session.
     outsider: Memory,
@@ -59,8 +69,11 @@ pub(crate) struct World {
 
 fn open(plan: &plan::Handle, client: &Wired, permits: u32) -> Handle {
     let keep = plan.keep.map(std::time::Duration::from_millis);
-    let options =
-        |lock: RwLockBuilder| keep.into_iter().fold(lock.dialect(plan.dialect.dialect()), RwLockBuilder::keep);
+    // All actors run on one thread, and are still not one task that waits for itself.
+    let options = |lock: RwLockBuilder| {
+        let lock = lock.dialect(plan.dialect.dialect()).on_deadlock(Deadlock::Ignore);
+        keep.into_iter().fold(lock, RwLockBuilder::keep)
+    };
     let value =
         plan.has_value.then(|| Shared::builder(client, VALUE).initial(|| 0_u64).lock(options).build().expect("valid"));
     let lock = match &value {
@@ -84,7 +97,11 @@ impl World {
             handle_of: schedule.handle_of.clone(),
             cut: vec![false; CLIENTS],
             lagging: vec![false; CLIENTS],
+            lost_messages: 0,
             actors: (0..ACTORS).map(|_| Actor::Idle).collect(),
+            listeners: (0..ACTORS).map(|_| None).collect(),
+            is_blind: false,
+            queued: 0,
             commits: Commits::default(),
             outsider,
             observer,
@@ -119,9 +136,11 @@ impl World {
         let session = Arc::clone(&self.observer);
         // While a background task runs, no other does.
         session.spawn(Box::pin(async move {
+            self.is_blind = true;
             for step in steps {
                 self.step(step).await;
             }
+            self.is_blind = false;
             assert!(done.send(self).is_ok(), "the caller waits");
         }));
         world.try_recv().expect("no step waits")
@@ -154,7 +173,8 @@ impl World {
                 has_moved |= self.poll(i).await;
             }
             if !has_moved {
-                return self.check().await;
+                self.check().await;
+                return self.check_rest();
             }
             self.check().await;
         }
@@ -167,6 +187,8 @@ impl World {
             return false;
         }
         if let Some(answer) = work.poll() {
+            let Actor::Busy(work) = std::mem::replace(&mut self.actors[i], Actor::Idle) else { return false };
+            self.check_answer(i, &work, &answer);
             self.check_value().await;
             self.actors[i] = self.ledger.came(answer, self.handle_of[i]);
         }

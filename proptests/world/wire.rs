@@ -33,7 +33,12 @@ struct State {
     is_stalled: bool,
     /// Sent, and not carried out yet.
     requests: VecDeque<Request>,
+    /// How many were ever sent.
+    sent: usize,
 }
+
+/// No schedule sends so many. What repeats a request without waiting for anything would go on for ever.
+const ENDLESS: usize = 20_000;
 
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -56,8 +61,11 @@ type Request = Box<dyn FnOnce(Fate) -> Box<dyn FnOnce() + Send> + Send>;
 impl Wire {
     fn send<T: Send + 'static>(&self, request: impl FnOnce() -> Reply<T> + Send + 'static) -> Reply<T> {
         let mut state = self.state();
+        state.sent += 1;
+        let sent = state.sent;
         if !state.is_stalled && state.requests.is_empty() {
             drop(state);
+            assert!(sent < ENDLESS, "requests without end");
             return request();
         }
         let (tell, told) = oneshot::channel::<Reply<T>>();

@@ -1,0 +1,341 @@
+//! How a schedule is drawn at random; knows neither the lock nor what a world does with a schedule.
+//!
+//! A fault shows when a few contenders meet on one path and something happens to one of them at the worst moment. So each
+//! schedule is a small family of its own: few actors, one subject, one or two kinds of trouble, and weights that are drawn
+//! once for the whole schedule. What is left out makes room for the rest (swarm testing: Groce and others, 2012). What belongs
+//! together comes as a phrase: an answer is lost right before the request whose answer it is.
+
+use crate::world::plan::{ACTORS, Action, After, CLIENTS, HANDLES, Handle, Part, Schedule, Speech, Step, WHILE};
+
+/// The most permits that there are at first.
+const NUMBER: u32 = 3;
+
+/// Numbers by chance, all from one seed. Nothing depends on how good they are, and a schedule takes hundreds.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.roll() % end.max(1) as u64) as usize
+    }
+
+    /// Whether something happens that does in so many of a hundred cases.
+    fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len())]
+    }
+
+    /// One of these, each as often as its weight says.
+    fn weighed<T: Copy>(&mut self, all: &[(usize, T)]) -> T {
+        let mut left = self.below(all.iter().map(|(weight, _)| weight).sum());
+        for (weight, it) in all {
+            if left < *weight {
+                return *it;
+            }
+            left -= weight;
+        }
+        all[0].1
+    }
+}
+
+/// What a schedule is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Subject {
+    Lock,
+    Value,
+    Permits,
+    All,
+}
+
+/// What can go wrong, or at least come at a bad moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trouble {
+    Stalling,
+    Cutting,
+    Expiring,
+    Losing,
+    Lagging,
+    Removing,
+    Reopening,
+    Forgetting,
+    Waiting,
+    Brief,
+    Number,
+}
+
+const TROUBLES: [Trouble; 11] = [
+    Trouble::Stalling,
+    Trouble::Cutting,
+    Trouble::Expiring,
+    Trouble::Losing,
+    Trouble::Lagging,
+    Trouble::Removing,
+    Trouble::Reopening,
+    Trouble::Forgetting,
+    Trouble::Waiting,
+    Trouble::Brief,
+    Trouble::Number,
+];
+
+/// The schedule of a seed.
+pub(crate) fn draw(seed: u64) -> Schedule {
+    let mut dice = Dice(seed);
+    let subjects = [(4, Subject::Lock), (3, Subject::Value), (3, Subject::Permits), (1, Subject::All)];
+    let subject = dice.weighed(&subjects);
+    let crew = dice.weighed(&[(3, 2), (5, 3), (3, 4), (1, ACTORS)]);
+    let permits = if dice.chance(60) { 1 } else { 1 + dice.below(NUMBER as usize) as u32 };
+    let (handles, handle_of) = (handles(&mut dice, subject), handle_of(&mut dice));
+    let troubles = troubles(&mut dice, subject);
+    let style = Style::draw(&mut dice, subject, crew, permits, troubles);
+    let are_blind = dice.chance(25);
+    let length = dice.weighed(&[(3, 8), (4, 20), (3, 50), (1, 110)]);
+    let mut steps = Vec::new();
+    while steps.len() < length {
+        style.next(&mut dice, &mut steps);
+    }
+    Schedule { finds: String::new(), permits, handles, handle_of, are_blind, steps }
+}
+
+fn handles(dice: &mut Dice, subject: Subject) -> Vec<Handle> {
+    let speeches = [Speech::Curator, Speech::CuratorMutex, Speech::Kazoo];
+    let of_all = if dice.chance(85) { Speech::Native } else { dice.one_of(&speeches) };
+    // One handle that was not migrated with the others.
+    let stray = dice.chance(8).then(|| (dice.below(HANDLES), dice.one_of(&speeches)));
+    let sessions = dice.weighed(&[(3, 1), (3, CLIENTS), (2, 2)]);
+    let spread = dice.chance(50);
+    let while_ms = WHILE.as_millis() as u64;
+    // Over before, with or after the next [`Action::Wait`], or never.
+    let times = [while_ms / 2, while_ms, 2 * while_ms, u64::MAX, u64::MAX, u64::MAX];
+    // Of a hundred handles, so many keep, and so many use the value.
+    let (keep, value) = (dice.weighed(&[(3, 0), (3, 100), (2, 50)]), dice.weighed(&[(2, 100), (1, 60)]));
+    let handle = |i: usize| {
+        let client = if spread { i % sessions } else { dice.below(sessions) };
+        let dialect = stray.filter(|(at, _)| *at == i).map_or(of_all, |(_, speech)| speech);
+        let keep = dice.chance(keep).then(|| dice.one_of(&times));
+        // In another library's dialect nobody asks, so nothing is kept.
+        let keep = keep.filter(|_| dialect == Speech::Native);
+        let has_value = match subject {
+            Subject::Lock | Subject::Permits => false,
+            Subject::Value => dice.chance(value),
+            Subject::All => dice.chance(50),
+        };
+        Handle { client, dialect, keep, has_value }
+    };
+    (0..HANDLES).map(handle).collect()
+}
+
+/// One handle each, one for all, a handle for every two, or by chance.
+fn handle_of(dice: &mut Dice) -> Vec<usize> {
+    let (width, offset) = (dice.weighed(&[(3, 1), (2, ACTORS), (2, 2), (2, 0)]), dice.below(HANDLES));
+    let of = |actor: usize| match width {
+        0 => dice.below(HANDLES),
+        width => (offset + actor / width) % HANDLES,
+    };
+    (0..ACTORS).map(of).collect()
+}
+
+/// One or two kinds of trouble, seldom none or all. What happens to requests that are on their way comes most often.
+fn troubles(dice: &mut Dice, subject: Subject) -> Vec<Trouble> {
+    let many = dice.weighed(&[(1, 0), (4, 1), (4, 2), (2, 3), (1, TROUBLES.len())]);
+    let weight = |trouble| match trouble {
+        Trouble::Stalling => 6,
+        Trouble::Losing | Trouble::Cutting | Trouble::Lagging | Trouble::Removing => 3,
+        Trouble::Number if subject != Subject::Permits => 0,
+        Trouble::Expiring | Trouble::Brief | Trouble::Waiting | Trouble::Number => 2,
+        Trouble::Reopening | Trouble::Forgetting => 1,
+    };
+    let mut left: Vec<_> = TROUBLES.map(|trouble| (weight(trouble), trouble)).to_vec();
+    let mut chosen = Vec::new();
+    while chosen.len() < many && left.iter().any(|(weight, _)| *weight > 0) {
+        let trouble = dice.weighed(&left);
+        left.retain(|(_, it)| *it != trouble);
+        chosen.push(trouble);
+    }
+    chosen
+}
+
+/// How the steps of one schedule are drawn.
+struct Style {
+    crew: usize,
+    asking: Vec<(usize, Action)>,
+    holding: Vec<(usize, Action)>,
+    troubles: Vec<Trouble>,
+    /// How often each kind of step comes.
+    kinds: [(usize, Kind); 3],
+    /// Of a hundred steps, after so many everything runs, and after so many others everyone is polled once.
+    settles: usize,
+    polls: usize,
+    /// Where operators delete something.
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Asks,
+    Holds,
+    Troubles,
+}
+
+impl Style {
+    fn draw(dice: &mut Dice, subject: Subject, crew: usize, permits: u32, troubles: Vec<Trouble>) -> Style {
+        use Action::*;
+        let is_brief = troubles.contains(&Trouble::Brief);
+        let swarm = |dice: &mut Dice, all: &[Action]| -> Vec<(usize, Action)> {
+            all.iter().map(|action| (dice.one_of(&[0, 1, 2, 6]), *action)).collect()
+        };
+        let locks = matches!(subject, Subject::Lock | Subject::Value | Subject::All);
+        let (mut asking, mut holding, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+        if locks {
+            asking.extend([(dice.one_of(&[1, 3, 8]), Read), (dice.one_of(&[1, 3, 8]), Write)]);
+            holding.extend(swarm(dice, &[Downgrade, Share, Unshare, Commit, Look]));
+            parts.push(Part::Lock);
+            if is_brief {
+                asking.extend(swarm(dice, &[ReadBriefly, WriteBriefly, TryRead, TryWrite]));
+            }
+        }
+        if matches!(subject, Subject::Value | Subject::All) {
+            asking.extend(swarm(dice, &[Update]));
+            holding.extend([(3, Commit), (1, Latest)]);
+        }
+        if matches!(subject, Subject::Permits | Subject::All) {
+            asking.extend([(8, Acquire(1)), (dice.one_of(&[0, 2, 6]), Acquire(2.min(permits)))]);
+            holding.push((dice.one_of(&[0, 1]), Commit));
+            parts.extend([Part::Queue, Part::Permits]);
+            if is_brief {
+                asking.extend(swarm(dice, &[AcquireBriefly(1), AcquireBriefly(2), TryAcquire(1), TryAcquire(2)]));
+            }
+        }
+        holding.push((dice.one_of(&[3, 6, 12]), Release));
+        holding.extend([(dice.one_of(&[0, 3, 8]), Drop), (dice.one_of(&[0, 6, 20]), Run)]);
+        let trouble = if troubles.is_empty() { 0 } else { dice.one_of(&[1, 3, 6]) };
+        let kinds = [(dice.one_of(&[4, 6, 9]), Kind::Asks), (6, Kind::Holds), (trouble, Kind::Troubles)];
+        let (settles, polls) = dice.one_of(&[(100, 0), (70, 15), (40, 30), (12, 18)]);
+        Style { crew, asking, holding, troubles, kinds, settles, polls, parts }
+    }
+
+    fn after(&self, dice: &mut Dice) -> After {
+        match dice.below(100) {
+            chance if chance < self.settles => After::Settles,
+            chance if chance < self.settles + self.polls => After::Polls,
+            _ => After::Nothing,
+        }
+    }
+
+    fn actor(&self, dice: &mut Dice) -> usize {
+        dice.below(self.crew)
+    }
+
+    fn act(&self, dice: &mut Dice) -> Action {
+        if dice.chance(50) { dice.weighed(&self.asking) } else { dice.weighed(&self.holding) }
+    }
+
+    /// The next step, or the next steps that belong together.
+    fn next(&self, dice: &mut Dice, steps: &mut Vec<Step>) {
+        let (actor, after) = (self.actor(dice), self.after(dice));
+        match dice.weighed(&self.kinds) {
+            Kind::Asks => steps.push(Step(actor, dice.weighed(&self.asking), after)),
+            Kind::Holds => steps.push(Step(actor, dice.weighed(&self.holding), after)),
+            Kind::Troubles => {
+                let trouble = dice.one_of(&self.troubles);
+                self.trouble(dice, trouble, actor, steps);
+            }
+        }
+    }
+
+    fn trouble(&self, dice: &mut Dice, trouble: Trouble, actor: usize, steps: &mut Vec<Step>) {
+        use Action::*;
+        let after = self.after(dice);
+        let (act, then, other) = (self.act(dice), self.act(dice), self.actor(dice));
+        let mut add = |actor, action, after| steps.push(Step(actor, action, after));
+        match trouble {
+            Trouble::Losing => {
+                let loses = dice.one_of(&[LoseReply, LoseRequest]);
+                add(actor, loses, After::Nothing);
+                add(actor, act, after);
+                if dice.chance(25) {
+                    add(actor, Drop, self.after(dice));
+                }
+            }
+            Trouble::Stalling => self.stall(dice, actor, steps),
+            Trouble::Cutting => {
+                add(actor, Cut(dice.below(4)), after);
+                if dice.chance(70) {
+                    add(actor, act, self.after(dice));
+                    add(other, then, self.after(dice));
+                }
+                if dice.chance(30) {
+                    add(actor, Wait, self.after(dice));
+                }
+                if dice.chance(80) {
+                    add(actor, Heal, self.after(dice));
+                }
+            }
+            Trouble::Expiring => add(actor, Expire, after),
+            Trouble::Lagging => {
+                add(actor, Lag, After::Nothing);
+                add(other, act, self.after(dice));
+                add(actor, then, after);
+                if dice.chance(60) {
+                    add(actor, CatchUp, self.after(dice));
+                }
+            }
+            Trouble::Removing => {
+                let part = dice.one_of(&self.parts);
+                let what = dice.weighed(&[(5, Remove(part)), (2, Clear(part)), (1, Reap)]);
+                add(dice.below(ACTORS), what, after);
+            }
+            Trouble::Reopening => add(actor, Reopen, after),
+            Trouble::Forgetting => {
+                let forgets = dice.one_of(&[BackUp, Restore]);
+                add(actor, forgets, after);
+            }
+            Trouble::Waiting => add(actor, Wait, after),
+            Trouble::Brief => add(actor, dice.weighed(&self.asking), after),
+            Trouble::Number => add(actor, SetPermits(1 + dice.below(NUMBER as usize + 1) as u32), after),
+        }
+    }
+
+    /// Requests of an actor are sent and held up while others act.
+    fn stall(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
+        use Action::*;
+        let mut add = |actor, action, after| steps.push(Step(actor, action, after));
+        add(actor, Stall, After::Nothing);
+        let act = if dice.chance(60) { dice.weighed(&self.asking) } else { self.act(dice) };
+        add(actor, act, After::Nothing);
+        add(actor, Run, After::Nothing);
+        if self.troubles.contains(&Trouble::Removing) && dice.chance(50) {
+            let part = dice.one_of(&self.parts);
+            add(dice.below(ACTORS), Remove(part), self.after(dice));
+        }
+        for _ in 0..dice.below(4) {
+            let (other, act) = (self.actor(dice), self.act(dice));
+            let act = dice.weighed(&[(5, act), (3, Deliver), (1, Run)]);
+            let who = if act == Deliver { actor } else { other };
+            add(who, act, self.after(dice));
+        }
+        for _ in 0..dice.below(5) {
+            add(actor, Deliver, dice.one_of(&[After::Nothing, After::Nothing, After::Polls]));
+            if dice.chance(25) {
+                add(self.actor(dice), self.act(dice), self.after(dice));
+            }
+        }
+        let carried_out = dice.below(4);
+        match dice.weighed(&[(6, Flow), (2, Cut(carried_out)), (1, Run)]) {
+            Cut(carried_out) => {
+                add(actor, Cut(carried_out), self.after(dice));
+                add(actor, Heal, self.after(dice));
+                add(actor, Flow, self.after(dice));
+            }
+            last => add(actor, last, self.after(dice)),
+        }
+    }
+}
