@@ -9,6 +9,7 @@ use zk_rwlock::{Acquire, Call, Error, Guard, Mode, NodeData, RwLock, Semaphore, 
 
 use crate::world::actor::{Actor, Claimed, Held};
 use crate::world::plan::{Action, CLIENTS, LONG, Part, WHILE};
+use crate::world::wire::Wired;
 use crate::world::{RECORD, World, open};
 
 impl World {
@@ -168,7 +169,8 @@ impl World {
         let wired = &self.clients[client];
         let memory = &wired.memory;
         // A holder that cannot hear of it at once would hold beside the next one: nothing helps against that.
-        let all_hear = !self.cut.contains(&true) && !self.lagging.contains(&true);
+        let is_held_up = self.clients.iter().any(Wired::is_stalled);
+        let all_hear = !self.cut.contains(&true) && !self.lagging.contains(&true) && !is_held_up;
         match action {
             Action::Stall => wired.stall(),
             Action::Flow => wired.flow(),

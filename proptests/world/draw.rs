@@ -312,10 +312,6 @@ impl Style {
         let act = if dice.chance(60) { dice.weighed(&self.asking) } else { self.act(dice) };
         add(actor, act, After::Nothing);
         add(actor, Run, After::Nothing);
-        if self.troubles.contains(&Trouble::Removing) && dice.chance(50) {
-            let part = dice.one_of(&self.parts);
-            add(dice.below(ACTORS), Remove(part), self.after(dice));
-        }
         for _ in 0..dice.below(4) {
             let (other, act) = (self.actor(dice), self.act(dice));
             let act = dice.weighed(&[(5, act), (3, Deliver), (1, Run)]);

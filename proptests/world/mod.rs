@@ -216,7 +216,7 @@ impl World {
             client.memory.catch_up();
         }
         self.lay_ghosts();
-        for _round in 0..=2 * ACTORS {
+        for _round in 0..=2 * ACTORS + self.lost_messages {
             self.settle().await;
             // After several lost answers in a row the next try waits a little.
             tokio::time::advance(LONG).await;
