@@ -9,7 +9,6 @@ use zk_rwlock::{Acquire, Call, Error, Guard, Mode, NodeData, RwLock, Semaphore, 
 
 use crate::world::actor::{Actor, Claimed, Held};
 use crate::world::plan::{Action, CLIENTS, LONG, Part, WHILE};
-use crate::world::wire::Wired;
 use crate::world::{RECORD, World, open};
 
 impl World {
@@ -169,7 +168,7 @@ impl World {
         let wired = &self.clients[client];
         let memory = &wired.memory;
         // A holder that cannot hear of it at once would hold beside the next one: nothing helps against that.
-        let is_held_up = self.clients.iter().any(Wired::is_stalled);
+        let is_held_up = self.clients.iter().any(|client| client.is_stalled() || client.has_requests());
         let all_hear = !self.cut.contains(&true) && !self.lagging.contains(&true) && !is_held_up;
         match action {
             Action::Stall => wired.stall(),
@@ -179,6 +178,7 @@ impl World {
             }
             Action::Cut(carried_out) => {
                 wired.cut(carried_out);
+                self.lost_messages += 1;
                 self.cut[client] = true;
             }
             Action::Heal => {

@@ -113,6 +113,11 @@ impl Wired {
         self.wire.state().is_stalled
     }
 
+    /// Whether a request was sent and is not carried out yet.
+    pub(crate) fn has_requests(&self) -> bool {
+        !self.wire.state().requests.is_empty()
+    }
+
     /// Carries out the oldest request that is held up. Returns whether there was one.
     pub(crate) fn deliver(&self) -> bool {
         let oldest = self.wire.state().requests.pop_front();
