@@ -1,6 +1,6 @@
 //! The value's node while the lock is held: read, begun, written; knows the lock only by its host and its label.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 
 use tokio::sync::oneshot;
 
@@ -10,6 +10,7 @@ use crate::hold::guard::ReadGuard;
 use crate::hold::hold::Hold;
 use crate::lock::rw_lock::RwLock;
 use crate::session::loss::Loss;
+use crate::session::node::OwnNode;
 use crate::session::request::Failure;
 use crate::session::retry;
 use crate::sync::{Mutex, MutexGuard};
@@ -33,8 +34,16 @@ struct Newest<T> {
     token: i64,
     /// How many commits under the token were sent.
     commits: u32,
-    /// The value that a read found under the token, and how many transactions had been sent by then.
-    value: Option<(usize, Arc<Stored<T>>)>,
+    found: Option<Found<T>>,
+}
+
+/// The value that a read found under a kept node.
+struct Found<T> {
+    value: Arc<Stored<T>>,
+    /// Not its token: an ensemble that is restored from a backup gives out the same tokens once more.
+    under: Weak<OwnNode>,
+    /// How many transactions had been sent by then.
+    writes: usize,
 }
 
 /// The value that a write begins with.
@@ -46,7 +55,7 @@ pub(crate) struct Loaded<T> {
 
 impl<T> Store<T> {
     pub(crate) fn new(cache: Arc<Cache<T>>, lock: RwLock) -> Store<T> {
-        let newest = Mutex::new(Newest { token: 0, commits: 0, value: None });
+        let newest = Mutex::new(Newest { token: 0, commits: 0, found: None });
         Store { cache, lock, newest, first: Mutex::default() }
     }
 
@@ -69,17 +78,19 @@ impl<T> Store<T> {
     /// The value that an earlier read has found under the same kept node. It cannot have changed since: a writer would
     /// need the lock, and a transaction of this process would have been counted.
     pub(crate) fn kept(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
-        let writes = guard.held().own_node().settled_writes().filter(|_| guard.is_kept())?;
+        let own_node = guard.held().own_node();
+        let writes = own_node.settled_writes().filter(|_| guard.is_kept())?;
         let newest = self.newest_of(guard.fencing_token());
-        let known = newest.value.as_ref().filter(|_| newest.token == guard.fencing_token());
-        known.filter(|(before, _)| *before == writes).map(|(_, value)| Arc::clone(value))
+        let known = newest.found.as_ref().filter(|found| found.under.as_ptr() == Arc::as_ptr(own_node));
+        known.filter(|found| found.writes == writes).map(|found| Arc::clone(&found.value))
     }
 
     fn keep(&self, guard: &ReadGuard, writes: Option<usize>, value: &Arc<Stored<T>>) {
         if let Some(writes) = writes.filter(|_| guard.is_kept()) {
+            let found = Found { value: Arc::clone(value), under: Arc::downgrade(guard.held().own_node()), writes };
             let mut newest = self.newest_of(guard.fencing_token());
             let is_newest = newest.token == guard.fencing_token();
-            let old = is_newest.then(|| newest.value.replace((writes, Arc::clone(value))));
+            let old = is_newest.then(|| newest.found.replace(found));
             drop(newest);
             drop(old);
         }
@@ -89,7 +100,7 @@ impl<T> Store<T> {
     fn newest_of(&self, token: i64) -> MutexGuard<'_, Newest<T>> {
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         if newest.token < token {
-            let old = std::mem::replace(&mut *newest, Newest { token, commits: 0, value: None });
+            let old = std::mem::replace(&mut *newest, Newest { token, commits: 0, found: None });
             drop(newest);
             // A value may do anything when it is dropped.
             drop(old);

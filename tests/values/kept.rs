@@ -98,3 +98,16 @@ async fn a_transaction_on_the_value_by_hand_is_seen_by_the_next_kept_read() {
     drop(guard);
     assert_eq!(*shared.read().await.unwrap(), "two");
 }
+
+#[tokio::test]
+async fn after_a_restore_no_read_gives_a_value_that_was_kept_before() {
+    let zk = Memory::new();
+    let shared = Shared::builder(&zk, "/kept/restored").initial(|| 0_u64).keep(IDLE).build().unwrap();
+    let backup = zk.back_up();
+    let read = shared.read().await.unwrap();
+    zk.restore(&backup);
+    drop(read);
+    shared.update(|value| *value += 1).await.unwrap();
+    // The node has the token of the one before the restore, and as many writes were sent under it.
+    assert_eq!(*shared.read().await.unwrap(), 1);
+}
