@@ -20,7 +20,7 @@ use crate::world::run;
 use crate::world::shrink::shrunk;
 
 /// How many are run if nobody says.
-const SCHEDULES: u64 = 15_000;
+const SCHEDULES: u64 = 5_000;
 
 /// How often a schedule is run that has failed before. Chance also decides who is woken first.
 const AGAIN: usize = 5;

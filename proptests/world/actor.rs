@@ -108,9 +108,14 @@ impl Work {
         self.is_new
     }
 
+    /// Whether something has come that it was not polled for.
+    pub(crate) fn is_woken(&self) -> bool {
+        self.task.is_woken()
+    }
+
     /// Whether a poll may lead anywhere.
     pub(crate) fn is_ready(&self) -> bool {
-        self.is_new || self.task.is_woken()
+        self.is_new || self.is_woken()
     }
 
     pub(crate) fn holds(&self) -> bool {

@@ -37,6 +37,7 @@ pub(crate) struct Ledger {
     /// The newest value in the copy of each handle.
     copies: HashMap<usize, u64>,
     /// What may happen in this schedule.
+    pub(super) are_blind: bool,
     has_strangers: bool,
     has_stalls: bool,
     has_forgotten: bool,
@@ -78,6 +79,7 @@ impl Ledger {
             value: 0,
             value_before: 0,
             copies: HashMap::new(),
+            are_blind: schedule.are_blind,
             has_strangers: dialects.len() > 1,
             has_stalls: has(&|action| action == Action::Stall),
             has_forgotten: false,
@@ -344,13 +346,13 @@ impl World {
                 let overtaken = work.behind.iter().find(|before| {
                     in_queue.iter().any(|it| it.queued == before.queued) && before.wish.excludes(claim.what)
                 });
-                // A writer asks for what is kept before it once it has looked. Behind a reader of its own session it looks only
-                // when that one leaves.
-                let is_plain_reader = |(actor, handle): (&Actor, &usize)| match actor {
-                    Actor::Holding(Held::Reader(_) | Held::ValueReader(_)) => self.handles[*handle].plan.keep.is_none(),
-                    _ => false,
+                // A writer asks for what is kept before it once it has looked. Behind a reader of its own session that does not
+                // keep its node it looks only when that one leaves. A handle that keeps nodes does not keep each of them.
+                let reads = |actor: &Actor| matches!(actor, Actor::Holding(Held::Reader(_) | Held::ValueReader(_)));
+                let is_plain_reader = |name: &String| {
+                    contender(name).is_some_and(|it| it.mode() == Mode::Read) && !name.contains("~keep-")
                 };
-                let may_not_ask = self.actors.iter().zip(&self.handle_of).any(is_plain_reader);
+                let may_not_ask = self.actors.iter().any(reads) && self.children(LOCK).iter().any(is_plain_reader);
                 let is_sure = self.ledger.is_settled && !self.ledger.has_strangers && !may_not_ask;
                 assert!(!is_sure || overtaken.is_none(), "actor {i} has overtaken {overtaken:?}");
             }
