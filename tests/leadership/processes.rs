@@ -1,6 +1,8 @@
 //! Leaders that are killed, stopped, or end: see [`support::process`].
 
 use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
@@ -31,13 +33,18 @@ fn the_life_of_a_child() {
     runtime.block_on(async {
         let zk = connect_with(server, session_timeout).await;
         let leadership = leadership(&zk, path);
+        let seen = Arc::new(AtomicI64::new(0));
         if role == "asks" {
-            let asked = leadership.clone();
-            std::thread::spawn(move || asks(&asked));
+            let (asked, seen) = (leadership.clone(), Arc::clone(&seen));
+            std::thread::spawn(move || asks(&asked, &seen));
         }
         let work = |term: Term| {
-            let (role, leadership) = (role.clone(), leadership.clone());
+            let (role, leadership, seen) = (role.clone(), leadership.clone(), Arc::clone(&seen));
             async move {
+                // Whoever has not seen the term is not told of its end.
+                while role == "asks" && seen.load(Ordering::Acquire) != term.number() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
                 say(&format!("leads {}", term.number()));
                 if role == "stops" {
                     leadership.stop().await;
@@ -51,12 +58,15 @@ fn the_life_of_a_child() {
     });
 }
 
-/// Asks all the time whether it leads, and says in which term it was first told no.
-fn asks(leadership: &Leadership) {
+/// Asks all the time whether it leads, notes the term that it has seen, and says in which term it was first told no.
+fn asks(leadership: &Leadership, seen: &AtomicI64) {
     let mut led = None;
     loop {
         match (leadership.term(), led) {
-            (Some(term), _) => led = Some(term.number()),
+            (Some(term), _) => {
+                led = Some(term.number());
+                seen.store(term.number(), Ordering::Release);
+            }
             (None, Some(term)) => {
                 say(&format!("no {term}"));
                 led = None;
