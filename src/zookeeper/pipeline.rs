@@ -6,7 +6,7 @@
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
@@ -263,31 +263,21 @@ impl Pipeline {
             Sent::Answered(answer) => Box::pin(std::future::ready(answer)),
             // The reply holds the client, which keeps the session open. So a task waits for it, because the caller may
             // never poll it.
-            Sent::UnderWay(reply) => told(self.background.handle().spawn(self.until_given_up(reply))),
+            Sent::UnderWay(reply) => told(self.background.handle().spawn(answered_or(reply, self.given_up()))),
         }
     }
 
-    /// The answer, or a failure if there is none long after the session was closed. A server that answers pings and not
-    /// this request would keep the session, and what it holds, for as long as this process lives.
-    fn until_given_up<T, A>(&self, answer: A) -> impl Future<Output = Result<T, Failure>> + Send + use<T, A>
-    where
-        T: Send,
-        A: Future<Output = Result<T, Failure>> + Send,
-    {
+    /// When what is not answered is given up, and as what: long after the session was closed. A server that answers pings
+    /// and not a request would keep the session, and what it holds, for as long as this process lives.
+    fn given_up(&self) -> impl Future<Output = Failure> + Send + use<> {
         let (mut closed, upkeep) = (self.closed.subscribe(), Arc::clone(&self.upkeep));
         let (background, patience) = (Arc::downgrade(&self.background), self.patience);
         async move {
-            let given_up = async {
-                drop(closed.wait_for(|closed| *closed).await);
-                if let Some(background) = background.upgrade() {
-                    background.sleep(patience).await;
-                }
-            };
-            tokio::select! {
-                biased;
-                answer = answer => answer,
-                () = given_up => Err(over(&upkeep)),
+            drop(closed.wait_for(|closed| *closed).await);
+            if let Some(background) = background.upgrade() {
+                background.sleep(patience).await;
             }
+            over(&upkeep)
         }
     }
 
@@ -407,13 +397,15 @@ impl Pipeline {
         drop(line);
         let (answer, answered) = oneshot::channel();
         let this = Weak::clone(&self.this);
-        let created = self.until_given_up(async move {
-            match sent.answer().await {
+        let given_up = self.given_up();
+        self.background.handle().spawn(async move {
+            let mut given_up = pin!(given_up);
+            let created = match answered_or(sent.answer(), &mut given_up).await {
                 Ok((client, results)) => {
                     let created = held_back.done_with_create(results);
                     // Yields, so that the caller of the removal hears first, as if the removal had been sent first.
                     tokio::task::yield_now().await;
-                    created.looked_up(&client, &owner).await
+                    answered_or(created.looked_up(&client, &owner), given_up).await
                 }
                 Err(failure) => {
                     let Parted { removal, create, joins } = held_back.removal.parted(failure);
@@ -425,12 +417,22 @@ impl Pipeline {
                     tokio::task::yield_now().await;
                     Err(create)
                 }
-            }
-        });
-        self.background.handle().spawn(async move {
-            let _nobody_waits = answer.send(created.await);
+            };
+            let _nobody_waits = answer.send(created);
         });
         Some(told(answered))
+    }
+}
+
+/// The answer, unless it is given up before.
+async fn answered_or<T>(
+    answer: impl Future<Output = Result<T, Failure>>,
+    given_up: impl Future<Output = Failure>,
+) -> Result<T, Failure> {
+    tokio::select! {
+        biased;
+        answer = answer => answer,
+        failure = given_up => Err(failure),
     }
 }
 
