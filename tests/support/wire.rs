@@ -64,7 +64,7 @@ impl Proxy {
                     .build()
                     .expect("a runtime for the proxy");
                 runtime.block_on(async {
-                    let listener = listen(&port).await;
+                    let listener = listen(&port);
                     ready.send(()).expect("start() waits for it");
                     Switchboard::new(listener, port, server_address, tap).run(orders).await;
                 });
@@ -410,7 +410,7 @@ impl Switchboard {
             Command::Heal => {
                 self.holes.send_replace(Holes::default());
                 if self.listener.is_none() {
-                    self.listener = Some(listen(&self.port).await);
+                    self.listener = Some(listen(&self.port));
                 }
             }
         }
@@ -425,8 +425,10 @@ async fn accept(listener: Option<&TcpListener>) -> TcpStream {
     }
 }
 
-async fn listen(port: &Port) -> TcpListener {
-    TcpListener::bind(port.address()).await.expect("the port is ours")
+fn listen(port: &Port) -> TcpListener {
+    let listener = port.listen();
+    listener.set_nonblocking(true).expect("a listener can be so");
+    TcpListener::from_std(listener).expect("the proxy's runtime is there")
 }
 
 /// What the writer of one direction is to do next, in order.
