@@ -56,7 +56,7 @@ pub(crate) fn text(host: &str, label: Option<&str>, token: i64) -> Vec<u8> {
 /// Reads a record. `None` if the bytes are no record of ours.
 pub(crate) fn read(data: &[u8], at: SystemTime) -> Option<Done> {
     let text = std::str::from_utf8(data).ok()?.strip_prefix(HEADING)?;
-    let token = text.lines().find_map(|line| line.strip_prefix("token=")).and_then(|token| token.parse().ok());
+    let token = text.split('\n').find_map(|line| line.strip_prefix("token=")).and_then(|token| token.parse().ok());
     let said = metadata::read(data);
     Some(Done { at: at.min(UNIX_EPOCH + LAST_SHOWN), host: said.host, pid: said.pid, label: said.label, token })
 }
@@ -117,6 +117,13 @@ mod tests {
         }
         let bare = Done { at: minutes(7), host: String::new(), pid: None, label: None, token: None };
         assert_eq!(read(b"zk-rwlock done 2\ntoken=x", minutes(7)), Some(bare));
+    }
+
+    #[test]
+    fn a_carriage_return_belongs_to_the_text_that_it_ends() {
+        let record = text("web-1\r", Some("report\r"), 7);
+        let done = read(&record, minutes(7)).unwrap();
+        assert_eq!((&*done.host, done.label.as_deref(), done.token), ("web-1\r", Some("report\r"), Some(7)));
     }
 
     #[test]

@@ -60,7 +60,7 @@ impl Said {
 /// Reads the metadata out of a node's data, whatever else the data hold.
 pub(crate) fn read(data: &[u8]) -> Said {
     let text = String::from_utf8_lossy(data);
-    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    let field = |name: &str| text.split('\n').find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
     Said {
         host: field("host").unwrap_or_default().to_owned(),
         pid: field("pid").and_then(|pid| pid.parse().ok()),

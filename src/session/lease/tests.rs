@@ -240,3 +240,109 @@ fn heartbeats_are_sent_more_often_where_answers_come_late() {
     stage.lease.answered(sent);
     assert_eq!(stage.lease.heartbeat_period(), ms(375));
 }
+
+#[test]
+fn margin_and_settling_follow_from_the_session_timeout() {
+    for (timeout, margin, settling) in
+        [(400, 100, 200), (1_500, 300, 475), (6_000, 1_000, 1_875), (60_000, 10_000, 1_875)]
+    {
+        let lease = Lease::new(ms(timeout));
+        assert_eq!((lease.timeout() - lease.term(), lease.settling()), (ms(margin), ms(settling)), "{timeout}");
+    }
+}
+
+#[test]
+fn a_stop_margin_above_the_default_is_made_up_for_by_more_heartbeats() {
+    for (margin, period) in [(0, 1_200), (1_000, 1_200), (1_500, 700), (2_000, 300), (9_000, 300)] {
+        let lease = Stage::set().lease.with_stop_margin(ms(margin));
+        assert_eq!(lease.heartbeat_period(), ms(period), "{margin}");
+    }
+}
+
+#[test]
+fn it_is_renewable_if_a_touch_can_count_before_the_lease_ends_that_it_gives() {
+    for (margin, is_renewable) in [(4_749, true), (4_750, false), (9_000, false)] {
+        let lease = Stage::set().lease.with_stop_margin(ms(margin));
+        assert_eq!(lease.is_renewable(), is_renewable, "{margin}");
+    }
+}
+
+#[test]
+fn where_answers_come_very_late_it_lasts_only_from_a_touch_that_counts() {
+    for (late, lasts) in [(0, true), (1_125, true), (1_126, false)] {
+        let stage = Stage::set();
+        let began = stage.lease.now();
+        stage.passes(ms(late));
+        stage.lease.answered(began);
+        assert!(stage.lease.counts_since(began) && stage.lease.lasts_from(began));
+        let entered = began + ms(1);
+        assert!(!stage.lease.counts_since(entered));
+        assert_eq!(stage.lease.lasts_from(entered), lasts, "{late}");
+        stage.lease.steady(true);
+        assert!(stage.lease.lasts_from(stage.lease.now() + ms(1)));
+    }
+}
+
+#[test]
+fn only_a_connection_that_was_there_is_lost() {
+    let stage = Stage::set();
+    stage.passes(ms(1_000));
+    let touch = stage.touch();
+    assert!(!stage.lease.connected(true) && stage.lease.is_connected());
+    stage.passes(SETTLING);
+    stage.write();
+    assert!(stage.counts(touch), "it was no new connection");
+    assert!(stage.lease.connected(false) && !stage.lease.is_connected());
+    assert!(!stage.lease.connected(false));
+    assert!(stage.lease.connected(true));
+    // What is sent in the moment of the loss may have been sent after it.
+    stage.touch();
+    assert_eq!(stage.lease.since_touch(), Duration::ZERO);
+    stage.passes(ms(700));
+    assert_eq!(stage.lease.since_touch(), ms(700));
+}
+
+#[test]
+fn the_end_of_a_session_tells_how_long_nothing_was_heard_of_it() {
+    let stage = Stage::set();
+    assert_eq!(stage.lease.away(), None);
+    stage.passes(ms(1_000));
+    let last = stage.touch();
+    stage.passes(ms(8_000));
+    let end = stage.lease.now();
+    stage.lease.end(Ending::Expired);
+    stage.passes(ms(1_000));
+    stage.lease.end(Ending::Closed);
+    assert_eq!(stage.lease.away(), Some((last, end)));
+}
+
+#[test]
+fn the_session_is_left_for_its_margin_when_the_lease_has_run_out() {
+    let stage = Stage::set();
+    let began = stage.lease.now();
+    stage.passes(ms(4_999));
+    assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (Some(ms(1)), ms(1_001)));
+    stage.passes(ms(1));
+    assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (None, MARGIN));
+    stage.lease.steady(true);
+    assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (Some(Duration::MAX), Duration::MAX));
+    stage.passes(ms(60_000));
+    stage.lease.steady(false);
+    assert!(stage.lease.counts_since(began + ms(65_000)) && !stage.lease.is_steady());
+    assert_eq!((stage.lease.remaining(), stage.lease.session_left()), (Some(ms(5_000)), ms(6_000)));
+    stage.lease.end(Ending::Expired);
+    assert_eq!(stage.lease.session_left(), Duration::ZERO);
+}
+
+/// The loss of a hold is reported by whoever hears of it first, and once.
+#[test]
+fn a_late_answer_says_that_the_lease_ran_out_before_it_renews_the_lease() {
+    let stage = Stage::set();
+    let touch = stage.touch();
+    stage.passes(SETTLING);
+    assert!(!stage.lease.acknowledged(stage.lease.now()) && stage.counts(touch));
+    let touch = stage.touch();
+    stage.passes(ms(6_000) - SETTLING);
+    assert!(stage.lease.acknowledged(stage.lease.now()), "sent one settling time after {touch:?}");
+    assert!(!stage.lease.acknowledged(stage.lease.now()));
+}
