@@ -202,16 +202,34 @@ mod tests {
     use crate::queue::contender::Contender;
     use crate::queue::local::Key;
     use crate::session::lease::Lease;
+    use crate::session::loss::Loss;
+    use crate::session::node::Asked;
     use crate::session::position::Birth;
+    use crate::session::request::{Event, Watch};
     use crate::session::upkeep::Upkeep;
     use crate::sync::atomic::{AtomicBool, Ordering};
 
+    fn upkeep() -> Arc<Upkeep> {
+        Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))))
+    }
+
     fn position(sequence: i64) -> Arc<Position> {
-        let name = format!("h~i-WRITE-{sequence:010}");
-        let own_node = OwnNode::new(format!("/a/{name}"), &Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6)))));
+        position_on(&upkeep(), Mode::Write, sequence)
+    }
+
+    fn position_on(upkeep: &Arc<Upkeep>, mode: Mode, sequence: i64) -> Arc<Position> {
+        let name = format!("h~i-{}-{sequence:010}", if mode == Mode::Write { "WRITE" } else { "READ" });
+        let own_node = OwnNode::new(format!("/a/{name}"), upkeep);
         let contender = Contender::parse(&name).unwrap();
         let birth = Birth { ctime: UNIX_EPOCH, asked: Duration::ZERO, answered: Duration::ZERO };
         Arc::new(Position::new(contender, 10 + sequence, birth, own_node, 0, sequence.unsigned_abs()))
+    }
+
+    /// Its watch shows the removal.
+    fn found_removed(own_node: &Arc<OwnNode>) {
+        let watch = Watch::new(std::future::ready(Event::Deleted));
+        let asked = Asked { path: own_node.path(), watch: Box::pin(std::future::ready(Ok(watch))) };
+        assert!(pin!(own_node.watched(asked)).poll(&mut Context::from_waker(Waker::noop())).is_ready());
     }
 
     /// Looks at the book at once, as a contender may that is polled where it is woken.
@@ -263,5 +281,55 @@ mod tests {
         assert_eq!(late.key(), Key { number: 2, id: 2 });
         assert!(matches!(book.find(&late), Known::Nothing));
         assert!(matches!(book.find(&after), Known::Nothing), "what comes right after it learns nothing from it");
+    }
+
+    #[test]
+    fn whoever_is_right_behind_a_lost_node_is_called() {
+        let upkeep = upkeep();
+        upkeep.began(upkeep.lease().now());
+        let book = upkeep.books().of(&Arc::from("/a"), Dialect::Native);
+        for (number, loss) in [(1, (|node| node.lose(Loss::Removed)) as fn(&Arc<OwnNode>)), (11, found_removed)] {
+            let [first, second] = [number, number + 1].map(|number| position_on(&upkeep, Mode::Write, number));
+            book.entered(&first, book.connection());
+            book.granted(&first, &Evidence::Sure);
+            book.entered(&second, book.connection());
+            assert!(!second.own_node.take_call());
+            loss(&first.own_node);
+            assert!(second.own_node.take_call());
+            book.left(&first, Exit::Lost);
+            book.left(&second, Exit::Plain);
+        }
+    }
+
+    #[test]
+    fn a_reader_behind_a_writer_of_another_session_knows_it() {
+        let upkeep = upkeep();
+        let book = upkeep.books().of(&Arc::from("/a"), Dialect::Native);
+        let reader = position_on(&upkeep, Mode::Read, 5);
+        book.entered(&reader, book.connection());
+        let mut writer = Predecessor { name: Arc::from("g~j-WRITE-0000000003"), mode: Mode::Write, is_local: true };
+        book.waits(&reader, &writer);
+        assert!(matches!(book.find(&reader), Known::Nothing), "the book itself has said so");
+        writer.is_local = false;
+        book.waits(&reader, &writer);
+        assert!(matches!(book.find(&reader), Known::Behind(found) if found == writer));
+    }
+
+    #[test]
+    fn each_transaction_that_takes_permits_is_counted() {
+        let book = Book::default();
+        book.takes();
+        book.takes();
+        assert_eq!(book.takings(), 2);
+    }
+
+    #[test]
+    fn a_book_in_use_stays_the_same_and_the_others_are_forgotten() {
+        let books = Books::default();
+        let of = |lock: usize| books.of(&Arc::from(format!("/{lock}")), Dialect::Native);
+        let used: Vec<_> = (0..100).map(of).collect();
+        (100..10_000).for_each(|lock| drop(of(lock)));
+        assert!(used.iter().enumerate().all(|(lock, book)| Arc::ptr_eq(book, &of(lock))));
+        assert!(books.books().len() < 1_000);
     }
 }

@@ -279,4 +279,47 @@ mod tests {
         holds.end(102, "/a");
         assert_eq!(found(&holds, "/a", 2, here()), None);
     }
+
+    /// The users of a node that is kept.
+    #[derive(Debug)]
+    struct Kept {
+        users: Vec<Asker>,
+    }
+
+    impl Users for Kept {
+        fn is_in_use(&self) -> bool {
+            !self.users.is_empty()
+        }
+
+        fn has(&self, asker: Asker) -> bool {
+            self.users.contains(&asker)
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_kept_is_waited_for_only_while_it_is_used() {
+        for users in [vec![], vec![elsewhere()], vec![elsewhere(), here()]] {
+            let (holds, own_nodes) = holds(&[]);
+            assert!(own_nodes.is_empty());
+            let own_node = OwnNode::new("/a/3".to_owned(), &Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6)))));
+            own_node.hold(0);
+            let kept: Arc<dyn Users> = Arc::new(Kept { users: users.clone() });
+            holds.begin(103, &Arc::from("/a"), 3, UsedBy::Users(Arc::downgrade(&kept)), &own_node);
+            let (in_use, is_ours) = (!users.is_empty(), users.contains(&here()));
+            assert_eq!((holds.has_one("/a"), holds.has_one_of("/a", here())), (in_use, is_ours));
+            assert_eq!(found(&holds, "/a", 3, here()), in_use.then(|| ("/a/3".to_owned(), is_ours)));
+            drop(kept);
+            assert!(!holds.has_one("/a") && found(&holds, "/a", 3, here()).is_none());
+        }
+    }
+
+    #[test]
+    fn a_thread_asks_only_where_no_task_can() {
+        assert_eq!(Asker::here(false), Asker::Unknown);
+        assert_eq!(Asker::here(true), here());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async { assert_eq!(Asker::here(false), here()) });
+        let asker = runtime.block_on(runtime.spawn(async { Asker::here(true) })).unwrap();
+        assert!(matches!(asker, Asker::Task(_)));
+    }
 }

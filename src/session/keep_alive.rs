@@ -4,6 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::session::contract::Session;
+use crate::session::lease::Moment;
 use crate::session::loss::Loss;
 use crate::session::node::OwnNode;
 use crate::session::nodes::OwnNodes;
@@ -116,9 +117,8 @@ async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
 
 async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {
     let (lease, nodes) = (upkeep.lease(), upkeep.nodes());
-    // At the start the handshake counts.
-    let Some(timeout) = session.upgrade().map(|session| session.timeout()) else { return };
-    let mut due = lease.now() + timeout / 4;
+    // At the start the handshake counts, so the first heartbeat is due after a whole period.
+    let mut due = Moment::MAX;
     let mut is_told = true;
     loop {
         let stirred = nodes.stirred.notified();
@@ -211,3 +211,6 @@ async fn check_own(session: &Arc<dyn Session>) {
         }
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests;

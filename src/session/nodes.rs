@@ -215,3 +215,154 @@ impl OwnNodes {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::pin::pin;
+
+    use super::*;
+    use crate::session::loss::Loss;
+    use crate::session::request::Ending;
+    use crate::session::upkeep::Upkeep;
+
+    const GRACE: Duration = Duration::from_millis(50);
+
+    /// The upkeep of a session that has begun.
+    fn upkeep() -> Arc<Upkeep> {
+        let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
+        upkeep.began(upkeep.lease().now());
+        upkeep
+    }
+
+    /// Nodes with these names, entered in this order, and their numbers.
+    fn enter<const N: usize>(upkeep: &Arc<Upkeep>, names: [&str; N]) -> [(Arc<OwnNode>, u64); N] {
+        names.map(|name| {
+            let own_node = OwnNode::new(format!("/a/{name}"), upkeep);
+            let number = upkeep.nodes().enter(&own_node);
+            (own_node, number)
+        })
+    }
+
+    fn names(own_nodes: &[Arc<OwnNode>]) -> Vec<String> {
+        own_nodes.iter().map(|own_node| own_node.path()).collect()
+    }
+
+    #[test]
+    fn a_node_is_watched_at_the_second_call_unless_it_has_left() {
+        let upkeep = upkeep();
+        let nodes = upkeep.nodes();
+        let [_, (gone, _)] = enter(&upkeep, ["1", "2"]);
+        let to_watch = || {
+            let (due, more) = nodes.to_watch(GRACE);
+            (names(&due), more)
+        };
+        assert_eq!(to_watch(), (vec![], true));
+        gone.left();
+        enter(&upkeep, ["3"]);
+        assert_eq!(to_watch(), (vec!["/a/1".to_owned()], true));
+        assert_eq!(to_watch(), (vec!["/a/3".to_owned()], false));
+        assert_eq!(to_watch(), (vec![], false));
+        let [(gone, _)] = enter(&upkeep, ["4"]);
+        gone.left();
+        assert_eq!(to_watch(), (vec![], false));
+        enter(&upkeep, ["5"]);
+        assert_eq!(names(&nodes.to_watch(Duration::ZERO).0), ["/a/5"]);
+    }
+
+    #[test]
+    fn only_the_first_of_several_nodes_stirs() {
+        let upkeep = upkeep();
+        let nodes = upkeep.nodes();
+        let is_stirred = || pin!(nodes.stirred.notified()).enable();
+        assert!(nodes.is_empty() && !is_stirred());
+        let [(_, first)] = enter(&upkeep, ["1"]);
+        assert!(is_stirred());
+        let [(_, second)] = enter(&upkeep, ["2"]);
+        assert!(!is_stirred());
+        nodes.strike(first);
+        assert!(!nodes.is_empty());
+        nodes.strike(second);
+        assert!(nodes.is_empty());
+    }
+
+    #[test]
+    fn each_holder_is_checked_or_one_waiter_if_there_is_none() {
+        let upkeep = upkeep();
+        let [(first, _), (second, _), (third, _)] = enter(&upkeep, ["1", "2", "3"]);
+        let to_check = || {
+            let mut paths: Vec<_> = upkeep.nodes().to_check().into_iter().map(|(_, path)| path).collect();
+            paths.sort();
+            paths
+        };
+        assert_eq!(to_check().len(), 1);
+        first.hold(0);
+        second.hold(0);
+        assert_eq!(to_check(), ["/a/1", "/a/2"]);
+        first.left();
+        assert_eq!(to_check(), ["/a/2"]);
+        second.moving();
+        assert_eq!(to_check(), ["/a/3"]);
+        third.left();
+        assert!(to_check().is_empty());
+    }
+
+    #[test]
+    fn a_hand_off_is_checked_once_for_all_that_it_let_in_and_still_hold() {
+        let upkeep = upkeep();
+        let nodes = upkeep.nodes();
+        let [(holder, _), (other, _)] = enter(&upkeep, ["2", "3"]);
+        let path: Arc<str> = Arc::from("/a/1");
+        let signal = nodes.hand_off(&path);
+        nodes.confirm_gone(&signal, &holder);
+        assert!(Arc::ptr_eq(&signal, &nodes.hand_off(&path)) && !signal.is_confirmed());
+        assert!(nodes.to_look_at().is_empty(), "nobody holds who was let in");
+        holder.hold(0);
+        nodes.confirm_gone(&signal, &other);
+        nodes.confirm_gone(&signal, &holder);
+        assert_eq!((nodes.to_look_at(), nodes.to_look_at()), (vec![Arc::clone(&path)], vec![]));
+        assert_eq!(names(&nodes.looked_at(&path, true)), ["/a/3", "/a/2"]);
+        assert!(signal.is_confirmed());
+        assert!(nodes.looked_at(&path, true).is_empty());
+    }
+
+    #[test]
+    fn the_last_node_that_was_gone_after_its_hand_off_is_not_checked_again() {
+        let upkeep = upkeep();
+        let nodes = upkeep.nodes();
+        let [(holder, _)] = enter(&upkeep, ["3"]);
+        holder.hold(0);
+        let [gone, there]: [Arc<str>; 2] = ["/a/1", "/a/2"].map(Arc::from);
+        for (path, is_gone) in [(&there, false), (&gone, true)] {
+            nodes.confirm_gone(&nodes.hand_off(path), &holder);
+            nodes.to_look_at();
+            assert_eq!(names(&nodes.looked_at(path, is_gone)), ["/a/3"]);
+        }
+        assert!(nodes.hand_off(&gone).is_confirmed() && !nodes.hand_off(&there).is_confirmed());
+        let again = Arc::new(HandOff::new(Arc::clone(&gone)));
+        nodes.confirm_gone(&again, &holder);
+        assert!(again.is_confirmed() && nodes.to_look_at().is_empty());
+        let again = nodes.hand_off(&there);
+        nodes.confirm_gone(&again, &holder);
+        assert!(!again.is_confirmed());
+        assert_eq!(nodes.to_look_at(), [there]);
+    }
+
+    #[test]
+    fn the_end_of_a_session_is_the_reason_of_each_loss_whatever_is_heard_next() {
+        let upkeep = upkeep();
+        let [(holder, _), (waiter, _), (removed, _)] = enter(&upkeep, ["1", "2", "3"]);
+        holder.hold(upkeep.lease().epoch().unwrap());
+        removed.lose(Loss::Removed);
+        assert!(!upkeep.nodes().is_over());
+        upkeep.end(Ending::Expired);
+        assert!(upkeep.nodes().is_over());
+        for (own_node, loss) in [
+            (holder, Loss::SessionOver(Ending::Expired)),
+            (waiter, Loss::SessionOver(Ending::Expired)),
+            (removed, Loss::Removed),
+        ] {
+            own_node.lose(Loss::Interfered);
+            assert_eq!(own_node.loss(upkeep.lease()), Some(loss));
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Tests of what is sent to keep a session alive, and when: on a clock that stands still while there is work.
+
+use std::future::{pending, ready};
+use std::pin::Pin;
+use std::sync::Mutex;
+use std::time::UNIX_EPOCH;
+
+use async_trait::async_trait;
+use tokio::time::Instant;
+
+use super::*;
+use crate::session::lease::Lease;
+use crate::session::request::{Created, Ending, Kind, Outcome, Reply, Stat, Task, Watch};
+
+const fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+const GRACE: Duration = ms(100);
+
+/// A session of 6 s, at servers with a tick of 2 s: a touch counts by what is sent 1250 ms later. Notes what is sent.
+#[derive(Debug)]
+struct Noted {
+    upkeep: Arc<Upkeep>,
+    start: Instant,
+    notes: Mutex<Vec<(u128, String)>>,
+    /// What a check of these nodes finds wrong.
+    wrong: Mutex<Vec<(String, Failure)>>,
+    /// No request is answered while this is so.
+    is_cut_off: Mutex<bool>,
+}
+
+impl Noted {
+    /// A session that has begun just now, kept alive until it is over.
+    fn kept_alive() -> (Arc<Noted>, tokio::task::JoinHandle<()>) {
+        let start = Instant::now();
+        let lease = Lease::with_clock(ms(6_000), Box::new(move || ms(100_000) + start.elapsed()));
+        let upkeep = Arc::new(Upkeep::new(lease.with_tick_time(ms(2_000))));
+        upkeep.began(upkeep.lease().now());
+        let noted =
+            Noted { upkeep, start, notes: Mutex::default(), wrong: Mutex::default(), is_cut_off: Mutex::default() };
+        let noted = Arc::new(noted);
+        let session: Arc<dyn Session> = Arc::clone(&noted) as _;
+        let task = tokio::spawn(keep_alive(Arc::downgrade(&session), GRACE));
+        (noted, task)
+    }
+
+    /// A node that holds.
+    fn holder(&self, name: &str) -> Arc<OwnNode> {
+        let own_node = OwnNode::new(name.to_owned(), &self.upkeep);
+        self.upkeep.nodes().enter(&own_node);
+        own_node.hold(self.upkeep.lease().epoch().unwrap());
+        own_node
+    }
+
+    /// What was sent since this was last asked, after so many milliseconds.
+    async fn after(&self, milliseconds: u64) -> Vec<(u128, String)> {
+        tokio::time::sleep_until(self.start + ms(milliseconds)).await;
+        std::mem::take(&mut *self.notes.lock().unwrap())
+    }
+
+    fn note(&self, what: String) -> Result<(), Failure> {
+        self.notes.lock().unwrap().push((self.start.elapsed().as_millis(), what));
+        if *self.is_cut_off.lock().unwrap() { Err(Failure::Unknown(String::new())) } else { Ok(()) }
+    }
+
+    fn wrong_with(&self, path: &str) -> Option<Failure> {
+        self.wrong.lock().unwrap().iter().find(|(wrong, _)| wrong == path).map(|(_, failure)| failure.clone())
+    }
+}
+
+#[async_trait]
+impl Session for Noted {
+    fn id(&self) -> i64 {
+        1
+    }
+
+    fn timeout(&self) -> Duration {
+        self.upkeep.lease().timeout()
+    }
+
+    fn upkeep(&self) -> &Arc<Upkeep> {
+        &self.upkeep
+    }
+
+    async fn connected(&self) -> Result<(), Ending> {
+        Ok(())
+    }
+
+    async fn over(&self) -> Ending {
+        pending().await
+    }
+
+    fn create(&self, _: &str, _: &[u8], _: Kind) -> Reply<Created> {
+        Box::pin(pending())
+    }
+
+    fn delete(&self, _: &str) -> Reply<()> {
+        Box::pin(pending())
+    }
+
+    fn children(&self, _: &str) -> Reply<Vec<String>> {
+        Box::pin(pending())
+    }
+
+    fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
+        let noted = self.note(format!("read {path}"));
+        if noted.is_ok() {
+            self.upkeep.answered(self.lease().now());
+        }
+        let (version, data_length) = (0, 0);
+        let stat = Stat { czxid: 1, version, ctime: UNIX_EPOCH, mtime: UNIX_EPOCH, ephemeral_owner: 0, data_length };
+        Box::pin(ready(noted.map(|()| (Vec::new(), stat))))
+    }
+
+    fn watch(&self, path: &str) -> Reply<Watch> {
+        let noted = self.note(format!("watch {path}"));
+        Box::pin(ready(noted.map(|()| Watch::new(pending()))))
+    }
+
+    fn watch_children(&self, _: &str) -> Reply<(Vec<String>, Watch)> {
+        Box::pin(pending())
+    }
+
+    fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
+        let paths = operations.iter().map(|operation| match operation {
+            Operation::Check { path, version: None } => path.as_str(),
+            other => panic!("{other:?} is more than a check"),
+        });
+        let noted = self.note(format!("check {}", paths.clone().collect::<Vec<_>>().join(" ")));
+        if noted.is_ok() {
+            self.upkeep.acknowledged(self.lease().now());
+        }
+        let mut failures = paths.enumerate().filter_map(|(index, path)| Some((index, self.wrong_with(path)?)));
+        let failed = failures.next();
+        let checked = vec![Outcome::Checked; operations.len()];
+        let outcome = move |()| match failed {
+            Some((index, failure)) => Err(Failure::Operation { index, failure: Box::new(failure) }),
+            None => Ok(checked),
+        };
+        Box::pin(ready(noted.and_then(outcome)))
+    }
+
+    fn spawn(&self, task: Task) {
+        drop(tokio::spawn(task));
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+}
+
+fn notes<const N: usize>(notes: [(u128, &str); N]) -> Vec<(u128, String)> {
+    notes.map(|(at, what)| (at, what.to_owned())).to_vec()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_without_nodes_is_touched_each_quarter_of_its_timeout_until_it_is_over() {
+    let (session, task) = Noted::kept_alive();
+    let touches =
+        notes([(1_500, "read /"), (3_000, "read /"), (4_500, "read /"), (6_000, "read /"), (7_500, "read /")]);
+    assert_eq!(session.after(8_900).await, touches);
+    session.upkeep.end(Ending::Closed);
+    task.await.unwrap();
+    assert_eq!(session.after(60_000).await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_a_node_is_kept_each_touch_is_made_to_count_a_settling_time_later() {
+    let (session, _task) = Noted::kept_alive();
+    let own_node = session.holder("/a/1");
+    let sent = [(200, "watch /a/1"), (1_200, "read /"), (2_400, "read /"), (2_450, "check /a/1"), (3_600, "read /")];
+    assert_eq!(session.after(3_640).await, notes(sent));
+    assert_eq!(session.after(3_660).await, notes([(3_650, "check /a/1")]));
+    session.after(120_000).await;
+    assert_eq!(own_node.loss(session.lease()), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_is_busy_needs_no_touch_and_no_check() {
+    let (session, _task) = Noted::kept_alive();
+    let own_node = session.holder("/a/1");
+    for now in (250..20_000).step_by(250) {
+        session.after(now).await;
+        assert_eq!(*session.notes.lock().unwrap(), [], "{now}");
+        session.upkeep.acknowledged(session.lease().now());
+    }
+    assert_eq!(own_node.loss(session.lease()), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_heartbeat_waits_for_the_connection_and_goes_out_as_soon_as_it_is_back() {
+    let (session, _task) = Noted::kept_alive();
+    session.holder("/a/1");
+    session.after(500).await;
+    session.upkeep.connected(false);
+    assert_eq!(session.after(3_000).await, []);
+    session.upkeep.connected(true);
+    let sent = [(3_000, "read /"), (4_200, "read /"), (4_250, "check /a/1")];
+    assert_eq!(session.after(4_300).await, notes(sent));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_vouches_for_every_moment_needs_no_heartbeat() {
+    let (session, _task) = Noted::kept_alive();
+    session.upkeep.steady(true);
+    session.holder("/a/1");
+    assert_eq!(session.after(60_000).await, notes([(200, "watch /a/1")]));
+    session.upkeep.steady(false);
+    assert_eq!(session.after(61_240).await, notes([(60_000, "read /"), (61_200, "read /")]));
+}
+
+/// A task that waits for a loss sleeps until it is woken.
+#[tokio::test(start_paused = true)]
+async fn a_hold_whose_lease_runs_out_is_lost_in_that_moment_even_if_no_task_looks() {
+    let (session, _task) = Noted::kept_alive();
+    let own_node = session.holder("/a/1");
+    *session.is_cut_off.lock().unwrap() = true;
+    let woken = tokio::spawn(async move {
+        own_node.changed().await;
+        own_node
+    });
+    session.after(4_999).await;
+    assert!(!woken.is_finished());
+    session.after(5_001).await;
+    assert!(woken.is_finished());
+    let own_node = woken.await.unwrap();
+    own_node.lose(Loss::Removed);
+    assert_eq!(own_node.loss(session.lease()), Some(Loss::LeaseRanOut));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_heartbeat_loses_the_node_that_it_finds_gone_and_no_other() {
+    for (failure, loss) in [(Failure::NoNode, Some(Loss::Removed)), (Failure::NoAuth, None)] {
+        let (session, _task) = Noted::kept_alive();
+        let own_nodes = ["/a/1", "/a/2", "/a/3"].map(|path| session.holder(path));
+        session.wrong.lock().unwrap().push(("/a/2".to_owned(), failure));
+        session.after(2_500).await;
+        assert_eq!(own_nodes.map(|own_node| own_node.loss(session.lease())), [None, loss, None]);
+    }
+}

@@ -1,0 +1,172 @@
+//! Tests of one own node; no backend takes part.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use super::*;
+use crate::session::request::Ending;
+use crate::session::upkeep::Upkeep;
+use crate::sync::atomic::AtomicBool;
+
+/// A node that holds, on a lease that lasts, and its session's upkeep.
+fn holding() -> (Arc<OwnNode>, Arc<Upkeep>) {
+    let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
+    upkeep.began(upkeep.lease().now());
+    let own_node = OwnNode::new("/lock/node".to_owned(), &upkeep);
+    own_node.hold(upkeep.lease().epoch().unwrap());
+    assert!(own_node.held_at(upkeep.lease()).is_some());
+    (own_node, upkeep)
+}
+
+/// `is_held` reads nothing but a number, so the number must say so as soon as the node does.
+#[test]
+fn a_node_that_was_lost_or_left_is_held_at_no_moment_from_then_on() {
+    for end in [OwnNode::left, |node: &OwnNode| node.lose(Loss::Removed)] {
+        let (own_node, upkeep) = holding();
+        end(&own_node);
+        assert_eq!(own_node.held_at(upkeep.lease()), None);
+    }
+}
+
+/// Looks at the node at once, as a task may that is polled where it is woken.
+struct Looks {
+    own_node: Arc<OwnNode>,
+    upkeep: Arc<Upkeep>,
+    has_seen: AtomicBool,
+}
+
+impl Wake for Looks {
+    fn wake(self: Arc<Self>) {
+        let is_over = !self.own_node.is_holding() || self.own_node.loss(self.upkeep.lease()).is_some();
+        self.has_seen.store(is_over, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn who_is_told_of_a_loss_or_of_an_end_finds_it_at_once() {
+    for end in [OwnNode::left, |node: &OwnNode| node.lose(Loss::Removed)] {
+        let (own_node, upkeep) = holding();
+        let has_seen = AtomicBool::new(false);
+        let looks = Arc::new(Looks { own_node: Arc::clone(&own_node), upkeep, has_seen });
+        let mut changed = pin!(own_node.changed());
+        let waker = Waker::from(Arc::clone(&looks));
+        assert!(changed.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        end(&own_node);
+        assert!(looks.has_seen.load(Ordering::SeqCst));
+    }
+}
+
+/// The server removes the node of an expired session. If the owner listens again, it hears of the removal first.
+#[test]
+fn a_node_found_removed_after_the_lease_ran_out_was_lost_with_the_lease() {
+    for (stopped_for, why) in [(0, Loss::Removed), (6_000, Loss::LeaseRanOut)] {
+        let clock = Arc::new(AtomicU64::new(100_000));
+        let hands = Arc::clone(&clock);
+        let read = move || Duration::from_millis(hands.load(Ordering::SeqCst));
+        let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
+        let lease = upkeep.lease();
+        upkeep.began(lease.now());
+        let own_node = OwnNode::new("/lock/node".to_owned(), &upkeep);
+        own_node.hold(lease.epoch().unwrap());
+        assert_eq!(own_node.loss(lease), None);
+
+        clock.fetch_add(stopped_for, Ordering::SeqCst);
+        own_node.arm("/lock/node", Watch::new(std::future::ready(Event::Deleted)));
+        assert_eq!(own_node.loss(lease), Some(why));
+    }
+}
+
+fn fired(event: Event) -> Watch {
+    Watch::new(std::future::ready(event))
+}
+
+fn asked(watch: Result<Watch, Failure>) -> Asked {
+    Asked { path: "/lock/node".to_owned(), watch: Box::pin(std::future::ready(watch)) }
+}
+
+/// The outcome of a watch that was asked for and answered at once.
+fn watched(own_node: &Arc<OwnNode>, watch: Result<Watch, Failure>) -> Result<(), Failure> {
+    let mut outcome = pin!(own_node.watched(asked(watch)));
+    let Poll::Ready(outcome) = outcome.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+        panic!("it waits for an answer that has come");
+    };
+    outcome
+}
+
+#[test]
+fn a_node_is_watched_once_and_again_when_the_request_failed_or_a_stranger_wrote() {
+    let (own_node, upkeep) = holding();
+    let path = || Some("/lock/node".to_owned());
+    assert_eq!((own_node.begin_to_watch(), own_node.begin_to_watch()), (path(), None));
+    let unknown = Failure::Unknown(String::new());
+    assert_eq!(watched(&own_node, Err(unknown.clone())), Err(unknown));
+    assert_eq!((own_node.is_armed(), own_node.begin_to_watch()), (false, path()));
+    assert_eq!(watched(&own_node, Ok(Watch::new(std::future::pending()))), Ok(()));
+    assert_eq!((own_node.is_armed(), own_node.begin_to_watch()), (true, None));
+    assert!(upkeep.nodes().to_watch(Duration::ZERO).0.is_empty());
+
+    let (own_node, upkeep) = holding();
+    assert_eq!(watched(&own_node, Ok(fired(Event::Changed))), Ok(()));
+    assert_eq!((own_node.is_armed(), own_node.loss(upkeep.lease())), (false, None));
+    assert_eq!((upkeep.nodes().to_watch(Duration::ZERO).0.len(), own_node.begin_to_watch()), (1, path()));
+}
+
+#[test]
+fn a_watch_on_the_node_that_was_replaced_tells_nothing_of_the_new_one() {
+    let (own_node, upkeep) = holding();
+    own_node.begin_to_watch();
+    own_node.moving();
+    own_node.gone_from("/lock/node");
+    assert_eq!((own_node.loss(upkeep.lease()), own_node.begin_to_watch()), (None, None));
+    own_node.moved("/lock/new".to_owned());
+    assert_eq!(own_node.begin_to_watch(), Some("/lock/new".to_owned()));
+    assert!(watched(&own_node, Err(Failure::Unknown(String::new()))).is_err());
+    assert_eq!(own_node.begin_to_watch(), None, "the new one was asked for");
+    assert_eq!(watched(&own_node, Ok(fired(Event::Deleted))), Ok(()));
+    assert_eq!(watched(&own_node, Err(Failure::NoNode)), Ok(()));
+    assert_eq!((own_node.loss(upkeep.lease()), own_node.is_armed()), (None, false));
+    own_node.gone_from("/lock/new");
+    assert_eq!(own_node.loss(upkeep.lease()), Some(Loss::Removed));
+}
+
+#[test]
+fn a_hold_is_suspect_while_its_connection_is_lost() {
+    let (own_node, upkeep) = holding();
+    assert_eq!(own_node.hold_state(upkeep.lease()), HoldState::Held);
+    upkeep.connected(false);
+    assert!(matches!(own_node.hold_state(upkeep.lease()), HoldState::Suspect { .. }));
+    upkeep.connected(true);
+    assert_eq!(own_node.hold_state(upkeep.lease()), HoldState::Held);
+    upkeep.end(Ending::Expired);
+    let why = Loss::SessionOver(Ending::Expired);
+    assert_eq!(own_node.hold_state(upkeep.lease()), HoldState::Lost { why });
+}
+
+/// A path that the caller has may be used at any time.
+#[test]
+fn writes_are_settled_when_the_last_of_them_has_an_outcome() {
+    let (own_node, _upkeep) = holding();
+    assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (false, Some(0)));
+    own_node.write_begins();
+    own_node.write_begins();
+    own_node.write_settled();
+    assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (true, None));
+    own_node.write_settled();
+    assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (false, Some(2)));
+    own_node.path_for_others();
+    assert_eq!((own_node.may_yet_write(), own_node.settled_writes()), (true, None));
+}
+
+#[test]
+fn a_lost_hold_is_reported_once_and_a_lost_waiter_never() {
+    let (own_node, _upkeep) = holding();
+    own_node.state().loss = Some(Loss::Removed);
+    let news = own_node.state().news();
+    assert_eq!(news, Some(("/lock/node".to_owned(), Loss::Removed)));
+    assert_eq!(own_node.state().news(), None);
+    for phase in [Phase::Waiting, Phase::Moving(None), Phase::Left] {
+        let (own_node, _upkeep) = holding();
+        (own_node.state().phase, own_node.state().loss) = (phase, Some(Loss::Removed));
+        assert_eq!(own_node.state().news(), None, "{phase:?}");
+    }
+}
