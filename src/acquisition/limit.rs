@@ -124,3 +124,53 @@ impl fmt::Debug for Wanted {
         f.debug_struct("Wanted").field("count", &self.count).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a handle says of so many permits that are wanted: ask the ensemble first, or not, or that they are too many.
+    fn check(limit: &Limit, wanted: u32) -> Result<bool, u32> {
+        limit.check("/s", wanted).map_err(|error| match error {
+            Error::TooFewPermits { wanted: asked, permits, .. } if asked == wanted => permits,
+            other => panic!("{other}"),
+        })
+    }
+
+    #[test]
+    fn more_permits_than_the_user_gave_are_refused_without_a_request() {
+        let limit = Limit::new(Some(3));
+        assert_eq!(limit.known(), Some(3));
+        assert_eq!([1, 2, 3, 4].map(|wanted| check(&limit, wanted)), [Ok(false), Ok(false), Ok(false), Err(3)]);
+    }
+
+    #[test]
+    fn more_permits_than_were_seen_are_asked_for() {
+        let unknown = Limit::new(None);
+        assert_eq!(unknown.known(), None);
+        assert_eq!([1, 2].map(|wanted| check(&unknown, wanted)), [Ok(false), Ok(true)]);
+        let limit = Limit::new(Some(3));
+        limit.is_set(5);
+        assert_eq!(limit.known(), Some(5));
+        assert_eq!([4, 5, 6].map(|wanted| check(&limit, wanted)), [Ok(false), Ok(false), Ok(true)]);
+    }
+
+    #[test]
+    fn no_permits_are_never_asked_for() {
+        for limit in [Limit::new(None), Limit::new(Some(1))] {
+            assert!(matches!(limit.check("/s", 0), Err(Error::InvalidInput(_))));
+        }
+    }
+
+    #[test]
+    fn another_number_than_the_user_gave_is_refused_at_the_first_look_alone() {
+        let limit = Limit::new(Some(3));
+        assert!(matches!(limit.sees("/s", 4), Err(Error::OtherPermits { ours: 3, theirs: 4, .. })));
+        assert_eq!(limit.known(), Some(3));
+        assert!(limit.sees("/s", 3).is_ok() && limit.sees("/s", 4).is_ok());
+        assert_eq!(limit.known(), Some(4));
+        let unknown = Limit::new(None);
+        assert!(unknown.sees("/s", 2).is_ok());
+        assert_eq!(unknown.known(), Some(2));
+    }
+}

@@ -216,7 +216,7 @@ impl OwnNodes {
     }
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
 mod tests {
     use std::pin::pin;
 

@@ -82,6 +82,19 @@ async fn a_use_that_would_join_and_wait_for_its_own_use_is_a_deadlock() {
     writer.abort();
 }
 
+/// A node that is only kept is given up as soon as it is asked for.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_kept_is_a_deadlock_only_while_it_is_used() {
+    let zk = Memory::new();
+    let kept = keeping(&zk);
+    let strict = RwLock::builder(&zk, DIRECTORY).on_deadlock(Deadlock::RefuseInProcess).build().expect("valid");
+    let used = kept.read().await.unwrap();
+    let error = strict.write().timeout(SOON).await.unwrap_err();
+    assert!(matches!(error, Error::WouldDeadlock { .. }), "{error}");
+    drop(used);
+    assert!(strict.write().timeout(SOON).await.unwrap().is_held());
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_deadlock_of_one_task_is_not_reported_to_another_that_joined() {
     let zk = Memory::new();

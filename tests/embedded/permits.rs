@@ -107,6 +107,17 @@ fn the_making_of_a_semaphore_survives_lost_answers_and_requests() {
     }
 }
 
+#[test]
+fn a_handle_without_a_number_may_have_all_permits_and_one_more_costs_a_read() {
+    let (zk, other, _a, _b) = two(2);
+    let plain = || Semaphore::builder(&other, PATH).build().expect("valid");
+    let before = zk.requests();
+    let error = now(plain().acquire_many(3)).expect_err("too many");
+    assert!(matches!(error, Error::TooFewPermits { wanted: 3, permits: 2, .. }), "{error}");
+    assert_eq!(zk.requests() - before, 1);
+    assert_eq!(now(plain().acquire_many(2)).expect("all are free").count(), 2);
+}
+
 // Cancelling at every step.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
