@@ -105,6 +105,9 @@ mod tests {
         ] {
             assert_eq!(check(path).unwrap_err().to_string(), format!("invalid input: path {path:?} {reason}"));
         }
+        let long = |bytes: usize| format!("/{}", "x".repeat(bytes - 1));
+        assert!(check(&long(1025)).unwrap_err().to_string().ends_with("is longer than 1024 bytes"));
+        check(&long(1024)).unwrap();
         check("/locks/config").unwrap();
         check("/locks/\u{d7ff}\u{f900}\u{ffef}").unwrap();
     }

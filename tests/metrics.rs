@@ -8,8 +8,8 @@ use support::polled::now;
 use support::scene::{connect_with, eventually, lock_at};
 use support::server::Server;
 use tokio_test::task;
-use tokio_test::{assert_pending, assert_ready_ok};
-use zk_rwlock::{Memory, Mode, MultiLock, Raw, RwLock, Shared};
+use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
+use zk_rwlock::{Memory, Mode, MultiLock, Raw, RwLock, Semaphore, Shared};
 
 const DIRECTORY: &str = "/lock";
 
@@ -323,6 +323,41 @@ fn a_deadline_that_has_passed_counts_as_a_timeout_for_one_lock_several_and_a_val
         assert_eq!(seen.value(write), 3.0);
         assert!(now(shared.read().deadline(past)).is_err());
         assert_eq!(seen.value("zk_rwlock_timeouts_total{mode=\"read\"}"), 1.0);
+        let once = RwLock::new(&zk, DIRECTORY).expect("valid").write().once_in(Duration::from_secs(9));
+        assert!(now(once.deadline(past)).is_err());
+        assert_eq!(seen.value(write), 4.0);
         assert_eq!(zk.requests(), 0);
+    });
+}
+
+#[test]
+fn permits_are_counted_apart_from_locks() {
+    measured(|seen| {
+        let semaphore = Semaphore::new(&Memory::new(), "/limit", 1).expect("valid");
+        let permit = now(semaphore.acquire()).expect("free");
+        assert!(now(semaphore.try_acquire()).is_err());
+        assert!(now(semaphore.acquire().deadline(Instant::now())).is_err());
+        drop(permit);
+        for series in ["hold_seconds_count", "acquire_wait_seconds_count", "would_block_total", "timeouts_total"] {
+            assert_eq!(seen.value(&format!("zk_rwlock_{series}{{mode=\"permit\"}}")), 1.0, "{series}");
+        }
+        assert!(!seen.0.render().contains("mode=\"write\""), "{}", seen.0.render());
+    });
+}
+
+#[test]
+fn a_place_that_is_lost_while_it_waits_is_no_lost_lock() {
+    measured(|seen| {
+        let zk = Memory::new();
+        let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+        let held = now(lock.write()).expect("free");
+        let mut waits = task::spawn(lock.write().into_future());
+        assert_pending!(waits.poll());
+        zk.remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[1]));
+        assert!(assert_ready!(waits.poll()).is_err());
+        assert!(!seen.0.render().contains("zk_rwlock_losses_total"), "{}", seen.0.render());
+        zk.remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]));
+        assert!(!held.is_held());
+        assert_eq!(seen.value("zk_rwlock_losses_total{cause=\"removed\"}"), 1.0);
     });
 }

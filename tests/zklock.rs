@@ -1351,10 +1351,10 @@ async fn colours_are_for_terminals_whose_users_want_them() {
         let zklock = binary();
         for task in ["ls", "watch"] {
             let mut terminal = OnTerminal::start_with(&shared_server().address(), environment, zklock, &[task, path]);
-            terminal.shows("1      holds");
+            let before = terminal.before("1      holds");
             terminal.shows("\n");
             terminal.press("\x03");
-            let (rest, _) = terminal.rest().await;
+            let rest = before + &terminal.rest().await.0;
             assert!(!rest.contains("\x1b[3") && !rest.contains("\x1b[1m"), "{task} {environment:?}: {rest:?}");
         }
     }
@@ -1565,6 +1565,16 @@ async fn whoever_comes_from_flock_finds_its_exit_codes_and_output() {
     assert_eq!((alone.code, &alone.stdout[..]), (Some(7), "word under /zklock/flock\n"), "{alone:#?}");
     let listed = ended(typed(&concrete(&pairs.iter().find(|(theirs, _)| theirs == "lslocks").unwrap().1), &commands));
     assert_eq!(listed.await.stdout, "/zklock/flock: free\n");
+}
+
+#[tokio::test]
+async fn a_line_is_run_by_the_users_shell_or_else_by_sh() {
+    for (shell, printed, code) in [("/bin/echo", "-c exit 3\n", 0), ("", "", 3)] {
+        let mut command = zklock(&["/zklock/shell", "-c", "exit 3"]);
+        command.env("SHELL", shell);
+        let run = ended(command).await;
+        assert_eq!((&run.stdout[..], run.code), (printed, Some(code)), "{run:#?}");
+    }
 }
 
 /// Nothing listens at the address, so a command that tried to connect would try for ten seconds and end with 69.

@@ -118,3 +118,29 @@ impl Outage {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_from_before_is_no_reason_why_there_is_no_session_now() {
+        let (outage, before) = (Outage::default(), Instant::now());
+        outage.failed(&Failure::Refused("it is full".to_owned()));
+        assert_eq!(outage.why(before).as_deref(), Some("it is full"));
+        assert_eq!(outage.why(Instant::now() + Duration::from_nanos(1)), None);
+    }
+
+    #[test]
+    fn words_that_give_no_reason_do_not_hide_a_reason() {
+        let (outage, before) = (Outage::default(), Instant::now());
+        let told = |failure: Failure| {
+            outage.failed(&failure);
+            outage.why(before).expect("it was refused")
+        };
+        assert_eq!(told(Failure::Unreachable("no answer".to_owned())), "no answer");
+        assert_eq!(told(Failure::Refused("it is full".to_owned())), "it is full");
+        assert_eq!(told(Failure::Unreachable("no answer".to_owned())), "it is full");
+        assert_eq!(told(Failure::Over(Ending::AuthFailed)), Ending::AuthFailed.to_string());
+    }
+}

@@ -853,6 +853,69 @@ fn a_try_on_a_lagging_server_may_be_beaten_and_then_leaves_nothing() {
     assert_nothing_left(&zk);
 }
 
+#[test]
+fn whom_a_server_that_lags_does_not_show_yet_can_be_evicted() {
+    let (zk, other, a, b) = two();
+    other.lag();
+    let held = write(&a);
+    assert!(now(b.queue()).expect("readable").members.is_empty(), "it lags");
+    let gone = now(b.evict(held.fencing_token())).expect("may").expect("it is there");
+    assert_eq!(gone.token, Some(held.fencing_token()));
+    assert!(!held.is_held());
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn an_eviction_says_whom_it_removed_also_if_its_answer_was_lost() {
+    let (zk, other, a, b) = two();
+    let held = write(&a);
+    other.lose_next_reply();
+    let gone = now(b.evict(held.fencing_token())).expect("may").expect("it was there");
+    assert_eq!(gone.token, Some(held.fencing_token()));
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn whoever_left_before_the_eviction_was_not_evicted() {
+    let (mut evicted, mut left) = (0, 0);
+    for polls in 0..20 {
+        let (zk, other, a, _) = two();
+        let held = write(&a);
+        let slow = open(&Slow(other));
+        let mut evicting = task::spawn(slow.evict(held.fencing_token()));
+        let done = poll_up_to(&mut evicting, polls);
+        let is_removed = zk.children(DIRECTORY).is_empty();
+        drop(held);
+        if let Some(Poll::Ready(answer)) = done {
+            assert!(answer.expect("may").is_some() && is_removed);
+            break;
+        }
+        let Some(Poll::Ready(answer)) = poll_up_to(&mut evicting, 20) else { panic!("{polls}: no answer") };
+        assert_eq!(answer.expect("may").is_some(), is_removed, "{polls}");
+        (evicted, left) = (evicted + usize::from(is_removed), left + usize::from(!is_removed));
+    }
+    assert!(evicted > 0 && left > 1, "{evicted}, {left}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_whose_lease_ran_out_is_not_downgraded_and_its_node_goes() {
+    for downgrades in [false, true] {
+        let (zk, _other, a, b) = two();
+        let held = write(&a);
+        zk.cut();
+        tokio::time::advance(Duration::from_secs(10)).await;
+        zk.heal();
+        assert_eq!((held.is_held(), contenders(&zk).len()), (false, 1), "the session lives");
+        let error = match downgrades {
+            true => held.downgrade().await.map(drop),
+            false => held.release().await,
+        };
+        assert!(matches!(error, Err(Error::Lost(Loss::LeaseRanOut))), "{error:?}");
+        drop(write(&b));
+        assert_nothing_left(&zk);
+    }
+}
+
 /// The waiter hears of the hand-off only after the ensemble has given its session up.
 #[tokio::test(start_paused = true)]
 async fn an_old_hand_off_is_no_grant_once_the_lease_has_run_out() {

@@ -9,6 +9,7 @@ use crate::memory::costs;
 use support::polled::*;
 use support::scene::Seeded;
 use support::slow::Slow;
+use tokio::time::Instant;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Kind, Session};
@@ -261,6 +262,17 @@ fn forgetting_makes_the_work_due() {
 }
 
 #[test]
+fn what_a_server_that_lags_does_not_show_yet_is_forgotten_as_well() {
+    let (_zk, other, a, b) = two();
+    now(b.queue()).expect("readable");
+    other.lag();
+    works(&a);
+    assert!(now(b.queue()).expect("readable").done.is_none(), "it lags");
+    assert!(now(b.forget()).expect("may").is_some());
+    assert!(due(&a).is_some());
+}
+
+#[test]
 fn a_lock_of_any_dialect_has_a_record_that_is_no_contender() {
     for dialect in [Dialect::Native, Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo] {
         let zk = Memory::new();
@@ -410,6 +422,79 @@ fn a_record_that_is_dropped_at_any_poll_is_written_or_not_and_the_next_finds_out
         }
     }
     assert!(claimed > 0 && dropped > 0, "{claimed}, {dropped}");
+}
+
+#[test]
+fn a_success_that_was_recorded_is_said_to_be_unknown_and_never_to_be_lost() {
+    let mut unknown = 0;
+    for polls in 0..POLLS {
+        let (zk, other, ..) = two();
+        let slow = RwLock::new(&Slow(zk.clone()), DIRECTORY).expect("valid");
+        let guard = within(POLLS, slow.write().once_in(PERIOD).into_future());
+        let guard = guard.expect("enough polls").expect("granted").expect("due");
+        zk.lose_next_reply();
+        let mut recording = task::spawn(Box::pin(guard.done()));
+        if (0..polls).any(|_| recording.poll().is_ready()) {
+            break;
+        }
+        zk.remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]));
+        match (0..POLLS).find_map(|_| Some(recording.poll()).filter(Poll::is_ready)).expect("enough polls") {
+            Poll::Ready(Ok(())) => assert!(recorded(&other).is_some()),
+            Poll::Ready(Err(Error::OutcomeUnknown { .. })) => unknown += usize::from(recorded(&other).is_some()),
+            answer => assert!(recorded(&other).is_none(), "{polls}: {answer:?}"),
+        }
+    }
+    assert!(unknown > 0);
+}
+
+#[test]
+fn work_that_was_done_counts_as_done_also_if_the_lock_is_lost_on_the_way_out() {
+    let mut found = 0;
+    for polls in 0..POLLS {
+        let (zk, other, a, _) = two();
+        works(&a);
+        let lock = RwLock::new(&Slow(other.clone()), DIRECTORY).expect("valid");
+        let mut asking = task::spawn(lock.write().once_in(PERIOD).into_future());
+        if (0..polls).any(|_| asking.poll().is_ready()) {
+            break;
+        }
+        let is_in = !zk.children(DIRECTORY).is_empty();
+        other.cut();
+        if asking.poll().is_ready() {
+            continue;
+        }
+        other.expire();
+        other.heal();
+        if let Some(Ok(None)) = (0..POLLS).find_map(|_| match asking.poll() {
+            Poll::Ready(answer) => Some(answer),
+            Poll::Pending => None,
+        }) {
+            found += usize::from(is_in);
+        }
+    }
+    assert!(found > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_at_the_record_without_an_answer_ends_in_time() {
+    let mut ended = 0;
+    for polls in 0..POLLS {
+        let (_zk, other, ..) = two();
+        let lock = RwLock::new(&Slow(other.clone()), DIRECTORY).expect("valid");
+        let mut asking = task::spawn(lock.write().once_in(PERIOD).timeout(MINUTE / 12).into_future());
+        if (0..polls).any(|_| asking.poll().is_ready()) {
+            break;
+        }
+        other.cut();
+        let begun = Instant::now();
+        // The last answer may be here already.
+        let Err(error) = asking.await else { continue };
+        assert!(error.is_timeout(), "{polls}: {error}");
+        assert!(begun.elapsed() <= MINUTE / 12, "{polls}: {:?}", begun.elapsed());
+        ended += 1;
+        other.heal();
+    }
+    assert!(ended > 3, "{ended}");
 }
 
 /// What a host does that was given the work.

@@ -619,3 +619,26 @@ fn a_holder_is_told_only_of_who_finds_too_few_permits() {
         drop(taken);
     }
 }
+
+#[test]
+fn a_handle_that_sets_another_number_goes_on_with_it() {
+    let zk = Memory::new();
+    let a = open(&zk, 2);
+    now(a.set_permits(3)).expect("may");
+    let _three = [(); 3].map(|()| acquire(&a));
+    assert!(now(a.try_acquire()).expect_err("all are taken").is_would_block());
+    let refused = now(open(&zk.connect(), 2).acquire()).unwrap_err();
+    assert!(matches!(refused, Error::OtherPermits { ours: 2, theirs: 3, .. }), "{refused}");
+}
+
+#[test]
+fn a_permit_that_a_server_that_lags_does_not_show_yet_can_be_evicted() {
+    let (zk, other, a, b) = two(1);
+    now(b.queue()).expect("readable");
+    other.lag();
+    let permit = acquire(&a);
+    assert!(now(b.queue()).expect("readable").members.is_empty(), "it lags");
+    let gone = now(b.evict(permit.fencing_token())).expect("may").expect("it is there");
+    assert_eq!(gone.token, Some(permit.fencing_token()));
+    assert!(!permit.is_held() && zk.children(PERMITS).is_empty());
+}

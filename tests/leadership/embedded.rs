@@ -1,15 +1,18 @@
 //! Leadership on the embedded ensemble: polled by hand, or in virtual time.
 
 use std::future::pending;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, advance, sleep};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
+use zk_rwlock::coordinator::{Coordinator, Failure, SessionSlot};
 use zk_rwlock::{Error, Leadership, Loss, Memory, RwLock, Term};
 
 use support::candidate::{Candidate, News, endless};
@@ -89,6 +92,162 @@ fn a_resignation_or_a_stop_dropped_at_any_poll_is_done_all_the_same() {
         }
     }
     assert_eq!(done, 38);
+}
+
+#[test]
+fn a_second_campaign_of_one_candidate_is_refused_and_disturbs_nothing() {
+    let zk = Memory::new();
+    let candidate = leadership(&zk);
+    let mut first = spawn(candidate.lead(|_term| pending::<()>()));
+    assert_pending!(first.poll());
+    let term = candidate.term().expect("it leads").number();
+    let refused = now(candidate.lead(|_term| async {})).unwrap_err();
+    assert!(matches!(&refused, Error::InvalidInput(text) if text.starts_with("a second campaign")), "{refused}");
+    assert_eq!(candidate.term().map(|term| term.number()), Some(term));
+    drop(first);
+    assert_eq!(now(candidate.lead(|_term| async { 1 })).expect("the first is over"), Some(1));
+}
+
+#[test]
+fn a_stop_waits_until_the_work_is_dropped_and_the_lock_given_back() {
+    let zk = Memory::new();
+    let candidate = leadership(&zk);
+    let mut campaign = spawn(candidate.lead(|_term| pending::<()>()));
+    assert_pending!(campaign.poll());
+    let mut stopping = spawn(candidate.stop());
+    assert_pending!(stopping.poll());
+    assert!(campaign.is_woken() && !stopping.is_woken());
+    assert_eq!(assert_ready!(campaign.poll()).expect("held"), None);
+    assert!(stopping.is_woken() && zk.children(PATH).is_empty());
+    assert_ready!(stopping.poll());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_campaign_goes_on_after_servers_that_were_away_for_a_while() {
+    let zk = Memory::new();
+    now(write(&lock(&zk)).release()).expect("held");
+    let mut candidate = Candidate::campaigns(Leadership::new(&Away(zk.clone(), Arc::default()), PATH).expect("valid"));
+    let term = candidate.leads().await;
+    assert!(term.is_leader() && !candidate.campaign.is_finished());
+    candidate.leadership.stop().await;
+}
+
+/// An ensemble that is away when it is first asked.
+#[derive(Clone, Debug)]
+struct Away(Memory, Arc<AtomicUsize>);
+
+#[async_trait]
+impl Coordinator for Away {
+    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
+        match self.1.fetch_add(1, Ordering::Relaxed) {
+            0 => Err(Failure::Unreachable("it is away".to_owned())),
+            1 => Err(Failure::Unknown("it is coming back".to_owned())),
+            _ => self.0.session_slot(watched_bytes).await,
+        }
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.0.sleep(duration)
+    }
+}
+
+/// An observer that is given one session after the other.
+#[derive(Clone, Debug)]
+struct InTurn([Memory; 2], Arc<AtomicUsize>);
+
+#[async_trait]
+impl Coordinator for InTurn {
+    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
+        self.0[self.1.fetch_add(1, Ordering::Relaxed).min(1)].session_slot(watched_bytes).await
+    }
+
+    async fn close(&self) {
+        for client in &self.0 {
+            client.close().await;
+        }
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        self.0[0].sleep(duration)
+    }
+}
+
+#[test]
+fn an_observer_whose_next_server_lags_is_not_told_of_a_leader_of_the_past() {
+    let (zk, clients) = {
+        let zk = Memory::new();
+        (zk.clone(), [zk.connect(), zk.connect()])
+    };
+    let before = write(&lock(&zk));
+    let _session = now(clients[1].session_slot(0)).expect("open");
+    clients[1].lag();
+    drop(before);
+    let after = write(&lock(&zk));
+    let observer = Leadership::new(&InTurn(clients.clone(), Arc::default()), PATH).expect("valid");
+    let mut changes = observer.changes();
+    let told = now(changes.next()).expect("open").expect("readable").expect("somebody leads");
+    assert_eq!(told.term, after.fencing_token());
+    clients[0].expire();
+    // Nothing has changed since.
+    assert_pending!(spawn(changes.next()).poll());
+    clients[1].catch_up();
+    drop(after);
+    assert_eq!(now(changes.next()).expect("open").expect("readable"), None);
+}
+
+#[test]
+fn an_observer_is_told_of_whoever_comes_at_any_poll_and_told_once() {
+    let mut came = 0;
+    for polls in 0..POLLS {
+        let zk = Memory::new();
+        now(write(&lock(&zk)).release()).expect("held");
+        let observer = Leadership::new(&Slow(zk.connect()), PATH).expect("valid");
+        let mut changes = observer.changes();
+        let mut told = Vec::new();
+        let mut watching = spawn(async {
+            while let Some(change) = changes.next().await {
+                told.push(change.expect("readable").map(|leader| leader.term));
+            }
+        });
+        let is_watching = poll_up_to(&mut watching, polls).is_none();
+        let leader = write(&lock(&zk));
+        assert!(poll_up_to(&mut watching, POLLS).is_none(), "it waits for a change");
+        // Another contender is no change of the leader.
+        drop(writing(&lock(&zk)));
+        assert!(poll_up_to(&mut watching, POLLS).is_none());
+        let term = leader.fencing_token();
+        drop(leader);
+        assert!(poll_up_to(&mut watching, POLLS).is_none());
+        drop(watching);
+        told.retain(|term| term.is_some());
+        assert_eq!(told, [Some(term)], "it came after {polls} polls");
+        came += usize::from(!is_watching);
+    }
+    assert!(came > 3, "{came}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_of_a_place_that_is_not_there_asks_nothing_until_it_may_be() {
+    let zk = Memory::new();
+    let observer = Leadership::new(&zk, "/not/there/yet").expect("valid");
+    let mut changes = observer.changes();
+    assert_eq!(now(changes.next()).expect("open").expect("readable"), None);
+    let mut next = spawn(changes.next());
+    assert_pending!(next.poll());
+    let before = zk.requests();
+    for _ in 0..60 {
+        sleep(Duration::from_secs(60)).await;
+        assert!(!next.is_woken() || next.poll().is_pending());
+    }
+    assert_eq!(zk.requests(), before);
+    let leader = write(&RwLock::new(&zk, "/not/there/yet").expect("valid"));
+    assert!(next.is_woken());
+    let told = next.await.expect("open").expect("readable").expect("somebody leads");
+    assert_eq!(told.term, leader.fencing_token());
 }
 
 #[test]

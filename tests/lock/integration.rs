@@ -18,7 +18,10 @@ use support::wire::{Op, Proxy};
 use tokio::runtime::Runtime;
 use tokio::task::{JoinHandle, JoinSet};
 use zk_rwlock::coordinator::{Failure, Kind};
-use zk_rwlock::{Acl, Ending, Error, HoldState, Loss, MemberState, Mode, Permissions, RwLock, WriteGuard, ZooKeeper};
+use zk_rwlock::{
+    Acl, Ending, Error, HoldState, Loss, MemberState, Mode, Permissions, RwLock, Semaphore, Survey, WriteGuard,
+    ZooKeeper,
+};
 
 /// The timeout of sessions that expire in a test, or that heartbeats keep alive.
 const SHORT: Duration = Duration::from_secs(2);
@@ -771,6 +774,25 @@ async fn one_who_may_only_look_is_told_so_and_can_still_see_the_queue() {
 }
 
 #[tokio::test]
+async fn what_may_not_be_read_is_shown_as_that_and_counted() {
+    let (visitor, server) = (connect(&shared_server().address()).await, shared_server());
+    let owner = ZooKeeper::builder().session_timeout(CALM).digest("owner", "secret").acl(Acl::creator());
+    let owner = owner.connect(&server.address()).await.unwrap();
+    let limit = |zk: &ZooKeeper| Semaphore::new(zk, "/half-closed/limit", 2).expect("valid");
+    limit(&visitor).acquire().await.unwrap().release().await.unwrap();
+    session(&owner).await.create("/half-closed/closed", b"", Kind::Persistent).await.unwrap();
+
+    let permit = limit(&owner).acquire().await.unwrap();
+    let queue = limit(&visitor).queue().await.unwrap();
+    assert_eq!((queue.members.len(), queue.free()), (1, Some(1)), "{queue}");
+    assert_eq!((queue.members[0].token, queue.members[0].pid), (None, None));
+    let survey = Survey::below(&visitor, "/half-closed").await.unwrap();
+    assert_eq!(survey.unreadable, ["/half-closed/closed"]);
+    assert_eq!(survey.queues.iter().map(|queue| queue.free()).collect::<Vec<_>>(), [Some(1)]);
+    permit.release().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_directory_below_an_ephemeral_node_is_refused() {
     let server = shared_server();
     let zk = connect(&server.address()).await;
@@ -778,6 +800,20 @@ async fn a_directory_below_an_ephemeral_node_is_refused() {
     for path in ["/passing", "/passing/lock"] {
         let error = lock_at(&zk, path).write().await.unwrap_err();
         assert!(matches!(error, Error::EphemeralParent { .. }), "{path}: {error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_chroot_that_a_client_makes_belongs_to_that_client() {
+    let address = shared_server().address();
+    let owner = ZooKeeper::builder().session_timeout(CALM).digest("owner", "secret");
+    let owner = owner.connect(&format!("{address}/closed-apps/billing")).await.unwrap();
+    session(&owner).await.create("/made", b"", Kind::Persistent).await.unwrap();
+    let stranger = session(&connect(&address).await).await;
+    for closed in ["/closed-apps", "/closed-apps/billing"] {
+        assert_eq!(stranger.children(closed).await.unwrap_err(), Failure::NoAuth, "{closed}");
+        let inside = format!("{closed}/x");
+        assert_eq!(stranger.create(&inside, b"", Kind::Persistent).await.unwrap_err(), Failure::NoAuth, "{closed}");
     }
 }
 

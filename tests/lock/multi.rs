@@ -557,6 +557,32 @@ async fn a_guard_that_is_cut_off_is_in_doubt_and_then_held_again_or_lost() {
 }
 
 #[test]
+fn a_lock_that_is_lost_as_the_last_one_is_granted_is_no_grant() {
+    let zk = Memory::new();
+    let held = write(&zk.connect(), "/b");
+    let mut acquiring = acquiring(&multi(&zk, &[("/a", Write), ("/b", Write)]));
+    assert_pending!(acquiring.poll());
+    zk.remove(format!("/a/{}", zk.children("/a")[0]));
+    drop(held);
+    let error = assert_ready_err!(acquiring.poll());
+    assert!(matches!(of_one(&error), ("/a", Error::Evicted(Loss::Removed))), "{error}");
+    assert_eq!((queued(&zk, ["/a", "/b"]), zk.watches()), ([0; 2], 0));
+}
+
+#[test]
+fn a_release_that_is_not_confirmed_before_the_session_ends_is_an_error() {
+    let zk = Memory::new();
+    let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Write)]));
+    zk.cut();
+    let mut releasing = task::spawn(Box::pin(guard.release()));
+    assert_pending!(releasing.poll());
+    zk.expire();
+    zk.heal();
+    let error = assert_ready_err!(releasing.poll());
+    assert!(matches!(of_one(&error), ("/a", Error::Lost(Loss::SessionOver(Ending::Expired)))), "{error}");
+}
+
+#[test]
 fn changes_end_with_the_release() {
     let zk = Memory::new();
     let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read)]));
@@ -666,6 +692,21 @@ fn locks_of_two_sessions_share_a_transaction_and_are_lost_with_either() {
         assert_eq!(now(guard.lost()).0, path);
         drop(guard);
         assert_eq!((queued(&zk, ["/a", "/b"]), zk.watches()), ([0; 2], 0));
+    }
+}
+
+#[test]
+fn a_guard_of_two_sessions_is_as_doubtful_as_the_worse_of_them() {
+    for cut in 0..2 {
+        let zk = Memory::new();
+        let clients = [zk.connect(), zk.connect()];
+        let guard = lock(&multi(&Two(clients.clone(), Arc::default()), &[("/a", Write), ("/b", Write)]));
+        assert_eq!((guard.state(), guard.session_left()), (HoldState::Held, Duration::MAX));
+        clients[cut].cut();
+        assert!(guard.is_held() && matches!(guard.state(), HoldState::Suspect { .. }), "{:?}", guard.state());
+        assert!(guard.session_left() <= Duration::from_secs(10), "{:?}", guard.session_left());
+        clients[cut].heal();
+        assert_eq!((guard.state(), guard.session_left()), (HoldState::Held, Duration::MAX));
     }
 }
 

@@ -773,6 +773,12 @@ mod sasl {
     use super::*;
     use support::server::Server;
 
+    #[test]
+    fn no_debug_output_shows_a_password() {
+        let shown = format!("{:?}", ZooKeeper::builder().sasl(Sasl::digest_md5("user", "open sesame")));
+        assert!(shown.contains("user") && !shown.contains("open sesame"), "{shown}");
+    }
+
     fn users(alice: &str) -> String {
         let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
         format!("Server {{ {module} required user_alice=\"{alice}\" user_bob=\"password of bob\"; }};\n")

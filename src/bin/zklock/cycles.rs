@@ -94,3 +94,40 @@ impl fmt::Display for Process {
         write!(f, "{} pid {}", self.host, self.pid)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::{IntoFuture, poll_fn};
+    use std::pin::pin;
+    use std::task::Poll;
+
+    use zk_rwlock::{Memory, RwLock, Semaphore};
+
+    use super::*;
+
+    /// Polls it once.
+    async fn waits(future: std::pin::Pin<&mut impl Future>) {
+        let mut future = future;
+        assert!(poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await);
+    }
+
+    #[tokio::test]
+    async fn a_holder_of_one_of_several_permits_closes_no_circle() {
+        for (permits, circles) in [(1, 1), (2, 0)] {
+            let zk = Memory::new();
+            let limit = |host| Semaphore::builder(&zk, "/limit").permits(permits).host(host).build().unwrap();
+            let lock = |host| RwLock::builder(&zk, "/lock").host(host).build().unwrap();
+            let mut holders = Vec::new();
+            for host in ["a", "c"].into_iter().take(permits as usize) {
+                holders.push(limit(host).acquire().await.unwrap());
+            }
+            let _held = lock("b").write().await.unwrap();
+            let (b, a) = (limit("b"), lock("a"));
+            let (mut b_waits, mut a_waits) = (pin!(b.acquire().into_future()), pin!(a.write().into_future()));
+            waits(b_waits.as_mut()).await;
+            waits(a_waits.as_mut()).await;
+            let queues = [b.queue().await.unwrap(), a.queue().await.unwrap()];
+            assert_eq!(cycles(&queues).len(), circles, "{queues:#?}");
+        }
+    }
+}

@@ -161,3 +161,19 @@ fn gist(queue: &Queue) -> (Vec<(String, bool)>, Option<SystemTime>) {
     let members = queue.members.iter().map(|member| (member.node.clone(), member.state == MemberState::Holds));
     (members.collect(), queue.done.as_ref().map(|done| done.at))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_goes_on_while_nobody_answers_and_ends_at_what_stays() {
+        let away = Error::Unreachable("it is away".to_owned());
+        let unknown = Error::OutcomeUnknown { operation: "read", reason: "it was cut".to_owned() };
+        for passes in [away, unknown] {
+            assert!(answer(Err(passes)).is_ok_and(|queue| queue.is_none()));
+        }
+        let denied = Error::PermissionDenied { operation: "read", path: "/lock".to_owned() };
+        assert!(answer(Err(denied)).is_err_and(|exit| exit.code() == exit::NO_PERMISSION));
+    }
+}

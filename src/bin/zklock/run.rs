@@ -381,6 +381,12 @@ async fn lost(why: Loss, run: &Run, zk: &ZooKeeper, how: &str) -> Result<Reaped,
     Err(Exit::new(exit::of_loss(why, run.lost_exit_code), problem))
 }
 
+/// How long the command may take to end after TERM, if the session has so much left; and what is left for KILL.
+fn grace(wanted: Duration, left: Duration) -> (Duration, Duration) {
+    let reserve = left / 6;
+    (wanted.min(left - reserve), reserve)
+}
+
 /// Ends the command: TERM, the grace, KILL. Returns how it ended.
 ///
 /// ZooKeeper keeps every other contender out for one session timeout after it last heard of us. The lease ran out when
@@ -388,9 +394,7 @@ async fn lost(why: Loss, run: &Run, zk: &ZooKeeper, how: &str) -> Result<Reaped,
 /// may have the lock by now, there is no grace. If somebody removed the node on purpose, the command has the usual
 /// grace.
 async fn stop(guard: &Guard, run: &Run, child: &mut Child) -> &'static str {
-    let left = guard.session_left();
-    let reserve = left / 6;
-    let grace = run.grace.min(left - reserve);
+    let (grace, reserve) = grace(run.grace, guard.session_left());
     let started = Instant::now();
     if !grace.is_zero() {
         child.signal(Signal::TERM);
@@ -434,5 +438,19 @@ async fn leave(zk: &ZooKeeper, signals: &mut Signals) {
     tokio::select! {
         _ = tokio::time::timeout(FAREWELL, zk.close()) => {}
         _ = signals.next() => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grace_ends_before_the_session_can_and_no_later_than_is_wanted() {
+        let second = Duration::from_secs(1);
+        assert_eq!(grace(5 * second, 3 * second), (second * 5 / 2, second / 2));
+        assert_eq!(grace(2 * second, 3 * second).0, 2 * second);
+        assert_eq!(grace(5 * second, Duration::ZERO), (Duration::ZERO, Duration::ZERO));
+        assert_eq!(grace(5 * second, Duration::MAX).0, 5 * second, "somebody removed the node");
     }
 }
