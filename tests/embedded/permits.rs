@@ -483,6 +483,8 @@ struct Lagging {
     inner: Arc<dyn Session>,
     shows: Mutex<Option<Vec<String>>>,
     syncs: AtomicBool,
+    /// The owner that it shows of each permit: it has replaced the session by another one.
+    owner: Option<i64>,
 }
 
 /// A client whose session is connected with that server.
@@ -539,7 +541,11 @@ impl Session for Lagging {
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
-        self.inner.data(path)
+        let (node, owner) = (self.inner.data(path), self.owner.filter(|_| path.starts_with(PERMITS)));
+        Box::pin(async move {
+            let (data, stat) = node.await?;
+            Ok((data, Stat { ephemeral_owner: owner.unwrap_or(stat.ephemeral_owner), ..stat }))
+        })
     }
 
     fn watch(&self, path: &str) -> Reply<Watch> {
@@ -582,7 +588,7 @@ fn a_head_that_has_reconnected_counts_permits_after_a_sync() {
         let (zk, _other, a, _b) = two(1);
         let third = zk.connect();
         let inner = session(&third);
-        let lagging = Arc::new(Lagging { inner, shows: Mutex::default(), syncs: AtomicBool::new(false) });
+        let lagging = Arc::new(Lagging { inner, shows: Mutex::default(), syncs: AtomicBool::new(false), owner: None });
         let late = open(&ToLagging(third, Arc::clone(&lagging)), 1);
         let held = acquire(&a);
         let mut head = acquiring(&a, 1);
@@ -618,6 +624,16 @@ fn a_holder_is_told_only_of_who_finds_too_few_permits() {
         drop(contended);
         drop(taken);
     }
+}
+
+#[test]
+fn a_permit_that_belongs_to_another_session_is_no_grant() {
+    let (zk, ..) = two(1);
+    let (inner, shows, syncs) = (session(&zk), Mutex::default(), AtomicBool::new(false));
+    let replaced = Arc::new(Lagging { inner, shows, syncs, owner: Some(7) });
+    let refused = now(open(&ToLagging(zk.clone(), replaced), 1).acquire()).unwrap_err();
+    assert!(refused.to_string().ends_with("is of another session"), "{refused}");
+    assert_eq!(left(&zk), (vec![], vec![], 0));
 }
 
 #[test]
