@@ -351,9 +351,11 @@ fn a_place_that_is_lost_while_it_waits_is_no_lost_lock() {
         let zk = Memory::new();
         let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
         let held = now(lock.write()).expect("free");
+        let holder = zk.children(DIRECTORY);
         let mut waits = task::spawn(lock.write().into_future());
         assert_pending!(waits.poll());
-        zk.remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[1]));
+        let waiter = zk.children(DIRECTORY).into_iter().find(|name| !holder.contains(name)).expect("it waits");
+        zk.remove(format!("{DIRECTORY}/{waiter}"));
         assert!(assert_ready!(waits.poll()).is_err());
         assert!(!seen.0.render().contains("zk_rwlock_losses_total"), "{}", seen.0.render());
         zk.remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]));
