@@ -222,6 +222,7 @@ pub mod coordinator {
     pub use crate::session::contract::{Coordinator, Reservation, Session, SessionSlot};
     pub use crate::session::keep_alive::keep_alive;
     pub use crate::session::lease::{Lease, Moment};
+    pub use crate::session::patience::Patience;
     pub use crate::session::request::{
         Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
     };

@@ -13,6 +13,7 @@ pub(crate) mod listings;
 pub(crate) mod loss;
 pub(crate) mod node;
 pub(crate) mod nodes;
+pub(crate) mod patience;
 pub(crate) mod position;
 pub(crate) mod request;
 pub(crate) mod retry;

@@ -1,12 +1,13 @@
 //! How a session is opened, and how patiently; knows nothing of its use.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use zookeeper_client as zk;
 
 use crate::session::comeback::comeback;
 use crate::session::lease::{Lease, Moment, since_boot};
+use crate::session::patience::Patience;
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
 use crate::sync::random;
@@ -19,64 +20,6 @@ use crate::zookeeper::translate::connect_failure;
 
 /// How long before an attempt ends, at most, the servers are asked why there is no session. A slow one may need that long.
 const ASKED_AHEAD: Duration = Duration::from_secs(3);
-
-/// From this session timeout on, a silent connection is given up sooner than the client crate would.
-const LONG: Duration = Duration::from_secs(3);
-
-/// A shorter limit would take every pause of a server for a break.
-const QUICKEST: Duration = Duration::from_millis(350);
-
-/// How long a client bears with a silent server. Quick and patient attempts take turns, so that a slow server is
-/// reached, too, although it answers later than a quick client waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Patience {
-    /// Soon gives up a silent connection, or an attempt at one, for a fresh one. After a break the kernel sends lost
-    /// data again after longer and longer pauses, so a fresh connection is sooner back.
-    Quick,
-    /// Gives up a silent connection as late as the client crate does by default: for slow servers.
-    Patient,
-}
-
-impl Patience {
-    /// How soon a quick client's connection counts as silent.
-    ///
-    /// Short sessions have the client crate's own limit: a shorter one would take every pause of a server for a break.
-    fn quick(session_timeout: Duration) -> Duration {
-        if session_timeout < LONG { session_timeout * 2 / 5 } else { (session_timeout / 12).max(QUICKEST) }
-    }
-
-    /// How long a connection may be silent; `None` for the client crate's default.
-    fn silence(self, session_timeout: Duration) -> Option<Duration> {
-        match self {
-            Patience::Quick => Some(Patience::quick(session_timeout)),
-            Patience::Patient => None,
-        }
-    }
-
-    /// How long one attempt to open a session may take.
-    fn limit(self, session_timeout: Duration) -> Duration {
-        match self {
-            Patience::Quick => session_timeout / 4,
-            Patience::Patient => session_timeout,
-        }
-    }
-
-    fn other(self) -> Patience {
-        match self {
-            Patience::Quick => Patience::Patient,
-            Patience::Patient => Patience::Quick,
-        }
-    }
-
-    /// Whether a session that was opened this way is kept. A patient client's session is not, if the server is quick
-    /// now: the server was away, and not slow.
-    async fn suits(self, client: &zk::Client, session_timeout: Duration) -> bool {
-        let asked = Instant::now();
-        self == Patience::Quick
-            || client.check_stat("/").await.is_err()
-            || asked.elapsed() > Patience::quick(session_timeout) / 4
-    }
-}
 
 /// A session was lost, and another one takes its place.
 #[derive(Clone, Copy, Debug)]
@@ -126,19 +69,16 @@ async fn open(
         let connecting = connect(options.connector(patience.silence(timeout), lost.is_some()), &named, encrypted);
         match tokio::time::timeout(patience.limit(timeout), connecting).await {
             // The client crate gives up after a session timeout, whatever limit it is given.
-            Err(_) | Ok(Err(zk::Error::Timeout)) => patience = patience.other(),
+            Err(_) | Ok(Err(zk::Error::Timeout)) => patience = patience.after_silence(),
             Ok(Err(zk::Error::NoHosts)) if lost.is_some() => {
-                // Servers that refuse at once are not slow.
-                if since_boot().saturating_sub(asked) > Patience::quick(timeout) {
-                    patience = patience.other();
-                }
+                patience = patience.after_refusals(since_boot().saturating_sub(asked), timeout);
             }
             Ok(answer) => {
                 let client = answer?;
-                if patience.suits(&client, timeout).await {
+                if !patience.is_tried() || suits(&client, timeout).await {
                     return Ok((client, asked));
                 }
-                patience = patience.other();
+                patience = Patience::Quick;
                 continue;
             }
         }
@@ -146,6 +86,12 @@ async fn open(
             lost.rest(options).await;
         }
     }
+}
+
+/// Whether a patient client's session is kept.
+async fn suits(client: &zk::Client, session_timeout: Duration) -> bool {
+    let asked = since_boot();
+    client.check_stat("/").await.is_err() || Patience::suits(since_boot().saturating_sub(asked), session_timeout)
 }
 
 /// Opens a session, and makes the path at the end of the connect string. In place of a session that was `lost`, not at once.

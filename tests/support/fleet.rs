@@ -18,8 +18,8 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use zk_rwlock::Memory;
 use zk_rwlock::coordinator::{
-    Coordinator, Created, Ending, Event, Failure, Kind, Lease, Operation, Outcome, Reply, Session, SessionSlot, Stat,
-    Task, Upkeep, Watch, comeback, keep_alive,
+    Coordinator, Created, Ending, Event, Failure, Kind, Lease, Operation, Outcome, Patience, Reply, Session,
+    SessionSlot, Stat, Task, Upkeep, Watch, comeback, keep_alive,
 };
 
 use super::polled::now;
@@ -284,7 +284,7 @@ impl Client {
         timeout(silence, answer).await.ok()?.ok()
     }
 
-    /// As `open` in `src/zookeeper/connect.rs`.
+    /// As `open` in `src/zookeeper/connect.rs`: how patiently, and how long between two attempts, is the library's.
     async fn open(self: &Arc<Self>, lost: Option<(Duration, Duration)>) -> Arc<Line> {
         let session_timeout = self.habits.session_timeout;
         let lost = lost.filter(|_| self.habits.pauses);
@@ -293,11 +293,10 @@ impl Client {
         if let Some((away, ago)) = lost {
             sleep(pause(away).saturating_sub(ago)).await;
         }
-        let mut is_quick = true;
+        let mut patience = Patience::Quick;
         loop {
-            let quick = (session_timeout / 12).max(Duration::from_millis(350));
-            let (silence, limit) =
-                if is_quick { (quick, session_timeout / 4) } else { (session_timeout * 2 / 5, session_timeout) };
+            // The client crate's own limit is two fifths.
+            let silence = patience.silence(session_timeout).unwrap_or(session_timeout * 2 / 5);
             let asked = Instant::now();
             let tries = async {
                 for tries in 1.. {
@@ -311,18 +310,20 @@ impl Client {
                 }
                 None
             };
-            let opened = timeout(limit, tries).await;
-            match opened {
+            match timeout(patience.limit(session_timeout), tries).await {
                 Ok(Some(line)) => {
                     let asked = Instant::now();
-                    if is_quick || line.data("/").await.is_err() || asked.elapsed() > quick / 4 {
+                    if !patience.is_tried()
+                        || line.data("/").await.is_err()
+                        || Patience::suits(asked.elapsed(), session_timeout)
+                    {
                         return line;
                     }
-                    is_quick = true;
+                    patience = Patience::Quick;
                     continue;
                 }
-                Ok(None) if asked.elapsed() <= quick => {}
-                _ => is_quick = !is_quick,
+                Ok(None) => patience = patience.after_refusals(asked.elapsed(), session_timeout),
+                Err(_) => patience = patience.after_silence(),
             }
             if let Some(answered) = answered {
                 sleep(pause(answered.elapsed())).await;

@@ -71,7 +71,10 @@ async fn a_read_costs_one_request_beside_the_lock_a_commit_one_the_copy_none() {
         }
         guard.release().await.unwrap();
     };
-    assert_eq!(usual(&wire, two_commits).await, (vec![Op::GetData, Op::Multi, Op::Multi], vec![Op::Create2, Op::Multi]));
+    assert_eq!(
+        usual(&wire, two_commits).await,
+        (vec![Op::GetData, Op::Multi, Op::Multi], vec![Op::Create2, Op::Multi])
+    );
 
     wire.reset();
     let mut changes = shared.changes();

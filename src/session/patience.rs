@@ -1,0 +1,102 @@
+//! How patiently a client opens a session, attempt after attempt; knows no clock, and asks no server.
+
+use std::time::Duration;
+
+/// From this session timeout on, a silent connection is given up sooner than the client crate would.
+const LONG: Duration = Duration::from_secs(3);
+
+/// A shorter limit would take every pause of a server for a break.
+const QUICKEST: Duration = Duration::from_millis(350);
+
+/// How long a client bears with a silent server. Quick and patient attempts take turns, so that a slow server is
+/// reached, too, although it answers later than a quick client waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Soon gives up a silent connection, or an attempt at one, for a fresh one. After a break the kernel sends lost
+    /// data again after longer and longer pauses, so a fresh connection is sooner back.
+    Quick,
+    /// Gives up a silent connection as late as the client crate does by default: for slow servers.
+    Patient,
+}
+
+impl Patience {
+    /// How soon a quick client's connection counts as silent.
+    ///
+    /// Short sessions have the client crate's own limit: a shorter one would take every pause of a server for a break.
+    fn quick(session_timeout: Duration) -> Duration {
+        if session_timeout < LONG { session_timeout * 2 / 5 } else { (session_timeout / 12).max(QUICKEST) }
+    }
+
+    /// How long a connection may be silent; `None` for the client crate's default.
+    pub fn silence(self, session_timeout: Duration) -> Option<Duration> {
+        match self {
+            Patience::Quick => Some(Patience::quick(session_timeout)),
+            Patience::Patient => None,
+        }
+    }
+
+    /// How long one attempt to open a session may take.
+    pub fn limit(self, session_timeout: Duration) -> Duration {
+        match self {
+            Patience::Quick => session_timeout / 4,
+            Patience::Patient => session_timeout,
+        }
+    }
+
+    /// How the next attempt is made after one that its limit ended.
+    pub fn after_silence(self) -> Patience {
+        match self {
+            Patience::Quick => Patience::Patient,
+            Patience::Patient => Patience::Quick,
+        }
+    }
+
+    /// How the next attempt is made after one in which no server took the connection, and which `took` so long. Servers
+    /// that refuse at once are not slow.
+    pub fn after_refusals(self, took: Duration, session_timeout: Duration) -> Patience {
+        if took > Patience::quick(session_timeout) { self.after_silence() } else { self }
+    }
+
+    /// Whether a session that was opened this way has to be tried with a request before it is used.
+    pub fn is_tried(self) -> bool {
+        self == Patience::Patient
+    }
+
+    /// Whether such a session is kept, whose first answer `took` so long. It is not if the server is quick now: the server
+    /// was away, and not slow. So the next attempt is a quick one.
+    pub fn suits(took: Duration, session_timeout: Duration) -> bool {
+        took > Patience::quick(session_timeout) / 4
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn a_quick_client_bears_less_silence_than_a_patient_one() {
+        let silence = |timeout| Patience::Quick.silence(ms(timeout)).unwrap().as_millis();
+        assert_eq!([1_000, 2_999, 3_000, 4_200, 6_000, 60_000].map(silence), [400, 1_199, 350, 350, 500, 5_000]);
+        assert_eq!(Patience::Patient.silence(ms(6_000)), None);
+        assert_eq!([Patience::Quick, Patience::Patient].map(|it| it.limit(ms(6_000))), [ms(1_500), ms(6_000)]);
+    }
+
+    #[test]
+    fn attempts_take_turns_unless_the_servers_refuse_at_once() {
+        use Patience::{Patient, Quick};
+        assert_eq!([Quick, Patient].map(Patience::after_silence), [Patient, Quick]);
+        for (took, next) in [(0, [Quick, Patient]), (500, [Quick, Patient]), (501, [Patient, Quick])] {
+            assert_eq!([Quick, Patient].map(|it| it.after_refusals(ms(took), ms(6_000))), next, "{took} ms");
+        }
+    }
+
+    #[test]
+    fn a_patient_clients_session_is_kept_if_the_server_is_slow() {
+        assert_eq!([Patience::Quick, Patience::Patient].map(Patience::is_tried), [false, true]);
+        assert_eq!([0, 125, 126].map(|took| Patience::suits(ms(took), ms(6_000))), [false, false, true]);
+    }
+}
