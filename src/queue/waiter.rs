@@ -190,8 +190,8 @@ impl<C: Borrow<Contender>> Waiter<C> {
 
     fn after_book<E>(&mut self, known: Known<E>, has_listing: bool) -> Step<E> {
         let awaited = self.awaited.take();
-        // Before a reader other readers may only keep their nodes. Only a listing shows them.
-        let is_reader = |it: &Predecessor| it.mode == Mode::Read;
+        // Before a reader that may only keep its node, other readers may keep theirs. Only a listing shows them.
+        let is_kept_reader = |it: &Predecessor| it.mode == Mode::Read && native::keeps(&it.name);
         // A watch may report the end of a node before the book knows of it.
         let is_gone = |it: &Predecessor| awaited.is_some_and(|last| last.watches && last.predecessor.name == it.name);
         match known {
@@ -201,7 +201,10 @@ impl<C: Borrow<Contender>> Waiter<C> {
                 self.take(Proof::Book(evidence), false)
             }
             Known::Behind(predecessor)
-                if self.rules.trusts_book && !has_listing && !is_gone(&predecessor) && !is_reader(&predecessor) =>
+                if self.rules.trusts_book
+                    && !has_listing
+                    && !is_gone(&predecessor)
+                    && !is_kept_reader(&predecessor) =>
             {
                 self.wait(predecessor, false)
             }
