@@ -263,6 +263,9 @@ async fn a_lease_that_runs_out_is_counted_while_disconnected_and_unobserved() {
     let seen = Measured(PrometheusBuilder::new().install_recorder().expect("the first one"));
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     let zk = connect_with(&server.address(), Duration::from_secs(2)).await;
+    // More than two quarters of the session timeout.
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    assert_eq!(seen.value("zk_rwlock_heartbeats_total"), 0.0, "nothing is held");
     let guard = lock_at(&zk, "/locks/nobody-looks").write().await.expect("free");
     let kept_on = RwLock::builder(&zk, "/locks/nobody-uses").keep(Duration::from_secs(60)).build().expect("valid");
     drop(kept_on.read().await.expect("free"));

@@ -1417,6 +1417,16 @@ async fn watch_says_that_nobody_answers_and_goes_on_when_somebody_does() {
     lines.signal(Signal::INT);
 }
 
+#[tokio::test]
+async fn a_command_that_is_killed_leaves_the_terminal_as_it_found_it() {
+    let script = "\"$0\" /zklock/tty/killed -c 'stty -echo; echo ready; kill -9 $$'
+        echo end: $(stty -a | tr ' ;' '\\n\\n' | grep -x -e echo -e -echo)";
+    let mut terminal = OnTerminal::start_program("bash", &["-c", script, binary()]);
+    terminal.shows("ready");
+    terminal.shows("end: echo");
+    assert_eq!(terminal.ends().await, Some(0));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn settings_that_others_made_on_the_terminal_are_left_alone() {
     let files = scratch();

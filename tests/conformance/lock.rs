@@ -593,6 +593,32 @@ pub async fn a_node_that_was_idle_for_long_is_given_up<H: Harness>(h: &H) {
     s.becomes_empty().await;
 }
 
+pub async fn a_node_is_kept_for_so_long_after_each_use<H: Harness>(h: &H) {
+    let s = Stage::set(h).await.with_directory().await;
+    let idle = Duration::from_secs(1);
+    let kept = RwLock::builder(&s.mine, &s.directory).keep(idle).build().expect("valid");
+    let (mut granted, mut told) = (None, 0);
+    // A busy machine may pause for too long, and then the node may be another one.
+    for _ in 0..100 {
+        let guard = soon("a free lock", kept.write()).await.expect("free");
+        let (token, now) = (guard.fencing_token(), Instant::now());
+        match granted {
+            Some((before, at, _)) if token == before => {
+                told += u32::from(now > at + 2 * idle);
+                granted = Some((token, at, Instant::now()));
+            }
+            Some((before, _, used)) if now - used < idle / 2 => panic!("{before} was idle for {:?}", now - used),
+            _ => granted = Some((token, now, Instant::now())),
+        }
+        drop(guard);
+        if told > 0 {
+            return;
+        }
+        tokio::time::sleep(idle / 5).await;
+    }
+    panic!("no node was used again in time");
+}
+
 pub async fn releasing_a_removed_node_says_lost<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let write = soon("a free lock", s.a.write()).await.expect("free");

@@ -132,6 +132,7 @@ conformance! {
         an_operator_asks_by_setting_the_directorys_data,
         a_lock_that_is_asked_for_by_hand_is_given_up_after_its_uses,
         a_node_that_was_idle_for_long_is_given_up,
+        a_node_is_kept_for_so_long_after_each_use,
         releasing_a_removed_node_says_lost,
         downgrading_a_removed_node_says_lost_and_leaves_nothing,
         a_removed_node_is_a_lost_lock_and_stops_the_work,

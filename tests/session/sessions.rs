@@ -317,6 +317,15 @@ async fn dropping_the_last_handle_waits_only_a_moment_for_a_silent_server() {
 }
 
 #[tokio::test]
+async fn a_server_that_keeps_sessions_for_longer_prolongs_no_lease() {
+    let server = Server::start_with(&["minSessionTimeout=20000"], &[]);
+    let zk = connect_with(&server.address(), Duration::from_secs(4)).await;
+    assert_eq!(session(&zk).await.timeout(), Duration::from_secs(4));
+    let guard = lock_at(&zk, "/sessions/raised").write().await.expect("free");
+    assert!(guard.session_left() <= Duration::from_secs(4), "{:?}", guard.session_left());
+}
+
+#[tokio::test]
 async fn unless_it_is_told_otherwise_a_session_is_kept_for_ten_seconds() {
     let zk = ZooKeeper::connect(&shared_server().address()).await.expect("the server can be reached");
     assert_eq!(session(&zk).await.timeout(), Duration::from_secs(10));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zk_rwlock::coordinator::{Failure, Reply, Session};
-use zk_rwlock::{Ending, Error, Loss, Memory, RwLock, Sasl, Tls, ZooKeeper};
+use zk_rwlock::{Ending, Error, Loss, Memory, RwLock, Sasl, Tls, ZooKeeper, ZooKeeperBuilder};
 
 use crate::arguments::{Connection, duration};
 use crate::credentials::{Either, credentials, source};
@@ -31,14 +31,7 @@ pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> 
 
 /// Connects, and tries to reach a server for so long at most.
 pub(crate) async fn connect_within(limit: Duration, connection: &Connection) -> Result<ZooKeeper, Exit> {
-    // A quarter of the session timeout is left for the command to stop in when the lock is lost. `docs/zklock.md` promises
-    // that a break of 0.4 of the session timeout costs no lock. With more than a quarter, that would take several
-    // heartbeats a second.
-    let timeout = connection.session_timeout;
-    let mut builder = ZooKeeper::builder().session_timeout(timeout).connect_timeout(limit);
-    if !timeout.is_zero() {
-        builder = builder.stop_margin(timeout / 4);
-    }
+    let mut builder = with_time_to_stop(connection.session_timeout).connect_timeout(limit);
     if let Some(tick) = settings::TICK_TIME.given(connection.tick_time.as_ref()) {
         builder = builder.tick_time(duration(tick.text()?).map_err(|problem| tick.wrong(problem))?);
     }
@@ -54,6 +47,14 @@ pub(crate) async fn connect_within(limit: Duration, connection: &Connection) -> 
     let hosts = settings::HOSTS.given(connection.zk.as_ref());
     let hosts = hosts.as_ref().map_or(Ok(DEFAULT_HOSTS), Given::text)?;
     builder.connect(hosts).await.map_err(|error| told(error, connection))
+}
+
+/// A quarter of the session timeout is left for the command to stop in when the lock is lost. `docs/zklock.md` promises
+/// that a break of 0.4 of the session timeout costs no lock. With more than a quarter, that would take several
+/// heartbeats a second.
+fn with_time_to_stop(session_timeout: Duration) -> ZooKeeperBuilder {
+    let builder = ZooKeeper::builder().session_timeout(session_timeout);
+    if session_timeout.is_zero() { builder } else { builder.stop_margin(session_timeout / 4) }
 }
 
 /// User and password of the digest scheme, or the file with them.
@@ -154,4 +155,16 @@ fn problem(error: Error) -> String {
 
 fn read(given: &Given) -> Result<String, Exit> {
     fs::read_to_string(given.file()).map_err(|error| given.wrong_file(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quarter_of_the_session_timeout_is_left_for_the_command_to_stop() {
+        let shown = |timeout| format!("{:?}", with_time_to_stop(timeout));
+        assert!(shown(Duration::from_secs(6)).contains("stop_margin: Some(1.5s)"));
+        assert!(shown(Duration::ZERO).contains("stop_margin: None"), "the library says what is wrong");
+    }
 }
