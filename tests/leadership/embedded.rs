@@ -19,6 +19,7 @@ use support::candidate::{Candidate, News, endless};
 use support::polled::{now, poll_up_to, write, writing};
 use support::scene::soon;
 use support::slow::Slow;
+use support::two::TwoSessions;
 
 const PATH: &str = "/leaders/scheduler";
 
@@ -155,27 +156,6 @@ impl Coordinator for Away {
     }
 }
 
-/// An observer that is given one session after the other.
-#[derive(Clone, Debug)]
-struct InTurn([Memory; 2], Arc<AtomicUsize>);
-
-#[async_trait]
-impl Coordinator for InTurn {
-    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
-        self.0[self.1.fetch_add(1, Ordering::Relaxed).min(1)].session_slot(watched_bytes).await
-    }
-
-    async fn close(&self) {
-        for client in &self.0 {
-            client.close().await;
-        }
-    }
-
-    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        self.0[0].sleep(duration)
-    }
-}
-
 #[test]
 fn an_observer_whose_next_server_lags_is_not_told_of_a_leader_of_the_past() {
     let (zk, clients) = {
@@ -187,7 +167,7 @@ fn an_observer_whose_next_server_lags_is_not_told_of_a_leader_of_the_past() {
     clients[1].lag();
     drop(before);
     let after = write(&lock(&zk));
-    let observer = Leadership::new(&InTurn(clients.clone(), Arc::default()), PATH).expect("valid");
+    let observer = Leadership::new(&TwoSessions::one_after_the_other(&clients), PATH).expect("valid");
     let mut changes = observer.changes();
     let told = now(changes.next()).expect("open").expect("readable").expect("somebody leads");
     assert_eq!(told.term, after.fencing_token());

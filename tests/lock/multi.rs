@@ -3,22 +3,21 @@
 use std::collections::BTreeMap;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures::StreamExt;
 use support::polled::now;
 use support::scene::*;
 use support::server::shared_server;
 use support::slow::Slow;
+use support::two::TwoSessions;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
-use zk_rwlock::coordinator::{Coordinator, Failure, SessionSlot};
+use zk_rwlock::coordinator::{Coordinator, Failure};
 use zk_rwlock::{
     Deadlock, Ending, Error, HoldState, Loss, Memory, Mode, MultiGuard, MultiLock, Outcome, Progress, RwLock,
     WriteGuard,
@@ -650,33 +649,12 @@ fn a_transaction_is_refused_by_the_ensemble_when_any_of_the_nodes_is_gone() {
     }
 }
 
-/// An ensemble whose client has two sessions, and gives them out in turn.
-#[derive(Clone, Debug)]
-struct Two([Memory; 2], Arc<AtomicUsize>);
-
-#[async_trait]
-impl Coordinator for Two {
-    async fn session_slot(&self, watched_bytes: usize) -> Result<SessionSlot, Failure> {
-        self.0[self.1.fetch_add(1, Ordering::Relaxed) % 2].session_slot(watched_bytes).await
-    }
-
-    async fn close(&self) {
-        for client in &self.0 {
-            client.close().await;
-        }
-    }
-
-    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        self.0[0].sleep(duration)
-    }
-}
-
 #[test]
 fn locks_of_two_sessions_share_a_transaction_and_are_lost_with_either() {
     for ends in 0..2 {
         let zk = Memory::new();
         let clients = [zk.connect(), zk.connect()];
-        let both = Two(clients.clone(), Arc::default());
+        let both = TwoSessions::alternately(&clients);
         let guard = lock(&multi(&both, &[("/a", Write), ("/b", Write)]));
         let [one, other] = clients.each_ref().map(|client| client.session_id().expect("open"));
         assert_ne!(one, other);
@@ -700,7 +678,7 @@ fn a_guard_of_two_sessions_is_as_doubtful_as_the_worse_of_them() {
     for cut in 0..2 {
         let zk = Memory::new();
         let clients = [zk.connect(), zk.connect()];
-        let guard = lock(&multi(&Two(clients.clone(), Arc::default()), &[("/a", Write), ("/b", Write)]));
+        let guard = lock(&multi(&TwoSessions::alternately(&clients), &[("/a", Write), ("/b", Write)]));
         assert_eq!((guard.state(), guard.session_left()), (HoldState::Held, Duration::MAX));
         clients[cut].cut();
         assert!(guard.is_held() && matches!(guard.state(), HoldState::Suspect { .. }), "{:?}", guard.state());
@@ -715,7 +693,7 @@ fn a_guard_reads_what_earlier_holders_wrote_whichever_session_lags() {
     for lags in 0..2 {
         let zk = Memory::new();
         let clients = [zk.connect(), zk.connect()];
-        let locks = multi(&Two(clients.clone(), Arc::default()), &[("/a", Write), ("/b", Write)]);
+        let locks = multi(&TwoSessions::alternately(&clients), &[("/a", Write), ("/b", Write)]);
         drop(lock(&locks));
         let before = write(&zk, "/b");
         let mut acquiring = acquiring(&locks);

@@ -26,5 +26,6 @@ pub mod simulated;
 pub mod slow;
 pub mod snapshot;
 pub mod storm;
+pub mod two;
 pub mod wire;
 pub mod witness;
