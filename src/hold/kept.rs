@@ -19,6 +19,7 @@ use crate::session::contract::Session;
 use crate::session::holds::{Asker, Users};
 use crate::session::lease::Moment;
 use crate::session::loss::Loss;
+use crate::session::node::OwnNode;
 use crate::session::request::{Ending, Event, Watch};
 use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::telemetry::meter;
@@ -46,6 +47,8 @@ struct State {
     has_asked: bool,
     /// Why no use joins it any more.
     why: Option<Why>,
+    /// From its creation on.
+    own_node: Option<Arc<OwnNode>>,
     /// From its grant, if it was not asked for before, until the node is given up.
     counted: Option<meter::KeptNode>,
     /// Ends the background task when it is dropped.
@@ -118,13 +121,23 @@ impl Kept {
     /// A node that is being acquired.
     pub(crate) fn new(mode: Mode, idle: Duration, payoff: &Arc<Mutex<Payoff>>) -> Arc<Kept> {
         let (uses, used) = (Uses::new(mode), Moment::ZERO);
-        let state = State { uses, granted: None, used, has_asked: false, why: None, counted: None, watched_over: None };
+        let state = State {
+            uses,
+            granted: None,
+            used,
+            has_asked: false,
+            why: None,
+            own_node: None,
+            counted: None,
+            watched_over: None,
+        };
         let payoff = Arc::clone(payoff);
         let (state, crowded) = (Mutex::new(state), Notify::new());
         Arc::new_cyclic(|this| Kept { idle, payoff, state, crowded, this: Weak::clone(this) })
     }
 
     pub(crate) fn join(self: &Arc<Self>, mode: Mode, asker: Asker) -> Join {
+        self.heed();
         let mut state = self.state();
         match state.uses.join(mode, asker) {
             Joined::Refused => Join::Refused,
@@ -143,11 +156,21 @@ impl Kept {
 
     /// As [`Kept::join`], if the use need not wait. The use may find the node lost.
     pub(crate) fn join_now(&self, mode: Mode, asker: Asker) -> Option<KeptUse> {
+        self.heed();
         let mut state = self.state();
         let granted = Arc::clone(state.granted.as_ref()?);
         let number = state.uses.join_now(mode, asker)?;
         drop(state);
         Some(KeptUse::new(granted, number))
+    }
+
+    /// Gives the node up if a contender of this session has asked for it. The background task may hear of that later than
+    /// the next use comes, and the use would overtake the contender.
+    fn heed(&self) {
+        let is_asked = self.state().own_node.as_ref().is_some_and(|own_node| own_node.is_asked());
+        if is_asked {
+            self.give_up(Why::Asked);
+        }
     }
 
     /// The use of this number, unless the node was lost. A lost node admits no use.
@@ -165,8 +188,11 @@ impl Kept {
     pub(crate) fn watch_over(&self, hold: &Hold, watch: Option<Watch>) {
         let Some(watch) = watch else { return self.give_up(Why::Unsure) };
         let (end, ended) = oneshot::channel();
-        self.state().watched_over = Some(end);
         let ((own_node, session), kept) = (hold.node_and_session(), Weak::clone(&self.this));
+        let mut state = self.state();
+        state.watched_over = Some(end);
+        state.own_node = Some(Arc::clone(&own_node));
+        drop(state);
         let task = Arc::clone(&session);
         task.spawn(Box::pin(async move {
             let why = tokio::select! {

@@ -219,7 +219,7 @@ impl OwnNode {
         self.changed.notify_waiters();
     }
 
-    pub(super) fn is_asked(&self) -> bool {
+    pub(crate) fn is_asked(&self) -> bool {
         self.state().is_asked
     }
 
