@@ -190,8 +190,9 @@ impl Ledger {
             Error::ForeignContender { .. } => self.has_strangers,
             // Several answers in a row were lost, so the size may be the reason.
             Error::Value { error: ValueError::TooLarge { limit: None, .. }, .. } => self.may_lose_often,
-            // A try waits for no answer for longer than a session timeout.
-            Error::Unreachable(_) => self.has_stalls,
+            // A try waits for no answer for longer than a session timeout. A process that slept so long while it was cut off
+            // may notice that before it hears that its session is over.
+            Error::Unreachable(_) => self.has_stalls || (self.may_cut && self.may_expire),
             // The value is not what it was when the lock was granted.
             Error::TransactionRefused { .. } => self.has_forgotten,
             error => error.is_lost() || error.is_timeout() || error.is_would_block(),
