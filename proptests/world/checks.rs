@@ -47,7 +47,8 @@ pub(crate) struct Ledger {
     may_expire: bool,
     may_cut: bool,
     /// All use one handle, and nothing makes it give up a node in use. A write that is given up before it was granted does: reads that
-    /// came behind it wait under its WRITE node.
+    /// came behind it wait under its WRITE node. So does a write that has asked for the READ node before it: all are asked, its
+    /// own node, too, and while nothing runs in the background uses join that node before it hears so.
     has_one_node: bool,
     /// How many permits there are, by the semaphore's own node, and which were taken at the last look.
     number: u32,
@@ -88,7 +89,7 @@ impl Ledger {
             may_remove: has(&|action| matches!(action, Action::Remove(_) | Action::Clear(_) | Action::Restore)),
             may_expire: has(&|action| matches!(action, Action::Expire | Action::Restore)),
             may_cut: has(&|action| matches!(action, Action::Cut(_) | Action::Restore)),
-            has_one_node: used.len() == 1 && is_settled,
+            has_one_node: used.len() == 1 && is_settled && !schedule.are_blind,
             number: schedule.permits,
             taken: HashSet::new(),
             is_settled,

@@ -550,3 +550,6 @@ impl Drop for WaitingUse {
         drop(gone.map(Gone::end));
     }
 }
+
+#[cfg(test)]
+mod tests;

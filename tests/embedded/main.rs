@@ -9,4 +9,5 @@ mod kept_waits;
 mod memory;
 mod once;
 mod permits;
+mod reserved;
 mod seeing;

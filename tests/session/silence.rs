@@ -88,7 +88,9 @@ async fn rounds_of_silence(timeout: Duration) {
             tokio::time::sleep(TICK).await;
         }
     }
-    println!("T = {timeout:?}: {early} holders said lost in time, the latest by {least:?}; {starved} more lost their session before");
+    println!(
+        "T = {timeout:?}: {early} holders said lost in time, the latest by {least:?}; {starved} more lost their session before"
+    );
 }
 
 /// SplitMix64.
