@@ -1,6 +1,7 @@
 //! The lock on the embedded backend, polled by hand or in virtual time: what no server can be made to repeat.
 
 mod asking;
+mod bounds;
 mod dialects;
 mod face;
 mod inline;
@@ -9,5 +10,4 @@ mod kept_waits;
 mod memory;
 mod once;
 mod permits;
-mod reserved;
 mod seeing;

@@ -11,6 +11,7 @@ pub mod fleet;
 pub mod frames;
 pub mod garble;
 pub mod harness;
+pub mod hindered;
 pub mod history;
 pub mod keeper;
 pub mod page;

@@ -1,0 +1,216 @@
+//! Bounds of an acquisition: how often it asks an ensemble that never gives a useful answer, and how much room on a session
+//! it reserves for the paths that it watches.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use support::hindered::{Asked, Hindered};
+use support::polled::now;
+use tokio::time::Instant;
+use tokio_test::{assert_pending, task};
+use zk_rwlock::coordinator::{Ending, Failure, Kind, Lease, Operation, Upkeep};
+use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore};
+
+const PATH: &str = "/locks/of-a-service/config";
+
+/// The number from which on no contender may queue up.
+const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
+
+/// How often something was asked. More than a few hundred times is for ever.
+#[derive(Clone, Default)]
+struct Count(Arc<AtomicUsize>);
+
+impl Count {
+    fn one_more(&self) {
+        assert!(self.0.fetch_add(1, Ordering::Relaxed) < 500, "this is asked for ever");
+    }
+
+    fn now(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// An acquisition of a lock on an ensemble that answers each create of a contender so. Returns how often it was tried, and
+/// how it ended.
+async fn answered_with(failure: Failure) -> (usize, Error) {
+    let count = Count::default();
+    let tries = count.clone();
+    let zk = Hindered::new(&Memory::new(), move |asked| match asked {
+        Asked::Create(_, Kind::EphemeralSequential) => {
+            tries.one_more();
+            Some(failure.clone())
+        }
+        _ => None,
+    });
+    let error = RwLock::new(&zk, PATH).expect("valid").write().await.expect_err("it was never created");
+    assert_eq!(zk.memory.watches(), 0);
+    (count.now(), error)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_is_tried_on_three_sessions_that_are_over() {
+    let (tries, error) = answered_with(Failure::Over(Ending::Expired)).await;
+    assert_eq!(tries, 3);
+    assert!(!error.is_timeout() && error.is_lost(), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_directory_that_vanishes_again_and_again_is_made_64_times() {
+    let (tries, error) = answered_with(Failure::NoNode).await;
+    assert_eq!(tries, 65, "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_create_whose_answer_is_always_lost_is_sent_65_times() {
+    let (tries, error) = answered_with(Failure::Unknown("lost".to_owned())).await;
+    assert_eq!(tries, 65);
+    assert!(error.to_string().contains("lost"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_create_that_is_never_tried_is_sent_65_times() {
+    let (tries, error) = answered_with(Failure::NotTried).await;
+    assert_eq!(tries, 65, "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_directory_whose_numbers_are_always_used_up_is_made_anew_8_times() {
+    let memory = Memory::new();
+    let (count, ensemble) = (Count::default(), memory.clone());
+    let tries = count.clone();
+    let zk = Hindered::new(&memory, move |asked| {
+        if let Asked::Create(_, Kind::EphemeralSequential) = asked {
+            // A try before the directory is made takes no number.
+            if !ensemble.children("/locks/of-a-service").is_empty() {
+                tries.one_more();
+                ensemble.set_next_sequence(PATH, REFUSED_FROM);
+            }
+        }
+        None
+    });
+    let error = RwLock::new(&zk, PATH).expect("valid").write().await.expect_err("no number may be used");
+    assert!(matches!(&error, Error::SequenceExhausted { path } if path == PATH), "{error:?}");
+    assert_eq!(count.now(), 9, "numbers were taken");
+    assert_eq!(memory.children(PATH), Vec::<String>::new());
+}
+
+/// An acquisition on a session whose lease has run out, until as many checks of the own node were asked for as `answer`
+/// says. Each is answered by it. Returns how many there were, and how the acquisition ended.
+async fn confirmed_by(
+    answer: impl Fn(usize, &Upkeep) -> Option<Failure> + Send + Sync + 'static,
+) -> (usize, Duration, Result<(), Error>) {
+    let hands = Arc::new(AtomicUsize::new(1_000));
+    let clock = Arc::clone(&hands);
+    let read = move || Duration::from_secs(clock.load(Ordering::Relaxed) as u64);
+    let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
+    upkeep.began(upkeep.lease().now());
+    hands.fetch_add(3_600, Ordering::Relaxed);
+    let (count, heard) = (Count::default(), Arc::clone(&upkeep));
+    let tries = count.clone();
+    let zk = Hindered::new(&Memory::new(), move |asked| {
+        let Asked::Transact([Operation::Check { path, version: None }]) = asked else { return None };
+        // A sync checks the directory.
+        if !path.contains("-WRITE-") {
+            return None;
+        }
+        tries.one_more();
+        answer(tries.now(), &heard)
+    });
+    let began = Instant::now();
+    let lock = RwLock::new(&zk.with_upkeep(&upkeep), PATH).expect("valid");
+    let granted = lock.write().await;
+    let held = granted.map(|guard| assert!(guard.is_held()));
+    (count.now(), began.elapsed(), held)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_has_run_out_is_renewed_before_the_grant() {
+    let renew = |tries, upkeep: &Upkeep| {
+        if tries == 3 {
+            upkeep.began(upkeep.lease().now());
+        }
+        None
+    };
+    let (tries, took, granted) = confirmed_by(renew).await;
+    granted.expect("its session is known to live");
+    // The second try is made at once, the third a twentieth of a session timeout later.
+    assert_eq!((tries, took), (3, Duration::from_millis(500)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_granted_a_lock_by_a_lease_that_is_never_renewed() {
+    let (tries, took, granted) = confirmed_by(|_, _| None).await;
+    let error = granted.expect_err("its session may be over");
+    assert!(matches!(&error, Error::Unreachable(why) if why.contains("too late for the lease")), "{error:?}");
+    assert_eq!((tries, took), (100, Duration::from_secs(49)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_finds_its_node_gone_when_its_lease_is_renewed_is_evicted() {
+    let of_check = |failure: Failure| {
+        move |_, _: &Upkeep| Some(Failure::Operation { index: 0, failure: Box::new(failure.clone()) })
+    };
+    let (tries, _, gone) = confirmed_by(of_check(Failure::NoNode)).await;
+    assert!(matches!(gone, Err(Error::Evicted(Loss::Removed))), "{gone:?}");
+    assert_eq!(tries, 1);
+    let (tries, _, refused) = confirmed_by(of_check(Failure::Refused("by an operator".to_owned()))).await;
+    assert!(refused.as_ref().is_err_and(|it| it.to_string().contains("by an operator")), "{refused:?}");
+    assert_eq!(tries, 1);
+}
+
+/// A client that notes how many bytes its session slots are asked for: the most, because a semaphore's number is read, too.
+fn noting() -> (Hindered, Count) {
+    let most = Count::default();
+    let noted = most.clone();
+    let zk = Hindered::new(&Memory::new(), move |asked| {
+        if let Asked::Slot(watched_bytes) = asked {
+            noted.0.fetch_max(watched_bytes, Ordering::Relaxed);
+        }
+        None
+    });
+    (zk, most)
+}
+
+/// The length of the path of the longest node in this directory.
+fn longest(zk: &Hindered, directory: &str) -> usize {
+    let names = zk.memory.children(directory);
+    directory.len() + 1 + names.iter().map(String::len).max().expect("somebody is there")
+}
+
+/// Too little, and after a reconnect the server refuses the request that sets the watches again. A few bytes more are no
+/// harm: the name of a node is not known before the server has numbered it.
+fn assert_enough(reserved: &Count, needed: usize) {
+    let reserved = reserved.now();
+    assert!((needed..=needed + 16).contains(&reserved), "{reserved} bytes are reserved for {needed}");
+}
+
+#[test]
+fn a_contender_has_room_for_its_own_node_and_its_predecessors() {
+    let (zk, reserved) = noting();
+    let lock = RwLock::new(&zk, PATH).expect("valid");
+    let _held = now(lock.write()).expect("free");
+    let mut waits = task::spawn(lock.write().into_future());
+    assert_pending!(waits.poll());
+    assert_enough(&reserved, 2 * longest(&zk, PATH));
+}
+
+#[test]
+fn a_contender_that_keeps_its_node_has_room_for_the_directory_too() {
+    let (zk, reserved) = noting();
+    let lock = RwLock::builder(&zk, PATH).keep(Duration::from_secs(1)).build().expect("valid");
+    let _held = now(lock.write()).expect("free");
+    assert_enough(&reserved, 2 * longest(&zk, PATH) + PATH.len());
+}
+
+#[test]
+fn the_first_that_waits_for_permits_has_room_for_the_number_and_the_permits() {
+    let (zk, reserved) = noting();
+    let limit = Semaphore::new(&zk, PATH, 1).expect("valid");
+    let _held = now(limit.acquire()).expect("free");
+    let mut waits = task::spawn(limit.acquire().into_future());
+    assert_pending!(waits.poll());
+    let (queue, permits) = (format!("{PATH}/queue"), format!("{PATH}/permits"));
+    assert_enough(&reserved, 2 * longest(&zk, &queue) + PATH.len() + permits.len());
+}
