@@ -137,7 +137,10 @@ impl Kept {
     }
 
     pub(crate) fn join(self: &Arc<Self>, mode: Mode, asker: Asker) -> Join {
-        self.heed();
+        // The background task may hear of that later than this use comes, which would then overtake who asked.
+        if self.state().is_asked_here() {
+            self.give_up(Why::Asked);
+        }
         let mut state = self.state();
         match state.uses.join(mode, asker) {
             Joined::Refused => Join::Refused,
@@ -156,21 +159,14 @@ impl Kept {
 
     /// As [`Kept::join`], if the use need not wait. The use may find the node lost.
     pub(crate) fn join_now(&self, mode: Mode, asker: Asker) -> Option<KeptUse> {
-        self.heed();
         let mut state = self.state();
+        if state.is_asked_here() {
+            return None;
+        }
         let granted = Arc::clone(state.granted.as_ref()?);
         let number = state.uses.join_now(mode, asker)?;
         drop(state);
         Some(KeptUse::new(granted, number))
-    }
-
-    /// Gives the node up if a contender of this session has asked for it. The background task may hear of that later than
-    /// the next use comes, and the use would overtake the contender.
-    fn heed(&self) {
-        let is_asked = self.state().own_node.as_ref().is_some_and(|own_node| own_node.is_asked());
-        if is_asked {
-            self.give_up(Why::Asked);
-        }
     }
 
     /// The use of this number, unless the node was lost. A lost node admits no use.
@@ -328,6 +324,11 @@ impl Kept {
 }
 
 impl State {
+    /// Whether a contender of this session has asked for the node.
+    fn is_asked_here(&self) -> bool {
+        self.own_node.as_ref().is_some_and(|own_node| own_node.is_asked())
+    }
+
     /// No use joins any more. Returns the uses to wake.
     fn ask(&mut self, why: Why) -> Vec<Waker> {
         self.why.get_or_insert(why);

@@ -71,3 +71,34 @@ impl fmt::Display for ConnectionState {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_long_a_client_was_cut_off_is_told_to_a_tenth_of_a_second() {
+        let cut_off = |millis, why: Option<&str>| {
+            CutOff { lasted: Duration::from_millis(millis), why: why.map(str::to_owned) }.to_string()
+        };
+        assert_eq!(cut_off(3_299, None), "cut off for 3s 200ms");
+        assert_eq!(cut_off(99, None), "cut off for 0s");
+        assert_eq!(cut_off(60_000, Some("zk1: refused")), "cut off for 1m: zk1: refused");
+    }
+
+    #[test]
+    fn a_state_is_told_in_words_and_only_one_of_them_is_connected() {
+        let now = Instant::now();
+        let connecting = |why: Option<&str>| ConnectionState::Connecting { since: now, why: why.map(str::to_owned) };
+        for (state, words) in [
+            (ConnectionState::Connected, "connected"),
+            (connecting(None), "connecting for 0s"),
+            (connecting(Some("zk1: refused")), "connecting for 0s: zk1: refused"),
+            (ConnectionState::Closed, "closed"),
+        ] {
+            assert_eq!(state.to_string(), words);
+            assert_eq!(state.is_connected(), words == "connected");
+            assert_eq!(state.cut_off().is_some(), words.starts_with("connecting"));
+        }
+    }
+}

@@ -105,3 +105,73 @@ impl fmt::Debug for Listings {
         f.write_str("Listings")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FEW: Option<bool> = Some(false);
+    const LARGE: Option<bool> = Some(true);
+
+    /// So many callers that each ask for a listing. Returns how many of them send one, and the others.
+    fn begin(listings: &Listings, directory: &Arc<str>, callers: usize) -> (usize, Vec<watch::Receiver<Answer>>) {
+        let all = (0..callers).map(|_| listings.begin(directory));
+        let joined: Vec<_> = all.filter_map(|it| if let Begin::Join(next) = it { Some(next) } else { None }).collect();
+        (callers - joined.len(), joined)
+    }
+
+    #[test]
+    fn four_callers_list_a_small_directory_at_once_and_the_fifth_joins_the_next_listing() {
+        let (listings, directory) = (Listings::default(), Arc::from("/lock"));
+        let (sent, joined) = begin(&listings, &directory, 6);
+        assert_eq!((sent, joined.len()), (4, 2));
+        let (next, is_large) = listings.end(&directory, FEW).expect("two wait for it");
+        assert_eq!((next.receiver_count(), is_large), (2, false));
+        // The listing that was answered makes room for the next, and for no other caller.
+        assert_eq!(begin(&listings, &directory, 1).0, 0);
+        let other = Arc::from("/other");
+        assert_eq!(begin(&listings, &other, 4).0, 4, "each directory has its own");
+    }
+
+    #[test]
+    fn a_large_directory_is_listed_once_at_a_time() {
+        let (listings, directory) = (Listings::default(), Arc::from("/lock"));
+        assert_eq!(begin(&listings, &directory, 2).0, 2);
+        assert!(listings.end(&directory, LARGE).is_none(), "nobody waits");
+        let (sent, joined) = begin(&listings, &directory, 1);
+        assert_eq!((sent, joined.len()), (0, 1), "one is under way");
+        let (next, is_large) = listings.end(&directory, LARGE).expect("one waits");
+        assert_eq!((next.receiver_count(), is_large), (1, true));
+    }
+
+    #[test]
+    fn the_next_listing_waits_for_all_but_as_many_as_may_be_under_way() {
+        let (listings, directory) = (Listings::default(), Arc::from("/lock"));
+        let (_, joined) = begin(&listings, &directory, 5);
+        assert_eq!(joined.len(), 1);
+        for left in [3, 2, 1] {
+            assert!(listings.end(&directory, LARGE).is_none(), "{left} are under way");
+        }
+        assert!(listings.end(&directory, LARGE).is_some(), "it is the only one");
+    }
+
+    #[test]
+    fn a_listing_whose_caller_has_gone_says_nothing_of_the_size() {
+        let (listings, directory) = (Listings::default(), Arc::from("/lock"));
+        begin(&listings, &directory, 3);
+        assert!(listings.end(&directory, LARGE).is_none());
+        assert!(listings.end(&directory, None).is_none());
+        assert_eq!(begin(&listings, &directory, 1).0, 0, "it is still known to be large");
+    }
+
+    #[test]
+    fn no_listing_is_sent_for_callers_that_have_gone() {
+        let (listings, directory) = (Listings::default(), Arc::from("/lock"));
+        drop(begin(&listings, &directory, 6));
+        for _ in 0..4 {
+            assert!(listings.end(&directory, FEW).is_none());
+        }
+        assert!(listings.all().is_empty(), "nothing is kept of a directory that nobody lists");
+        assert!(listings.end(&directory, FEW).is_none());
+    }
+}

@@ -151,3 +151,98 @@ impl fmt::Debug for Upkeep {
         f.debug_struct("Upkeep").field("lease", &self.lease).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::queue::dialect::Dialect;
+    use crate::session::loss::Loss;
+    use crate::sync::atomic::AtomicU64;
+
+    /// The upkeep of a session that has just begun, and its clock in seconds.
+    fn begun() -> (Arc<Upkeep>, Arc<AtomicU64>) {
+        let clock = Arc::new(AtomicU64::new(1_000));
+        let hands = Arc::clone(&clock);
+        let read = move || Duration::from_secs(hands.load(Ordering::SeqCst));
+        let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(10), Box::new(read))));
+        upkeep.began(upkeep.lease().now());
+        (upkeep, clock)
+    }
+
+    fn holding(upkeep: &Arc<Upkeep>) -> Arc<OwnNode> {
+        let own_node = OwnNode::new("/lock/node".to_owned(), upkeep);
+        upkeep.nodes().enter(&own_node);
+        own_node.hold(upkeep.lease().epoch().expect("it has just begun"));
+        own_node
+    }
+
+    #[test]
+    fn a_hold_that_a_late_answer_finds_is_lost_although_the_answer_renews_the_lease() {
+        let renewals: [fn(&Upkeep); 2] = [
+            |upkeep| upkeep.began(upkeep.lease().now()),
+            |upkeep| {
+                upkeep.connected(false);
+                upkeep.connected(true);
+                upkeep.resumed();
+                upkeep.acknowledged(upkeep.lease().now());
+            },
+        ];
+        for renew in renewals {
+            let (upkeep, clock) = begun();
+            let own_node = holding(&upkeep);
+            upkeep.answered(upkeep.lease().now());
+            clock.fetch_add(30, Ordering::SeqCst);
+            renew(&upkeep);
+            assert_eq!(own_node.loss(upkeep.lease()), Some(Loss::LeaseRanOut));
+            assert!(own_node.held_at(upkeep.lease()).is_none());
+        }
+    }
+
+    #[test]
+    fn an_answer_is_a_touch() {
+        let (upkeep, clock) = begun();
+        for _ in 0..2 {
+            upkeep.answered(upkeep.lease().now());
+            assert_eq!(upkeep.lease().since_touch(), Duration::ZERO);
+            clock.fetch_add(2, Ordering::SeqCst);
+            assert_eq!(upkeep.lease().since_touch(), Duration::from_secs(2));
+        }
+    }
+
+    #[test]
+    fn a_handshake_counts_only_if_it_is_known_to_have_resumed_the_session() {
+        for resumes in [false, true] {
+            let (upkeep, clock) = begun();
+            clock.fetch_add(5, Ordering::SeqCst);
+            upkeep.answered(upkeep.lease().now());
+            upkeep.connected(false);
+            upkeep.connected(true);
+            if resumes {
+                upkeep.resumed();
+            }
+            let before = upkeep.lease().remaining();
+            upkeep.acknowledged(upkeep.lease().now());
+            assert_eq!(upkeep.lease().remaining() > before, resumes);
+        }
+    }
+
+    #[test]
+    fn what_a_book_knows_is_forgotten_once_for_each_connection_that_is_lost() {
+        let (upkeep, _clock) = begun();
+        let book = upkeep.books().of(&Arc::from("/lock"), Dialect::Native);
+        for (is_connected, losses) in [(true, 0), (false, 1), (false, 1), (true, 1), (true, 1), (false, 2)] {
+            upkeep.connected(is_connected);
+            assert_eq!(book.connection(), losses);
+        }
+    }
+
+    #[test]
+    fn a_signal_that_was_refused_once_is_not_tried_again() {
+        let (upkeep, _clock) = begun();
+        assert!(!upkeep.is_signal_refused());
+        upkeep.signal_refused();
+        assert!(upkeep.is_signal_refused());
+    }
+}

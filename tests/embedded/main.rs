@@ -10,4 +10,5 @@ mod kept_waits;
 mod memory;
 mod once;
 mod permits;
+mod refusals;
 mod seeing;

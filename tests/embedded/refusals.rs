@@ -1,0 +1,385 @@
+//! What an acquisition, a semaphore and a transaction make of single refusals, each at one request.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use support::hindered::{Asked, Hindered};
+use support::polled::now;
+use tokio::time::Instant;
+use tokio_test::{assert_pending, assert_ready_ok, task};
+use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation};
+use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore, WriteGuard};
+
+const ABOVE: &str = "/locks";
+const PATH: &str = "/locks/config";
+const LIMIT: &str = "/limit";
+const PERMITS: &str = "/limit/permits";
+
+/// How an acquisition ends on an ensemble that refuses some requests.
+fn write_where(
+    memory: &Memory,
+    refuses: impl Fn(Asked<'_>) -> Option<Failure> + Send + Sync + 'static,
+) -> Result<WriteGuard, Error> {
+    now(RwLock::new(&Hindered::new(memory, refuses), PATH).expect("valid").write())
+}
+
+/// The operation and the path of a refusal.
+fn denied(granted: Result<WriteGuard, Error>) -> (&'static str, String) {
+    match granted {
+        Err(Error::PermissionDenied { operation, path }) => (operation, path),
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// An ensemble on which another client has used the lock, so that its directory is there.
+fn with_directory() -> Memory {
+    let memory = Memory::new();
+    drop(now(RwLock::new(&memory.connect(), PATH).expect("valid").write()).expect("free"));
+    memory
+}
+
+// The directory.
+
+#[test]
+fn a_directory_above_that_is_there_need_not_be_allowed_to_be_made() {
+    let refuses = |asked: Asked<'_>| matches!(asked, Asked::Create(ABOVE, _)).then_some(Failure::NoAuth);
+    let memory = Memory::new();
+    drop(now(RwLock::new(&memory.connect(), "/locks/other").expect("valid").write()).expect("free"));
+    assert!(write_where(&memory, refuses).expect("it is there").is_held());
+
+    let (_, path) = denied(write_where(&Memory::new(), refuses));
+    assert_eq!(path, PATH, "it is not there");
+}
+
+#[test]
+fn a_directory_that_may_not_be_made_is_asked_for_once() {
+    let tries = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&tries);
+    let refused = write_where(&Memory::new(), move |asked| match asked {
+        Asked::Create(PATH, _) => {
+            count.fetch_add(1, Ordering::Relaxed);
+            Some(Failure::NoAuth)
+        }
+        _ => None,
+    });
+    assert_eq!(denied(refused).1, PATH);
+    assert_eq!(tries.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_directory_above_that_vanishes_meanwhile_is_made_again() {
+    let tries = AtomicUsize::new(0);
+    let granted = write_where(&Memory::new(), move |asked| match asked {
+        Asked::Create(PATH, _) if tries.fetch_add(1, Ordering::Relaxed) == 0 => Some(Failure::NoNode),
+        _ => None,
+    });
+    assert!(granted.expect("made again").is_held());
+}
+
+#[test]
+fn who_may_not_enter_the_directory_that_it_has_made_removes_it() {
+    let refuses = |memory: &Memory| {
+        let ensemble = memory.clone();
+        move |asked: Asked<'_>| match asked {
+            Asked::Create(path, Kind::EphemeralSequential) if path.starts_with(PATH) => {
+                let is_there = ensemble.children(ABOVE).iter().any(|it| it == "config");
+                is_there.then_some(Failure::NoAuth)
+            }
+            _ => None,
+        }
+    };
+    let memory = Memory::new();
+    let (own, path) = denied(write_where(&memory, refuses(&memory)));
+    assert_eq!((path.as_str(), memory.children("/")), (PATH, vec![]));
+
+    let memory = with_directory();
+    let (others, _) = denied(write_where(&memory, refuses(&memory)));
+    assert_eq!(memory.children(ABOVE), ["config"]);
+    assert_ne!(own, others, "only of its own directory the error says that its own ACL is the reason");
+}
+
+#[test]
+fn who_may_not_list_the_queue_leaves_it_and_removes_its_own_directory() {
+    let may_not_list = |asked: Asked<'_>| matches!(asked, Asked::Children(PATH)).then_some(Failure::NoAuth);
+    let memory = Memory::new();
+    let (own, path) = denied(write_where(&memory, may_not_list));
+    assert_eq!((path.as_str(), memory.children("/")), (PATH, vec![]));
+
+    let memory = with_directory();
+    let (others, _) = denied(write_where(&memory, may_not_list));
+    assert_eq!((memory.children(ABOVE), memory.children(PATH)), (vec!["config".to_owned()], vec![]));
+    assert_ne!(own, others);
+}
+
+#[test]
+fn who_may_neither_list_the_queue_nor_leave_it_is_told_which_node_stays() {
+    let refused = write_where(&with_directory(), |asked| match asked {
+        Asked::Children(PATH) => Some(Failure::NoAuth),
+        Asked::Delete(_) | Asked::Transact(_) => Some(Failure::NoAuth),
+        _ => None,
+    });
+    let (_, path) = denied(refused);
+    assert!(path.starts_with(PATH) && path.contains("-WRITE-"), "{path}");
+}
+
+// Transactions.
+
+/// How a transaction ends of which the check of the own node fails so.
+fn committed_with(failure: Failure) -> (Result<(), Error>, WriteGuard) {
+    let refuses = move |asked: Asked<'_>| match asked {
+        Asked::Transact([Operation::Check { .. }, Operation::Set { .. }, ..]) => {
+            Some(Failure::Operation { index: 0, failure: Box::new(failure.clone()) })
+        }
+        _ => None,
+    };
+    let guard = write_where(&Memory::new(), refuses).expect("free");
+    (now(guard.transaction().set("/config", b"new").commit()).map(drop), guard)
+}
+
+#[test]
+fn a_transaction_that_finds_the_own_node_gone_loses_the_lock() {
+    let (answer, guard) = committed_with(Failure::NoNode);
+    assert!(matches!(answer, Err(Error::Lost(Loss::Removed))), "{answer:?}");
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn a_transaction_that_may_not_check_the_own_node_is_refused_and_the_lock_stays() {
+    let (answer, guard) = committed_with(Failure::NoAuth);
+    assert!(matches!(answer, Err(Error::TransactionRefused { reason: Failure::NoAuth, .. })), "{answer:?}");
+    assert!(guard.is_held());
+}
+
+// Requests whose answers are lost, or that are refused in another way.
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_whose_listing_is_always_lost_is_listed_66_times() {
+    let tries = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&tries);
+    let zk = Hindered::new(&with_directory(), move |asked| match asked {
+        Asked::Children(PATH) => {
+            assert!(count.fetch_add(1, Ordering::Relaxed) < 500, "it is listed for ever");
+            Some(Failure::Unknown("lost".to_owned()))
+        }
+        _ => None,
+    });
+    let error = RwLock::new(&zk, PATH).expect("valid").write().await.expect_err("nobody knows who is before it");
+    assert!(error.to_string().contains("lost"), "{error}");
+    // The first goes out with the create; then one try, and 64 more.
+    assert_eq!(tries.load(Ordering::Relaxed), 66);
+}
+
+#[test]
+fn a_server_that_refuses_the_signal_is_asked_for_it_once() {
+    for failure in [Failure::NoAuth, Failure::Refused("no".to_owned())] {
+        let tries = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&tries);
+        let memory = Memory::new();
+        let zk = Hindered::new(&memory, move |asked| {
+            let Asked::Transact(operations) = asked else { return None };
+            let is_signal = |it: &Operation| matches!(it, Operation::Set { path, .. } if path.contains("-WRITE-"));
+            let index = operations.iter().position(is_signal)?;
+            count.fetch_add(1, Ordering::Relaxed);
+            Some(Failure::Operation { index, failure: Box::new(failure.clone()) })
+        });
+        let (lock, limit) = (RwLock::new(&zk, PATH).expect("valid"), semaphore(&zk));
+        now(now(limit.acquire()).expect("free").release()).expect("its place is exchanged without the signal");
+        for _ in 0..2 {
+            now(now(lock.write()).expect("free").release()).expect("a plain delete serves as well");
+        }
+        assert_eq!(memory.children(PATH), Vec::<String>::new());
+        assert_eq!(tries.load(Ordering::Relaxed), 1);
+    }
+}
+
+#[test]
+fn a_release_that_is_refused_for_another_reason_is_not_tried_without_the_signal() {
+    let refuses = |asked: Asked<'_>| match asked {
+        Asked::Transact([Operation::Set { .. }, Operation::Delete { .. }]) => {
+            Some(Failure::Operation { index: 1, failure: Box::new(Failure::NoAuth) })
+        }
+        _ => None,
+    };
+    let memory = Memory::new();
+    let refused = now(write_where(&memory, refuses).expect("free").release());
+    assert!(matches!(refused, Err(Error::PermissionDenied { .. })), "{refused:?}");
+    assert_eq!(memory.children(PATH).len(), 1, "it stays until its session ends");
+}
+
+#[test]
+fn a_sync_needs_no_node_and_no_permission_but_an_answer() {
+    let is_synced = |failure: Failure| {
+        let answer = failure.clone();
+        let zk = Hindered::new(&Memory::new(), move |asked| match asked {
+            Asked::Transact([Operation::Check { .. }]) => Some(answer.clone()),
+            _ => None,
+        });
+        let slot = now(zk.session_slot(0)).expect("open");
+        now(slot.session().sync("/any")).is_ok()
+    };
+    let of_check = |failure| Failure::Operation { index: 0, failure: Box::new(failure) };
+    for failure in [Failure::NoNode, Failure::NoAuth, Failure::BadVersion] {
+        assert!(is_synced(of_check(failure.clone())), "{failure}");
+    }
+    for failure in [Failure::Refused("no".to_owned()), Failure::InvalidAcl] {
+        assert!(!is_synced(of_check(failure.clone())), "{failure}");
+    }
+    assert!(!is_synced(Failure::Unknown("lost".to_owned())));
+}
+
+/// How often a record of work that was done is written if each write fails so, and how that ends.
+async fn recorded_with(answers: impl Fn(&Operation) -> Failure + Send + Sync + 'static) -> (usize, Error) {
+    let tries = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&tries);
+    let zk = Hindered::new(&Memory::new(), move |asked| match asked {
+        Asked::Transact([Operation::Check { .. }, write]) if write.path().ends_with(".done") => {
+            assert!(count.fetch_add(1, Ordering::Relaxed) < 500, "it is written for ever");
+            Some(answers(write))
+        }
+        _ => None,
+    });
+    let lock = RwLock::new(&zk, PATH).expect("valid");
+    let guard = lock.write().once_in(Duration::from_secs(60)).await.expect("free").expect("nobody has done it");
+    let error = guard.done().await.expect_err("it is never written");
+    (tries.load(Ordering::Relaxed), error)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_comes_and_goes_before_each_write_is_written_64_times() {
+    let comes_and_goes = |write: &Operation| {
+        let failure = if matches!(write, Operation::Set { .. }) { Failure::NoNode } else { Failure::NodeExists };
+        Failure::Operation { index: 1, failure: Box::new(failure) }
+    };
+    let (tries, error) = recorded_with(comes_and_goes).await;
+    assert!(matches!(error, Error::TransactionRefused { .. }), "{error:?}");
+    assert_eq!(tries, 64);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_whose_answers_are_always_lost_is_in_doubt_after_33_writes() {
+    let (tries, error) = recorded_with(|_| Failure::Unknown("lost".to_owned())).await;
+    assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error:?}");
+    // Each counts twice: as a try, and as an answer that was lost.
+    assert_eq!(tries, 33);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_may_not_be_written_is_refused_at_once() {
+    let may_not = |_: &Operation| Failure::Operation { index: 1, failure: Box::new(Failure::NoAuth) };
+    let (tries, error) = recorded_with(may_not).await;
+    assert!(matches!(&error, Error::PermissionDenied { path, .. } if path.ends_with(".done")), "{error:?}");
+    assert_eq!(tries, 1);
+}
+
+// Permits.
+
+fn semaphore(zk: &Hindered) -> Semaphore {
+    Semaphore::new(zk, LIMIT, 1).expect("valid")
+}
+
+#[tokio::test(start_paused = true)]
+async fn permits_are_looked_at_65_times_if_the_answers_are_always_lost() {
+    let tries = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&tries);
+    let zk = Hindered::new(&Memory::new(), move |asked| match asked {
+        Asked::WatchChildren(PERMITS) => {
+            assert!(count.fetch_add(1, Ordering::Relaxed) < 500, "they are looked at for ever");
+            Some(Failure::Unknown("lost".to_owned()))
+        }
+        _ => None,
+    });
+    let began = Instant::now();
+    let error = semaphore(&zk).acquire().await.expect_err("nobody knows how many are taken");
+    assert!(error.to_string().contains("lost"), "{error}");
+    // No pause before the first four tries; then a fiftieth of the session timeout, two, and so on up to twelve.
+    let fiftieths: u32 = (4..=64).map(|tries: u32| (tries - 3).min(12)).sum();
+    assert_eq!(began.elapsed(), Duration::from_secs(10) / 50 * fiftieths);
+    assert_eq!(tries.load(Ordering::Relaxed), 65);
+    assert_eq!(zk.memory.children("/limit/queue"), Vec::<String>::new());
+}
+
+#[test]
+fn a_number_of_permits_that_another_wrote_first_is_taken_over() {
+    let memory = Memory::new();
+    let (other, tries) = (memory.connect(), AtomicUsize::new(0));
+    let first = Hindered::new(&memory, move |asked| match asked {
+        Asked::Transact([Operation::Set { path, .. }]) if path == LIMIT => {
+            if tries.fetch_add(1, Ordering::Relaxed) == 0 {
+                now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(1)).expect("it may");
+            }
+            None
+        }
+        _ => None,
+    });
+    assert!(now(semaphore(&first).acquire()).expect("there is one").is_held());
+}
+
+#[test]
+fn a_number_of_permits_that_may_not_be_written_is_refused_at_once() {
+    let tries = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&tries);
+    let zk = Hindered::new(&Memory::new(), move |asked| match asked {
+        Asked::Transact([Operation::Set { path, .. }]) if path == LIMIT => {
+            assert!(count.fetch_add(1, Ordering::Relaxed) < 500, "it is written for ever");
+            Some(Failure::Operation { index: 0, failure: Box::new(Failure::NoAuth) })
+        }
+        _ => None,
+    });
+    let error = now(semaphore(&zk).acquire()).expect_err("refused");
+    assert!(matches!(error, Error::PermissionDenied { .. }), "{error:?}");
+    assert_eq!(tries.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_number_that_changes_while_it_is_set_is_set_again_and_one_that_may_not_be_set_is_not() {
+    let memory = Memory::new();
+    let (other, tries) = (memory.connect(), Arc::new(AtomicUsize::new(0)));
+    let count = Arc::clone(&tries);
+    let zk = Hindered::new(&memory, move |asked| match asked {
+        Asked::Transact([Operation::Set { path, .. }]) if path == LIMIT => {
+            match count.fetch_add(1, Ordering::Relaxed) {
+                0 => now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(3)).expect("it may"),
+                1 => {}
+                2 => return Some(Failure::Operation { index: 0, failure: Box::new(Failure::NoAuth) }),
+                _ => panic!("it is set for ever"),
+            }
+            None
+        }
+        _ => None,
+    });
+    let limit = semaphore(&zk);
+    now(limit.set_permits(2)).expect("at the second try");
+    let slot = now(memory.session_slot(0)).expect("open");
+    assert_eq!(now(slot.session().data(LIMIT)).expect("it is there").0, b"permits=2");
+    let refused = now(limit.set_permits(4));
+    assert!(matches!(refused, Err(Error::PermissionDenied { .. })), "{refused:?}");
+    assert_eq!(tries.load(Ordering::Relaxed), 3);
+}
+
+#[test]
+fn a_number_that_rises_just_before_it_is_watched_is_not_missed() {
+    let memory = Memory::new();
+    let (other, tries) = (memory.connect(), AtomicUsize::new(0));
+    let admin = Semaphore::new(&other, LIMIT, 1).expect("valid");
+    let _held = now(admin.acquire()).expect("free");
+    let late = Hindered::new(&memory, move |asked| {
+        if matches!(asked, Asked::Watch(LIMIT)) && tries.fetch_add(1, Ordering::Relaxed) == 0 {
+            now(admin.set_permits(2)).expect("it may");
+        }
+        None
+    });
+    let waiting = Semaphore::builder(&late, LIMIT).build().expect("valid");
+    let mut waits = task::spawn(waiting.acquire().into_future());
+    let second = match waits.poll() {
+        std::task::Poll::Ready(granted) => granted.expect("there are two now"),
+        std::task::Poll::Pending => {
+            assert!(waits.is_woken(), "it waits for a change that has come already");
+            assert_ready_ok!(waits.poll())
+        }
+    };
+    assert!(second.is_held());
+    let mut third = task::spawn(waiting.acquire().into_future());
+    assert_pending!(third.poll());
+}
