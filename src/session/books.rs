@@ -5,6 +5,7 @@
 
 use std::sync::{Arc, PoisonError, Weak};
 
+use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
 use crate::queue::local::{Evidence, Exit, LocalQueue, LocalTurn};
 use crate::queue::mode::Mode;
@@ -165,7 +166,10 @@ impl Book {
     /// Asks this contender to give up a node that it may only keep. `false` if it is of another session, as far as the
     /// book knows.
     pub(crate) fn ask(&self, name: &str) -> bool {
-        let found = self.state().queue.members().find(|it| it.contender.name() == name).cloned();
+        // A writer that has downgraded since has another name by now.
+        let asked = Contender::parse(name);
+        let is_asked = |it: &&Arc<Position>| asked.as_ref().is_some_and(|asked| it.contender.has_owner_of(asked));
+        let found = self.state().queue.members().find(is_asked).cloned();
         found.inspect(|found| found.own_node.ask()).is_some()
     }
 
@@ -199,7 +203,6 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
-    use crate::queue::contender::Contender;
     use crate::queue::local::Key;
     use crate::session::lease::Lease;
     use crate::session::loss::Loss;
@@ -313,6 +316,21 @@ mod tests {
         writer.is_local = false;
         book.waits(&reader, &writer);
         assert!(matches!(book.find(&reader), Known::Behind(found) if found == writer));
+    }
+
+    /// A contender looks at the book, and asks its predecessor a moment later.
+    #[test]
+    fn a_writer_that_has_downgraded_meanwhile_is_asked_by_the_name_that_it_had() {
+        let (upkeep, book) = (upkeep(), Book::default());
+        let [wrote, reads] = [Mode::Write, Mode::Read].map(|mode| position_on(&upkeep, mode, 1));
+        book.entered(&wrote, book.connection());
+        book.granted(&wrote, &Evidence::Sure);
+        book.downgraded(&reads);
+        assert!(book.ask(wrote.contender.name()));
+        assert!(reads.own_node.is_asked());
+        assert!(!book.ask("h~another-WRITE-0000000002"), "it is of another session");
+        book.left(&reads, Exit::Plain);
+        assert!(!book.ask(wrote.contender.name()), "it has left");
     }
 
     #[test]
