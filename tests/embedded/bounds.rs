@@ -10,7 +10,7 @@ use support::hindered::{Asked, Hindered};
 use support::polled::now;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, task};
-use zk_rwlock::coordinator::{Ending, Failure, Kind, Lease, Operation, Upkeep};
+use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Lease, Operation, Reservation, SessionSlot, Upkeep};
 use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore};
 
 const PATH: &str = "/locks/of-a-service/config";
@@ -94,6 +94,42 @@ async fn a_directory_whose_numbers_are_always_used_up_is_made_anew_8_times() {
     assert!(matches!(&error, Error::SequenceExhausted { path } if path == PATH), "{error:?}");
     assert_eq!(count.now(), 9, "numbers were taken");
     assert_eq!(memory.children(PATH), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_is_read_on_three_sessions_that_turn_out_to_be_over() {
+    let count = Count::default();
+    let tries = count.clone();
+    let zk = Hindered::new(&Memory::new(), move |asked| match asked {
+        Asked::Children(PATH) => {
+            tries.one_more();
+            Some(Failure::Over(Ending::Expired))
+        }
+        _ => None,
+    });
+    let began = Instant::now();
+    let error = RwLock::new(&zk, PATH).expect("valid").queue().await.expect_err("it was never read");
+    assert!(error.to_string().contains("expired"), "{error}");
+    // Until the coordinator knows so, it gives the session out again: a twentieth of the session timeout for each.
+    assert_eq!((count.now(), began.elapsed()), (3, Duration::from_secs(1)));
+}
+
+#[tokio::test]
+async fn a_slot_gives_its_room_back_once_and_a_shared_client_closes_all() {
+    let given_back = Count::default();
+    let slot = {
+        let (memory, given_back) = (Memory::new(), given_back.clone());
+        let session = Arc::clone(memory.session_slot(0).await.expect("open").session());
+        SessionSlot::with_reservation(session, Reservation::new(move || given_back.one_more()))
+    };
+    assert_eq!(given_back.now(), 0);
+    drop(slot);
+    assert_eq!(given_back.now(), 1);
+
+    let client = Arc::new(Memory::new());
+    let held = RwLock::new(&client, PATH).expect("valid").write().await.expect("free");
+    Coordinator::close(&client).await;
+    assert!(!held.is_held());
 }
 
 /// An acquisition on a session whose lease has run out, until as many checks of the own node were asked for as `answer`

@@ -67,6 +67,23 @@ async fn a_read_behind_a_local_write_behind_its_own_read_is_a_deadlock() {
     writer.abort();
 }
 
+/// Each writer that gives up leaves a node behind that is not joined any more. The use under the oldest still counts.
+#[tokio::test(start_paused = true)]
+async fn a_read_behind_the_last_of_several_local_writes_is_a_deadlock_too() {
+    let zk = Memory::new();
+    let lock = refusing(&zk);
+    let _mine = lock.read().await.unwrap();
+    for _ in 0..4 {
+        let clone = lock.clone();
+        let writer = tokio::spawn(async move { clone.write().timeout(SOON * 5).await.map(drop) });
+        spin().await;
+        let error = lock.read().timeout(SOON).await.unwrap_err();
+        assert!(matches!(error, Error::WouldDeadlock { same_task: true, .. }), "{error}");
+        writer.abort();
+        spin().await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_use_that_would_join_and_wait_for_its_own_use_is_a_deadlock() {
     let zk = Memory::new();
@@ -304,6 +321,35 @@ fn on_wait_is_not_told_of_contenders_that_left_long_ago() {
     drop(guard);
     let [told] = &told[..] else { panic!("{told:?}") };
     assert!(told.contains("place: 2") && told.contains("~keep-WRITE-") && !told.contains("left long ago"), "{told}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_use_that_waits_for_the_shared_node_hears_how_far_it_has_come() {
+    let (zk, kept, other) = two();
+    let first = other.write().label("first").await.unwrap();
+    let second = tokio::spawn(other.write().label("second").into_future());
+    spin().await;
+    let told = [(); 2].map(|()| Arc::new(Mutex::new(Vec::new())));
+    let [one, two] = told.each_ref().map(|told| {
+        let tell = Arc::clone(told);
+        let hears = move |progress: &zk_rwlock::Progress| {
+            let labels: Vec<_> = progress.blockers.first.iter().filter_map(|it| it.label.clone()).collect();
+            tell.lock().unwrap().push((progress.place, labels));
+        };
+        tokio::spawn(kept.read().on_wait(hears).into_future())
+    });
+    spin().await;
+    assert_eq!(line(&zk), [Mode::Write, Mode::Write, Mode::Read], "the reads share one node");
+    drop(first);
+    let second = second.await.unwrap().unwrap();
+    tokio::time::sleep(SOON * 60).await;
+    for told in &told {
+        let told = told.lock().unwrap().clone();
+        let labels: Vec<_> = told.iter().map(|(place, labels)| (*place, labels.join(", "))).collect();
+        assert_eq!(labels, [(3, "first, second".to_owned()), (2, "second".to_owned())], "only of changes");
+    }
+    drop(second);
+    assert!(one.await.unwrap().unwrap().is_held() && two.await.unwrap().unwrap().is_held());
 }
 
 #[derive(serde::Serialize, serde::Deserialize)]

@@ -10,7 +10,7 @@ use support::polled::now;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation};
-use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore, WriteGuard};
+use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore, Shared, WriteGuard};
 
 const ABOVE: &str = "/locks";
 const PATH: &str = "/locks/config";
@@ -171,27 +171,73 @@ async fn a_queue_whose_listing_is_always_lost_is_listed_66_times() {
     assert_eq!(tries.load(Ordering::Relaxed), 66);
 }
 
+/// A server that refuses every signal, and how often it was asked for one.
+fn without_signals(memory: &Memory, failure: Failure) -> (Hindered, Arc<AtomicUsize>) {
+    let tries = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&tries);
+    let zk = Hindered::new(memory, move |asked| {
+        let Asked::Transact(operations) = asked else { return None };
+        let is_signal = |it: &Operation| matches!(it, Operation::Set { path, .. } if path.contains("-WRITE-"));
+        let index = operations.iter().position(is_signal)?;
+        count.fetch_add(1, Ordering::Relaxed);
+        Some(Failure::Operation { index, failure: Box::new(failure.clone()) })
+    });
+    (zk, tries)
+}
+
 #[test]
 fn a_server_that_refuses_the_signal_is_asked_for_it_once() {
     for failure in [Failure::NoAuth, Failure::Refused("no".to_owned())] {
-        let tries = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&tries);
         let memory = Memory::new();
-        let zk = Hindered::new(&memory, move |asked| {
-            let Asked::Transact(operations) = asked else { return None };
-            let is_signal = |it: &Operation| matches!(it, Operation::Set { path, .. } if path.contains("-WRITE-"));
-            let index = operations.iter().position(is_signal)?;
-            count.fetch_add(1, Ordering::Relaxed);
-            Some(Failure::Operation { index, failure: Box::new(failure.clone()) })
-        });
-        let (lock, limit) = (RwLock::new(&zk, PATH).expect("valid"), semaphore(&zk));
-        now(now(limit.acquire()).expect("free").release()).expect("its place is exchanged without the signal");
+        let (zk, tries) = without_signals(&memory, failure.clone());
+        let lock = RwLock::new(&zk, PATH).expect("valid");
         for _ in 0..2 {
             now(now(lock.write()).expect("free").release()).expect("a plain delete serves as well");
         }
-        assert_eq!(memory.children(PATH), Vec::<String>::new());
+        assert_eq!((memory.children(PATH), tries.load(Ordering::Relaxed)), (vec![], 1));
+
+        let (zk, tries) = without_signals(&Memory::new(), failure);
+        let limit = semaphore(&zk);
+        for _ in 0..2 {
+            now(now(limit.acquire()).expect("free").release()).expect("its place is exchanged without the signal");
+        }
         assert_eq!(tries.load(Ordering::Relaxed), 1);
     }
+}
+
+#[test]
+fn a_place_that_may_not_be_deleted_without_the_signal_either_is_not_exchanged() {
+    let tries = AtomicUsize::new(0);
+    let zk = Hindered::new(&Memory::new(), move |asked| {
+        let Asked::Transact(operations) = asked else { return None };
+        let may_not = matches!(operations, [_, _, Operation::Create { .. }, ..]);
+        assert!(tries.fetch_add(1, Ordering::Relaxed) < 500, "it is tried for ever");
+        // Either the signal or, without it, the deletion.
+        may_not.then(|| Failure::Operation { index: 3, failure: Box::new(Failure::NoAuth) })
+    });
+    let refused = now(semaphore(&zk).acquire());
+    assert!(matches!(refused, Err(Error::PermissionDenied { .. })), "{refused:?}");
+}
+
+#[test]
+fn a_release_says_if_the_node_had_gone_before_and_not_if_it_went_with_a_lost_answer() {
+    let removed = |is_lost: bool| {
+        let (memory, tries) = (Memory::new(), AtomicUsize::new(0));
+        let ensemble = memory.connect();
+        let granted = write_where(&memory, move |asked| match asked {
+            Asked::Transact([Operation::Set { path, .. }, Operation::Delete { .. }]) => {
+                let slot = now(ensemble.session_slot(0)).expect("open");
+                let _gone = now(slot.session().delete(path));
+                let is_first = tries.fetch_add(1, Ordering::Relaxed) == 0;
+                let failure = Failure::Operation { index: 0, failure: Box::new(Failure::NoNode) };
+                Some(if is_first && is_lost { Failure::Unknown("lost".to_owned()) } else { failure })
+            }
+            _ => None,
+        });
+        now(granted.expect("free").release())
+    };
+    assert!(matches!(removed(false), Err(Error::Lost(Loss::Removed))), "{:?}", removed(false));
+    removed(true).expect("the first try may have removed it");
 }
 
 #[test]
@@ -231,9 +277,16 @@ fn a_sync_needs_no_node_and_no_permission_but_an_answer() {
 
 /// How often a record of work that was done is written if each write fails so, and how that ends.
 async fn recorded_with(answers: impl Fn(&Operation) -> Failure + Send + Sync + 'static) -> (usize, Error) {
+    recorded_on(&Memory::new(), answers).await
+}
+
+async fn recorded_on(
+    memory: &Memory,
+    answers: impl Fn(&Operation) -> Failure + Send + Sync + 'static,
+) -> (usize, Error) {
     let tries = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&tries);
-    let zk = Hindered::new(&Memory::new(), move |asked| match asked {
+    let zk = Hindered::new(memory, move |asked| match asked {
         Asked::Transact([Operation::Check { .. }, write]) if write.path().ends_with(".done") => {
             assert!(count.fetch_add(1, Ordering::Relaxed) < 500, "it is written for ever");
             Some(answers(write))
@@ -241,7 +294,7 @@ async fn recorded_with(answers: impl Fn(&Operation) -> Failure + Send + Sync + '
         _ => None,
     });
     let lock = RwLock::new(&zk, PATH).expect("valid");
-    let guard = lock.write().once_in(Duration::from_secs(60)).await.expect("free").expect("nobody has done it");
+    let guard = lock.write().once_in(Duration::from_millis(1)).await.expect("free").expect("nobody has done it");
     let error = guard.done().await.expect_err("it is never written");
     (tries.load(Ordering::Relaxed), error)
 }
@@ -252,9 +305,17 @@ async fn a_record_that_comes_and_goes_before_each_write_is_written_64_times() {
         let failure = if matches!(write, Operation::Set { .. }) { Failure::NoNode } else { Failure::NodeExists };
         Failure::Operation { index: 1, failure: Box::new(failure) }
     };
-    let (tries, error) = recorded_with(comes_and_goes).await;
-    assert!(matches!(error, Error::TransactionRefused { .. }), "{error:?}");
-    assert_eq!(tries, 64);
+    let memory = Memory::new();
+    for is_there in [false, true] {
+        let (tries, error) = recorded_on(&memory, comes_and_goes).await;
+        assert!(matches!(error, Error::TransactionRefused { .. }), "{error:?}");
+        assert_eq!(tries, 64, "it is there at first: {is_there}");
+        let once = RwLock::new(&memory, PATH).expect("valid").write().once_in(Duration::from_millis(1));
+        let guard = once.await.expect("free").expect("long ago");
+        guard.done().await.expect("nothing is in the way");
+        guard.release().await.expect("held");
+        memory.set_clock_forward(Duration::from_secs(1));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -271,6 +332,24 @@ async fn a_record_that_may_not_be_written_is_refused_at_once() {
     let (tries, error) = recorded_with(may_not).await;
     assert!(matches!(&error, Error::PermissionDenied { path, .. } if path.ends_with(".done")), "{error:?}");
     assert_eq!(tries, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_that_is_written_just_before_its_directory_is_watched_is_not_missed() {
+    let memory = Memory::new();
+    let other = Shared::builder(&memory.connect(), "/value").initial(|| 0_u64).build().expect("valid");
+    let tries = AtomicUsize::new(0);
+    let zk = Hindered::new(&memory, move |asked| {
+        if matches!(asked, Asked::WatchChildren(_)) && tries.fetch_add(1, Ordering::Relaxed) == 0 {
+            let mut value = now(other.write()).expect("free");
+            *value = 7;
+            now(value.commit()).expect("held");
+        }
+        None
+    });
+    let shared = Shared::<u64>::new(&zk, "/value").expect("valid");
+    let seen = shared.wait_for(|value| *value == 7).timeout(Duration::from_millis(500)).await;
+    assert_eq!(**seen.expect("it is there"), 7);
 }
 
 // Permits.
