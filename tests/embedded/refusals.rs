@@ -1,8 +1,8 @@
 //! What an acquisition, a semaphore and a transaction make of single refusals, each at one request.
 
 use std::future::IntoFuture;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use support::hindered::{Asked, Hindered};
@@ -352,7 +352,102 @@ async fn a_value_that_is_written_just_before_its_directory_is_watched_is_not_mis
     assert_eq!(**seen.expect("it is there"), 7);
 }
 
+// Creates whose answers are lost, and that are carried out elsewhere or later.
+
+/// The first create of a contender has no answer. Before the second one it is carried out after all, on the session of
+/// `late`. Returns the contenders that there are once the lock is granted.
+fn granted_after_a_late_create(memory: &Memory, late: Memory) -> Vec<String> {
+    let first = Mutex::new(None);
+    let granted = write_where(memory, move |asked| match asked {
+        Asked::Create(path, kind @ Kind::EphemeralSequential) => {
+            let mut first = first.lock().expect("no panic");
+            match first.take() {
+                None => {
+                    *first = Some(path.to_owned());
+                    return Some(Failure::Unknown("lost".to_owned()));
+                }
+                Some(path) => {
+                    let slot = now(late.session_slot(0)).expect("open");
+                    now(slot.session().create(&path, b"", kind)).expect("the directory is there");
+                }
+            }
+            None
+        }
+        _ => None,
+    });
+    let guard = granted.expect("nobody else is there");
+    assert!(guard.is_held());
+    memory.children(PATH)
+}
+
+#[test]
+fn a_create_that_is_carried_out_late_leaves_no_second_node() {
+    let memory = with_directory();
+    let contenders = granted_after_a_late_create(&memory, memory.clone());
+    assert_eq!(contenders.len(), 1, "{contenders:?}");
+    assert!(contenders[0].ends_with("-WRITE-0000000002"), "the second one stands: {contenders:?}");
+}
+
+#[test]
+fn a_node_of_the_same_name_on_another_session_is_not_taken_for_the_own_one() {
+    let memory = with_directory();
+    let contenders = granted_after_a_late_create(&memory, memory.connect());
+    assert_eq!(contenders.len(), 1, "{contenders:?}");
+
+    let (other, tries) = (memory.connect(), AtomicUsize::new(0));
+    let granted = write_where(&memory, move |asked| match asked {
+        Asked::Create(path, kind @ Kind::EphemeralSequential) if tries.fetch_add(1, Ordering::Relaxed) == 0 => {
+            let slot = now(other.session_slot(0)).expect("open");
+            now(slot.session().create(path, b"", kind)).expect("the directory is there");
+            Some(Failure::Unknown("lost".to_owned()))
+        }
+        _ => None,
+    });
+    assert!(granted.expect("a second create, on the own session").is_held());
+}
+
+#[test]
+fn a_downgrade_that_is_refused_is_no_downgrade() {
+    let guard = write_where(&Memory::new(), |asked| match asked {
+        Asked::Transact([Operation::Create { .. }, Operation::Delete { .. }]) => {
+            Some(Failure::Operation { index: 0, failure: Box::new(Failure::NoAuth) })
+        }
+        _ => None,
+    });
+    let refused = now(guard.expect("free").downgrade());
+    assert!(matches!(refused, Err(Error::PermissionDenied { .. })), "{refused:?}");
+}
+
 // Permits.
+
+/// An attempt to take a permit of which the transaction is answered so. Returns how often it was sent, too.
+async fn taken_with(failure: Failure) -> (usize, Result<(), Error>) {
+    let tries = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&tries);
+    let zk = Hindered::new(&Memory::new(), move |asked| match asked {
+        Asked::Transact([_, _, Operation::Create { .. }, ..]) => {
+            assert!(count.fetch_add(1, Ordering::Relaxed) < 500, "it is sent for ever");
+            Some(failure.clone())
+        }
+        _ => None,
+    });
+    let taken = semaphore(&zk).acquire().await.map(drop);
+    (tries.load(Ordering::Relaxed), taken)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_whose_answers_are_always_lost_is_asked_for_65_times() {
+    let (tries, taken) = taken_with(Failure::Unknown("lost".to_owned())).await;
+    assert!(taken.as_ref().is_err_and(|it| it.to_string().contains("lost")), "{taken:?}");
+    assert_eq!(tries, 65);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_finds_its_place_gone_when_it_takes_a_permit_is_evicted() {
+    let (tries, taken) = taken_with(Failure::Operation { index: 0, failure: Box::new(Failure::NoNode) }).await;
+    assert!(matches!(taken, Err(Error::Evicted(Loss::Removed))), "{taken:?}");
+    assert_eq!(tries, 1);
+}
 
 fn semaphore(zk: &Hindered) -> Semaphore {
     Semaphore::new(zk, LIMIT, 1).expect("valid")
