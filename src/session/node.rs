@@ -29,7 +29,7 @@ use tokio::sync::futures::Notified;
 use crate::session::lease::{Lease, Moment};
 use crate::session::loss::{HoldState, Loss};
 use crate::session::request::{Event, Failure, Reply, Watch};
-use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::telemetry::meter;
 
@@ -62,6 +62,8 @@ pub(crate) struct OwnNode {
     writes: AtomicUsize,
     /// The epoch of the lease in which the node is held, and one; 0 if it is not held, or lost.
     held_in: AtomicU64,
+    /// A contender of this session waits for the node to be given up. Each use that joins a kept node looks.
+    is_asked: AtomicBool,
     listener: Weak<dyn Listener>,
     /// When the library learnt of the node.
     entered: Moment,
@@ -76,8 +78,6 @@ struct State {
     valid_since: Option<u64>,
     /// Its contender was called to look where it stands, and has not taken the call yet.
     is_called: bool,
-    /// A contender of this session waits for the node to be given up.
-    is_asked: bool,
     loss: Option<Loss>,
     /// The loss of the hold has been reported.
     is_told: bool,
@@ -106,7 +106,6 @@ impl OwnNode {
             phase: Phase::Waiting,
             valid_since: None,
             is_called: false,
-            is_asked: false,
             loss: None,
             is_told: false,
             own: None,
@@ -121,6 +120,7 @@ impl OwnNode {
             unsettled,
             writes,
             held_in,
+            is_asked: AtomicBool::new(false),
             listener,
             entered,
             this: Weak::clone(this),
@@ -215,12 +215,12 @@ impl OwnNode {
 
     /// Asks its owner to give the node up, if it only keeps it.
     pub(crate) fn ask(&self) {
-        self.state().is_asked = true;
+        self.is_asked.store(true, Ordering::SeqCst);
         self.changed.notify_waiters();
     }
 
     pub(crate) fn is_asked(&self) -> bool {
-        self.state().is_asked
+        self.is_asked.load(Ordering::SeqCst)
     }
 
     /// Whether its contender was called since the last time that this was asked.
