@@ -41,8 +41,8 @@ soak: zookeeper
 	export SCHEDULES=100000 MULTI_SCHEDULES=5000 LEASE_ROUNDS=40 SILENCE_ROUNDS=200 LEASE_HISTORIES=60000 BREAK_ROUNDS=20 SCALE_WAITERS=10000 MODEL_CONTENDERS=4
 	export ALONE_TIMEOUT=40 FREEZE_ROUNDS=10 CRASH_ROUNDS=25 ROLLS=5 FLAP_SECONDS=60 SWARM_SECONDS=600 LINEAR_SECONDS=300
 	export FUZZ_SECONDS=$${FUZZ_SECONDS:-120}
-	# Each of 22 tests for so long, as many at once as there are cores.
-	export THREADS_SECONDS=$$((600 * $$(nproc) / 22))
+	# Each of 23 tests for so long, as many at once as there are cores.
+	export THREADS_SECONDS=$$((600 * $$(nproc) / 23))
 	failed=
 	$(COUNTED_TEST) -p zk-rwlock-proptests -- --nocapture || failed+=' proptests'
 	$(COUNTED_TEST) -p zk-rwlock-threads -- --nocapture || failed+=' threads'

@@ -114,3 +114,26 @@ fn all_that_wait_for_a_node_hear_that_it_cannot_be_acquired() {
         world.ends(&[PATH]);
     });
 }
+
+/// A contender of the same session finds the node as a WRITE node, and asks for it when it may be a READ node.
+#[test]
+fn a_kept_node_is_asked_for_while_its_use_downgrades() {
+    explore(1_500, || {
+        // No timer ends a node that nobody asks for.
+        let (world, witness) = (World::whose_timers_fire(false), Witness::of_lock());
+        let client = world.client();
+        let (kept, plain) = (keeping(&client), RwLock::builder(&client, PATH).host("h").build().expect("a lock"));
+        let writer = block_on(kept.write().into_future()).expect("a guard");
+        let (asking, seen) = (plain.clone(), Arc::clone(&witness));
+        let asker = thread::spawn(move || {
+            tarries(8);
+            drop(seen.works(block_on(asking.write().into_future()).expect("a guard")));
+        });
+        tarries(128);
+        let reader = block_on(witness.works(writer).downgrade()).expect("held");
+        drop(witness.works(reader));
+        asker.join().expect("no panic");
+        drop((kept, plain));
+        world.ends(&[PATH]);
+    });
+}
