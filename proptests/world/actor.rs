@@ -79,6 +79,12 @@ impl Claim {
 }
 
 impl Actor {
+    /// Where it stands in a queue, if it is known to stand in one.
+    pub(crate) fn waits(&self) -> Option<Waits> {
+        let Actor::Busy(work) = self else { return None };
+        Some(Waits { queued: work.queued?, wish: work.wish()? })
+    }
+
     /// Waits for `wish`, or tries.
     pub(crate) fn begin(
         wish: Option<Claimed>,

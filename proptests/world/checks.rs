@@ -316,11 +316,7 @@ impl World {
 
     /// Whoever stands in a queue, as far as that is known.
     pub(super) fn in_queue(&self) -> Vec<Waits> {
-        let waits = |actor: &Actor| match actor {
-            Actor::Busy(work) => Some(Waits { queued: work.queued?, wish: work.wish()? }),
-            _ => None,
-        };
-        self.actors.iter().filter_map(waits).collect()
+        self.actors.iter().filter_map(Actor::waits).collect()
     }
 
     /// Something may have put contenders out of their queues, so nobody is known to stand in one.
@@ -344,7 +340,10 @@ impl World {
                 let claims = held.claims();
                 let Some(claim) = claims.first() else { return };
                 assert!(claim.is_held() || work.holds() || has_value, "what was lost was granted");
-                let in_queue = self.in_queue();
+                // Who was woken, and was not polled yet, may be about to ask for a node that is only kept.
+                let keeps = self.handles[self.handle_of[i]].plan.keep.is_some();
+                let is_up_to_date = |it: &&Actor| !keeps || !matches!(it, Actor::Busy(work) if work.is_woken());
+                let in_queue: Vec<_> = self.actors.iter().filter(is_up_to_date).filter_map(Actor::waits).collect();
                 let overtaken = work.behind.iter().find(|before| {
                     in_queue.iter().any(|it| it.queued == before.queued) && before.wish.excludes(claim.what)
                 });
