@@ -22,7 +22,7 @@ use crate::queue::local::{Evidence, HandOff};
 use crate::queue::permits::{self, Room};
 use crate::session::contract::Session;
 use crate::session::loss::Loss;
-use crate::session::request::{Event, Failure, Kind, Operation, Outcome, Stat, Watch};
+use crate::session::request::{Event, Failure, Kind, Operation, Stat, Watch};
 use crate::session::retry;
 use crate::ticket::exchange::{Exchange, NotExchanged};
 use crate::ticket::ticket::Ticket;
@@ -138,13 +138,9 @@ impl Acquisition {
             let set =
                 [Operation::Set { path: path.to_string(), data: permits::encode(number), version: Some(stat.version) }];
             match retry::until_known(session, || session.transact(&set)).await {
-                Ok(outcomes) => {
+                Ok(_) => {
                     limit.is_set(number);
-                    let version = outcomes.into_iter().find_map(|outcome| match outcome {
-                        Outcome::Set { version } => Some(version),
-                        _ => None,
-                    });
-                    return Ok((number, version.unwrap_or(stat.version + 1)));
+                    return Ok((number, stat.version.wrapping_add(1)));
                 }
                 // Another contender came first, or an earlier try of ours.
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::BadVersion => {}

@@ -164,6 +164,19 @@ fn a_try_names_the_use_in_the_way_and_not_one_that_left_long_ago() {
     assert!(guard.path().ends_with(&blockers.first[0].node), "{error}");
 }
 
+#[test]
+fn a_try_says_who_holds_under_the_kept_node_and_since_which_token() {
+    let zk = Memory::new();
+    let kept = RwLock::builder(&zk, DIRECTORY).host("web-1").keep(IDLE).build().expect("valid");
+    let guard = now(kept.write().label("nightly")).unwrap();
+    let error = now(kept.try_write()).unwrap_err();
+    let Error::WouldBlock { blockers } = &error else { panic!("{error}") };
+    let [holder] = &blockers.first[..] else { panic!("{blockers:?}") };
+    assert_eq!((holder.host.as_str(), holder.label.as_deref()), ("web-1", Some("nightly")));
+    assert_eq!((holder.pid, holder.token), (Some(std::process::id()), Some(guard.fencing_token())));
+    assert_eq!((blockers.ahead, holder.mode), (1, Mode::Write));
+}
+
 #[tokio::test(start_paused = true)]
 async fn on_wait_hears_of_a_wait_for_a_use_of_the_same_process() {
     let (_zk, kept, _other) = two();
