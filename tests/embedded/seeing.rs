@@ -15,7 +15,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Metadata, Span, Subscriber};
 use tracing_core::span::Current;
-use zk_rwlock::{Deadlock, Error, Memory, Mode, MultiLock, RwLock};
+use zk_rwlock::{Deadlock, Error, MemberState, Memory, Mode, MultiLock, RwLock, Semaphore};
 
 const DIRECTORY: &str = "/lock";
 
@@ -719,4 +719,28 @@ async fn by_default_nothing_is_refused_that_somebody_else_may_release() {
     drop(writer);
     drop(assert_ready_ok!(second.poll()));
     drop(reader);
+}
+
+/// The first in the queue of a semaphore has the queue, and waits for permits all the same.
+#[tokio::test(start_paused = true)]
+async fn a_timeout_for_a_permit_tells_holders_and_those_who_wait_before_it_apart() {
+    let zk = Memory::new();
+    let of = |host: &str| Semaphore::builder(&zk.connect(), "/limit").permits(1).host(host).build().expect("valid");
+    let (first, second, third, fourth) = (of("first"), of("second"), of("third"), of("fourth"));
+    let _held = first.acquire().label("the holder").await.expect("free");
+    let mut waits = Vec::new();
+    for (semaphore, label) in [(&second, "the head"), (&third, "behind the head")] {
+        waits.push(tokio::spawn(semaphore.acquire().label(label).into_future()));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let error = fourth.acquire().timeout(Duration::from_secs(60)).await.expect_err("one permit is not enough");
+    let Error::Timeout { blockers, .. } = &error else { panic!("{error}") };
+    let told: Vec<_> = blockers.first.iter().map(|it| (it.host.as_str(), it.label.as_deref().unwrap_or(""))).collect();
+    assert_eq!(told, [("first", "the holder"), ("second", "the head"), ("third", "behind the head")]);
+    let states: Vec<_> = blockers.first.iter().map(|it| &it.state).collect();
+    let MemberState::Waits { behind: head } = states[1] else { panic!("{states:?}") };
+    let MemberState::Waits { behind } = states[2] else { panic!("{states:?}") };
+    assert_eq!((states[0], head.as_str(), behind), (&MemberState::Holds, "permits", &blockers.first[1].node));
+    assert_eq!(blockers.ahead, 3);
+    waits.into_iter().for_each(|it| it.abort());
 }
