@@ -340,7 +340,7 @@ impl World {
                 let claims = held.claims();
                 let Some(claim) = claims.first() else { return };
                 assert!(claim.is_held() || work.holds() || has_value, "what was lost was granted");
-                // Who was woken, and was not polled yet, may be about to ask for a node that is only kept.
+                // A contender that was woken and not polled yet may be about to ask for a node that is only kept.
                 let keeps = self.handles[self.handle_of[i]].plan.keep.is_some();
                 let is_up_to_date = |it: &&Actor| !keeps || !matches!(it, Actor::Busy(work) if work.is_woken());
                 let in_queue: Vec<_> = self.actors.iter().filter(is_up_to_date).filter_map(Actor::waits).collect();

@@ -47,7 +47,7 @@ struct State {
     has_asked: bool,
     /// Why no use joins it any more.
     why: Option<Why>,
-    /// From its creation on.
+    /// From the moment when it is watched over. It tells whether a contender of this session has asked.
     own_node: Option<Arc<OwnNode>>,
     /// From its grant, if it was not asked for before, until the node is given up.
     counted: Option<meter::KeptNode>,
@@ -131,17 +131,12 @@ impl Kept {
             counted: None,
             watched_over: None,
         };
-        let payoff = Arc::clone(payoff);
-        let (state, crowded) = (Mutex::new(state), Notify::new());
+        let (payoff, state, crowded) = (Arc::clone(payoff), Mutex::new(state), Notify::new());
         Arc::new_cyclic(|this| Kept { idle, payoff, state, crowded, this: Weak::clone(this) })
     }
 
     pub(crate) fn join(self: &Arc<Self>, mode: Mode, asker: Asker) -> Join {
-        // The background task may hear of that later than this use comes, which would then overtake who asked.
-        if self.state().is_asked_here() {
-            self.give_up(Why::Asked);
-        }
-        let mut state = self.state();
+        let mut state = self.state_once_asked();
         match state.uses.join(mode, asker) {
             Joined::Refused => Join::Refused,
             Joined::Waits(number) => {
@@ -160,10 +155,7 @@ impl Kept {
     /// As [`Kept::join`], if the use need not wait. The use may find the node lost.
     pub(crate) fn join_now(&self, mode: Mode, asker: Asker) -> Option<KeptUse> {
         let mut state = self.state();
-        if state.is_asked_here() {
-            return None;
-        }
-        let granted = Arc::clone(state.granted.as_ref()?);
+        let granted = Arc::clone(state.granted.as_ref().filter(|_| !state.is_asked_here())?);
         let number = state.uses.join_now(mode, asker)?;
         drop(state);
         Some(KeptUse::new(granted, number))
@@ -211,7 +203,7 @@ impl Kept {
 
     /// The node is granted. The uses that wait may begin.
     pub(crate) fn granted(self: &Arc<Self>, hold: Arc<Hold>) {
-        let mut state = self.state();
+        let mut state = self.state_once_asked();
         state.used = hold.now();
         state.granted = Some(Arc::new(Granted { kept: Arc::clone(self), hold }));
         state.counted = (!state.uses.is_asked()).then(meter::KeptNode::begin);
@@ -293,7 +285,7 @@ impl Kept {
 
     /// A use has ended. Gives the hold, if it was the last use of a node that is to be given up.
     fn end(&self, number: u64, hold: &Hold, now: Moment) -> Option<Arc<Hold>> {
-        let mut state = self.state();
+        let mut state = self.state_once_asked();
         let mut woken = Vec::new();
         // A write of this use may yet be carried out, for as long as the node is there. So the next write must not run
         // under the same node.
@@ -316,6 +308,18 @@ impl Kept {
         } else {
             self.idle
         }
+    }
+
+    /// The state, before another use may begin. If a contender of this session has asked for the node, no use begins any
+    /// more: the background task may learn of the ask later, and the use would overtake the contender.
+    fn state_once_asked(&self) -> MutexGuard<'_, State> {
+        let state = self.state();
+        if !state.is_asked_here() {
+            return state;
+        }
+        drop(state);
+        self.give_up(Why::Asked);
+        self.state()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -494,7 +498,7 @@ impl KeptUse {
         if let Some(told) = self.told.as_mut().and_then(Arc::get_mut) {
             told.holding.goes_on_as_read(self.granted.hold.directory(), self.granted.hold.position());
         }
-        let woken = self.kept().state().uses.downgraded(self.number);
+        let woken = self.kept().state_once_asked().uses.downgraded(self.number);
         wake(woken);
         Ok(())
     }
@@ -543,7 +547,7 @@ impl Drop for WaitingUse {
         if self.is_over {
             return;
         }
-        let mut state = self.kept.state();
+        let mut state = self.kept.state_once_asked();
         let woken = state.uses.leave(self.number);
         let gone = state.end_if_over();
         drop(state);

@@ -270,7 +270,8 @@ impl<C: Borrow<Contender>> Waiter<C> {
         self.awaited = Some(Awaited { predecessor: predecessor.clone(), watches });
         // One change of the directory asks for every node that was there when ours was created.
         let asks = is_kept && !self.has_asked;
-        self.has_asked |= asks;
+        // A writer of our own session is asked alone: it asks the others. If it leaves before it has, we ask them.
+        self.has_asked |= asks && predecessor.mode == Mode::Read;
         Step::Await { predecessor, watches, asks }
     }
 

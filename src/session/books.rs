@@ -168,8 +168,8 @@ impl Book {
     pub(crate) fn ask(&self, name: &str) -> bool {
         // A writer that has downgraded since has another name by now.
         let asked = Contender::parse(name);
-        let is_asked = |it: &&Arc<Position>| asked.as_ref().is_some_and(|asked| it.contender.has_owner_of(asked));
-        let found = self.state().queue.members().find(is_asked).cloned();
+        let is_it = |it: &&Arc<Position>| asked.as_ref().is_some_and(|asked| it.contender.has_owner_of(asked));
+        let found = self.state().queue.members().find(is_it).cloned();
         found.inspect(|found| found.own_node.ask()).is_some()
     }
 
@@ -320,7 +320,7 @@ mod tests {
 
     /// A contender looks at the book, and asks its predecessor a moment later.
     #[test]
-    fn a_writer_that_has_downgraded_meanwhile_is_asked_by_the_name_that_it_had() {
+    fn a_writer_that_has_downgraded_meanwhile_is_asked_by_its_old_name() {
         let (upkeep, book) = (upkeep(), Book::default());
         let [wrote, reads] = [Mode::Write, Mode::Read].map(|mode| position_on(&upkeep, mode, 1));
         book.entered(&wrote, book.connection());

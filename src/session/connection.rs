@@ -88,8 +88,9 @@ mod tests {
 
     #[test]
     fn a_state_is_told_in_words_and_only_one_of_them_is_connected() {
-        let now = Instant::now();
-        let connecting = |why: Option<&str>| ConnectionState::Connecting { since: now, why: why.map(str::to_owned) };
+        // A test may stand still for long: only a moment that is still to come is never long ago.
+        let later = Instant::now() + Duration::from_secs(3600);
+        let connecting = |why: Option<&str>| ConnectionState::Connecting { since: later, why: why.map(str::to_owned) };
         for (state, words) in [
             (ConnectionState::Connected, "connected"),
             (connecting(None), "connecting for 0s"),

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn four_callers_list_a_small_directory_at_once_and_the_fifth_joins_the_next_listing() {
+    fn four_callers_list_a_small_directory_at_once_and_no_fifth() {
         let (listings, directory) = (Listings::default(), Arc::from("/lock"));
         let (sent, joined) = begin(&listings, &directory, 6);
         assert_eq!((sent, joined.len()), (4, 2));

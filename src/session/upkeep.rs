@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_that_a_late_answer_finds_is_lost_although_the_answer_renews_the_lease() {
+    fn a_hold_whose_lease_ran_out_is_lost_though_an_answer_renews_it() {
         let renewals: [fn(&Upkeep); 2] = [
             |upkeep| upkeep.began(upkeep.lease().now()),
             |upkeep| {

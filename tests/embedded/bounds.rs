@@ -58,8 +58,18 @@ async fn an_acquisition_is_tried_on_three_sessions_that_are_over() {
 
 #[tokio::test(start_paused = true)]
 async fn a_directory_that_vanishes_again_and_again_is_made_64_times() {
-    let (tries, error) = answered_with(Failure::NoNode).await;
-    assert_eq!(tries, 65, "{error}");
+    let makings = Count::default();
+    let made = makings.clone();
+    let zk = Hindered::new(&Memory::new(), move |asked| match asked {
+        Asked::Create(_, Kind::EphemeralSequential) => Some(Failure::NoNode),
+        Asked::Create(PATH, _) => {
+            made.one_more();
+            None
+        }
+        _ => None,
+    });
+    let error = RwLock::new(&zk, PATH).expect("valid").write().await.expect_err("it is never there");
+    assert_eq!(makings.now(), 64, "{error}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -241,7 +251,7 @@ fn a_contender_that_keeps_its_node_has_room_for_the_directory_too() {
 }
 
 #[test]
-fn the_first_that_waits_for_permits_has_room_for_the_number_and_the_permits() {
+fn a_waiter_for_permits_has_room_for_the_number_and_the_permits() {
     let (zk, reserved) = noting();
     let limit = Semaphore::new(&zk, PATH, 1).expect("valid");
     let _held = now(limit.acquire()).expect("free");

@@ -146,7 +146,7 @@ fn a_transaction_that_finds_the_own_node_gone_loses_the_lock() {
 }
 
 #[test]
-fn a_transaction_that_may_not_check_the_own_node_is_refused_and_the_lock_stays() {
+fn a_transaction_that_may_not_check_the_own_node_keeps_the_lock() {
     let (answer, guard) = committed_with(Failure::NoAuth);
     assert!(matches!(answer, Err(Error::TransactionRefused { reason: Failure::NoAuth, .. })), "{answer:?}");
     assert!(guard.is_held());
@@ -206,7 +206,7 @@ fn a_server_that_refuses_the_signal_is_asked_for_it_once() {
 }
 
 #[test]
-fn a_place_that_may_not_be_deleted_without_the_signal_either_is_not_exchanged() {
+fn a_place_that_may_not_be_deleted_at_all_is_not_exchanged() {
     let tries = AtomicUsize::new(0);
     let zk = Hindered::new(&Memory::new(), move |asked| {
         let Asked::Transact(operations) = asked else { return None };
@@ -220,7 +220,7 @@ fn a_place_that_may_not_be_deleted_without_the_signal_either_is_not_exchanged() 
 }
 
 #[test]
-fn a_release_says_if_the_node_had_gone_before_and_not_if_it_went_with_a_lost_answer() {
+fn a_release_says_whether_the_node_had_gone_before_it_began() {
     let removed = |is_lost: bool| {
         let (memory, tries) = (Memory::new(), AtomicUsize::new(0));
         let ensemble = memory.connect();
@@ -241,7 +241,7 @@ fn a_release_says_if_the_node_had_gone_before_and_not_if_it_went_with_a_lost_ans
 }
 
 #[test]
-fn a_release_that_is_refused_for_another_reason_is_not_tried_without_the_signal() {
+fn a_release_whose_delete_is_refused_is_not_tried_without_the_signal() {
     let refuses = |asked: Asked<'_>| match asked {
         Asked::Transact([Operation::Set { .. }, Operation::Delete { .. }]) => {
             Some(Failure::Operation { index: 1, failure: Box::new(Failure::NoAuth) })
@@ -335,7 +335,7 @@ async fn a_record_that_may_not_be_written_is_refused_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_value_that_is_written_just_before_its_directory_is_watched_is_not_missed() {
+async fn a_value_written_just_before_its_directory_is_watched_is_seen() {
     let memory = Memory::new();
     let other = Shared::builder(&memory.connect(), "/value").initial(|| 0_u64).build().expect("valid");
     let tries = AtomicUsize::new(0);
@@ -389,7 +389,7 @@ fn a_create_that_is_carried_out_late_leaves_no_second_node() {
 }
 
 #[test]
-fn a_node_of_the_same_name_on_another_session_is_not_taken_for_the_own_one() {
+fn a_node_of_another_session_is_not_taken_for_the_own_one() {
     let memory = with_directory();
     let contenders = granted_after_a_late_create(&memory, memory.connect());
     assert_eq!(contenders.len(), 1, "{contenders:?}");
@@ -507,7 +507,7 @@ fn a_number_of_permits_that_may_not_be_written_is_refused_at_once() {
 }
 
 #[test]
-fn a_number_that_changes_while_it_is_set_is_set_again_and_one_that_may_not_be_set_is_not() {
+fn a_number_that_changes_while_it_is_set_is_set_again() {
     let memory = Memory::new();
     let (other, tries) = (memory.connect(), Arc::new(AtomicUsize::new(0)));
     let count = Arc::clone(&tries);

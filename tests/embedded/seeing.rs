@@ -723,7 +723,7 @@ async fn by_default_nothing_is_refused_that_somebody_else_may_release() {
 
 /// The first in the queue of a semaphore has the queue, and waits for permits all the same.
 #[tokio::test(start_paused = true)]
-async fn a_timeout_for_a_permit_tells_holders_and_those_who_wait_before_it_apart() {
+async fn a_timeout_for_a_permit_tells_holders_and_waiters_apart() {
     let zk = Memory::new();
     let of = |host: &str| Semaphore::builder(&zk.connect(), "/limit").permits(1).host(host).build().expect("valid");
     let (first, second, third, fourth) = (of("first"), of("second"), of("third"), of("fourth"));

@@ -37,7 +37,7 @@ async fn rounds_of_silence(timeout: Duration) {
             let zk = builder.connect(&proxy.address()).await.expect("reachable");
             let lock = lock_at(&zk, &format!("/silence-{}/{batch}-{number}", timeout.as_millis()));
             let guard = Arc::new(lock.write().await.expect("the lock is free"));
-            // The leader may be another by now.
+            // Another server may lead by now, and the observer's may lag.
             observer.sync("/").await.expect("the observer's session goes on");
             let node = match observer.get_and_watch_data(&guard.path()).await {
                 Ok((_, _, node)) => node,

@@ -174,6 +174,14 @@ fn a_waiter_asks_the_ensemble_once_and_not_for_its_own_session() {
     assert!(!asks(waiter(TRUSTING).lists(&[plain, ME])));
     assert!(!asks(waiter(TRUSTING).lists(&[kept[0], FIRST, ME])), "the writer between the two asks");
 
+    // A kept writer of our own session is asked alone, and may leave before it has asked those before it.
+    let mut behind_a_writer = waiter(TRUSTING);
+    let writer = "h~c~keep-WRITE-0000000001";
+    assert!(asks(behind_a_writer.lists(&[kept[0], writer, ME])));
+    assert_eq!(behind_a_writer.departs(Departure::Seen(None)), Step::Consult);
+    assert_eq!(behind_a_writer.book(Known::Nothing), Step::List);
+    assert!(asks(behind_a_writer.lists(&[kept[0], ME])));
+
     let local = |name: &str, mode| Known::Behind(Predecessor { name: name.into(), mode, is_local: true });
     let mut behind_its_own = waiter(TRUSTING);
     let step = behind_its_own.book(local(kept[1], Mode::Read));
@@ -182,6 +190,5 @@ fn a_waiter_asks_the_ensemble_once_and_not_for_its_own_session() {
     let step = behind_its_own.next(News::Listed { names: &alone, known: local(kept[1], Mode::Read) });
     assert!(!asks(step), "it is asked without the ensemble");
     assert!(asks(waiter(TRUSTING).next(News::Listed { names: &both, known: local(kept[1], Mode::Read) })));
-    let writer = "h~c~keep-WRITE-0000000001";
     assert!(!asks(waiter(TRUSTING).book(local(writer, Mode::Write))), "it asks for what is before it");
 }
