@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use support::hindered::{Asked, Hindered};
+use support::hindered::{Asked, Count, Hindered, refused_at};
 use support::polled::now;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, task};
@@ -17,20 +17,6 @@ const PATH: &str = "/locks/of-a-service/config";
 
 /// The number from which on no contender may queue up.
 const REFUSED_FROM: i32 = i32::MAX - (1 << 20) + 1;
-
-/// How often something was asked. More than a few hundred times is for ever.
-#[derive(Clone, Default)]
-struct Count(Arc<AtomicUsize>);
-
-impl Count {
-    fn one_more(&self) {
-        assert!(self.0.fetch_add(1, Ordering::Relaxed) < 500, "this is asked for ever");
-    }
-
-    fn now(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// An acquisition of a lock on an ensemble that answers each create of a contender so. Returns how often it was tried, and
 /// how it ended.
@@ -130,7 +116,7 @@ async fn a_slot_gives_its_room_back_once_and_a_shared_client_closes_all() {
     let slot = {
         let (memory, given_back) = (Memory::new(), given_back.clone());
         let session = Arc::clone(memory.session_slot(0).await.expect("open").session());
-        SessionSlot::with_reservation(session, Reservation::new(move || given_back.one_more()))
+        SessionSlot::with_reservation(session, Reservation::new(move || assert_eq!(given_back.one_more(), 0)))
     };
     assert_eq!(given_back.now(), 0);
     drop(slot);
@@ -195,9 +181,7 @@ async fn nobody_is_granted_a_lock_by_a_lease_that_is_never_renewed() {
 
 #[tokio::test(start_paused = true)]
 async fn who_finds_its_node_gone_when_its_lease_is_renewed_is_evicted() {
-    let of_check = |failure: Failure| {
-        move |_, _: &Upkeep| Some(Failure::Operation { index: 0, failure: Box::new(failure.clone()) })
-    };
+    let of_check = |failure: Failure| move |_, _: &Upkeep| Some(refused_at(0, failure.clone()));
     let (tries, _, gone) = confirmed_by(of_check(Failure::NoNode)).await;
     assert!(matches!(gone, Err(Error::Evicted(Loss::Removed))), "{gone:?}");
     assert_eq!(tries, 1);
@@ -207,12 +191,12 @@ async fn who_finds_its_node_gone_when_its_lease_is_renewed_is_evicted() {
 }
 
 /// A client that notes how many bytes its session slots are asked for: the most, because a semaphore's number is read, too.
-fn noting() -> (Hindered, Count) {
-    let most = Count::default();
-    let noted = most.clone();
+fn noting() -> (Hindered, Arc<AtomicUsize>) {
+    let most = Arc::new(AtomicUsize::new(0));
+    let noted = Arc::clone(&most);
     let zk = Hindered::new(&Memory::new(), move |asked| {
         if let Asked::Slot(watched_bytes) = asked {
-            noted.0.fetch_max(watched_bytes, Ordering::Relaxed);
+            noted.fetch_max(watched_bytes, Ordering::Relaxed);
         }
         None
     });
@@ -227,8 +211,8 @@ fn longest(zk: &Hindered, directory: &str) -> usize {
 
 /// Too little, and after a reconnect the server refuses the request that sets the watches again. A few bytes more are no
 /// harm: the name of a node is not known before the server has numbered it.
-fn assert_enough(reserved: &Count, needed: usize) {
-    let reserved = reserved.now();
+fn assert_enough(reserved: &AtomicUsize, needed: usize) {
+    let reserved = reserved.load(Ordering::Relaxed);
     assert!((needed..=needed + 16).contains(&reserved), "{reserved} bytes are reserved for {needed}");
 }
 

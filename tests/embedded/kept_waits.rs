@@ -59,8 +59,7 @@ async fn a_read_behind_a_local_write_behind_its_own_read_is_a_deadlock() {
     let lock = refusing(&zk);
     drop(lock.write().await.unwrap());
     let _mine = lock.read().await.unwrap();
-    let clone = lock.clone();
-    let writer = tokio::spawn(async move { clone.write().timeout(SOON * 5).await.map(drop) });
+    let writer = tokio::spawn(lock.write().timeout(SOON * 5).into_future());
     spin().await;
     let error = lock.read().timeout(SOON).await.unwrap_err();
     assert!(matches!(error, Error::WouldDeadlock { same_task: true, .. }), "{error}");
@@ -74,8 +73,7 @@ async fn a_read_behind_the_last_of_several_local_writes_is_a_deadlock_too() {
     let lock = refusing(&zk);
     let _mine = lock.read().await.unwrap();
     for _ in 0..4 {
-        let clone = lock.clone();
-        let writer = tokio::spawn(async move { clone.write().timeout(SOON * 5).await.map(drop) });
+        let writer = tokio::spawn(lock.write().timeout(SOON * 5).into_future());
         spin().await;
         let error = lock.read().timeout(SOON).await.unwrap_err();
         assert!(matches!(error, Error::WouldDeadlock { same_task: true, .. }), "{error}");
@@ -89,8 +87,7 @@ async fn a_use_that_would_join_and_wait_for_its_own_use_is_a_deadlock() {
     let zk = Memory::new();
     let lock = refusing(&zk);
     let _mine = lock.read().await.unwrap();
-    let clone = lock.clone();
-    let writer = tokio::spawn(async move { clone.write().timeout(SOON * 5).await.map(drop) });
+    let writer = tokio::spawn(lock.write().timeout(SOON * 5).into_future());
     spin().await;
     let write = lock.write().timeout(SOON).await.unwrap_err();
     let read = lock.read().timeout(SOON).await.unwrap_err();

@@ -1,11 +1,10 @@
 //! What an acquisition, a semaphore and a transaction make of single refusals, each at one request.
 
 use std::future::IntoFuture;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::Duration;
 
-use support::hindered::{Asked, Hindered};
+use support::hindered::{Asked, Count, Hindered, refused_at};
 use support::polled::now;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready_ok, task};
@@ -55,24 +54,24 @@ fn a_directory_above_that_is_there_need_not_be_allowed_to_be_made() {
 
 #[test]
 fn a_directory_that_may_not_be_made_is_asked_for_once() {
-    let tries = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&tries);
+    let tries = Count::default();
+    let count = tries.clone();
     let refused = write_where(&Memory::new(), move |asked| match asked {
         Asked::Create(PATH, _) => {
-            count.fetch_add(1, Ordering::Relaxed);
+            count.one_more();
             Some(Failure::NoAuth)
         }
         _ => None,
     });
     assert_eq!(denied(refused).1, PATH);
-    assert_eq!(tries.load(Ordering::Relaxed), 1);
+    assert_eq!(tries.now(), 1);
 }
 
 #[test]
 fn a_directory_above_that_vanishes_meanwhile_is_made_again() {
-    let tries = AtomicUsize::new(0);
+    let tries = Count::default();
     let granted = write_where(&Memory::new(), move |asked| match asked {
-        Asked::Create(PATH, _) if tries.fetch_add(1, Ordering::Relaxed) == 0 => Some(Failure::NoNode),
+        Asked::Create(PATH, _) if tries.one_more() == 0 => Some(Failure::NoNode),
         _ => None,
     });
     assert!(granted.expect("made again").is_held());
@@ -129,9 +128,7 @@ fn who_may_neither_list_the_queue_nor_leave_it_is_told_which_node_stays() {
 /// How a transaction ends of which the check of the own node fails so.
 fn committed_with(failure: Failure) -> (Result<(), Error>, WriteGuard) {
     let refuses = move |asked: Asked<'_>| match asked {
-        Asked::Transact([Operation::Check { .. }, Operation::Set { .. }, ..]) => {
-            Some(Failure::Operation { index: 0, failure: Box::new(failure.clone()) })
-        }
+        Asked::Transact([Operation::Check { .. }, Operation::Set { .. }, ..]) => Some(refused_at(0, failure.clone())),
         _ => None,
     };
     let guard = write_where(&Memory::new(), refuses).expect("free");
@@ -156,11 +153,11 @@ fn a_transaction_that_may_not_check_the_own_node_keeps_the_lock() {
 
 #[tokio::test(start_paused = true)]
 async fn a_queue_whose_listing_is_always_lost_is_listed_66_times() {
-    let tries = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&tries);
+    let tries = Count::default();
+    let count = tries.clone();
     let zk = Hindered::new(&with_directory(), move |asked| match asked {
         Asked::Children(PATH) => {
-            assert!(count.fetch_add(1, Ordering::Relaxed) < 500, "it is listed for ever");
+            count.one_more();
             Some(Failure::Unknown("lost".to_owned()))
         }
         _ => None,
@@ -168,19 +165,19 @@ async fn a_queue_whose_listing_is_always_lost_is_listed_66_times() {
     let error = RwLock::new(&zk, PATH).expect("valid").write().await.expect_err("nobody knows who is before it");
     assert!(error.to_string().contains("lost"), "{error}");
     // The first goes out with the create; then one try, and 64 more.
-    assert_eq!(tries.load(Ordering::Relaxed), 66);
+    assert_eq!(tries.now(), 66);
 }
 
 /// A server that refuses every signal, and how often it was asked for one.
-fn without_signals(memory: &Memory, failure: Failure) -> (Hindered, Arc<AtomicUsize>) {
-    let tries = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&tries);
+fn without_signals(memory: &Memory, failure: Failure) -> (Hindered, Count) {
+    let tries = Count::default();
+    let count = tries.clone();
     let zk = Hindered::new(memory, move |asked| {
         let Asked::Transact(operations) = asked else { return None };
         let is_signal = |it: &Operation| matches!(it, Operation::Set { path, .. } if path.contains("-WRITE-"));
         let index = operations.iter().position(is_signal)?;
-        count.fetch_add(1, Ordering::Relaxed);
-        Some(Failure::Operation { index, failure: Box::new(failure.clone()) })
+        count.one_more();
+        Some(refused_at(index, failure.clone()))
     });
     (zk, tries)
 }
@@ -194,26 +191,26 @@ fn a_server_that_refuses_the_signal_is_asked_for_it_once() {
         for _ in 0..2 {
             now(now(lock.write()).expect("free").release()).expect("a plain delete serves as well");
         }
-        assert_eq!((memory.children(PATH), tries.load(Ordering::Relaxed)), (vec![], 1));
+        assert_eq!((memory.children(PATH), tries.now()), (vec![], 1));
 
         let (zk, tries) = without_signals(&Memory::new(), failure);
         let limit = semaphore(&zk);
         for _ in 0..2 {
             now(now(limit.acquire()).expect("free").release()).expect("its place is exchanged without the signal");
         }
-        assert_eq!(tries.load(Ordering::Relaxed), 1);
+        assert_eq!(tries.now(), 1);
     }
 }
 
 #[test]
 fn a_place_that_may_not_be_deleted_at_all_is_not_exchanged() {
-    let tries = AtomicUsize::new(0);
+    let tries = Count::default();
     let zk = Hindered::new(&Memory::new(), move |asked| {
         let Asked::Transact(operations) = asked else { return None };
         let may_not = matches!(operations, [_, _, Operation::Create { .. }, ..]);
-        assert!(tries.fetch_add(1, Ordering::Relaxed) < 500, "it is tried for ever");
+        tries.one_more();
         // Either the signal or, without it, the deletion.
-        may_not.then(|| Failure::Operation { index: 3, failure: Box::new(Failure::NoAuth) })
+        may_not.then(|| refused_at(3, Failure::NoAuth))
     });
     let refused = now(semaphore(&zk).acquire());
     assert!(matches!(refused, Err(Error::PermissionDenied { .. })), "{refused:?}");
@@ -222,14 +219,14 @@ fn a_place_that_may_not_be_deleted_at_all_is_not_exchanged() {
 #[test]
 fn a_release_says_whether_the_node_had_gone_before_it_began() {
     let removed = |is_lost: bool| {
-        let (memory, tries) = (Memory::new(), AtomicUsize::new(0));
+        let (memory, tries) = (Memory::new(), Count::default());
         let ensemble = memory.connect();
         let granted = write_where(&memory, move |asked| match asked {
             Asked::Transact([Operation::Set { path, .. }, Operation::Delete { .. }]) => {
                 let slot = now(ensemble.session_slot(0)).expect("open");
                 let _gone = now(slot.session().delete(path));
-                let is_first = tries.fetch_add(1, Ordering::Relaxed) == 0;
-                let failure = Failure::Operation { index: 0, failure: Box::new(Failure::NoNode) };
+                let is_first = tries.one_more() == 0;
+                let failure = refused_at(0, Failure::NoNode);
                 Some(if is_first && is_lost { Failure::Unknown("lost".to_owned()) } else { failure })
             }
             _ => None,
@@ -243,9 +240,7 @@ fn a_release_says_whether_the_node_had_gone_before_it_began() {
 #[test]
 fn a_release_whose_delete_is_refused_is_not_tried_without_the_signal() {
     let refuses = |asked: Asked<'_>| match asked {
-        Asked::Transact([Operation::Set { .. }, Operation::Delete { .. }]) => {
-            Some(Failure::Operation { index: 1, failure: Box::new(Failure::NoAuth) })
-        }
+        Asked::Transact([Operation::Set { .. }, Operation::Delete { .. }]) => Some(refused_at(1, Failure::NoAuth)),
         _ => None,
     };
     let memory = Memory::new();
@@ -265,7 +260,7 @@ fn a_sync_needs_no_node_and_no_permission_but_an_answer() {
         let slot = now(zk.session_slot(0)).expect("open");
         now(slot.session().sync("/any")).is_ok()
     };
-    let of_check = |failure| Failure::Operation { index: 0, failure: Box::new(failure) };
+    let of_check = |failure| refused_at(0, failure);
     for failure in [Failure::NoNode, Failure::NoAuth, Failure::BadVersion] {
         assert!(is_synced(of_check(failure.clone())), "{failure}");
     }
@@ -284,11 +279,11 @@ async fn recorded_on(
     memory: &Memory,
     answers: impl Fn(&Operation) -> Failure + Send + Sync + 'static,
 ) -> (usize, Error) {
-    let tries = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&tries);
+    let tries = Count::default();
+    let count = tries.clone();
     let zk = Hindered::new(memory, move |asked| match asked {
         Asked::Transact([Operation::Check { .. }, write]) if write.path().ends_with(".done") => {
-            assert!(count.fetch_add(1, Ordering::Relaxed) < 500, "it is written for ever");
+            count.one_more();
             Some(answers(write))
         }
         _ => None,
@@ -296,14 +291,14 @@ async fn recorded_on(
     let lock = RwLock::new(&zk, PATH).expect("valid");
     let guard = lock.write().once_in(Duration::from_millis(1)).await.expect("free").expect("nobody has done it");
     let error = guard.done().await.expect_err("it is never written");
-    (tries.load(Ordering::Relaxed), error)
+    (tries.now(), error)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_record_that_comes_and_goes_before_each_write_is_written_64_times() {
     let comes_and_goes = |write: &Operation| {
         let failure = if matches!(write, Operation::Set { .. }) { Failure::NoNode } else { Failure::NodeExists };
-        Failure::Operation { index: 1, failure: Box::new(failure) }
+        refused_at(1, failure)
     };
     let memory = Memory::new();
     for is_there in [false, true] {
@@ -328,7 +323,7 @@ async fn a_record_whose_answers_are_always_lost_is_in_doubt_after_33_writes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_record_that_may_not_be_written_is_refused_at_once() {
-    let may_not = |_: &Operation| Failure::Operation { index: 1, failure: Box::new(Failure::NoAuth) };
+    let may_not = |_: &Operation| refused_at(1, Failure::NoAuth);
     let (tries, error) = recorded_with(may_not).await;
     assert!(matches!(&error, Error::PermissionDenied { path, .. } if path.ends_with(".done")), "{error:?}");
     assert_eq!(tries, 1);
@@ -338,9 +333,9 @@ async fn a_record_that_may_not_be_written_is_refused_at_once() {
 async fn a_value_written_just_before_its_directory_is_watched_is_seen() {
     let memory = Memory::new();
     let other = Shared::builder(&memory.connect(), "/value").initial(|| 0_u64).build().expect("valid");
-    let tries = AtomicUsize::new(0);
+    let tries = Count::default();
     let zk = Hindered::new(&memory, move |asked| {
-        if matches!(asked, Asked::WatchChildren(_)) && tries.fetch_add(1, Ordering::Relaxed) == 0 {
+        if matches!(asked, Asked::WatchChildren(_)) && tries.one_more() == 0 {
             let mut value = now(other.write()).expect("free");
             *value = 7;
             now(value.commit()).expect("held");
@@ -394,9 +389,9 @@ fn a_node_of_another_session_is_not_taken_for_the_own_one() {
     let contenders = granted_after_a_late_create(&memory, memory.connect());
     assert_eq!(contenders.len(), 1, "{contenders:?}");
 
-    let (other, tries) = (memory.connect(), AtomicUsize::new(0));
+    let (other, tries) = (memory.connect(), Count::default());
     let granted = write_where(&memory, move |asked| match asked {
-        Asked::Create(path, kind @ Kind::EphemeralSequential) if tries.fetch_add(1, Ordering::Relaxed) == 0 => {
+        Asked::Create(path, kind @ Kind::EphemeralSequential) if tries.one_more() == 0 => {
             let slot = now(other.session_slot(0)).expect("open");
             now(slot.session().create(path, b"", kind)).expect("the directory is there");
             Some(Failure::Unknown("lost".to_owned()))
@@ -409,9 +404,7 @@ fn a_node_of_another_session_is_not_taken_for_the_own_one() {
 #[test]
 fn a_downgrade_that_is_refused_is_no_downgrade() {
     let guard = write_where(&Memory::new(), |asked| match asked {
-        Asked::Transact([Operation::Create { .. }, Operation::Delete { .. }]) => {
-            Some(Failure::Operation { index: 0, failure: Box::new(Failure::NoAuth) })
-        }
+        Asked::Transact([Operation::Create { .. }, Operation::Delete { .. }]) => Some(refused_at(0, Failure::NoAuth)),
         _ => None,
     });
     let refused = now(guard.expect("free").downgrade());
@@ -422,17 +415,17 @@ fn a_downgrade_that_is_refused_is_no_downgrade() {
 
 /// An attempt to take a permit of which the transaction is answered so. Returns how often it was sent, too.
 async fn taken_with(failure: Failure) -> (usize, Result<(), Error>) {
-    let tries = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&tries);
+    let tries = Count::default();
+    let count = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
         Asked::Transact([_, _, Operation::Create { .. }, ..]) => {
-            assert!(count.fetch_add(1, Ordering::Relaxed) < 500, "it is sent for ever");
+            count.one_more();
             Some(failure.clone())
         }
         _ => None,
     });
     let taken = semaphore(&zk).acquire().await.map(drop);
-    (tries.load(Ordering::Relaxed), taken)
+    (tries.now(), taken)
 }
 
 #[tokio::test(start_paused = true)]
@@ -444,7 +437,7 @@ async fn a_permit_whose_answers_are_always_lost_is_asked_for_65_times() {
 
 #[tokio::test(start_paused = true)]
 async fn a_head_that_finds_its_place_gone_when_it_takes_a_permit_is_evicted() {
-    let (tries, taken) = taken_with(Failure::Operation { index: 0, failure: Box::new(Failure::NoNode) }).await;
+    let (tries, taken) = taken_with(refused_at(0, Failure::NoNode)).await;
     assert!(matches!(taken, Err(Error::Evicted(Loss::Removed))), "{taken:?}");
     assert_eq!(tries, 1);
 }
@@ -455,11 +448,11 @@ fn semaphore(zk: &Hindered) -> Semaphore {
 
 #[tokio::test(start_paused = true)]
 async fn permits_are_looked_at_65_times_if_the_answers_are_always_lost() {
-    let tries = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&tries);
+    let tries = Count::default();
+    let count = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
         Asked::WatchChildren(PERMITS) => {
-            assert!(count.fetch_add(1, Ordering::Relaxed) < 500, "they are looked at for ever");
+            count.one_more();
             Some(Failure::Unknown("lost".to_owned()))
         }
         _ => None,
@@ -470,17 +463,17 @@ async fn permits_are_looked_at_65_times_if_the_answers_are_always_lost() {
     // No pause before the first four tries; then a fiftieth of the session timeout, two, and so on up to twelve.
     let fiftieths: u32 = (4..=64).map(|tries: u32| (tries - 3).min(12)).sum();
     assert_eq!(began.elapsed(), Duration::from_secs(10) / 50 * fiftieths);
-    assert_eq!(tries.load(Ordering::Relaxed), 65);
+    assert_eq!(tries.now(), 65);
     assert_eq!(zk.memory.children("/limit/queue"), Vec::<String>::new());
 }
 
 #[test]
 fn a_number_of_permits_that_another_wrote_first_is_taken_over() {
     let memory = Memory::new();
-    let (other, tries) = (memory.connect(), AtomicUsize::new(0));
+    let (other, tries) = (memory.connect(), Count::default());
     let first = Hindered::new(&memory, move |asked| match asked {
         Asked::Transact([Operation::Set { path, .. }]) if path == LIMIT => {
-            if tries.fetch_add(1, Ordering::Relaxed) == 0 {
+            if tries.one_more() == 0 {
                 now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(1)).expect("it may");
             }
             None
@@ -492,31 +485,31 @@ fn a_number_of_permits_that_another_wrote_first_is_taken_over() {
 
 #[test]
 fn a_number_of_permits_that_may_not_be_written_is_refused_at_once() {
-    let tries = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&tries);
+    let tries = Count::default();
+    let count = tries.clone();
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
         Asked::Transact([Operation::Set { path, .. }]) if path == LIMIT => {
-            assert!(count.fetch_add(1, Ordering::Relaxed) < 500, "it is written for ever");
-            Some(Failure::Operation { index: 0, failure: Box::new(Failure::NoAuth) })
+            count.one_more();
+            Some(refused_at(0, Failure::NoAuth))
         }
         _ => None,
     });
     let error = now(semaphore(&zk).acquire()).expect_err("refused");
     assert!(matches!(error, Error::PermissionDenied { .. }), "{error:?}");
-    assert_eq!(tries.load(Ordering::Relaxed), 1);
+    assert_eq!(tries.now(), 1);
 }
 
 #[test]
 fn a_number_that_changes_while_it_is_set_is_set_again() {
     let memory = Memory::new();
-    let (other, tries) = (memory.connect(), Arc::new(AtomicUsize::new(0)));
-    let count = Arc::clone(&tries);
+    let (other, tries) = (memory.connect(), Count::default());
+    let count = tries.clone();
     let zk = Hindered::new(&memory, move |asked| match asked {
         Asked::Transact([Operation::Set { path, .. }]) if path == LIMIT => {
-            match count.fetch_add(1, Ordering::Relaxed) {
+            match count.one_more() {
                 0 => now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(3)).expect("it may"),
                 1 => {}
-                2 => return Some(Failure::Operation { index: 0, failure: Box::new(Failure::NoAuth) }),
+                2 => return Some(refused_at(0, Failure::NoAuth)),
                 _ => panic!("it is set for ever"),
             }
             None
@@ -529,17 +522,17 @@ fn a_number_that_changes_while_it_is_set_is_set_again() {
     assert_eq!(now(slot.session().data(LIMIT)).expect("it is there").0, b"permits=2");
     let refused = now(limit.set_permits(4));
     assert!(matches!(refused, Err(Error::PermissionDenied { .. })), "{refused:?}");
-    assert_eq!(tries.load(Ordering::Relaxed), 3);
+    assert_eq!(tries.now(), 3);
 }
 
 #[test]
 fn a_number_that_rises_just_before_it_is_watched_is_not_missed() {
     let memory = Memory::new();
-    let (other, tries) = (memory.connect(), AtomicUsize::new(0));
+    let (other, tries) = (memory.connect(), Count::default());
     let admin = Semaphore::new(&other, LIMIT, 1).expect("valid");
     let _held = now(admin.acquire()).expect("free");
     let late = Hindered::new(&memory, move |asked| {
-        if matches!(asked, Asked::Watch(LIMIT)) && tries.fetch_add(1, Ordering::Relaxed) == 0 {
+        if matches!(asked, Asked::Watch(LIMIT)) && tries.one_more() == 0 {
             now(admin.set_permits(2)).expect("it may");
         }
         None

@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -146,4 +147,26 @@ impl Session for Line {
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         self.inner.sleep(duration)
     }
+}
+
+/// How often something was asked. More than a few hundred times is for ever.
+#[derive(Clone, Default)]
+pub struct Count(Arc<AtomicUsize>);
+
+impl Count {
+    /// Counts once more. Returns how often there was one before.
+    pub fn one_more(&self) -> usize {
+        let before = self.0.fetch_add(1, Ordering::Relaxed);
+        assert!(before < 500, "this is asked for ever");
+        before
+    }
+
+    pub fn now(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// That one operation of a transaction is refused, and so all of it.
+pub fn refused_at(index: usize, failure: Failure) -> Failure {
+    Failure::Operation { index, failure: Box::new(failure) }
 }
