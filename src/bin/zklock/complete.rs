@@ -39,17 +39,7 @@ pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
     // A line that is no text is completed by nothing.
     let read = io::stdin().lock().read_to_end(&mut line).is_ok();
     let Some(line) = String::from_utf8(line).ok().filter(|_| read) else { return Ok(0) };
-    let typed: Vec<&str> = line.strip_suffix('\0').unwrap_or(&line).split('\0').collect();
-    let words: Vec<String> = typed
-        .iter()
-        .enumerate()
-        .map(|(at, word)| match shell {
-            // bash gives all words as they were typed, and fish the one at the cursor.
-            Shell::Bash => unquoted(word),
-            Shell::Fish if at + 1 == typed.len() => unquoted(word),
-            _ => (*word).to_owned(),
-        })
-        .collect();
+    let words = words(shell, &line);
     let mut program = Arguments::command();
     program.build();
     let answer = match (cursor::wanted(&program, &words), words.last()) {
@@ -68,6 +58,19 @@ pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
     };
     output::print(&answer)?;
     Ok(0)
+}
+
+/// The words of a line, of which each but the last may end with a zero byte, without the quotes that the shell has left.
+fn words(shell: Shell, line: &str) -> Vec<String> {
+    let typed: Vec<&str> = line.strip_suffix('\0').unwrap_or(line).split('\0').collect();
+    let last = typed.len() - 1;
+    let word = |(at, word): (usize, &&str)| match shell {
+        // bash gives all words as they were typed, and fish the one at the cursor.
+        Shell::Bash => unquoted(word),
+        Shell::Fish if at == last => unquoted(word),
+        _ => (*word).to_owned(),
+    };
+    typed.iter().enumerate().map(word).collect()
 }
 
 fn told(words: &[Candidate]) -> String {
@@ -146,6 +149,16 @@ fn unquoted(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_quotes_that_a_shell_leaves_are_taken_off() {
+        let line = "zklock\0'-w'\0'/a b'\0";
+        assert_eq!(words(Shell::Bash, line), ["zklock", "-w", "/a b"], "bash gives all words as they were typed");
+        assert_eq!(words(Shell::Fish, line), ["zklock", "'-w'", "/a b"], "fish only the last");
+        assert_eq!(words(Shell::Zsh, line), ["zklock", "'-w'", "'/a b'"]);
+        assert_eq!(words(Shell::Zsh, "zklock\0"), ["zklock"]);
+        assert_eq!(words(Shell::Zsh, "zklock\0\0"), ["zklock", ""], "nothing is typed of the second word yet");
+    }
 
     #[test]
     fn contenders_and_the_parts_of_a_semaphore_are_no_locks() {

@@ -230,6 +230,9 @@ mod tests {
             ("zklock --zk=h:1 -- /l make", 4),
             ("zklock /l ls /", 2),
             ("zklock -- ls /l", 3),
+            ("zklock /l --", 2),
+            ("zklock /l -c", 2),
+            ("zklock - make", 2),
         ] {
             assert_eq!(wanted_in(line), Wanted::Command(at), "{line}");
         }

@@ -91,3 +91,20 @@ pub(crate) fn of_loss(why: Loss, usually: u8) -> u8 {
 pub(crate) fn by_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use zk_rwlock::Dialect;
+
+    use super::*;
+
+    #[test]
+    fn another_dialect_is_offered_where_the_node_speaks_another() {
+        let said = |speaks| {
+            let (path, node) = ("/l".to_owned(), "n".to_owned());
+            Exit::from(Error::ForeignContender { path, node, speaks, dialect: Dialect::Native }).message
+        };
+        assert!(said(Dialect::Kazoo).ends_with(": try --dialect kazoo"), "{}", said(Dialect::Kazoo));
+        assert!(!said(Dialect::Native).contains("--dialect"), "{}", said(Dialect::Native));
+    }
+}

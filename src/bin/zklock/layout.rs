@@ -282,6 +282,22 @@ mod tests {
     }
 
     #[test]
+    fn what_just_fits_stays_as_it_is() {
+        let widest = |lines: &[String]| lines.iter().map(|line| width(line)).max().unwrap_or(0);
+        let row =
+            ["1", "holds", "WRITE", "a.x.example", "4711", "backup", "3s", "0x100004f2a5b0001", "2 a", "4294967301"];
+        let other = ["2", "waits", "READ", "b.x.example", "4712", "report", "1s", "0x100004f2a5b0002", "1 a", "-"];
+        let at = |most| lines(columns(&[row, other]), Some(most));
+        let whole = lines(columns(&[row, other]), None);
+        assert_eq!(at(widest(&whole)), whole);
+        let without_session = at(widest(&whole) - 1);
+        assert!(!without_session[0].contains("SESSION") && without_session[1].contains("a.x.example"));
+        assert_eq!(at(widest(&without_session)), without_session);
+        let brief = at(widest(&without_session) - 1);
+        assert!(brief[1].contains(" a… ") && brief[0].contains("PID"), "{brief:#?}");
+    }
+
+    #[test]
     fn a_domain_that_all_share_goes_and_what_differs_stays() {
         for (hosts, brief) in [
             (&["a.x.example", "b.x.example"][..], &["a…", "b…"][..]),

@@ -69,3 +69,19 @@ impl Visit for Words {
         };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_tells_its_steps_and_the_client_only_what_matters() {
+        tracing::subscriber::with_default(Log { started: Instant::now() }, || {
+            assert!(tracing::event_enabled!(target: "zk_rwlock::lock", Level::DEBUG));
+            assert!(!tracing::event_enabled!(target: "zk_rwlock::lock", Level::TRACE));
+            assert!(tracing::event_enabled!(target: "zookeeper_client", Level::INFO));
+            assert!(!tracing::event_enabled!(target: "zookeeper_client", Level::DEBUG), "it tells of each request");
+            assert!(!tracing::span_enabled!(target: "zk_rwlock::lock", Level::INFO), "its fields are in the events");
+        });
+    }
+}

@@ -180,4 +180,19 @@ mod tests {
         assert_eq!(wrapped(line, Some(19)), expected);
         assert_eq!(wrapped("/long/path: free", Some(3)), "/long/path:\n  free");
     }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_shown() {
+        assert_eq!(tame("plain 日本 é"), "plain 日本 é");
+        assert_eq!(tame("\x1b[2J"), "\\u{1b}[2J");
+        assert_eq!(tame("a\u{202e}b\u{2066}c"), "a\\u{202e}b\\u{2066}c", "it turns the direction of the text");
+        assert_eq!(tame("a\nb"), "a\\nb");
+    }
+
+    #[test]
+    fn a_reader_who_has_left_is_no_error_and_a_full_disk_is_one() {
+        assert!(written(Ok(())).is_ok_and(|is_read| is_read));
+        assert!(written(Err(io::ErrorKind::BrokenPipe.into())).is_ok_and(|is_read| !is_read));
+        assert!(written(Err(io::ErrorKind::StorageFull.into())).is_err_and(|exit| exit.code() == exit::NOT_WRITTEN));
+    }
 }

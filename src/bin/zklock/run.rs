@@ -443,7 +443,78 @@ async fn leave(zk: &ZooKeeper, signals: &mut Signals) {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::arguments::Arguments;
+
+    fn read(words: &[&str]) -> Arguments {
+        Arguments::try_parse_from(["zklock"].iter().chain(words)).expect("these are arguments")
+    }
+
+    fn order(words: &[&str]) -> Order {
+        Order::read(&read(words).run).expect("a command and a lock")
+    }
+
+    #[test]
+    fn a_server_has_no_more_time_to_answer_than_the_user_would_wait() {
+        for (words, milliseconds) in [
+            (&[][..], 10_000),
+            (&["-w", "5"], 5_000),
+            (&["-w", "0.2"], 1_000),
+            (&["-w", "60"], 10_000),
+            (&["-n"], 3_000),
+            (&["-w", "0"], 3_000),
+            (&["-n", "--connect-timeout", "7"], 7_000),
+            (&["-n", "--connect-timeout", "2"], 2_000),
+            (&["-w", "5", "--connect-timeout", "7"], 5_000),
+            (&["--connect-timeout", "70"], 70_000),
+        ] {
+            let given = read(&[words, &["--session-timeout", "10", "/l", "true"]].concat());
+            assert_eq!(patience(&given.run, &given.connection), Duration::from_millis(milliseconds), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn who_waits_for_no_time_does_not_wait() {
+        let does_not_wait = |words: &[&str]| read(&[words, &["/l", "true"]].concat()).run.does_not_wait();
+        assert!(does_not_wait(&["-n"]) && does_not_wait(&["-w", "0"]) && !does_not_wait(&["-w", "0.1"]));
+        assert!(!does_not_wait(&[]));
+    }
+
+    #[test]
+    fn a_command_may_stand_behind_the_lock_in_each_way_that_flock_takes() {
+        assert_eq!(order(&["/l", "make", "-j"]).command, ["make", "-j"]);
+        assert_eq!(order(&["/l", "--", "-c"]).command, ["-c"]);
+        for words in [&["-c", "make all", "/l"], &["/l", "-c", "make all"], &["/l", "--command", "make all"]] {
+            let Order { command, label, .. } = order(words);
+            assert_eq!((&command[1..], &*label), (&["-c".into(), "make all".into()][..], "make all"), "{words:?}");
+        }
+        for words in [&["/l", "-x"][..], &["/l", "-c", "make", "all"], &["-c", "make", "/l", "-c", "test"]] {
+            let refused = Order::read(&read(words).run).expect_err("no order");
+            assert!(
+                refused.message().contains("options go before the lock's path"),
+                "{words:?}: {}",
+                refused.message()
+            );
+        }
+    }
+
+    #[test]
+    fn a_label_is_the_beginning_of_the_command_line() {
+        let labelled = |word: &str| label(&["echo".into(), word.into()]);
+        let just_fits = "a".repeat(LABEL_MADE - "echo ".len());
+        assert_eq!(labelled(&just_fits), format!("echo {just_fits}"));
+        let too_long = labelled(&format!("{just_fits}b"));
+        assert!(too_long.ends_with("a…") && too_long.chars().count() == LABEL_MADE, "{too_long}");
+        assert_eq!(labelled("a\nb\tc"), "echo a b c");
+    }
+
+    #[test]
+    fn who_waits_is_told_for_what() {
+        let told = |words: &[&str]| what(&read(&[words, &["/l", "true"]].concat()).run);
+        assert_eq!([told(&["-j", "3"]), told(&["-s"]), told(&[])], ["for a permit of", "to read", "to write"]);
+    }
 
     #[test]
     fn the_grace_ends_before_the_session_can_and_no_later_than_is_wanted() {
