@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use support::polled::now;
 use zk_rwlock::{
-    Deadlock, Ending, Error, Failure, Loss, Memory, Mode, MultiLock, RwLock, Shared, Survey, ValueError, ZooKeeper,
+    Blockers, Deadlock, Ending, Error, Failure, Loss, Memory, Mode, MultiLock, RwLock, Shared, Survey, ValueError,
+    ZooKeeper,
 };
 
 const LONG: Duration = Duration::from_secs(600);
@@ -109,6 +110,26 @@ fn a_path_may_be_any_kind_of_text() {
     let guard = both.blocking_lock().unwrap();
     guard.transaction().create(String::from("/made"), "").check_exists(&owned).blocking_commit().unwrap();
     assert_eq!(Survey::below(&zk, String::from("/locks")).blocking().unwrap().queues.len(), 2);
+}
+
+#[test]
+fn each_question_to_an_error_is_about_one_kind_of_it() {
+    let (waited, blockers) = (LONG, Blockers::default);
+    let asked =
+        |error: Error| [error.is_would_block(), error.is_timeout(), error.is_lost(), error.value_error().is_some()];
+    for (error, answers) in [
+        (Error::WouldBlock { blockers: blockers() }, [true, false, false, false]),
+        (Error::Timeout { waited, blockers: blockers(), cut_off: None }, [false, true, false, false]),
+        (Error::Lost(Loss::Removed), [false, false, true, false]),
+        (Error::Evicted(Loss::Removed), [false, false, true, false]),
+        (Error::Value { path: "/v".to_owned(), error: ValueError::Unset }, [false, false, false, true]),
+        (Error::Unreachable("away".to_owned()), [false; 4]),
+    ] {
+        let (shown, of_many) =
+            (error.to_string(), Error::OneOfMany { path: "/a".to_owned(), error: Box::new(error.clone()) });
+        assert_eq!(asked(of_many)[..3], answers[..3], "one of many: {shown}");
+        assert_eq!(asked(error), answers, "{shown}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Nodes that a process keeps between uses, decided poll by poll on the embedded ensemble: no threads and no sleeps.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::memory::costs;
@@ -555,6 +556,29 @@ fn a_clone_on_another_thread_joins_too() {
         }
     });
     assert_eq!(zk.requests(), before);
+}
+
+/// Tokio lets a task take 128 steps at a time, and each fourth use is one.
+#[tokio::test]
+async fn a_task_that_only_joins_lets_others_run_after_each_five_hundred_uses() {
+    let (_zk, kept, _) = two();
+    drop(kept.read().await.expect("free"));
+    let uses = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&uses);
+    let reads = tokio::spawn(async move {
+        for _ in 0..4_000 {
+            drop(kept.read().await.expect("kept"));
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let mut turns = Vec::new();
+    while !reads.is_finished() {
+        tokio::task::yield_now().await;
+        turns.push(uses.load(Ordering::Relaxed));
+    }
+    let between: Vec<_> = turns.windows(2).map(|turns| turns[1] - turns[0]).collect();
+    let (_last, whole) = between.split_last().expect("it let us run");
+    assert!(whole.len() > 5 && whole.iter().all(|uses| (500..=520).contains(uses)), "{turns:?}");
 }
 
 #[test]

@@ -87,10 +87,14 @@ fn a_create_whose_answer_is_lost_is_one_node_and_a_grant() {
 #[test]
 fn a_create_whose_request_is_lost_is_sent_again() {
     let (zk, _other, a, _b) = two();
+    let before = zk.requests();
+    now(write(&a).release()).expect("held");
+    let undisturbed = zk.requests() - before;
     zk.lose_next_request();
     let guard = write(&a);
-    assert_eq!(contenders(&zk), [(Mode::Write, 2)]);
+    assert_eq!(contenders(&zk), [(Mode::Write, 3)]);
     now(guard.release()).expect("held");
+    assert!(zk.requests() > before + 2 * undisturbed, "no request was lost");
     assert_nothing_left(&zk);
 }
 
@@ -1535,4 +1539,32 @@ fn a_client_that_is_cut_before_its_first_use_is_cut() {
     assert_pending!(writing.poll());
     zk.heal();
     drop(assert_ready_ok!(writing.poll()));
+}
+
+#[test]
+fn a_session_that_nobody_uses_any_more_is_closed_and_its_nodes_go() {
+    let (zk, other, _a, _b) = two();
+    let session = session(&zk);
+    now(session.create("/lock/mine", b"", Kind::Ephemeral)).expect("there is the directory");
+    assert_eq!(other.children(DIRECTORY).len(), 1);
+    drop((zk, _a));
+    assert_eq!(other.children(DIRECTORY).len(), 1);
+    drop(session);
+    assert_eq!(other.children(DIRECTORY).len(), 0);
+}
+
+#[test]
+fn each_client_has_a_session_of_its_own_and_the_ensemble_counts_all_watches() {
+    let (zk, other, a, b) = two();
+    let ids = [zk.session_id(), other.session_id(), Some(session(&zk).id()), Some(session(&other).id())];
+    assert!(ids[0] < ids[1] && ids[..2] == ids[2..] && ids[0].is_some(), "{ids:?}");
+    let guard = write(&a);
+    let mut waiters = [writing(&b), writing(&a), writing(&b)];
+    for waiter in &mut waiters {
+        let before = zk.watches();
+        assert_pending!(waiter.poll());
+        assert!(zk.watches() > before && zk.watches() == other.watches(), "{before} and then {}", zk.watches());
+    }
+    drop((waiters, guard));
+    assert_nothing_left(&zk);
 }
