@@ -617,6 +617,21 @@ async fn a_command_that_heeds_term_has_its_grace_and_the_loss_outranks_its_code(
     }
 }
 
+/// The session goes on, so there is no other limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_does_not_heed_term_is_killed_after_its_grace() {
+    let path = "/zklock/deaf";
+    let (zk, _lock) = server_lock(path).await;
+    let script = "trap '' TERM; echo ready; while :; do sleep 0.02; done";
+    let holder = Running::start(zklock(&["--grace", "0.2", path, "-c", script])).ready().await;
+    let operator = session(&zk).await;
+    let node = operator.children(path).await.unwrap().remove(0);
+    operator.delete(&format!("{path}/{node}")).await.unwrap();
+    let run = holder.ends_within(Duration::from_secs(10)).await;
+    assert_eq!(run.code, Some(75), "{run:#?}");
+    assert!(run.stderr.contains("the command was killed"), "{run:#?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_answers_only_pings_holds_up_no_command() {
     let proxy = Proxy::start(shared_server().address());
@@ -1001,6 +1016,38 @@ async fn check_finds_what_is_odd() {
     assert_eq!(found, expected);
     assert_eq!(odd.stdout.lines().count(), expected.len());
     assert!(held.is_held());
+}
+
+/// A directory is a semaphore only with both parts of one.
+#[tokio::test]
+async fn a_directory_with_half_of_a_semaphore_is_checked_as_a_lock() {
+    let (zk, lock) = server_lock("/zklock/half").await;
+    drop(lock.write().await.unwrap());
+    let operator = session(&zk).await;
+    for part in ["queue", "permits"] {
+        let path = format!("/zklock/half-{part}");
+        for node in [&path, &format!("{path}/{part}")] {
+            operator.create(node, &[], Kind::Persistent).await.unwrap();
+        }
+        let odd = run(&["check", &path]).await;
+        assert!(odd.code == Some(1) && odd.stdout.starts_with(&format!("{path}: {part}: ")), "{odd:#?}");
+    }
+}
+
+#[tokio::test]
+async fn only_a_free_lock_with_other_nodes_is_taken_for_a_directory_of_locks() {
+    let (zk, lock) = server_lock("/zklock/directory").await;
+    drop(lock.write().await.unwrap());
+    session(&zk).await.create("/zklock/directory/notes", &[], Kind::Persistent).await.unwrap();
+    let hint = "see zklock ls --tree /zklock/directory";
+    let free = run(&["ls", lock.path()]).await;
+    assert!(free.stderr.contains(hint), "{free:#?}");
+    let _held = lock.write().await.unwrap();
+    let taken = run(&["ls", lock.path()]).await;
+    assert!(taken.stdout.contains("WRITE") && taken.stderr.is_empty(), "{taken:#?}");
+    assert_eq!(run(&["-j", "2", "/zklock/free-permits", "true"]).await.code, Some(0));
+    let free = run(&["ls", "/zklock/free-permits"]).await;
+    assert!(free.stdout.contains("2 of 2 permits free") && free.stderr.is_empty(), "{free:#?}");
 }
 
 #[tokio::test]

@@ -243,3 +243,78 @@ fn colour(state: &MemberState) -> &'static str {
         _ => "31",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::IntoFuture;
+
+    use tokio_test::block_on;
+    use zk_rwlock::{Memory, RwLock, Semaphore};
+
+    use super::*;
+
+    /// A queue of one that holds and two that wait.
+    fn three() -> Queue {
+        let zk = Memory::new();
+        let lock = RwLock::builder(&zk, "/l").host("web").build().expect("a valid path");
+        let _held = lock.write().blocking().expect("free");
+        let _waits = [lock.write(), lock.write()].map(|next| {
+            let mut next = tokio_test::task::spawn(next.into_future());
+            assert!(next.poll().is_pending());
+            next
+        });
+        block_on(lock.queue().into_future()).expect("the ensemble answers")
+    }
+
+    fn behind(queue: &Queue) -> Vec<[String; 2]> {
+        queue.members.iter().map(|member| [behind_whom(queue, member), behind_which(queue, member)]).collect()
+    }
+
+    #[test]
+    fn whom_a_member_waits_for_is_told_by_place() {
+        let mut queue = three();
+        assert_eq!(behind(&queue), [["-", "-"], ["1 web", "1"], ["2 web", "2"]]);
+        let gone = || MemberState::Waits { behind: "web~1-WRITE-0000000000".to_owned() };
+        let for_permits = || MemberState::Waits { behind: "permits".to_owned() };
+        queue.members[2].state = gone();
+        assert_eq!(behind(&queue)[2], ["one that left", "left"]);
+        queue.members[2].state = for_permits();
+        assert_eq!(behind(&queue)[2], ["one that left", "left"], "a lock has no permits");
+        queue.permits = Some(4);
+        assert_eq!(behind(&queue)[2], ["the holders", "holders"]);
+        queue.members[2].state = gone();
+        assert_eq!(behind(&queue)[2], ["one that left", "left"]);
+    }
+
+    #[test]
+    fn a_table_that_just_fits_is_whole_and_what_does_not_fit_is_counted() {
+        let queue = three();
+        let within = |rows| table_within(&queue, 200, rows, false);
+        assert_eq!(within(4), table(&queue, None, false).lines().collect::<Vec<_>>());
+        assert_eq!(within(3).len(), 3);
+        assert_eq!(within(3).last().map(String::as_str), Some("... and 2 more"));
+        assert_eq!(within(0), ["... and 4 more"]);
+    }
+
+    #[test]
+    fn only_who_holds_is_green() {
+        let lines = table_within(&three(), 200, 10, true);
+        let green: Vec<_> =
+            lines.iter().map(|line| line.starts_with("\x1b[32m") && line.ends_with("\x1b[0m")).collect();
+        assert_eq!(green, [false, true, false, false]);
+        assert!(!lines[2].contains('\x1b'), "{lines:?}");
+    }
+
+    #[test]
+    fn the_free_permits_of_a_semaphore_are_told() {
+        let zk = Memory::new();
+        for (permits, told) in [(1, "0 of 1 permit free"), (3, "2 of 3 permits free")] {
+            let semaphore = Semaphore::builder(&zk, format!("/s{permits}")).permits(permits).build().expect("valid");
+            let _held = semaphore.acquire().blocking().expect("free");
+            let queue = semaphore.queue().blocking().expect("the ensemble answers");
+            assert_eq!(table_within(&queue, 80, 24, false)[0], told);
+        }
+        let lock = RwLock::new(&zk, "/free").expect("valid");
+        assert_eq!(table_within(&lock.queue().blocking().expect("it answers"), 80, 24, false), ["free"]);
+    }
+}

@@ -193,3 +193,42 @@ impl Drop for Line {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use zk_rwlock::{Memory, RwLock};
+
+    use super::*;
+
+    /// So many that hold, on a host with a long name.
+    fn behind(holders: usize) -> Waiting {
+        let zk = Memory::new();
+        let lock = RwLock::builder(&zk, "/l").host("web.example").label("migrate").build().expect("a valid path");
+        let _held: Vec<_> = (0..holders).map(|_| lock.read().blocking().expect("shared")).collect();
+        let mut members = lock.queue().blocking().expect("the ensemble answers").members;
+        for member in &mut members {
+            (member.pid, member.since) = (Some(4711), None);
+        }
+        Waiting { place: holders + 1, holders: members }
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_told_with_as_much_detail_as_there_is_room_for() {
+        let told = |holders, what, detail| behind(holders).words("/l", what, Some(9 * SECOND), detail);
+        let whole = "waiting 9s for a permit of /l: place 2, held by READ web.example pid 4711 \"migrate\"";
+        assert_eq!(told(1, "for a permit of", WHOLE), whole);
+        assert_eq!(behind(1).words("/l", "to read", None, WHOLE).split(':').next(), Some("waiting to read /l"));
+        let little = "waiting 9s for a permit: place 2, held by READ web.example \"migrate\"";
+        assert_eq!(told(1, "for a permit of", LITTLE), little, "what ends with the path does not end with `of`");
+        assert_eq!(told(1, "to write", LEAST), "waiting 9s: place 2, held by web.example \"migrate\"");
+        assert_eq!(told(1, "to write", BRIEFER[8]), "waiting 9s: place 2, held by web…", "the domain goes first");
+    }
+
+    #[test]
+    fn those_who_are_not_named_are_counted() {
+        let told = |holders| behind(holders).words("/l", "to write", None, LEAST);
+        assert!(told(1).ends_with("\"migrate\""), "{}", told(1));
+        assert!(told(2).ends_with("\"migrate\" and 1 more"), "{}", told(2));
+        assert!(told(4).ends_with("\"migrate\" and 3 more"), "{}", told(4));
+    }
+}
