@@ -322,3 +322,17 @@ impl Drop for WaitingEntry {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_that_are_gone_are_forgotten() {
+        let keeper = Keeper::new(Duration::from_secs(60));
+        for _ in 0..100 {
+            keeper.adopt(&keeper.begins(Mode::Write).expect("nobody has asked for one"));
+        }
+        assert!(keeper.older().len() <= 2, "{} are remembered", keeper.older().len());
+    }
+}

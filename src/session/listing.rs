@@ -78,3 +78,6 @@ async fn its_turn(session: &Arc<dyn Session>) -> Option<SemaphorePermit<'static>
         () = session.sleep(TURN_MAX) => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

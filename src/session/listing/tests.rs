@@ -1,0 +1,137 @@
+//! Tests of when listings are sent, of one session and of several, on a clock that stands still while there is work.
+
+use std::future::pending;
+use std::pin::Pin;
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::*;
+use crate::session::lease::Lease;
+use crate::session::request::{Created, Ending, Kind, Operation, Outcome, Stat, Task, Watch};
+use crate::session::upkeep::Upkeep;
+
+/// What several sessions list.
+#[derive(Debug)]
+struct Directory {
+    begun: Instant,
+    names: usize,
+    /// How long the ensemble takes to answer.
+    takes: Duration,
+    /// When each listing was sent, in milliseconds.
+    sent: Mutex<Vec<u128>>,
+}
+
+impl Directory {
+    fn new(names: usize, takes: Duration) -> Arc<Directory> {
+        Arc::new(Directory { begun: Instant::now(), names, takes, sent: Mutex::default() })
+    }
+
+    /// Has each of so many sessions ask for so many listings at once. Returns when they were sent.
+    async fn listed(self: &Arc<Directory>, sessions: usize, callers: usize) -> Vec<u128> {
+        let mut answers = JoinSet::new();
+        for _ in 0..sessions {
+            let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
+            let session: Arc<dyn Session> = Arc::new(Lists { upkeep, directory: Arc::clone(self) });
+            for _ in 0..callers {
+                answers.spawn(list(&session, &Arc::from("/lock")));
+            }
+        }
+        for answer in answers.join_all().await {
+            assert_eq!(answer.expect("it is answered").len(), self.names);
+        }
+        std::mem::take(&mut *self.sent.lock().unwrap())
+    }
+}
+
+#[derive(Debug)]
+struct Lists {
+    upkeep: Arc<Upkeep>,
+    directory: Arc<Directory>,
+}
+
+#[async_trait]
+impl Session for Lists {
+    fn id(&self) -> i64 {
+        1
+    }
+
+    fn timeout(&self) -> Duration {
+        self.upkeep.lease().timeout()
+    }
+
+    fn upkeep(&self) -> &Arc<Upkeep> {
+        &self.upkeep
+    }
+
+    async fn connected(&self) -> Result<(), Ending> {
+        Ok(())
+    }
+
+    async fn over(&self) -> Ending {
+        pending().await
+    }
+
+    fn create(&self, _: &str, _: &[u8], _: Kind) -> Reply<Created> {
+        Box::pin(pending())
+    }
+
+    fn delete(&self, _: &str) -> Reply<()> {
+        Box::pin(pending())
+    }
+
+    fn children(&self, _: &str) -> Reply<Vec<String>> {
+        let directory = Arc::clone(&self.directory);
+        directory.sent.lock().unwrap().push(directory.begun.elapsed().as_millis());
+        Box::pin(async move {
+            tokio::time::sleep(directory.takes).await;
+            Ok(vec![String::new(); directory.names])
+        })
+    }
+
+    fn data(&self, _: &str) -> Reply<(Vec<u8>, Stat)> {
+        Box::pin(pending())
+    }
+
+    fn watch(&self, _: &str) -> Reply<Watch> {
+        Box::pin(pending())
+    }
+
+    fn watch_children(&self, _: &str) -> Reply<(Vec<String>, Watch)> {
+        Box::pin(pending())
+    }
+
+    fn transact(&self, _: &[Operation]) -> Reply<Vec<Outcome>> {
+        Box::pin(pending())
+    }
+
+    fn spawn(&self, task: Task) {
+        drop(tokio::spawn(task));
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+}
+
+const fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_beyond_those_that_may_list_at_once_share_the_next_listing() {
+    assert_eq!(Directory::new(256, ms(100)).listed(1, 1_000).await, [0, 0, 0, 0, 100]);
+    assert_eq!(Directory::new(256, ms(100)).listed(3, 5).await, [[0; 12].as_slice(), &[100; 3]].concat());
+}
+
+/// One test, because all sessions of a process take turns, also those of two tests.
+#[tokio::test(start_paused = true)]
+async fn large_listings_go_one_after_the_other_and_none_waits_long() {
+    // A session knows only by its first answers that the directory is large.
+    let sent = Directory::new(257, ms(100)).listed(3, 5).await;
+    assert_eq!(sent[12..], [100, 200, 300]);
+    let sent = Directory::new(257, ms(10_000)).listed(3, 5).await;
+    assert_eq!(sent[12..], [10_000, 10_250, 10_250], "one that hangs keeps the others waiting for long");
+}
