@@ -8,6 +8,7 @@ use support::server::shared_server;
 use support::wire::{Op, Proxy};
 use zk_rwlock::coordinator::{Failure, Kind, Operation};
 use zk_rwlock::{Acl, Error, HoldState, Loss, Permissions, ZooKeeper, ZooKeeperBuilder};
+use zookeeper_client as zk;
 
 fn options() -> ZooKeeperBuilder {
     ZooKeeper::builder().session_timeout(CALM).connect_timeout(SOON)
@@ -244,6 +245,25 @@ async fn one_who_may_not_write_its_own_node_still_hands_off() {
     granted(second).await.release().await.unwrap();
     granted(third).await.release().await.unwrap();
     becomes_empty(&zk, "/unwritable/lock").await;
+}
+
+/// A removal and the create behind it may be one transaction. The create is refused, and the removal is not.
+#[tokio::test]
+async fn one_who_may_not_come_back_still_leaves() {
+    let (address, directory) = (shared_server().address(), "/left/lock");
+    let (zk, operator) = (connect(&address).await, zk::Client::connect(&address).await.unwrap());
+    let may = async |all: zk::Permission| {
+        operator.set_acl(directory, &[zk::Acl::new(all, zk::AuthId::anyone())], None).await.unwrap();
+    };
+    let lock = lock_at(&zk, directory);
+    for _ in 0..20 {
+        let guard = lock.write().await.unwrap();
+        may(zk::Permission::READ | zk::Permission::WRITE | zk::Permission::DELETE | zk::Permission::ADMIN).await;
+        drop(guard);
+        assert!(is_denied(&lock.write().await.unwrap_err()));
+        becomes_empty(&zk, directory).await;
+        may(zk::Permission::ALL).await;
+    }
 }
 
 #[tokio::test]
