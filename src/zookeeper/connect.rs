@@ -203,6 +203,32 @@ mod tests {
         assert!(drawn.len() > 1, "all come back together");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn the_pause_before_the_first_try_takes_half_of_the_time_for_the_tries_at_most() {
+        let second = Duration::from_secs(1);
+        let paused = async |due: Moment| {
+            let begun = tokio::time::Instant::now();
+            Comeback { answered: Moment::ZERO, due }.is_due(10 * second).await;
+            begun.elapsed().as_millis()
+        };
+        assert_eq!(paused(since_boot() + 100 * second).await, 5_000);
+        assert!((2_500..=3_001).contains(&paused(since_boot() + 3 * second).await), "half a second for a slow machine");
+        assert!(paused(Moment::ZERO).await <= 1, "it was due before");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn between_two_tries_there_is_a_pause_of_random_length() {
+        let options = ZooKeeperBuilder::new().session_timeout(Duration::from_secs(10));
+        let mut pauses = HashSet::new();
+        for _ in 0..20 {
+            let begun = tokio::time::Instant::now();
+            Comeback { answered: Moment::ZERO, due: Moment::ZERO }.rest(&options).await;
+            assert!(begun.elapsed() <= Duration::from_millis(5_001), "half a session timeout at most");
+            pauses.insert(begun.elapsed());
+        }
+        assert!(pauses.len() > 10, "{pauses:?}");
+    }
+
     /// By a clock that stands still while anything is done, so a busy machine changes nothing.
     #[tokio::test(start_paused = true)]
     async fn why_there_is_no_session_is_told_when_the_limit_is_over_and_no_later() {

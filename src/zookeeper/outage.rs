@@ -139,8 +139,25 @@ mod tests {
             outage.why(before).expect("it was refused")
         };
         assert_eq!(told(Failure::Unreachable("no answer".to_owned())), "no answer");
+        assert_eq!(told(Failure::Unreachable("no route".to_owned())), "no route", "the newest words");
         assert_eq!(told(Failure::Refused("it is full".to_owned())), "it is full");
         assert_eq!(told(Failure::Unreachable("no answer".to_owned())), "it is full");
         assert_eq!(told(Failure::Over(Ending::AuthFailed)), Ending::AuthFailed.to_string());
+    }
+
+    #[test]
+    fn an_outage_lasts_from_the_loss_of_the_connection_to_the_next_session() {
+        let (outage, lost) = (Outage::default(), Instant::now());
+        assert!(outage.since().is_none() && outage.comeback().is_none());
+        outage.begins(lost, None, Ending::Expired);
+        assert_eq!(outage.since(), Some(lost));
+        assert_eq!(outage.why(lost), Some(Ending::Expired.to_string()));
+        outage.failed(&Failure::Unreachable("no answer".to_owned()));
+        assert_eq!(outage.why(lost).as_deref(), Some("no answer"), "that it has expired is no reason");
+        outage.begins(lost, None, Ending::AuthFailed);
+        outage.failed(&Failure::Unreachable("no answer".to_owned()));
+        assert_eq!(outage.why(lost), Some(Ending::AuthFailed.to_string()), "that it was refused is one");
+        outage.ends();
+        assert_eq!(outage.since(), None);
     }
 }

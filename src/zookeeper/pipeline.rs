@@ -505,6 +505,21 @@ mod tests {
     }
 
     #[test]
+    fn only_what_the_quorum_has_committed_proves_that_the_session_was_alive() {
+        for (answer, is_proof) in [
+            (Ok(()), true),
+            (Err(failure_of(0, Failure::NoNode)), true),
+            (Err(failure_of(1, Failure::NoAuth)), true),
+            (Err(failure_of(0, Failure::Refused("the client crate did not send it".to_owned()))), false),
+            (Err(failure_of(0, Failure::InvalidAcl)), false),
+            (Err(Failure::NoNode), false),
+            (Err(Failure::Unknown("cut".to_owned())), false),
+        ] {
+            assert_eq!(is_from_quorum(&answer), is_proof, "{answer:?}");
+        }
+    }
+
+    #[test]
     fn a_transaction_is_a_removal_if_it_touches_only_the_node_it_deletes() {
         assert!(
             Removal::of(&[set("/a/b"), delete("/a/b")]).is_some_and(|it| it.is_beside("/a/c") && !it.is_beside("/b/c"))

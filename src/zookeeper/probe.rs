@@ -184,7 +184,11 @@ mod tests {
         for (answer, words, is_known) in [
             (up, "is up, as follower, and has not given a session", false),
             ("Zookeeper version: 3.8.0\nMode: read-only\n", "is read-only", true),
-            ("This ZooKeeper instance is not currently serving requests\n", "not currently serving", true),
+            (
+                "This ZooKeeper instance is not currently serving requests\n",
+                "This ZooKeeper instance is not currently serving requests: it may not reach the majority",
+                true,
+            ),
             ("srvr is not executed because it is not in the whitelist.\n", "is up, and has", false),
             ("HTTP/1.1 400 Bad Request\r\nServer: x\r\n", "speaks HTTP, and is no ZooKeeper: \"HTTP/1.1 400 Bad", true),
             ("<!DOCTYPE HTML>\n<html lang=\"en\">\n", "speaks HTTP, and is no ZooKeeper: \"<!DOCTYPE HTML>\"", true),

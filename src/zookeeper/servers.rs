@@ -210,6 +210,21 @@ mod tests {
     }
 
     #[test]
+    fn a_server_tells_its_scheme_its_host_and_where_to_connect_to() {
+        let text = "zk1,tcp://zk2:2182,tcp+tls://[::1]:2183,[fe80::1%eth0]/apps";
+        let servers = Servers::parse(text).unwrap();
+        let told = |of: fn(&Server<'_>) -> String| servers.each().map(|server| of(&server)).collect::<Vec<_>>();
+        assert_eq!(servers.as_str(), text);
+        assert_eq!(told(|it| it.as_str().to_owned()).join(",") + "/apps", text);
+        assert_eq!(told(|it| it.address()), ["zk1:2181", "zk2:2182", "[::1]:2183", "[fe80::1%eth0]:2181"]);
+        assert_eq!(told(|it| it.host().to_owned()), ["zk1", "zk2", "::1", "fe80::1%eth0"]);
+        assert_eq!(told(|it| it.is_clear().to_string()), ["false", "true", "false", "false"]);
+        assert_eq!(told(|it| it.is_encrypted().to_string()), ["false", "false", "true", "false"]);
+        let ports: Vec<_> = servers.each().map(|it| it.host_and_port().unwrap().1).collect();
+        assert_eq!(ports, [None, Some(2182), Some(2183), None]);
+    }
+
+    #[test]
     fn any_text_is_refused_or_read_back_as_it_was_written() {
         let samples =
             ["zk1", "zk1:2181,10.0.0.2/", "tcp://zk1:2181,tcp+tls://[::1]:2281/apps/billing", "[fe80::1%eth0]"];

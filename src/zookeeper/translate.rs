@@ -145,3 +145,48 @@ impl<F: Future<Output = zk::WatchedEvent>> Future for Watched<F> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_clear_refusal_says_that_a_request_was_not_carried_out() {
+        use zk::Error::*;
+        for (error, expected) in [
+            (NoNode, Failure::NoNode),
+            (NodeExists, Failure::NodeExists),
+            (NotEmpty, Failure::NotEmpty),
+            (BadVersion, Failure::BadVersion),
+            (NoAuth, Failure::NoAuth),
+            (NoChildrenForEphemerals, Failure::ParentIsEphemeral),
+            (InvalidAcl, Failure::InvalidAcl),
+            (SessionExpired, Failure::Over(Ending::Expired)),
+            (AuthFailed, Failure::Over(Ending::AuthFailed)),
+            (ClientClosed, Failure::Over(Ending::Closed)),
+        ] {
+            assert_eq!(failure(error), expected);
+        }
+        for error in [NoHosts, NotReadOnly, NoWatcher, QuotaExceeded, MarshallingError, Unimplemented, ReconfigDisabled]
+        {
+            assert!(matches!(failure(error.clone()), Failure::Refused(words) if words == error.to_string()), "{error}");
+        }
+        for error in [ConnectionLoss, Timeout, SessionMoved, Throttled, RuntimeInconsistent, UnexpectedErrorCode(-99)] {
+            assert!(matches!(failure(error.clone()), Failure::Unknown(words) if words == error.to_string()), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_session_that_is_refused_is_told_from_one_that_is_not_reached() {
+        assert_eq!(connect_failure(zk::Error::AuthFailed, "a:1"), Failure::Over(Ending::AuthFailed));
+        let refused = connect_failure(zk::Error::BadArguments(&"no servers"), "a:1");
+        assert_eq!(refused, Failure::Refused("no servers".to_owned()));
+        let away = connect_failure(zk::Error::NoHosts, "a:1");
+        assert!(matches!(&away, Failure::Unreachable(words) if words.starts_with("a:1: ")), "{away:?}");
+    }
+
+    #[tokio::test]
+    async fn a_watcher_whose_task_is_gone_tells_that_its_session_is_over() {
+        assert_eq!(event(async { panic!("its task is gone") }).await, Event::Over);
+    }
+}
