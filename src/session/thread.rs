@@ -79,3 +79,17 @@ impl BackgroundThread {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_thread_knows_itself_and_no_other() {
+        let background = BackgroundThread::get().expect("a thread");
+        let there = Arc::clone(&background);
+        let task = background.handle().spawn(async move { there.is_current_thread() });
+        assert!(pollster::block_on(task).expect("it ends"));
+        assert!(!background.is_current_thread());
+    }
+}

@@ -146,6 +146,21 @@ mod tests {
     }
 
     #[test]
+    fn the_servers_are_asked_for_the_reason_once_at_a_time_and_once_a_second() {
+        let outage = Arc::new(Outage::default());
+        let (servers, background) = (Servers::parse("127.0.0.1:1").unwrap(), BackgroundThread::get().unwrap());
+        let looks = || outage.look_into(&servers, &ZooKeeperBuilder::new(), &background);
+        assert_eq!([looks(), looks()], [true, false], "they are being asked");
+        while outage.known().is_tried {
+            std::thread::yield_now();
+        }
+        assert!(!looks(), "they were asked just now");
+        let earlier = Instant::now().checked_sub(2 * BETWEEN_TRIALS).unwrap();
+        outage.known().tried = Some(earlier);
+        assert!(looks());
+    }
+
+    #[test]
     fn an_outage_lasts_from_the_loss_of_the_connection_to_the_next_session() {
         let (outage, lost) = (Outage::default(), Instant::now());
         assert!(outage.since().is_none() && outage.comeback().is_none());

@@ -510,3 +510,25 @@ async fn confirm_identity(session: Weak<ZooKeeperSession>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_for_the_end_of_a_client_waits_for_no_longer_and_not_for_ever() {
+        let (finished, ends) = (Arc::new(Finished::default()), Duration::from_millis(50));
+        let began = Instant::now();
+        finished.wait_until(began + ends);
+        assert!(began.elapsed() >= ends, "it has not ended");
+        let (began, ending) = (Instant::now(), Arc::clone(&finished));
+        std::thread::spawn(move || {
+            std::thread::sleep(ends);
+            ending.is_so_now();
+        });
+        finished.wait_until(began + Duration::from_secs(60));
+        assert!((ends..Duration::from_secs(30)).contains(&began.elapsed()), "{:?}", began.elapsed());
+        finished.wait_until(began + Duration::from_secs(60));
+        assert!(began.elapsed() < Duration::from_secs(30), "it had ended before");
+    }
+}
