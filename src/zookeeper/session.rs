@@ -516,7 +516,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_for_the_end_of_a_client_waits_for_no_longer_and_not_for_ever() {
+    fn waiting_for_the_end_of_a_client_stops_at_the_end_or_the_deadline() {
         let (finished, ends) = (Arc::new(Finished::default()), Duration::from_millis(50));
         let began = Instant::now();
         finished.wait_until(began + ends);

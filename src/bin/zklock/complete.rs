@@ -60,7 +60,7 @@ pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
     Ok(0)
 }
 
-/// The words of a line, of which each but the last may end with a zero byte, without the quotes that the shell has left.
+/// The words of a line, without the quotes that the shell has left. Each ends with a zero byte, which the last may lack.
 fn words(shell: Shell, line: &str) -> Vec<String> {
     let typed: Vec<&str> = line.strip_suffix('\0').unwrap_or(line).split('\0').collect();
     let last = typed.len() - 1;
@@ -157,6 +157,8 @@ mod tests {
         assert_eq!(words(Shell::Fish, line), ["zklock", "'-w'", "/a b"], "fish only the last");
         assert_eq!(words(Shell::Zsh, line), ["zklock", "'-w'", "'/a b'"]);
         assert_eq!(words(Shell::Zsh, "zklock\0"), ["zklock"]);
+        assert_eq!(words(Shell::Fish, "zklock\0'/a"), ["zklock", "/a"], "the last may lack its zero byte");
+        assert_eq!(words(Shell::Fish, ""), [""]);
         assert_eq!(words(Shell::Zsh, "zklock\0\0"), ["zklock", ""], "nothing is typed of the second word yet");
     }
 

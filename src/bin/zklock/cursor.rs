@@ -232,7 +232,6 @@ mod tests {
             ("zklock -- ls /l", 3),
             ("zklock /l --", 2),
             ("zklock /l -c", 2),
-            ("zklock - make", 2),
         ] {
             assert_eq!(wanted_in(line), Wanted::Command(at), "{line}");
         }

@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_has_no_more_time_to_answer_than_the_user_would_wait() {
+    fn a_short_wait_shortens_the_time_to_connect_to_a_second_at_least() {
         for (words, milliseconds) in [
             (&[][..], 10_000),
             (&["-w", "5"], 5_000),
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_no_time_does_not_wait() {
+    fn n_and_a_wait_of_zero_do_not_wait() {
         let does_not_wait = |words: &[&str]| read(&[words, &["/l", "true"]].concat()).run.does_not_wait();
         assert!(does_not_wait(&["-n"]) && does_not_wait(&["-w", "0"]) && !does_not_wait(&["-w", "0.1"]));
         assert!(!does_not_wait(&[]));
@@ -508,12 +508,6 @@ mod tests {
         let too_long = labelled(&format!("{just_fits}b"));
         assert!(too_long.ends_with("a…") && too_long.chars().count() == LABEL_MADE, "{too_long}");
         assert_eq!(labelled("a\nb\tc"), "echo a b c");
-    }
-
-    #[test]
-    fn who_waits_is_told_for_what() {
-        let told = |words: &[&str]| what(&read(&[words, &["/l", "true"]].concat()).run);
-        assert_eq!([told(&["-j", "3"]), told(&["-s"]), told(&[])], ["for a permit of", "to read", "to write"]);
     }
 
     #[test]
