@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use support::polled::now;
 use zk_rwlock::{
-    Blockers, Deadlock, Ending, Error, Failure, Loss, Memory, Mode, MultiLock, RwLock, Shared, Survey, ValueError,
-    ZooKeeper,
+    Blockers, Deadlock, Ending, Error, Failure, Loss, Memory, Mode, MultiLock, RwLock, Semaphore, Shared, Survey,
+    ValueError, ZooKeeper,
 };
 
 const LONG: Duration = Duration::from_secs(600);
@@ -41,6 +41,29 @@ fn a_program_without_a_runtime_can_do_all_that_others_can() {
     value.blocking_release().unwrap();
     zk.blocking_close();
     assert!(matches!(lock.blocking_read(), Err(Error::Closed(_))));
+}
+
+#[test]
+fn the_blocking_release_of_what_was_lost_is_an_error_too() {
+    let zk = Memory::new();
+    let lock = |path: &str| RwLock::new(&zk, path).unwrap();
+    let read = lock("/read").blocking_read().unwrap();
+    let write = lock("/write").blocking_write().unwrap();
+    let both = MultiLock::new(&zk, [("/a", Mode::Write), ("/b", Mode::Read)]).unwrap().blocking_lock().unwrap();
+    let once = lock("/job").try_once_in(LONG).blocking().unwrap().unwrap();
+    let permit = Semaphore::builder(&zk, "/permits").permits(2).build().unwrap().blocking_acquire().unwrap();
+    write.transaction().create("/config", "v1").blocking_commit().unwrap();
+    assert_eq!(permit.blocking_data("/config").unwrap().unwrap().data, b"v1");
+    zk.expire();
+    for released in [
+        read.blocking_release(),
+        write.blocking_release(),
+        both.blocking_release(),
+        once.blocking_release(),
+        permit.blocking_release(),
+    ] {
+        assert!(released.as_ref().is_err_and(Error::is_lost), "{released:?}");
+    }
 }
 
 #[test]

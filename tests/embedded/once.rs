@@ -6,13 +6,14 @@ use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use crate::memory::costs;
+use support::hindered::{Asked, Hindered};
 use support::polled::*;
 use support::scene::Seeded;
 use support::slow::Slow;
 use tokio::time::Instant;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
-use zk_rwlock::coordinator::{Coordinator, Kind, Session};
+use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Session};
 use zk_rwlock::{Dialect, Error, Loss, Memory, OnceGuard, RwLock};
 
 const DIRECTORY: &str = "/cron/report";
@@ -248,6 +249,18 @@ fn an_empty_node_counts_as_none_and_another_is_refused_and_stays() {
     assert_eq!(now(b.queue()).expect("readable").done, None);
     assert_eq!(recorded(&zk), Some(b"minutes of a meeting".to_vec()));
     assert_nothing_left(&zk);
+}
+
+#[test]
+fn only_a_record_that_another_has_forgotten_is_forgotten_without_a_delete() {
+    let (zk, _other, a, _b) = two();
+    works(&a);
+    for failure in [Failure::NoNode, Failure::NoAuth] {
+        let is_gone = failure == Failure::NoNode;
+        let line = Hindered::new(&zk, move |asked| matches!(asked, Asked::Delete(RECORD)).then(|| failure.clone()));
+        let forgotten = now(RwLock::new(&line, DIRECTORY).expect("valid").forget());
+        assert!(if is_gone { matches!(forgotten, Ok(Some(_))) } else { forgotten.is_err() }, "{forgotten:?}");
+    }
 }
 
 #[test]
