@@ -207,6 +207,16 @@ mod tests {
     }
 
     #[test]
+    fn a_contender_is_shown_by_its_name_and_a_mode_in_capitals() {
+        use crate::queue::mode::Aim;
+        let name = "h~i-WRITE-0000000005";
+        assert_eq!(Contender::parse(name).unwrap().to_string(), name);
+        assert_eq!([Mode::Read, Mode::Write].map(|mode| mode.to_string()), ["READ", "WRITE"]);
+        let aims = [Aim::Lock(Mode::Read), Aim::Lock(Mode::Write), Aim::Permit];
+        assert_eq!(aims.map(|aim| format!("{aim:>7}")), ["   READ", "  WRITE", " PERMIT"]);
+    }
+
+    #[test]
     fn a_host_may_contain_what_looks_like_a_mode() {
         let contender = Contender::parse("a-WRITE-0000000001-x~id9-READ-0000000002").unwrap();
         assert_eq!((contender.host(), contender.id()), ("a-WRITE-0000000001-x", Some("id9")));

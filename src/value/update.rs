@@ -155,3 +155,32 @@ fn begins_again(error: &Error) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::request::Ending;
+
+    #[test]
+    fn an_update_begins_again_only_where_the_next_try_may_do_better() {
+        let refused = |reason| Error::TransactionRefused { index: 0, path: "/v".to_owned(), reason };
+        for error in [
+            Error::Lost(Loss::LeaseRanOut),
+            Error::Evicted(Loss::SessionOver(Ending::Expired)),
+            refused(Failure::BadVersion),
+            refused(Failure::NodeExists),
+            refused(Failure::NoNode),
+        ] {
+            assert!(begins_again(&error), "{error}");
+        }
+        for error in [
+            Error::Lost(Loss::Removed),
+            Error::Evicted(Loss::Removed),
+            refused(Failure::NoAuth),
+            Error::Unreachable("away".to_owned()),
+            Error::OutcomeUnknown { operation: "commit", reason: "cut".to_owned() },
+        ] {
+            assert!(!begins_again(&error), "{error}");
+        }
+    }
+}
