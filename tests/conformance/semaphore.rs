@@ -343,6 +343,8 @@ pub async fn who_waits_for_more_than_there_are_left_gets_an_error<H: Harness>(h:
 
 pub async fn a_number_changed_by_hand_is_noticed_by_the_head<H: Harness>(h: &H) {
     let s = Stage::set(h, 1).await;
+    // A client whose first look at the number is at another one than its own is refused.
+    soon("a free permit", s.b.acquire()).await.expect("free").release().await.expect("held");
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let waits = s.queue_up(&s.b, 1).await;
     s.set_data(&s.path, b"permits=2\n").await;
