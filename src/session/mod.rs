@@ -17,6 +17,8 @@ pub(crate) mod patience;
 pub(crate) mod position;
 pub(crate) mod request;
 pub(crate) mod retry;
+#[cfg(test)]
+mod stub;
 pub(crate) mod thread;
 pub(crate) mod upkeep;
 pub(crate) mod wakeup;

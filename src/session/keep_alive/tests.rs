@@ -1,16 +1,15 @@
 //! Tests of what is sent to keep a session alive, and when: on a clock that stands still while there is work.
 
 use std::future::{pending, ready};
-use std::pin::Pin;
 use std::sync::Mutex;
 use std::time::UNIX_EPOCH;
 
-use async_trait::async_trait;
 use tokio::time::Instant;
 
 use super::*;
 use crate::session::lease::Lease;
-use crate::session::request::{Created, Ending, Kind, Outcome, Reply, Stat, Task, Watch};
+use crate::session::request::{Ending, Outcome, Reply, Stat, Watch};
+use crate::session::stub::{Answers, Stub};
 
 const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
@@ -32,14 +31,14 @@ struct Noted {
 
 impl Noted {
     /// A session that has begun just now, kept alive until it is over.
-    fn kept_alive() -> (Arc<Noted>, tokio::task::JoinHandle<()>) {
+    fn kept_alive() -> (Arc<Stub<Noted>>, tokio::task::JoinHandle<()>) {
         let start = Instant::now();
         let lease = Lease::with_clock(ms(6_000), Box::new(move || ms(100_000) + start.elapsed()));
         let upkeep = Arc::new(Upkeep::new(lease.with_tick_time(ms(2_000))));
         upkeep.began(upkeep.lease().now());
         let noted =
             Noted { upkeep, start, notes: Mutex::default(), wrong: Mutex::default(), is_cut_off: Mutex::default() };
-        let noted = Arc::new(noted);
+        let noted = Arc::new(Stub(noted));
         let session: Arc<dyn Session> = Arc::clone(&noted) as _;
         let task = tokio::spawn(keep_alive(Arc::downgrade(&session), GRACE));
         (noted, task)
@@ -69,44 +68,15 @@ impl Noted {
     }
 }
 
-#[async_trait]
-impl Session for Noted {
-    fn id(&self) -> i64 {
-        1
-    }
-
-    fn timeout(&self) -> Duration {
-        self.upkeep.lease().timeout()
-    }
-
+impl Answers for Noted {
     fn upkeep(&self) -> &Arc<Upkeep> {
         &self.upkeep
-    }
-
-    async fn connected(&self) -> Result<(), Ending> {
-        Ok(())
-    }
-
-    async fn over(&self) -> Ending {
-        pending().await
-    }
-
-    fn create(&self, _: &str, _: &[u8], _: Kind) -> Reply<Created> {
-        Box::pin(pending())
-    }
-
-    fn delete(&self, _: &str) -> Reply<()> {
-        Box::pin(pending())
-    }
-
-    fn children(&self, _: &str) -> Reply<Vec<String>> {
-        Box::pin(pending())
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
         let noted = self.note(format!("read {path}"));
         if noted.is_ok() {
-            self.upkeep.answered(self.lease().now());
+            self.upkeep.answered(self.upkeep.lease().now());
         }
         let (version, data_length) = (0, 0);
         let stat = Stat { czxid: 1, version, ctime: UNIX_EPOCH, mtime: UNIX_EPOCH, ephemeral_owner: 0, data_length };
@@ -118,10 +88,6 @@ impl Session for Noted {
         Box::pin(ready(noted.map(|()| Watch::new(pending()))))
     }
 
-    fn watch_children(&self, _: &str) -> Reply<(Vec<String>, Watch)> {
-        Box::pin(pending())
-    }
-
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
         let paths = operations.iter().map(|operation| match operation {
             Operation::Check { path, version: None } => path.as_str(),
@@ -129,7 +95,7 @@ impl Session for Noted {
         });
         let noted = self.note(format!("check {}", paths.clone().collect::<Vec<_>>().join(" ")));
         if noted.is_ok() {
-            self.upkeep.acknowledged(self.lease().now());
+            self.upkeep.acknowledged(self.upkeep.lease().now());
         }
         let mut failures = paths.enumerate().filter_map(|(index, path)| Some((index, self.wrong_with(path)?)));
         let failed = failures.next();
@@ -139,14 +105,6 @@ impl Session for Noted {
             None => Ok(checked),
         };
         Box::pin(ready(noted.and_then(outcome)))
-    }
-
-    fn spawn(&self, task: Task) {
-        drop(tokio::spawn(task));
-    }
-
-    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        Box::pin(tokio::time::sleep(duration))
     }
 }
 

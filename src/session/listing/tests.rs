@@ -1,16 +1,13 @@
 //! Tests of when listings are sent, of one session and of several, on a clock that stands still while there is work.
 
-use std::future::pending;
-use std::pin::Pin;
 use std::sync::Mutex;
 
-use async_trait::async_trait;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::*;
 use crate::session::lease::Lease;
-use crate::session::request::{Created, Ending, Kind, Operation, Outcome, Stat, Task, Watch};
+use crate::session::stub::{Answers, Stub};
 use crate::session::upkeep::Upkeep;
 
 /// What several sessions list.
@@ -34,7 +31,7 @@ impl Directory {
         let mut answers = JoinSet::new();
         for _ in 0..sessions {
             let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
-            let session: Arc<dyn Session> = Arc::new(Lists { upkeep, directory: Arc::clone(self) });
+            let session: Arc<dyn Session> = Arc::new(Stub(Lists { upkeep, directory: Arc::clone(self) }));
             for _ in 0..callers {
                 answers.spawn(list(&session, &Arc::from("/lock")));
             }
@@ -52,34 +49,9 @@ struct Lists {
     directory: Arc<Directory>,
 }
 
-#[async_trait]
-impl Session for Lists {
-    fn id(&self) -> i64 {
-        1
-    }
-
-    fn timeout(&self) -> Duration {
-        self.upkeep.lease().timeout()
-    }
-
+impl Answers for Lists {
     fn upkeep(&self) -> &Arc<Upkeep> {
         &self.upkeep
-    }
-
-    async fn connected(&self) -> Result<(), Ending> {
-        Ok(())
-    }
-
-    async fn over(&self) -> Ending {
-        pending().await
-    }
-
-    fn create(&self, _: &str, _: &[u8], _: Kind) -> Reply<Created> {
-        Box::pin(pending())
-    }
-
-    fn delete(&self, _: &str) -> Reply<()> {
-        Box::pin(pending())
     }
 
     fn children(&self, _: &str) -> Reply<Vec<String>> {
@@ -89,30 +61,6 @@ impl Session for Lists {
             tokio::time::sleep(directory.takes).await;
             Ok(vec![String::new(); directory.names])
         })
-    }
-
-    fn data(&self, _: &str) -> Reply<(Vec<u8>, Stat)> {
-        Box::pin(pending())
-    }
-
-    fn watch(&self, _: &str) -> Reply<Watch> {
-        Box::pin(pending())
-    }
-
-    fn watch_children(&self, _: &str) -> Reply<(Vec<String>, Watch)> {
-        Box::pin(pending())
-    }
-
-    fn transact(&self, _: &[Operation]) -> Reply<Vec<Outcome>> {
-        Box::pin(pending())
-    }
-
-    fn spawn(&self, task: Task) {
-        drop(tokio::spawn(task));
-    }
-
-    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        Box::pin(tokio::time::sleep(duration))
     }
 }
 

@@ -1,0 +1,105 @@
+//! A session for tests, which answers what a test has it answer, and nothing else.
+
+use std::fmt;
+use std::future::pending;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::session::contract::Session;
+use crate::session::request::{Created, Ending, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
+use crate::session::upkeep::Upkeep;
+
+/// What a test has answered.
+pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
+    fn upkeep(&self) -> &Arc<Upkeep>;
+
+    fn children(&self, _path: &str) -> Reply<Vec<String>> {
+        Box::pin(pending())
+    }
+
+    fn data(&self, _path: &str) -> Reply<(Vec<u8>, Stat)> {
+        Box::pin(pending())
+    }
+
+    fn watch(&self, _path: &str) -> Reply<Watch> {
+        Box::pin(pending())
+    }
+
+    fn transact(&self, _operations: &[Operation]) -> Reply<Vec<Outcome>> {
+        Box::pin(pending())
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Stub<A>(pub(super) A);
+
+impl<A> Deref for Stub<A> {
+    type Target = A;
+
+    fn deref(&self) -> &A {
+        &self.0
+    }
+}
+
+#[async_trait]
+impl<A: Answers> Session for Stub<A> {
+    fn id(&self) -> i64 {
+        1
+    }
+
+    fn timeout(&self) -> Duration {
+        self.0.upkeep().lease().timeout()
+    }
+
+    fn upkeep(&self) -> &Arc<Upkeep> {
+        self.0.upkeep()
+    }
+
+    async fn connected(&self) -> Result<(), Ending> {
+        Ok(())
+    }
+
+    async fn over(&self) -> Ending {
+        pending().await
+    }
+
+    fn create(&self, _: &str, _: &[u8], _: Kind) -> Reply<Created> {
+        Box::pin(pending())
+    }
+
+    fn delete(&self, _: &str) -> Reply<()> {
+        Box::pin(pending())
+    }
+
+    fn children(&self, path: &str) -> Reply<Vec<String>> {
+        self.0.children(path)
+    }
+
+    fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
+        self.0.data(path)
+    }
+
+    fn watch(&self, path: &str) -> Reply<Watch> {
+        self.0.watch(path)
+    }
+
+    fn watch_children(&self, _: &str) -> Reply<(Vec<String>, Watch)> {
+        Box::pin(pending())
+    }
+
+    fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
+        self.0.transact(operations)
+    }
+
+    fn spawn(&self, task: Task) {
+        drop(tokio::spawn(task));
+    }
+
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+}
