@@ -304,6 +304,9 @@ mod tests {
         assert_eq!(first("h~4-WRITE-0000000004"), None);
         let own = ["h~0-WRITE-0000000000", "h~0-WRITE-0000000001"].map(str::to_owned);
         assert_eq!(first_kept_out(&Contender::parse(&own[0]).unwrap(), &own), None);
+        let tied = ["h~0-READ-0000000005", "h~1-WRITE-0000000005", "h~2-WRITE-0000000006"].map(str::to_owned);
+        let kept_out = first_kept_out(&Contender::parse(&tied[0]).unwrap(), &tied);
+        assert_eq!(kept_out.unwrap().name(), tied[2], "a node of the same number did not come later");
     }
 
     #[test]
@@ -329,6 +332,16 @@ mod tests {
         }
         queue.retain(|name| name.starts_with('h'));
         assert_eq!(turn_among_foreign(&me, &queue), (Turn::Granted, None));
+    }
+
+    #[test]
+    fn a_native_name_is_in_doubt_in_another_dialect_whatever_its_number() {
+        let mine = "a__WRIT__0000000005".to_owned();
+        let me = Contender::parse_as(&mine, Dialect::Curator).unwrap();
+        for number in [4, 9] {
+            let queue = [mine.clone(), format!("h~0-WRITE-{number:010}")];
+            assert_eq!(turn_among_foreign(&me, &queue).1, Some(&queue[1][..]));
+        }
     }
 
     #[test]
