@@ -64,6 +64,7 @@ impl fmt::Debug for Backup {
 
 struct Client {
     ensemble: Arc<Ensemble>,
+    /// The last handle gone closes it, unless a guard still needs it.
     session: Mutex<Option<Arc<MemorySession>>>,
     closed: AtomicBool,
 }
@@ -285,13 +286,6 @@ impl fmt::Debug for Memory {
 impl Client {
     fn session(&self) -> MutexGuard<'_, Option<Arc<MemorySession>>> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Client {
-    /// The last handle gone closes the session, unless a guard still needs it.
-    fn drop(&mut self) {
-        drop(self.session().take());
     }
 }
 
