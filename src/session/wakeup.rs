@@ -63,3 +63,70 @@ impl OwnNode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+    use crate::session::lease::Lease;
+    use crate::session::stub::{Answers, Stub};
+    use crate::session::upkeep::Upkeep;
+
+    /// A session that nobody asks anything.
+    #[derive(Debug)]
+    struct Silent(Arc<Upkeep>);
+
+    impl Answers for Silent {
+        fn upkeep(&self) -> &Arc<Upkeep> {
+            &self.0
+        }
+    }
+
+    /// A node that holds on a session of 6 s, and how the session's clock is set forward.
+    fn holding() -> (Arc<OwnNode>, Arc<dyn Session>, impl Fn(u64)) {
+        let clock = Arc::new(AtomicU64::new(100_000));
+        let hands = Arc::clone(&clock);
+        let read = move || Duration::from_millis(hands.load(Ordering::SeqCst));
+        let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
+        upkeep.began(upkeep.lease().now());
+        let own_node = OwnNode::new("/lock/node".to_owned(), &upkeep);
+        own_node.hold(upkeep.lease().epoch().unwrap());
+        let forward = move |milliseconds| {
+            clock.fetch_add(milliseconds, Ordering::SeqCst);
+        };
+        (own_node, Arc::new(Stub(Silent(upkeep))), forward)
+    }
+
+    #[test]
+    fn a_lease_that_runs_out_while_a_holder_looks_has_it_look_again() {
+        let (own_node, session, forward) = holding();
+        let mut looks = 0;
+        let look = || {
+            looks += 1;
+            if looks == 1 {
+                forward(6_000);
+                return None;
+            }
+            own_node.loss(session.lease())
+        };
+        let found = pin!(own_node.until(&session, look)).poll(&mut Context::from_waker(Waker::noop()));
+        assert_eq!(found, Poll::Ready(Loss::LeaseRanOut));
+    }
+
+    /// Timers stand still while the machine is suspended, and the lease does not.
+    #[tokio::test(start_paused = true)]
+    async fn a_holder_hears_soon_that_its_machine_was_suspended() {
+        let (own_node, session, forward) = holding();
+        let wakes = async {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            forward(6_000);
+            tokio::time::Instant::now()
+        };
+        let (why, woke) = tokio::join!(own_node.lost(&session), wakes);
+        assert_eq!(why, Loss::LeaseRanOut);
+        assert!(woke.elapsed() <= Duration::from_millis(300), "{:?}", woke.elapsed());
+    }
+}

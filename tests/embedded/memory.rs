@@ -1574,3 +1574,26 @@ fn the_ensemble_counts_the_watches_of_all_clients() {
     drop((waiters, guard));
     assert_nothing_left(&zk);
 }
+
+#[test]
+fn a_restore_brings_back_what_there_was_and_nothing_that_came_later() {
+    let (zk, other, _a, _b) = two();
+    let make = |path: &str, data: &[u8], kind| drop(now(session(&zk).create(path, data, kind)).expect("it is new"));
+    make("/value", b"old", Kind::Persistent);
+    make("/lock/mine", b"", Kind::Ephemeral);
+    let owner = session(&zk).id();
+    let backup = zk.back_up();
+    let set = Operation::Set { path: "/value".to_owned(), data: b"new".to_vec(), version: None };
+    transact(&other, &[set]);
+    now(session(&other).delete("/lock/mine")).expect("it is there");
+    make("/later", b"", Kind::Persistent);
+    make("/lock/later", b"", Kind::Ephemeral);
+
+    zk.restore(&backup);
+    assert_eq!(now(session(&other).data("/value")).expect("it is back").0, b"old");
+    assert_eq!(now(session(&other).data("/later")).map(drop), Err(Failure::NoNode));
+    assert_eq!(zk.children(DIRECTORY), ["mine"]);
+    let stat = now(session(&other).data("/lock/mine")).expect("it is back").1;
+    assert_eq!(stat.ephemeral_owner, owner);
+    assert_ne!(session(&zk).id(), owner);
+}
