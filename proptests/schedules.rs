@@ -1,7 +1,7 @@
 //! Random schedules of the one [world](crate::world), each from a seed of its own; and those that once failed, which run
 //! first.
 //!
-//! `SCHEDULES` sets how many are run (`make soak`: 100,000), `SCHEDULE_SEED` the first one's seed. A schedule that fails is
+//! `SCHEDULES` sets how many are run (`make soak`: 1,000,000), `SCHEDULE_SEED` the first one's seed. A schedule that fails is
 //! made as small as it gets, and printed as a file for `corpus/`.
 
 use std::cell::Cell;
@@ -64,14 +64,14 @@ fn failure(schedule: &Schedule) -> Option<String> {
     words.or_else(|| panic.downcast_ref::<&str>().map(|&words| words.to_owned())).or_else(|| Some("a panic".to_owned()))
 }
 
-/// Why the schedule of a seed fails, and the schedule, as small as it gets; `None` if it does not fail.
-fn failure_of_seed(seed: u64) -> Option<String> {
+/// Why the schedule of a seed fails in so many runs, and the schedule, as small as it gets; `None` if it does not fail.
+fn failure_of_seed(seed: u64, runs: usize) -> Option<String> {
     let schedule = draw(seed);
-    failure(&schedule)?;
+    let failed = |schedule: &Schedule, runs: usize| (0..runs).find_map(|_| failure(schedule));
+    let first = failed(&schedule, runs)?;
     let began = Instant::now();
-    let again = |schedule: &Schedule| (0..AGAIN).find_map(|_| failure(schedule));
-    let small = shrunk(schedule, |smaller| again(smaller).is_some(), || began.elapsed() < SHRINKING);
-    let why = again(&small).unwrap_or_else(|| "it failed, and not again".to_owned());
+    let small = shrunk(schedule, |smaller| failed(smaller, AGAIN).is_some(), || began.elapsed() < SHRINKING);
+    let why = failed(&small, AGAIN).unwrap_or_else(|| format!("{first} (once, and not again)"));
     Some(format!(
         "{why}\nthe schedule, as small as it got, for a file in proptests/corpus:\n{}\nrun it again: SCHEDULE_SEED={seed} cargo \
          test -p zk-rwlock-proptests schedules::",
@@ -110,8 +110,8 @@ fn read(path: &Path) -> Schedule {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Runs the schedules of these seeds on all cores. Returns the first failure.
-fn first_failure(first: u64, schedules: u64) -> Option<String> {
+/// Runs the schedules of these seeds on all cores, each so often. Returns the first failure.
+fn first_failure(first: u64, schedules: u64, runs: usize) -> Option<String> {
     let (next, failed) = (AtomicU64::new(0), Mutex::new(None));
     let workers = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
@@ -124,7 +124,7 @@ fn first_failure(first: u64, schedules: u64) -> Option<String> {
                     }
                     let seed = first.wrapping_add(i);
                     let watched = Watchdog::watch(seed);
-                    let why = failure_of_seed(seed);
+                    let why = failure_of_seed(seed, runs);
                     drop(watched);
                     if let Some(why) = why {
                         // The other workers stop.
@@ -182,10 +182,11 @@ fn every_schedule_keeps_all_promises_and_comes_to_rest() {
             assert!(why.is_none(), "{} fails again ({}): {}", path.display(), schedule.finds, why.unwrap_or_default());
         }
     }
-    let schedules = number("SCHEDULES").unwrap_or(if first.is_some() { 1 } else { SCHEDULES });
+    let (schedules, runs) = if first.is_some() { (1, AGAIN) } else { (SCHEDULES, 1) };
+    let schedules = number("SCHEDULES").unwrap_or(schedules);
     // Each run tries others.
     let first = first.unwrap_or_else(|| RandomState::new().hash_one(schedules));
-    if let Some(why) = first_failure(first, schedules) {
+    if let Some(why) = first_failure(first, schedules, runs) {
         panic!("{why} ({:.1?})", began.elapsed());
     }
     println!(

@@ -123,6 +123,10 @@ impl Ledger {
                 return Actor::Idle;
             }
         };
+        // The ensemble that has forgotten gives the token of an earlier grant once more.
+        if self.has_forgotten && held.claims().iter().any(|claim| !claim.is_held()) {
+            return Actor::Idle;
+        }
         for claim in held.claims().iter().take(1) {
             match claim.what {
                 Claimed::Permits(_) => assert!(self.permits.insert(claim.token), "a token was given twice"),
