@@ -28,6 +28,8 @@ pub(crate) struct Ledger {
     most: u32,
     /// Who stood in the queue for permits at the last look: its id, and its number.
     queued: HashMap<String, i64>,
+    /// Whether a reader that does not keep its node stood in the lock's queue when nothing moved any more.
+    had_plain_reader: bool,
     /// The newest token in the record, and what it was when each actor was granted what it holds.
     written: i64,
     found: HashMap<usize, i64>,
@@ -75,6 +77,7 @@ impl Ledger {
             highest_writer: 0,
             most: schedule.permits,
             queued: HashMap::new(),
+            had_plain_reader: false,
             written: 0,
             found: HashMap::new(),
             value: 0,
@@ -305,6 +308,7 @@ impl World {
 
     /// Whoever waits now has its node in the queue. A use of a kept node may have none.
     fn note_queue(&mut self) {
+        self.ledger.had_plain_reader = self.has_plain_reader();
         for (actor, work) in self.actors.iter_mut().enumerate() {
             let keeps = self.handles[self.handle_of[actor]].plan.keep.is_some();
             if let Actor::Busy(work) = work
@@ -316,6 +320,13 @@ impl World {
                 work.queued = Some(self.queued);
             }
         }
+    }
+
+    /// Whether a reader stands in the queue whose node is not kept. A handle that keeps nodes does not keep each of them.
+    fn has_plain_reader(&self) -> bool {
+        let is_plain_reader =
+            |name: &String| contender(name).is_some_and(|it| it.mode() == Mode::Read) && !name.contains("~keep-");
+        self.children(LOCK).iter().any(is_plain_reader)
     }
 
     /// Whoever stands in a queue, as far as that is known.
@@ -352,12 +363,10 @@ impl World {
                     in_queue.iter().any(|it| it.queued == before.queued) && before.wish.excludes(claim.what)
                 });
                 // A writer asks for what is kept before it once it has looked. Behind a reader of its own session that does not
-                // keep its node it looks only when that one leaves. A handle that keeps nodes does not keep each of them.
+                // keep its node it looks only when that one leaves, and who keeps hears of it later.
                 let reads = |actor: &Actor| matches!(actor, Actor::Holding(Held::Reader(_) | Held::ValueReader(_)));
-                let is_plain_reader = |name: &String| {
-                    contender(name).is_some_and(|it| it.mode() == Mode::Read) && !name.contains("~keep-")
-                };
-                let may_not_ask = self.actors.iter().any(reads) && self.children(LOCK).iter().any(is_plain_reader);
+                let may_not_ask =
+                    self.ledger.had_plain_reader || (self.actors.iter().any(reads) && self.has_plain_reader());
                 let is_sure = self.ledger.is_settled && !self.ledger.has_strangers && !may_not_ask;
                 assert!(!is_sure || overtaken.is_none(), "actor {i} has overtaken {overtaken:?}");
             }
