@@ -48,7 +48,7 @@ soak: zookeeper
 	$(COUNTED_TEST) -p zk-rwlock-threads -- --nocapture || failed+=' threads'
 	$(COUNTED_TEST) --all-features --lib any_ || failed+=' parsers'
 	$(COUNTED_TEST) -p zk-rwlock-tests --test models -- --nocapture || failed+=' models'
-	for stage in session::{lease,silence,breaks,ensemble,alone,outages,garbled} crowd::scale lock::multi; do
+	for stage in session::{lease,silence,breaks,ensemble,alone,outages,garbled} crowd::{scale,permits} lock::multi; do
 		$(COUNTED_TEST) -p zk-rwlock-tests --test "$${stage%%::*}" "$${stage#*::}::" -- --nocapture || failed+=" $$stage"
 	done
 	for servers in 1 3; do
@@ -114,7 +114,8 @@ scale:
 	rm -f target/performance/scale.jsonl
 	cargo bench -p zk-rwlock-benches --bench scale -- --contenders 100000 --out '$(CURDIR)/target/performance/scale.jsonl'
 
-# All that docs/performance.md shows of us and of the floor, measured here; the tables and plots are in target/performance.
+# What docs/performance.md shows of us and of the floor against a server, measured here; the tables and plots are in
+# target/performance. Growth, storms and permits are measured by `make growth`, `make scale` and `make bench-permits`, after this.
 performance: zookeeper
 	$(MANY_DESCRIPTORS)
 	cargo build --release --example drive

@@ -85,8 +85,14 @@ pub(crate) fn check_label(label: Option<&str>) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
+    use crate::queue::contender::Contender;
+    use crate::queue::metadata::{self, Metadata};
+    use crate::queue::mode::Mode;
     use crate::queue::native;
+    use crate::tests::fuzz_text;
 
     #[test]
     fn what_zookeeper_cannot_address_is_refused_with_the_reason() {
@@ -141,5 +147,43 @@ mod tests {
         }
         let error = "zookeeper".parse::<Dialect>().unwrap_err().to_string();
         assert!(error.ends_with("is none of native, curator, curator-mutex, kazoo"), "{error}");
+    }
+
+    #[test]
+    fn any_text_is_refused_with_the_reason_or_comes_back_as_it_was() {
+        let samples = [
+            "/locks/config",
+            "/a//b",
+            "/a/./b",
+            "/zookeeper/quota",
+            "web-1",
+            "migrate = v42",
+            "a-WRITE-1~x",
+            "/\u{e000}",
+        ];
+        fuzz_text(&samples, |text| {
+            let reason = |refused: Result<(), Error>| refused.err().map(|error| error.to_string());
+            let refusals = [reason(check_directory(text)), reason(check_host(text)), reason(check_label(Some(text)))];
+            for why in refusals.iter().flatten() {
+                assert!(why.starts_with("invalid input: ") && !why.contains(char::is_control), "{why:?}");
+            }
+            let [path, host, label] = refusals.map(|refusal| refusal.is_none());
+            if path {
+                let parts: Vec<&str> = text[1..].split('/').collect();
+                assert!(parts.iter().all(|part| !["", ".", ".."].contains(part)) && parts[0] != "zookeeper");
+                assert!(text.len() <= LONGEST && text == format!("/{}", parts.join("/")));
+            }
+            if host {
+                let owner = Dialect::Native.new_owner(text, true, || 7);
+                let name = format!("{owner}-WRITE-0000000007");
+                let contender = Contender::parse(&name).expect("a name of ours");
+                assert_eq!((contender.host(), contender.mode()), (text, Mode::Write));
+            }
+            if label {
+                let (label, since) = (Some(text.to_owned()), UNIX_EPOCH);
+                let note = Metadata { host: String::new(), pid: 1, label, since, permits: None };
+                assert_eq!(metadata::read(&note.encode()).label.as_deref().unwrap_or_default(), text);
+            }
+        });
     }
 }

@@ -11,13 +11,14 @@ pub(super) fn named(table: &str) -> Vec<&str> {
     table.split('`').skip(1).step_by(2).filter(of_tests).collect()
 }
 
-/// Whether `lock::faults::some_test` is a test in `tests/lock/faults.rs`, and so on, and `threads::locks::some_test` one in
-/// `threads/locks.rs`.
+/// Whether `lock::faults::some_test` is a test in `tests/lock/faults.rs`, and so on, `threads::locks::some_test` one in
+/// `threads/locks.rs`, and `value::envelope::tests::some_test` a unit test in `src/value/envelope.rs`.
 pub(super) fn exists(name: &str) -> bool {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let Some((module, test)) = name.rsplit_once("::") else { return false };
     let file = format!("{}.rs", module.replace("::", "/"));
-    [root.join(&file), root.join("../proptests").join(&file), root.join("..").join(&file)]
+    let unit = root.join("../src").join(file.replace("/tests.rs", ".rs"));
+    [root.join(&file), root.join("../proptests").join(&file), root.join("..").join(&file), unit]
         .iter()
         .filter_map(|path| fs::read_to_string(path).ok())
         .any(|source| [format!("fn {test}("), format!("fn {test}<")].iter().any(|it| source.contains(it)))
@@ -74,14 +75,50 @@ fn every_promise_names_its_instruments_and_each_of_them_is_there() {
     assert!(unknown.is_empty() && unused.is_empty() && words.len() == 9, "{unknown:?} {unused:?}");
 }
 
-/// What an instrument is told by the environment is what `make soak` tells it.
+/// What a recipe of the Makefile runs of `tests/`, as `chapter::module`: from `session::{lease,silence} lock::multi` and from
+/// `--test crowd swarm::`.
+fn stages(recipe: &str) -> Vec<String> {
+    let words: Vec<&str> = recipe.split([' ', ';', '\n', '\t']).filter(|word| !word.is_empty()).collect();
+    let of_a_chapter = |word: &&str| word.contains("::") && !word.ends_with("::");
+    let listed = words.iter().copied().filter(of_a_chapter).flat_map(|word| {
+        let (chapter, modules) = word.split_once("::").unwrap_or_default();
+        modules
+            .trim_matches(['{', '}'])
+            .split(',')
+            .map(move |module| format!("{chapter}::{module}"))
+            .collect::<Vec<_>>()
+    });
+    let single = words.windows(3).filter(|it| it[0] == "--test" && it[2].ends_with("::"));
+    listed.chain(single.map(|it| format!("{}::{}", it[1], it[2].trim_end_matches(':')))).collect()
+}
+
+/// What an instrument is told by the environment is what `make soak` tells it, and each of its tests is among those that run
+/// there.
 #[test]
 fn the_long_run_of_every_instrument_is_part_of_the_soak() {
     let soak = include_str!("../../Makefile").split("\nsoak:").nth(1).and_then(|rest| rest.split("\n\n").next());
+    let soak = soak.expect("the Makefile has it");
+    let stages = stages(soak);
+    assert!(
+        ["session::silence", "lock::multi", "crowd::swarm"].iter().all(|it| stages.iter().any(|stage| stage == it))
+    );
     for row in rows(include_str!("../FAULTS.md"), "| instrument |") {
-        for knob in row[4].split('`').skip(1).step_by(2) {
+        let knobs: Vec<&str> = row[4].split('`').skip(1).step_by(2).collect();
+        for knob in &knobs {
             let name = knob.split('=').next().unwrap_or(knob);
-            assert!(soak.expect("the Makefile has it").contains(&format!("{name}=")), "{knob}");
+            assert!(soak.contains(&format!("{name}=")), "{knob}");
+        }
+        for test in named(row[3]).into_iter().filter(|_| !knobs.is_empty()) {
+            let (module, name) = test.rsplit_once("::").expect("a module's");
+            let chapter = module.split("::").next().unwrap_or_default();
+            let is_run = match chapter {
+                "session" | "crowd" | "lock" => stages.iter().any(|stage| stage == module),
+                "models" => soak.contains("--test models --"),
+                "threads" => soak.contains("-p zk-rwlock-threads --"),
+                "schedules" => soak.contains("-p zk-rwlock-proptests --"),
+                _ => soak.contains("--lib any_ ") && name.starts_with("any_"),
+            };
+            assert!(is_run, "{test} is no part of `make soak`");
         }
     }
 }

@@ -2,12 +2,9 @@
 //! between a session and a real server, and the lock comes out of it with one node or none, and no false grant.
 
 use std::future::IntoFuture;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use support::frames::framed;
 use support::scene::*;
 use support::server::shared_server;
 use support::wire::{Close, Frames, Hello, Op, Proxy, Rule};
@@ -363,22 +360,6 @@ async fn waiters_and_handles_that_are_dropped_together_leave_nothing() {
 // ---------------------------------------------------------------------------------------------------------------
 // Releases
 
-/// Ends another client's session, as an operator can that knows its number and password.
-fn close_session(granted: &Hello) {
-    let mut stream = TcpStream::connect(shared_server().address()).unwrap();
-    stream.set_read_timeout(Some(SOON)).unwrap();
-    stream.write_all(&granted.take_over()).unwrap();
-    let mut length = [0; 4];
-    stream.read_exact(&mut length).unwrap();
-    stream.read_exact(&mut vec![0; u32::from_be_bytes(length) as usize]).unwrap();
-    let (xid, close) = (1_i32, -11_i32);
-    stream.write_all(&framed(&[xid.to_be_bytes(), close.to_be_bytes()].concat())).unwrap();
-    // The server answers, and closes the connection.
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).unwrap();
-    assert_eq!(answer.len(), 20, "{answer:?}");
-}
-
 #[tokio::test]
 async fn a_release_as_the_session_expires_says_lost_and_deletes_no_other_node() {
     let stage = Stage::set("/faults/instant", CALM).await;
@@ -388,10 +369,9 @@ async fn a_release_as_the_session_expires_says_lost_and_deletes_no_other_node() 
     let request = stage.proxy.hold_request(Op::Multi);
     let release = tokio::spawn(guard.release());
     soon("the release", request.arrives()).await;
-    let granted_to_it = stage.proxy.granted().unwrap();
     // The session's own client would take it back at once.
     let comes_back = stage.proxy.hold_request(Op::Handshake);
-    tokio::task::spawn_blocking(move || close_session(&granted_to_it)).await.unwrap();
+    shared_server().end_session(&stage.proxy.granted().unwrap());
     request.release();
     comes_back.release();
     let answer = soon("the answer", release).await.unwrap();

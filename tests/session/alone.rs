@@ -113,7 +113,12 @@ async fn a_leader_alone_grants_nothing_and_shows_no_holder_old_data() {
     free.write().await.expect("free").release().await.expect("held");
 
     let alone = tokio::task::block_in_place(|| ensemble.leave_leader_alone());
-    let excluded = writer(&lock_at(&goes_on, "/alone/held"));
+    let behind = lock_at(&goes_on, "/alone/held");
+    let excluded = tokio::spawn(async move {
+        let guard = behind.write().await?;
+        guard.transaction().set("/alone-held", "2").commit().await?;
+        Ok(guard)
+    });
     let value: Shared<u64> = Shared::builder(&goes_on, "/alone/kept").build().expect("valid");
     let commits = tokio::spawn(value.update(|value| *value += 1).into_future());
     let commit = elsewhere.transaction().set(REGISTER, "2").commit();
@@ -142,7 +147,9 @@ async fn a_leader_alone_grants_nothing_and_shows_no_holder_old_data() {
     let guard = granted(waits_there).await;
     assert_eq!(guard.data(REGISTER).await.expect("held").expect("there").data, b"2");
     held.release().await.expect("its session has lived on");
-    granted(excluded).await.release().await.expect("held");
+    let excluded = granted(excluded).await;
+    assert_eq!(excluded.data("/alone-held").await.expect("held").expect("there").data, b"2");
+    excluded.release().await.expect("held");
     soon("the commit", commits).await.expect("it does not panic").expect("the kept node was given up");
     assert_eq!(*soon("the value", kept.read()).await.expect("free"), 2);
 }

@@ -1,7 +1,8 @@
 //! Holders whose link is bad for long: whatever reaches them, and whenever, no other contender holds beside them.
 //!
-//! `FLAP_SECONDS` sets for how long links flap.
+//! `FLAP_SECONDS` sets for how long links flap, and `FLAP_SEED` how.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -199,7 +200,11 @@ fn flap(proxy: &Proxy, mut dice: Seeded, end: Instant) {
 async fn on_flapping_links_nobody_holds_beside_another_and_all_go_on_afterwards() {
     const CLIENTS: u64 = 4;
     let seconds = std::env::var("FLAP_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(6);
-    let seed = std::env::var("FLAP_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
+    let seed = std::env::var("FLAP_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| RandomState::new().hash_one(seconds) >> 32);
+    println!(
+        "FLAP_SEED={seed} FLAP_SECONDS={seconds} cargo test -p zk-rwlock-tests --test session outages::on_flapping"
+    );
     let server = shared_server();
     let operator = connect(&server.address()).await;
     let mut clients = Vec::new();

@@ -16,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::clock::Clock;
+use super::frames::{Hello, framed};
 use super::port::Port;
 use super::snapshot;
 
@@ -135,6 +136,22 @@ impl Server {
     /// Where clients connect, as `127.0.0.1:PORT`.
     pub fn address(&self) -> String {
         self.port.address().to_string()
+    }
+
+    /// Ends the session that this server granted so, as an operator can that knows its number and password.
+    pub fn end_session(&self, granted: &Hello) {
+        let mut stream = TcpStream::connect(self.address()).expect("it listens");
+        stream.set_read_timeout(Some(FOUR_LETTER_LIMIT)).expect("a limit");
+        stream.write_all(&granted.take_over()).expect("it reads");
+        let mut length = [0; 4];
+        stream.read_exact(&mut length).expect("the session is there");
+        stream.read_exact(&mut vec![0; u32::from_be_bytes(length) as usize]).expect("the session is there");
+        let (xid, close) = (1_i32, -11_i32);
+        stream.write_all(&framed(&[xid.to_be_bytes(), close.to_be_bytes()].concat())).expect("it reads");
+        // The server answers, and closes the connection.
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).expect("it answers");
+        assert_eq!(answer.len(), 20, "{answer:?}");
     }
 
     /// The pid of the Java process itself.

@@ -92,7 +92,7 @@ impl Proxy {
         self.tap.traffic().requests.clone()
     }
 
-    /// When each request of this kind since [`Proxy::reset`] reached the proxy.
+    /// When each request of this kind, or each handshake, reached the proxy since [`Proxy::reset`].
     pub fn arrivals(&self, op: Op) -> Vec<Instant> {
         self.tap.traffic().arrivals.get(&op).cloned().unwrap_or_default()
     }
@@ -611,8 +611,13 @@ impl Connection {
     fn inspect(&self, direction: Direction, frame: &[u8], handshaken: bool) -> (Deed, i32) {
         self.weigh(direction, frame);
         if !handshaken {
-            if direction == Direction::ToClient {
-                *self.tap.granted.lock().unwrap_or_else(PoisonError::into_inner) = Hello::read(direction, frame);
+            match direction {
+                Direction::ToServer => {
+                    self.tap.traffic().arrivals.entry(Op::Handshake).or_default().push(Instant::now())
+                }
+                Direction::ToClient => {
+                    *self.tap.granted.lock().unwrap_or_else(PoisonError::into_inner) = Hello::read(direction, frame);
+                }
             }
             let seen = Seen { direction, op: Op::Handshake, path: "", error: None };
             return (self.tap.rules().fate(&seen), 0);
