@@ -1,4 +1,5 @@
-//! A server whose frames are garbled by chance: no call hangs or panics, nobody holds beside another, and nothing stays.
+//! A server whose frames are garbled by chance: no call hangs or panics, nobody holds beside another, no commit is lost or done
+//! twice, and nothing stays.
 //!
 //! The clients are children of this process, as in `liars.rs`, with little memory. `FUZZ_SECONDS` says for how long, and
 //! `FUZZ_SEED` begins with the case that failed.
@@ -18,7 +19,7 @@ use support::process::test_in;
 use support::scene::children;
 use support::server::shared_server;
 use tokio::task::JoinSet;
-use zk_rwlock::{Error, RwLock, WriteGuard, ZooKeeper};
+use zk_rwlock::{Error, Mode, ReadGuard, RwLock, Shared, WriteGuard, ZooKeeper};
 
 /// What a child is to do: the server, its first case, and how many.
 const CASES: &str = "ZK_RWLOCK_GARBLED";
@@ -40,19 +41,57 @@ const AT_ONCE: u64 = 12;
 /// In kilobytes of address space, as in `liars.rs`.
 const MEMORY: u32 = 3_000_000;
 
+/// For how long an acquisition or an update tries.
+const LIMIT: Duration = Duration::from_millis(400);
+
+/// For how long a node is kept, if it is.
+const KEPT: Duration = Duration::from_millis(50);
+
+enum Held {
+    Read(ReadGuard),
+    Write(WriteGuard),
+}
+
+impl Held {
+    fn writes(&self) -> bool {
+        matches!(self, Held::Write(_))
+    }
+
+    fn is_held(&self) -> bool {
+        match self {
+            Held::Read(guard) => guard.is_held(),
+            Held::Write(guard) => guard.is_held(),
+        }
+    }
+
+    async fn release(self) -> Result<(), Error> {
+        match self {
+            Held::Read(guard) => guard.release().await,
+            Held::Write(guard) => guard.release().await,
+        }
+    }
+}
+
 /// What both clients of a case hold, as far as they hold anything.
-type Holds = Arc<Mutex<[Option<Arc<WriteGuard>>; 2]>>;
+type Holds = Arc<Mutex<[Option<Arc<Held>>; 2]>>;
 
 struct Case {
     garbling: Garbling,
     holds: Holds,
+    /// How many updates were done, and of how many the outcome is not known.
+    updates: Mutex<(u64, u64)>,
 }
 
 impl Case {
     /// One turn at the lock.
-    async fn turn(&self, who: usize, lock: &RwLock) -> Result<Result<(), Error>, String> {
-        let limit = Duration::from_millis(400);
-        let Ok(answer) = tokio::time::timeout(HANGS, lock.write().timeout(limit)).await else {
+    async fn turn(&self, who: usize, lock: &RwLock, mode: Mode) -> Result<Result<(), Error>, String> {
+        let acquiring = async {
+            match mode {
+                Mode::Read => lock.read().timeout(LIMIT).await.map(Held::Read),
+                Mode::Write => lock.write().timeout(LIMIT).await.map(Held::Write),
+            }
+        };
+        let Ok(answer) = tokio::time::timeout(HANGS, acquiring).await else {
             return Err("an acquisition hangs".to_owned());
         };
         let guard = match answer {
@@ -62,7 +101,8 @@ impl Case {
         {
             let mut holds = self.holds.lock().expect("nothing panics here");
             holds[who] = Some(Arc::clone(&guard));
-            let are_two = holds.iter().flatten().filter(|guard| guard.is_held()).count() > 1;
+            let held: Vec<_> = holds.iter().flatten().filter(|guard| guard.is_held()).collect();
+            let are_two = held.len() > 1 && held.iter().any(|guard| guard.writes());
             // By other bytes a server can say that a node is gone, or was never there.
             if are_two && self.garbling == Garbling::Shape {
                 return Err("two hold the lock".to_owned());
@@ -72,13 +112,34 @@ impl Case {
         self.holds.lock().expect("nothing panics here")[who] = None;
         let guard = Arc::into_inner(guard).ok_or("a guard is not alone")?;
         // A release takes until it is certain or the session is over. Dropped halfway, it goes on.
-        let _certain_or_not = tokio::time::timeout(limit, guard.release()).await;
+        let _certain_or_not = tokio::time::timeout(LIMIT, guard.release()).await;
         Ok(Ok(()))
     }
 
-    async fn turns(&self, who: usize, lock: &RwLock, until: Instant) -> Result<(), String> {
-        while Instant::now() < until {
-            let _granted_or_not = self.turn(who, lock).await?;
+    /// One update of the value.
+    async fn update(&self, value: &Shared<u64>) -> Result<(), String> {
+        let Ok(answer) = tokio::time::timeout(HANGS, value.update(|number| *number += 1).timeout(LIMIT)).await else {
+            return Err("an update hangs".to_owned());
+        };
+        let mut updates = self.updates.lock().expect("nothing panics here");
+        match answer {
+            Ok(_) => updates.0 += 1,
+            Err(_) => updates.1 += 1,
+        }
+        Ok(())
+    }
+
+    /// Reads, writes and updates in turns.
+    async fn turns(&self, who: usize, lock: &RwLock, value: &Shared<u64>, until: Instant) -> Result<(), String> {
+        for turn in 0.. {
+            if Instant::now() >= until {
+                break;
+            }
+            match turn % 4 {
+                0 | 2 => drop(self.turn(who, lock, Mode::Write).await?),
+                1 => drop(self.turn(who, lock, Mode::Read).await?),
+                _ => self.update(value).await?,
+            }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         Ok(())
@@ -95,20 +156,28 @@ async fn run(server: String, seed: u64) -> Result<(), String> {
     let garbling = if seed.is_multiple_of(3) { Garbling::Bytes } else { Garbling::Shape };
     let garbler = Garbler::start(&server, garbling, seed);
     let path = format!("/garbled/{seed}-{}", std::process::id());
-    let open = |zk: &ZooKeeper| RwLock::new(zk, &path).expect("valid");
+    let open = |zk: &ZooKeeper| {
+        let lock = RwLock::builder(zk, &path);
+        if seed.is_multiple_of(2) { lock.keep(KEPT) } else { lock }.build().expect("valid")
+    };
+    let value_of = |zk: &ZooKeeper| {
+        let value = Shared::builder(zk, format!("{path}-value")).initial(|| 0_u64);
+        if seed.is_multiple_of(2) { value.keep(KEPT) } else { value }.build().expect("valid")
+    };
     let sound = connect(&server).await?.ok_or("the server itself gives no session")?;
-    let case = Case { garbling, holds: Holds::default() };
+    let case = Case { garbling, holds: Holds::default(), updates: Mutex::default() };
     let until = Instant::now() + GARBLED_FOR;
     let garbled = connect(&garbler.address()).await?;
     if let Some(zk) = &garbled {
-        let (here, there) = (open(&sound), open(zk));
-        let (here, there) = tokio::join!(case.turns(0, &here, until), case.turns(1, &there, until));
+        let (here, there) = ((open(&sound), value_of(&sound)), (open(zk), value_of(zk)));
+        let here = case.turns(0, &here.0, &here.1, until);
+        let (here, there) = tokio::join!(here, case.turns(1, &there.0, &there.1, until));
         here.and(there)?;
     }
     garbler.calm();
     // The client may wait for the rest of a frame that never comes, and its session may last as long. Calls still end.
     if let Some(zk) = garbled {
-        let _granted_or_not = case.turn(1, &open(&zk)).await?;
+        let _granted_or_not = case.turn(1, &open(&zk), Mode::Write).await?;
         tokio::time::timeout(HANGS, zk.close()).await.map_err(|_| "closing hangs")?;
     }
     // By other bytes a server can grant a session timeout of a minute, and the next connection asks for it again.
@@ -122,9 +191,15 @@ async fn run(server: String, seed: u64) -> Result<(), String> {
         }
     }
     let fresh = connect(&garbler.address()).await?.ok_or("no session though all frames are whole")?;
-    let granted = case.turn(1, &open(&fresh)).await?;
+    let granted = case.turn(1, &open(&fresh), Mode::Write).await?;
     if garbling == Garbling::Shape {
         granted.map_err(|error| format!("the lock is free, and not granted: {error}"))?;
+        let value = tokio::time::timeout(HANGS, value_of(&fresh).read()).await.map_err(|_| "a read hangs")?;
+        let value = *value.map_err(|error| format!("the value cannot be read: {error}"))?;
+        let (done, unknown) = *case.updates.lock().expect("nothing panics here");
+        if !(done..=done + unknown).contains(&value) {
+            return Err(format!("the value is {value}; {done} updates were done, and of {unknown} it is not known"));
+        }
     }
     tokio::time::timeout(HANGS, fresh.close()).await.map_err(|_| "closing hangs".to_owned())
 }
