@@ -1,7 +1,8 @@
 //! Random schedules of the one [world](crate::world), each from a seed of its own; and those that once failed, which run
 //! first.
 //!
-//! `SCHEDULES` sets how many are run (`make soak`: 1,000,000), `SCHEDULE_SEED` the first one's seed. A schedule that fails is
+//! `SCHEDULES` sets how many are run (`make soak`: 1,000,000), `SCHEDULE_SEED` the first one's seed. With a seed and no number,
+//! that one schedule is run, several times, and nothing else. A schedule that fails is
 //! made as small as it gets, and printed as a file for `corpus/`.
 
 use std::cell::Cell;
@@ -64,7 +65,7 @@ fn failure(schedule: &Schedule) -> Option<String> {
     words.or_else(|| panic.downcast_ref::<&str>().map(|&words| words.to_owned())).or_else(|| Some("a panic".to_owned()))
 }
 
-/// Why the schedule of a seed fails in so many runs, and the schedule, as small as it gets; `None` if it does not fail.
+/// Why the schedule of a seed fails in one of `runs` runs, and the schedule, as small as it gets; `None` if it does not fail.
 fn failure_of_seed(seed: u64, runs: usize) -> Option<String> {
     let schedule = draw(seed);
     let failed = |schedule: &Schedule, runs: usize| (0..runs).find_map(|_| failure(schedule));
@@ -110,7 +111,7 @@ fn read(path: &Path) -> Schedule {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Runs the schedules of these seeds on all cores, each so often. Returns the first failure.
+/// Runs the schedules of these seeds on all cores, each `runs` times. Returns the first failure.
 fn first_failure(first: u64, schedules: u64, runs: usize) -> Option<String> {
     let (next, failed) = (AtomicU64::new(0), Mutex::new(None));
     let workers = thread::available_parallelism().map_or(1, usize::from);

@@ -47,15 +47,13 @@ pub(crate) fn fuzz<S: AsRef<[u8]>>(samples: &[S], mut check: impl FnMut(&[u8])) 
     let (first, limit) = (number("FUZZ_SEED"), number("FUZZ_SECONDS").map(Duration::from_secs));
     let begun = Instant::now();
     let seed = first.unwrap_or_else(|| RandomState::new().hash_one(begun));
+    samples.iter().for_each(|sample| check(sample));
     for i in 0.. {
         if limit.map_or(i >= INPUTS, |limit| begun.elapsed() >= limit) {
             return;
         }
         let seed = seed.wrapping_add(i);
-        let input = match samples.get(usize::try_from(i).expect("few inputs")) {
-            Some(sample) if first.is_none() => sample.to_vec(),
-            _ => mutant(&samples, &mut Dice(seed)),
-        };
+        let input = mutant(&samples, &mut Dice(seed));
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| check(&input))) {
             eprintln!("it fails for {:?}: FUZZ_SEED={seed}", String::from_utf8_lossy(&input));
             resume_unwind(panic);

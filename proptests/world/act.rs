@@ -74,7 +74,7 @@ impl World {
         };
         if let Some(mut next) = next {
             if let Actor::Busy(work) = &mut next {
-                work.behind = behind;
+                (work.behind, work.age) = (behind, self.ledger.age);
             }
             *actor = next;
         }

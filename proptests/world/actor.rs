@@ -27,6 +27,8 @@ pub(crate) struct Work {
     /// Tells it from every other work that waits in a queue. Known once nothing moves any more, and until something happens to
     /// nodes in the queue.
     pub(crate) queued: Option<u64>,
+    /// How often the ensemble had forgotten when it was begun.
+    pub(crate) age: u32,
 }
 
 /// Whoever stands in a queue, and for what.
@@ -106,7 +108,7 @@ impl Work {
         wish: Option<Claimed>,
     ) -> Work {
         let task: Spawn<Doing> = task::spawn(Box::pin(doing));
-        Work { task, is_new: true, holds, wish, behind: Vec::new(), queued: None }
+        Work { task, is_new: true, holds, wish, behind: Vec::new(), queued: None, age: 0 }
     }
 
     /// Whether it was not polled yet.

@@ -43,6 +43,8 @@ pub(crate) struct Ledger {
     has_strangers: bool,
     has_stalls: bool,
     has_forgotten: bool,
+    /// How often the ensemble has forgotten.
+    pub(super) age: u32,
     may_change_number: bool,
     may_lose_often: bool,
     may_remove: bool,
@@ -87,6 +89,7 @@ impl Ledger {
             has_strangers: dialects.len() > 1,
             has_stalls: has(&|action| action == Action::Stall),
             has_forgotten: false,
+            age: 0,
             may_change_number: has(&|action| matches!(action, Action::SetPermits(_))),
             may_lose_often: losses >= PATIENT,
             may_remove: has(&|action| matches!(action, Action::Remove(_) | Action::Clear(_) | Action::Restore)),
@@ -114,10 +117,11 @@ impl Ledger {
         self.copies.clear();
         (self.highest, self.highest_writer, self.written, self.value) = (0, 0, 0, 0);
         self.has_forgotten = true;
+        self.age += 1;
     }
 
     /// What an actor has begun has ended.
-    pub(super) fn came(&mut self, answer: Result<Held, Error>, handle: usize) -> Actor {
+    pub(super) fn came(&mut self, answer: Result<Held, Error>, handle: usize, age: u32) -> Actor {
         let held = match answer {
             Ok(Held::Nothing) => return Actor::Idle,
             Ok(held) => held,
@@ -126,8 +130,8 @@ impl Ledger {
                 return Actor::Idle;
             }
         };
-        // The ensemble that has forgotten gives the token of an earlier grant once more.
-        if self.has_forgotten && held.claims().iter().any(|claim| !claim.is_held()) {
+        // The ensemble that has forgotten gives the token of an earlier grant once more, and to whoever comes first.
+        if age < self.age && held.claims().iter().any(|claim| !claim.is_held()) {
             return Actor::Idle;
         }
         for claim in held.claims().iter().take(1) {
@@ -363,10 +367,10 @@ impl World {
                     in_queue.iter().any(|it| it.queued == before.queued) && before.wish.excludes(claim.what)
                 });
                 // A writer asks for what is kept before it once it has looked. Behind a reader of its own session that does not
-                // keep its node it looks only when that one leaves, and who keeps hears of it later.
+                // keep its node it looks only when that one leaves. The keeper hears the request only after that.
                 let reads = |actor: &Actor| matches!(actor, Actor::Holding(Held::Reader(_) | Held::ValueReader(_)));
-                let may_not_ask =
-                    self.ledger.had_plain_reader || (self.actors.iter().any(reads) && self.has_plain_reader());
+                let had_plain_reader = keeps && matches!(claim.what, Claimed::Lock(_)) && self.ledger.had_plain_reader;
+                let may_not_ask = had_plain_reader || (self.actors.iter().any(reads) && self.has_plain_reader());
                 let is_sure = self.ledger.is_settled && !self.ledger.has_strangers && !may_not_ask;
                 assert!(!is_sure || overtaken.is_none(), "actor {i} has overtaken {overtaken:?}");
             }

@@ -190,7 +190,7 @@ impl World {
             let Actor::Busy(work) = std::mem::replace(&mut self.actors[i], Actor::Idle) else { return false };
             self.check_answer(i, &work, &answer);
             self.check_value().await;
-            self.actors[i] = self.ledger.came(answer, self.handle_of[i]);
+            self.actors[i] = self.ledger.came(answer, self.handle_of[i], work.age);
         }
         self.check_claims();
         true

@@ -64,7 +64,7 @@ impl fmt::Debug for Backup {
 
 struct Client {
     ensemble: Arc<Ensemble>,
-    /// The last handle gone closes it, unless a guard still needs it.
+    /// Closed when the last handle is gone, unless a guard still needs it.
     session: Mutex<Option<Arc<MemorySession>>>,
     closed: AtomicBool,
 }

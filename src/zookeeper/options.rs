@@ -66,7 +66,8 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// How long to try to reach a server when a session is opened. Default: the session timeout.
+    /// How long to try to reach a server when a session is opened. Default: the session timeout. A client that lost its
+    /// session pauses before it tries, for half of this at most.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
         self

@@ -155,99 +155,146 @@ fn the_locks_are_given_back_from_the_last_to_the_first() {
 /// `MULTI_SCHEDULES` sets how many are run (`make soak`: 5,000), and `MULTI_SEED` the seed of the first.
 #[tokio::test(start_paused = true)]
 async fn random_schedules_end_with_all_served_and_nobody_excluded_let_in() {
-    const PATHS: [&str; 4] = ["/a", "/b", "/c", "/d"];
     let number = |name: &str| std::env::var(name).ok().map(|number| number.parse::<u64>().expect("a number"));
     let seeds = number("MULTI_SCHEDULES").unwrap_or(150);
     let first = number("MULTI_SEED").unwrap_or_else(|| RandomState::new().hash_one(seeds) >> 1);
-    let (mut grants, mut waits, mut cancels, mut losses) = (0, 0, 0, 0);
+    let mut counts = [0; 4];
     for seed in first..first + seeds {
-        let mut random = Seeded(seed);
-        let zk = Memory::new();
+        println!(
+            "MULTI_SEED={seed} MULTI_SCHEDULES=1 cargo test -p zk-rwlock-tests --test lock multi::random_schedules"
+        );
+        let mut schedule = Scheduled::new(seed);
+        // Without a budget: tokio would otherwise answer "pending" after a while, to be fair to tasks that are not there.
+        tokio::task::unconstrained(schedule.run()).await;
+        let Scheduled { grants, waits, cancels, losses, .. } = schedule;
+        counts = std::array::from_fn(|at| counts[at] + [grants, waits, cancels, losses][at]);
+    }
+    assert!(counts.iter().all(|count| *count >= 2 * seeds), "too few grants, waits, cancels and losses: {counts:?}");
+}
+
+const PATHS: [&str; 4] = ["/a", "/b", "/c", "/d"];
+
+type Wanted = Vec<(&'static str, Mode)>;
+
+struct Scheduled {
+    random: Seeded,
+    zk: Memory,
+    slow: Slow,
+    rough: Memory,
+    /// How many acquisitions are still to come.
+    left: u64,
+    waiting: Vec<(Acquiring, Wanted)>,
+    holding: Vec<(MultiGuard, Wanted)>,
+    grants: u64,
+    waits: u64,
+    cancels: u64,
+    losses: u64,
+}
+
+impl Scheduled {
+    fn new(seed: u64) -> Scheduled {
+        let (random, zk) = (Seeded(seed), Memory::new());
         let (slow, rough) = (Slow(zk.connect()), zk.connect());
-        let (mut left, mut idle) = (40, 0);
-        let mut waiting: Vec<(Acquiring, Vec<(&str, Mode)>)> = Vec::new();
-        let mut holding: Vec<(MultiGuard, Vec<(&str, Mode)>)> = Vec::new();
-        while left > 0 || !waiting.is_empty() || !holding.is_empty() {
-            let woken: Vec<usize> = (0..waiting.len()).filter(|at| waiting[*at].0.is_woken()).collect();
-            match random.below(10) {
-                0 | 1 if left > 0 => {
-                    left -= 1;
-                    let mut wanted = Vec::new();
-                    let mut paths = PATHS.to_vec();
-                    for _ in 0..=random.below(3) {
-                        let path = paths.swap_remove(random.below(paths.len() as u64) as usize);
-                        wanted.push((path, if random.below(3) == 0 { Read } else { Write }));
-                    }
-                    let locks = match random.below(4) {
-                        0 | 1 => multi(&slow, &wanted),
-                        2 => multi(&zk, &wanted),
-                        _ => multi(&rough, &wanted),
-                    };
-                    let mut acquiring = acquiring(&locks);
-                    match poll_once(&mut acquiring) {
-                        Poll::Ready(Ok(guard)) => holding.push((guard, wanted)),
-                        Poll::Ready(Err(error)) => assert!(error.is_lost(), "seed {seed}: {error}"),
-                        Poll::Pending => waiting.push((acquiring, wanted)),
-                    }
-                }
-                2 if !waiting.is_empty() && left > 0 => {
-                    drop(waiting.swap_remove(random.below(waiting.len() as u64) as usize));
-                    cancels += 1;
-                }
-                3 | 4 if !holding.is_empty() => {
-                    let (guard, _) = holding.swap_remove(random.below(holding.len() as u64) as usize);
-                    if random.below(2) == 0 { drop(guard) } else { drop(task::spawn(guard.release()).poll()) }
-                }
-                5 if left > 0 => {
-                    losses += 1;
-                    match random.below(6) {
-                        0 => rough.expire(),
-                        1 | 2 => rough.lose_next_request(),
-                        _ => rough.lose_next_reply(),
-                    }
-                }
-                _ if !woken.is_empty() => {
-                    let at = woken[random.below(woken.len() as u64) as usize];
-                    match poll_once(&mut waiting[at].0) {
-                        Poll::Ready(Ok(guard)) => {
-                            holding.push((guard, waiting.swap_remove(at).1));
-                            grants += 1;
-                        }
-                        Poll::Ready(Err(error)) => {
-                            assert!(error.is_lost(), "seed {seed}: {error}");
-                            drop(waiting.swap_remove(at));
-                        }
-                        Poll::Pending => waits += 1,
-                    }
-                }
-                _ => {
-                    let stuck = left == 0 && holding.is_empty() && woken.is_empty() && !waiting.is_empty();
-                    idle = if stuck { idle + 1 } else { 0 };
-                    assert!(idle < 5, "seed {seed}: {} wait for ever", waiting.len());
-                    // After several lost answers in a row the next try waits a little.
-                    if stuck {
-                        tokio::time::sleep(Duration::from_secs(1)).await;
-                    }
+        let (waiting, holding) = (Vec::new(), Vec::new());
+        Scheduled { random, zk, slow, rough, left: 40, waiting, holding, grants: 0, waits: 0, cancels: 0, losses: 0 }
+    }
+
+    async fn run(&mut self) {
+        let mut idle = 0;
+        while self.left > 0 || !self.waiting.is_empty() || !self.holding.is_empty() {
+            if self.step() {
+                idle = 0;
+            } else if self.left == 0 && self.holding.is_empty() {
+                idle += 1;
+                assert!(idle < PATIENCE, "{} wait for ever", self.waiting.len());
+                // After several lost answers in a row the next try waits a little.
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            self.check();
+        }
+        for _patience in 0..PATIENCE {
+            if queued(&self.zk, PATHS) == [0; 4] {
+                break;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!((queued(&self.zk, PATHS), self.zk.watches()), ([0; 4], 0));
+    }
+
+    /// Whether anything was done.
+    fn step(&mut self) -> bool {
+        let woken: Vec<usize> = (0..self.waiting.len()).filter(|at| self.waiting[*at].0.is_woken()).collect();
+        match self.random.below(10) {
+            0 | 1 if self.left > 0 => self.ask(),
+            2 if !self.waiting.is_empty() && self.left > 0 => {
+                let at = self.random.below(self.waiting.len() as u64) as usize;
+                drop(self.waiting.swap_remove(at));
+                self.cancels += 1;
+            }
+            3 | 4 if !self.holding.is_empty() => {
+                let at = self.random.below(self.holding.len() as u64) as usize;
+                let (guard, _) = self.holding.swap_remove(at);
+                if self.random.below(2) == 0 { drop(guard) } else { drop(task::spawn(guard.release()).poll()) }
+            }
+            5 if self.left > 0 => {
+                self.losses += 1;
+                match self.random.below(6) {
+                    0 => self.rough.expire(),
+                    1 | 2 => self.rough.lose_next_request(),
+                    _ => self.rough.lose_next_reply(),
                 }
             }
-            for path in PATHS {
-                let modes: Vec<Mode> = holding
-                    .iter()
-                    .filter(|(guard, _)| guard.is_held())
-                    .flat_map(|(_, wanted)| wanted.iter().filter(|(its, _)| *its == path).map(|(_, mode)| *mode))
-                    .collect();
-                assert!(modes.len() < 2 || modes.iter().all(|mode| *mode == Read), "seed {seed}: {path} {modes:?}");
+            _ if !woken.is_empty() => {
+                let (acquiring, wanted) =
+                    self.waiting.swap_remove(woken[self.random.below(woken.len() as u64) as usize]);
+                self.poll(acquiring, wanted);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    fn ask(&mut self) {
+        self.left -= 1;
+        let (mut wanted, mut paths) = (Wanted::new(), PATHS.to_vec());
+        for _ in 0..=self.random.below(3) {
+            let path = paths.swap_remove(self.random.below(paths.len() as u64) as usize);
+            wanted.push((path, if self.random.below(3) == 0 { Read } else { Write }));
+        }
+        let locks = match self.random.below(4) {
+            0 | 1 => multi(&self.slow, &wanted),
+            2 => multi(&self.zk, &wanted),
+            _ => multi(&self.rough, &wanted),
+        };
+        self.poll(acquiring(&locks), wanted);
+    }
+
+    fn poll(&mut self, mut acquiring: Acquiring, wanted: Wanted) {
+        match poll_once(&mut acquiring) {
+            Poll::Ready(Ok(guard)) => {
+                self.holding.push((guard, wanted));
+                self.grants += 1;
+            }
+            Poll::Ready(Err(error)) => assert!(error.is_lost(), "{error}"),
+            Poll::Pending => {
+                self.waiting.push((acquiring, wanted));
+                self.waits += 1;
             }
         }
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        assert_eq!((queued(&zk, PATHS), zk.watches()), ([0; 4], 0), "seed {seed}");
     }
-    let all = [grants, waits, cancels, losses];
-    assert!(
-        all.iter().all(|count| *count > seeds),
-        "MULTI_SEED={first}: {grants} grants, {waits} waits, {cancels} cancels, {losses} losses"
-    );
+
+    fn check(&self) {
+        for path in PATHS {
+            let held = self.holding.iter().filter(|(guard, _)| guard.is_held());
+            let of_path = held.flat_map(|(_, wanted)| wanted.iter().filter(|(its, _)| *its == path));
+            let modes: Vec<Mode> = of_path.map(|(_, mode)| *mode).collect();
+            assert!(modes.len() < 2 || modes.iter().all(|mode| *mode == Read), "{path} {modes:?}");
+        }
+    }
 }
+
+/// How many seconds are enough for all tries of a request.
+const PATIENCE: u32 = 10;
 
 // ---------------------------------------------------------------------------------------------------------------
 // All or none

@@ -359,7 +359,7 @@ impl World {
 }
 
 fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().and_then(|number| number.parse().ok())
+    std::env::var(variable).ok().map(|number| number.parse().expect("a number"))
 }
 
 fn histories() -> u64 {
@@ -377,6 +377,12 @@ fn no_history_has_a_lease_that_outlives_its_session_at_the_leader() {
         let mut scores = Scores::default();
         for seed in (first..).take(usize::try_from(histories()).expect("a number of histories")) {
             World::new(seed, timeout, tick).play(&mut scores);
+            assert_eq!(
+                scores.ours.broken,
+                0,
+                "LEASE_SEED={seed}, by {:.3} T",
+                scores.ours.worst as f64 / timeout as f64
+            );
         }
         let percent = |count: u64| count as f64 * 100.0 / histories() as f64;
         let share = |worst: Time| worst as f64 / timeout as f64;
@@ -393,9 +399,10 @@ fn no_history_has_a_lease_that_outlives_its_session_at_the_leader() {
             percent(scores.hasty.broken),
             share(scores.hasty.worst),
         );
-        assert_eq!(scores.ours.broken, 0, "by up to {:.3} T", share(scores.ours.worst));
-        // The model finds out rules that do not hold.
-        assert!(scores.sending.broken > 0 && scores.hasty.broken > 0);
-        assert!(percent(scores.kept) > 30.0, "it proves nothing of leases that are never valid");
+        // Of few histories this cannot be said: the other rules are broken in 3 of 100, and the lease is kept in 55.
+        if histories() >= 1_000 {
+            assert!(scores.sending.broken > 0 && scores.hasty.broken > 0);
+            assert!(percent(scores.kept) > 30.0, "it proves nothing of leases that are never valid");
+        }
     }
 }

@@ -200,7 +200,7 @@ fn flap(proxy: &Proxy, mut dice: Seeded, end: Instant) {
 async fn on_flapping_links_nobody_holds_beside_another_and_all_go_on_afterwards() {
     const CLIENTS: u64 = 4;
     let seconds = std::env::var("FLAP_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(6);
-    let seed = std::env::var("FLAP_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = std::env::var("FLAP_SEED").ok().map(|seed| seed.parse().expect("a number"));
     let seed = seed.unwrap_or_else(|| RandomState::new().hash_one(seconds) >> 32);
     println!(
         "FLAP_SEED={seed} FLAP_SECONDS={seconds} cargo test -p zk-rwlock-tests --test session outages::on_flapping"

@@ -1,7 +1,7 @@
 //! A real standalone ZooKeeper server on a loopback port of its own.
 //!
 //! It knows nothing of locks, nor of any client library: it starts, stops and freezes one Java
-//! process, and asks it for numbers with ZooKeeper's four-letter words.
+//! process, asks it for numbers with ZooKeeper's four-letter words, and ends sessions as an operator can.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -138,10 +138,10 @@ impl Server {
         self.port.address().to_string()
     }
 
-    /// Ends the session that this server granted so, as an operator can that knows its number and password.
+    /// Ends a session by its number and password, as an operator can.
     pub fn end_session(&self, granted: &Hello) {
         let mut stream = TcpStream::connect(self.address()).expect("it listens");
-        stream.set_read_timeout(Some(FOUR_LETTER_LIMIT)).expect("a limit");
+        stream.set_read_timeout(Some(STARTUP_LIMIT)).expect("a limit");
         stream.write_all(&granted.take_over()).expect("it reads");
         let mut length = [0; 4];
         stream.read_exact(&mut length).expect("the session is there");

@@ -79,7 +79,7 @@ impl Proxy {
         self.address.to_string()
     }
 
-    /// How many requests of this kind clients have sent since [`Proxy::reset`], lost ones included.
+    /// How many requests of this kind clients have sent since [`Proxy::reset`], lost ones included. A handshake is none.
     pub fn count(&self, op: Op) -> u64 {
         self.tap.traffic().counts.get(&op).copied().unwrap_or(0)
     }
