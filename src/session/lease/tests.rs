@@ -346,3 +346,11 @@ fn a_late_answer_says_that_the_lease_ran_out_before_it_renews_the_lease() {
     assert!(stage.lease.acknowledged(stage.lease.now()), "sent one settling time after {touch:?}");
     assert!(!stage.lease.acknowledged(stage.lease.now()));
 }
+
+#[test]
+fn the_clock_of_a_lease_goes_as_any_other() {
+    let (first, begun) = (since_boot(), std::time::Instant::now());
+    std::thread::sleep(ms(5));
+    let passed = begun.elapsed();
+    assert!(first > Duration::ZERO && since_boot() - first >= passed);
+}
