@@ -198,7 +198,8 @@ async fn a_break_of_two_fifths_of_the_session_timeout_loses_nothing() {
                 let may_lose = if options.tick.is_none() || share > 0.46 {
                     usize::MAX
                 } else if share > 0.41 {
-                    4
+                    // Beyond the promise. A wider margin ends the lease earlier, and some 3 of 20 are lost.
+                    if options.margin.is_some() { 10 } else { 4 }
                 } else {
                     0
                 };
