@@ -24,6 +24,8 @@ mkdir -p "$home/tree"
 git ls-files -z | tar --null --files-from - --create | tar --extract --directory "$home/tree"
 
 export CARGO_TARGET_DIR=$home/build CARGO_INCREMENTAL=1 CARGO_PROFILE_DEV_DEBUG=none
+# Some tests only wait, so more of them at once than there are cores.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((4 * $(nproc)))}
 # A program stops at its first test that fails, which is not stable in Rust.
 stop_early='target."cfg(unix)".runner = ["env", "RUSTC_BOOTSTRAP=1"]'
 

@@ -491,6 +491,15 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_that_is_watched_and_has_no_value_yet_is_still_being_fetched() {
+        let mut known = Known::<u8>::default();
+        known.lease = Some(Arc::new(Lease::new(std::time::Duration::from_secs(6))));
+        assert!(matches!(known.state(), CopyState::Fetching));
+        assert!(known.valued(Vec::new(), 10, 3));
+        assert!(!matches!(known.state(), CopyState::Fetching));
+    }
+
+    #[test]
     fn the_same_trouble_is_told_once_and_a_value_that_can_be_read_again_is_told_again() {
         let mut known = Known::<u8>::default();
         assert!(known.valued(Vec::new(), 10, 3));

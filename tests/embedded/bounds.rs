@@ -3,7 +3,7 @@
 
 use std::future::IntoFuture;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use support::hindered::{Asked, Count, Hindered, refused_at};
@@ -11,7 +11,7 @@ use support::polled::now;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, task};
 use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Lease, Operation, Reservation, SessionSlot, Upkeep};
-use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore};
+use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore, Shared, ValueError};
 
 const PATH: &str = "/locks/of-a-service/config";
 
@@ -56,6 +56,48 @@ async fn a_directory_that_vanishes_again_and_again_is_made_64_times() {
     });
     let error = RwLock::new(&zk, PATH).expect("valid").write().await.expect_err("it is never there");
     assert_eq!(makings.now(), 64, "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_initial_value_that_others_always_write_and_remove_is_tried_64_times() {
+    let writings = Count::default();
+    let written = writings.clone();
+    let zk = Hindered::new(&Memory::new(), move |asked| match asked {
+        Asked::Transact(operations) => {
+            let at = operations.iter().position(|it| matches!(it, Operation::Create { .. }))?;
+            written.one_more();
+            Some(refused_at(at, Failure::NodeExists))
+        }
+        _ => None,
+    });
+    let value = Shared::builder(&zk, "/value").initial(|| 1_u8).build().expect("valid");
+    let error = value.read().await.expect_err("it is never there");
+    assert_eq!((writings.now(), error.value_error()), (64, Some(&ValueError::Unset)));
+}
+
+/// A commit whose answer was lost may have been done, and then it is what the next one replaces.
+#[tokio::test(start_paused = true)]
+async fn after_a_commit_that_may_be_done_the_same_guard_can_commit_again() {
+    let (memory, is_cut_off) = (Memory::new(), Arc::new(AtomicBool::new(false)));
+    let cut = Arc::clone(&is_cut_off);
+    let zk = Hindered::new(&memory, move |asked| match asked {
+        Asked::Data("/value/value") if cut.load(Ordering::Relaxed) => Some(Failure::Unknown("lost".to_owned())),
+        _ => None,
+    });
+    let value = Shared::builder(&zk, "/value").initial(|| 1_u8).build().expect("valid");
+    let mut guard = value.write().await.expect("free");
+    for answer_is_lost in [true, false, true, false] {
+        *guard += 1;
+        is_cut_off.store(answer_is_lost, Ordering::Relaxed);
+        if answer_is_lost {
+            memory.lose_next_reply();
+        }
+        let answer = guard.commit().await;
+        assert_eq!(matches!(answer, Err(Error::OutcomeUnknown { .. })), answer_is_lost, "{answer:?}");
+        assert!(answer.is_ok() || answer_is_lost, "{answer:?}");
+    }
+    guard.release().await.expect("held");
+    assert_eq!(*value.read().await.expect("free"), 5);
 }
 
 #[tokio::test(start_paused = true)]
