@@ -492,8 +492,8 @@ mod tests {
 
     #[test]
     fn a_copy_that_is_watched_and_has_no_value_yet_is_still_being_fetched() {
-        let mut known = Known::<u8>::default();
-        known.lease = Some(Arc::new(Lease::new(std::time::Duration::from_secs(6))));
+        let lease = Some(Arc::new(Lease::new(std::time::Duration::from_secs(6))));
+        let mut known = Known::<u8> { lease, ..Known::default() };
         assert!(matches!(known.state(), CopyState::Fetching));
         assert!(known.valued(Vec::new(), 10, 3));
         assert!(!matches!(known.state(), CopyState::Fetching));
