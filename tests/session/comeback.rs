@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 use support::scene::*;
 use support::server::shared_server;
 use support::wire::{Op, Proxy};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio::time::sleep;
-use zk_rwlock::{WriteGuard, ZooKeeper};
 
 const CLIENTS: usize = 12;
 
@@ -17,24 +16,28 @@ const AWAY: Duration = Duration::from_secs(6);
 /// So close together come clients that do not pause, or that all pause for the same time.
 const TOGETHER: Duration = Duration::from_millis(100);
 
-/// Clients of sessions that last so long, each with a lock of its own behind a proxy of its own.
-async fn holders(path: &str, session_timeout: Duration) -> Vec<(Proxy, ZooKeeper, WriteGuard)> {
-    let mut holders = Vec::new();
+/// Clients that have been cut off for a while, each behind a proxy of its own. Each of them held a lock, and acquires it once
+/// more as soon as it is lost.
+async fn cut_off(path: &str, session_timeout: Duration) -> (Vec<Proxy>, JoinSet<()>) {
+    let (mut proxies, mut holders) = (Vec::new(), Vec::new());
     for number in 0..CLIENTS {
         let proxy = Proxy::start(shared_server().address());
         let zk = connect_with(&proxy.address(), session_timeout).await;
-        let guard = soon("a free lock", lock_at(&zk, &format!("{path}-{number}")).write()).await.expect("free");
-        holders.push((proxy, zk, guard));
+        let lock = lock_at(&zk, &format!("{path}-{number}"));
+        holders.push((soon("a free lock", lock.write()).await.expect("free"), lock));
+        proxies.push(proxy);
     }
-    holders
-}
-
-/// Acquires the lock once more as soon as it is lost.
-fn comes_back(path: String, zk: ZooKeeper, guard: WriteGuard) -> JoinHandle<()> {
-    tokio::spawn(async move {
-        guard.lost().await;
-        lock_at(&zk, &path).write().await.expect("free again").release().await.expect("held");
-    })
+    let mut coming = JoinSet::new();
+    for ((guard, lock), proxy) in holders.into_iter().zip(&proxies) {
+        proxy.cut();
+        proxy.reset();
+        coming.spawn(async move {
+            guard.lost().await;
+            lock.write().await.expect("free again").release().await.expect("held");
+        });
+    }
+    sleep(AWAY).await;
+    (proxies, coming)
 }
 
 /// Three quarters of them never come together: the draws of sound clients do not do that once in ten thousand runs.
@@ -47,20 +50,10 @@ fn are_spread_out(mut comebacks: Vec<Duration>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_find_their_sessions_over_pause_before_they_ask_for_others() {
-    let (path, session_timeout) = ("/comeback/found", CALM);
-    let (mut proxies, mut coming) = (Vec::new(), Vec::new());
-    for (number, (proxy, zk, guard)) in holders(path, session_timeout).await.into_iter().enumerate() {
-        proxy.cut();
-        proxy.reset();
-        proxies.push(proxy);
-        coming.push(comes_back(format!("{path}-{number}"), zk, guard));
-    }
-    sleep(AWAY).await;
+    let (proxies, coming) = cut_off("/comeback/found", CALM).await;
     proxies.iter().for_each(|proxy| shared_server().end_session(&proxy.granted().expect("it has a session")));
     proxies.iter().for_each(Proxy::heal);
-    for client in coming {
-        within(2 * SOON, "its comeback", client).await.expect("it does not panic");
-    }
+    within(2 * SOON, "all comebacks", coming.join_all()).await;
     // The first handshake finds the old session over, and the last one gets another.
     let handshakes = proxies.iter().map(|proxy| proxy.arrivals(Op::Handshake));
     are_spread_out(handshakes.map(|all| *all.last().expect("it is back") - all[0]).collect());
@@ -68,21 +61,11 @@ async fn clients_that_find_their_sessions_over_pause_before_they_ask_for_others(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_whose_sessions_end_in_an_outage_pause_between_their_tries() {
-    let (path, session_timeout) = ("/comeback/outage", Duration::from_secs(2));
-    let (mut proxies, mut coming) = (Vec::new(), Vec::new());
-    for (number, (proxy, zk, guard)) in holders(path, session_timeout).await.into_iter().enumerate() {
-        proxy.cut();
-        proxy.reset();
-        proxies.push(proxy);
-        coming.push(comes_back(format!("{path}-{number}"), zk, guard));
-    }
-    // Long after they know that their sessions are over, and have begun to look for others.
-    sleep(AWAY).await;
+    // They know for long that their sessions are over, and look for others.
+    let (proxies, coming) = cut_off("/comeback/outage", AWAY / 3).await;
     let healed = Instant::now();
     proxies.iter().for_each(Proxy::heal);
-    for client in coming {
-        within(2 * SOON, "its comeback", client).await.expect("it does not panic");
-    }
+    within(2 * SOON, "all comebacks", coming.join_all()).await;
     let handshakes = proxies.iter().map(|proxy| proxy.arrivals(Op::Handshake));
     are_spread_out(handshakes.map(|all| *all.last().expect("it is back") - healed).collect());
 }
