@@ -17,11 +17,11 @@ pub(super) fn exists(name: &str) -> bool {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let Some((module, test)) = name.rsplit_once("::") else { return false };
     let file = format!("{}.rs", module.replace("::", "/"));
-    let unit = file.strip_suffix("/tests.rs").map_or_else(String::new, |unit| format!("{unit}.rs"));
-    let beside = [&file, &unit].map(|file| root.join("../src").join(file));
+    let unit = |path: &str| root.join("../src").join(path);
+    let units = file.strip_suffix("/tests.rs").map(|beside| [unit(&file), unit(&format!("{beside}.rs"))]);
     [root.join(&file), root.join("../proptests").join(&file), root.join("..").join(&file)]
         .iter()
-        .chain(beside.iter().filter(|_| !unit.is_empty()))
+        .chain(units.iter().flatten())
         .filter_map(|path| fs::read_to_string(path).ok())
         .any(|source| [format!("fn {test}("), format!("fn {test}<")].iter().any(|it| source.contains(it)))
 }
