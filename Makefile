@@ -69,16 +69,16 @@ mutants:
 	tests/mutants.sh '$(FAULTS)'
 
 # The lock among real Curator, kazoo and zookeeper-client on one path, each killed in turn: fleets that contend for so
-# many seconds in all. The first run needs the network: PySpark's source distribution (434 MB) for Curator's jars, and
+# many seconds in all. The first run needs the network: PySpark's source distribution (456 MB) for Curator's jars, and
 # kazoo.
 INTEROP_SECONDS ?= 180
 interop: zookeeper
 	tests/interop/setup.sh
 	INTEROP_SECONDS=$(INTEROP_SECONDS) cargo test $(WHOLE) --test interop -- --nocapture
 
-# The server tests on ZooKeeper 3.6.3, 3.8.0, 3.9.3 and 3.9.4 in turn, and on a server that behaves like ClickHouse Keeper;
-# VERSIONS names some of them. The first run needs the network: PySpark's source distributions (318, 434 and 456 MB) for the jars.
-VERSIONS ?= 3.6.3 3.8.0 3.9.3 3.9.4 keeper
+# The server tests on ZooKeeper 3.6.3, 3.8.0, 3.9.4 and 3.9.5 in turn, and on a server that behaves like ClickHouse Keeper;
+# VERSIONS names some of them. The first run needs the network: PySpark's source distributions (318, 456 and 456 MB) for the jars.
+VERSIONS ?= 3.6.3 3.8.0 3.9.4 3.9.5 keeper
 versions: zookeeper programs
 	tests/versions.sh $(VERSIONS)
 
@@ -297,7 +297,7 @@ echo "make test: installing $${packages[*]}"
 	apt-get install -y --no-install-recommends "$${packages[@]}"
 endef
 
-# A release of ZooKeeper to test on, fetched into target/zookeeper: `make test ZOOKEEPER_VERSION=3.9.3`.
+# A release of ZooKeeper to test on, fetched into target/zookeeper: `make test ZOOKEEPER_VERSION=3.9.5`.
 ZOOKEEPER_ARCHIVES := https://archive.apache.org/dist/zookeeper
 ifdef ZOOKEEPER_VERSION
 ZOOKEEPER_RELEASE := $(CURDIR)/target/zookeeper/apache-zookeeper-$(ZOOKEEPER_VERSION)-bin

@@ -2,7 +2,7 @@
 # The server tests on one release of ZooKeeper after the other, and on a server that behaves like ClickHouse Keeper. What is
 # missing is fetched into target/versions: the jars of a release are in a source distribution of PySpark. Debian has 3.8.0.
 #
-#   versions.sh [VERSION ...]   of 3.6.3, 3.8.0, 3.9.3, 3.9.4 and keeper; all of them if none is named
+#   versions.sh [VERSION ...]   of 3.6.3, 3.8.0, 3.9.4, 3.9.5 and keeper; all of them if none is named
 #   VERSIONS_SDISTS             a directory with source distributions of PySpark that are here already
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,8 +20,8 @@ mkdir -p "$home"
 source_of() {
     case $1 in
         3.6.3) echo '3.5.9 ea27adc39ddac9413b8951e45aa748cbed6c785971b81386efc41938f6243d93' ;;
-        3.9.3) echo '4.0.5 a0d44b0e7faf0458ad83b7aa664e7ed8b96beed8a55d66ce3b0dfac2309dfca6' ;;
         3.9.4) echo '4.1.4 bcbd5e18690cf79d438e97210ad06fb8d451a251bb77becc2b0418868d2acd73' ;;
+        3.9.5) echo '4.3.0 e8c517948eff7088a7aa07449aa8eafa4a15a8d50319de2525a6fd26622476c6' ;;
         *) missing "there is no source for ZooKeeper $1" ;;
     esac
 }
@@ -104,7 +104,7 @@ chapters=(--test conformance --test lock --test session --test values --test lea
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 results=() failed=
 if [[ $# -eq 0 ]]; then
-    set -- 3.6.3 3.8.0 3.9.3 3.9.4 keeper
+    set -- 3.6.3 3.8.0 3.9.4 3.9.5 keeper
 fi
 for version; do
     case $version in

@@ -2,7 +2,7 @@
 # Provides the libraries that tests/interop/main.rs contends with, in target/interop or in $INTEROP_HOME: the jars of Curator
 # and of ZooKeeper's Java client, kazoo in a Python environment, and the driver in Java. Does nothing where all is there.
 #
-#   INTEROP_SDIST   pyspark's source distribution, if it is here already (434 MB): the jars come from it
+#   INTEROP_SDIST   pyspark's source distribution, if it is here already (456 MB): the jars come from it
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -13,7 +13,7 @@ missing() {
 
 home=${INTEROP_HOME:-target/interop}
 jars=$home/jars python=$home/venv/bin/python
-curator=5.7.1 kazoo=2.11.0 pyspark=4.0.5
+curator=5.9.0 kazoo=2.11.0 pyspark=4.3.0
 mkdir -p "$home/classes"
 
 # Python alone has no pip on Debian.
@@ -48,7 +48,7 @@ if ! [[ -e $jars/curator-recipes-$curator.jar ]]; then
     wanted=()
     for jar in curator-{client,framework,recipes} zookeeper zookeeper-jute guava failureaccess slf4j-api metrics-core \
         snappy-java commons-io audience-annotations \
-        netty-{buffer,codec,common,handler,resolver,transport,transport-classes-epoll,transport-native-unix-common}; do
+        netty-{buffer,codec,codec-base,common,handler,resolver,transport,transport-classes-epoll,transport-native-unix-common}; do
         wanted+=("*/deps/jars/$jar-[0-9]*.jar")
     done
     # All or none: what was stopped half way must not pass for complete.
