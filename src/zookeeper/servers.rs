@@ -106,6 +106,9 @@ impl<'a> Server<'a> {
         if address.is_empty() {
             return Err("names no server");
         }
+        if address.contains(|c: char| c == ';' || c.is_whitespace()) {
+            return Err("is not one server; commas separate servers, without spaces");
+        }
         if address.contains('/') {
             return Err("has a slash in it; only tcp:// goes before a server, and a path only after the last one");
         }
@@ -176,7 +179,10 @@ mod tests {
             ("[zk1]:2181", "no host name"),
             ("[::1%]:2181", "no host name"),
             (":2181", "no host name"),
-            ("zk1, zk2", "no host name"),
+            ("zk1, zk2", "commas separate"),
+            ("zk1;zk2", "commas separate"),
+            ("zk1:2181;zk2:2181,zk3/apps", "commas separate"),
+            ("tcp://zk1;tcp://zk2", "commas separate"),
             ("http://zk1:2181,zk2", "has a slash"),
             ("user@zk1:2181", "no host name"),
             ("zk1:", "no port"),
