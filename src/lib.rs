@@ -111,6 +111,8 @@
 //! | a create whose answer was lost has been found again | info | `path`, `node` |
 //! | work that is done [once in a while](Acquire::once_in) was done already; its success is recorded | debug | `path`; `host` and `at` of the record, or `token` |
 //! | a kept lock is given up | debug | `path`, the `cause` (as in the metrics: `asked`, `idle`, `lost`, `closed`, `replaced`, `unsure`), how many `uses` its node had, `idle_for` |
+//! | a [`Leadership`]'s term begins; it ends | info | `path`, `term`, `data`; `lasted`, and `why`: `done`, `resigned` (or stopped), `unhealthy`, `lost`, or `dropped` with the future of `lead` |
+//! | the health check of a candidate fails; it succeeds again | warn; info | `path`, `data`; for how long it was `unhealthy` |
 //! | the connection is lost while a lock is held; it is back in time | warn; info | `node`, `left` |
 //! | a held lock was lost, also if no caller looks | warn | `node`, `cause` |
 //! | a wait takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) | warn | `path`, `label`; `mode`, `waited` and `blockers`, or `node` if the turn has come and its future is not polled |

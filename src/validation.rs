@@ -73,12 +73,16 @@ impl FromStr for Dialect {
 }
 
 pub(crate) fn check_label(label: Option<&str>) -> Result<(), Error> {
-    let Some(label) = label else { return Ok(()) };
-    if label.len() > 256 {
-        return Err(Error::invalid(format!("a label of {} bytes; at most 256 are kept", label.len())));
+    label.map_or(Ok(()), |label| check_said("label", label))
+}
+
+/// As [`check_label`], for a label that the caller knows by another name.
+pub(crate) fn check_said(name: &str, text: &str) -> Result<(), Error> {
+    if text.len() > 256 {
+        return Err(Error::invalid(format!("{name} of {} bytes; at most 256 are kept", text.len())));
     }
-    if label.chars().any(char::is_control) {
-        return Err(Error::invalid(format!("label {label:?} contains a control character")));
+    if text.chars().any(char::is_control) {
+        return Err(Error::invalid(format!("{name} {text:?} contains a control character")));
     }
     Ok(())
 }

@@ -29,6 +29,8 @@ pub(crate) struct Candidate {
     pub(crate) status: watch::Sender<Status>,
     /// How long the next pause is, and when the present one is over.
     pub(crate) rest: Mutex<(Pauses, Option<Instant>)>,
+    /// Since when the health check fails, if it does.
+    pub(crate) unhealthy: Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
@@ -37,13 +39,14 @@ pub(crate) struct Status {
     is_stopped: bool,
     /// From the grant until the node is gone.
     term: Option<Term>,
-    /// The number of the term that is to be given up.
-    resigned: i64,
+    /// The present term is to be given up.
+    is_resigned: bool,
 }
 
 impl Status {
-    fn is_in(&self, term: i64) -> bool {
-        self.term.as_ref().is_some_and(|it| it.number() == term)
+    /// Numbers do not tell two terms apart: servers that came back empty, or restored, give the same ones again.
+    fn is_in(&self, term: &Term) -> bool {
+        self.term.as_ref().is_some_and(|it| Arc::ptr_eq(&it.guard, &term.guard))
     }
 }
 
@@ -58,7 +61,7 @@ pub(crate) enum End {
 impl Candidate {
     pub(crate) fn new(lock: RwLock, health: Option<(Duration, Check)>, pause: Duration) -> Candidate {
         let (status, rest) = (watch::Sender::default(), Mutex::new((Pauses::new(pause), None)));
-        Candidate { lock, health, status, rest }
+        Candidate { lock, health, status, rest, unhealthy: Mutex::default() }
     }
 
     /// The present term, if this candidate leads.
@@ -71,10 +74,10 @@ impl Candidate {
     /// Ends the present term, and waits until its node is gone.
     pub(crate) async fn resign(&self) -> bool {
         let mut status = self.status.subscribe();
-        let Some(term) = self.term().map(|term| term.number()) else { return false };
-        self.status.send_modify(|status| status.resigned = status.resigned.max(term));
+        let Some(term) = self.term() else { return false };
+        self.status.send_modify(|status| status.is_resigned |= status.is_in(&term));
         // It fails if the sender is gone, and we have it.
-        let _ended = status.wait_for(|status| !status.is_in(term)).await;
+        let _ended = status.wait_for(|status| !status.is_in(&term)).await;
         true
     }
 
@@ -145,7 +148,6 @@ impl Candidate {
         loop {
             self.lock.handle.coordinator.sleep(*interval).await;
             if !self.is_healthy(*interval, check).await {
-                tracing::warn!(path = %self.lock.path(), "the health check failed: no candidate until it succeeds");
                 return;
             }
         }
@@ -153,7 +155,24 @@ impl Candidate {
 
     /// A check without an answer has failed.
     async fn is_healthy(&self, interval: Duration, check: &Check) -> bool {
-        call::unless(self.lock.handle.coordinator.sleep(interval), check()).await.unwrap_or(false)
+        let is_healthy = call::unless(self.lock.handle.coordinator.sleep(interval), check()).await.unwrap_or(false);
+        let mut unhealthy = self.unhealthy.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = *unhealthy;
+        *unhealthy = (!is_healthy).then(|| before.unwrap_or_else(Instant::now));
+        drop(unhealthy);
+        let (path, data) = (self.lock.path(), self.data());
+        match (before, is_healthy) {
+            (None, false) => tracing::warn!(path, data, "the health check failed: no candidate until it succeeds"),
+            (Some(since), true) => {
+                tracing::info!(path, data, unhealthy = ?since.elapsed(), "the health check succeeds: a candidate again");
+            }
+            _ => {}
+        }
+        is_healthy
+    }
+
+    fn data(&self) -> Option<&str> {
+        self.lock.handle.label.as_deref()
     }
 }
 
@@ -183,8 +202,13 @@ impl Campaign<'_> {
             granted = self.candidate.stand() => granted?,
         };
         let (term, begun) = (Term { guard: Arc::new(granted) }, Instant::now());
-        self.candidate.status.send_modify(|status| status.term = Some(term.clone()));
-        Ok(Some(Turn { candidate: self.candidate, term, begun }))
+        self.candidate.status.send_modify(|status| {
+            status.term = Some(term.clone());
+            status.is_resigned = false;
+        });
+        let (path, data) = (self.candidate.lock.path(), self.candidate.data());
+        tracing::info!(path, term = term.number(), data, "a term begins");
+        Ok(Some(Turn { candidate: self.candidate, term, begun, is_told: false }))
     }
 }
 
@@ -199,6 +223,8 @@ pub(crate) struct Turn<'a> {
     candidate: &'a Candidate,
     term: Term,
     begun: Instant,
+    /// Its end was logged.
+    is_told: bool,
 }
 
 impl Turn<'_> {
@@ -208,11 +234,11 @@ impl Turn<'_> {
 
     /// Waits until the work has to stop.
     pub(crate) async fn ends(&self) -> End {
-        let (mut status, number) = (self.candidate.status.subscribe(), self.term.number());
+        let mut status = self.candidate.status.subscribe();
         tokio::select! {
             biased;
             _ = self.term.guard.lost() => End::Lost,
-            _ = status.wait_for(|status| status.is_stopped || status.resigned >= number) => End::Resigned,
+            _ = status.wait_for(|status| status.is_stopped || status.is_resigned) => End::Resigned,
             () = self.candidate.until_unhealthy() => End::Unhealthy,
         }
     }
@@ -224,10 +250,15 @@ impl Turn<'_> {
 
     /// Gives the lock back when the work has been dropped, or has ended by itself: `why` is `None`. Returns when the next
     /// candidate leads, or can. A lock that was lost is not waited for.
-    pub(crate) async fn end(self, why: Option<End>) -> Result<(), Error> {
-        let held = self.term.guard.held();
-        let lasted = self.begun.elapsed();
-        match (held.loss(), why) {
+    pub(crate) async fn end(mut self, why: Option<End>) -> Result<(), Error> {
+        let loss = self.term.guard.held().loss();
+        let lasted = self.tell(match (loss, why) {
+            (Some(_), _) | (None, Some(End::Lost)) => "lost",
+            (None, Some(End::Resigned)) => "resigned",
+            (None, Some(End::Unhealthy)) => "unhealthy",
+            (None, None) => "done",
+        });
+        match (loss, why) {
             (Some(loss), _) => {
                 self.candidate.rests_after(lasted, Err(loss));
                 return Ok(());
@@ -235,15 +266,26 @@ impl Turn<'_> {
             (None, Some(End::Resigned)) => {}
             (None, _) => self.candidate.rests_after(lasted, Ok(())),
         }
-        match held.give_back().await {
+        match self.term.guard.held().give_back().await {
             Err(Error::Lost(_)) => Ok(()),
             answer => answer,
         }
+    }
+
+    /// Logs, once, why the term ends. Returns how long it lasted.
+    fn tell(&mut self, why: &str) -> Duration {
+        let lasted = self.begun.elapsed();
+        if !std::mem::replace(&mut self.is_told, true) {
+            let (path, data) = (self.candidate.lock.path(), self.candidate.data());
+            tracing::info!(path, term = self.term.number(), data, ?lasted, why, "a term ends");
+        }
+        lasted
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
+        self.tell("dropped");
         // Dropping the future lets the removal go on in the background.
         drop(self.term.guard.held().ticket().leave());
         let mut ended = None;

@@ -14,6 +14,7 @@ use crate::leadership::observe::{self, LeaderChanges};
 use crate::leadership::term::Term;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::session::contract::Coordinator;
+use crate::validation;
 
 /// How long a candidate waits at first before it campaigns again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -73,7 +74,7 @@ impl Leadership {
 
     /// As [`Leadership::new`], with options.
     pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: impl AsRef<str>) -> LeadershipBuilder {
-        LeadershipBuilder { lock: RwLock::builder(coordinator, path), health: None, pause: PAUSE }
+        LeadershipBuilder { lock: RwLock::builder(coordinator, path), data: None, health: None, pause: PAUSE }
     }
 
     /// Campaigns, and runs `work` while this candidate leads. Returns what the work gives when it ends by itself; `None`
@@ -300,6 +301,7 @@ impl fmt::Debug for Leadership {
 #[must_use = "nothing is opened before `build`"]
 pub struct LeadershipBuilder {
     lock: RwLockBuilder,
+    data: Option<String>,
     health: Option<(Duration, Check)>,
     pause: Duration,
 }
@@ -317,7 +319,7 @@ impl LeadershipBuilder {
     /// It is the label of the candidate's node, so `zklock ls` shows it, too. It does not change during a term. Larger data,
     /// or data that changes, belong into a node that the leader writes by a [transaction](Term::transaction).
     pub fn data(mut self, data: impl Into<String>) -> Self {
-        self.lock = self.lock.label(data);
+        self.data = Some(data.into());
         self
     }
 
@@ -379,12 +381,16 @@ impl LeadershipBuilder {
     ///
     /// # Errors
     /// [`Error::InvalidInput`] says which option was wrong, and how.
-    pub fn build(self) -> Result<Leadership, Error> {
+    pub fn build(mut self) -> Result<Leadership, Error> {
         if self.health.as_ref().is_some_and(|(interval, _)| interval.is_zero()) {
             return Err(Error::invalid("an interval of zero between health checks"));
         }
         if self.pause.is_zero() {
             return Err(Error::invalid("a pause of zero between campaigns"));
+        }
+        if let Some(data) = self.data {
+            validation::check_said("data", &data)?;
+            self.lock = self.lock.label(data);
         }
         let lock = self.lock.build()?;
         if lock.handle.keeper.is_some() {

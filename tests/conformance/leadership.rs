@@ -312,8 +312,8 @@ pub async fn wrong_options_are_refused_before_anything_is_sent(h: &impl Harness)
     for (wrong, reason) in [
         (Leadership::new(&zk, "relative"), "must start with '/'"),
         (builder().host("a/b").build(), "host"),
-        (builder().data("two\nlines").build(), "label"),
-        (builder().data("x".repeat(257)).build(), "label"),
+        (builder().data("two\nlines").build(), r#"data "two\nlines" contains"#),
+        (builder().data("x".repeat(257)).build(), "invalid input: data of 257 bytes"),
         (builder().pause(Duration::ZERO).build(), "a pause of zero"),
         (builder().health(Duration::ZERO, || async { true }).build(), "an interval of zero"),
         (builder().lock(|lock| lock.keep(Duration::from_secs(1))).build(), "keep in a leadership"),

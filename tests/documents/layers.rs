@@ -23,7 +23,7 @@ pub(super) const STREET: [(&str, &[&str]); 19] = [
         &["sync", "queue", "session", "telemetry", "error", "validation", "call", "ticket", "snapshot", "hold"],
     ),
     ("lock", &["sync", "queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition"]),
-    ("leadership", &["sync", "queue", "session", "error", "call", "hold", "acquisition", "lock"]),
+    ("leadership", &["sync", "queue", "session", "error", "validation", "call", "hold", "acquisition", "lock"]),
     (
         "permits",
         &["sync", "queue", "session", "error", "validation", "call", "ticket", "snapshot", "hold", "acquisition"],

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::{Debug, Write};
 use std::future::IntoFuture;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Metadata, Span, Subscriber};
 use tracing_core::span::Current;
-use zk_rwlock::{Deadlock, Error, MemberState, Memory, Mode, MultiLock, RwLock, Semaphore};
+use zk_rwlock::{Deadlock, Error, Leadership, MemberState, Memory, Mode, MultiLock, RwLock, Semaphore};
 
 const DIRECTORY: &str = "/lock";
 
@@ -186,6 +186,59 @@ async fn an_acquisition_and_a_hold_are_a_span_each_with_what_became_of_them() {
     drop(second_guard);
     assert_eq!(log.lines(), [format!("hold path=.. mode=READ sequence=2 token={token} held=0ns")]);
     assert_eq!(log.open_spans(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_term_is_told_with_its_begin_and_its_end_and_a_candidate_with_how_long_it_was_unhealthy() {
+    let (zk, well) = (Memory::new(), Arc::new(AtomicBool::new(true)));
+    let check = {
+        let well = Arc::clone(&well);
+        move || std::future::ready(well.load(Ordering::Relaxed))
+    };
+    let builder = Leadership::builder(&zk, DIRECTORY).data("http://web-1");
+    let leadership = builder.health(Duration::from_secs(5), check).build().expect("valid");
+    let (log, _guard) = Log::start();
+    let told = || {
+        let lines = log.lines().into_iter();
+        lines.filter(|line| line.starts_with("INFO") || line.contains("health check")).collect::<Vec<_>>()
+    };
+    let mut campaign = task::spawn(leadership.lead(|_term| std::future::pending::<()>()));
+    let mut goes_on = async |seconds| {
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+        assert_pending!(campaign.poll());
+        leadership.term().map(|term| term.number())
+    };
+    let begins = |term| format!("INFO message=a term begins path=.. term={term} data=\"http://web-1\"");
+    let ends = |term, lasted: &str, why: &str| {
+        format!("INFO message=a term ends path=.. term={term} data=\"http://web-1\" lasted={lasted} why=\"{why}\"")
+    };
+    let term = goes_on(0).await.expect("it leads");
+    assert_eq!(told(), [begins(term)]);
+    let mut resigning = task::spawn(leadership.resign());
+    assert_pending!(resigning.poll());
+    let next = goes_on(2).await.expect("it leads");
+    assert_eq!(told(), [ends(term, "2s", "resigned"), begins(next)]);
+    well.store(false, Ordering::Relaxed);
+    assert_eq!(goes_on(5).await, None);
+    let unhealthy = "the health check failed: no candidate until it succeeds path=.. data=\"http://web-1\"";
+    assert_eq!(told(), [format!("WARN message={unhealthy}"), ends(next, "5s", "unhealthy")]);
+    assert_eq!(goes_on(5).await, None);
+    assert_eq!(told(), [""; 0], "told once");
+    well.store(true, Ordering::Relaxed);
+    let last = goes_on(5).await.expect("it leads");
+    let healthy = "the health check succeeds: a candidate again path=.. data=\"http://web-1\" unhealthy=10s";
+    assert_eq!(told(), [format!("INFO message={healthy}"), begins(last)]);
+    zk.expire();
+    assert_eq!(goes_on(0).await, None);
+    assert_eq!(told(), [ends(last, "0ns", "lost")]);
+    let again = goes_on(60).await.expect("it leads");
+    assert_eq!(told(), [begins(again)]);
+    drop(campaign);
+    assert_eq!(told(), [ends(again, "0ns", "dropped")]);
+    drop(resigning);
+    let work = async |_term| ();
+    now(leadership.lead(work)).expect("it leads");
+    assert_eq!(told().last().map(|line| line.ends_with("lasted=0ns why=\"done\"")), Some(true));
 }
 
 #[test]

@@ -338,6 +338,30 @@ async fn after_a_loss_the_candidate_pauses_and_after_a_resignation_it_does_not()
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_candidate_that_resigned_leads_on_servers_that_came_back_with_lower_numbers() {
+    let zk = Memory::new();
+    let backup = zk.back_up();
+    let mut candidate = Candidate::campaigns(leadership(&zk));
+    let mut terms = vec![candidate.leads().await.number()];
+    for resigned in 1..4 {
+        assert!(soon("the resignation", candidate.leadership.resign()).await);
+        candidate.is_dropped().await;
+        let before = candidate.leads().await;
+        zk.restore(&backup);
+        assert_eq!(candidate.is_dropped().await, before.number());
+        let term = candidate.leads().await;
+        assert!(term.number() <= *terms.iter().max().expect("some"), "{term:?} {terms:?}");
+        let requests = zk.requests();
+        sleep(Duration::from_secs(600)).await;
+        assert!(term.is_leader() && candidate.news.is_empty(), "after {resigned}");
+        // It renews its lease, and does nothing else.
+        assert!(zk.requests() - requests < 1_000);
+        terms.extend([before.number(), term.number()]);
+    }
+    soon("the stop", candidate.leadership.stop()).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn work_that_fails_at_once_is_begun_seldom_and_with_growing_pauses() {
     let zk = Memory::new();
     let candidate = leadership(&zk);

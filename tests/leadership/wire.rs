@@ -178,3 +178,30 @@ async fn a_server_that_crashes_and_comes_back_has_one_leader_again() {
         soon("the stop", candidate.leadership.stop()).await;
     }
 }
+
+#[tokio::test]
+async fn a_candidate_that_resigned_leads_on_a_server_that_came_back_empty() {
+    let server = Server::start();
+    let zk = connect_with(&server.address(), SHORT).await;
+    let mut candidate = Candidate::campaigns(leadership(&zk, "/leaders/empty"));
+    let first = candidate.leads().await.number();
+    // The server's numbers begin anew, and it takes many to come up to these again.
+    let others = lock_at(&zk, "/leaders/others");
+    for _ in 0..50 {
+        others.write().await.expect("free").release().await.expect("held");
+    }
+    assert!(candidate.leadership.resign().await);
+    assert_eq!(candidate.is_dropped().await, first);
+    let resigned = candidate.leads().await.number();
+    assert!(candidate.leadership.resign().await);
+    assert_eq!(candidate.is_dropped().await, resigned);
+    let last = candidate.leads().await;
+    server.start_over();
+    assert_eq!(candidate.is_dropped().await, last.number());
+    let term = candidate.leads().await;
+    assert!(term.number() < resigned, "{term:?}");
+    // It holds its place, and the work goes on: a second leader could not come meanwhile.
+    let waiting = lock_at(&zk, "/leaders/empty").write().timeout(SHORT / 2).await;
+    assert!(waiting.is_err_and(|error| error.is_timeout()) && term.is_leader() && candidate.news.is_empty());
+    soon("the stop", candidate.leadership.stop()).await;
+}
