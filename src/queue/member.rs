@@ -55,6 +55,8 @@ pub struct Member {
     /// [holds](MemberState::Holds), texts say that it *keeps* the lock: it uses the lock, or is idle and gives it up as soon
     /// as it is asked. Which of the two does not show from outside: uses of a kept node send nothing.
     pub keeps: bool,
+    /// Whether its session is of this process. Not if its node could not be read.
+    pub is_own: bool,
     /// Its node's name, without the directory.
     pub node: String,
 }
@@ -123,6 +125,7 @@ mod tests {
             since: None,
             token: None,
             keeps: false,
+            is_own: false,
             node: String::new(),
         };
         let waits = MemberState::Waits { behind: "permits".to_owned() };

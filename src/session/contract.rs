@@ -146,6 +146,11 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// The ensemble's number for this session, as `ephemeral_owner` shows it.
     fn id(&self) -> i64;
 
+    /// Whether the session of this number is of this process, as far as the backend knows. By default only this one is.
+    fn is_own(&self, session: i64) -> bool {
+        session == self.id()
+    }
+
     /// The negotiated session timeout.
     fn timeout(&self) -> Duration;
 

@@ -1,11 +1,12 @@
-//! A thread of the library's own; knows nothing of what runs on it.
+//! A thread of the library's own; knows nothing of what runs on it but the numbers of the sessions.
 //!
 //! Sessions, heartbeats and removals run here. So a program that blocks its own runtime, or has none, neither loses its
 //! locks nor leaves nodes behind.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ pub(crate) struct BackgroundThread {
     /// Dropped to stop the thread.
     _stop: oneshot::Sender<()>,
     tenants: mpsc::Sender<()>,
+    sessions: Mutex<BTreeSet<i64>>,
 }
 
 /// Keeps the thread running a little longer, for something that must still be finished.
@@ -53,7 +55,7 @@ impl BackgroundThread {
                 let _or_late = tokio::time::timeout(FAREWELL, all_gone.recv()).await;
             });
         })?;
-        Ok(BackgroundThread { handle, thread: thread.thread().id(), _stop: stop, tenants })
+        Ok(BackgroundThread { handle, thread: thread.thread().id(), _stop: stop, tenants, sessions: Mutex::default() })
     }
 
     pub(crate) fn handle(&self) -> &Handle {
@@ -62,6 +64,11 @@ impl BackgroundThread {
 
     pub(crate) fn tenant(&self) -> KeepRunning {
         self.tenants.clone()
+    }
+
+    /// The sessions of this process, of whichever client.
+    pub(crate) fn sessions(&self) -> MutexGuard<'_, BTreeSet<i64>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn is_current_thread(&self) -> bool {

@@ -61,7 +61,7 @@ impl fmt::Display for Member {
             };
             write!(f, " for {}", humantime::format_duration(age))?;
         }
-        Ok(())
+        f.write_str(if self.is_own { " (this process)" } else { "" })
     }
 }
 

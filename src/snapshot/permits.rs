@@ -58,7 +58,10 @@ async fn read_all(session: &Arc<dyn Session>, directory: &str, names: &[&String]
     let mut members = Vec::with_capacity(names.len());
     for (name, reply) in names.iter().zip(replies) {
         match reply.await {
-            Ok((data, stat)) => members.extend(holder(name, Some((&data, stat)))),
+            Ok((data, stat)) => {
+                let is_own = session.is_own(stat.ephemeral_owner);
+                members.extend(holder(name, Some((&data, stat))).map(|holder| Member { is_own, ..holder }));
+            }
             Err(Failure::NoNode) => {}
             // The node of another client may be unreadable for us, but it is there.
             Err(Failure::NoAuth) => members.extend(holder(name, None)),
@@ -84,6 +87,7 @@ fn holder(name: &str, node: Option<(&[u8], Stat)>) -> Option<Member> {
         since: stat.map(|stat| stat.ctime),
         token: stat.map(|stat| stat.czxid),
         keeps: false,
+        is_own: false,
         node: name.to_owned(),
     })
 }

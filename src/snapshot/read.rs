@@ -115,7 +115,10 @@ async fn read(session: &Arc<dyn Session>, directory: &str, line: &[(Contender, T
     let mut members = Vec::with_capacity(line.len());
     for ((contender, turn), reply) in line.iter().zip(replies) {
         match reply.await {
-            Ok((data, stat)) => members.push(member(contender, turn, Some((&data, stat)))),
+            Ok((data, stat)) => {
+                let is_own = session.is_own(stat.ephemeral_owner);
+                members.push(Member { is_own, ..member(contender, turn, Some((&data, stat))) });
+            }
             Err(Failure::NoNode) => {}
             // The node of another client may be unreadable for us, but it is there.
             Err(Failure::NoAuth) => members.push(member(contender, turn, None)),
@@ -128,7 +131,8 @@ async fn read(session: &Arc<dyn Session>, directory: &str, line: &[(Contender, T
 /// A contender of this process that is in the way, without a request. `note` is what its node says.
 pub(crate) fn blocked_by(contender: &Contender, note: &[u8], token: i64) -> Blockers {
     let Said { host, pid, label, .. } = Said::of(contender, Some(note));
-    let member = Member { host, pid, label, token: Some(token), ..member(contender, &Turn::Granted, None) };
+    let member =
+        Member { host, pid, label, token: Some(token), is_own: true, ..member(contender, &Turn::Granted, None) };
     Blockers { ahead: 1, first: vec![member] }
 }
 
@@ -149,6 +153,7 @@ pub(crate) fn member(contender: &Contender, turn: &Turn, node: Option<(&Vec<u8>,
         since: node.map(|(_, stat)| stat.ctime),
         token: node.map(|(_, stat)| stat.czxid),
         keeps: contender.keeps(),
+        is_own: false,
         node: contender.name().to_owned(),
     }
 }

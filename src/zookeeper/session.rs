@@ -113,6 +113,7 @@ impl ZooKeeperSession {
         let (link, _) = watch::channel(Link::Up);
         let states = client.state_watcher();
         let (id, root_bytes, acl) = (client.session_id().0, client.path().len(), options.acl_of_nodes());
+        background.sessions().insert(id);
         let session = Arc::new_cyclic(|this: &Weak<ZooKeeperSession>| {
             let claimant: Weak<dyn Claimant> = this.clone();
             let identity = Arc::new(Identity::new(id, claimant));
@@ -301,6 +302,10 @@ impl Session for ZooKeeperSession {
         self.id
     }
 
+    fn is_own(&self, session: i64) -> bool {
+        self.background.sessions().contains(&session)
+    }
+
     fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -414,6 +419,12 @@ impl Session for ZooKeeperSession {
 
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         self.background.sleep(duration)
+    }
+}
+
+impl Drop for ZooKeeperSession {
+    fn drop(&mut self) {
+        self.background.sessions().remove(&self.id);
     }
 }
 

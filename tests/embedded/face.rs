@@ -44,6 +44,30 @@ fn a_program_without_a_runtime_can_do_all_that_others_can() {
 }
 
 #[test]
+fn a_contender_of_this_process_is_called_so_in_errors_and_queues() {
+    let ours = Memory::new();
+    let theirs = ours.connect();
+    let lock = |zk: &Memory| RwLock::builder(zk, "/lock").host("web-1").build().unwrap();
+    let permits = |zk: &Memory| Semaphore::builder(zk, "/permits").permits(1).host("web-1").build().unwrap();
+    let (_held, _taken) = (now(lock(&ours).write()).unwrap(), now(permits(&ours).acquire()).unwrap());
+    for (zk, is_own) in [(&ours, true), (&theirs, false)] {
+        let (lock, permits) = (lock(zk), permits(zk));
+        for queue in [now(lock.queue()).unwrap(), now(permits.queue()).unwrap()] {
+            assert_eq!(queue.to_string().contains(" (this process), holds"), is_own, "{queue}");
+            assert!(queue.members.iter().all(|member| member.is_own == is_own), "{queue:?}");
+        }
+        for error in [now(lock.try_write()).unwrap_err(), now(permits.try_acquire()).unwrap_err()] {
+            assert_eq!(error.to_string().ends_with(" (this process); 1 ahead"), is_own, "{error}");
+        }
+    }
+    // A use waits for another use of the node that they share: nothing is read for that.
+    let kept = RwLock::builder(&ours, "/kept").keep(LONG).build().unwrap();
+    let _used = now(kept.write()).unwrap();
+    let error = now(kept.try_write()).unwrap_err();
+    assert!(error.to_string().ends_with(" (this process); 1 ahead"), "{error}");
+}
+
+#[test]
 fn the_blocking_release_of_what_was_lost_is_an_error_too() {
     let zk = Memory::new();
     let lock = |path: &str| RwLock::new(&zk, path).unwrap();

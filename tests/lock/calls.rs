@@ -9,7 +9,7 @@ use support::scene::*;
 use support::server::shared_server;
 use support::wire::{Close, Frames, Op, Proxy, Rule};
 use zk_rwlock::coordinator::Ending;
-use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock, Shared, Survey, ZooKeeper};
+use zk_rwlock::{Error, Memory, Mode, MultiLock, Queue, RwLock, Shared, Survey, ZooKeeper};
 
 /// The session timeout of clients whose server does not answer.
 const SHORT: Duration = Duration::from_secs(2);
@@ -271,6 +271,31 @@ async fn each_failure_to_read_a_queue_is_told_as_what_it_is() {
     assert_eq!(handles.lock.queue().await.unwrap().members.len(), 1);
     handles.zk.close().await;
     assert!(matches!(handles.lock.queue().await, Err(Error::Closed(Ending::Closed))));
+}
+
+#[tokio::test]
+async fn a_contender_is_of_this_process_whichever_client_has_it() {
+    let address = shared_server().address();
+    let (one, other) = (connect(&address).await, connect(&address).await);
+    let (lock, elsewhere) = (lock_at(&one, "/calls/own"), lock_at(&other, "/calls/own"));
+    let held = elsewhere.read().await.unwrap();
+    // The library does not know of this session, as it does not of those of other processes.
+    let stranger = zookeeper_client::Client::connect(&address).await.unwrap();
+    let options = zookeeper_client::CreateMode::EphemeralSequential.with_acls(zookeeper_client::Acls::anyone_all());
+    stranger.create("/calls/own/web-9~k3v9x2ma-READ-", b"", &options).await.unwrap();
+    let own = |queue: Queue| queue.members.iter().map(|member| member.is_own).collect::<Vec<_>>();
+    for lock in [&lock, &elsewhere] {
+        assert_eq!(own(lock.queue().await.unwrap()), [true, false]);
+    }
+    let error = lock.try_write().await.unwrap_err().to_string();
+    assert!(
+        error.matches(" (this process)").count() == 1 && error.contains(" (this process) and READ web-9"),
+        "{error}"
+    );
+    // A client that is gone has no session, and its node goes.
+    held.release().await.unwrap();
+    drop((elsewhere, other));
+    assert_eq!(own(lock.queue().await.unwrap()), [false]);
 }
 
 #[tokio::test]
