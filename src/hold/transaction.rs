@@ -109,7 +109,8 @@ impl<'guard> Transaction<'guard> {
     /// # Errors
     /// - [`Error::Lost`]: the lock is gone, and nothing was changed.
     /// - [`Error::TransactionRefused`]: an operation could not be done, and nothing was changed.
-    /// - [`Error::OutcomeUnknown`]: the connection broke. Everything was done, or nothing.
+    /// - [`Error::OutcomeUnknown`]: the connection broke, or the client was closed, before the answer came. Everything was
+    ///   done, or nothing.
     /// - [`Error::InvalidInput`]: a path is not valid, or lies inside the lock's own directory, where a write would
     ///   pass for a hand-off. Nothing was sent.
     pub async fn commit(self) -> Result<Vec<Outcome>, Error> {

@@ -158,8 +158,8 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// - [`Error::TransactionRefused`]: a client that does not hold the lock wrote or deleted the node, and its change
     ///   stays. Release, and acquire again. With [`NoAuth`](crate::coordinator::Failure::NoAuth), the ACL of the node
     ///   does not let us write, or the ACL of the node above it, if there is no node yet.
-    /// - [`Error::OutcomeUnknown`]: no server could be reached any more, or other clients have written several times
-    ///   since. The old value is there, or the new one was.
+    /// - [`Error::OutcomeUnknown`]: no server could be reached any more, the client was closed before the answer came, or
+    ///   other clients have written several times since. The old value is there, or the new one was.
     ///
     /// # Examples
     ///

@@ -207,7 +207,7 @@ impl Pipeline {
     }
 
     fn no_client(&self) -> Failure {
-        over(&self.upkeep)
+        Failure::Over(self.upkeep.lease().over().unwrap_or(Ending::Closed))
     }
 
     /// Drops the client, which closes the session right behind the removals that are under way, and once the other
@@ -270,14 +270,14 @@ impl Pipeline {
     /// When what is not answered is given up, and as what: long after the session was closed. A server that answers pings
     /// and not a request would keep the session, and what it holds, for as long as this process lives.
     fn given_up(&self) -> impl Future<Output = Failure> + Send + use<> {
-        let (mut closed, upkeep) = (self.closed.subscribe(), Arc::clone(&self.upkeep));
+        let mut closed = self.closed.subscribe();
         let (background, patience) = (Arc::downgrade(&self.background), self.patience);
         async move {
             drop(closed.wait_for(|closed| *closed).await);
             if let Some(background) = background.upgrade() {
                 background.sleep(patience).await;
             }
-            over(&upkeep)
+            unanswered()
         }
     }
 
@@ -358,13 +358,13 @@ impl Pipeline {
                 Ok(vec![Outcome::Deleted])
             })
         });
-        let (mut closed, upkeep) = (self.closed.subscribe(), Arc::clone(&self.upkeep));
+        let mut closed = self.closed.subscribe();
         async move {
             let answered = tokio::select! {
                 biased;
                 answered = sent.answer() => answered,
                 // What it gives locks the value: whoever closes the session would wait for what is done here.
-                () = async { drop(closed.wait_for(|closed| *closed).await) } => Err(over(&upkeep)),
+                () = async { drop(closed.wait_for(|closed| *closed).await) } => Err(unanswered()),
             };
             let _nobody_waits = answer.send(answered);
         }
@@ -436,8 +436,9 @@ async fn answered_or<T>(
     }
 }
 
-fn over(upkeep: &Upkeep) -> Failure {
-    Failure::Over(upkeep.lease().over().unwrap_or(Ending::Closed))
+/// A request was sent, and the session was closed before the answer came: it may have been carried out.
+fn unanswered() -> Failure {
+    Failure::Unknown("the session was closed before the answer came".to_owned())
 }
 
 /// The answer of a task of the background thread. Unknown if the task ended early.

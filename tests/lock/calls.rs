@@ -305,3 +305,40 @@ async fn a_call_is_a_future_that_can_be_joined() {
     assert!(guard.unwrap().is_held());
     assert_eq!(queue.unwrap().members.len(), 1);
 }
+
+#[tokio::test]
+async fn a_write_that_is_unanswered_when_its_client_is_closed_is_not_told_as_undone() {
+    let (server, operator) = (shared_server(), connect(&shared_server().address()).await);
+    let written = async |path: String| session(&operator).await.data(&path).await.map(drop);
+    for call in ["transaction", "commit", "update", "done"] {
+        let (proxy, path) = (Proxy::start(server.address()), format!("/calls-unanswered-{call}"));
+        let zk = connect_with(&proxy.address(), SHORT).await;
+        let (lock, value) = (lock_at(&zk, &path), Shared::builder(&zk, &path).initial(|| 1).build().unwrap());
+        let (node, work): (String, Outcome) = match call {
+            "transaction" => {
+                let (guard, node) = (lock.write().await.unwrap(), format!("{path}.written"));
+                let to = node.clone();
+                (node, Box::pin(async move { guard.transaction().create(to, "").commit().await.map(drop) }))
+            }
+            "commit" => {
+                let mut guard = value.write().await.unwrap();
+                (format!("{path}/value"), Box::pin(async move { guard.commit().await.map(drop) }))
+            }
+            "update" => {
+                let update = value.update(|value| *value += 1);
+                (format!("{path}/value"), Box::pin(async move { update.await.map(drop) }))
+            }
+            _ => {
+                let guard = lock.write().once_in(SHORT).await.unwrap().expect("due");
+                (format!("{path}.done"), Box::pin(async move { guard.done().await }))
+            }
+        };
+        let lost = proxy.apply(Rule::on(Frames::replies(Op::Multi).about(&node)).lose());
+        let work = tokio::spawn(work);
+        soon("the write", lost.strikes()).await;
+        soon("the close", zk.close()).await;
+        let error = soon(call, work).await.unwrap().expect_err("no answer came");
+        assert!(matches!(error, Error::OutcomeUnknown { .. }), "{call}: {error}");
+        assert_eq!(written(node).await, Ok(()), "{call}");
+    }
+}
