@@ -29,7 +29,7 @@ use tokio::sync::futures::Notified;
 use crate::session::lease::{Lease, Moment};
 use crate::session::loss::{HoldState, Loss};
 use crate::session::request::{Event, Failure, Reply, Watch};
-use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::telemetry::meter;
 
@@ -60,6 +60,8 @@ pub(crate) struct OwnNode {
     unsettled: AtomicUsize,
     /// How many transactions under this hold were sent.
     writes: AtomicUsize,
+    /// The number of the last commit of a value under this hold.
+    commits: AtomicU32,
     /// The epoch of the lease in which the node is held, and one; 0 if it is not held, or lost.
     held_in: AtomicU64,
     /// A contender of this session waits for the node to be given up. Each use that joins a kept node looks.
@@ -119,6 +121,7 @@ impl OwnNode {
             changed,
             unsettled,
             writes,
+            commits: AtomicU32::new(0),
             held_in,
             is_asked: AtomicBool::new(false),
             listener,
@@ -169,6 +172,18 @@ impl OwnNode {
     pub(crate) fn settled_writes(&self) -> Option<usize> {
         let writes = self.writes.load(Ordering::Relaxed);
         (!self.may_yet_write()).then_some(writes)
+    }
+
+    /// The number of the next commit of a value. No two of one node have the same, so that a commit whose answer was lost
+    /// can be told from those of other uses of the node.
+    pub(crate) fn next_commit(&self) -> u32 {
+        self.commits.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    /// This commit is not sent after all. Its number goes to the next one, unless there is a next one already.
+    pub(crate) fn commit_not_sent(&self, number: u32) {
+        let _there_is =
+            self.commits.compare_exchange(number, number.wrapping_sub(1), Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Whether a transaction may yet be carried out.

@@ -24,23 +24,15 @@ pub(crate) struct Store<T> {
     /// Dropped first, so that the watch and its session slot are given up before the coordinator is.
     pub(crate) cache: Arc<Cache<T>>,
     pub(crate) lock: RwLock,
-    newest: Mutex<Newest<T>>,
+    found: Mutex<Option<Found<T>>>,
     /// Ends the writing of the initial value in the background, when this is dropped.
     first: Mutex<Option<oneshot::Sender<()>>>,
 }
 
-/// What is known of the newest node under which the value was used. A kept node serves many uses under one token.
-struct Newest<T> {
-    token: i64,
-    /// How many commits under the token were sent.
-    commits: u32,
-    found: Option<Found<T>>,
-}
-
-/// The value that a read found under a kept node.
+/// The value that the last read found that had to ask for it, under a kept node.
 struct Found<T> {
     value: Arc<Stored<T>>,
-    /// Not its token: an ensemble that is restored from a backup gives out the same tokens once more.
+    /// Not its token: an ensemble that is restored from a backup gives out lower tokens, and the same once more.
     under: Weak<OwnNode>,
     /// How many transactions had been sent by then.
     writes: usize,
@@ -55,24 +47,11 @@ pub(crate) struct Loaded<T> {
 
 impl<T> Store<T> {
     pub(crate) fn new(cache: Arc<Cache<T>>, lock: RwLock) -> Store<T> {
-        let newest = Mutex::new(Newest { token: 0, commits: 0, found: None });
-        Store { cache, lock, newest, first: Mutex::default() }
+        Store { cache, lock, found: Mutex::new(None), first: Mutex::default() }
     }
 
-    /// The number of the next commit under this token. No two commits under one token have the same number, so that a
-    /// commit whose answer was lost can be told from those of other uses of the node.
-    fn next_commit(&self, token: i64) -> u32 {
-        let mut newest = self.newest_of(token);
-        newest.commits = newest.commits.saturating_add(1);
-        newest.commits
-    }
-
-    /// A commit is not sent after all. Its number goes to the next one, unless there is a next one already.
-    fn not_sent(&self, written: &Written) {
-        let mut newest = self.newest_of(written.token);
-        if newest.commits == written.commit {
-            newest.commits -= 1;
-        }
+    fn found(&self) -> MutexGuard<'_, Option<Found<T>>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The value that an earlier read has found under the same kept node. It cannot have changed since: a writer would
@@ -80,33 +59,18 @@ impl<T> Store<T> {
     pub(crate) fn kept(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
         let own_node = guard.held().own_node();
         let writes = own_node.settled_writes().filter(|_| guard.is_kept())?;
-        let newest = self.newest_of(guard.fencing_token());
-        let known = newest.found.as_ref().filter(|found| found.under.as_ptr() == Arc::as_ptr(own_node));
+        let found = self.found();
+        let known = found.as_ref().filter(|found| found.under.as_ptr() == Arc::as_ptr(own_node));
         known.filter(|found| found.writes == writes).map(|found| Arc::clone(&found.value))
     }
 
     fn keep(&self, guard: &ReadGuard, writes: Option<usize>, value: &Arc<Stored<T>>) {
         if let Some(writes) = writes.filter(|_| guard.is_kept()) {
             let found = Found { value: Arc::clone(value), under: Arc::downgrade(guard.held().own_node()), writes };
-            let mut newest = self.newest_of(guard.fencing_token());
-            let is_newest = newest.token == guard.fencing_token();
-            let old = is_newest.then(|| newest.found.replace(found));
-            drop(newest);
-            drop(old);
+            let before = self.found().replace(found);
+            // Not under the lock: a value may do anything when it is dropped.
+            drop(before);
         }
-    }
-
-    /// What is known under this token: nothing, if it is a new one. Tokens rise from node to node.
-    fn newest_of(&self, token: i64) -> MutexGuard<'_, Newest<T>> {
-        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
-        if newest.token < token {
-            let old = std::mem::replace(&mut *newest, Newest { token, commits: 0, found: None });
-            drop(newest);
-            // A value may do anything when it is dropped.
-            drop(old);
-            newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
-        }
-        newest
     }
 
     /// The initial value is being written in the background, until `stop` is dropped.
@@ -143,19 +107,19 @@ impl<T: Send + Sync + 'static> Store<T> {
         label: &Option<String>,
         seal: impl FnOnce(&Written) -> Result<Vec<u8>, ValueError>,
     ) -> Result<(Vec<u8>, Written), Error> {
-        let token = held.position().czxid;
+        let own_node = held.own_node();
         let written = Written {
             host: self.lock.handle.host.clone(),
             label: label.clone(),
-            token,
-            commit: self.next_commit(token),
+            token: held.position().czxid,
+            commit: own_node.next_commit(),
             at: envelope::now(),
             schema: self.cache.terms.schema,
         };
         match seal(&written) {
             Ok(bytes) => Ok((bytes, written)),
             Err(error) => {
-                self.not_sent(&written);
+                own_node.commit_not_sent(written.commit);
                 Err(self.cache.fault(error))
             }
         }

@@ -111,3 +111,23 @@ async fn after_a_restore_no_read_gives_a_value_that_was_kept_before() {
     // The node has the token of the one before the restore, and as many writes were sent under it.
     assert_eq!(*shared.read().await.unwrap(), 1);
 }
+
+#[tokio::test]
+async fn after_a_restore_kept_reads_cost_nothing_again() {
+    let zk = Memory::new();
+    let shared = Shared::builder(&zk, "/kept/cheap").initial(|| 0_u64).keep(IDLE).build().unwrap();
+    let backup = zk.back_up();
+    // Tokens are higher than those that the ensemble gives out for a good while after the restore.
+    for value in 1..=50 {
+        shared.update(move |kept| *kept = value).await.unwrap();
+    }
+    zk.restore(&backup);
+    for _ in 0..3 {
+        assert_eq!(*shared.read().await.unwrap(), 0);
+    }
+    let before = zk.requests();
+    for _ in 0..10 {
+        assert_eq!(*shared.read().await.unwrap(), 0);
+    }
+    assert_eq!(zk.requests(), before);
+}
