@@ -14,7 +14,7 @@ use crate::session::lease::Moment;
 use crate::session::loss::{HoldState, Loss};
 use crate::session::node::OwnNode;
 use crate::session::position::Position;
-use crate::session::request::{Event, Failure};
+use crate::session::request::{Event, Failure, Stat};
 use crate::session::retry;
 use crate::sync::{Mutex, MutexGuard, OnceLock};
 use crate::ticket::exchange::{Exchange, NotExchanged};
@@ -177,7 +177,7 @@ impl Hold {
             return Err(Error::Lost(loss));
         }
         match retry::data(self.ticket.session(), path, false).await {
-            Ok(node) => Ok(node.map(|(data, stat)| NodeData { data, version: stat.version })),
+            Ok(node) => Ok(node.map(NodeData::of)),
             Err(Failure::Over(ending)) => Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => Err(Error::from_failure(failure, "read", path)),
         }
@@ -250,4 +250,11 @@ pub struct NodeData {
     pub data: Vec<u8>,
     /// How often the data was set. [`Transaction::set_version`](crate::Transaction::set_version) takes it.
     pub version: i32,
+    pub(crate) czxid: i64,
+}
+
+impl NodeData {
+    pub(crate) fn of((data, stat): (Vec<u8>, Stat)) -> NodeData {
+        NodeData { data, version: stat.version, czxid: stat.czxid }
+    }
 }

@@ -10,9 +10,10 @@ use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;
 use crate::queue::done::{self, Done};
 use crate::queue::member::{Member, Queue};
-use crate::session::request::Failure;
+use crate::session::request::{Failure, Operation};
 use crate::snapshot::read;
 use crate::snapshot::record::{self, Record};
+use crate::sync::OnceLock;
 
 impl Handle {
     /// The queue. If `is_synced`, it is no older than this call.
@@ -40,18 +41,25 @@ impl Handle {
     /// Forgets when a job under the lock was last done.
     async fn forget(&self) -> Result<Option<Done>, Error> {
         let path = &done::path_of(&self.path);
-        let forgotten = call::on_a_session(&self.coordinator, |session| async move {
+        // The record as it was found first. A success since then stays, also if an answer is lost and all is tried again.
+        let last = &OnceLock::new();
+        let found = call::on_a_session(&self.coordinator, |session| async move {
             call::answered(&session, || session.sync(path)).await?;
-            let record = call::answered(&session, || record::at(&session, path)).await?;
-            if let Record::Done(_) = record {
-                call::answered(&session, || session.delete(path)).await.or_else(gone_already)?;
-            }
-            Ok(record)
+            let forget = || async {
+                let record = record::at(&session, path).await?;
+                if let Record::Done(now, version) = &record
+                    && last.get_or_init(|| now.clone()) == now
+                {
+                    let delete = Operation::Delete { path: path.clone(), version: Some(*version) };
+                    session.transact(&[delete]).await.map(drop).or_else(replaced_already)?;
+                }
+                Ok(record)
+            };
+            call::answered(&session, forget).await
         });
-        match forgotten.await.map_err(|failure| Error::from_failure(failure, "forget the record", path))? {
-            Record::Done(last) => Ok(Some(last)),
-            Record::None { .. } => Ok(None),
-            Record::Foreign => Err(Error::ForeignRecord { path: path.clone() }),
+        match found.await.map_err(|failure| Error::from_failure(failure, "forget the record", path))? {
+            Record::Foreign if last.get().is_none() => Err(Error::ForeignRecord { path: path.clone() }),
+            _ => Ok(last.get().cloned()),
         }
     }
 
@@ -82,8 +90,11 @@ impl Handle {
     }
 }
 
-fn gone_already(failure: Failure) -> Result<(), Failure> {
-    if failure == Failure::NoNode { Ok(()) } else { Err(failure) }
+fn replaced_already(failure: Failure) -> Result<(), Failure> {
+    match failure {
+        Failure::Operation { failure, .. } if matches!(*failure, Failure::NoNode | Failure::BadVersion) => Ok(()),
+        failure => Err(failure),
+    }
 }
 
 impl RwLock {
@@ -134,8 +145,8 @@ impl RwLock {
     /// After the future is dropped the member may have been removed, or not.
     ///
     /// # Errors
-    /// [`Error::PermissionDenied`] if this client may not remove the node. After [`Error::Unreachable`] and
-    /// [`Error::Timeout`] the member may have been removed, or not. Otherwise see [`Error`].
+    /// [`Error::PermissionDenied`] if this client may not remove the node. After [`Error::Unreachable`],
+    /// [`Error::Closed`] and [`Error::Timeout`] the member may have been removed, or not. Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -159,15 +170,15 @@ impl RwLock {
     /// record. The next [`once_in`](crate::Acquire::once_in) then gives a guard, however long ago the job was done.
     ///
     /// Deletes the record, which lies beside the lock's directory. Waits for no holder. A job that runs now records its
-    /// success when it is done.
+    /// success when it is done. A success that is recorded during the call stays.
     ///
     /// # Cancel safety
     /// After the future is dropped the record may have been deleted, or not.
     ///
     /// # Errors
     /// [`Error::ForeignRecord`] if what lies there is no record of ours: it stays. [`Error::PermissionDenied`] if this
-    /// client may not read it, or not delete below its parent. After [`Error::Unreachable`] and [`Error::Timeout`] the
-    /// record may have been deleted, or not. Otherwise see [`Error`].
+    /// client may not read it, or not delete below its parent. After [`Error::Unreachable`], [`Error::Closed`] and
+    /// [`Error::Timeout`] the record may have been deleted, or not. Otherwise see [`Error`].
     ///
     /// # Examples
     ///
@@ -203,8 +214,8 @@ impl RwLock {
     ///
     /// # Errors
     /// [`Error::PermissionDenied`] if this client may not read and write the lock's directory. [`Error::InvalidInput`] in
-    /// any [dialect](crate::Dialect) but the native one: in the others no node is kept. After [`Error::Unreachable`] and
-    /// [`Error::Timeout`] the processes may have been asked, or not. Otherwise see [`Error`].
+    /// any [dialect](crate::Dialect) but the native one: in the others no node is kept. After [`Error::Unreachable`],
+    /// [`Error::Closed`] and [`Error::Timeout`] the processes may have been asked, or not. Otherwise see [`Error`].
     ///
     /// # Examples
     ///

@@ -176,7 +176,7 @@ impl Rest {
         let last = match seen.map_err(|failure| refused(failure, &path))? {
             Record::Foreign => return Err(Error::ForeignRecord { path }),
             Record::None { is_there } => return Ok(Some(OnceGuard::new(guard, self.host, self.label, is_there))),
-            Record::Done(last) => last,
+            Record::Done(last, _) => last,
         };
         let (birth, at) = (hold.position().birth, hold.now());
         let now = Now::since(birth.ctime, at.saturating_sub(birth.answered), at.saturating_sub(birth.asked));

@@ -11,10 +11,9 @@ use crate::session::retry;
 /// What lies where a lock's record would lie.
 pub(crate) enum Record {
     /// No node, or an empty one, as an operator may make it beforehand.
-    None {
-        is_there: bool,
-    },
-    Done(Done),
+    None { is_there: bool },
+    /// With the version of its node.
+    Done(Done, i32),
     /// A node with other content.
     Foreign,
 }
@@ -25,7 +24,10 @@ pub(crate) async fn at(session: &Arc<dyn Session>, path: &str) -> Result<Record,
     Ok(match node {
         None => Record::None { is_there: false },
         Some((data, _)) if data.is_empty() => Record::None { is_there: true },
-        Some((data, stat)) => done::read(&data, stat.mtime).map_or(Record::Foreign, Record::Done),
+        Some((data, stat)) => match done::read(&data, stat.mtime) {
+            Some(last) => Record::Done(last, stat.version),
+            None => Record::Foreign,
+        },
     })
 }
 
@@ -33,7 +35,7 @@ pub(crate) async fn at(session: &Arc<dyn Session>, path: &str) -> Result<Record,
 pub(crate) async fn of(session: &Arc<dyn Session>, directory: &str) -> Result<Option<Done>, Failure> {
     let path = done::path_of(directory);
     match call::answered(session, || at(session, &path)).await {
-        Ok(Record::Done(done)) => Ok(Some(done)),
+        Ok(Record::Done(done, _)) => Ok(Some(done)),
         Ok(Record::None { .. } | Record::Foreign) | Err(Failure::NoAuth) => Ok(None),
         Err(failure) => Err(failure),
     }

@@ -71,9 +71,15 @@ pub(crate) struct Seen<T> {
     pub(crate) news: u64,
     czxid: i64,
     version: i32,
-    /// Emptied when a value is made of the bytes.
-    bytes: Mutex<Vec<u8>>,
+    /// Given up when a value is made of the bytes.
+    bytes: Mutex<Arc<Vec<u8>>>,
     made: OnceLock<Result<Arc<Stored<T>>, Error>>,
+}
+
+impl<T> Seen<T> {
+    fn bytes(&self) -> MutexGuard<'_, Arc<Vec<u8>>> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl<T> Default for Known<T> {
@@ -141,7 +147,7 @@ impl<T> Known<T> {
             }
         }
         self.news += 1;
-        let (bytes, made) = (Mutex::new(bytes), OnceLock::new());
+        let (bytes, made) = (Mutex::new(Arc::new(bytes)), OnceLock::new());
         self.newest = Some(Arc::new(Seen { news: self.news, czxid, version, bytes, made }));
         true
     }
@@ -235,20 +241,30 @@ impl<T: Send + Sync + 'static> Cache<T> {
     }
 
     /// The value of the bytes that were seen. The first caller that asks decodes them.
+    ///
+    /// A format is the user's code: it may take long, panic, or look at this copy. So no lock is held meanwhile, and another
+    /// caller does not wait for the first one, but decodes, too.
     pub(crate) fn made(&self, seen: &Seen<T>) -> Result<Arc<Stored<T>>, Error> {
-        let make = || {
-            // The bytes are kept until the value is made, because a format may panic.
-            let mut bytes = seen.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-            let opened = self.terms.open(&bytes);
-            *bytes = Vec::new();
-            let value = Arc::new(opened.map_err(|error| self.fault(error))?);
-            let mut last = self.last_good();
-            if last.as_ref().is_none_or(|(news, _)| *news < seen.news) {
-                *last = Some((seen.news, Arc::clone(&value)));
-            }
-            Ok(value)
-        };
-        seen.made.get_or_init(make).clone()
+        if let Some(made) = seen.made.get() {
+            return made.clone();
+        }
+        let bytes = Arc::clone(&seen.bytes());
+        let made = self.terms.open(&bytes).map(Arc::new).map_err(|error| self.fault(error));
+        if let Ok(value) = &made {
+            self.is_good(seen.news, value);
+        }
+        let made = seen.made.get_or_init(|| made).clone();
+        *seen.bytes() = Arc::default();
+        made
+    }
+
+    fn is_good(&self, news: u64, value: &Arc<Stored<T>>) {
+        let mut last = self.last_good();
+        let is_newer = last.as_ref().is_none_or(|(before, _)| *before < news);
+        let before = is_newer.then(|| last.replace((news, Arc::clone(value))));
+        drop(last);
+        // Not under the lock: a value may do anything when it is dropped.
+        drop(before);
     }
 
     /// A commit of our own is known before a watch reports it.

@@ -41,6 +41,9 @@ impl<T> Deref for Stored<T> {
 
 /// What the bytes of a value must be, and how a value is made of them.
 pub(crate) struct Terms<T> {
+    /// The format's name, asked for once: bytes are also checked on the thread that keeps the sessions alive, where no user
+    /// code runs.
+    pub(crate) name: String,
     pub(crate) format: Arc<dyn Format<T>>,
     pub(crate) schema: u32,
     pub(crate) initial: Option<Initial<T>>,
@@ -55,12 +58,13 @@ pub(crate) type Migrate<T> = Box<dyn Fn(u32, &[u8]) -> Result<T, FormatError> + 
 impl<T: 'static> Terms<T> {
     /// The terms of a handle without options.
     pub(crate) fn new(format: impl Format<T>) -> Terms<T> {
-        Terms { format: Arc::new(format), schema: 1, initial: None, migrate: None, size_limit: SIZE_LIMIT }
+        let name = format.name().to_owned();
+        Terms { name, format: Arc::new(format), schema: 1, initial: None, migrate: None, size_limit: SIZE_LIMIT }
     }
 
     /// Refuses a format with a name that could not be read back.
     pub(crate) fn check_name(&self) -> Result<(), Error> {
-        let name = self.format.name();
+        let name = &self.name;
         let is_fit = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '+' | '-');
         if name.is_empty() || name.len() > 64 || !name.chars().all(is_fit) {
             return Err(Error::invalid(format!("the name of the format is {name:?}")));
@@ -81,8 +85,8 @@ impl<T: 'static> Terms<T> {
         if envelope.written.schema > self.schema {
             return Err(ValueError::NewerSchema { known: self.schema, written: Box::new(envelope.written) });
         }
-        if envelope.format != self.format.name() && envelope.written.schema == self.schema {
-            let expected = self.format.name().to_owned();
+        if envelope.format != self.name && envelope.written.schema == self.schema {
+            let expected = self.name.clone();
             return Err(ValueError::OtherFormat {
                 found: envelope.format,
                 expected,
@@ -128,7 +132,7 @@ impl<T: 'static> Terms<T> {
 
     /// These bytes of a value, with what is kept beside it.
     pub(crate) fn wrap(&self, payload: &[u8], written: &Written, after: Option<Mark>) -> Result<Vec<u8>, ValueError> {
-        let envelope = Envelope { format: self.format.name().to_owned(), written: written.clone(), after };
+        let envelope = Envelope { format: self.name.clone(), written: written.clone(), after };
         let bytes = envelope.seal(payload);
         if bytes.len() > self.size_limit {
             return Err(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.size_limit) });

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::error::value::ValueError;
-use crate::hold::hold::Hold;
+use crate::hold::hold::{Hold, NodeData};
 use crate::hold::transaction::Transaction;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::loss::Loss;
-use crate::session::request::{Failure, Outcome, Stat};
+use crate::session::request::{Failure, Outcome};
 use crate::session::retry;
 use crate::value::envelope::{Envelope, Mark};
 
@@ -20,17 +20,25 @@ const TRIES: u32 = 4;
 pub(crate) struct Base {
     /// `None` if there is no node.
     pub(crate) version: Option<i32>,
+    /// `None` if there is no node, and for a node that this holder has made: a transaction does not tell it.
+    pub(crate) czxid: Option<i64>,
     /// `None` if the node's content is not ours.
     pub(crate) mark: Option<Mark>,
 }
 
 impl Base {
-    pub(crate) fn of(node: Option<(&[u8], i32)>) -> Base {
-        let envelope = node.and_then(|(bytes, _)| Envelope::open(bytes).ok());
+    pub(crate) fn of(node: Option<&NodeData>) -> Base {
+        let envelope = node.and_then(|node| Envelope::open(&node.data).ok());
         Base {
-            version: node.map(|(_, version)| version),
+            version: node.map(|node| node.version),
+            czxid: node.map(|node| node.czxid),
             mark: envelope.map(|(envelope, _)| Mark::of(&envelope.written)),
         }
+    }
+
+    /// Whether a node that is there now is another one, which was made after this one was deleted. Versions do not tell.
+    pub(crate) fn is_replaced(&self, czxid: i64) -> bool {
+        self.czxid.is_some_and(|before| before != czxid)
     }
 }
 
@@ -127,21 +135,24 @@ impl Commit<'_> {
         look(session, self.path).await.map_or(Fate::Unknown, |node| self.read(node))
     }
 
-    fn read(&self, node: Option<(Vec<u8>, Stat)>) -> Fate {
-        shown_by(node.as_ref().map(|(bytes, stat)| (&bytes[..], stat.version)), self.base, self.mark)
+    fn read(&self, node: Option<NodeData>) -> Fate {
+        shown_by(node.as_ref(), self.base, self.mark)
     }
 }
 
-/// What became of the commit `mark` on `base`, as the node's bytes and version show it.
-fn shown_by(node: Option<(&[u8], i32)>, base: Base, mark: Mark) -> Fate {
-    let Some((bytes, version)) = node else {
+/// What became of the commit `mark` on `base`, as the node shows it.
+fn shown_by(node: Option<&NodeData>, base: Base, mark: Mark) -> Fate {
+    let Some(NodeData { data, version, czxid }) = node else {
         // The node was there before: another client deleted it, before the commit or after.
         return if base.version.is_none() { Fate::Undone } else { Fate::Unknown };
     };
-    let envelope = Envelope::open(bytes).ok().map(|(envelope, _)| envelope);
+    let envelope = Envelope::open(data).ok().map(|(envelope, _)| envelope);
     let (last, after) = (envelope.as_ref().map(|it| Mark::of(&it.written)), envelope.as_ref().and_then(|it| it.after));
     if last == Some(mark) || after == Some(mark) {
-        return Fate::Done(version);
+        return Fate::Done(*version);
+    }
+    if base.is_replaced(*czxid) {
+        return Fate::Unknown;
     }
     // How often the node was written since. Making it counts.
     let since = version.wrapping_sub(base.version.unwrap_or(-1));
@@ -163,8 +174,8 @@ fn version_of(outcomes: &[Outcome]) -> i32 {
 }
 
 /// What the node holds, no older than this call. A read whose answer is lost is repeated.
-pub(crate) async fn look(session: &Arc<dyn Session>, path: &str) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
-    retry::data(session, path, true).await
+pub(crate) async fn look(session: &Arc<dyn Session>, path: &str) -> Result<Option<NodeData>, Failure> {
+    Ok(retry::data(session, path, true).await?.map(NodeData::of))
 }
 
 #[cfg(test)]
@@ -206,9 +217,22 @@ mod tests {
             (None, Some((&b"rubbish".to_vec(), 1)), Fate::Unknown),
             (Some(i32::MAX), Some((&others, i32::MIN)), Fate::Undone),
         ] {
-            let base = Base { version: base, mark: None };
-            let node = node.map(|(bytes, version)| (&bytes[..], version));
-            assert_eq!(shown_by(node, base, OURS), fate, "{base:?}, then version {:?}", node.map(|it| it.1));
+            let base = Base { version: base, czxid: base.map(|_| 1), mark: None };
+            let node = node.map(|(data, version)| NodeData { data: data.clone(), version, czxid: 1 });
+            let fates = shown_by(node.as_ref(), base, OURS);
+            assert_eq!(fates, fate, "{base:?}, then version {:?}", node.map(|it| it.version));
+        }
+    }
+
+    #[test]
+    fn a_node_that_was_made_anew_tells_only_that_a_commit_was_done() {
+        let (ours, others) = (value(OURS, None), value(OTHERS, None));
+        let base = Base { version: Some(3), czxid: Some(1), mark: None };
+        for (data, version, fate) in
+            [(&others, 3, Fate::Unknown), (&others, 4, Fate::Unknown), (&ours, 0, Fate::Done(0))]
+        {
+            let node = NodeData { data: data.clone(), version, czxid: 2 };
+            assert_eq!(shown_by(Some(&node), base, OURS), fate, "{version}");
         }
     }
 }

@@ -99,7 +99,7 @@ impl<T: Send + Sync + 'static> First<T> {
         if node.as_ref().is_some_and(|node| !node.data.is_empty()) {
             return Ok(());
         }
-        let base = Base { version: node.map(|node| node.version), mark: None };
+        let base = Base::of(node.as_ref());
         let Some(store) = self.store.upgrade() else { return Ok(()) };
         let (bytes, written) = store.wrap(&self.payload, guard.held(), base)?;
         drop(store);

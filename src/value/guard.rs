@@ -187,7 +187,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         let answer = self.store.put(self.guard.held(), &bytes, &written, self.base).await;
         self.in_doubt = matches!(answer, Err(Error::OutcomeUnknown { .. }));
         let version = answer?;
-        self.base = Base { version: Some(version), mark: Some(Mark::of(&written)) };
+        self.base = Base { version: Some(version), mark: Some(Mark::of(&written)), ..self.base };
         self.store.cache.committed(&bytes, version);
         self.written = Some(written.clone());
         Ok(written)

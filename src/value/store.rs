@@ -144,9 +144,15 @@ impl<T: Send + Sync + 'static> Store<T> {
             Err(Failure::Over(ending)) => return Err(Error::Lost(Loss::SessionOver(ending))),
             Err(failure) => return Err(Error::from_failure(failure, "read", &self.cache.path)),
         };
-        let now = Base::of(node.as_ref().map(|(bytes, stat)| (bytes.as_slice(), stat.version)));
-        let is_ours = now.mark.is_some_and(|mark| mark.token == held.position().czxid);
-        Ok(if is_ours { now } else { before })
+        let now = Base::of(node.as_ref());
+        if now.mark.is_some_and(|mark| mark.token == held.position().czxid) {
+            return Ok(now);
+        }
+        if now.czxid.is_some_and(|czxid| before.is_replaced(czxid)) {
+            let path = self.cache.path.clone();
+            return Err(Error::TransactionRefused { index: 0, path, reason: Failure::BadVersion });
+        }
+        Ok(before)
     }
 
     /// The value, read under the lock. Under a kept node only the first read asks for it.
@@ -165,12 +171,11 @@ impl<T: Send + Sync + 'static> Store<T> {
         let mut tries = 0;
         loop {
             let writes = held.own_node().settled_writes();
-            let node = held.data(&self.cache.path).await?;
-            let (bytes, version) = node.map_or((Vec::new(), None), |node| (node.data, Some(node.version)));
+            let (bytes, base) = self.node(held).await?;
             match (self.cache.terms.open(&bytes), &self.cache.terms.initial) {
                 (Err(ValueError::Unset), Some(initial)) if tries < retry::UNKNOWN_TRIES => {
                     tries += 1;
-                    self.begin(held, initial(), Base { version, mark: None }).await?;
+                    self.begin(held, initial(), base).await?;
                 }
                 (Ok(value), _) => return Ok((writes, value)),
                 (Err(error), _) => return Err(self.cache.fault(error)),
@@ -211,7 +216,7 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     async fn node(&self, held: &Hold) -> Result<(Vec<u8>, Base), Error> {
         let node = held.data(&self.cache.path).await?;
-        let base = Base::of(node.as_ref().map(|node| (node.data.as_slice(), node.version)));
+        let base = Base::of(node.as_ref());
         Ok((node.map(|node| node.data).unwrap_or_default(), base))
     }
 }

@@ -1,19 +1,19 @@
 //! Work that is done once in a while, on an ensemble whose clock a test sets: no sleeps.
 
 use std::future::IntoFuture;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use crate::memory::costs;
-use support::hindered::{Asked, Hindered};
+use support::hindered::{Asked, Hindered, refused_at};
 use support::polled::*;
 use support::scene::Seeded;
 use support::slow::Slow;
 use tokio::time::Instant;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
-use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Session};
+use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Session};
 use zk_rwlock::{Dialect, Error, Loss, Memory, OnceGuard, RwLock};
 
 const DIRECTORY: &str = "/cron/report";
@@ -251,13 +251,22 @@ fn an_empty_node_counts_as_none_and_another_is_refused_and_stays() {
     assert_nothing_left(&zk);
 }
 
+/// Whether the record is to be deleted.
+fn forgets(asked: Asked<'_>) -> bool {
+    match asked {
+        Asked::Delete(path) => path == RECORD,
+        Asked::Transact([Operation::Delete { path, .. }]) => path == RECORD,
+        _ => false,
+    }
+}
+
 #[test]
 fn only_a_record_that_another_has_forgotten_is_forgotten_without_a_delete() {
     let (zk, _other, a, _b) = two();
     works(&a);
     for failure in [Failure::NoNode, Failure::NoAuth] {
         let is_gone = failure == Failure::NoNode;
-        let line = Hindered::new(&zk, move |asked| matches!(asked, Asked::Delete(RECORD)).then(|| failure.clone()));
+        let line = Hindered::new(&zk, move |asked| forgets(asked).then(|| refused_at(0, failure.clone())));
         let forgotten = now(RwLock::new(&line, DIRECTORY).expect("valid").forget());
         assert!(if is_gone { matches!(forgotten, Ok(Some(_))) } else { forgotten.is_err() }, "{forgotten:?}");
     }
@@ -272,6 +281,29 @@ fn forgetting_makes_the_work_due() {
     assert_eq!(forgotten.host, "host-a");
     assert_eq!((recorded(&zk), now(b.forget()).expect("may")), (None, None));
     works(&b);
+}
+
+#[test]
+fn a_success_that_is_recorded_while_another_is_forgotten_stays() {
+    for loses in [false, true] {
+        let (zk, _other, a, b) = two();
+        works(&a);
+        zk.set_clock_forward(PERIOD);
+        let (guard, operator) = (Mutex::new(Some(due(&b).expect("due"))), zk.connect());
+        let line = Hindered::new(&zk.connect(), move |asked| {
+            let guard = if forgets(asked) { guard.lock().unwrap().take() } else { None };
+            let guard = guard?;
+            if loses {
+                // It is carried out, and the answer is lost. The next record has the version of the last one.
+                operator.remove(RECORD);
+            }
+            now(guard.done()).expect("recorded");
+            loses.then(|| Failure::Unknown("lost".to_owned()))
+        });
+        let forgotten = now(RwLock::new(&line, DIRECTORY).expect("valid").forget()).expect("may");
+        assert_eq!(forgotten.expect("it was done").host, "host-a");
+        assert!(due(&a).is_none(), "the success of host-b stays, loses: {loses}");
+    }
 }
 
 #[test]

@@ -1,15 +1,17 @@
 //! What saves a program its own loop, on every backend: a first value, a copy that is always there, a change in one call,
 //! and waiting for a value. Each check has a fresh path.
 
+use std::collections::HashSet;
 use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::task::{JoinSet, block_in_place};
 use zk_rwlock::coordinator::{Coordinator, Kind};
-use zk_rwlock::{CopyState, Error, Loss, Memory, RwLock, Shared, ValueError};
+use zk_rwlock::{CopyState, Error, Format, FormatError, Loss, Memory, RwLock, Shared, ValueError};
 
 use crate::checks::{bytes, counter, next, next_error, put, session, value_error, write};
 use support::harness::Harness;
@@ -355,4 +357,69 @@ fn the_last_handle_takes_the_writing_of_the_initial_value_with_it() {
     assert_eq!(zk.children("/cut/lock").len(), 1);
     drop(held);
     is_left_alone(&zk, "/cut", "in the end");
+}
+
+/// Numbers in text. Whatever is asked of it first looks at the copy of the value that it serves, and notes its thread.
+#[derive(Clone, Default)]
+struct Curious {
+    copy: Arc<std::sync::Mutex<Option<Shared<u64>>>>,
+    threads: Arc<std::sync::Mutex<HashSet<ThreadId>>>,
+}
+
+impl Curious {
+    fn looks(&self) {
+        self.threads.lock().unwrap().insert(thread::current().id());
+        // Taken out meanwhile: to look may ask the format again.
+        let copy = self.copy.lock().unwrap().take();
+        if let Some(copy) = copy {
+            drop((copy.latest(), copy.copy_state()));
+            *self.copy.lock().unwrap() = Some(copy);
+        }
+    }
+}
+
+impl Format<u64> for Curious {
+    fn name(&self) -> &str {
+        self.looks();
+        "curious"
+    }
+
+    fn encode(&self, value: &u64) -> Result<Vec<u8>, FormatError> {
+        self.looks();
+        Ok(value.to_string().into_bytes())
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<u64, FormatError> {
+        self.looks();
+        Ok(std::str::from_utf8(bytes)?.parse()?)
+    }
+}
+
+/// A lock that is held meanwhile would hang the test, so all of it is on a thread of its own.
+pub(crate) async fn a_format_is_asked_on_the_callers_threads_alone_and_under_no_lock(h: &impl Harness) {
+    let (one, two, path) = (h.client().await, h.client().await, h.directory());
+    let (format, other) = (Curious::default(), Curious::default());
+    let open = |client, format: &Curious| {
+        Shared::with_format(client, &path, format.clone()).initial(|| 0).build().expect("a valid path")
+    };
+    let (here, there) = (open(&one, &format), open(&two, &other));
+    *format.copy.lock().unwrap() = Some(here.clone());
+    let uses = thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let mut changes = here.changes();
+            for value in 1..=5 {
+                assert_eq!(**next(&mut changes).await, value - 1);
+                write(&there, value).await;
+            }
+            here.update(|value| *value += 1).await.unwrap();
+            assert_eq!((**here.latest().unwrap(), *here.read().await.unwrap()), (6, 6));
+        });
+        thread::current().id()
+    });
+    eventually("all is done", || async { uses.is_finished() }).await;
+    let (caller, opener) = (uses.join().unwrap(), thread::current().id());
+    *format.copy.lock().unwrap() = None;
+    let threads = format.threads.lock().unwrap();
+    assert!(threads.contains(&caller) && threads.iter().all(|it| [caller, opener].contains(it)), "{threads:?}");
 }

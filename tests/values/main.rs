@@ -80,5 +80,6 @@ on_both! {
     an_update_begins_again_when_its_session_has_ended,
     an_update_whose_node_was_removed_ends_with_that_error,
     waiting_for_a_value_ends_with_the_first_that_is_wanted,
-    waits_and_updates_end_in_time;
+    waits_and_updates_end_in_time,
+    a_format_is_asked_on_the_callers_threads_alone_and_under_no_lock;
 }

@@ -1,11 +1,14 @@
 //! The requests that a value costs, and what becomes of a commit whose request or answer is lost on the way.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Acl, Error, Permissions, Raw, Shared, ValueError, ZooKeeper};
+use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation};
+use zk_rwlock::{Acl, Error, Memory, Permissions, Raw, Shared, ValueError, ZooKeeper};
 
-use crate::checks::session;
+use crate::checks::{self, session};
+use support::hindered::{Asked, Hindered};
+use support::polled::now;
 use support::scene::{CALM, becomes_empty, connect, connect_with, soon};
 use support::server::{Server, shared_server};
 use support::wire::{Close, Frames, Op, Proxy, Rule};
@@ -135,6 +138,32 @@ async fn a_commit_whose_request_or_answer_is_lost_is_done_once() {
         }
     }
     assert_eq!(*shared.read().await.unwrap(), 4);
+}
+
+/// The one that was made anew has the version of the one before.
+#[tokio::test]
+async fn a_node_that_a_stranger_made_anew_while_a_commit_was_in_doubt_is_not_overwritten() {
+    let (zk, path) = (Memory::new(), "/shared/anew");
+    let stranger = session(&zk.connect()).await;
+    let has_struck = AtomicBool::new(false);
+    let (operator, node) = (zk.connect(), format!("{path}/value"));
+    let line = Hindered::new(&zk, move |asked| {
+        let Asked::Transact([_, Operation::Set { path, .. }]) = asked else { return None };
+        if has_struck.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        operator.remove(path);
+        now(stranger.create(path, b"a stranger's", Kind::Persistent)).expect("created");
+        Some(Failure::Unknown("lost".to_owned()))
+    });
+    drop(checks::counter(&zk, path).read().await.unwrap());
+    let shared = checks::counter(&line, path);
+    let mut guard = shared.write().await.unwrap();
+    let error = guard.commit().await.unwrap_err();
+    assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
+    let error = guard.commit().await.unwrap_err();
+    assert!(matches!(error, Error::TransactionRefused { reason: Failure::BadVersion, .. }), "{error}");
+    assert_eq!(session(&zk).await.data(&node).await.unwrap().0, b"a stranger's");
 }
 
 #[tokio::test]
