@@ -553,7 +553,7 @@ async fn whoever_waits_off_a_terminal_says_so_in_a_line_when_it_changes() {
     let mut line = async || soon("a line", told.next_line()).await.unwrap().expect("it reports something");
     let said = line().await;
     assert!(said.contains("waiting to write /zklock/lines: place 3, held by WRITE"), "{said}");
-    assert!(said.contains(&format!("pid {} \"first\" for ", std::process::id())), "{said}");
+    assert!(said.contains(&format!("pid {} \"first\" queued ", std::process::id())), "{said}");
     first.release().await.unwrap();
     let said = line().await;
     assert!(said.contains("place 2, held by WRITE") && !said.contains("first"), "{said}");
@@ -722,7 +722,7 @@ async fn ls_shows_the_queue_as_a_table_and_as_json() {
 
     let table = run(&["ls", path]).await;
     let rows: Vec<Vec<&str>> = table.stdout.lines().map(|line| line.split_whitespace().collect()).collect();
-    let headings = ["PLACE", "STATE", "MODE", "HOST", "PID", "LABEL", "SINCE", "SESSION", "BEHIND", "TOKEN"];
+    let headings = ["PLACE", "STATE", "MODE", "HOST", "PID", "LABEL", "QUEUED", "SESSION", "BEHIND", "TOKEN"];
     assert_eq!((table.code, rows.len(), &rows[0][..]), (Some(0), 3, &headings[..]), "{table:#?}");
     assert_eq!((&rows[1][..3], rows[1][5]), (&["1", "holds", "READ"][..], "report\u{e9}"));
     assert_eq!(rows[1].last(), Some(&&holder.fencing_token().to_string()[..]));
@@ -932,7 +932,7 @@ async fn ls_and_a_waiting_zklock_tell_kept_from_held() {
     let mut waiting = Running::start(zklock(&[path, "echo", "ran"]));
     let mut told = BufReader::new(waiting.child.stderr.take().unwrap()).lines();
     let said = soon("a line", told.next_line()).await.unwrap().unwrap();
-    assert!(said.contains("place 3, held by READ ") && said.contains(" \"here\" for "), "{said}");
+    assert!(said.contains("place 3, held by READ ") && said.contains(" \"here\" queued "), "{said}");
     assert!(said.contains(", kept by READ keeper pid "), "{said}");
 
     let table = run(&["ls", path]).await;

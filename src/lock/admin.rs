@@ -98,7 +98,7 @@ fn replaced_already(failure: Failure) -> Result<(), Failure> {
 }
 
 impl RwLock {
-    /// Reads the queue: every member in order, with its state, since when it holds or waits, and its predecessor. Also reads
+    /// Reads the queue: every member in order, with its state, when it queued up, and its predecessor. Also reads
     /// when a job under the lock was [last done](crate::Queue::done).
     ///
     /// Costs one listing, one read for each member, and one read for the record. The snapshot may be as old as the server's view. A holder that

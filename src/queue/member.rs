@@ -32,7 +32,7 @@ pub struct Member {
     pub mode: Mode,
     /// How many permits it holds or waits for. `None` if it is in the queue of a lock, and if its node could not be read.
     pub permits: Option<u32>,
-    /// Whether it holds the lock.
+    /// Whether it holds the lock, at the moment of the listing. A node that has gone since could not be read.
     pub state: MemberState,
     /// The host that it gives; empty if it gives none.
     pub host: String,
@@ -43,7 +43,8 @@ pub struct Member {
     /// The ensemble's number for its session. 0 if its node is not ephemeral: such a node stays when its creator is
     /// gone. `None` if its node could not be read.
     pub session: Option<i64>,
-    /// When it entered, on the ensemble's clock; `None` if its node could not be read.
+    /// When it queued up, on the ensemble's clock. Since when it holds the lock does not show from outside. Of a holder of
+    /// permits, when it was granted them. `None` if its node could not be read.
     pub since: Option<SystemTime>,
     /// The ensemble-wide number of the transaction that created its node. It is the
     /// [fencing token](crate::WriteGuard::fencing_token) of its guard, unless the holder has downgraded. `None` if its

@@ -59,7 +59,10 @@ impl fmt::Display for Member {
             } else {
                 whole_seconds
             };
-            write!(f, " for {}", humantime::format_duration(age))?;
+            // When a lock was granted does not show from outside. The node of a permit is made by the grant.
+            let is_permit = self.permits.is_some() && self.state == MemberState::Holds;
+            let how = if is_permit { "granted" } else { "queued" };
+            write!(f, " {how} {} ago", humantime::format_duration(age))?;
         }
         f.write_str(if self.is_own { " (this process)" } else { "" })
     }
@@ -99,7 +102,7 @@ impl fmt::Display for Blockers {
             .collect();
         match (named.as_slice(), self.first.first()) {
             ([], None) => write!(f, "{} ahead", self.ahead),
-            // The holder has left since the listing. One of the waiters holds the lock now, or soon will.
+            // A reader waits for writers alone, and the one before it may wait for readers.
             ([], Some(next)) => write!(f, "behind {next}; {} ahead", self.ahead),
             (holders, _) => write!(f, "{}; {} ahead", holders.join(", "), self.ahead),
         }
@@ -114,7 +117,7 @@ mod tests {
     use crate::snapshot::read::member;
 
     #[test]
-    fn blockers_name_the_next_in_line_when_the_holder_has_just_left() {
+    fn blockers_name_the_next_in_line_where_none_of_them_holds() {
         let contender = Contender::parse("web-1~k3v9x2ma-WRITE-0000000007").unwrap();
         let waits = member(&contender, &Turn::Behind(contender.clone()), None);
         let holds = member(&contender, &Turn::Granted, None);

@@ -41,8 +41,7 @@ pub(crate) async fn names(
     Ok((taken?, queued?))
 }
 
-/// The holders of permits, in the order in which they took them. Holders that have left meanwhile are left out, and so
-/// are names that are no permit's.
+/// The holders of permits, in the order in which they took them. Names that are no permit's are left out.
 async fn holders(session: &Arc<dyn Session>, directory: &str, names: &[String]) -> Result<Vec<Member>, Failure> {
     let names: Vec<&String> = names.iter().filter(|name| permits::parse(name).is_some()).collect();
     let mut members = Vec::with_capacity(names.len());
@@ -62,9 +61,8 @@ async fn read_all(session: &Arc<dyn Session>, directory: &str, names: &[&String]
                 let is_own = session.is_own(stat.ephemeral_owner);
                 members.extend(holder(name, Some((&data, stat))).map(|holder| Member { is_own, ..holder }));
             }
-            Err(Failure::NoNode) => {}
-            // The node of another client may be unreadable for us, but it is there.
-            Err(Failure::NoAuth) => members.extend(holder(name, None)),
+            // It was in the listing: see `read::of`.
+            Err(Failure::NoNode | Failure::NoAuth) => members.extend(holder(name, None)),
             Err(failure) => return Err(failure),
         }
     }
@@ -115,7 +113,7 @@ pub(super) fn with_holders(names: &[String], waiters: Blockers) -> Blockers {
     Blockers { ahead: names.len() + waiters.ahead, first }
 }
 
-/// The holders that were seen by name, with the data of their nodes. Holders that have left are left out.
+/// The holders that were seen by name, with the data of their nodes.
 pub(super) async fn read_again(
     session: &Arc<dyn Session>,
     directory: &str,

@@ -73,7 +73,7 @@ pub(crate) fn blockers_by_name(children: &[String], me: &Contender) -> Blockers 
     Blockers { ahead, first: unread(&first) }
 }
 
-/// The contenders that were seen by name, with the data of their nodes. Contenders that have left are left out.
+/// The contenders that were seen by name, with the data of their nodes.
 pub(crate) async fn read_again(
     session: &Arc<dyn Session>,
     directory: &str,
@@ -109,7 +109,7 @@ fn unread(line: &[(Contender, Turn)]) -> Vec<Member> {
     line.iter().map(|(contender, turn)| member(contender, turn, None)).collect()
 }
 
-/// Reads the nodes of these contenders, all at once. Contenders that have left meanwhile are left out.
+/// Reads the nodes of these contenders, all at once.
 async fn read(session: &Arc<dyn Session>, directory: &str, line: &[(Contender, Turn)]) -> Result<Vec<Member>, Failure> {
     let replies: Vec<_> = line.iter().map(|(c, _)| session.data(&format!("{directory}/{}", c.name()))).collect();
     let mut members = Vec::with_capacity(line.len());
@@ -119,9 +119,9 @@ async fn read(session: &Arc<dyn Session>, directory: &str, line: &[(Contender, T
                 let is_own = session.is_own(stat.ephemeral_owner);
                 members.push(Member { is_own, ..member(contender, turn, Some((&data, stat))) });
             }
-            Err(Failure::NoNode) => {}
-            // The node of another client may be unreadable for us, but it is there.
-            Err(Failure::NoAuth) => members.push(member(contender, turn, None)),
+            // It was in the listing, which shows one moment. If it has left since, or may not be read, its name remains:
+            // without it a lock that is held would show waiters, and no holder.
+            Err(Failure::NoNode | Failure::NoAuth) => members.push(member(contender, turn, None)),
             Err(failure) => return Err(failure),
         }
     }

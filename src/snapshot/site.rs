@@ -84,7 +84,7 @@ impl Site {
         progress
     }
 
-    /// Those who were seen by name, with the data of their nodes. Those who have left are left out.
+    /// Those who were seen by name, with the data of their nodes.
     pub(crate) async fn read_again(&self, session: &Arc<dyn Session>, dialect: Dialect, seen: &Blockers) -> Blockers {
         let Some(permits) = &self.permits else {
             return read::read_again(session, &self.queue, dialect, seen).await;

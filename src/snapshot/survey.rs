@@ -150,9 +150,7 @@ impl Survey {
         dialect: Dialect,
         contenders: &[String],
     ) -> Result<(), Failure> {
-        let queue = read::of(session, node, dialect, contenders).await?;
-        // A queue whose contenders have all left meanwhile is left out.
-        self.queues.extend(Some(queue).filter(|queue| !queue.members.is_empty()));
+        self.queues.push(read::of(session, node, dialect, contenders).await?);
         Ok(())
     }
 }

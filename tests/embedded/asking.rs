@@ -128,9 +128,9 @@ fn an_ask_whose_answer_is_lost_is_sent_again() {
 /// A text without our process id, and without ages.
 fn words(text: impl Display) -> String {
     let text = text.to_string().replace(&format!(" pid {}", std::process::id()), "");
-    let (first, others) = text.split_once(" for ").unwrap_or((&text, ""));
-    let others = others.split(" for ").map(|rest| rest.trim_start_matches(char::is_alphanumeric));
-    first.to_owned() + &others.collect::<String>()
+    let mut parts = text.split(" queued ");
+    let first = parts.next().unwrap_or_default().to_owned();
+    first + &parts.map(|part| part.split_once(" ago").expect("how long ago").1).collect::<String>()
 }
 
 #[tokio::test(start_paused = true)]

@@ -260,7 +260,8 @@ fn a_release_while_cut_off_is_done_when_the_connection_is_back() {
 /// The waiter's place, how many contenders block it, and the first of them.
 fn heard(hears: &mpsc::Receiver<Progress>) -> Vec<(usize, usize, String)> {
     let first = |it: &Progress| it.blockers.first.first().map(ToString::to_string).unwrap_or_default();
-    let text = |it: Progress| (it.place, it.blockers.ahead, first(&it).split(" for ").next().unwrap_or("").to_owned());
+    let text =
+        |it: Progress| (it.place, it.blockers.ahead, first(&it).split(" queued ").next().unwrap_or("").to_owned());
     hears.try_iter().map(text).collect()
 }
 

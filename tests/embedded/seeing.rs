@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use support::hindered::{Asked, Hindered};
 use support::polled::now;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
@@ -15,7 +16,9 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Metadata, Span, Subscriber};
 use tracing_core::span::Current;
-use zk_rwlock::{Deadlock, Error, Leadership, MemberState, Memory, Mode, MultiLock, RwLock, Semaphore};
+use zk_rwlock::{
+    Deadlock, Error, Leadership, MemberState, Memory, Mode, MultiLock, Permit, RwLock, Semaphore, Survey, WriteGuard,
+};
 
 const DIRECTORY: &str = "/lock";
 
@@ -796,4 +799,45 @@ async fn a_timeout_for_a_permit_tells_holders_and_waiters_apart() {
     assert_eq!((states[0], head.as_str(), behind), (&MemberState::Holds, "permits", &blockers.first[1].node));
     assert_eq!(blockers.ahead, 3);
     waits.into_iter().for_each(|it| it.abort());
+}
+
+/// Whoever is looked at through this leaves after the names were listed, and before the nodes are read.
+fn leaving<G: Send + 'static>(zk: &Memory, guard: G) -> Hindered {
+    let leaves = Mutex::new(Some(guard));
+    Hindered::new(&zk.connect(), move |asked| {
+        if matches!(asked, Asked::Data(node) if node.starts_with("/s/permits/") || node.starts_with("/lock/")) {
+            drop(leaves.lock().expect("no panic").take());
+        }
+        None
+    })
+}
+
+#[test]
+fn a_look_shows_who_held_also_if_the_holder_leaves_during_the_look() {
+    let zk = Memory::new();
+    let lock = RwLock::builder(&zk, DIRECTORY).host("web-1").build().expect("valid");
+    let held = || {
+        let holder: WriteGuard = now(lock.write().label("brief")).expect("free");
+        let mut waits = task::spawn(lock.write().into_future());
+        assert_pending!(waits.poll());
+        (leaving(&zk, holder), waits)
+    };
+    let (looks, _waits) = held();
+    let queue = now(RwLock::new(&looks, DIRECTORY).expect("valid").queue()).expect("readable");
+    let holders: Vec<_> =
+        queue.holders().map(|it| (it.host.as_str(), it.mode, it.label.as_deref(), it.token)).collect();
+    assert_eq!((holders, queue.waiters().count()), (vec![("web-1", Mode::Write, None, None)], 1), "{queue}");
+    drop(_waits);
+    let (looks, _waits) = held();
+    let survey = now(Survey::below(&looks, "/")).expect("readable");
+    assert_eq!((survey.queues[0].holders().count(), survey.queues[0].waiters().count()), (1, 1), "{survey:?}");
+    drop(_waits);
+    let (looks, _waits) = held();
+    let taken = now(RwLock::new(&looks, DIRECTORY).expect("valid").try_write()).unwrap_err();
+    assert_eq!(taken.to_string(), "would block: held by WRITE web-1; 2 ahead");
+
+    let semaphore = Semaphore::builder(&zk, "/s").permits(3).host("web-1").build().expect("valid");
+    let two: Permit = now(semaphore.acquire_many(2)).expect("free");
+    let queue = now(Semaphore::new(&leaving(&zk, two), "/s", 3).expect("valid").queue()).expect("readable");
+    assert_eq!((queue.holders().count(), queue.free()), (1, Some(1)), "{queue}");
 }

@@ -11,7 +11,7 @@ async fn reading_the_queue() -> Result<(), Error> {
     let lock = RwLock::new(&zk, "/locks/orders/migrate")?;
     let guard = lock.write().label("migrate v42").await?;
     let queue = lock.queue().await?;
-    println!("{queue}"); // /locks/orders/migrate:\n  WRITE web-1 pid 4242 "migrate v42" for 12s, holds
+    println!("{queue}"); // /locks/orders/migrate:\n  WRITE web-1 pid 4242 "migrate v42" queued 12s ago, holds
     let holder = queue.holders().next().expect("we do");
     assert_eq!(holder.label.as_deref(), Some("migrate v42"));
     // end

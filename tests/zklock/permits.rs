@@ -161,6 +161,7 @@ async fn ls_shows_a_semaphore_as_a_table_and_as_json() {
     let words = |line: usize| lines[line].split_whitespace().collect::<Vec<_>>();
     assert_eq!(words(1)[..4], ["PLACE", "STATE", "MODE", "HOST"]);
     assert_eq!(words(2)[..5], ["1", "holds", "2", "PERMITS", "here"]);
+    assert!(lines[2].contains("  granted ") && !lines[3].contains("  granted "), "since when each waits: {table}");
     assert!(words(2).contains(&"import") && lines[2].ends_with(&two.fencing_token().to_string()));
     assert_eq!(words(3)[..5], ["2", "waits", "2", "PERMITS", "here"]);
     assert!(lines[3].contains("  the holders  ") && lines[4].contains("  2 here  "), "{table}");

@@ -221,8 +221,8 @@ async fn the_line_of_a_wait_names_the_holder_and_since_when_in_80_columns() {
         let line = format!("zklock: waiting {}", terminal.before("\r\x1b[K"));
         // Ctrl-C shows as two characters behind it, and they begin no line of their own.
         assert!(line.width() + "^C".width() < columns.into() && line.contains(&words), "{line:?}");
-        assert!(line.ends_with('s'), "for how long is cut off: {line:?}");
-        for words in [": place 2, held by ", "orders", " \"nightly", "\" for "] {
+        assert!(line.ends_with("s ago"), "how long ago is cut off: {line:?}");
+        for words in [": place 2, held by ", "order", " \"nightly", "\" queued "] {
             assert!(line.contains(words), "{words}: {line:?}");
         }
         terminal.press("\x03");

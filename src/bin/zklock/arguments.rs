@@ -33,7 +33,7 @@ Examples:
       zklock --once-in 50m /cron/report -- report
   a line for the shell
       zklock /locks/x -c 'make && make install'
-  who holds it, who waits, since when, behind whom
+  who holds it, who waits, behind whom, and when each queued up
       zklock ls /locks/backup
   the same for all locks below a path
       zklock ls --tree /locks
@@ -377,13 +377,14 @@ With --json, one object:
     host, pid, label
               as it says itself; pid and label may be null, and host
               empty in another dialect than native
-    since     when it queued up, RFC 3339 in UTC, or null if its node
-              may not be read
-    session   the ensemble's number for its session, like \"0x100000a\",
-              or null
+    since     when it queued up, or was granted permits, RFC 3339 in
+              UTC. Since when a lock is held does not show
+    session   the ensemble's number for its session, like \"0x100000a\"
     behind    the place of its predecessor, or null
     node      the name of its node
-    token     for `zklock break`; the holder's fencing token; or null
+    token     for `zklock break`; the holder's fencing token
+              since, session and token are null if its node could not be
+              read: it has just left, or its ACL forbids it
 
 With --json and --tree, one object:
   prefix      the path below which locks were looked for

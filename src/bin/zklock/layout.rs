@@ -8,7 +8,7 @@ use crate::output::{shorten, shorten_in_the_middle, width};
 
 /// The columns that may go, in their order, each with the least that a column is shortened to before it goes.
 const MAY_GO: [(&str, usize); 8] =
-    [("PID", 12), ("BEHIND", 8), ("SINCE", 8), ("LABEL", 8), ("MODE", 8), ("HOST", 8), ("STATE", 1), ("PLACE", 1)];
+    [("PID", 12), ("BEHIND", 8), ("QUEUED", 8), ("LABEL", 8), ("MODE", 8), ("HOST", 8), ("STATE", 1), ("PLACE", 1)];
 
 /// Spaces between two columns.
 const BETWEEN: usize = 2;
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     const HEADINGS: [&str; 10] =
-        ["PLACE", "STATE", "MODE", "HOST", "PID", "LABEL", "SINCE", "SESSION", "BEHIND", "TOKEN"];
+        ["PLACE", "STATE", "MODE", "HOST", "PID", "LABEL", "QUEUED", "SESSION", "BEHIND", "TOKEN"];
 
     fn columns(rows: &[[&str; 10]]) -> Vec<Column> {
         let cells = |at: usize| rows.iter().map(|row| row[at].to_owned()).collect::<Vec<_>>();
@@ -274,9 +274,9 @@ mod tests {
             assert_eq!(headings(&at(most)), without(&["SESSION"]));
         }
         assert!(at(84)[1].contains("  web-frontend-blue-17  4711  "), "{:#?}", at(84));
-        assert!(at(78)[1].contains("  web-fron…blue-17  4711  "), "{:#?}", at(78));
-        assert!(at(70)[1].contains("  web-fro…lue-17  "), "{:#?}", at(70));
-        assert_eq!(headings(&at(70)), without(&["SESSION", "PID"]));
+        assert!(at(79)[1].contains("  web-fron…blue-17  4711  "), "{:#?}", at(79));
+        assert!(at(71)[1].contains("  web-fro…lue-17  "), "{:#?}", at(71));
+        assert_eq!(headings(&at(71)), without(&["SESSION", "PID"]));
         assert_eq!(headings(&at(30)), ["PLACE", "STATE", "TOKEN"]);
         assert_eq!(headings(&at(16)), ["TOKEN"]);
     }

@@ -147,10 +147,13 @@ pub(crate) fn json_of_survey(survey: &Survey, prefix: &str) -> Value {
     json!({ "prefix": prefix, "locks": locks, "unreadable": survey.unreadable, "cycles": cycles })
 }
 
-/// How long something has lasted, in its two largest units: `3days 4h`.
-pub(crate) fn age(since: SystemTime) -> String {
+/// How long ago it queued up, or was granted its permits: `queued 3days 4h ago`. Since when a lock is held is not known.
+pub(crate) fn entered(member: &Member) -> Option<String> {
+    let is_permit = member.permits.is_some() && member.state == MemberState::Holds;
+    let how = if is_permit { "granted" } else { "queued" };
     // The clocks of two machines differ. A moment in the future counts as now.
-    rounded(SystemTime::now().duration_since(since).unwrap_or(Duration::ZERO))
+    let age = SystemTime::now().duration_since(member.since?).unwrap_or(Duration::ZERO);
+    Some(format!("{how} {} ago", rounded(age)))
 }
 
 /// A time in its two greatest units, and no less than seconds.
@@ -175,7 +178,9 @@ fn columns(queue: &Queue) -> Vec<Column> {
         Column::new("HOST", hosts.clone()).cut(Cut::Middle).briefly(layout::without_shared_domain(&hosts)),
         column("PID", &|member| member.pid.map_or_else(unknown, |pid| pid.to_string())),
         column("LABEL", &|member| member.label.as_deref().map_or_else(unknown, label)).cut(Cut::End),
-        column("SINCE", &|member| member.since.map_or_else(unknown, age)),
+        column("QUEUED", &|member| {
+            entered(member).map_or_else(unknown, |words| words.trim_start_matches("queued ").to_owned())
+        }),
         column("SESSION", &|member| member.session.map_or_else(unknown, session)),
         Column::new("BEHIND", behind(behind_whom)).briefly(behind(behind_which)),
         column("TOKEN", &|member| member.token.map_or_else(unknown, |token| token.to_string())),

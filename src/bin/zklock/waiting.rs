@@ -34,11 +34,11 @@ const WHOLE: Detail = Detail {
     has_mode: true,
     has_label: true,
 };
-const LITTLE: Detail = Detail { holders: 1, longest: 12, has_path: false, has_pid: false, ..WHOLE };
+const LITTLE: Detail = Detail { holders: 1, longest: 11, has_path: false, has_pid: false, ..WHOLE };
 const LEAST: Detail = Detail { has_mode: false, has_what: false, ..LITTLE };
 
-/// From all to what has room in 80 columns: who it is, what for, and for how long. Whoever waits knows the path, and `zklock
-/// ls` has the rest. For how long stands at the end, so that all the others are shortened before it is cut off.
+/// From all to what has room in 80 columns: who it is, what for, and when it queued up. Whoever waits knows the path, and
+/// `zklock ls` has the rest. When it queued up stands at the end, so that all the others are shortened before it is cut off.
 const BRIEFER: [Detail; 9] = [
     WHOLE,
     Detail { longest: 20, ..WHOLE },
@@ -80,7 +80,7 @@ pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiv
                 let seen = Waiting { place, holders: holders.unwrap_or_default() };
                 last = Some(seen);
             }
-            // For how long the holders have held changes all the time, and showing that takes no request. The foreground
+            // How long ago that was changes all the time, and showing that takes no request. The foreground
             // may be ours now, or no longer.
             () = tokio::time::sleep(SECOND) => {}
         }
@@ -149,9 +149,7 @@ fn name(member: &Member, detail: Detail) -> String {
     if let Some(label) = member.label.as_ref().filter(|_| detail.has_label) {
         words.push(format!("\"{}\"", shorten(&tame(label), detail.longest)));
     }
-    if let Some(since) = member.since {
-        words.push(format!("for {}", table::age(since)));
-    }
+    words.extend(table::entered(member));
     words.join(" ")
 }
 
