@@ -37,6 +37,8 @@ impl World {
             Action::Run => {
                 self.poll(i).await;
             }
+            Action::Sleep => self.is_asleep[i] = true,
+            Action::Awake => self.is_asleep[i] = false,
             Action::Reopen => {
                 self.ledger.opens_anew();
                 let handle = self.handle_of[i];
@@ -176,6 +178,7 @@ impl World {
         match action {
             Action::Stall => wired.stall(),
             Action::Flow => wired.flow(),
+            Action::CarryOut => wired.carry_out(),
             Action::Deliver => {
                 wired.deliver();
             }

@@ -2,12 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 
+use support::wired::Wired;
 use zk_rwlock::coordinator::permits_of;
 use zk_rwlock::{Contender, Dialect, Error, HoldState, Loss, Mode, ValueError};
 
 use crate::world::actor::{Actor, Claim, Claimed, Held, Listener, Waits, Work};
 use crate::world::plan::{Action, Schedule, Step};
-use crate::world::wire::Wired;
 use crate::world::{LIMIT, LOCK, PERMITS, QUEUE, RECORD, VALUE_NODE, World};
 
 /// So many answers in a row may be lost before the next try waits.
@@ -281,7 +281,8 @@ impl World {
             return;
         }
         let (mut held, mut waits) = (Vec::new(), Vec::new());
-        for actor in &self.actors {
+        let mut is_sure_of_permits = true;
+        for (i, actor) in self.actors.iter().enumerate() {
             match actor {
                 Actor::Holding(holds) => {
                     let claims = holds.claims();
@@ -293,6 +294,13 @@ impl World {
                     held.extend(claims.iter().filter(|claim| claim.is_held()).map(|claim| claim.what));
                 }
                 Actor::Busy(work) if work.holds() => return,
+                // Its turn may have come.
+                Actor::Busy(work) if self.is_asleep[i] && !work.is_new() => {
+                    let Some(wish) = work.wish() else { return };
+                    is_sure_of_permits &= !matches!(wish, Claimed::Permits(_));
+                    held.push(wish);
+                }
+                Actor::Busy(_) if self.is_asleep[i] => {}
                 Actor::Busy(work) => waits.extend(work.wish()),
                 Actor::Idle => {}
             }
@@ -306,7 +314,9 @@ impl World {
         let keeps = self.handles.iter().any(|handle| handle.plan.keep.is_some()) && !self.ledger.has_one_node;
         let is_shared = !keeps && holders.iter().chain(&waiters).all(|mode| *mode == Mode::Read);
         assert!(waiters.is_empty() || !is_shared, "readers wait beside readers, and no writer waits");
-        self.check_permits_at_rest(&held, &waits);
+        if is_sure_of_permits {
+            self.check_permits_at_rest(&held, &waits);
+        }
         self.note_queue();
     }
 
@@ -317,6 +327,7 @@ impl World {
             let keeps = self.handles[self.handle_of[actor]].plan.keep.is_some();
             if let Actor::Busy(work) = work
                 && work.queued.is_none()
+                && !self.is_asleep[actor]
                 && !work.is_new()
                 && work.wish().is_some_and(|wish| !keeps || matches!(wish, Claimed::Permits(_)))
             {

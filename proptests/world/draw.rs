@@ -60,6 +60,7 @@ enum Subject {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
     Stalling,
+    Sleeping,
     Cutting,
     Expiring,
     Losing,
@@ -72,8 +73,9 @@ enum Trouble {
     Number,
 }
 
-const TROUBLES: [Trouble; 11] = [
+const TROUBLES: [Trouble; 12] = [
     Trouble::Stalling,
+    Trouble::Sleeping,
     Trouble::Cutting,
     Trouble::Expiring,
     Trouble::Losing,
@@ -148,7 +150,7 @@ fn troubles(dice: &mut Dice, subject: Subject) -> Vec<Trouble> {
     let many = dice.weighed(&[(1, 0), (4, 1), (4, 2), (2, 3), (1, TROUBLES.len())]);
     let weight = |trouble| match trouble {
         Trouble::Stalling => 6,
-        Trouble::Losing | Trouble::Cutting | Trouble::Lagging | Trouble::Removing => 3,
+        Trouble::Losing | Trouble::Cutting | Trouble::Lagging | Trouble::Removing | Trouble::Sleeping => 3,
         Trouble::Number if subject != Subject::Permits => 0,
         Trouble::Expiring | Trouble::Brief | Trouble::Waiting | Trouble::Number => 2,
         Trouble::Reopening | Trouble::Forgetting => 1,
@@ -266,6 +268,7 @@ impl Style {
                 }
             }
             Trouble::Stalling => self.stall(dice, actor, steps),
+            Trouble::Sleeping => self.sleep(dice, actor, steps),
             Trouble::Cutting => {
                 add(actor, Cut(dice.below(4)), after);
                 if dice.chance(70) {
@@ -304,6 +307,29 @@ impl Style {
         }
     }
 
+    /// Actors ask for something, and what is answered later finds them doing something else, while others act.
+    fn sleep(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
+        use Action::*;
+        let sleepers: Vec<_> = (actor..actor + 1 + dice.below(ACTORS - 1)).map(|i| i % ACTORS).collect();
+        let mut add = |actor, action, after| steps.push(Step(actor, action, after));
+        add(actor, Stall, After::Nothing);
+        for sleeper in &sleepers {
+            add(*sleeper, dice.weighed(&self.asking), After::Nothing);
+            add(*sleeper, Run, After::Nothing);
+        }
+        for _ in 0..dice.below(4) {
+            add(actor, dice.one_of(&[CarryOut, Deliver]), After::Nothing);
+        }
+        sleepers.iter().for_each(|sleeper| add(*sleeper, Sleep, After::Nothing));
+        add(actor, Flow, self.after(dice));
+        for _ in 0..1 + dice.below(3) {
+            add(dice.below(ACTORS), self.act(dice), self.after(dice));
+        }
+        if dice.chance(80) {
+            sleepers.iter().for_each(|sleeper| add(*sleeper, Awake, After::Nothing));
+        }
+    }
+
     /// Requests of an actor are sent and held up while others act.
     fn stall(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
         use Action::*;
@@ -314,8 +340,8 @@ impl Style {
         add(actor, Run, After::Nothing);
         for _ in 0..dice.below(4) {
             let (other, act) = (self.actor(dice), self.act(dice));
-            let act = dice.weighed(&[(5, act), (3, Deliver), (1, Run)]);
-            let who = if act == Deliver { actor } else { other };
+            let act = dice.weighed(&[(5, act), (3, Deliver), (2, CarryOut), (1, Run)]);
+            let who = if matches!(act, Deliver | CarryOut) { actor } else { other };
             add(who, act, self.after(dice));
         }
         for _ in 0..dice.below(5) {

@@ -9,17 +9,16 @@ mod checks;
 pub(crate) mod draw;
 pub(crate) mod plan;
 pub(crate) mod shrink;
-mod wire;
 
 use std::sync::Arc;
 
+use support::wired::Wired;
 use zk_rwlock::coordinator::{Coordinator, Kind, Session};
 use zk_rwlock::{Backup, Deadlock, Memory, RwLock, RwLockBuilder, Semaphore, Shared};
 
 use crate::world::actor::{Actor, Commits, Listener};
 use crate::world::checks::Ledger;
 use crate::world::plan::{ACTORS, Action, After, CLIENTS, LONG, Part, Schedule, Step};
-use crate::world::wire::Wired;
 
 const VALUE: &str = "/world";
 const VALUE_NODE: &str = "/world/value";
@@ -51,6 +50,8 @@ pub(crate) struct World {
     /// How many messages were to be lost. After several in a row the next try waits a little.
     lost_messages: usize,
     actors: Vec<Actor>,
+    /// Who is not polled now.
+    is_asleep: [bool; ACTORS],
     /// Whoever waits for news of what an actor holds, and under which token.
     listeners: Vec<Option<(i64, Listener)>>,
     /// Nothing runs in the background now.
@@ -99,6 +100,7 @@ impl World {
             lagging: vec![false; CLIENTS],
             lost_messages: 0,
             actors: (0..ACTORS).map(|_| Actor::Idle).collect(),
+            is_asleep: [false; ACTORS],
             listeners: (0..ACTORS).map(|_| None).collect(),
             is_blind: false,
             queued: 0,
@@ -180,10 +182,10 @@ impl World {
         }
     }
 
-    /// Polls an actor if it is woken. Returns whether it was.
+    /// Polls an actor if it is woken, and not asleep. Returns whether it was polled.
     async fn poll(&mut self, i: usize) -> bool {
         let Actor::Busy(work) = &mut self.actors[i] else { return false };
-        if !work.is_ready() {
+        if !work.is_ready() || self.is_asleep[i] {
             return false;
         }
         if let Some(answer) = work.poll() {
@@ -215,6 +217,7 @@ impl World {
             client.memory.heal();
             client.memory.catch_up();
         }
+        self.is_asleep = [false; ACTORS];
         self.lay_ghosts();
         for _round in 0..=2 * ACTORS + self.lost_messages {
             self.settle().await;

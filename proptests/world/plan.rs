@@ -48,9 +48,15 @@ pub(crate) enum Action {
     Unshare,
     /// One poll of this actor, and no other.
     Run,
+    /// From now on this actor is not polled, whatever comes.
+    Sleep,
+    /// It is polled again.
+    Awake,
     /// From now on requests of this actor's client are held up.
     Stall,
-    /// One of them is carried out.
+    /// One of them is carried out, and its answer is held up.
+    CarryOut,
+    /// One of them is answered.
     Deliver,
     /// None is held up any more.
     Flow,

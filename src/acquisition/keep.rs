@@ -15,6 +15,7 @@ use crate::hold::kept::{Join, Kept, KeptUse, WaitingUse, Why};
 use crate::queue::mode::Mode;
 use crate::queue::payoff::Payoff;
 use crate::session::holds::{Asker, Users};
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard, OnceLock, RwLock, RwLockWriteGuard};
 
 /// The acquisition of a node that is to be kept. Any of the uses that wait for it may poll it.
@@ -178,6 +179,8 @@ pub(crate) struct Entry {
     /// Locked while the acquisition is polled. Whatever the poll does may have another use looked at, on the same thread:
     /// so nothing waits for this lock.
     progress: Mutex<Progress>,
+    /// A use was to poll the acquisition and has found it locked. Whoever polls it now polls it once more.
+    is_wanted: AtomicBool,
     /// Why the acquisition failed, from before its uses are refused.
     error: OnceLock<Error>,
     /// Wakes all uses that wait.
@@ -205,7 +208,8 @@ impl Wake for WakeAll {
 impl Entry {
     fn new(kept: Arc<Kept>, progress: Progress, waiting: Arc<Waiting>) -> Arc<Entry> {
         let waker = Waker::from(Arc::new(WakeAll(Arc::downgrade(&kept))));
-        Arc::new(Entry { kept, progress: Mutex::new(progress), error: OnceLock::new(), waker, waiting })
+        let (progress, is_wanted, error) = (Mutex::new(progress), AtomicBool::new(false), OnceLock::new());
+        Arc::new(Entry { kept, progress, is_wanted, error, waker, waiting })
     }
 
     fn join(self: &Arc<Self>, mode: Mode, asker: Asker) -> Found {
@@ -219,11 +223,19 @@ impl Entry {
     /// Polls the acquisition as far as it gets. Every use that waits for it does so. So a use that is not polled, or
     /// gives up, does not hold up the others. Returns whether it has ended just now.
     fn advance(&self) -> bool {
-        // Another use that polls it now will see what we would see. It may even be this use, further up the stack.
-        let Some(mut progress) = self.unless_polled() else { return false };
-        let Progress::UnderWay(work) = &mut *progress else { return false };
-        let Poll::Ready(answer) = work.as_mut().poll(&mut Context::from_waker(&self.waker)) else {
+        let (mut progress, answer) = loop {
+            self.is_wanted.store(true, Ordering::SeqCst);
+            // It may even be this use that polls it now, further up the stack.
+            let Some(mut progress) = self.unless_polled() else { return false };
+            self.is_wanted.store(false, Ordering::SeqCst);
+            let Progress::UnderWay(work) = &mut *progress else { return false };
+            if let Poll::Ready(answer) = work.as_mut().poll(&mut Context::from_waker(&self.waker)) {
+                break (progress, answer);
+            }
             drop(progress);
+            if self.is_wanted.load(Ordering::SeqCst) {
+                continue;
+            }
             // The last use that waits for it may have left meanwhile.
             if self.kept.is_abandoned() {
                 self.abandon();

@@ -5,13 +5,14 @@
 //! new callers join the next one.
 
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::session::contract::Session;
-use crate::session::listings::{Begin, Children, MANY, Names};
-use crate::session::request::{Failure, Reply};
+use crate::session::listings::{Callers, Children, MANY, Names};
+use crate::session::request::{Failure, Reply, Stat, Task};
 
 /// How long a large listing waits for the large listings of other sessions.
 const TURN_MAX: Duration = Duration::from_millis(250);
@@ -24,48 +25,42 @@ pub(crate) fn list(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Na
 
 /// As [`list`]. Says whether the request was sent just now; otherwise it is sent later.
 pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> (Reply<Names>, bool) {
-    let mut answer = match session.upkeep().listings().begin(directory) {
-        Begin::Send => return (send(session, directory), true),
-        Begin::Join(answer) => answer,
-    };
-    let joined = Box::pin(async move {
+    let (mut answer, first) = session.upkeep().listings().begin(directory);
+    let is_sent = first.is_some();
+    if let Some(first) = first {
+        let reply = session.children_and_stat(directory);
+        let mut followed: Task = Box::pin(follow(Arc::clone(session), Arc::clone(directory), reply, first));
+        if followed.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            // On the session's thread: a caller that is not polled holds up no other.
+            session.spawn(followed);
+        }
+    }
+    let shared = Box::pin(async move {
         match answer.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(answer)) => answer.clone(),
-            _ => Err(Failure::Unknown("no caller waited for the listing".to_owned())),
+            _ => Err(Failure::Unknown("the session's thread has ended".to_owned())),
         }
     });
-    (joined, false)
+    (shared, is_sent)
 }
 
-fn send(session: &Arc<dyn Session>, directory: &Arc<str>) -> Reply<Names> {
-    let mut under_way = UnderWay { session: Arc::clone(session), directory: Arc::clone(directory), is_large: None };
-    let reply = session.children_and_stat(directory);
-    Box::pin(async move {
-        let answer = reply.await;
-        under_way.is_large = Some(answer.as_ref().is_ok_and(|(names, _)| names.len() > MANY));
-        drop(under_way);
-        answer.map(|(names, directory)| Arc::new(Children { names, directory }))
-    })
-}
-
-/// A listing under way. When it is answered, or no caller waits for it any more, the next one is sent.
-struct UnderWay {
+/// Passes the answer of a listing on, and then sends the next one, as long as callers wait for one.
+async fn follow(
     session: Arc<dyn Session>,
     directory: Arc<str>,
-    /// Known once it is answered.
-    is_large: Option<bool>,
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        if let Some((next, is_large)) = self.session.upkeep().listings().end(&self.directory, self.is_large) {
-            let (session, directory) = (Arc::clone(&self.session), Arc::clone(&self.directory));
-            // The callers that wait may all leave, so the listing goes on without them.
-            self.session.spawn(Box::pin(async move {
-                let _turn = if is_large { its_turn(&session).await } else { None };
-                next.send_replace(Some(send(&session, &directory).await));
-            }));
-        }
+    mut reply: Reply<(Vec<String>, Option<Stat>)>,
+    mut callers: Callers,
+) {
+    let mut turn = None;
+    loop {
+        let answer = reply.await;
+        drop(turn);
+        let is_large = answer.as_ref().is_ok_and(|(names, _)| names.len() > MANY);
+        let next = session.upkeep().listings().end(&directory, is_large);
+        callers.send_replace(Some(answer.map(|(names, directory)| Arc::new(Children { names, directory }))));
+        let Some((waiting, is_large)) = next else { return };
+        turn = if is_large { its_turn(&session).await } else { None };
+        (reply, callers) = (session.children_and_stat(&directory), waiting);
     }
 }
 

@@ -35,8 +35,8 @@ pub(crate) type Names = Arc<Children>;
 
 type Answer = Option<Result<Names, Failure>>;
 
-/// To answer the callers that wait for a listing.
-pub(super) type Next = watch::Sender<Answer>;
+/// The callers that wait for the same listing.
+pub(super) type Callers = watch::Sender<Answer>;
 
 /// The listings of one session.
 #[derive(Default)]
@@ -48,7 +48,7 @@ struct Directory {
     /// The last answer had many names.
     is_large: bool,
     /// The listing that is sent when one under way is answered, with the callers that wait for it.
-    next: Option<Next>,
+    next: Option<Callers>,
 }
 
 impl Directory {
@@ -57,32 +57,25 @@ impl Directory {
     }
 }
 
-/// What a caller that asks for a listing does.
-pub(super) enum Begin {
-    /// It sends one, and calls [`Listings::end`] afterwards.
-    Send,
-    /// It waits for the next one, which another caller sends.
-    Join(watch::Receiver<Answer>),
-}
-
 impl Listings {
-    pub(super) fn begin(&self, directory: &Arc<str>) -> Begin {
+    /// A caller waits for a listing. If it must be sent now, its callers are returned, for [`Listings::end`] afterwards.
+    pub(super) fn begin(&self, directory: &Arc<str>) -> (watch::Receiver<Answer>, Option<Callers>) {
         let mut all = self.all();
         let listed = all.entry(Arc::clone(directory)).or_default();
         if listed.under_way < listed.most() {
             listed.under_way += 1;
-            return Begin::Send;
+            let (callers, answer) = watch::channel(None);
+            return (answer, Some(callers));
         }
-        Begin::Join(listed.next.get_or_insert_with(|| watch::channel(None).0).subscribe())
+        (listed.next.get_or_insert_with(|| watch::channel(None).0).subscribe(), None)
     }
 
-    /// A listing was answered, with many names or few, or its caller has gone. Returns the next one if it must be sent
-    /// now, and whether the directory is large.
-    pub(super) fn end(&self, directory: &Arc<str>, is_large: Option<bool>) -> Option<(Next, bool)> {
+    /// A listing was answered, with many names or few. Returns the callers of the next one if it must be sent now, and
+    /// whether the directory is large.
+    pub(super) fn end(&self, directory: &Arc<str>, is_large: bool) -> Option<(Callers, bool)> {
         let mut all = self.all();
         let listed = all.get_mut(directory)?;
-        listed.is_large = is_large.unwrap_or(listed.is_large);
-        let is_large = listed.is_large;
+        listed.is_large = is_large;
         // If more listings are under way than allowed, the next one waits for them, too.
         let next = if listed.under_way <= listed.most() { listed.next.take() } else { None };
         let next = next.filter(|next| next.receiver_count() > 0);
@@ -110,13 +103,13 @@ impl fmt::Debug for Listings {
 mod tests {
     use super::*;
 
-    const FEW: Option<bool> = Some(false);
-    const LARGE: Option<bool> = Some(true);
+    const FEW: bool = false;
+    const LARGE: bool = true;
 
     /// So many callers that each ask for a listing. Returns how many of them send one, and the others.
     fn begin(listings: &Listings, directory: &Arc<str>, callers: usize) -> (usize, Vec<watch::Receiver<Answer>>) {
         let all = (0..callers).map(|_| listings.begin(directory));
-        let joined: Vec<_> = all.filter_map(|it| if let Begin::Join(next) = it { Some(next) } else { None }).collect();
+        let joined: Vec<_> = all.filter(|(_, sends)| sends.is_none()).map(|(answer, _)| answer).collect();
         (callers - joined.len(), joined)
     }
 
@@ -153,15 +146,6 @@ mod tests {
             assert!(listings.end(&directory, LARGE).is_none(), "{left} are under way");
         }
         assert!(listings.end(&directory, LARGE).is_some(), "it is the only one");
-    }
-
-    #[test]
-    fn a_listing_whose_caller_has_gone_says_nothing_of_the_size() {
-        let (listings, directory) = (Listings::default(), Arc::from("/lock"));
-        begin(&listings, &directory, 3);
-        assert!(listings.end(&directory, LARGE).is_none());
-        assert!(listings.end(&directory, None).is_none());
-        assert_eq!(begin(&listings, &directory, 1).0, 0, "it is still known to be large");
     }
 
     #[test]

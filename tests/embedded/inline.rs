@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use crate::kept::{keeping, plain};
 use support::polled::*;
+use support::slow::Slow;
 use tokio_test::{assert_pending, assert_ready_ok};
-use zk_rwlock::Memory;
+use zk_rwlock::{Memory, RwLock};
 
 /// Longer than anything here takes that ends at all.
 const FOR_EVER: Duration = Duration::from_secs(60);
@@ -22,22 +23,29 @@ struct Inline<T> {
     output: Mutex<Option<T>>,
     /// From now on it is polled whenever it is woken.
     is_on: AtomicBool,
+    is_woken: AtomicBool,
 }
 
 impl<T: Send + 'static> Inline<T> {
     fn new(future: impl IntoFuture<Output = T, IntoFuture: Send + 'static>) -> Arc<Inline<T>> {
         let future = Mutex::new(Some(Box::pin(future.into_future()) as Pin<Box<dyn Future<Output = T> + Send>>));
-        Arc::new(Inline { future, output: Mutex::default(), is_on: AtomicBool::new(false) })
+        let (is_on, is_woken) = (AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new(Inline { future, output: Mutex::default(), is_on, is_woken })
     }
 
     fn poll(self: &Arc<Self>) {
-        // It may be woken while it is polled.
-        let Ok(mut future) = self.future.try_lock() else { return };
-        let Some(polled) = future.as_mut() else { return };
         let waker = Waker::from(Arc::clone(self));
-        if let Poll::Ready(output) = polled.as_mut().poll(&mut Context::from_waker(&waker)) {
-            *future = None;
-            *self.output.lock().expect("no panic") = Some(output);
+        loop {
+            // If it is woken while it is polled, it is polled again.
+            let Ok(mut future) = self.future.try_lock() else { return };
+            let Some(polled) = future.as_mut() else { return };
+            if let Poll::Ready(output) = polled.as_mut().poll(&mut Context::from_waker(&waker)) {
+                *future = None;
+                *self.output.lock().expect("no panic") = Some(output);
+            }
+            if !self.is_woken.swap(false, Ordering::SeqCst) {
+                return;
+            }
         }
     }
 }
@@ -45,6 +53,7 @@ impl<T: Send + 'static> Inline<T> {
 impl<T: Send + 'static> Wake for Inline<T> {
     fn wake(self: Arc<Self>) {
         if self.is_on.load(Ordering::SeqCst) {
+            self.is_woken.store(true, Ordering::SeqCst);
             self.poll();
         }
     }
@@ -82,5 +91,21 @@ fn a_use_that_is_refused_while_its_node_is_acquired_may_look_at_once() {
         second.poll();
         drop(second.output.lock().expect("no panic").take().expect("granted").expect("no error"));
         assert_eq!(zk.children(crate::kept::DIRECTORY), Vec::<String>::new());
+    });
+}
+
+/// The first use polls the acquisition that both share, is woken for it once more, and is then not polled. The second was
+/// woken, too, and has looked while the first polled.
+#[test]
+fn a_use_that_looks_while_another_polls_their_acquisition_goes_on_without_the_other() {
+    ends(|| {
+        let kept = RwLock::builder(&Slow(Memory::new()), "/lock").keep(FOR_EVER).build().expect("valid");
+        let (mut first, second) = (reading(&kept), Inline::new(kept.read()));
+        assert_pending!(first.poll());
+        second.poll();
+        second.is_on.store(true, Ordering::SeqCst);
+        let _first = first.poll();
+        let granted = second.output.lock().expect("no panic").take();
+        assert!(granted.expect("it is polled").expect("no error").is_held());
     });
 }

@@ -4,6 +4,7 @@ mod asking;
 mod bounds;
 mod dialects;
 mod face;
+mod idle;
 mod inline;
 mod kept;
 mod kept_waits;

@@ -17,6 +17,7 @@ use support::server::{Server, shared_server};
 use support::wire::{Op, Proxy};
 use tokio::runtime::Runtime;
 use tokio::task::{JoinHandle, JoinSet};
+use tokio_test::task::{self, Spawn};
 use zk_rwlock::coordinator::{Failure, Kind};
 use zk_rwlock::{
     Acl, Ending, Error, HoldState, Loss, MemberState, Mode, Permissions, RwLock, Semaphore, Survey, WriteGuard,
@@ -453,6 +454,32 @@ async fn keepers_and_those_who_ask_dropped_at_each_poll_in_turn_leave_nothing() 
     }
     drop(lock);
     nothing_is_left(&server, &other, DIRECTORY).await;
+}
+
+/// Each has sent its requests, and is not polled again.
+fn idle<F: IntoFuture>(begin: impl Fn() -> F) -> Vec<Spawn<F::IntoFuture>> {
+    let mut idle: Vec<_> = (0..4).map(|_| task::spawn(begin().into_future())).collect();
+    idle.iter_mut().for_each(|it| assert!(it.poll().is_pending()));
+    idle
+}
+
+#[tokio::test]
+async fn futures_that_are_not_polled_hold_up_nobody_of_their_session() {
+    let address = shared_server().address();
+    let (zk, other) = (connect(&address).await, connect(&address).await);
+    let lock = lock_at(&zk, "/integration/idle");
+    let holder = lock_at(&other, "/integration/idle").read().await.unwrap();
+    let readers = idle(|| lock.read());
+    let reader = soon("a read beside reads", lock.read()).await.unwrap();
+    soon("a try", lock.try_read()).await.unwrap().release().await.unwrap();
+    reader.release().await.unwrap();
+    drop(readers);
+
+    let mut head = task::spawn(lock.write().into_future());
+    assert!(head.poll().is_pending());
+    let _behind = idle(|| lock.write());
+    holder.release().await.unwrap();
+    soon("the head of the queue", head).await.unwrap();
 }
 
 #[tokio::test]

@@ -29,4 +29,5 @@ pub mod snapshot;
 pub mod storm;
 pub mod two;
 pub mod wire;
+pub mod wired;
 pub mod witness;

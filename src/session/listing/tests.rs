@@ -26,12 +26,16 @@ impl Directory {
         Arc::new(Directory { begun: Instant::now(), names, takes, sent: Mutex::default() })
     }
 
+    fn session(self: &Arc<Directory>) -> Arc<dyn Session> {
+        let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
+        Arc::new(Stub(Lists { upkeep, directory: Arc::clone(self) }))
+    }
+
     /// Has each of so many sessions ask for so many listings at once. Returns when they were sent.
     async fn listed(self: &Arc<Directory>, sessions: usize, callers: usize) -> Vec<u128> {
         let mut answers = JoinSet::new();
         for _ in 0..sessions {
-            let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
-            let session: Arc<dyn Session> = Arc::new(Stub(Lists { upkeep, directory: Arc::clone(self) }));
+            let session = self.session();
             for _ in 0..callers {
                 answers.spawn(list(&session, &Arc::from("/lock")));
             }
@@ -72,6 +76,21 @@ const fn ms(milliseconds: u64) -> Duration {
 async fn callers_beyond_those_that_may_list_at_once_share_the_next_listing() {
     assert_eq!(Directory::new(256, ms(100)).listed(1, 1_000).await, [0, 0, 0, 0, 100]);
     assert_eq!(Directory::new(256, ms(100)).listed(3, 5).await, [[0; 12].as_slice(), &[100; 3]].concat());
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_that_are_not_polled_hold_up_no_other() {
+    for names in [256, 257] {
+        let directory = Directory::new(names, ms(100));
+        let session = directory.session();
+        let list = || list(&session, &Arc::from("/lock"));
+        let mut idle: Vec<_> = (0..5).map(|_| list()).collect();
+        for it in &mut idle {
+            assert!(futures_util::poll!(it).is_pending());
+        }
+        let answer = tokio::time::timeout(ms(1_000), list()).await.expect("it does not wait for them");
+        assert_eq!(answer.expect("it is answered").len(), names);
+    }
 }
 
 /// One test, because all sessions of a process take turns, also those of two tests.

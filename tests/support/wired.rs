@@ -1,9 +1,10 @@
-//! The connection of a client to the embedded ensemble, on which requests can be held up: sent, and not carried out yet.
-//! Knows no locks.
+//! The connection of a client to the embedded ensemble, on which requests and answers can be held up: sent, and not
+//! carried out yet; or carried out, and not answered yet. Knows no locks.
 //!
-//! The embedded ensemble carries a request out before the call returns. Between a request on a real network and its
-//! effect, others act, the sender goes on or is dropped, and the connection may break. What the session's background task
-//! sends is not held up: it watches and checks nodes, and in what order it does so with other requests does not matter.
+//! The embedded ensemble answers a request before the call returns. Between a request on a real network and its effect, and
+//! between that and its answer, others act, the sender goes on or is dropped, and the connection may break. What the
+//! session's background task sends is not held up: it watches and checks nodes, and in what order it does so with other
+//! requests does not matter.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -20,8 +21,8 @@ use zk_rwlock::coordinator::{
 
 /// A client with such a connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Wired {
-    pub(crate) memory: Memory,
+pub struct Wired {
+    pub memory: Memory,
     wire: Arc<Wire>,
 }
 
@@ -31,7 +32,9 @@ struct Wire(Mutex<State>);
 #[derive(Default)]
 struct State {
     is_stalled: bool,
-    /// Sent, and not carried out yet.
+    /// Carried out, and not answered yet.
+    answers: VecDeque<Answer>,
+    /// Sent after those, and not carried out yet.
     requests: VecDeque<Request>,
     /// How many were ever sent.
     sent: usize,
@@ -46,40 +49,36 @@ impl std::fmt::Debug for State {
     }
 }
 
-/// What becomes of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    Answered,
-    /// It is carried out, and the answer is lost.
-    Unanswered,
-    Lost,
-}
+/// Has a request carried out, or loses it.
+type Request = Box<dyn FnOnce(bool) -> Answer + Send>;
 
-/// Meets its fate when it is called. What it returns tells the client.
-type Request = Box<dyn FnOnce(Fate) -> Box<dyn FnOnce() + Send> + Send>;
+/// Tells the client the answer, or that it is lost.
+type Answer = Box<dyn FnOnce(bool) + Send>;
+
+impl State {
+    fn holds_up(&self) -> bool {
+        !self.answers.is_empty() || !self.requests.is_empty()
+    }
+}
 
 impl Wire {
     fn send<T: Send + 'static>(&self, request: impl FnOnce() -> Reply<T> + Send + 'static) -> Reply<T> {
         let mut state = self.state();
         state.sent += 1;
         let sent = state.sent;
-        if !state.is_stalled && state.requests.is_empty() {
+        if !state.is_stalled && !state.holds_up() {
             drop(state);
             assert!(sent < ENDLESS, "requests without end");
             return request();
         }
         let (tell, told) = oneshot::channel::<Reply<T>>();
-        state.requests.push_back(Box::new(move |fate| {
-            let lost = || Box::pin(async { Err(Failure::Unknown("the connection broke".to_owned())) });
-            let reply: Reply<T> = match fate {
-                Fate::Answered => request(),
-                Fate::Unanswered => {
-                    drop(request());
-                    lost()
-                }
-                Fate::Lost => lost(),
-            };
-            Box::new(move || drop(tell.send(reply)))
+        state.requests.push_back(Box::new(|is_carried_out| {
+            let reply = is_carried_out.then(request);
+            Box::new(|comes| {
+                let lost = || Err(Failure::Unknown("the connection broke".to_owned()));
+                let answer = reply.filter(|_| comes).unwrap_or_else(|| Box::pin(async move { lost() }));
+                let _nobody_waits = tell.send(answer);
+            })
         }));
         Box::pin(async move {
             match told.await {
@@ -95,43 +94,58 @@ impl Wire {
 }
 
 impl Wired {
-    pub(crate) fn new(memory: Memory) -> Wired {
+    pub fn new(memory: Memory) -> Wired {
         Wired { memory, wire: Arc::default() }
     }
 
     /// From now on requests are held up.
-    pub(crate) fn stall(&self) {
+    pub fn stall(&self) {
         self.wire.state().is_stalled = true;
     }
 
-    /// Requests are not held up any more. Those that are must still be [carried out](Wired::deliver).
-    pub(crate) fn flow(&self) {
+    /// Requests are not held up any more. Those that are must still be [delivered](Wired::deliver).
+    pub fn flow(&self) {
         self.wire.state().is_stalled = false;
     }
 
-    pub(crate) fn is_stalled(&self) -> bool {
+    pub fn is_stalled(&self) -> bool {
         self.wire.state().is_stalled
     }
 
-    /// Whether a request was sent and is not carried out yet.
-    pub(crate) fn has_requests(&self) -> bool {
-        !self.wire.state().requests.is_empty()
+    /// Whether a request was sent and is not answered yet.
+    pub fn has_requests(&self) -> bool {
+        self.wire.state().holds_up()
     }
 
-    /// Carries out the oldest request that is held up. Returns whether there was one.
-    pub(crate) fn deliver(&self) -> bool {
+    /// Carries out the oldest request that is held up. Its answer is held up instead.
+    pub fn carry_out(&self) {
         let oldest = self.wire.state().requests.pop_front();
-        oldest.map(|request| request(Fate::Answered)()).is_some()
+        if let Some(answer) = oldest.map(|request| request(true)) {
+            self.wire.state().answers.push_back(answer);
+        }
+    }
+
+    /// Gives the oldest answer that is held up, and carries out its request first if need be. Returns whether there was one.
+    pub fn deliver(&self) -> bool {
+        let answer = self.wire.state().answers.pop_front();
+        if let Some(answer) = answer {
+            answer(true);
+            return true;
+        }
+        let request = self.wire.state().requests.pop_front();
+        request.map(|request| request(true)(true)).is_some()
     }
 
     /// Cuts the connection. Of the requests that are held up, so many are carried out. The answers to all of them are lost.
-    pub(crate) fn cut(&self, carried_out: usize) {
-        let requests = std::mem::take(&mut self.wire.state().requests);
-        let fates = (0..).map(|i| if i < carried_out { Fate::Unanswered } else { Fate::Lost });
-        let told: Vec<_> = requests.into_iter().zip(fates).map(|(request, fate)| request(fate)).collect();
+    pub fn cut(&self, carried_out: usize) {
+        let (mut answers, requests) = {
+            let mut state = self.wire.state();
+            (std::mem::take(&mut state.answers), std::mem::take(&mut state.requests))
+        };
+        answers.extend(requests.into_iter().enumerate().map(|(i, request)| request(i < carried_out)));
         // The client learns of the cut before it learns that the answers are lost.
         self.memory.cut();
-        told.into_iter().for_each(|tell| tell());
+        answers.into_iter().for_each(|answer| answer(false));
     }
 }
 
