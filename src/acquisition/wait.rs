@@ -205,8 +205,11 @@ impl Acquisition {
         if !is_asked.swap(true, Ordering::Relaxed) {
             // A predecessor of this session is asked without the ensemble. Behind a writer nobody else has to be asked.
             let name = &*behind.predecessor.name;
-            let is_told = native::keeps(name) && ticket.book().ask(name);
-            if behind.asks && !(is_told && behind.predecessor.mode == Mode::Write) {
+            let keeps = native::keeps(name);
+            let is_told = keeps && ticket.book().ask(name);
+            // With the connection the book has lost what it knew of this session's contenders.
+            let is_forgotten = keeps && behind.predecessor.is_local && !is_told;
+            if is_forgotten || (behind.asks && !(is_told && behind.predecessor.mode == Mode::Write)) {
                 self.kept.iter().for_each(|kept| kept.asks());
                 ask(&self.handle.path, &self.handle.asking, session, behind.directory);
             }

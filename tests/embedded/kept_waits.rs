@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use crate::kept::{DIRECTORY, IDLE, keeping, line, plain, two};
 use support::polled::*;
+use support::wired::Wired;
+use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_ok};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -412,4 +414,30 @@ fn a_node_kept_before_a_plain_reader_is_asked_for_when_that_reader_has_left() {
     drop(reader);
     assert!(writer.is_woken(), "it waits for a node that nobody uses");
     drop(assert_ready_ok!(writer.poll()));
+}
+
+/// The waiter knows that the node is its own session's, and asks without the ensemble. When it comes to ask, its session has
+/// forgotten whose node that is.
+#[test]
+fn a_node_of_the_same_session_is_asked_for_although_the_connection_broke_meanwhile() {
+    for mode in [Mode::Read, Mode::Write] {
+        let zk = Memory::new();
+        let wired = Wired::new(zk.clone());
+        let (keeper, other) = (keeping(&wired), plain(&wired));
+        let uses_again = || match mode {
+            Mode::Read => drop(read(&keeper)),
+            Mode::Write => drop(write(&keeper)),
+        };
+        uses_again();
+        let mut waiter = task::spawn(other.write().on_wait(|_| ()).into_future());
+        wired.stall();
+        assert_pending!(waiter.poll());
+        assert!(wired.deliver() && wired.deliver() && !wired.has_requests(), "the create and the listing");
+        assert_pending!(waiter.poll());
+        assert!(wired.has_requests(), "it reads who is in the way");
+        wired.cut(0);
+        wired.flow();
+        zk.heal();
+        drop(assert_ready_ok!(waiter.poll(), "nobody uses the node, which was not asked for"));
+    }
 }
