@@ -53,7 +53,7 @@ impl Acquisition {
             // While cut off, the last listing is the best answer.
             let seen = || waiting.upgrade().map(|waiting| waiting.seen_in_the_way()).unwrap_or_default();
             let blockers = found.map_or_else(seen, |(_, blockers)| blockers);
-            let grace = acquisition.handle.lock_delay + LOOK_UP_AHEAD;
+            let grace = acquisition.handle.lock_delay.saturating_add(LOOK_UP_AHEAD);
             if is_its_turn && call::unless(&mut ended, session.sleep(grace)).await.is_some() && !own_node.is_holding() {
                 let (path, node, label) = (&**acquisition.handle.shown(), me.name(), acquisition.label());
                 tracing::warn!(

@@ -129,11 +129,12 @@ pub(super) async fn new_session(
 
 /// Waits for so long, and asks the servers why there is no session when that is nearly over.
 async fn reason_at_the_end(servers: &Servers, options: &ZooKeeperBuilder, bound: Duration) -> String {
-    let end = tokio::time::Instant::now() + bound;
     let patience = ASKED_AHEAD.min(bound / 2);
-    tokio::time::sleep_until(end - patience).await;
+    // A timer takes any time, and an `Instant` has an end.
+    let (nearly, end) = (tokio::time::sleep(bound - patience), tokio::time::sleep(bound));
+    nearly.await;
     let why = reason(servers, options, patience).await.words;
-    tokio::time::sleep_until(end).await;
+    end.await;
     why
 }
 

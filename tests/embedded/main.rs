@@ -3,6 +3,7 @@
 mod asking;
 mod bounds;
 mod dialects;
+mod durations;
 mod face;
 mod idle;
 mod inline;

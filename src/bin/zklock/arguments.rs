@@ -423,7 +423,7 @@ pub(crate) struct Watch {
     pub(crate) path: String,
 
     /// How often to look.
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = positive)]
     pub(crate) interval: Duration,
 
     /// Print a line of JSON, as `zklock ls --json`, whenever the queue changes.
