@@ -203,14 +203,17 @@ pub(super) fn sleep(duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Sen
     }
 }
 
-/// A timer that is over when its runtime is: tokio's own would panic, and a task may outlive the runtime that it was
-/// started in.
+/// A timer that is over when its runtime is: tokio's own would panic when it is polled, and a task may outlive the runtime that
+/// it was started in. A runtime that ends lets all its timers elapse.
 struct Sleep(Pin<Box<tokio::time::Sleep>>);
 
 impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.0.is_elapsed() {
+            return Poll::Ready(());
+        }
         catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))).unwrap_or(Poll::Ready(()))
     }
 }

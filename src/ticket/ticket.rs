@@ -325,8 +325,16 @@ impl Ticket {
                     before_next_try(session, &mut tries).await?;
                     reply = session.transact(&swap);
                 }
-                // An earlier try, whose answer was lost, has replaced the node.
-                Err(Failure::Operation { failure, .. }) if *failure == Failure::NodeExists => break,
+                // An earlier try, whose answer was lost, has replaced the node; or it is a stranger's.
+                Err(Failure::Operation { failure, .. })
+                    if *failure == Failure::NodeExists
+                        && matches!(
+                            until_known(session, || session.data(&to)).await,
+                            Ok((_, stat)) if stat.ephemeral_owner == session.id()
+                        ) =>
+                {
+                    break;
+                }
                 Err(failure) => {
                     position.own_node.moved(from);
                     return Err(failure);

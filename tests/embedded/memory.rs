@@ -1,5 +1,6 @@
 //! Interleavings of the lock that no server can be made to repeat, decided poll by poll: no threads and no sleeps.
 
+use std::cell::Cell;
 use std::future::IntoFuture;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -1408,6 +1409,28 @@ fn the_directory_may_be_deleted_under_those_who_are_in_it() {
     assert!(matches!(now(held.release()), Err(Error::Lost(Loss::Removed))));
     drop(next);
     assert_nothing_left(&zk);
+}
+
+/// The panic of a timer that is polled after its runtime would be caught, and printed with its backtrace.
+#[test]
+fn a_test_ends_without_a_panic_in_which_a_client_was_cut_off() {
+    thread_local!(static PANICS: Cell<usize> = const { Cell::new(0) });
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        PANICS.set(PANICS.get() + 1);
+        hook(panic);
+    }));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (zk, guard) = runtime.block_on(async {
+        let zk = Memory::new();
+        let guard = open(&zk).write().await.expect("free");
+        zk.cut();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        (zk, guard)
+    });
+    drop(runtime);
+    assert!(guard.is_held());
+    assert_eq!((PANICS.get(), zk.children(DIRECTORY).len()), (0, 1));
 }
 
 // What each step costs.
