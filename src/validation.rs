@@ -6,6 +6,9 @@ use crate::error::error::Error;
 use crate::queue::dialect::Dialect;
 use crate::queue::native;
 
+/// What servers take in one request by default, in bytes (`jute.maxbuffer`).
+pub(crate) const REQUEST_LIMIT: usize = 0xf_ffff;
+
 /// The greatest length of a path, in bytes.
 const LONGEST: usize = 1024;
 

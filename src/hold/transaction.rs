@@ -6,7 +6,7 @@ use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::session::loss::Loss;
 use crate::session::request::{Failure, Kind, Operation, Outcome};
-use crate::validation;
+use crate::validation::{self, REQUEST_LIMIT};
 
 /// Operations on any nodes, committed in one ZooKeeper transaction with a check that the lock is still held.
 ///
@@ -33,6 +33,7 @@ use crate::validation;
 pub struct Transaction<'guard> {
     locks: Locks<'guard>,
     operations: Vec<Operation>,
+    size_limit: usize,
 }
 
 /// The locks that have to be held.
@@ -45,12 +46,12 @@ enum Locks<'guard> {
 
 impl<'guard> Transaction<'guard> {
     pub(crate) fn under(lock: &'guard Hold) -> Self {
-        Transaction { locks: Locks::One(lock), operations: Vec::new() }
+        Transaction { locks: Locks::One(lock), operations: Vec::new(), size_limit: REQUEST_LIMIT }
     }
 
     /// A transaction under several locks, at least one.
     pub(crate) fn under_all(locks: &'guard [Hold]) -> Self {
-        Transaction { locks: Locks::Many(locks), operations: Vec::new() }
+        Transaction { locks: Locks::Many(locks), operations: Vec::new(), size_limit: REQUEST_LIMIT }
     }
 
     /// Sets a node's data.
@@ -68,7 +69,9 @@ impl<'guard> Transaction<'guard> {
         self.with(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Persistent })
     }
 
-    /// Creates a node that is deleted when this process's session ends.
+    /// Creates a node that is deleted when this process's session ends. Not thousands: an ensemble whose `jute.maxbuffer` is
+    /// less than the paths of all of them may not start again
+    /// ([ZOOKEEPER-4306](https://issues.apache.org/jira/browse/ZOOKEEPER-4306)).
     pub fn create_ephemeral(self, path: impl AsRef<str>, data: impl Into<Vec<u8>>) -> Self {
         self.with(Operation::Create { path: path.as_ref().to_owned(), data: data.into(), kind: Kind::Ephemeral })
     }
@@ -93,6 +96,13 @@ impl<'guard> Transaction<'guard> {
         self.with(Operation::Check { path: path.as_ref().to_owned(), version: None })
     }
 
+    /// How many bytes the whole request may take. Default: 1,048,575, which is what servers take by default
+    /// (`jute.maxbuffer`). Give all servers and this the same.
+    pub fn size_limit(mut self, bytes: usize) -> Self {
+        self.size_limit = bytes;
+        self
+    }
+
     fn with(mut self, operation: Operation) -> Self {
         self.operations.push(operation);
         self
@@ -112,9 +122,10 @@ impl<'guard> Transaction<'guard> {
     /// - [`Error::OutcomeUnknown`]: the connection broke, or the client was closed, before the answer came. Everything was
     ///   done, or nothing.
     /// - [`Error::InvalidInput`]: a path is not valid, or lies inside the lock's own directory, where a write would
-    ///   pass for a hand-off. Nothing was sent.
+    ///   pass for a hand-off; or the request is larger than its [limit](Self::size_limit), and a server would close the
+    ///   connection. Nothing was sent.
     pub async fn commit(self) -> Result<Vec<Outcome>, Error> {
-        let Transaction { locks, operations: wanted } = self;
+        let Transaction { locks, operations: wanted, size_limit } = self;
         for operation in &wanted {
             locks.iter().try_for_each(|lock| check(operation.path(), lock.directory()))?;
         }
@@ -133,6 +144,10 @@ impl<'guard> Transaction<'guard> {
         // the lock's: the requests of two sessions have no common order. The next local contender then waits until the
         // ensemble has removed our node.
         let session = speaker.ticket().session();
+        let bytes = session.request_bytes(&operations);
+        if bytes > size_limit {
+            return Err(Error::invalid(format!("a transaction of {bytes} bytes; at most {size_limit} may be sent")));
+        }
         locks.iter().for_each(|lock| lock.own_node().write_begins());
         // Somebody else may have given the lock back: the end of a leader's term does. The next local holder does not wait
         // for what begins only now.
@@ -161,7 +176,7 @@ impl<'guard> Transaction<'guard> {
                 }
             },
             Err(Failure::Over(ending)) => Err(locks.lost(speaker, Loss::SessionOver(ending))),
-            Err(failure) => Err(Error::from_failure(failure, "transaction under", speaker.directory())),
+            Err(failure) => Err(Error::from_failure(failure, "commit under the lock", speaker.directory())),
         }
     }
 

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 
 use crate::session::connection::ConnectionState;
 use crate::session::lease::Lease;
-use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
+use crate::session::request::{self, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::upkeep::Upkeep;
 
 /// An ensemble, as one process reaches it. It opens sessions.
@@ -213,6 +213,16 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
                 Err(failure) => Err(failure),
             }
         })
+    }
+
+    /// Whether reads alone keep it alive.
+    fn is_kept_by_reads(&self) -> bool {
+        true
+    }
+
+    /// How many bytes these operations take as one request.
+    fn request_bytes(&self, operations: &[Operation]) -> usize {
+        request::bytes(operations, 0, request::ACL_OF_ANYONE)
     }
 
     /// Commits all operations or none. If one of them fails, the failure is [`Failure::Operation`].

@@ -26,7 +26,8 @@ const ARMED_AT_ONCE: usize = 64;
 ///
 /// While there are own nodes, a read touches the session every fifth of the session timeout. A transaction that only
 /// checks the nodes follows, by which the touch counts. While there are none, only the read goes out, every quarter of
-/// the session timeout, so that the next acquisition need not wait for the lease.
+/// the session timeout, so that the next acquisition need not wait for the lease. A transaction follows it only where reads
+/// [do not keep](Session::is_kept_by_reads) a session.
 pub async fn keep_alive(session: Weak<dyn Session>, grace: Duration) {
     let Some(upkeep) = session.upgrade().map(|session| Arc::clone(session.upkeep())) else {
         return;
@@ -188,6 +189,9 @@ async fn heartbeat(session: Weak<dyn Session>, upkeep: Arc<Upkeep>) {
     if let Some(live) = session.upgrade().filter(|_| !lease.counts_since(touched.saturating_sub(soon)))
         && lease.is_connected()
     {
+        if !live.is_kept_by_reads() && upkeep.nodes().is_empty() {
+            drop(live.sync("/").await);
+        }
         check_own(&live).await;
     }
 }

@@ -71,6 +71,8 @@ struct State {
     /// When the newest request was sent that was answered on this connection or, while there is none, on the previous
     /// connection.
     answered: Moment,
+    /// For how long no touch had counted when the connection was lost on which the newest did.
+    uncounted: Duration,
     /// How long the last answer took.
     lateness: Duration,
     /// Counts how often the lease ran out, so that a hold from before stays lost after a renewal.
@@ -113,6 +115,7 @@ impl Lease {
             touches: VecDeque::new(),
             connected_since: Duration::ZERO,
             answered: Duration::ZERO,
+            uncounted: Duration::ZERO,
             lateness: Duration::ZERO,
             epoch: 0,
             over: None,
@@ -240,6 +243,9 @@ impl Lease {
         let mut state = self.state();
         let was = std::mem::replace(&mut state.connected, connected);
         if was && !connected {
+            if state.counted >= state.connected_since {
+                state.uncounted = now.saturating_sub(state.counted);
+            }
             state.touches.clear();
             state.connected_since = now;
             // Its moment is not known. It is sent after every request that was answered on the previous connection.
@@ -270,6 +276,16 @@ impl Lease {
     pub fn away(&self) -> Option<(Moment, Moment)> {
         let state = self.state();
         state.ended.map(|ended| (state.answered.min(ended), ended))
+    }
+
+    /// Whether it is over although a server answered it, and lost its connection one to three session timeouts after it was
+    /// last heard of by a quorum. So reads alone do not keep a session there. One that outlived that much shows the opposite,
+    /// whatever it ended of.
+    pub(crate) fn died_of_reads_alone(&self) -> bool {
+        let state = self.state();
+        let was_answered = state.ended.is_some_and(|ended| ended < state.answered + self.timeout);
+        let is_lost = matches!(state.over, Some(Ending::Expired | Ending::Replaced));
+        is_lost && was_answered && (self.timeout..3 * self.timeout).contains(&state.uncounted)
     }
 
     /// How long the session is surely still alive; `None` when that is not known any more.

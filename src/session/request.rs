@@ -96,6 +96,21 @@ pub enum Operation {
     },
 }
 
+/// How many bytes these operations take as one request, with so many more in each path, and with an ACL of so many bytes.
+pub(crate) fn bytes(operations: &[Operation], root: usize, acl: usize) -> usize {
+    // A length or a version takes four bytes. Each operation has nine before it, and as many follow the last one.
+    let text = |text: &str| 4 + root + text.len();
+    let each = operations.iter().map(|operation| match operation {
+        Operation::Create { path, data, .. } => text(path) + 4 + data.len() + acl + 4,
+        Operation::Set { path, data, .. } => text(path) + 4 + data.len() + 4,
+        Operation::Delete { path, .. } | Operation::Check { path, .. } => text(path) + 4,
+    });
+    8 + each.map(|bytes| 9 + bytes).sum::<usize>() + 9
+}
+
+/// The bytes of an ACL that allows everything to anyone.
+pub(crate) const ACL_OF_ANYONE: usize = 4 + 4 + 4 + "world".len() + 4 + "anyone".len();
+
 /// What one operation of a committed transaction did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -25,6 +25,10 @@ pub(super) trait Answers: fmt::Debug + Send + Sync + 'static {
         Box::pin(pending())
     }
 
+    fn is_kept_by_reads(&self) -> bool {
+        true
+    }
+
     fn watch(&self, _path: &str) -> Reply<Watch> {
         Box::pin(pending())
     }
@@ -89,6 +93,10 @@ impl<A: Answers> Session for Stub<A> {
 
     fn watch_children(&self, _: &str) -> Reply<(Vec<String>, Watch)> {
         Box::pin(pending())
+    }
+
+    fn is_kept_by_reads(&self) -> bool {
+        self.0.is_kept_by_reads()
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {

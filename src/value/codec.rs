@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
+use crate::validation::REQUEST_LIMIT;
 use crate::value::envelope::{Envelope, Mark};
 use crate::value::format::{Format, FormatError};
 
-/// What servers take in one request by default (`jute.maxbuffer`, 1 MiB less one byte), less what is sent with the
-/// value: two paths, an ACL, and the frames of the transaction.
-const SIZE_LIMIT: usize = 0xf_ffff - 4096;
+/// What servers take in one request by default, less what is sent with the value: two paths, an ACL, and the frames of the
+/// transaction.
+const SIZE_LIMIT: usize = REQUEST_LIMIT - 4096;
 
 /// A value, with its writer and the time of writing. Derefs to the value.
 #[derive(Clone, Debug, PartialEq, Eq)]

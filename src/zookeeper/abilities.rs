@@ -17,6 +17,8 @@ pub(crate) struct Abilities {
     pub(crate) containers: Ability,
     /// The request that lists the ephemeral nodes of our session.
     pub(crate) ephemerals: Ability,
+    /// That a session lives on by reads alone. A follower of ClickHouse Keeper answers them, and its leader hears of none.
+    pub(crate) kept_by_reads: Ability,
 }
 
 /// Whether the servers know one kind of request.
@@ -26,6 +28,10 @@ pub(crate) struct Ability(AtomicU8);
 impl Ability {
     pub(crate) fn is_lacking(&self) -> bool {
         self.0.load(Ordering::Relaxed) == LACKING
+    }
+
+    pub(crate) fn is_missed(&self) {
+        self.0.store(LACKING, Ordering::Relaxed);
     }
 
     /// Records the first answer to such a request, which decides. A connection that is lost during the request may have

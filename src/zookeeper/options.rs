@@ -20,6 +20,11 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 /// client crate would make 8 ms of zero.
 pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_millis(20);
 
+const SHORTEST_TICK: Duration = Duration::from_millis(1);
+
+/// By which part of a time two clocks may differ over it.
+const CLOCKS: u32 = 100;
+
 /// Options of a connection. Made by [`ZooKeeper::builder`](crate::ZooKeeper::builder).
 #[derive(Clone, Debug)]
 #[must_use = "nothing is connected before `connect`"]
@@ -86,7 +91,7 @@ impl ZooKeeperBuilder {
 
     /// The time between the moment at which a holder that is cut off reports the loss, and the moment at which the
     /// ensemble may give the lock to another contender. In this time work can stop. It also covers clocks that differ.
-    /// Default: a sixth of the session timeout, but at least 300 ms (and at most a quarter).
+    /// Default: a sixth of the session timeout, but at least 300 ms (and at most a quarter). At least a hundredth.
     ///
     /// It is shorter in proportion where the servers grant a shorter timeout. With a longer margin than the default,
     /// heartbeats are sent more often, up to 20 in a session timeout. So the margin shortens the breaks that a hold
@@ -97,7 +102,7 @@ impl ZooKeeperBuilder {
     }
 
     /// Authenticates with ZooKeeper's `digest` scheme. Unless an [`acl`](Self::acl) is given, only the same user may
-    /// then touch the nodes that are made. No server refuses a password: a wrong one makes another user.
+    /// then touch the nodes that are made. No server refuses a password: a wrong one makes another user. Not beside `sasl`.
     ///
     /// The password is sent as it is, and again on each reconnect. So encrypt the connection, with
     #[cfg_attr(feature = "tls", doc = "[`tls`](Self::tls).")]
@@ -160,6 +165,10 @@ impl ZooKeeperBuilder {
         #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
         if let Some(sasl) = &self.sasl {
             sasl.check()?;
+            // Servers that are not set up for SASL pass over a login with it. What this client made would be another user's.
+            if self.digest.is_some() {
+                return Err(Error::invalid("digest beside SASL: a client is one user"));
+            }
         }
         Ok(())
     }
@@ -167,8 +176,14 @@ impl ZooKeeperBuilder {
     /// Refuses a session timeout that leaves no time for a lease.
     pub(super) fn check_lease(&self, timeout: Duration) -> Result<(), String> {
         match (self.tick_time, self.stop_margin) {
-            (Some(Duration::ZERO), _) => Err("a tick time of zero".to_owned()),
-            (_, Some(Duration::ZERO)) => Err("a stop margin of zero".to_owned()),
+            (Some(tick), _) if tick < SHORTEST_TICK => {
+                Err(format!("a tick time of {tick:?}: servers count ticks in milliseconds"))
+            }
+            (_, Some(margin)) if margin < self.session_timeout / CLOCKS => Err(format!(
+                "a stop margin of {margin:?} is too short for clocks that differ: it must be at least a hundredth of the \
+                 session timeout of {:?}",
+                self.session_timeout
+            )),
             (_, Some(margin)) if margin >= self.session_timeout => {
                 Err(format!("a stop margin of {margin:?} leaves nothing of a session timeout of {timeout:?}"))
             }
@@ -289,6 +304,8 @@ mod tests {
             (new().connect_timeout(Duration::ZERO), "a connect timeout of zero"),
             (new().acl(Acl::nobody()), "an ACL without permissions"),
             (new().digest("a:b", "c"), "digest user"),
+            #[cfg(feature = "sasl-digest-md5")]
+            (new().digest("a", "b").sasl(Sasl::digest_md5("a", "b")), "digest beside SASL"),
         ] {
             let refused = options.check().expect_err(problem).to_string();
             assert!(refused.starts_with(&format!("invalid input: {problem}")), "{refused}");

@@ -56,6 +56,15 @@ impl Acl {
     }
 }
 
+impl Acl {
+    /// How many bytes it takes in a request.
+    pub(super) fn bytes(&self) -> usize {
+        let text = |text: &str| 4 + text.len();
+        let entries = self.entries.iter().map(|entry| 4 + text(entry.scheme()) + text(entry.id()));
+        4 + entries.sum::<usize>()
+    }
+}
+
 /// What an [`Acl`] allows. Combine with `|`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permissions(zk::Permission);

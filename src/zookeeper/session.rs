@@ -11,11 +11,12 @@ use zookeeper_client as zk;
 use crate::session::contract::{Reservation, Session, SessionSlot};
 use crate::session::keep_alive::keep_alive;
 use crate::session::lease::Moment;
-use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
+use crate::session::request::{self, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
 use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, watch};
+use crate::validation::REQUEST_LIMIT;
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::identity::{Claimant, Identity};
 use crate::zookeeper::no_delay;
@@ -26,7 +27,11 @@ use crate::zookeeper::servers::Servers;
 use crate::zookeeper::translate::{self, commit, event, failure, mode, outcome};
 
 /// A reconnect fails for good beyond 128 KiB. A good part is kept free for other watches.
+///
+/// Each ephemeral node of ours is watched, so their paths are as few. The transaction that ends a session lists them all, and
+/// servers that cannot read it any more do not start (ZOOKEEPER-4306).
 const WATCHED_BYTES_MAX: usize = 96 * 1024;
+const _: () = assert!(WATCHED_BYTES_MAX < REQUEST_LIMIT / 2);
 
 /// How soon an owner watches its node: see [`keep_alive`].
 const WATCH_OWN_AFTER: Duration = Duration::from_millis(5);
@@ -112,7 +117,8 @@ impl ZooKeeperSession {
         let finished = Arc::new(Finished::default());
         let (link, _) = watch::channel(Link::Up);
         let states = client.state_watcher();
-        let (id, root_bytes, acl) = (client.session_id().0, client.path().len(), options.acl_of_nodes());
+        let (id, root_bytes, acl) =
+            (client.session_id().0, client.path().trim_end_matches('/').len(), options.acl_of_nodes());
         background.sessions().insert(id);
         let session = Arc::new_cyclic(|this: &Weak<ZooKeeperSession>| {
             let claimant: Weak<dyn Claimant> = this.clone();
@@ -396,6 +402,14 @@ impl Session for ZooKeeperSession {
             let (names, watcher) = client.list_and_watch_children(&path).await.map_err(failure)?;
             Ok((names, Watch::new(event(watcher.changed()))))
         })
+    }
+
+    fn is_kept_by_reads(&self) -> bool {
+        !self.abilities.kept_by_reads.is_lacking()
+    }
+
+    fn request_bytes(&self, operations: &[Operation]) -> usize {
+        request::bytes(operations, self.root_bytes, self.acl.bytes())
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {

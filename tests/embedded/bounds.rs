@@ -286,3 +286,52 @@ fn a_waiter_for_permits_has_room_for_the_number_and_the_permits() {
     let (queue, permits) = (format!("{PATH}/queue"), format!("{PATH}/permits"));
     assert_enough(&reserved, 2 * longest(&zk, &queue) + PATH.len() + permits.len());
 }
+
+/// The paths of a session's ephemeral nodes go into the transaction that ends it, so no session is given more than fits.
+#[test]
+fn whatever_is_held_has_reserved_twice_the_path_of_its_ephemeral_node() {
+    let is_within = |zk: &Hindered, reserved: &AtomicUsize, directory: &str| {
+        let reserved = reserved.load(Ordering::Relaxed);
+        assert!(2 * longest(zk, directory) <= reserved, "{directory}: {reserved} bytes are reserved");
+        assert_eq!(zk.memory.children(directory).len(), 1);
+    };
+    let (zk, reserved) = noting();
+    let kept = RwLock::builder(&zk, PATH).keep(Duration::from_secs(1)).build().expect("valid");
+    drop(now(kept.read()).expect("free"));
+    is_within(&zk, &reserved, PATH);
+    let (zk, reserved) = noting();
+    let _held = now(Semaphore::new(&zk, PATH, 1000).expect("valid").acquire_many(1000)).expect("free");
+    is_within(&zk, &reserved, &format!("{PATH}/permits"));
+}
+
+/// ZooKeeper 3.10 reaps also a container that never had a child, so perhaps before its first use.
+#[test]
+fn a_directory_that_is_reaped_before_its_first_use_is_made_again() {
+    let (memory, reaped) = (Memory::new(), Count::default());
+    let (operator, count) = (memory.clone(), reaped.clone());
+    let zk = Hindered::new(&memory, move |asked| {
+        let reap = |path: &str, kind: Kind| {
+            let (directory, _) = path.rsplit_once('/').expect("a path");
+            let Some((above, name)) = directory.rsplit_once('/') else { return };
+            let is_unused =
+                operator.children(directory).is_empty() && operator.children(above).iter().any(|it| it == name);
+            if matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential) && is_unused && count.one_more() % 3 < 2 {
+                operator.remove(directory);
+            }
+        };
+        match asked {
+            Asked::Create(path, kind) => reap(path, kind),
+            Asked::Transact(operations) => operations.iter().for_each(|operation| {
+                if let Operation::Create { path, kind, .. } = operation {
+                    reap(path, *kind);
+                }
+            }),
+            _ => {}
+        }
+        None
+    });
+    assert!(now(RwLock::new(&zk, PATH).expect("valid").write()).expect("granted").is_held());
+    assert_eq!(reaped.now(), 3, "reaped twice, and used then");
+    assert!(now(Semaphore::new(&zk, "/limit/of", 2).expect("valid").acquire()).expect("granted").is_held());
+    assert_eq!(reaped.now(), 9, "the queue, and the permits");
+}

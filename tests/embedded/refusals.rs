@@ -411,6 +411,45 @@ fn a_downgrade_that_is_refused_is_no_downgrade() {
     assert!(matches!(refused, Err(Error::PermissionDenied { .. })), "{refused:?}");
 }
 
+#[test]
+fn a_transaction_too_large_for_a_request_is_refused_before_it_is_sent() {
+    let sent = Count::default();
+    let count = sent.clone();
+    let guard = write_where(&Memory::new(), move |asked| match asked {
+        Asked::Transact(_) => {
+            count.one_more();
+            Some(Failure::Unknown("the server has closed the connection".to_owned()))
+        }
+        _ => None,
+    });
+    let guard = guard.expect("free");
+    let large = || guard.transaction().create("/large", vec![7; 1 << 20]);
+    let many = (0..20_000).fold(guard.transaction(), |all, it| all.create(format!("/many/{it}"), [7; 20]));
+    for too_large in [large(), many, guard.transaction().check_exists("/x").size_limit(10)] {
+        let error = now(too_large.commit()).expect_err("too large").to_string();
+        assert!(error.starts_with("invalid input: a transaction of ") && error.contains(" bytes; at most "), "{error}");
+    }
+    assert_eq!((sent.now(), guard.is_held()), (0, true));
+    let error = now(large().size_limit(2 << 20).commit()).expect_err("its answer is lost").to_string();
+    assert!(error.starts_with("commit under the lock: the outcome is unknown"), "{error}");
+    assert_eq!(sent.now(), 1);
+}
+
+/// Without a look whose node it is, the holder would take a stranger's node for its own, and its loss for the lock's.
+#[test]
+fn a_strangers_node_where_a_downgrade_would_go_is_not_taken_for_the_own_one() {
+    let memory = Memory::new();
+    let guard = now(RwLock::new(&memory, PATH).expect("valid").write()).expect("free");
+    let (stranger, own) = (memory.connect(), guard.path());
+    let session = now(stranger.session_slot(0)).expect("open");
+    let forged = own.replace("-WRITE-", "-READ-");
+    now(session.session().create(&forged, b"", Kind::Ephemeral)).expect("made");
+
+    let refused = now(guard.downgrade());
+    assert!(refused.is_err_and(|error| error.to_string().contains("the node exists already")));
+    assert_eq!(memory.children(PATH), Vec::<String>::new(), "the own one is given up");
+}
+
 // Permits.
 
 /// An attempt to take a permit of which the transaction is answered so. Returns how often it was sent, too.

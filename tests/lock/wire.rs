@@ -10,7 +10,7 @@ use support::server::{Server, shared_server};
 use support::wire::{Op, Proxy};
 use tokio::task::{JoinHandle, JoinSet};
 use zk_rwlock::coordinator::{Kind, Operation};
-use zk_rwlock::{Error, RwLock, WriteGuard, ZooKeeper};
+use zk_rwlock::{Error, RwLock, Transaction, WriteGuard, ZooKeeper};
 
 /// A session behind a proxy of its own.
 pub(super) struct Tapped {
@@ -46,6 +46,39 @@ pub(super) fn ops(proxy: &Proxy) -> Vec<Op> {
 /// As [`ops`], without the watch on the own node, which a holder sets after 5 ms.
 fn ops_but_for_the_own_watch(proxy: &Proxy) -> Vec<Op> {
     ops(proxy).into_iter().filter(|op| !matches!(op, Op::GetData | Op::RemoveWatches)).collect()
+}
+
+/// How large a transaction is, by the error that refuses it.
+async fn size_of(transaction: Transaction<'_>) -> usize {
+    let error = transaction.size_limit(0).commit().await.expect_err("too large").to_string();
+    let size = error.strip_prefix("invalid input: a transaction of ").and_then(|rest| rest.split(' ').next());
+    size.and_then(|size| size.parse().ok()).unwrap_or_else(|| panic!("{error}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_is_as_large_as_it_is_reckoned_and_a_server_takes_the_largest() {
+    let proxy = Proxy::start(shared_server().address());
+    let builder = ZooKeeper::builder().session_timeout(CALM).connect_timeout(SOON).digest("user", "password");
+    let zk = soon("the session", builder.connect(format!("{}/of/sizes", proxy.address()))).await.expect("reachable");
+    let guard = lock_at(&zk, "/lock").write().await.unwrap();
+    eventually("the own node is watched", || async { proxy.count(Op::GetData) > 0 }).await;
+
+    let each = || {
+        let made = guard.transaction().create("/x", "1").create_ephemeral("/ephemeral", [1; 300]);
+        let changed = made.set("/x", "é").set_version("/x", "3", 1).check("/x", 2).check_exists("/ephemeral");
+        changed.delete("/ephemeral").delete_version("/x", 2)
+    };
+    let (size, before) = (size_of(each()).await, proxy.bytes_to_server());
+    each().commit().await.expect("held");
+    let frame = 4;
+    assert_eq!(proxy.bytes_to_server() - before, (frame + size) as u64);
+
+    let empty = size_of(guard.transaction().create("/large", "")).await;
+    let large = |size: usize| guard.transaction().create("/large", vec![7; size - empty]);
+    assert!(matches!(large(1 << 20).commit().await, Err(Error::InvalidInput(_))));
+    large((1 << 20) - 1).commit().await.expect("servers take so much");
+    assert!(guard.is_held());
+    assert_eq!(proxy.connections(), 1);
 }
 
 /// What one write lock and its release ask for.

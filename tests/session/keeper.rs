@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use support::keeper::{LIST_EPHEMERALS, clickhouse_keeper, zookeeper_3_5};
+use support::keeper::{LIST_EPHEMERALS, clickhouse_keeper, has_a_session_kept, zookeeper_3_5};
 use support::scene::*;
 use support::server::shared_server;
-use support::wire::Op;
+use support::wire::{Op, Proxy};
 use zk_rwlock::coordinator::Ending;
-use zk_rwlock::{Error, Loss};
+use zk_rwlock::{Error, Loss, ZooKeeper};
 
 /// Longer than any of these tests may wait for a loss, so that the loss cannot come from the lease.
 const LONG: Duration = Duration::from_secs(30);
@@ -74,4 +74,32 @@ async fn where_nobody_can_list_its_nodes_a_session_shows_itself_and_goes_on() {
     assert_eq!(old.count(LIST_EPHEMERALS), 0, "it was refused once");
     guard.release().await.expect("held");
     becomes_empty(&operator, "/keeper-old").await;
+}
+
+/// Reads and pings that a follower of Keeper answers keep no session alive there. An idle client of ZooKeeper writes nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_without_nodes_is_kept_by_writes_only_where_reads_do_not_keep_it() {
+    const TIMEOUT: Duration = Duration::from_secs(2);
+    let (follower, plain) = (clickhouse_keeper(shared_server().address()), Proxy::start(shared_server().address()));
+    let connect = async |proxy: &Proxy| {
+        let builder = ZooKeeper::builder().session_timeout(TIMEOUT).tick_time(TIMEOUT / 10).connect_timeout(SOON);
+        builder.connect(proxy.address()).await.expect("reachable")
+    };
+    let (zk, idle) = (connect(&follower).await, connect(&plain).await);
+    plain.reset();
+    // The client sees that its session was replaced when it next uses a lock.
+    let uses = async {
+        loop {
+            let _lost = lock_at(&zk, "/keeper/read").write().timeout(SOON).await.expect("free").release().await;
+            tokio::time::sleep(2 * TIMEOUT).await;
+        }
+    };
+    let ended = tokio::select! {
+        ended = within(3 * SOON, "a session that lives", has_a_session_kept(&follower, TIMEOUT)) => ended,
+        () = uses => 0,
+    };
+    assert!(ended > 0, "nothing was shown");
+    assert!(plain.count(Op::GetData) > 0, "it is touched");
+    assert_eq!(plain.count(Op::Multi), 0);
+    assert!(idle.state().to_string().starts_with("connected"), "{}", idle.state());
 }

@@ -2,18 +2,21 @@
 
 use std::future::IntoFuture;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 #[cfg(target_os = "linux")]
 use std::{net::SocketAddr, os::fd::OwnedFd};
 
 use support::frames::Op;
+use support::port::Port;
 use support::rules::{Frames, Rule};
 use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
-use zk_rwlock::{ConnectionState, Ending, Error, Granting, ReadGuard, ZooKeeper};
+use zk_rwlock::{ConnectionState, Ending, Error, Granting, ReadGuard, RwLock, Semaphore, ZooKeeper};
 
 /// The client cannot reconnect with more than 128 KiB of watched paths on one session, and each path counts with the
 /// chroot that the connect string ends with.
@@ -357,15 +360,76 @@ async fn a_lease_that_cannot_be_is_refused_with_what_was_wrong() {
     let second = Duration::from_secs(1);
     let builder = || ZooKeeper::builder().session_timeout(4 * second);
     for (builder, problem) in [
-        (builder().tick_time(Duration::ZERO), "a tick time of zero"),
+        (builder().tick_time(Duration::ZERO), "a tick time of 0ns"),
+        (builder().tick_time(Duration::from_nanos(1)), "a tick time of 1ns: servers count ticks in milliseconds"),
         (builder().tick_time(6 * second), "a tick time of 6s is too long for a session timeout of 4s"),
-        (builder().stop_margin(Duration::ZERO), "a stop margin of zero"),
+        (builder().stop_margin(Duration::ZERO), "a stop margin of 0ns"),
+        (builder().stop_margin(second / 26), "it must be at least a hundredth of the session timeout of 4s"),
         (builder().stop_margin(4 * second), "a stop margin of 4s leaves nothing of a session timeout of 4s"),
         (builder().session_timeout(second / 1000), "a session timeout of 1ms: it must be from 20ms to"),
     ] {
         let error = builder.connect("127.0.0.1:1").await.expect_err("it cannot be");
         assert!(matches!(&error, Error::InvalidInput { .. }) && error.to_string().contains(problem), "{error}");
     }
+}
+
+/// Long paths, in each way in which a node of ours is held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_session_is_given_more_ephemeral_nodes_than_the_transaction_that_ends_it_can_list() {
+    const EACH: usize = 30;
+    let server = shared_server();
+    let zk = connect(&server.address()).await;
+    let long = format!("/sessions/{}", "p".repeat(700));
+    let (mut guards, mut permits, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+    let lock = lock_at(&zk, &format!("{long}/lock"));
+    let limit = Semaphore::new(&zk, format!("{long}/limit"), 1000).expect("valid");
+    for one in 0..EACH {
+        guards.push(soon("shared", lock.read()).await.expect("shared"));
+        permits.push(soon("free", limit.acquire()).await.expect("free"));
+        let keeps = RwLock::builder(&zk, format!("{long}/kept-{one}")).keep(CALM).build().expect("valid");
+        drop(soon("free", keeps.read()).await.expect("free"));
+        kept.push(keeps);
+    }
+    let dump = server.four_letter("dump");
+    let sessions: Vec<usize> = dump
+        .split("0x")
+        .map(|session| session.lines().map(str::trim).filter(|line| line.starts_with(&long)).map(str::len).sum())
+        .collect();
+    assert!(sessions.iter().sum::<usize>() > 3 * EACH * long.len(), "{sessions:?}");
+    assert!(sessions.iter().all(|bytes| *bytes <= 48 * 1024), "{sessions:?}");
+}
+
+/// ZooKeeper 3.10 sheds connections while it has too many: it closes them as soon as it has taken them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_sheds_connections_is_passed_over_and_not_overrun() {
+    let (proxy, port) = (Proxy::start(shared_server().address()), Port::reserve());
+    let (listener, shed) = (port.listen(), Arc::new(AtomicUsize::new(0)));
+    let sheds = Arc::clone(&shed);
+    std::thread::spawn(move || {
+        listener.incoming().for_each(|_shed| {
+            sheds.fetch_add(1, Ordering::Relaxed);
+        })
+    });
+    let zk = connect(&format!("{},{}", port.address(), proxy.address())).await;
+    let lock = lock_at(&zk, "/sessions/shed");
+    let guard = soon("free", lock.write()).await.expect("free");
+    for _ in 0..3 {
+        proxy.disconnect();
+        eventually("an answer of the other server", || async { session(&zk).await.sync("/").await.is_ok() }).await;
+    }
+    assert!(guard.is_held());
+    proxy.cut();
+    let (before, began) = (shed.load(Ordering::Relaxed), Instant::now());
+    eventually("it is tried again and again", || async { shed.load(Ordering::Relaxed) > before + 20 }).await;
+    assert!(began.elapsed() > Duration::from_millis(500), "{:?}", began.elapsed());
+    proxy.heal();
+    soon("the release", guard.release()).await.expect("held");
+}
+
+#[tokio::test]
+async fn a_client_may_try_for_ever_to_reach_a_server() {
+    let zk = ZooKeeper::builder().connect_timeout(Duration::MAX).connect(shared_server().address()).await;
+    drop(soon("free", lock_at(&zk.expect("it is up"), "/tries/for-ever").write()).await.expect("free"));
 }
 
 /// Otherwise a small request waits until the one before it is acknowledged, and two that are sent together take two round

@@ -2,6 +2,8 @@
 //!
 //! It knows nothing of locks, nor of any client library.
 
+use std::time::{Duration, Instant};
+
 use super::wire::{Close, Frames, Hello, Op, Proxy, Rule};
 
 /// The request for the list of the session's own ephemeral nodes. ZooKeeper has it since 3.6.
@@ -29,4 +31,21 @@ pub fn zookeeper_3_5(server: impl Into<String>) -> Proxy {
     let proxy = Proxy::start(server);
     proxy.apply(Rule::on(Frames::requests(LIST_EPHEMERALS)).and_all_later().refuse(UNIMPLEMENTED));
     proxy
+}
+
+/// Behaves as a follower of ClickHouse Keeper does: its leader hears of writes alone, and ends a session that has sent none
+/// for a session timeout. Returns when a session has lived for three of them; counts those that it has ended.
+pub async fn has_a_session_kept(follower: &Proxy, session_timeout: Duration) -> usize {
+    let (mut ended, mut alive_since) = (0, Instant::now());
+    while alive_since.elapsed() < 3 * session_timeout {
+        tokio::time::sleep(session_timeout / 50).await;
+        let writes =
+            [Op::Handshake, Op::Multi, Op::Create2, Op::Delete].map(|op| follower.arrivals(op).into_iter().max());
+        if writes.into_iter().max().flatten().is_some_and(|written| written.elapsed() > session_timeout) {
+            follower.reset();
+            follower.disconnect();
+            (ended, alive_since) = (ended + 1, Instant::now());
+        }
+    }
+    ended
 }

@@ -256,3 +256,56 @@ async fn the_help_and_the_pages_name_each_exit_code_that_the_source_defines() {
         .collect();
     assert_eq!(named.into_iter().collect::<BTreeSet<_>>(), defined);
 }
+
+/// Stands before the C library: the name `moves.test` has the address that a file holds at the moment.
+const RESOLVER: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+int getaddrinfo(const char *name, const char *port, const struct addrinfo *hints, struct addrinfo **found) {
+    int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **) = dlsym(RTLD_NEXT, "getaddrinfo");
+    char address[64] = "";
+    if (name && !strcmp(name, "moves.test")) {
+        FILE *file = fopen(getenv("MOVES"), "r");
+        if (!file || fscanf(file, "%63s", address) != 1) return EAI_AGAIN;
+        fclose(file);
+        name = address;
+    }
+    return real(name, port, hints, found);
+}
+"#;
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[tokio::test]
+async fn a_server_whose_name_gets_another_address_is_found_there() {
+    let scratch = scratch();
+    let at = |name: &str| scratch.path().join(name).display().to_string();
+    fs::write(at("resolver.c"), RESOLVER).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o", &at("resolver.so"), &at("resolver.c")]);
+    assert!(compiler.status().await.expect("Rust links with it").success());
+    fs::write(at("address"), "127.0.0.1").unwrap();
+
+    let proxy = Proxy::start(shared_server().address());
+    let port = proxy.address().rsplit_once(':').unwrap().1.to_owned();
+    let path = "/zklock/moves";
+    let mut holds = zklock_on(&format!("moves.test:{port}"), &[path, "-c", "echo ready; read line; exit 8"]);
+    holds.env("LD_PRELOAD", at("resolver.so")).env("MOVES", at("address")).stdin(Stdio::piped());
+    let mut holder = Running::start(holds).ready().await;
+
+    let there = tokio::net::TcpListener::bind(format!("127.0.0.2:{port}")).await.unwrap();
+    fs::write(at("address"), "127.0.0.2").unwrap();
+    proxy.cut();
+    let (mut client, _) = soon("it comes to the other address", there.accept()).await.unwrap();
+    let mut server = tokio::net::TcpStream::connect(shared_server().address()).await.unwrap();
+    let passed_on = tokio::spawn(async move { tokio::io::copy_bidirectional(&mut client, &mut server).await });
+    // The lock is still held, and can be given back.
+    drop(holder.child.stdin.take());
+    let run = holder.ends().await;
+    assert_eq!(run.code, Some(8), "{run:#?}");
+    assert!(!run.stderr.contains("the lock was lost"), "{run:#?}");
+    drop(passed_on.await);
+}

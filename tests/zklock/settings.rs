@@ -6,7 +6,7 @@ use super::*;
 const WRONG: [(&str, &str, &str, &str); 14] = [
     ("--tick-time", "ZK_TICK_TIME", "soon", "expected number at 0"),
     ("--tick-time", "ZK_TICK_TIME", "-1", "negative"),
-    ("--tick-time", "ZK_TICK_TIME", "0", "a tick time of zero"),
+    ("--tick-time", "ZK_TICK_TIME", "0", "a tick time of 0ns"),
     ("--tick-time", "ZK_TICK_TIME", "1h", "is too long for a session timeout of 10s"),
     ("--zk", "ZK_HOSTS", "::::", "has too many colons"),
     ("--zk", "ZK_HOSTS", "a:1,,b:1", "names no server"),
@@ -99,3 +99,26 @@ async fn a_time_that_leaves_no_time_to_connect_is_told_as_what_it_is() {
         assert!(run.code == Some(64) && run.stderr.contains(problem), "{run:?}");
     }
 }
+
+#[tokio::test]
+async fn a_time_of_any_length_is_refused_or_obeyed() {
+    for time in ["0", "1ns", "500years", "18446744073709551615s", "1e20"] {
+        for option in ["-w", "--once-in", "--grace", "--session-timeout", "--connect-timeout", "--tick-time"] {
+            let run = ended(zklock(&[option, time, &format!("/zklock/times/{option}/{time}"), "true"])).await;
+            // Done, not granted in time, refused, or not reached in time.
+            assert!(
+                matches!(run.code, Some(0 | 1 | 64 | 69)) && !run.stderr.contains("panicked"),
+                "{option}: {run:#?}"
+            );
+            if (option, time) == ("-w", "1ns") {
+                continue;
+            }
+            let is_for_ever = ["500years", "18446744073709551615s"].contains(&time);
+            let is_bounded = ["--session-timeout", "--tick-time"].contains(&option);
+            assert_eq!(run.code == Some(0), (is_for_ever && !is_bounded) || RUNS.contains(&(option, time)), "{run:#?}");
+        }
+    }
+}
+
+/// Which short times let a command run on a free lock. 1 ns may be enough to wait for it.
+const RUNS: [(&str, &str); 4] = [("-w", "0"), ("--grace", "0"), ("--grace", "1ns"), ("--once-in", "1ns")];

@@ -27,6 +27,7 @@ struct Noted {
     wrong: Mutex<Vec<(String, Failure)>>,
     /// No request is answered while this is so.
     is_cut_off: Mutex<bool>,
+    is_kept_by_reads: Mutex<bool>,
 }
 
 impl Noted {
@@ -36,8 +37,9 @@ impl Noted {
         let lease = Lease::with_clock(ms(6_000), Box::new(move || ms(100_000) + start.elapsed()));
         let upkeep = Arc::new(Upkeep::new(lease.with_tick_time(ms(2_000))));
         upkeep.began(upkeep.lease().now());
-        let noted =
-            Noted { upkeep, start, notes: Mutex::default(), wrong: Mutex::default(), is_cut_off: Mutex::default() };
+        let (notes, wrong, is_cut_off, is_kept_by_reads) =
+            (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::new(true));
+        let noted = Noted { upkeep, start, notes, wrong, is_cut_off, is_kept_by_reads };
         let noted = Arc::new(Stub(noted));
         let session: Arc<dyn Session> = Arc::clone(&noted) as _;
         let task = tokio::spawn(keep_alive(Arc::downgrade(&session), GRACE));
@@ -83,6 +85,10 @@ impl Answers for Noted {
         Box::pin(ready(noted.map(|()| (Vec::new(), stat))))
     }
 
+    fn is_kept_by_reads(&self) -> bool {
+        *self.is_kept_by_reads.lock().unwrap()
+    }
+
     fn watch(&self, path: &str) -> Reply<Watch> {
         let noted = self.note(format!("watch {path}"));
         Box::pin(ready(noted.map(|()| Watch::new(pending()))))
@@ -121,6 +127,16 @@ async fn a_session_without_nodes_is_touched_each_quarter_of_its_timeout_until_it
     session.upkeep.end(Ending::Closed);
     task.await.unwrap();
     assert_eq!(session.after(60_000).await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_where_reads_do_not_keep_a_session_an_idle_one_costs_writes() {
+    let (session, _task) = Noted::kept_alive();
+    *session.is_kept_by_reads.lock().unwrap() = false;
+    let sent = [(1_500, "read /"), (2_750, "check /"), (4_250, "check /")];
+    assert_eq!(session.after(5_000).await, notes(sent));
+    *session.is_kept_by_reads.lock().unwrap() = true;
+    assert_eq!(session.after(8_900).await, notes([(6_000, "read /"), (7_500, "read /")]));
 }
 
 #[tokio::test(start_paused = true)]
