@@ -3,6 +3,7 @@
 //! The bytes are kept as they come from the ensemble. The first caller that asks for the value decodes them. So the
 //! thread that keeps the sessions alive runs no user code.
 
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
@@ -47,8 +48,10 @@ pub(crate) struct Known<T> {
     trouble: Option<(u64, Error)>,
     /// Counts the news.
     news: u64,
+    /// The news of a commit of our own that no read has shown yet; 0 if there is none.
+    own: u64,
     first: First,
-    /// The lease of the session that watches.
+    /// The lease of the session that has read the node and watches it.
     lease: Option<Arc<Lease>>,
     over: Option<Error>,
 }
@@ -71,6 +74,7 @@ pub(crate) struct Seen<T> {
     pub(crate) news: u64,
     czxid: i64,
     version: i32,
+    digest: u64,
     /// Given up when a value is made of the bytes.
     bytes: Mutex<Arc<Vec<u8>>>,
     made: OnceLock<Result<Arc<Stored<T>>, Error>>,
@@ -84,7 +88,7 @@ impl<T> Seen<T> {
 
 impl<T> Default for Known<T> {
     fn default() -> Self {
-        Known { newest: None, trouble: None, news: 0, first: First::default(), lease: None, over: None }
+        Known { newest: None, trouble: None, news: 0, own: 0, first: First::default(), lease: None, over: None }
     }
 }
 
@@ -132,24 +136,44 @@ impl<T> Known<T> {
         true
     }
 
-    /// A value came. It is ignored if it is older than the known one: another server may lag.
-    fn valued(&mut self, bytes: Vec<u8>, czxid: i64, version: i32) -> bool {
+    /// A value was read, from a server that was brought up to date when `synced` news were known.
+    ///
+    /// The reads of one session never go back, and the first one comes after a sync. So a value that is older than the last
+    /// one is what there is now: the ensemble came back as it was before. Only a commit of our own may be newer than what a
+    /// server that lags shows.
+    fn read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
         let cleared = self.trouble.take().is_some();
         if let Some(newest) = &self.newest {
             let since = version.wrapping_sub(newest.version);
-            let (is_older, is_same) = (czxid < newest.czxid, czxid == newest.czxid);
-            if is_older || (is_same && since < 0) {
+            let is_older = czxid < newest.czxid || (czxid == newest.czxid && since < 0);
+            if is_older && self.own > synced {
                 return cleared;
             }
+            self.own = 0;
             // A value that could not be read for a while is news when it can be read again.
-            if is_same && since == 0 && !cleared {
+            if !cleared && (czxid, version, digest(&bytes)) == (newest.czxid, newest.version, newest.digest) {
                 return false;
             }
         }
-        self.news += 1;
-        let (bytes, made) = (Mutex::new(Arc::new(bytes)), OnceLock::new());
-        self.newest = Some(Arc::new(Seen { news: self.news, czxid, version, bytes, made }));
+        self.valued(bytes, czxid, version);
         true
+    }
+
+    /// We have committed a value.
+    fn committed(&mut self, bytes: &[u8], version: i32) -> bool {
+        // The `czxid` of a node that was just made is not known yet. An earlier node's would be wrong.
+        let newest = self.newest.as_ref().filter(|newest| version > 0 && version.wrapping_sub(newest.version) > 0);
+        let Some(czxid) = newest.map(|newest| newest.czxid) else { return false };
+        self.trouble = None;
+        self.valued(bytes.to_vec(), czxid, version);
+        self.own = self.news;
+        true
+    }
+
+    fn valued(&mut self, bytes: Vec<u8>, czxid: i64, version: i32) {
+        self.news += 1;
+        let (digest, bytes, made) = (digest(&bytes), Mutex::new(Arc::new(bytes)), OnceLock::new());
+        self.newest = Some(Arc::new(Seen { news: self.news, czxid, version, digest, bytes, made }));
     }
 }
 
@@ -267,22 +291,22 @@ impl<T: Send + Sync + 'static> Cache<T> {
         drop(before);
     }
 
-    /// A commit of our own is known before a watch reports it.
-    pub(crate) fn committed(&self, bytes: &[u8], version: i32) {
+    /// A commit of our own, on the session with this lease, is known before a watch reports it.
+    pub(crate) fn committed(&self, lease: &Lease, bytes: &[u8], version: i32) {
         if self.following.get().is_none() {
             return;
         }
-        self.known.send_if_modified(|known| {
-            let czxid = known.newest.as_ref().map(|newest| newest.czxid);
-            // The `czxid` of a node that was just made is not known yet. An earlier node's would be wrong.
-            czxid.filter(|_| version > 0).is_some_and(|czxid| known.valued(bytes.to_vec(), czxid, version))
-        });
+        // After the end of its session the ensemble may have come back without it.
+        self.known.send_if_modified(|known| lease.over().is_none() && known.committed(bytes, version));
     }
 
-    fn came(&self, bytes: Vec<u8>, stat: Stat) {
-        self.known.send_if_modified(|known| match self.terms.check(&bytes) {
-            Ok(()) => known.valued(bytes, stat.czxid, stat.version),
-            Err(error) => known.troubled(self.fault(error)),
+    fn came(&self, bytes: Vec<u8>, stat: Stat, lease: &Arc<Lease>, synced: u64) {
+        self.known.send_if_modified(|known| {
+            known.lease = Some(Arc::clone(lease));
+            match self.terms.check(&bytes) {
+                Ok(()) => known.read(bytes, stat.czxid, stat.version, synced),
+                Err(error) => known.troubled(self.fault(error)),
+            }
         });
     }
 
@@ -398,20 +422,19 @@ impl<T: Send + Sync + 'static> Follower<T> {
 
     /// Watches until the session is over.
     async fn watch(&self, session: &Arc<dyn Session>) {
-        let Some(path) = self.cache.upgrade().map(|cache| {
-            cache.known.send_modify(|known| known.lease = Some(Arc::clone(session.lease())));
-            cache.path.clone()
-        }) else {
-            return;
-        };
-        // Another server may lag behind what the last one has shown us.
-        let mut synced = retry::until_known(session, || session.sync(&path)).await;
+        let Some(path) = self.cache.upgrade().map(|cache| cache.path.clone()) else { return };
+        // What was known when its server was brought up to date: it may lag behind what another one has shown us.
+        let mut synced = None;
         loop {
-            let looked = match synced {
-                Ok(()) => look_and_watch(session, &path).await,
-                Err(failure) => Err(failure),
+            let looked = async {
+                if synced.is_none() {
+                    let known = self.cache.upgrade().map_or(0, |cache| cache.known.borrow().news);
+                    retry::until_known(session, || session.sync(&path)).await?;
+                    synced = Some(known);
+                }
+                look_and_watch(session, &path).await
             };
-            synced = Ok(());
+            let looked = looked.await;
             let ended = match looked {
                 Ok((bytes, stat, change)) => {
                     let Some(cache) = self.cache.upgrade() else { return };
@@ -419,7 +442,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
                     if bytes.is_empty() {
                         cache.unset();
                     } else {
-                        cache.came(bytes, stat);
+                        cache.came(bytes, stat, session.lease(), synced.unwrap_or_default());
                     }
                     drop(cache);
                     change.await == Event::Over
@@ -456,6 +479,11 @@ impl<T: Send + Sync + 'static> Follower<T> {
     }
 }
 
+/// Tells one content from another. The `mzxid` would not: a commit does not tell its own.
+fn digest(bytes: &[u8]) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(bytes)
+}
+
 /// Reads the node, and arms a watch that reports the first change after the read.
 async fn look_and_watch(session: &Arc<dyn Session>, path: &str) -> Result<(Vec<u8>, Stat, Watch), Failure> {
     let looked = retry::until_known(session, || {
@@ -474,6 +502,7 @@ async fn look_and_watch(session: &Arc<dyn Session>, path: &str) -> Result<(Vec<u
 mod tests {
     use super::*;
     use crate::memory::client::Memory;
+    use crate::session::request::Ending;
     use crate::value::codec::Initial;
     use crate::value::format::Raw;
 
@@ -481,51 +510,78 @@ mod tests {
         Error::Unreachable(reason.to_owned())
     }
 
+    /// What is known after a value was read from a server that was up to date before.
+    fn read<T>(czxid: i64, version: i32) -> Known<T> {
+        let mut known = Known::default();
+        assert!(known.read(b"a".to_vec(), czxid, version, 0));
+        known
+    }
+
+    fn newest<T>(known: &Known<T>) -> (i64, i32) {
+        known.newest.as_ref().map(|newest| (newest.czxid, newest.version)).expect("a value was read")
+    }
+
     #[test]
-    fn a_copy_never_goes_back_whatever_a_server_that_lags_shows() {
-        let mut known = Known::<u8>::default();
-        assert!(!known.has_value());
-        for (czxid, version, is_news) in [
-            (10, 3, true),
-            (10, 3, false),
-            (10, 2, false),
-            (9, 7, false),
-            (10, 4, true),
-            // Made anew, as often as it takes for the versions to begin again.
-            (11, 0, true),
-            (10, 9, false),
-            (12, i32::MAX, true),
-            (12, i32::MIN, true),
-            (12, i32::MAX, false),
-        ] {
-            let before = known.newest.as_ref().map(|newest| (newest.czxid, newest.version));
-            assert_eq!(known.valued(Vec::new(), czxid, version), is_news, "{czxid}, {version} after {before:?}");
-            let now = known.newest.as_ref().map(|newest| (newest.czxid, newest.version));
-            assert_eq!(now, if is_news { Some((czxid, version)) } else { before });
-        }
+    fn whatever_is_read_is_what_there_is_now_also_after_the_ensemble_came_back_as_it_was_before() {
+        let mut known = read::<u8>(10, 3);
         assert!(known.has_value() && known.over().is_none());
+        for (bytes, czxid, version, is_news) in [
+            (b"a", 10, 3, false),
+            (b"b", 10, 4, true),
+            (b"c", 10, 4, true),
+            (b"c", 10, 4, false),
+            (b"c", 10, 2, true),
+            (b"d", 9, 7, true),
+            (b"d", 11, 0, true),
+            (b"d", 12, i32::MAX, true),
+            (b"e", 12, i32::MIN, true),
+        ] {
+            assert_eq!(known.read(bytes.to_vec(), czxid, version, 0), is_news, "{czxid}, {version}");
+            assert_eq!(newest(&known), (czxid, version));
+        }
+    }
+
+    #[test]
+    fn a_commit_of_ones_own_stays_until_it_was_read_or_was_not_although_the_server_was_up_to_date() {
+        for (czxid, version) in [(10, 3), (9, 8)] {
+            let mut known = read::<u8>(10, 3);
+            let before = known.news;
+            assert!(!known.committed(b"a", 3) && known.committed(b"b", 5) && !known.committed(b"a", 4));
+            assert!(!known.read(b"a".to_vec(), czxid, version, before), "this server lags");
+            assert_eq!(newest(&known), (10, 5));
+            let after = known.news;
+            assert!(known.read(b"a".to_vec(), czxid, version, after), "it is gone");
+            assert_eq!(newest(&known), (czxid, version));
+
+            let mut known = read::<u8>(10, 3);
+            assert!(known.committed(b"b", 5) && !known.read(b"b".to_vec(), 10, 5, before), "it was known");
+            assert!(known.read(b"a".to_vec(), czxid, version, before), "this session has shown it before");
+        }
+        let mut known = read::<u8>(10, 3);
+        assert!(known.committed(b"b", 5) && known.read(b"c".to_vec(), 10, 6, 1), "another came after it");
+        assert!(known.committed(b"d", 7) && known.read(b"e".to_vec(), 11, 0, 1), "it was made anew");
     }
 
     #[test]
     fn a_copy_that_is_watched_and_has_no_value_yet_is_still_being_fetched() {
-        let lease = Some(Arc::new(Lease::new(std::time::Duration::from_secs(6))));
+        let lease = Some(Arc::new(Lease::new(Duration::from_secs(6))));
         let mut known = Known::<u8> { lease, ..Known::default() };
         assert!(matches!(known.state(), CopyState::Fetching));
-        assert!(known.valued(Vec::new(), 10, 3));
+        assert!(known.read(Vec::new(), 10, 3, 0));
         assert!(!matches!(known.state(), CopyState::Fetching));
     }
 
     #[test]
     fn the_same_trouble_is_told_once_and_a_value_that_can_be_read_again_is_told_again() {
-        let mut known = Known::<u8>::default();
-        assert!(known.valued(Vec::new(), 10, 3));
+        let mut known = read::<u8>(10, 3);
+        assert!(known.committed(b"b", 4));
         assert!(known.troubled(trouble("a")) && !known.troubled(trouble("a")) && known.troubled(trouble("b")));
         let seen = known.news;
         assert!(matches!(known.news_after(seen - 1), Some(News::Trouble(news, _)) if news == seen));
-        // An older value ends the trouble, and is no news.
-        assert!(known.valued(Vec::new(), 10, 2) && known.news_after(seen).is_none());
-        assert!(known.troubled(trouble("b")) && known.valued(Vec::new(), 10, 3));
-        assert!(matches!(known.news_after(known.news - 1), Some(News::Value(value)) if value.version == 3));
+        // A value from before our own commit ends the trouble, and is no news.
+        assert!(known.read(b"a".to_vec(), 10, 3, 1) && known.news_after(seen).is_none());
+        assert!(known.troubled(trouble("b")) && known.read(b"b".to_vec(), 10, 4, 1));
+        assert!(matches!(known.news_after(known.news - 1), Some(News::Value(value)) if value.version == 4));
         known.over = Some(trouble("c"));
         assert!(matches!(known.news_after(known.news), Some(News::Over)) && known.over().is_some());
     }
@@ -543,13 +599,17 @@ mod tests {
     fn a_commit_is_in_the_copy_at_once_unless_it_made_the_node() {
         let copy = copy(None);
         let version = |copy: &Cache<String>| copy.known.borrow().newest.as_ref().map(|newest| newest.version);
-        copy.committed(b"x", 1);
+        let lease = Lease::new(Duration::from_secs(6));
+        copy.committed(&lease, b"x", 1);
         assert_eq!(version(&copy), None, "nothing is known of the node");
-        copy.known.send_modify(|known| assert!(known.valued(Vec::new(), 10, -5)));
+        copy.known.send_modify(|known| *known = read(10, -5));
         for (committed, known) in [(0, -5), (1, 1), (2, 2)] {
-            copy.committed(b"x", committed);
+            copy.committed(&lease, b"x", committed);
             assert_eq!(version(&copy), Some(known), "version {committed} was committed");
         }
+        lease.end(Ending::Expired);
+        copy.committed(&lease, b"x", 3);
+        assert_eq!(version(&copy), Some(2), "the ensemble may have come back without it");
     }
 
     #[test]
@@ -573,7 +633,7 @@ mod tests {
         assert!(copy_of.set_out().is_some(), "whoever began has given up");
         let late = copy(initial());
         late.unset();
-        late.known.send_modify(|known| assert!(known.valued(Vec::new(), 10, 0)));
+        late.known.send_modify(|known| assert!(known.read(Vec::new(), 10, 0, 0)));
         assert!(late.set_out().is_none());
     }
 }

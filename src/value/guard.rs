@@ -188,7 +188,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         self.in_doubt = matches!(answer, Err(Error::OutcomeUnknown { .. }));
         let version = answer?;
         self.base = Base { version: Some(version), mark: Some(Mark::of(&written)), ..self.base };
-        self.store.cache.committed(&bytes, version);
+        self.store.cache.committed(self.guard.held().ticket().session().lease(), &bytes, version);
         self.written = Some(written.clone());
         Ok(written)
     }

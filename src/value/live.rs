@@ -28,8 +28,8 @@ impl<T: Send + Sync + 'static> Live<T> {
     ///
     /// # How old it may be
     /// As [`Shared::latest`]: milliseconds while connected. While disconnected it is as old as the disconnection, however
-    /// long that lasts, and [`state`](Self::state) says so. It never goes back to an older value. If the node is deleted,
-    /// or holds something that is no value, the last value stays.
+    /// long that lasts, and [`state`](Self::state) says so. It goes back to an older value only if the ensemble does, as
+    /// after a restore from a backup. If the node is deleted, or holds something that is no value, the last value stays.
     ///
     /// # Examples
     ///

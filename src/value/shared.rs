@@ -149,8 +149,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// # How old it may be
     /// While connected, the copy is as old as the server's view, which is usually behind other servers by milliseconds.
     /// A server that is cut off from its leader gives up after `syncLimit` ticks. While disconnected, the copy is as
-    /// old as the disconnection. It catches up after the reconnect, even if the session has ended. It never goes back
-    /// to an older value. Commits of this handle, and of its clones, are in it when they return, unless they made the
+    /// old as the disconnection. It catches up after the reconnect, even if the session has ended. It goes back to an
+    /// older value only if the ensemble does, as after a restore from a backup. Commits of this handle, and of its clones, are in it when they return, unless they made the
     /// node. [`copy_state`](Self::copy_state) says how fresh it is.
     ///
     /// If the node is deleted, or holds something that is no value, the last value stays, and `copy_state` and

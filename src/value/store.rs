@@ -189,7 +189,7 @@ impl<T: Send + Sync + 'static> Store<T> {
         drop(value);
         match self.put(held, &bytes, &written, base).await {
             Ok(version) => {
-                self.cache.committed(&bytes, version);
+                self.cache.committed(held.ticket().session().lease(), &bytes, version);
                 Ok(())
             }
             Err(Error::TransactionRefused { reason: Failure::NodeExists | Failure::BadVersion, .. }) => Ok(()),

@@ -211,6 +211,21 @@ impl Server {
         self.start_again();
     }
 
+    /// Kills the server, keeps a copy of all that it knows for [`Server::restore`], and starts it again.
+    pub fn back_up(&self) {
+        self.kill();
+        copy(&self.home.data(), &self.home.backup());
+        self.start_again();
+    }
+
+    /// Kills the server and starts it again on the same port, with what it knew at [`Server::back_up`].
+    pub fn restore(&self) {
+        self.kill();
+        fs::remove_dir_all(self.home.data()).expect("the server's directory is writable");
+        copy(&self.home.backup(), &self.home.data());
+        self.start_again();
+    }
+
     /// Makes the server continue with numbers of transactions after `zxid`, as the guide advises operators.
     pub fn go_on_after(&self, zxid: i64) {
         // A server that starts writes a snapshot.
@@ -267,6 +282,11 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.process().stop(Verdict::Remove);
     }
+}
+
+fn copy(from: &Path, to: &Path) {
+    let status = Command::new("cp").arg("-a").args([from, to]).status().expect("cp can be run");
+    assert!(status.success(), "cp -a {} {} ended with {status}", from.display(), to.display());
 }
 
 /// A server's process and the shell that guards it.
@@ -415,6 +435,10 @@ impl Home {
 
     pub(super) fn data(&self) -> PathBuf {
         self.path.join("data")
+    }
+
+    fn backup(&self) -> PathBuf {
+        self.path.join("backup")
     }
 
     fn write(&self, name: &str, text: &str) {

@@ -4,6 +4,7 @@ mod checks;
 mod comforts;
 mod crashes;
 mod kept;
+mod restores;
 mod wire;
 
 macro_rules! on_both {

@@ -1,0 +1,108 @@
+//! An ensemble that comes back as it was before: what a copy of the value, and whoever follows it, shows then.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use zk_rwlock::coordinator::Failure;
+use zk_rwlock::{CopyState, Memory};
+
+use crate::checks::{counter, next, session, write};
+use support::hindered::{Asked, Hindered};
+use support::scene::{CALM, connect, connect_with, eventually, lock_at, soon};
+use support::server::Server;
+use support::wire::Proxy;
+
+/// The timeout of sessions that expire in a test.
+const SHORT: Duration = Duration::from_secs(2);
+
+#[tokio::test]
+async fn a_copy_goes_back_with_an_ensemble_that_is_restored() {
+    for is_made_anew in [false, true] {
+        let (zk, path) = (Memory::new(), "/restored");
+        let (here, there) = (counter(&zk, path), counter(&zk.connect(), path));
+        write(&there, 20).await;
+        let backup = zk.back_up();
+        if is_made_anew {
+            zk.remove("/restored/value");
+        }
+        for value in 100..=110 {
+            write(&there, value).await;
+        }
+        let live = soon("the value", here.live()).await.unwrap();
+        let mut changes = live.changes();
+        assert_eq!((**live.get(), **next(&mut changes).await), (110, 110));
+        zk.restore(&backup);
+        assert_eq!((**next(&mut changes).await, **live.get()), (20, 20));
+        assert!(matches!(live.state(), CopyState::Current), "{:?}", live.state());
+        // Its own commits are in it at once, as before.
+        here.update(|value| *value += 1).await.unwrap();
+        assert_eq!(**live.get(), 21);
+        assert_eq!(**soon("the commit", here.wait_for(|value| *value == 21)).await.unwrap(), 21);
+    }
+}
+
+#[tokio::test]
+async fn a_copy_is_current_only_once_it_was_read_on_the_present_session() {
+    let (zk, path) = (Memory::new(), "/current");
+    write(&counter(&zk.connect(), path), 1).await;
+    let is_lost = Arc::new(AtomicBool::new(false));
+    let hinders = Arc::clone(&is_lost);
+    let line = Hindered::new(&zk, move |asked| {
+        let loses = hinders.load(Ordering::Relaxed) && matches!(asked, Asked::Transact(_) | Asked::Data(_));
+        loses.then(|| Failure::Unknown("lost".to_owned()))
+    });
+    let live = soon("the value", counter(&line, path).live()).await.unwrap();
+    assert!(matches!(live.state(), CopyState::Current));
+    is_lost.store(true, Ordering::Relaxed);
+    zk.expire();
+    assert!(matches!(live.state(), CopyState::Disconnected), "{:?}", live.state());
+    is_lost.store(false, Ordering::Relaxed);
+    eventually("it was read", || async { matches!(live.state(), CopyState::Current) }).await;
+}
+
+#[tokio::test]
+async fn a_copy_goes_back_with_a_server_that_is_restored() {
+    let server = Server::start();
+    let here = counter(&connect_with(&server.address(), SHORT).await, "/restored/server");
+    write(&here, 20).await;
+    server.back_up();
+    let there = connect(&server.address()).await;
+    for value in 100..=110 {
+        write(&counter(&there, "/restored/server"), value).await;
+    }
+    let live = soon("the value", here.live()).await.unwrap();
+    eventually("the last commit", || async { **live.get() == 110 }).await;
+    server.restore();
+    // Servers refuse a client that has seen more than they have, so its session expires.
+    eventually("it goes back", || async { **live.get() == 20 }).await;
+    eventually("it is current", || async { matches!(live.state(), CopyState::Current) }).await;
+}
+
+/// The copy is cut off meanwhile, and its session goes on.
+#[tokio::test]
+async fn a_copy_follows_a_server_that_lost_a_commit_to_the_next_one_which_has_its_version() {
+    const PATH: &str = "/restored/lost";
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let zk = connect_with(&proxy.address(), CALM).await;
+    let here = counter(&zk, PATH);
+    write(&here, 1).await;
+    server.back_up();
+    write(&counter(&connect(&server.address()).await, PATH), 2).await;
+    let live = soon("the value", here.live()).await.unwrap();
+    eventually("the last commit", || async { **live.get() == 2 }).await;
+    let before = session(&zk).await.id();
+    proxy.cut();
+    server.restore();
+    let there = connect(&server.address()).await;
+    let other = lock_at(&there, "/restored/other");
+    // Then the numbers of its transactions are higher than those that the copy has seen.
+    for _ in 0..20 {
+        other.write().await.unwrap().release().await.unwrap();
+    }
+    write(&counter(&there, PATH), 3).await;
+    proxy.heal();
+    eventually("it follows", || async { **live.get() == 3 }).await;
+    assert_eq!(session(&zk).await.id(), before, "the same session");
+}
