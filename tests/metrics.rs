@@ -1,30 +1,103 @@
-//! What is counted and measured, on the embedded ensemble, where all of it happens on the thread of the test.
+//! What is counted and measured, on the embedded ensemble, and what a recorder may do to it.
 
+use std::cell::Cell;
 use std::future::IntoFuture;
+use std::sync::{Arc, Mutex, Once, PoisonError, RwLock as Guarded, mpsc};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use support::polled::now;
+use support::polled::{now, poll_up_to};
 use support::scene::{connect_with, eventually, lock_at};
 use support::server::Server;
+use support::slow::Slow;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
-use zk_rwlock::{Memory, Mode, MultiLock, Raw, RwLock, Semaphore, Shared};
+use zk_rwlock::{Leadership, Memory, Mode, MultiLock, Raw, RwLock, Semaphore, Shared};
 
 const DIRECTORY: &str = "/lock";
 
-/// Runs this with a recorder of its own.
+/// The recorder of the process, which passes on what it is told to that of the test that runs.
+struct Current;
+
+static CURRENT: Guarded<Option<Arc<dyn Recorder + Send + Sync>>> = Guarded::new(None);
+
+impl Current {
+    fn get() -> Arc<dyn Recorder + Send + Sync> {
+        CURRENT.read().expect("no panic").clone().expect("a test runs")
+    }
+}
+
+impl Recorder for Current {
+    fn describe_counter(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
+        Current::get().describe_counter(key, unit, description);
+    }
+
+    fn describe_gauge(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
+        Current::get().describe_gauge(key, unit, description);
+    }
+
+    fn describe_histogram(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
+        Current::get().describe_histogram(key, unit, description);
+    }
+
+    fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
+        Current::get().register_counter(key, metadata)
+    }
+
+    fn register_gauge(&self, key: &Key, metadata: &Metadata<'_>) -> Gauge {
+        Current::get().register_gauge(key, metadata)
+    }
+
+    fn register_histogram(&self, key: &Key, metadata: &Metadata<'_>) -> Histogram {
+        Current::get().register_histogram(key, metadata)
+    }
+}
+
+/// Runs this while no other test does, with a recorder of its own.
 fn measured(run: impl FnOnce(&Measured)) {
-    let recorder = PrometheusBuilder::new().build_recorder();
-    let measured = Measured(recorder.handle());
-    metrics::with_local_recorder(&recorder, || run(&measured));
+    static ALONE: Mutex<()> = Mutex::new(());
+    static INSTALLED: Once = Once::new();
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // What the test before has left is told to its own recorder.
+    zk_rwlock::metrics::flush();
+    let measured = Measured::begins();
+    INSTALLED.call_once(|| metrics::set_global_recorder(Current).unwrap_or_else(|_| panic!("the first one")));
+    run(&measured);
+    assert_eq!(measured.present(), [0.0; 2], "everybody has left");
 }
 
 struct Measured(PrometheusHandle);
 
 impl Measured {
+    fn begins() -> Measured {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let measured = Measured(recorder.handle());
+        *CURRENT.write().expect("no panic") = Some(Arc::new(recorder));
+        measured
+    }
+
+    /// How many acquisitions in this mode wait at this path, and how many guards hold.
+    fn at(&self, path: &str, mode: &str) -> [f64; 2] {
+        let value = |name: &str| self.value(&format!("zk_rwlock_{name}{{path=\"{path}\",mode=\"{mode}\"}}"));
+        ["waiting", "holding"].map(value)
+    }
+
+    /// How many acquisitions wait and how many guards hold, of all locks together.
+    fn present(&self) -> [f64; 2] {
+        zk_rwlock::metrics::flush();
+        let text = self.0.render();
+        let sum = |name: &str| {
+            let lines = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{'));
+            lines.map(|line| line.rsplit(' ').next().expect("a value").parse::<f64>().expect("a number")).sum()
+        };
+        ["zk_rwlock_waiting", "zk_rwlock_holding"].map(sum)
+    }
+
     /// The value of this series; 0 if there is none.
     fn value(&self, series: &str) -> f64 {
+        zk_rwlock::metrics::flush();
         self.0.run_upkeep();
         let text = self.0.render();
         let value = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
@@ -257,26 +330,33 @@ fn a_downgrade_ends_the_hold_of_one_mode_and_begins_that_of_the_other() {
     });
 }
 
-/// The loss is counted on the library's own thread, which only a global recorder hears: no other test here has one.
-#[tokio::test]
-async fn a_lease_that_runs_out_is_counted_while_disconnected_and_unobserved() {
-    let seen = Measured(PrometheusBuilder::new().install_recorder().expect("the first one"));
-    let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
-    let zk = connect_with(&server.address(), Duration::from_secs(2)).await;
-    // More than two quarters of the session timeout.
-    tokio::time::sleep(Duration::from_millis(1_200)).await;
-    assert_eq!(seen.value("zk_rwlock_heartbeats_total"), 0.0, "nothing is held");
-    let guard = lock_at(&zk, "/locks/nobody-looks").write().await.expect("free");
-    let kept_on = RwLock::builder(&zk, "/locks/nobody-uses").keep(Duration::from_secs(60)).build().expect("valid");
-    drop(kept_on.read().await.expect("free"));
-    assert_eq!(kept(&seen, "lost"), [1.0, 0.0, 0.0]);
-    server.pause();
-    let lost = "zk_rwlock_losses_total{cause=\"lease-ran-out\"}";
-    eventually("both losses are counted", || async { seen.value(lost) == 2.0 }).await;
-    eventually("the idle node is given up", || async { kept(&seen, "lost") == [0.0, 1.0, 1.0] }).await;
-    server.resume();
-    assert!(!guard.is_held());
-    assert!(seen.value("zk_rwlock_heartbeats_total") >= 1.0);
+#[test]
+fn a_lease_that_runs_out_is_counted_while_disconnected_and_unobserved() {
+    measured(|seen| {
+        tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
+            let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+            let zk = connect_with(&server.address(), Duration::from_secs(2)).await;
+            // More than two quarters of the session timeout.
+            tokio::time::sleep(Duration::from_millis(1_200)).await;
+            assert_eq!(seen.value("zk_rwlock_heartbeats_total"), 0.0, "nothing is held");
+            let guard = lock_at(&zk, "/locks/nobody-looks").write().await.expect("free");
+            let kept_on =
+                RwLock::builder(&zk, "/locks/nobody-uses").keep(Duration::from_secs(60)).build().expect("valid");
+            drop(kept_on.read().await.expect("free"));
+            assert_eq!(kept(seen, "lost"), [1.0, 0.0, 0.0]);
+            server.pause();
+            let lost = "zk_rwlock_losses_total{cause=\"lease-ran-out\"}";
+            eventually("both losses are counted", || async { seen.value(lost) == 2.0 }).await;
+            eventually("the idle node is given up", || async { kept(seen, "lost") == [0.0, 1.0, 1.0] }).await;
+            server.resume();
+            assert!(!guard.is_held());
+            assert!(seen.value("zk_rwlock_heartbeats_total") >= 1.0);
+            drop((guard, kept_on));
+            zk.close().await;
+            let pending = "zk_rwlock_removals_pending";
+            eventually("no removal is pending", || async { seen.value(pending) == 0.0 }).await;
+        });
+    });
 }
 
 #[test]
@@ -297,18 +377,52 @@ fn recoveries_are_counted_and_nodes_that_await_their_removal() {
     });
 }
 
+/// An exporter of OpenTelemetry appends `_ratio` to the name of a gauge whose unit is a count.
 #[test]
-fn every_name_is_described() {
+fn every_name_is_described_and_no_gauge_has_a_unit() {
+    let describing = Arc::new(Described::default());
     measured(|seen| {
+        let prometheus = CURRENT.write().expect("no panic").replace(Arc::clone(&describing) as _);
+        zk_rwlock::metrics::describe();
+        *CURRENT.write().expect("no panic") = prometheus;
         zk_rwlock::metrics::describe();
         let lock = RwLock::new(&Memory::new(), DIRECTORY).expect("valid");
         drop(now(lock.write()).expect("free"));
+        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"write\",kind=\"at once\"}"), 1.0);
         let text = seen.0.render();
         assert!(
             text.contains("# HELP zk_rwlock_grants_total Locks granted\n# TYPE zk_rwlock_grants_total counter"),
             "{text}"
         );
     });
+    let gauges = describing.0.lock().expect("no panic");
+    assert!(gauges.len() == 4 && gauges.iter().all(|(_, unit)| unit.is_none()), "{gauges:?}");
+}
+
+/// The gauges that were described, with their units.
+#[derive(Default)]
+struct Described(Mutex<Vec<(KeyName, Option<Unit>)>>);
+
+impl Recorder for Described {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, key: KeyName, unit: Option<Unit>, _: SharedString) {
+        self.0.lock().expect("no panic").push((key, unit));
+    }
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::noop()
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
 }
 
 #[test]
@@ -364,5 +478,230 @@ fn a_place_that_is_lost_while_it_waits_is_no_lost_lock() {
         zk.remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]));
         assert!(!held.is_held());
         assert_eq!(seen.value("zk_rwlock_losses_total{cause=\"removed\"}"), 1.0);
+    });
+}
+
+#[test]
+fn what_waits_and_what_holds_is_shown_by_path_until_it_is_granted_given_up_or_dropped() {
+    measured(|seen| {
+        let zk = Memory::new();
+        let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+        let other = RwLock::new(&zk.connect(), DIRECTORY).expect("valid");
+        let held = now(lock.write()).expect("free");
+        let mut reads = [(); 3].map(|()| task::spawn(other.read().into_future()));
+        for read in &mut reads {
+            assert_pending!(read.poll());
+        }
+        assert!(now(other.try_write()).is_err());
+        assert_eq!((seen.at(DIRECTORY, "write"), seen.at(DIRECTORY, "read")), ([0.0, 1.0], [3.0, 0.0]));
+        assert_eq!(seen.at("/elsewhere", "write"), [0.0, 0.0]);
+        let [first, second, cancelled] = reads;
+        drop(cancelled);
+        let held = now(held.downgrade()).expect("held");
+        let granted = [first, second].map(|mut read| assert_ready_ok!(read.poll()));
+        assert_eq!((seen.at(DIRECTORY, "write"), seen.at(DIRECTORY, "read")), ([0.0, 0.0], [0.0, 3.0]));
+        let mut waits = task::spawn(lock.write().into_future());
+        assert_pending!(waits.poll());
+        let mut late = task::spawn(other.write().into_future());
+        assert_pending!(late.poll());
+        assert_eq!(seen.at(DIRECTORY, "write"), [2.0, 0.0]);
+        // The session of the first holder and the first writer ends.
+        zk.expire();
+        assert!(assert_ready!(waits.poll()).is_err() && !held.is_held());
+        assert_eq!((seen.at(DIRECTORY, "write"), seen.at(DIRECTORY, "read")), ([1.0, 0.0], [0.0, 3.0]));
+        drop(held);
+        let [one, another] = granted;
+        now(one.release()).expect("held");
+        let shared = another.share();
+        drop(another);
+        assert_eq!(seen.at(DIRECTORY, "read"), [0.0, 1.0]);
+        drop(shared);
+        drop(assert_ready_ok!(late.poll()));
+    });
+}
+
+#[test]
+fn uses_of_a_kept_node_hold_and_wait_and_the_idle_node_does_not() {
+    measured(|seen| {
+        let zk = Memory::new();
+        let lock = keeping(&zk);
+        let reads = [now(lock.read()).expect("free"), now(lock.try_read()).expect("kept")];
+        let mut writes = [(); 2].map(|()| task::spawn(lock.write().into_future()));
+        for write in &mut writes {
+            assert_pending!(write.poll());
+        }
+        assert_eq!((seen.at(DIRECTORY, "read"), seen.at(DIRECTORY, "write")), ([0.0, 2.0], [2.0, 0.0]));
+        drop(reads);
+        let [mut first, second] = writes;
+        let held = assert_ready_ok!(first.poll());
+        drop(second);
+        assert_eq!((seen.at(DIRECTORY, "read"), seen.at(DIRECTORY, "write")), ([0.0, 0.0], [0.0, 1.0]));
+        drop(held);
+        assert_eq!((seen.at(DIRECTORY, "write"), kept(seen, "idle")[0]), ([0.0, 0.0], 1.0));
+        drop(now(lock.try_write()).expect("idle"));
+        zk.expire();
+        drop(now(lock.try_write()).expect("free"));
+    });
+}
+
+#[test]
+fn permits_several_locks_and_terms_are_shown_while_they_are_held() {
+    measured(|seen| {
+        let zk = Memory::new();
+        let semaphore = Semaphore::new(&zk, "/limit", 3).expect("valid");
+        let both = now(semaphore.acquire_many(2)).expect("free");
+        let mut waits = task::spawn(semaphore.acquire_many(2).into_future());
+        assert_pending!(waits.poll());
+        assert_eq!(seen.at("/limit", "permit"), [1.0, 1.0]);
+        drop((both, waits));
+        let held = now(RwLock::new(&zk, "/b").expect("valid").read()).expect("free");
+        let locks = MultiLock::new(&zk, [("/a", Mode::Write), ("/b", Mode::Write)]).expect("valid");
+        let mut all = task::spawn(locks.lock().into_future());
+        assert_pending!(all.poll());
+        assert_eq!((seen.at("/a", "write"), seen.at("/b", "write")), ([0.0, 1.0], [1.0, 0.0]));
+        drop(held);
+        let guard = assert_ready_ok!(all.poll());
+        assert_eq!((seen.at("/a", "write"), seen.at("/b", "write")), ([0.0, 1.0], [0.0, 1.0]));
+        drop(guard);
+        let leadership = Leadership::new(&zk, "/leader").expect("valid");
+        let mut campaign = task::spawn(leadership.lead(|_term| std::future::pending::<()>()));
+        assert_pending!(campaign.poll());
+        let dropped = leadership.term().expect("it leads");
+        assert_eq!(seen.at("/leader", "write"), [0.0, 1.0]);
+        drop(campaign);
+        // Whoever goes on with a term of the past holds nothing.
+        assert_eq!(seen.at("/leader", "write"), [0.0, 0.0]);
+        let done = now(leadership.lead(async |term| term)).expect("it leads");
+        assert_eq!(seen.at("/leader", "write"), [0.0, 0.0]);
+        drop((dropped, done));
+    });
+}
+
+#[test]
+fn an_acquisition_dropped_at_any_poll_neither_waits_nor_holds() {
+    measured(|seen| {
+        let mut granted = 0;
+        for polls in 0..20 {
+            for (kind, contended) in (0..8).map(|kind| (kind / 2, kind % 2 == 1)) {
+                let (keeps, tries) = (kind / 2 == 1, kind % 2 == 1);
+                let zk = Memory::new();
+                let builder = RwLock::builder(&Slow(zk.connect()), DIRECTORY);
+                let lock = if keeps { builder.keep(Duration::from_secs(9)) } else { builder }.build().expect("valid");
+                let held = contended.then(|| now(RwLock::new(&zk, DIRECTORY).expect("valid").write()).expect("free"));
+                let asked = async || if tries { lock.try_write().await } else { lock.write().await };
+                let mut writing = task::spawn(asked());
+                let (guard, waits) = match poll_up_to(&mut writing, polls) {
+                    Some(Poll::Ready(answer)) => (answer.ok(), false),
+                    _ => (None, polls > 0),
+                };
+                granted += usize::from(guard.is_some());
+                let present = [waits, guard.is_some() || contended].map(f64::from);
+                let case = format!("{polls} polls, keeps: {keeps}, tries: {tries}, contended: {contended}");
+                assert_eq!(seen.at(DIRECTORY, "write"), present, "{case}");
+                drop((guard, writing));
+                assert_eq!(seen.at(DIRECTORY, "write"), [0.0, f64::from(contended)]);
+                drop(held);
+            }
+        }
+        assert!(granted > 0, "no acquisition got that far");
+    });
+}
+
+/// What a recorder may do to whoever calls it.
+enum Rude {
+    /// Waits until the test lets it go.
+    Waits(Mutex<mpsc::Receiver<()>>),
+    Panics,
+    Locks(RwLock),
+}
+
+impl Rude {
+    fn does(&self) {
+        match self {
+            Rude::Waits(until) => assert!(until.lock().expect("no panic").recv().is_err()),
+            // A panic without its message on the terminal.
+            Rude::Panics => std::panic::resume_unwind(Box::new("as recorders may")),
+            Rude::Locks(lock) => drop(lock.blocking_write()),
+        }
+    }
+}
+
+impl Recorder for Rude {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+        self.does();
+        Counter::noop()
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        self.does();
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        self.does();
+        Histogram::noop()
+    }
+}
+
+#[test]
+fn a_recorder_that_waits_panics_or_takes_a_lock_itself_holds_up_and_breaks_nothing() {
+    measured(|_| {
+        let zk = Memory::new();
+        let (lock, kept) = (RwLock::new(&zk, DIRECTORY).expect("valid"), keeping(&zk));
+        let use_all = || {
+            for _ in 0..3 {
+                drop(now(now(lock.write()).expect("free").downgrade()).expect("held"));
+                drop([now(kept.read()).expect("free"), now(kept.read()).expect("kept")]);
+                now(lock.ask()).expect("allowed");
+            }
+            zk.remove(now(lock.write()).expect("free").path());
+            drop(now(Semaphore::new(&zk, "/limit", 1).expect("valid").acquire()));
+        };
+        let (closed, gate) = mpsc::channel();
+        let mut closed = Some(closed);
+        let its_own = RwLock::new(&Memory::new(), "/its-own").expect("valid");
+        for rude in [Rude::Waits(Mutex::new(gate)), Rude::Panics, Rude::Locks(its_own)] {
+            *CURRENT.write().expect("no panic") = Some(Arc::new(rude));
+            use_all();
+            drop(closed.take());
+            zk_rwlock::metrics::flush();
+        }
+        // The next recorder misses nothing.
+        let seen = Measured::begins();
+        use_all();
+        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"kept\"}"), 6.0);
+        assert_eq!(seen.present(), [0.0, 0.0]);
+    });
+}
+
+#[test]
+fn a_recorder_that_never_returns_costs_no_lease_and_misses_no_count() {
+    measured(|seen| {
+        tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
+            let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+            let zk = connect_with(&server.address(), Duration::from_secs(10)).await;
+            let (closed, gate) = mpsc::channel();
+            let rude = Arc::new(Rude::Waits(Mutex::new(gate)));
+            let recorder = CURRENT.write().expect("no panic").replace(rude);
+            let guard = lock_at(&zk, "/locks/measured").write().await.expect("free");
+            // Heartbeats are counted, on the thread that sends them.
+            for _ in 0..4 {
+                let least = Cell::new(Duration::MAX);
+                let is_renewed = || async { least.replace(guard.session_left()) < guard.session_left() };
+                eventually("the lease is renewed", is_renewed).await;
+            }
+            assert!(guard.is_held());
+            guard.release().await.expect("held");
+            *CURRENT.write().expect("no panic") = recorder;
+            drop(closed);
+            assert!(seen.value("zk_rwlock_heartbeats_total") >= 1.0);
+            zk.close().await;
+        });
     });
 }

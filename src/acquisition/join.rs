@@ -235,7 +235,7 @@ impl Acquisition {
         all.asker = Some(self.asker());
         all.kept = Some(Arc::clone(kept));
         let span = all.begin();
-        all.trace = all.trace.for_others(&self.trace);
+        all.trace.for_others(&self.trace);
         let its_own = Arc::clone(&waiting);
         let work = async move { all.warned(&its_own, all.enter(Patience::Wait, Some(&its_own), None)).await };
         (Acquiring::around(span, Box::pin(work)), waiting)

@@ -47,7 +47,7 @@ impl Acquisition {
     }
 
     pub(crate) fn begin(&mut self) -> Span {
-        self.trace = Acquiring::begin(self.handle.shown(), self.aim(), self.label());
+        self.trace = Acquiring::begin(self.handle.shown(), self.aim(), self.label(), self.kept.is_some());
         self.trace.span()
     }
 

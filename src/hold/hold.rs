@@ -18,6 +18,7 @@ use crate::session::request::{Event, Failure, Stat};
 use crate::session::retry;
 use crate::sync::{Mutex, MutexGuard, OnceLock};
 use crate::ticket::exchange::{Exchange, NotExchanged};
+use crate::ticket::removal::Leaving;
 use crate::ticket::ticket::Ticket;
 use crate::validation;
 
@@ -184,9 +185,15 @@ impl Hold {
     }
 
     pub(crate) async fn release(self) -> Result<(), Error> {
-        // The span ends here, however long the ensemble takes to answer.
-        *self.holding() = Holding::default();
         self.give_back().await
+    }
+
+    /// Deletes the node. The request is on its way when this returns.
+    pub(crate) fn leave(&self) -> Leaving {
+        // The span ends here, however long the ensemble takes to answer, and whoever still has the guard.
+        let holding = std::mem::take(&mut *self.holding());
+        drop(holding);
+        self.ticket.leave()
     }
 
     /// Removes the node, and returns when it is surely gone.
@@ -194,7 +201,7 @@ impl Hold {
         let loss = self.loss();
         // The node is deleted even if the lock was lost: the session may still be alive, and contenders would wait for the
         // node.
-        let answer = self.ticket.leave().await;
+        let answer = self.leave().await;
         match (loss, answer) {
             (Some(loss), _) => Err(Error::Lost(loss)),
             (None, Ok(())) => Ok(()),

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use tokio::time::Instant;
 use tracing::field::{Empty, debug};
@@ -12,7 +13,7 @@ use tracing::{Instrument, Span};
 use crate::error::error::Error;
 use crate::queue::mode::{Aim, Mode};
 use crate::session::position::Position;
-use crate::telemetry::meter::{self, Began};
+use crate::telemetry::meter::{self, Wait};
 
 type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
@@ -20,7 +21,7 @@ type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 #[derive(Debug, Default)]
 pub(crate) struct Acquiring {
     spans: Option<Box<Spans>>,
-    began: Began,
+    wait: Wait,
 }
 
 #[derive(Debug)]
@@ -32,20 +33,19 @@ struct Spans {
 }
 
 impl Acquiring {
-    pub(crate) fn begin(path: &str, aim: Aim, label: Option<&str>) -> Acquiring {
-        let acquire =
-            tracing::debug_span!("acquire", path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty);
+    /// An acquisition for several callers is not measured: each caller's own is.
+    pub(crate) fn begin(path: &Arc<str>, aim: Aim, label: Option<&str>, is_for_several: bool) -> Acquiring {
+        let acquire = tracing::debug_span!("acquire", path = &**path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty);
         let spans = (!acquire.is_disabled()).then(|| Spans { acquire, caller: Span::current(), began: Instant::now() });
-        Acquiring { spans: spans.map(Box::new), began: Began::now() }
+        let wait = if is_for_several { Wait::default() } else { Wait::begin(aim, path) };
+        Acquiring { spans: spans.map(Box::new), wait }
     }
 
-    /// The trace of an acquisition for several callers. Each caller measures its own wait. `first` is the trace of the
-    /// caller that began it.
-    pub(crate) fn for_others(mut self, first: &Acquiring) -> Acquiring {
+    /// The trace of an acquisition for several callers. `first` is the trace of the caller that began it.
+    pub(crate) fn for_others(&mut self, first: &Acquiring) {
         if let (Some(spans), Some(first)) = (&mut self.spans, &first.spans) {
             spans.caller = first.caller.clone();
         }
-        Acquiring { began: Began::default(), ..self }
     }
 
     /// Runs the work inside the span.
@@ -63,12 +63,12 @@ impl Acquiring {
     }
 
     /// The lock was granted, and its hold begins.
-    pub(crate) fn granted(&self, aim: Aim, path: &str, label: Option<&str>, position: &Position) -> Holding {
+    pub(crate) fn granted(&self, aim: Aim, path: &Arc<str>, label: Option<&str>, position: &Position) -> Holding {
         self.granted_to_others(position);
-        meter::waited(aim, self.began);
+        self.wait.granted();
         let begin = |spans: &Spans| HoldSpan::begin(aim, path, position, label, &spans.caller, &spans.acquire);
         let seen = self.spans.as_deref().map(begin).map(Box::new);
-        Holding { seen, metered: meter::HoldTimer::begin(aim) }
+        Holding { seen, metered: meter::HoldTimer::begin(aim, path) }
     }
 
     /// The lock was granted, and what is done under it has traces of its own.
@@ -125,7 +125,7 @@ impl Holding {
             HoldSpan::begin(Aim::Lock(Mode::Read), path, position, hold.label.as_deref(), &hold.caller, &hold.span)
         };
         self.seen = self.seen.as_deref().map(goes_on).map(Box::new);
-        self.metered = meter::HoldTimer::begin(Aim::Lock(Mode::Read));
+        self.metered.goes_on_as_read();
     }
 }
 

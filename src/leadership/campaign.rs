@@ -287,7 +287,7 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.tell("dropped");
         // Dropping the future lets the removal go on in the background.
-        drop(self.term.guard.held().ticket().leave());
+        drop(self.term.guard.held().leave());
         let mut ended = None;
         self.candidate.status.send_modify(|status| ended = status.term.take());
         drop(ended);

@@ -2,6 +2,8 @@
 //!
 //! | name | kind | unit | labels | what |
 //! |---|---|---|---|---|
+//! | `zk_rwlock_waiting` | gauge | acquisitions | `path`, `mode` | acquisitions of this process that were asked for, and neither granted nor given up; a `try_*`, too, while it asks |
+//! | `zk_rwlock_holding` | gauge | guards | `path`, `mode` | guards of this process that are neither released nor dropped, a guard of several permits and a term of a leader once; one that was lost until it is dropped; not a `kept` node that is idle |
 //! | `zk_rwlock_acquire_wait_seconds` | histogram | seconds | `mode` | from asking until granted; of acquisitions that were granted, also by a `kept` node |
 //! | `zk_rwlock_hold_seconds` | histogram | seconds | `mode` | from the grant until the guard was dropped or its release began, once for each use of a `kept` node; a downgrade ends the hold of one mode and begins that of the other |
 //! | `zk_rwlock_queue_length` | histogram | nodes | `mode` | other nodes in the directory at the first listing of a contender that entered; a contender that comes directly after another of its session does not list, and is not counted |
@@ -15,10 +17,20 @@
 //! | `zk_rwlock_heartbeats_total` | counter | | | heartbeats that were sent to renew the lease of a session with nodes of ours: a read, and the check-only transaction by which the read counts |
 //! | `zk_rwlock_removals_pending` | gauge | nodes | | nodes of ours whose removal is not confirmed yet |
 //!
-//! `mode` is `read`, `write` or `permit`; with `permit`, the queue is that of a [`Semaphore`](crate::Semaphore). There is no label for the lock, because there may be any number of locks. Much is
-//! measured on the library's own thread, so the recorder has to be a global one.
+//! `mode` is `read`, `write` or `permit`; with `permit`, the queue is that of a [`Semaphore`](crate::Semaphore). Only the two gauges
+//! of what is now have the lock's `path`. A program with very many locks may filter them out before its recorder.
+//!
+//! The recorder has to be a global one. It is called by a thread of its own, and may block or panic: that holds up no lock. What it
+//! has not taken yet is summed up meanwhile; of a histogram's measurements 100,000 wait for it, and later ones are dropped.
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+
+use crate::telemetry::recorder;
+
+/// Acquisitions that wait now.
+pub const WAITING: &str = "zk_rwlock_waiting";
+/// Guards that hold now.
+pub const HOLDING: &str = "zk_rwlock_holding";
 
 /// From asking until granted.
 pub const ACQUIRE_WAIT_SECONDS: &str = "zk_rwlock_acquire_wait_seconds";
@@ -46,7 +58,11 @@ pub const HEARTBEATS: &str = "zk_rwlock_heartbeats_total";
 pub const REMOVALS_PENDING: &str = "zk_rwlock_removals_pending";
 
 /// Tells the recorder what each name means, and its unit. Call it once, after the recorder was installed.
+///
+/// The gauges have no unit, because exporters of OpenTelemetry take a plain number for a share, and append `_ratio` to the name.
 pub fn describe() {
+    describe_gauge!(WAITING, "Acquisitions that wait now");
+    describe_gauge!(HOLDING, "Guards that hold now");
     describe_histogram!(ACQUIRE_WAIT_SECONDS, Unit::Seconds, "From asking for a lock until it was granted");
     describe_histogram!(HOLD_SECONDS, Unit::Seconds, "From the grant of a lock until its guard was gone");
     describe_histogram!(QUEUE_LENGTH, Unit::Count, "Other nodes in the directory at a contender's first listing");
@@ -54,9 +70,16 @@ pub fn describe() {
     describe_counter!(WOULD_BLOCK, Unit::Count, "Attempts that found the lock taken");
     describe_counter!(TIMEOUTS, Unit::Count, "Acquisitions whose time was over first");
     describe_counter!(LOSSES, Unit::Count, "Locks lost while they were held");
-    describe_gauge!(KEPT_NODES, Unit::Count, "Nodes that are kept between uses now");
+    describe_gauge!(KEPT_NODES, "Nodes that are kept between uses now");
     describe_counter!(KEPT_GIVEN_UP, Unit::Count, "Kept nodes that were given up");
     describe_counter!(RECOVERIES, Unit::Count, "Nodes found whose create had lost its answer");
     describe_counter!(HEARTBEATS, Unit::Count, "Heartbeats sent to renew a lease");
-    describe_gauge!(REMOVALS_PENDING, Unit::Count, "Nodes whose removal is not confirmed yet");
+    describe_gauge!(REMOVALS_PENDING, "Nodes whose removal is not confirmed yet");
+}
+
+/// Waits until the recorder has been told all that was counted so far. For a program that ends, and for tests.
+///
+/// Blocks the thread, for as long as the recorder takes.
+pub fn flush() {
+    recorder::flush();
 }

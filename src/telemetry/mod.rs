@@ -3,3 +3,5 @@
 pub(crate) mod meter;
 #[cfg(feature = "metrics")]
 pub mod metrics;
+#[cfg(feature = "metrics")]
+mod recorder;

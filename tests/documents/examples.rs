@@ -258,6 +258,12 @@ mod with_metrics {
             let count = bucket.replace("_bucket{", "_count{").replace(",le=\"+Inf\"", "");
             assert_eq!(samples[bucket], samples[&count], "{bucket}");
         }
+        for (gauge, mode) in [("waiting", "read"), ("holding", "write")] {
+            let present = samples.iter().filter(|(series, _)| series.starts_with(&format!("zk_rwlock_{gauge}{{path=")));
+            let present: Vec<_> = present.filter(|(_, value)| **value != 0.0).collect();
+            let [(series, 1.0)] = present[..] else { panic!("one is {gauge}: {present:?}") };
+            assert!(series.ends_with(&format!(",mode=\"{mode}\"}}")), "{series}");
+        }
         run.succeeded()
             .says("# TYPE zk_rwlock_acquire_wait_seconds histogram")
             .says("zk_rwlock_acquire_wait_seconds_bucket{mode=\"read\",le=\"+Inf\"} 3\n")

@@ -8,7 +8,7 @@ use std::path::Path;
 pub(super) const STREET: [(&str, &[&str]); 19] = [
     ("sync", &[]),
     ("queue", &["sync"]),
-    ("telemetry", &["queue"]),
+    ("telemetry", &["sync", "queue"]),
     ("session", &["sync", "queue", "telemetry"]),
     ("error", &["queue", "session"]),
     ("validation", &["queue", "error"]),

@@ -8,10 +8,13 @@
 #[path = "../../common/mod.rs"]
 mod common;
 
+use std::future::IntoFuture;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+use tokio::time::timeout;
 use zk_rwlock::RwLock;
 
 /// What the lock counts and measures, as Prometheus reads it
@@ -46,7 +49,14 @@ async fn run(Arguments { backend }: Arguments) -> common::Result<()> {
         lock.read().await?.release().await?;
     }
 
+    // Prometheus reads while one holds and one waits.
+    let held = lock.write().await?;
+    let mut waits = pin!(beside.read().into_future());
+    assert!(timeout(Duration::from_millis(50), &mut waits).await.is_err());
+    zk_rwlock::metrics::flush(); // before the program reads: the recorder is told by a thread of its own
     prometheus.run_upkeep();
     print!("{}", prometheus.render());
+    held.release().await?;
+    waits.await?.release().await?;
     Ok(())
 }

@@ -1,0 +1,138 @@
+//! What the user's recorder is yet to be told, and the thread that tells it; knows nothing of what is counted.
+//!
+//! A recorder is the user's code: it may wait for a lock, take long, or panic. So whoever counts only notes it here, and one
+//! thread, which then holds no lock and does nothing else, calls the recorder. However long that takes, nothing is lost but
+//! measurements beyond a limit: counters and gauges are summed up meanwhile.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::PoisonError;
+
+use metrics::{Key, Level, Metadata, Recorder};
+
+use crate::sync::{Condvar, Mutex, MutexGuard, thread};
+
+/// How many measurements wait for the recorder at most.
+const MEASUREMENTS: usize = 100_000;
+
+static METADATA: Metadata<'static> = Metadata::new("zk_rwlock", Level::INFO, None);
+
+static UNTOLD: Mutex<Untold> = Mutex::new(Untold {
+    news: News { counts: BTreeMap::new(), gauges: BTreeMap::new(), measured: Vec::new() },
+    gauges: BTreeMap::new(),
+    has_thread: false,
+    taken: 0,
+    told: 0,
+});
+
+/// There is something to tell, or all of it was told.
+static CHANGED: Condvar = Condvar::new();
+
+struct Untold {
+    news: News,
+    /// What each gauge shows, unless it is zero.
+    gauges: BTreeMap<Key, i64>,
+    has_thread: bool,
+    /// How often the thread has taken the news, and how often it has told them.
+    taken: u64,
+    told: u64,
+}
+
+#[derive(Default)]
+struct News {
+    counts: BTreeMap<Key, u64>,
+    gauges: BTreeMap<Key, i64>,
+    measured: Vec<(Key, f64)>,
+}
+
+impl News {
+    fn is_empty(&self) -> bool {
+        self.counts.is_empty() && self.gauges.is_empty() && self.measured.is_empty()
+    }
+
+    fn tell(self) {
+        for (key, by) in self.counts {
+            call(|recorder| recorder.register_counter(&key, &METADATA).increment(by));
+        }
+        for (key, value) in self.gauges {
+            call(|recorder| recorder.register_gauge(&key, &METADATA).set(value as f64));
+        }
+        for (key, value) in self.measured {
+            call(|recorder| recorder.register_histogram(&key, &METADATA).record(value));
+        }
+    }
+}
+
+/// A recorder that panics misses what it was told, and nothing else happens.
+fn call(tell: impl FnOnce(&dyn Recorder)) {
+    let _panicked = catch_unwind(AssertUnwindSafe(|| metrics::with_recorder(tell)));
+}
+
+pub(super) fn count(key: Key) {
+    note(|untold| *untold.news.counts.entry(key).or_default() += 1);
+}
+
+pub(super) fn measure(key: Key, value: f64) {
+    note(|untold| {
+        if untold.news.measured.len() < MEASUREMENTS {
+            untold.news.measured.push((key, value));
+        }
+    });
+}
+
+/// Changes what a gauge shows. The recorder is told the sum and not the change, which it may have missed the first of.
+pub(super) fn raise(key: Key, by: i64) {
+    note(|untold| {
+        let value = untold.gauges.get(&key).copied().unwrap_or_default() + by;
+        untold.news.gauges.insert(key.clone(), value);
+        match value {
+            0 => untold.gauges.remove(&key),
+            _ => untold.gauges.insert(key, value),
+        };
+    });
+}
+
+/// Waits until the recorder was told everything that was noted before.
+pub(super) fn flush() {
+    let mut untold = untold();
+    let awaited = untold.taken + u64::from(!untold.news.is_empty());
+    while untold.has_thread && untold.told < awaited {
+        untold = CHANGED.wait(untold).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+fn untold() -> MutexGuard<'static, Untold> {
+    UNTOLD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn note(what: impl FnOnce(&mut Untold)) {
+    let mut untold = untold();
+    if !untold.has_thread {
+        let thread = thread::Builder::new().name("zk-rwlock-metrics".to_owned());
+        // Without a thread the news wait for the next try.
+        untold.has_thread = thread.spawn(tell).is_ok();
+    }
+    let is_first = untold.news.is_empty();
+    what(&mut untold);
+    drop(untold);
+    if is_first {
+        CHANGED.notify_all();
+    }
+}
+
+fn tell() {
+    let mut untold = untold();
+    loop {
+        if untold.news.is_empty() {
+            untold = CHANGED.wait(untold).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        }
+        let news = std::mem::take(&mut untold.news);
+        untold.taken += 1;
+        drop(untold);
+        news.tell();
+        untold = self::untold();
+        untold.told = untold.taken;
+        CHANGED.notify_all();
+    }
+}
