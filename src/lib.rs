@@ -217,6 +217,7 @@ pub use crate::zookeeper::tls::Tls;
 /// [`Waiter`](coordinator::Waiter).
 pub mod coordinator {
     pub use crate::queue::contender::Contender;
+    pub use crate::queue::done::read as done_of;
     pub use crate::queue::permits::permits_of;
     pub use crate::queue::turn::{Turn, turn};
     pub use crate::queue::waiter::{Departure, Known, News, Predecessor, Proof, Rules, Step, Take, Waiter};
@@ -229,6 +230,8 @@ pub mod coordinator {
         Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
     };
     pub use crate::session::upkeep::Upkeep;
+    pub use crate::zookeeper::probe::four_letter_word;
+    pub use crate::zookeeper::servers::each_server;
 }
 
 /// How to use one lock well, task by task.
@@ -302,6 +305,7 @@ pub mod cost {}
 /// [deployment]: https://docs.rs/crate/zk-rwlock/latest/source/examples/kubernetes/deployment.yaml
 /// [cronjob]: https://docs.rs/crate/zk-rwlock/latest/source/examples/kubernetes/cronjob.yaml
 /// [service]: https://docs.rs/crate/zk-rwlock/latest/source/examples/README.md
+/// [versions]: https://docs.rs/crate/zk-rwlock/latest/source/docs/versions.md
 ///
 #[cfg(all(doc, not(doctest)))]
 #[doc = include_str!("../docs/operating.md")]

@@ -34,6 +34,8 @@ const SHORT: Duration = Duration::from_secs(2);
 /// Signals that end a waiting `zklock`, and that it passes on to its command.
 const PASSED_ON: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
+#[path = "zklock/check.rs"]
+mod check;
 #[path = "zklock/completion.rs"]
 mod completion;
 #[path = "zklock/container.rs"]

@@ -53,8 +53,9 @@ pub(crate) fn text(host: &str, label: Option<&str>, token: i64) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Reads a record. `None` if the bytes are no record of ours.
-pub(crate) fn read(data: &[u8], at: SystemTime) -> Option<Done> {
+/// Reads the record of when a job was last [done](crate::OnceGuard::done), which was written at that time. `None` if the
+/// bytes are no record.
+pub fn read(data: &[u8], at: SystemTime) -> Option<Done> {
     let text = std::str::from_utf8(data).ok()?.strip_prefix(HEADING)?;
     let token = text.split('\n').find_map(|line| line.strip_prefix("token=")).and_then(|token| token.parse().ok());
     let said = metadata::read(data);

@@ -28,6 +28,9 @@ const END_OF_LINE: Duration = Duration::from_millis(250);
 /// Enough of an answer, in bytes, to tell whose it is.
 const ENOUGH: usize = 4096;
 
+/// No answer to a word is longer, in bytes.
+const MOST: usize = 64 << 20;
+
 /// How much of a stranger's answer is shown, in characters.
 const SHOWN: usize = 60;
 
@@ -57,6 +60,32 @@ pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, patien
     let words = found.into_iter().map(|(_, words, _)| words).collect::<Vec<_>>().join("; ");
     tracing::debug!(reason = words, "there is no session");
     Reason { words, is_known }
+}
+
+/// What the first server of this connect string answers to a four-letter word, on a connection of its own.
+///
+/// # Errors
+/// In words, if the server cannot be reached, or has not closed the connection behind its answer within `patience`.
+pub async fn four_letter_word(
+    server: &str,
+    word: &str,
+    options: &ZooKeeperBuilder,
+    patience: Duration,
+) -> Result<String, String> {
+    let servers = Servers::parse(server).map_err(|error| error.to_string())?;
+    let Some(server) = servers.each().next() else { return Err("there is no server".to_owned()) };
+    let heard = async {
+        let stream = TcpStream::connect(server.address()).await?;
+        let mut line = Line::Clear(stream).shake_hands(server.host(), options).await?;
+        line.send(word.as_bytes()).await?;
+        let mut answer = Vec::new();
+        while answer.len() < MOST && line.receive(&mut answer).await? > 0 {}
+        Ok::<_, io::Error>(String::from_utf8_lossy(&answer).into_owned())
+    };
+    match tokio::time::timeout(patience, heard).await {
+        Ok(heard) => heard.map_err(|error| error.to_string()),
+        Err(_) => Err("does not answer".to_owned()),
+    }
 }
 
 /// What a server answers to `srvr`. Otherwise, in words, how far we came.

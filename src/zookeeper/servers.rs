@@ -62,6 +62,15 @@ impl Servers {
     }
 }
 
+/// The connect strings that lead to each server of this one alone, below the same path.
+///
+/// # Errors
+/// [`Error::InvalidInput`] if it is no connect string.
+pub fn each_server(servers: &str) -> Result<Vec<String>, Error> {
+    let servers = Servers::parse(servers)?;
+    Ok(servers.each().map(|server| format!("{}{}", server.as_str(), servers.root())).collect())
+}
+
 impl fmt::Display for Servers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)

@@ -54,7 +54,7 @@ async fn the_package_is_installed_runs_and_is_removed() {
         format!("{share}/fish/vendor_completions.d/zklock.fish"),
         format!("{share}/zsh/vendor-completions/_zklock"),
     ];
-    let pages = ["", "-ask", "-break", "-check", "-forget", "-ls", "-watch"];
+    let pages = ["", "-ask", "-break", "-check", "-forget", "-ls", "-permits", "-watch"];
     expected.extend(pages.map(|page| format!("{share}/man/man1/zklock{page}.1.gz")));
     expected.sort();
     assert_eq!(files(&system), expected);

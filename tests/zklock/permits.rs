@@ -12,7 +12,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use zk_rwlock::coordinator::Kind;
 use zk_rwlock::{Semaphore, ZooKeeper};
 
-use crate::{Running, SHORT, ended, immortal, last_stamp, run, scratch, zklock, zklock_on};
+use crate::{Running, SHORT, ended, immortal, last_stamp, run, scratch, server_lock, zklock, zklock_on};
 
 async fn semaphore(path: &str, permits: u32) -> (ZooKeeper, Semaphore) {
     let zk = connect(&shared_server().address()).await;
@@ -202,6 +202,31 @@ async fn watch_tells_each_change_of_a_semaphore_also_of_its_first_use() {
     }
     held.release().await.unwrap();
     assert_eq!(seen(watch.says().await), (Some(2), 0));
+}
+
+#[tokio::test]
+async fn without_a_number_what_was_set_counts_and_permits_sets_it() {
+    let path = "/zklock/permits/set";
+    let unset = run(&["-j", path, "true"]).await;
+    assert_eq!(unset.code, Some(65), "{unset:#?}");
+    assert!(unset.stderr.contains(&format!("zklock permits {path} N says so")), "{unset:#?}");
+    let set = run(&["permits", path, "2"]).await;
+    assert_eq!((set.code, &set.stdout[..], &set.stderr[..]), (Some(0), "", ""));
+    assert_eq!(run(&["-j", path, "-c", "exit 7"]).await.code, Some(7));
+    assert_eq!(run(&["-n", "-j", "--", path, "ls", "/"]).await.code, Some(0));
+    let other = run(&["-j", "3", path, "true"]).await;
+    assert!(
+        other.code == Some(64) && other.stderr.contains(&format!("zklock permits {path} N changes it")),
+        "{other:#?}"
+    );
+    assert_eq!(run(&["permits", path, "3"]).await.code, Some(0));
+    assert_eq!(run(&["-j", "3", path, "true"]).await.code, Some(0));
+    assert_eq!(run(&["ls", path]).await.stdout, format!("{path}: 3 of 3 permits free\n"));
+    let (_zk, lock) = server_lock("/zklock/permits/no").await;
+    let held = lock.write().await.unwrap();
+    let refused = run(&["permits", lock.path(), "3"]).await;
+    assert!(refused.code == Some(65) && refused.stderr.contains("/zklock/permits/no is a lock"), "{refused:#?}");
+    assert!(held.is_held());
 }
 
 #[tokio::test]

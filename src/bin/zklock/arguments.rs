@@ -1,6 +1,8 @@
 //! The arguments of zklock, and the help texts that explain them; does nothing.
 
 use std::ffi::OsString;
+use std::num::NonZeroU32;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
@@ -11,7 +13,7 @@ use crate::exit;
 
 const USAGE: &str = "zklock [OPTIONS] PATH [--] COMMAND [ARGUMENTS]...
        zklock [OPTIONS] PATH -c 'SHELL COMMAND'
-       zklock [OPTIONS] ls|watch|ask|forget|break|check ...";
+       zklock [OPTIONS] ls|watch|ask|forget|permits|break|check ...";
 
 /// What an option takes that is read from a file.
 const FILE: ValueHint = ValueHint::FilePath;
@@ -39,6 +41,8 @@ Examples:
       zklock ls --tree /locks
   have it given up where it is only kept, and in use by nobody
       zklock ask /locks/backup
+  let five run at once, from now on
+      zklock permits /limits/geocoder 5
   have it run again at the next start, however long ago it was done
       zklock forget /cron/report
   remove the one with this token, and nobody else
@@ -113,8 +117,9 @@ At most so many:
   With -j 3 the command is run under one of three permits, which all
   hosts share: GNU parallel's `sem -j 3`, for many machines. First come,
   first served. The number is kept in the data of PATH: a zklock with
-  another one exits with 64 and says both. To change it for all, while
-  they run: set PATH permits=5 (zkCli.sh). Nobody who holds is stopped.
+  another one exits with 64 and says both. With -j alone, the number that
+  is there counts. To set it for all, also while they run: zklock permits
+  PATH 5. Nobody who holds is stopped.
   A path is either a lock or has permits: ls, watch, break and check see
   which. The options and exit codes are the same for both.
 
@@ -163,6 +168,26 @@ pub(crate) struct Arguments {
     pub(crate) connection: Connection,
 }
 
+impl Arguments {
+    /// Reads the words of the command line. The path may follow `-j`, and is no number then.
+    pub(crate) fn read(mut words: Vec<OsString>) -> Result<Arguments, clap::Error> {
+        let lacks_number = |pair: &[OsString]| {
+            let option = pair[0].to_str().unwrap_or_default();
+            let is_j = option == "--permits"
+                || option.starts_with('-') && option[1..].ends_with('j') && !option.starts_with("--");
+            is_j && pair[1].as_encoded_bytes().starts_with(b"/")
+        };
+        if let Some(at) = words.windows(2).position(lacks_number) {
+            // Behind the lock's path the words are those of the command.
+            let before = Arguments::try_parse_from(&words[..at]);
+            if before.is_ok_and(|before| before.task.is_none() && before.run.words.is_empty()) {
+                words.insert(at + 1, OsString::new());
+            }
+        }
+        Arguments::try_parse_from(words)
+    }
+}
+
 /// Running a command.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
@@ -175,9 +200,9 @@ pub(crate) struct Run {
     exclusive: bool,
 
     /// Run it together with others, but at most N at once, in the whole fleet (a semaphore). All use the same N for a
-    /// path.
-    #[arg(short = 'j', long, value_name = "N", conflicts_with_all = ["shared", "exclusive", "once_in"])]
-    pub(crate) permits: Option<u32>,
+    /// path. Without N, as many as `zklock permits` has set.
+    #[arg(short = 'j', long, value_name = "N", num_args = 0..=1, default_missing_value = "", value_parser = permits, conflicts_with_all = ["shared", "exclusive", "once_in"])]
+    pub(crate) permits: Option<Permits>,
 
     /// Do not wait: exit with 1 (or -E) if the lock is taken.
     #[arg(short = 'n', long, visible_alias = "nb")]
@@ -188,7 +213,7 @@ pub(crate) struct Run {
     pub(crate) wait: Option<Duration>,
 
     /// The exit code when -n or -w does not get the lock.
-    #[arg(short = 'E', long, value_name = "CODE", default_value_t = exit::NEGATIVE, hide_default_value = true, allow_negative_numbers = true)]
+    #[arg(short = 'E', long, value_name = "CODE", value_parser = exit_code, default_value_t = exit::NEGATIVE, hide_default_value = true, allow_negative_numbers = true)]
     pub(crate) conflict_exit_code: u8,
 
     /// Run the command only if it has not succeeded within this time, in seconds (or like 50m), by ZooKeeper's clock.
@@ -197,7 +222,7 @@ pub(crate) struct Run {
     pub(crate) once_in: Option<Duration>,
 
     /// The exit code when --once-in does not run the command, because it was done already.
-    #[arg(long, value_name = "CODE", default_value_t = 0, hide_default_value = true, requires = "once_in")]
+    #[arg(long, value_name = "CODE", value_parser = exit_code, default_value_t = 0, hide_default_value = true, requires = "once_in")]
     pub(crate) skipped_exit_code: u8,
 
     /// Changes nothing; flock(1) has it. The command never inherits anything that could keep the lock.
@@ -214,7 +239,7 @@ pub(crate) struct Run {
     pub(crate) grace: Duration,
 
     /// The exit code when the lock was lost.
-    #[arg(long, value_name = "CODE", default_value_t = exit::LOST)]
+    #[arg(long, value_name = "CODE", value_parser = exit_code, default_value_t = exit::LOST)]
     pub(crate) lost_exit_code: u8,
 
     /// Leave ZK_AUTH, ZK_SASL and the other variables with credentials in the environment of the command.
@@ -333,9 +358,12 @@ pub(crate) enum Task {
     Ask(Ask),
     /// Forget when a command was last done under --once-in, so that it is run at its next start.
     Forget(Forget),
+    /// Set how many may run at once under `zklock -j`, for all who do.
+    Permits(SetPermits),
     /// Remove one holder or waiter, by its token.
     Break(Break),
-    /// Look for what is odd in a lock's directory; exit with 1 if there is something.
+    /// Look for what is odd in a lock's directory, and for servers that show it otherwise; exit with 1 if there is
+    /// something.
     Check(Check),
     /// What the completions ask: the words come by standard input.
     #[command(hide = true)]
@@ -449,6 +477,19 @@ pub(crate) struct Forget {
     pub(crate) path: String,
 }
 
+/// `zklock permits`
+#[derive(Debug, Args)]
+#[command(override_usage = "zklock permits [OPTIONS] PATH N")]
+pub(crate) struct SetPermits {
+    /// What `zklock -j` uses. It is made if it is missing.
+    #[arg(value_name = "PATH")]
+    pub(crate) path: String,
+
+    /// How many permits there are from now on. Nobody who holds one is stopped.
+    #[arg(value_name = "N", value_parser = number)]
+    pub(crate) number: NonZeroU32,
+}
+
 /// `zklock break`
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock break [OPTIONS] PATH TOKEN")]
@@ -458,7 +499,7 @@ pub(crate) struct Break {
     pub(crate) path: String,
 
     /// The token of the holder or waiter to remove: see `zklock ls`. No two ever have the same.
-    #[arg(value_name = "TOKEN")]
+    #[arg(value_name = "TOKEN", value_parser = token)]
     pub(crate) token: i64,
 
     /// Do not ask.
@@ -474,8 +515,17 @@ pub(crate) struct Break {
 With --json, one object:
   path      the lock
   odd       each: {\"kind\", \"node\", \"what\"}. The kind is one of foreign,
-            unreadable, persistent, written, tie, negative, used-up, old,
-            overdrawn, number; node is null for the last four.
+            unreadable, persistent, written, tie, negative, record,
+            diverged, ghost, used-up, old, overdrawn, number; node is null
+            for the last four.
+  servers   each server of --zk: {\"server\", \"version\", \"mode\",
+            \"losses\", \"problem\"}: the issues of ZooKeeper's by which its
+            release can lose or keep nodes, and why it was not looked at
+
+Every server of --zk is asked: diverged are nodes that one shows and
+another does not, also after it has caught up with the leader. With
+4lw.commands.whitelist=srvr,dump the servers also tell which sessions
+live: a ghost is a node whose session is over.
 
 The counter shows only in the nodes that are there. The counter of an
 empty directory does not show."
@@ -494,13 +544,39 @@ pub(crate) struct Check {
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
-        Err(_) => humantime::parse_duration(text).map_err(|error| error.to_string()),
+        Err(_) => {
+            humantime::parse_duration(text).map_err(|_| "expected a number of seconds, or a time like 1m30s".to_owned())
+        }
     }
 }
 
 /// As [`duration`], but not zero.
 fn positive(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|time| if time.is_zero() { Err("it must be more than zero".to_owned()) } else { Ok(time) })
+}
+
+/// How many permits `-j` says that there are; `None` if as many as the ensemble has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Permits(pub(crate) Option<NonZeroU32>);
+
+fn permits(text: &str) -> Result<Permits, String> {
+    if text.is_empty() { Ok(Permits(None)) } else { number(text).map(|number| Permits(Some(number))) }
+}
+
+fn number(text: &str) -> Result<NonZeroU32, String> {
+    whole(text, "a whole number from 1 on")
+}
+
+fn exit_code(text: &str) -> Result<u8, String> {
+    whole(text, "an exit code from 0 to 255")
+}
+
+fn token(text: &str) -> Result<i64, String> {
+    whole(text, "a token, a whole number that zklock ls shows")
+}
+
+fn whole<T: FromStr>(text: &str, expected: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("expected {expected}"))
 }
 
 #[cfg(test)]
@@ -512,6 +588,48 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn behind_j_the_path_is_no_number() {
+        let read = |line: &str| {
+            let words = line.split(' ').map(OsString::from).collect();
+            let run = Arguments::read(words).expect(line).run;
+            let permits = run.permits.expect(line).0.map_or(0, NonZeroU32::get);
+            (permits, run.words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" "))
+        };
+        for (line, permits, words) in [
+            ("zklock -j 3 /l -- make -j /x", 3, "/l -- make -j /x"),
+            ("zklock -j3 /l make", 3, "/l make"),
+            ("zklock -j /l ls /", 0, "/l ls /"),
+            ("zklock -j /l -- check", 0, "/l -- check"),
+            ("zklock --permits /l make", 0, "/l make"),
+            ("zklock -w 5 -nj /l make", 0, "/l make"),
+            ("zklock -j -n /l make", 0, "/l make"),
+            ("zklock --auth-file /f -j /l make -j /x", 0, "/l make -j /x"),
+        ] {
+            assert_eq!(read(line), (permits, words.to_owned()), "{line}");
+        }
+        let line = ["zklock", "/l", "make", "-j", "/x"].map(OsString::from);
+        let run = Arguments::read(line.to_vec()).expect("valid").run;
+        assert!(run.permits.is_none() && run.words.len() == 4, "{run:?}");
+    }
+
+    #[test]
+    fn what_is_no_number_is_told_what_was_expected() {
+        for (words, expected) in [
+            (["-j", "many"], "expected a whole number from 1 on"),
+            (["-j", "0"], "expected a whole number from 1 on"),
+            (["-E", "256"], "expected an exit code from 0 to 255"),
+            (["-w", "soon"], "expected a number of seconds, or a time like 1m30s"),
+        ] {
+            let line = ["zklock", words[0], words[1], "/l", "true"].map(OsString::from);
+            let error = Arguments::read(line.to_vec()).expect_err(expected).to_string();
+            assert!(error.contains(&format!("'{}'", words[1])) && error.contains(expected), "{error}");
+        }
+        let line = ["zklock", "break", "/l", "it"].map(OsString::from);
+        let error = Arguments::read(line.to_vec()).expect_err("no token").to_string();
+        assert!(error.contains("expected a token, a whole number that zklock ls shows"), "{error}");
     }
 
     #[test]

@@ -3,24 +3,24 @@
 use std::collections::BTreeMap;
 
 use serde_json::json;
-use zk_rwlock::coordinator::{Coordinator, Failure, Stat, permits_of};
+use zk_rwlock::coordinator::{Coordinator, Failure, Stat, done_of, permits_of};
 use zk_rwlock::{Contender, Dialect, Error, Semaphore, ZooKeeper};
 
 use crate::arguments::{Check, Connection};
 use crate::connect::{self, connect_to};
 use crate::exit::{self, Exit};
 use crate::output::{self, tame};
-use crate::place;
+use crate::{place, servers};
 
 /// How many nodes are read at once.
 const READS_IN_FLIGHT: usize = 256;
 
 /// Something odd: its kind for programs, its node if it concerns one, and words for people.
 #[derive(Debug, PartialEq, Eq)]
-struct Odd {
-    kind: &'static str,
-    node: Option<String>,
-    what: String,
+pub(crate) struct Odd {
+    pub(crate) kind: &'static str,
+    pub(crate) node: Option<String>,
+    pub(crate) what: String,
 }
 
 /// A node of the directory. Its `Stat` is `None` if we may not read it.
@@ -33,10 +33,27 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
         Dialect::Native => nodes_of_either(&zk, lock.path()).await?,
         _ => Nodes { directory: nodes(&zk, lock.path()).await?, semaphore: None },
     };
-    let odd = nodes.oddities(connection.dialect);
+    let (ephemeral, directories) = (nodes.ephemeral(), nodes.directories(&check.path));
+    let servers = servers::look(&ephemeral, &directories, connection).await?;
+    let mut odd = nodes.oddities(connection.dialect);
+    odd.extend(odd_record(&zk, &check.path).await?);
+    odd.extend(servers::diverged(&servers));
+    odd.extend(servers::ghosts(&servers, &ephemeral).into_iter().map(|(node, stat)| {
+        let (owner, token) = (stat.ephemeral_owner, stat.czxid);
+        let cure = format!("remove it with zklock break {} {token}", check.path);
+        Odd {
+            kind: "ghost",
+            node: Some(node.clone()),
+            what: format!("its session {owner:#x} is over, and it stays: {cure}"),
+        }
+    }));
+    for note in servers.iter().filter(|_| !check.json).filter_map(servers::Server::note) {
+        output::say(&note);
+    }
     let text = if check.json {
         let odd = odd.iter().map(|odd| json!({ "kind": odd.kind, "node": odd.node, "what": odd.what }));
-        format!("{:#}\n", json!({ "path": check.path, "odd": odd.collect::<Vec<_>>() }))
+        let servers: Vec<_> = servers.iter().map(servers::Server::json).collect();
+        format!("{:#}\n", json!({ "path": check.path, "odd": odd.collect::<Vec<_>>(), "servers": servers }))
     } else if odd.is_empty() {
         format!("{}: nothing odd\n", check.path)
     } else {
@@ -67,19 +84,48 @@ impl Nodes {
         }
         odd
     }
+
+    /// The nodes that go with a session.
+    fn ephemeral(&self) -> BTreeMap<String, Stat> {
+        let permits = self.semaphore.iter().flat_map(|(_, permits)| permits);
+        let nodes = self.directory.iter().chain(permits).filter_map(|(name, stat)| Some((name.clone(), (*stat)?)));
+        nodes.filter(|(_, stat)| stat.ephemeral_owner != 0).collect()
+    }
+
+    fn directories(&self, path: &str) -> Vec<String> {
+        match self.semaphore {
+            None => vec![path.to_owned()],
+            Some(_) => ["queue", "permits"].map(|part| format!("{path}/{part}")).into(),
+        }
+    }
+}
+
+/// What is odd about the record of when a command was last done.
+async fn odd_record(zk: &ZooKeeper, path: &str) -> Result<Option<Odd>, Exit> {
+    let record = format!("{path}.done");
+    let session_slot = zk.session_slot(0).await.map_err(|failure| fault(failure, &record))?;
+    let session = session_slot.session();
+    let (kind, what) = match connect::answered(session, session.data(&record)).await {
+        Ok((data, stat)) if !data.is_empty() && done_of(&data, stat.mtime).is_none() => {
+            ("record", "no record of when a command was done: every --once-in fails until somebody removes it")
+        }
+        Err(Failure::NoAuth) => ("unreadable", "may not be read: --once-in fails for all who may not"),
+        Ok(_) | Err(Failure::NoNode) => return Ok(None),
+        Err(failure) => return Err(fault(failure, &record)),
+    };
+    Ok(Some(Odd { kind, node: Some(record), what: what.to_owned() }))
 }
 
 /// The nodes of the lock or of the semaphore at this path, whichever it is.
 async fn nodes_of_either(zk: &ZooKeeper, path: &str) -> Result<Nodes, Exit> {
-    let semaphore = Semaphore::builder(zk, path).build()?;
+    let number = match Semaphore::builder(zk, path).build()?.permits().await {
+        Err(Error::DoubtfulPermits { .. } | Error::PermissionDenied { .. }) => None,
+        number => number?,
+    };
     let directory = nodes(zk, path).await?;
-    let has = |part: &str| directory.iter().any(|(name, _)| name == part);
-    let is_one = place::is_one(&semaphore).await?;
-    let looks_like_one = has("queue") && has("permits");
-    if !is_one && !looks_like_one {
+    if number.is_none() && !place::has_parts_of_one(directory.iter().map(|(name, _)| name.as_str())) {
         return Ok(Nodes { directory, semaphore: None });
     }
-    let number = if is_one { semaphore.permits().await? } else { None };
     let permits = nodes(zk, &format!("{path}/permits")).await?;
     Ok(Nodes { directory: nodes(zk, &format!("{path}/queue")).await?, semaphore: Some((number, permits)) })
 }
@@ -112,20 +158,23 @@ fn oddities_of_permits(number: Option<u32>, nodes: &[Node]) -> Vec<Odd> {
     odd
 }
 
-/// Every node in the directory. The library's queue leaves out nodes that are no contenders.
-async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
-    let fault = |failure: Failure| match failure {
+fn fault(failure: Failure, path: &str) -> Exit {
+    match failure {
         Failure::NoAuth => Exit::from(Error::PermissionDenied { operation: "read", path: path.to_owned() }),
         Failure::Unreachable(_) | Failure::Unknown(_) | Failure::Over(_) => {
             Exit::new(exit::UNAVAILABLE, format!("{path}: {failure}"))
         }
         failure => Exit::new(exit::IN_THE_WAY, format!("{path}: {failure}")),
-    };
-    let session_slot = zk.session_slot(0).await.map_err(fault)?;
+    }
+}
+
+/// Every node in the directory. The library's queue leaves out nodes that are no contenders.
+async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
+    let session_slot = zk.session_slot(0).await.map_err(|failure| fault(failure, path))?;
     let session = session_slot.session();
     let names = match connect::answered(session, session.children(path)).await {
         Err(Failure::NoNode) => Vec::new(),
-        answer => answer.map_err(fault)?,
+        answer => answer.map_err(|failure| fault(failure, path))?,
     };
     let mut nodes = Vec::with_capacity(names.len());
     for some in names.chunks(READS_IN_FLIGHT) {
@@ -136,7 +185,7 @@ async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
                 Ok((_, stat)) => nodes.push((name.clone(), Some(stat))),
                 Err(Failure::NoNode) => {}
                 Err(Failure::NoAuth) => nodes.push((name.clone(), None)),
-                Err(failure) => return Err(fault(failure)),
+                Err(failure) => return Err(fault(failure, path)),
             }
         }
     }
@@ -158,58 +207,65 @@ fn oddities(nodes: &[Node], dialect: Dialect) -> Vec<Odd> {
     };
     let mut odd = Vec::new();
     for (name, stat) in nodes {
-        let mut add = |kind, what: &str| odd.push(Odd { kind, node: Some(name.clone()), what: what.to_owned() });
-        let Some(contender) = Contender::parse_as(name, dialect) else {
-            match dialect.foreign(name) {
-                Some(own) if own == dialect => {
-                    add("foreign", "named like a holder or waiter, but not quite: nothing is granted beside it");
-                }
-                Some(other) => {
-                    add(
-                        "foreign",
-                        &format!("of another program, as with --dialect {other}: nothing is granted beside it"),
-                    );
-                }
-                None => add("foreign", "no holder or waiter: it is passed over"),
+        let found = match Contender::parse_as(name, dialect) {
+            None => vec![foreign(name, dialect)],
+            Some(contender) => {
+                let is_tied = sharers.get(&contender.sequence()).is_some_and(|sharers| are_tied(sharers));
+                odd_contender(&contender, stat.as_ref(), is_tied)
             }
-            continue;
         };
-        match stat {
-            None => add("unreadable", "may not be read: its owner is not known"),
-            Some(stat) if stat.ephemeral_owner == 0 => {
-                add("persistent", "not ephemeral: it stays, and is in the way, until somebody removes it");
-            }
-            Some(_) => {}
-        }
-        // In other dialects no client relies on the version.
-        if dialect == Dialect::Native && stat.is_some_and(|stat| stat.version > 0) {
-            add("written", "written to after it was made: the client that did can grant the lock to two contenders");
-        }
-        if contender.sequence() < 0 {
-            add("negative", "its number is negative, because the counter has wrapped: it will never hold");
-        }
-        if sharers.get(&contender.sequence()).is_some_and(|sharers| are_tied(sharers)) {
-            add("tie", "its number is shared: no holder or waiter with this number will ever hold");
-        }
+        odd.extend(found.into_iter().map(|(kind, what)| Odd { kind, node: Some(name.clone()), what }));
     }
-    match sharers.last_key_value() {
-        Some((&highest, _)) if highest >= Contender::REFUSED_FROM => odd.push(Odd {
-            kind: "used-up",
-            node: None,
-            what: format!(
-                "at {highest} of 2147483647: no contender may enter until the directory is deleted and made anew"
-            ),
-        }),
-        Some((&highest, _)) if highest >= Contender::RESTART_FROM => {
-            let cure = match dialect {
-                Dialect::Kazoo => "kazoo needs the directory, so stop its programs before you delete it",
-                _ => "it starts anew when everybody has left",
-            };
-            odd.push(Odd { kind: "old", node: None, what: format!("at {highest} of 2147483647: {cure}") });
-        }
-        _ => {}
-    }
+    odd.extend(sharers.last_key_value().and_then(|(&highest, _)| odd_counter(highest, dialect)));
     odd
+}
+
+fn foreign(name: &str, dialect: Dialect) -> (&'static str, String) {
+    let what = match dialect.foreign(name) {
+        Some(own) if own == dialect => {
+            "named like a holder or waiter, but not quite: nothing is granted beside it".to_owned()
+        }
+        Some(other) => format!("of another program, as with --dialect {other}: nothing is granted beside it"),
+        None => "no holder or waiter: it is passed over".to_owned(),
+    };
+    ("foreign", what)
+}
+
+fn odd_contender(contender: &Contender, stat: Option<&Stat>, is_tied: bool) -> Vec<(&'static str, String)> {
+    // In other dialects no client relies on the version.
+    let is_written = contender.dialect() == Dialect::Native && stat.is_some_and(|stat| stat.version > 0);
+    let is_persistent = stat.is_some_and(|stat| stat.ephemeral_owner == 0);
+    let found = [
+        (stat.is_none(), "unreadable", "may not be read: its owner is not known"),
+        (is_persistent, "persistent", "not ephemeral: it stays, and is in the way, until somebody removes it"),
+        (
+            is_written,
+            "written",
+            "written to after it was made: the client that did can grant the lock to two contenders",
+        ),
+        (
+            contender.sequence() < 0,
+            "negative",
+            "its number is negative, because the counter has wrapped: it will never hold",
+        ),
+        (is_tied, "tie", "its number is shared: no holder or waiter with this number will ever hold"),
+    ];
+    found.into_iter().filter(|(is_so, ..)| *is_so).map(|(_, kind, what)| (kind, what.to_owned())).collect()
+}
+
+fn odd_counter(highest: i64, dialect: Dialect) -> Option<Odd> {
+    let at = format!("at {highest} of 2147483647");
+    let (kind, what) = match highest {
+        Contender::REFUSED_FROM.. => {
+            ("used-up", format!("{at}: no contender may enter until the directory is deleted and made anew"))
+        }
+        Contender::RESTART_FROM.. if dialect == Dialect::Kazoo => {
+            ("old", format!("{at}: kazoo needs the directory, so stop its programs before you delete it"))
+        }
+        Contender::RESTART_FROM.. => ("old", format!("{at}: it starts anew when everybody has left")),
+        _ => return None,
+    };
+    Some(Odd { kind, node: None, what })
 }
 
 #[cfg(test)]

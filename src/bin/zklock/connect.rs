@@ -31,6 +31,17 @@ pub(crate) async fn connect(connection: &Connection) -> Result<ZooKeeper, Exit> 
 
 /// Connects, and tries to reach a server for so long at most.
 pub(crate) async fn connect_within(limit: Duration, connection: &Connection) -> Result<ZooKeeper, Exit> {
+    let connected = options(limit, connection)?.connect(hosts(connection)?).await;
+    connected.map_err(|error| told(error, connection))
+}
+
+/// The connect string.
+pub(crate) fn hosts(connection: &Connection) -> Result<String, Exit> {
+    let hosts = settings::HOSTS.given(connection.zk.as_ref());
+    hosts.as_ref().map_or(Ok(DEFAULT_HOSTS), Given::text).map(str::to_owned)
+}
+
+pub(crate) fn options(limit: Duration, connection: &Connection) -> Result<ZooKeeperBuilder, Exit> {
     let mut builder = with_time_to_stop(connection.session_timeout).connect_timeout(limit);
     if let Some(tick) = settings::TICK_TIME.given(connection.tick_time.as_ref()) {
         builder = builder.tick_time(duration(tick.text()?).map_err(|problem| tick.wrong(problem))?);
@@ -44,9 +55,7 @@ pub(crate) async fn connect_within(limit: Duration, connection: &Connection) -> 
     if let Some(tls) = tls(connection)? {
         builder = builder.tls(tls);
     }
-    let hosts = settings::HOSTS.given(connection.zk.as_ref());
-    let hosts = hosts.as_ref().map_or(Ok(DEFAULT_HOSTS), Given::text)?;
-    builder.connect(hosts).await.map_err(|error| told(error, connection))
+    Ok(builder)
 }
 
 /// A quarter of the session timeout is left for the command to stop in when the lock is lost. `docs/zklock.md` promises

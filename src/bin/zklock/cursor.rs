@@ -58,6 +58,9 @@ pub(crate) fn wanted(program: &Command, words: &[String]) -> Wanted {
             is_escaped = true;
         } else if let Some((option, awaits)) = option(command, word) {
             has_line |= option.get_id() == "shell";
+            // The path may follow `-j`.
+            let is_path = option.get_id() == "permits" && before.get(at).unwrap_or(current).starts_with('/');
+            let awaits = awaits && !is_path;
             let value = if awaits { before.get(at) } else { None };
             if awaits && value.is_none() {
                 return value_of(option, current);
@@ -204,14 +207,17 @@ mod tests {
 
     #[test]
     fn the_first_word_is_a_subcommand_or_a_path() {
-        assert_eq!(words_in("zklock "), ["ls", "watch", "ask", "forget", "break", "check", "completions", "man"]);
+        assert_eq!(
+            words_in("zklock "),
+            ["ls", "watch", "ask", "forget", "permits", "break", "check", "completions", "man"]
+        );
         assert_eq!(words_in("zklock w"), ["watch"]);
         for line in
             ["zklock /", "zklock -- /l", "zklock -n -w 5 /l", "zklock -nw5 /l", "zklock --wait=5 /l", "zklock ls /"]
         {
             assert_eq!(words_in(line), Vec::<String>::new(), "{line}");
         }
-        for task in ["ls", "watch", "ask", "forget", "break", "check"] {
+        for task in ["ls", "watch", "ask", "forget", "break", "check", "permits"] {
             assert!(matches!(wanted_in(&format!("zklock {task} ")), Wanted::Path { .. }), "{task}");
             assert_eq!(wanted_in(&format!("zklock {task} /l ")), Wanted::Nothing, "{task}");
         }

@@ -69,9 +69,10 @@ impl From<Error> for Exit {
                     format!("{error}: try --dialect {speaks}")
                 }
                 Error::OtherPermits { path, .. } => {
-                    format!(
-                        "{error}: to change it for all, see \"At most so many\" in zklock --help (set {path} in zkCli.sh)"
-                    )
+                    format!("{error}: zklock permits {path} N changes it for all, and -j alone takes what is there")
+                }
+                Error::DoubtfulPermits { path, what } if what.starts_with("nobody has said") => {
+                    format!("{error}: zklock permits {path} N says so")
                 }
                 error => error.to_string(),
             },

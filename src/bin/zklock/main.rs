@@ -21,8 +21,10 @@ mod list;
 mod live;
 mod log;
 mod output;
+mod permits;
 mod place;
 mod run;
+mod servers;
 mod settings;
 mod signals;
 mod table;
@@ -32,13 +34,11 @@ mod waiting;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use crate::arguments::{Arguments, Task};
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
-    let outcome = match tie::stage().map_or_else(|| Ok(Arguments::try_parse()), Err) {
+    let outcome = match tie::stage().map_or_else(|| Ok(Arguments::read(std::env::args_os().collect())), Err) {
         Err(exit) => Err(exit),
         Ok(Ok(arguments)) => run_in_runtime(arguments),
         Ok(Err(error)) => {
@@ -76,6 +76,7 @@ async fn act(arguments: Arguments) -> Result<u8, Exit> {
         Some(Task::Break(which)) => evict::evict(which, connection).await,
         Some(Task::Ask(which)) => ask::ask(which, connection).await,
         Some(Task::Forget(which)) => forget::forget(which, connection).await,
+        Some(Task::Permits(which)) => permits::set(which, connection).await,
         Some(Task::Check(check)) => check::check(check, connection).await,
         Some(Task::Complete { shell }) => complete::complete(*shell).await,
         Some(Task::Completions { shell }) => completions::completions(*shell),

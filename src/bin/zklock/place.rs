@@ -1,7 +1,11 @@
 //! What is at a path: a lock, or a semaphore; knows no command.
 
+use std::sync::Arc;
+
 use zk_rwlock::coordinator::Coordinator;
 use zk_rwlock::{Dialect, Error, Member, Queue, RwLock, Semaphore};
+
+use crate::connect;
 
 /// What a path is used as.
 #[derive(Debug)]
@@ -9,7 +13,7 @@ pub(crate) enum Place {
     Lock(RwLock),
     Semaphore(Semaphore),
     /// What it is, its data say at the moment of a look.
-    Either(RwLock, Semaphore),
+    Either(RwLock, Semaphore, Arc<dyn Coordinator>),
 }
 
 impl Place {
@@ -17,14 +21,14 @@ impl Place {
     pub(crate) fn whatever<C: Coordinator + Clone>(zk: &C, path: &str, dialect: Dialect) -> Result<Place, Error> {
         let lock = RwLock::builder(zk, path).dialect(dialect).build()?;
         Ok(match dialect {
-            Dialect::Native => Place::Either(lock, Semaphore::builder(zk, path).build()?),
+            Dialect::Native => Place::Either(lock, Semaphore::builder(zk, path).build()?, Arc::new(zk.clone())),
             _ => Place::Lock(lock),
         })
     }
 
     pub(crate) fn path(&self) -> &str {
         match self {
-            Place::Lock(lock) | Place::Either(lock, _) => lock.path(),
+            Place::Lock(lock) | Place::Either(lock, ..) => lock.path(),
             Place::Semaphore(semaphore) => semaphore.path(),
         }
     }
@@ -32,8 +36,8 @@ impl Place {
     pub(crate) async fn queue(&self) -> Result<Queue, Error> {
         match self {
             Place::Semaphore(semaphore) => semaphore.queue().await,
-            Place::Either(_, semaphore) if is_one(semaphore).await? => semaphore.queue().await,
-            Place::Lock(lock) | Place::Either(lock, _) => lock.queue().await,
+            Place::Either(_, semaphore, zk) if is_one(semaphore, zk).await? => semaphore.queue().await,
+            Place::Lock(lock) | Place::Either(lock, ..) => lock.queue().await,
         }
     }
 
@@ -41,17 +45,29 @@ impl Place {
     pub(crate) async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
         match self {
             Place::Semaphore(semaphore) => semaphore.evict(token).await,
-            Place::Either(_, semaphore) if is_one(semaphore).await? => semaphore.evict(token).await,
-            Place::Lock(lock) | Place::Either(lock, _) => lock.evict(token).await,
+            Place::Either(_, semaphore, zk) if is_one(semaphore, zk).await? => semaphore.evict(token).await,
+            Place::Lock(lock) | Place::Either(lock, ..) => lock.evict(token).await,
         }
     }
 }
 
-/// Whether a semaphore is there. Data that are something else, or that we may not read, are a lock's.
-pub(crate) async fn is_one(semaphore: &Semaphore) -> Result<bool, Error> {
+/// Whether a semaphore is there. Data that are something else are a lock's, unless the node has the parts of a semaphore.
+/// Data that we may not read are a lock's.
+async fn is_one(semaphore: &Semaphore, zk: &Arc<dyn Coordinator>) -> Result<bool, Error> {
     match semaphore.permits().await {
         Ok(number) => Ok(number.is_some()),
-        Err(Error::DoubtfulPermits { .. } | Error::PermissionDenied { .. }) => Ok(false),
+        Err(Error::DoubtfulPermits { .. }) => {
+            let Ok(session_slot) = zk.session_slot(0).await else { return Ok(false) };
+            let session = session_slot.session();
+            let names = connect::answered(session, session.children(semaphore.path())).await.unwrap_or_default();
+            Ok(has_parts_of_one(names.iter().map(String::as_str)))
+        }
+        Err(Error::PermissionDenied { .. }) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Whether a node with these children looks like a semaphore.
+pub(crate) fn has_parts_of_one<'n>(names: impl Iterator<Item = &'n str>) -> bool {
+    names.filter(|name| ["queue", "permits"].contains(name)).count() == 2
 }

@@ -154,7 +154,10 @@ fn label(words: &[OsString]) -> String {
 
 fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Dialect) -> Result<Place, Exit> {
     if let Some(permits) = run.permits {
-        let mut builder = Semaphore::builder(zk, &order.path).permits(permits).label(&order.label);
+        let mut builder = Semaphore::builder(zk, &order.path).label(&order.label);
+        if let Some(number) = permits.0 {
+            builder = builder.permits(number.get());
+        }
         if let Some(host) = &run.host {
             builder = builder.host(host);
         }
@@ -209,7 +212,7 @@ fn what(run: &Run) -> &'static str {
 async fn try_to_acquire(place: &Place, run: &Run) -> Result<Option<Guard>, Error> {
     let lock = match place {
         Place::Semaphore(semaphore) => return Ok(Some(Guard::Permit(semaphore.try_acquire().await?))),
-        Place::Lock(lock) | Place::Either(lock, _) => lock,
+        Place::Lock(lock) | Place::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
         Some(period) => lock.try_once_in(period).await?.map(Guard::Once),
@@ -227,7 +230,7 @@ async fn wait_for(
         Place::Semaphore(semaphore) => {
             return Ok(Some(Guard::Permit(bounded(semaphore.acquire(), run, tell).await?)));
         }
-        Place::Lock(lock) | Place::Either(lock, _) => lock,
+        Place::Lock(lock) | Place::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
         Some(period) => bounded(lock.write(), run, tell).once_in(period).await?.map(Guard::Once),

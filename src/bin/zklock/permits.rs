@@ -1,0 +1,17 @@
+//! `permits`: sets how many permits there are, for all.
+
+use zk_rwlock::Semaphore;
+
+use crate::arguments::{Connection, SetPermits};
+use crate::connect::{self, connect_to};
+use crate::exit::{self, Exit};
+
+pub(crate) async fn set(which: &SetPermits, connection: &Connection) -> Result<u8, Exit> {
+    let zk = connect_to(&which.path, connection).await?;
+    // A number would make a semaphore of it, beside those who hold the lock.
+    if !connect::lock(&zk, &which.path, connection)?.queue().await?.members.is_empty() {
+        return Err(Exit::new(exit::IN_THE_WAY, format!("{} is a lock, and it is used", which.path)));
+    }
+    Semaphore::builder(&zk, &which.path).build()?.set_permits(which.number.get()).await?;
+    Ok(0)
+}

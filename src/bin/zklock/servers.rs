@@ -1,0 +1,289 @@
+//! What each server of the connect string shows by itself: its version, the nodes, and the sessions that it knows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use zk_rwlock::ZooKeeper;
+use zk_rwlock::coordinator::{Coordinator, Failure, Session, Stat, each_server, four_letter_word};
+
+use crate::arguments::Connection;
+use crate::check::Odd;
+use crate::connect::{self, told};
+use crate::exit::Exit;
+use crate::output::tame;
+
+/// A server that has not answered by then is named, and left out.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long the node of a session that has just ended may stay.
+const LEAVING: Duration = Duration::from_secs(1);
+
+/// Releases of ZooKeeper that can lose or keep nodes in an ensemble: from the first of them to before the second, and the
+/// issue of ZooKeeper's. What every release can do is in `docs/versions.md`.
+const LOSSES: [([u32; 3], [u32; 3], u32); 4] = [
+    ([0, 0, 0], [3, 9, 0], 4541),
+    ([0, 0, 0], [3, 8, 5], 4785),
+    ([3, 9, 0], [3, 9, 2], 4785),
+    ([3, 9, 3], [3, 9, 4], 4925),
+];
+
+/// What one server says.
+#[derive(Debug, Default)]
+pub(crate) struct Server {
+    name: String,
+    version: Option<String>,
+    mode: Option<String>,
+    /// The nodes that it shows, at one look after the other.
+    looks: Vec<BTreeSet<String>>,
+    /// The sessions that it knows, if it may be asked for them.
+    sessions: Option<BTreeSet<i64>>,
+    /// Why it shows nothing.
+    problem: Option<String>,
+}
+
+/// Has every server look three times. Each look is of a server that has caught up with the leader, and begins when all
+/// have ended the one before. `nodes` were read before.
+pub(crate) async fn look(
+    nodes: &BTreeMap<String, Stat>,
+    directories: &[String],
+    connection: &Connection,
+) -> Result<Vec<Server>, Exit> {
+    let names = each_server(&connect::hosts(connection)?).map_err(|error| told(error, connection))?;
+    let asked = join_all(names.iter().map(|name| ask(name, connection))).await;
+    let (mut servers, clients): (Vec<Server>, Vec<Option<ZooKeeper>>) = asked.into_iter().unzip();
+    for round in 0..3 {
+        let looks = join_all(clients.iter().map(|client| look_through(client.as_ref(), directories))).await;
+        for (server, look) in servers.iter_mut().zip(looks) {
+            match look {
+                Some(Ok(nodes)) => server.looks.push(nodes),
+                Some(Err(failure)) => server.problem = Some(failure.to_string()),
+                None => {}
+            }
+        }
+        if round == 0 {
+            // Behind the look: so it knows the sessions of all nodes that were read.
+            let dumps = join_all(names.iter().map(|name| word(name, "dump", connection))).await;
+            for (server, dump) in servers.iter_mut().zip(dumps) {
+                server.sessions = dump.ok().as_deref().and_then(sessions);
+            }
+        } else if round == 1 && !ghosts(&servers, nodes).is_empty() {
+            tokio::time::sleep(LEAVING).await;
+        }
+    }
+    servers.iter_mut().filter(|server| server.problem.is_some()).for_each(|server| server.looks.clear());
+    Ok(servers)
+}
+
+async fn word(name: &str, word: &str, connection: &Connection) -> Result<String, String> {
+    let options = connect::options(PATIENCE, connection).map_err(|exit| exit.message().to_owned())?;
+    four_letter_word(name, word, &options, PATIENCE).await
+}
+
+async fn ask(name: &str, connection: &Connection) -> (Server, Option<ZooKeeper>) {
+    let limit = PATIENCE.min(connection.connect_timeout.unwrap_or(connection.session_timeout));
+    let connected = async {
+        let connected = connect::options(limit, connection)?.connect(name).await;
+        connected.map_err(|error| told(error, connection))
+    };
+    let (connected, said) = tokio::join!(connected, word(name, "srvr", connection));
+    let said = said.unwrap_or_default();
+    let line = |begins: &str| said.lines().find_map(|line| line.strip_prefix(begins)).map(|rest| tame(rest.trim()));
+    // Such as 3.8.0-5a02a05eddb5, built on 2022-02-25.
+    let version = line("Zookeeper version: ").map(|rest| rest.split(['-', ',']).next().unwrap_or_default().to_owned());
+    let mut server = Server { name: name.to_owned(), version, mode: line("Mode: "), ..Server::default() };
+    match connected {
+        Ok(client) => (server, Some(client)),
+        Err(exit) => {
+            server.problem = Some(exit.message().to_owned());
+            (server, None)
+        }
+    }
+}
+
+async fn look_through(client: Option<&ZooKeeper>, directories: &[String]) -> Option<Result<BTreeSet<String>, Failure>> {
+    let client = client?;
+    let look = async {
+        let session_slot = client.session_slot(0).await?;
+        names(session_slot.session(), directories).await
+    };
+    Some(look.await)
+}
+
+async fn names(session: &Arc<dyn Session>, directories: &[String]) -> Result<BTreeSet<String>, Failure> {
+    let mut nodes = BTreeSet::new();
+    for directory in directories {
+        let names = match connect::answered(session, session.sync(directory)).await {
+            Ok(()) => connect::answered(session, session.children(directory)).await,
+            Err(failure) => Err(failure),
+        };
+        match names {
+            Ok(names) => nodes.extend(names),
+            Err(Failure::NoNode) => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(nodes)
+}
+
+/// The sessions in an answer to `dump`; `None` if it is something else.
+fn sessions(dump: &str) -> Option<BTreeSet<i64>> {
+    let (sessions, _) = dump.strip_prefix("SessionTracker dump:")?.split_once("ephemeral nodes dump:")?;
+    let id = |line: &str| {
+        let digits = line.trim_start().strip_prefix("0x")?;
+        let digits = digits.split(|c: char| !c.is_ascii_hexdigit()).next()?;
+        u64::from_str_radix(digits, 16).ok().map(|id| id as i64)
+    };
+    Some(sessions.lines().filter_map(id).collect())
+}
+
+/// The nodes that one server shows before and after another does not. A node that has left never comes again, so one of
+/// the two is wrong.
+pub(crate) fn diverged(servers: &[Server]) -> Vec<Odd> {
+    let looked: Vec<&Server> = servers.iter().filter(|server| server.looks.len() == 3).collect();
+    let named = |servers: Vec<&&Server>| servers.iter().map(|it| it.called()).collect::<Vec<_>>().join(", ");
+    let nodes: BTreeSet<&String> = looked.iter().flat_map(|server| &server.looks[0]).collect();
+    let tell = |node: &String| {
+        let shows = |look: usize| looked.iter().filter(move |server| server.looks[look].contains(node));
+        let there = shows(0).filter(|server| server.looks[2].contains(node)).collect::<Vec<_>>();
+        let missing = looked.iter().filter(|server| !server.looks[1].contains(node)).collect::<Vec<_>>();
+        let what = format!(
+            "{} shows it, and {} does not: stop the one that differs from the leader, delete its data, and start it",
+            named(there.clone()),
+            named(missing.clone())
+        );
+        let is_odd = !there.is_empty() && !missing.is_empty();
+        is_odd.then(|| Odd { kind: "diverged", node: Some(node.clone()), what })
+    };
+    nodes.into_iter().filter_map(tell).collect()
+}
+
+/// The nodes that every server shows, and whose session no server knows that may be asked.
+pub(crate) fn ghosts<'n>(servers: &[Server], nodes: &'n BTreeMap<String, Stat>) -> Vec<(&'n String, &'n Stat)> {
+    let known: Vec<&BTreeSet<i64>> = servers.iter().filter_map(|server| server.sessions.as_ref()).collect();
+    let mut looks = servers.iter().filter_map(|server| server.looks.last()).peekable();
+    if known.is_empty() || looks.peek().is_none() {
+        return Vec::new();
+    }
+    let looks: Vec<_> = looks.collect();
+    let is_known = |stat: &Stat| known.iter().any(|sessions| sessions.contains(&stat.ephemeral_owner));
+    let is_ghost = |node: &String, stat: &Stat| !is_known(stat) && looks.iter().all(|look| look.contains(node));
+    nodes.iter().filter(|(node, stat)| is_ghost(node, stat)).collect()
+}
+
+impl Server {
+    /// The server, and whether it leads.
+    fn called(&self) -> String {
+        self.mode.as_ref().map_or_else(|| self.name.clone(), |mode| format!("{} ({mode})", self.name))
+    }
+
+    /// The issues of ZooKeeper's by which its release can lose or keep nodes. They need an ensemble.
+    fn losses(&self) -> Vec<u32> {
+        let version = self.version.as_deref().and_then(release);
+        let version = version.filter(|_| self.mode.as_deref() != Some("standalone"));
+        let is_one = |from, to| version.is_some_and(|version| from <= version && version < to);
+        LOSSES.iter().filter(|(from, to, _)| is_one(*from, *to)).map(|(.., issue)| *issue).collect()
+    }
+
+    /// What people should know of it.
+    pub(crate) fn note(&self) -> Option<String> {
+        if let Some(problem) = &self.problem {
+            return Some(format!("{} was not looked at: {problem}", self.name));
+        }
+        let losses = self.losses().iter().map(|issue| format!("ZOOKEEPER-{issue}")).collect::<Vec<_>>();
+        let version = self.version.as_ref().filter(|_| !losses.is_empty())?;
+        let losses = losses.join(" and ");
+        Some(format!("{} runs ZooKeeper {version}, which has known losses: {losses} (docs/versions.md)", self.name))
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "server": self.name,
+            "version": self.version,
+            "mode": self.mode,
+            "losses": self.losses(),
+            "problem": self.problem,
+        })
+    }
+}
+
+fn release(version: &str) -> Option<[u32; 3]> {
+    let parts: Vec<u32> = version.split('.').map(str::parse).collect::<Result<_, _>>().ok()?;
+    parts.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn server(name: &str, looks: [&[&str]; 3], sessions: Option<&[i64]>) -> Server {
+        let sessions = sessions.map(|sessions| sessions.iter().copied().collect());
+        Server { name: name.to_owned(), looks: looks.map(set).into(), sessions, ..Server::default() }
+    }
+
+    #[test]
+    fn a_server_has_diverged_that_does_not_show_what_another_shows_before_and_after() {
+        let odd = |one: [&[&str]; 3], other: [&[&str]; 3]| {
+            diverged(&[server("zk1", one, None), server("zk2", other, None)])
+                .into_iter()
+                .map(|odd| odd.what)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(odd([&["a"], &["a"], &["a"]], [&["a"], &["a"], &["a"]]), [""; 0]);
+        assert_eq!(odd([&["a"], &["a"], &["a"]], [&["a"], &["a"], &[]]), [""; 0], "it has left");
+        assert_eq!(odd([&["a"], &["a"], &[]], [&[], &[], &[]]), [""; 0], "it may have come and gone in between");
+        assert_eq!(odd([&[], &["a"], &["a"]], [&[], &[], &["a"]]), [""; 0], "it has come");
+        let told = odd([&["a", "b"], &["a", "b"], &["a", "b"]], [&["b"], &["b"], &["b"]]);
+        assert_eq!(told.len(), 1);
+        assert!(told[0].starts_with("zk1 shows it, and zk2 does not: "), "{told:?}");
+    }
+
+    #[test]
+    fn a_ghost_is_shown_by_all_and_its_session_is_known_to_none() {
+        let now = SystemTime::UNIX_EPOCH;
+        let owned =
+            |ephemeral_owner| Stat { czxid: 1, version: 0, ctime: now, mtime: now, ephemeral_owner, data_length: 0 };
+        let nodes = BTreeMap::from([("a", 7), ("b", 8), ("c", 9)].map(|(name, owner)| (name.to_owned(), owned(owner))));
+        let ghosts = |one: Option<&[i64]>, other: Option<&[i64]>, seen: &[&str]| {
+            let servers = [server("zk1", [&["a", "b"]; 3], one), server("zk2", [&[], &[], seen], other)];
+            ghosts(&servers, &nodes).into_iter().map(|(node, _)| node.clone()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(ghosts(None, None, &["a", "b"]), "", "no server may be asked");
+        assert_eq!(ghosts(Some(&[7]), None, &["a", "b"]), "b");
+        assert_eq!(ghosts(Some(&[7]), Some(&[8]), &["a", "b"]), "");
+        assert_eq!(ghosts(Some(&[]), Some(&[]), &["a"]), "a", "a ghost of one server is that server's fault");
+    }
+
+    #[test]
+    fn a_dump_names_sessions_before_the_nodes_that_they_own() {
+        let dump = "SessionTracker dump:\nSession Sets (2)/(1):\n0 expire at Mon Nov 23:\n1 expire at Mon Nov 23:\n\
+                    \t0x100000a\nGlobal Sessions(1):\n0xffffffffffffffff\t6000ms\nephemeral nodes dump:\n\
+                    Sessions with Ephemerals (1):\n0x7:\n\t/l/a\n";
+        assert_eq!(sessions(dump), Some(BTreeSet::from([-1, 0x100_000a])));
+        assert_eq!(sessions("dump is not executed because it is not in the whitelist.\n"), None);
+        assert_eq!(sessions("SessionTracker dump:\n0x7\n"), None, "cut short");
+    }
+
+    #[test]
+    fn releases_with_known_losses_are_named_in_an_ensemble() {
+        let losses = |version: &str, mode: &str| {
+            let (version, mode) = (Some(version.to_owned()), Some(mode.to_owned()));
+            Server { version, mode, ..Server::default() }.losses()
+        };
+        assert_eq!(losses("3.8.0", "follower"), [4541, 4785]);
+        assert_eq!(losses("3.8.5", "leader"), [4541]);
+        assert_eq!(losses("3.9.1", "leader"), [4785]);
+        assert_eq!(losses("3.9.3", "observer"), [4925]);
+        assert_eq!(losses("3.9.4", "leader"), [0; 0]);
+        assert_eq!(losses("3.8.0", "standalone"), [0; 0]);
+        assert_eq!(losses("", "leader"), [0; 0]);
+    }
+}

@@ -1,0 +1,149 @@
+//! What `zklock check` says of the servers behind the connect string, and of what lies beside a lock.
+
+use serde_json::Value;
+use support::ensemble::Ensemble;
+use support::scene::*;
+use support::server::{Server, shared_server};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use zk_rwlock::coordinator::Operation;
+use zk_rwlock::{RwLock, Semaphore};
+
+use crate::{Run, ended, run, server_lock, zklock_on};
+
+async fn check(servers: &str, path: &str) -> Run {
+    ended(zklock_on(servers, &["check", path])).await
+}
+
+async fn json(servers: &str, path: &str) -> Value {
+    let run = ended(zklock_on(servers, &["check", "--json", path])).await;
+    serde_json::from_str(&run.stdout).unwrap_or_else(|error| panic!("{error}: {run:#?}"))
+}
+
+#[tokio::test]
+async fn a_foreign_node_where_the_record_would_lie_is_odd() {
+    let path = "/zklock/check/recorded";
+    assert_eq!(run(&["--once-in", "1h", path, "true"]).await.code, Some(0));
+    assert_eq!(run(&["check", path]).await.stdout, format!("{path}: nothing odd\n"));
+    let (zk, _lock) = server_lock(path).await;
+    let record = format!("{path}.done");
+    let foreign = Operation::Set { path: record.clone(), data: b"theirs".to_vec(), version: None };
+    session(&zk).await.transact(&[foreign]).await.unwrap();
+    assert_eq!(run(&["--once-in", "1h", path, "true"]).await.code, Some(65));
+    let odd = run(&["check", path]).await;
+    assert_eq!(odd.code, Some(1), "{odd:#?}");
+    assert!(odd.stdout.contains(&format!("{path}: {record}: no record of when")), "{odd:#?}");
+    assert_eq!(json(&shared_server().address(), path).await["odd"][0]["kind"], "record");
+}
+
+#[tokio::test]
+async fn a_semaphore_whose_number_is_no_number_is_not_said_to_be_free() {
+    let path = "/zklock/check/uncounted";
+    let (zk, _lock) = server_lock(path).await;
+    let held = Semaphore::new(&zk, path, 2).unwrap().acquire().await.unwrap();
+    let garbage = Operation::Set { path: path.to_owned(), data: b"permits=two".to_vec(), version: None };
+    session(&zk).await.transact(&[garbage]).await.unwrap();
+    for arguments in [&["ls", path][..], &["watch", path], &["break", "-y", path, "1"]] {
+        let run = run(arguments).await;
+        assert_eq!(run.code, Some(65), "{arguments:?}: {run:#?}");
+        assert!(run.stderr.contains("its data are \"permits=two\", and not a number of permits"), "{run:#?}");
+    }
+    assert_eq!(json(&shared_server().address(), path).await["odd"][0]["kind"], "number");
+    assert!(held.is_held());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_that_show_other_nodes_are_told_apart() {
+    let path = "/zklock/check/differs";
+    // Two ensembles of one server stand for an ensemble whose servers have diverged.
+    let servers = [Server::start(), Server::start()];
+    let mut clients = Vec::new();
+    for server in &servers {
+        let zk = connect(&server.address()).await;
+        drop(lock_at(&zk, path).write().await.unwrap());
+        clients.push(zk);
+    }
+    let both = servers.each_ref().map(Server::address).join(",");
+    assert_eq!(check(&both, path).await.stdout, format!("{path}: nothing odd\n"));
+    let held = RwLock::builder(&clients[1], path).host("ghost").build().unwrap().write().await.unwrap();
+    let odd = check(&both, path).await;
+    assert_eq!(odd.code, Some(1), "{odd:#?}");
+    let [one, other] = servers.each_ref().map(Server::address);
+    let told = format!(": {other} (standalone) shows it, and {one} (standalone) does not: ");
+    assert!(odd.stdout.contains(&format!("{path}: ghost~")) && odd.stdout.contains(&told), "{odd:#?}");
+    let kinds = json(&both, path).await;
+    assert_eq!((&kinds["odd"][0]["kind"], kinds["odd"].as_array().unwrap().len()), (&"diverged".into(), 1));
+    assert!(held.is_held());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_server_of_an_ensemble_is_asked_and_one_that_is_away_is_named() {
+    let path = "/zklock/check/ensemble";
+    let ensemble = Ensemble::start();
+    let zk = connect(&ensemble.addresses()).await;
+    let held = lock_at(&zk, path).write().await.unwrap();
+    let follower = ensemble.followers()[0];
+    // A follower says in words of its own which sessions there are.
+    for servers in [ensemble.addresses(), ensemble.server(follower).address()] {
+        let clean = check(&servers, path).await;
+        assert_eq!((clean.code, clean.stdout), (Some(0), format!("{path}: nothing odd\n")), "{}", clean.stderr);
+    }
+    let said = json(&ensemble.addresses(), path).await;
+    let servers = said["servers"].as_array().unwrap();
+    let leads = servers.iter().filter(|server| server["mode"] == "leader").count();
+    assert_eq!((servers.len(), leads), (3, 1), "{said:#}");
+    for server in servers {
+        assert_eq!(server["version"], ensemble.server(0).version(), "{said:#}");
+    }
+    ensemble.server(follower).kill();
+    let away = check(&ensemble.addresses(), path).await;
+    assert_eq!((away.code, away.stdout), (Some(0), format!("{path}: nothing odd\n")), "{}", away.stderr);
+    let named = format!("{} was not looked at: ", ensemble.server(follower).address());
+    assert!(away.stderr.contains(&named), "{}", away.stderr);
+    assert!(held.is_held());
+}
+
+/// Carries every connection to the server, but hides one session from its answers to `dump`.
+async fn forgetful(server: String, session: i64) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let server = server.clone();
+            tokio::spawn(async move {
+                let (mut word, mut upstream) = ([0; 4], TcpStream::connect(&server).await.unwrap());
+                client.read_exact(&mut word).await.unwrap();
+                upstream.write_all(&word).await.unwrap();
+                if &word != b"dump" {
+                    let _ = copy_bidirectional(&mut client, &mut upstream).await;
+                    return;
+                }
+                let mut answer = String::new();
+                upstream.read_to_string(&mut answer).await.unwrap();
+                let (sessions, nodes) = answer.split_once("ephemeral nodes dump:").unwrap();
+                let lines = sessions.lines().filter(|line| line.trim() != format!("{session:#x}"));
+                let told = format!("{}\nephemeral nodes dump:{nodes}", lines.collect::<Vec<_>>().join("\n"));
+                client.write_all(told.as_bytes()).await.unwrap();
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_session_is_over_is_told_as_one_to_break() {
+    let path = "/zklock/check/ghost";
+    let (zk, lock) = server_lock(path).await;
+    let held = lock.write().await.unwrap();
+    let id = session(&zk).await.id();
+    let server = shared_server().address();
+    assert_eq!(check(&server, path).await.stdout, format!("{path}: nothing odd\n"));
+    let odd = check(&forgetful(server, id).await, path).await;
+    assert_eq!(odd.code, Some(1), "{odd:#?}");
+    let told = format!(
+        ": its session {id:#x} is over, and it stays: remove it with zklock break {path} {}",
+        held.fencing_token()
+    );
+    assert!(odd.stdout.contains(&told), "{odd:#?}");
+    assert!(held.is_held());
+}
