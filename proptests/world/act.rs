@@ -174,7 +174,11 @@ impl World {
         // So would one that takes an old answer for its grant, and does not come to watch its own node yet.
         let is_late = |actor: &Actor| matches!(actor, Actor::Busy(work) if work.is_woken());
         let may_be_late = self.ledger.are_blind && self.actors.iter().any(is_late);
-        let all_hear = !self.cut.contains(&true) && !self.lagging.contains(&true) && !is_held_up && !may_be_late;
+        let all_hear = !self.are_unheard
+            && !self.cut.contains(&true)
+            && !self.lagging.contains(&true)
+            && !is_held_up
+            && !may_be_late;
         match action {
             Action::Stall => wired.stall(),
             Action::Flow => wired.flow(),
@@ -214,20 +218,34 @@ impl World {
                 memory.catch_up();
                 self.lagging[client] = false;
             }
+            Action::Forget => {
+                memory.forget_watches();
+                self.are_unheard = true;
+            }
+            Action::Freeze(part) => {
+                if let Some(node) = self.node_in(part, i) {
+                    memory.freeze(node);
+                    self.are_unheard = true;
+                }
+            }
             Action::Reap => memory.reap_containers(),
             Action::Remove(part) if all_hear => {
-                let directory = World::directory(part);
-                let mut children = memory.children(directory);
-                // Not by their names, which begin with an id by chance.
-                children.sort_by_key(|name| name.rsplit(|c: char| !c.is_ascii_digit()).next().map(str::to_owned));
-                if let Some(child) = children.get(i % children.len().max(1)) {
-                    memory.remove(format!("{directory}/{child}"));
+                if let Some(node) = self.node_in(part, i) {
+                    memory.remove(node);
                 }
             }
             Action::Clear(part) if all_hear => memory.remove(World::directory(part)),
             Action::BackUp => self.backup = Some(memory.back_up()),
             _ => {}
         }
+    }
+
+    fn node_in(&self, part: Part, i: usize) -> Option<String> {
+        let directory = World::directory(part);
+        let mut children = self.children(directory);
+        // Not by their names, which begin with an id by chance.
+        children.sort_by_key(|name| name.rsplit(|c: char| !c.is_ascii_digit()).next().map(str::to_owned));
+        children.get(i % children.len().max(1)).map(|child| format!("{directory}/{child}"))
     }
 
     /// The ensemble comes back as it was. A client that has seen more is given no session by such servers, so all its

@@ -273,7 +273,7 @@ impl World {
         }
         self.check_told();
         let is_held_up = self.clients.iter().any(Wired::is_stalled) || self.cut.contains(&true);
-        if is_held_up || self.lagging.contains(&true) || !self.ghosts.is_empty() {
+        if is_held_up || self.are_unheard || self.lagging.contains(&true) || !self.ghosts.is_empty() {
             return;
         }
         // After several lost answers in a row the next try waits a little. A stranger's rule may differ.

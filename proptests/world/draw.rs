@@ -71,6 +71,7 @@ enum Trouble {
     Waiting,
     Brief,
     Number,
+    Silence,
 }
 
 const TROUBLES: [Trouble; 12] = [
@@ -86,6 +87,7 @@ const TROUBLES: [Trouble; 12] = [
     Trouble::Waiting,
     Trouble::Brief,
     Trouble::Number,
+    Trouble::Silence,
 ];
 
 /// The schedule of a seed.
@@ -152,7 +154,7 @@ fn troubles(dice: &mut Dice, subject: Subject) -> Vec<Trouble> {
         Trouble::Stalling => 6,
         Trouble::Losing | Trouble::Cutting | Trouble::Lagging | Trouble::Removing | Trouble::Sleeping => 3,
         Trouble::Number if subject != Subject::Permits => 0,
-        Trouble::Expiring | Trouble::Brief | Trouble::Waiting | Trouble::Number => 2,
+        Trouble::Expiring | Trouble::Brief | Trouble::Waiting | Trouble::Number | Trouble::Silence => 2,
         Trouble::Reopening | Trouble::Forgetting => 1,
     };
     let mut left: Vec<_> = TROUBLES.map(|trouble| (weight(trouble), trouble)).to_vec();
@@ -295,6 +297,10 @@ impl Style {
                 let part = dice.one_of(&self.parts);
                 let what = dice.weighed(&[(5, Remove(part)), (2, Clear(part)), (1, Reap)]);
                 add(dice.below(ACTORS), what, after);
+            }
+            Trouble::Silence => {
+                let part = dice.one_of(&self.parts);
+                add(actor, dice.one_of(&[Forget, Freeze(part)]), after);
             }
             Trouble::Reopening => add(actor, Reopen, after),
             Trouble::Forgetting => {

@@ -79,6 +79,10 @@ pub(crate) enum Action {
     BackUp,
     /// The ensemble stands still for longer than a session timeout, and comes back as it was then.
     Restore,
+    /// The server of this actor's client forgets its watches.
+    Forget,
+    /// Whatever becomes of a node there, the server of this actor's client shows it as it is now.
+    Freeze(Part),
     Wait,
 }
 

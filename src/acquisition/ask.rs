@@ -79,7 +79,7 @@ impl Asking {
     /// Reports a refusal, once for each handle.
     fn refused(&self, path: &str, failure: &Failure) {
         if !self.0.swap(true, Ordering::Relaxed) {
-            tracing::warn!(path, %failure, "cannot ask for a lock that is only kept: waiting until it was idle for long");
+            tracing::warn!(path, %failure, "cannot ask for a lock that is only kept: waiting until it was idle for long, or its process looks at the queue");
         }
     }
 }

@@ -18,12 +18,15 @@ use crate::acquisition::wait::{Patience, Wait};
 use crate::call;
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
+use crate::queue::contender::Contender;
 use crate::queue::local::{Evidence, HandOff};
+use crate::queue::metadata;
 use crate::queue::permits::{self, Room};
 use crate::session::contract::Session;
 use crate::session::loss::Loss;
 use crate::session::request::{Event, Failure, Kind, Operation, Stat, Watch};
 use crate::session::retry;
+use crate::session::second_look::{self, SecondLook, check};
 use crate::ticket::exchange::{Exchange, NotExchanged};
 use crate::ticket::ticket::Ticket;
 
@@ -173,7 +176,8 @@ impl Acquisition {
         mut grant: Grant,
         wait: &mut Wait<'_>,
     ) -> Result<(), Error> {
-        let mut view = View::new(self, held, &grant);
+        let mut view = View::new(self, held, &grant, std::mem::take(&mut wait.ghosts));
+        let mut refused = None;
         let mut seen = self.seen_as_head(wanted, held, &grant).filter(|_| view.signal.is_none());
         held.ticket().book().granted(held.position(), &grant.evidence);
         loop {
@@ -190,6 +194,11 @@ impl Acquisition {
                     }
                     // The number may have changed without a word from the watch yet.
                     view.number = None;
+                    if refused.replace(now.version) == Some(now.version) {
+                        let session = held.ticket().session();
+                        second_look::report(session, self.handle.shown().to_string(), refused);
+                        SecondLook::new(session).pause().await;
+                    }
                 }
                 Ok(Room::Short) => {
                     grant.kind = "look";
@@ -267,6 +276,29 @@ impl Acquisition {
         }))
     }
 
+    /// Adds the permits of those whom our server still shows in the queue. It has missed that they left, so it may have
+    /// missed that they left with permits.
+    async fn add_unseen(&self, ticket: &Ticket, ghosts: &[Arc<str>], names: &mut Vec<String>) -> Result<(), Failure> {
+        let Some(directory) = &self.handle.site.permits else { return Ok(()) };
+        let session = ticket.session();
+        for ghost in ghosts.iter().filter_map(|name| Contender::parse(name)) {
+            let data = match retry::until_known(session, || session.data(&ticket.child(ghost.name()))).await {
+                Ok((data, _)) => data,
+                // It is no ghost any more, so its permits are shown, too.
+                Err(Failure::NoNode) => continue,
+                Err(failure) => return Err(failure),
+            };
+            let owner = format!("{}~{}", ghost.host(), ghost.id().unwrap_or_default());
+            let name = permits::name(&owner, metadata::read(&data).permits.unwrap_or(1));
+            if !names.contains(&name)
+                && second_look::is_there(session, format!("{directory}/{name}")).await != Some(false)
+            {
+                names.push(name);
+            }
+        }
+        Ok(())
+    }
+
     fn doubt_of_permits(&self, what: String) -> Error {
         Error::DoubtfulPermits { path: self.handle.shown().to_string(), what }
     }
@@ -292,15 +324,20 @@ struct View<'a> {
     /// The signal by which we know that we are the head. Another client can have forged it, as long as the node of the one
     /// before us is not known to be gone.
     signal: Option<Arc<HandOff>>,
+    /// Those who have left the queue although our server shows them there.
+    ghosts: Vec<Arc<str>>,
+    /// The nodes of those who held, and of whose end no watch has told. Their names never come again.
+    gone: Vec<String>,
 }
 
 impl<'a> View<'a> {
-    fn new(acquisition: &'a Acquisition, held: &'a Hold, grant: &Grant) -> View<'a> {
+    fn new(acquisition: &'a Acquisition, held: &'a Hold, grant: &Grant, ghosts: Vec<Arc<str>>) -> View<'a> {
         let signal = match &grant.evidence {
             Evidence::HandOff(signal) if !signal.is_confirmed() => Some(Arc::clone(signal)),
             _ => None,
         };
-        View { acquisition, held, connection: held.ticket().connection(), number: None, names: None, signal }
+        let connection = held.ticket().connection();
+        View { acquisition, held, connection, number: None, names: None, signal, ghosts, gone: Vec::new() }
     }
 
     fn fault(&self, failure: Failure) -> Error {
@@ -316,7 +353,10 @@ impl<'a> View<'a> {
         let mut tries = 0;
         loop {
             match self.try_to_look(&session).await {
-                Ok(Some((names, node))) => {
+                Ok(Some((mut names, node))) => {
+                    names.retain(|name| !self.gone.contains(name));
+                    let unseen = self.acquisition.add_unseen(self.held.ticket(), &self.ghosts, &mut names).await;
+                    unseen.map_err(|failure| self.fault(failure))?;
                     let known = self.number.as_ref().map(|(number, version, _)| (*number, *version));
                     let (number, version) = match (known, node) {
                         (Some(known), _) => known,
@@ -409,15 +449,25 @@ impl<'a> View<'a> {
                 Err(failure) => return Err(self.acquisition.no_permit(failure)),
             }
         }
-        let Some((_, _, number)) = &mut self.number else { return Ok(()) };
+        let (Some((_, _, number)), Some(directory)) = (&mut self.number, &self.acquisition.handle.site.permits) else {
+            return Ok(());
+        };
+        let (own_node, path) = (self.held.own_node(), self.acquisition.handle.shown());
+        let checks = || {
+            let mut checks = vec![check(own_node.path(), None), check(path.to_string(), Some(now.version))];
+            checks.extend(now.names.iter().map(|name| check(format!("{directory}/{name}"), None)));
+            checks
+        };
+        let mut look = SecondLook::after(session, !self.gone.is_empty());
         let changed = async {
             tokio::select! {
                 biased;
-                event = number => (event, true),
-                event = names => (event, false),
+                event = number => Change::Number(event),
+                event = names => Change::Names(event),
+                index = look.finds(checks) => Change::Missed(index),
             }
         };
-        let (event, is_number) = match &mut wait.on_wait {
+        let changed = match &mut wait.on_wait {
             None => changed.await,
             Some(on_wait) => {
                 let (site, me) = (&self.acquisition.handle.site, self.held.contender());
@@ -428,17 +478,34 @@ impl<'a> View<'a> {
                 }
             }
         };
-        if event == Event::Over {
+        match changed {
             // The session is over, and the acquisition is told so by the loss of its node.
-            return std::future::pending().await;
-        }
-        if is_number {
-            self.number = None;
-        } else {
-            self.names = None;
+            Change::Number(Event::Over) | Change::Names(Event::Over) => return std::future::pending().await,
+            Change::Number(_) => self.number = None,
+            Change::Names(_) => self.names = None,
+            Change::Missed(0) => own_node.lose(Loss::Removed),
+            Change::Missed(1) => {
+                second_look::report(session, path.to_string(), Some(now.version));
+                self.number = None;
+            }
+            Change::Missed(index) => {
+                let gone = now.names.get(index - 2).cloned().unwrap_or_default();
+                second_look::report(session, format!("{directory}/{gone}"), None);
+                self.gone.push(gone);
+            }
         }
         Ok(())
     }
+}
+
+/// What the head of the queue waits for.
+enum Change {
+    /// The node that gives the number.
+    Number(Event),
+    /// The nodes of those who hold.
+    Names(Event),
+    /// What of it, by its index among the checks, was found by a second look.
+    Missed(usize),
 }
 
 /// Makes the directory of the permits. It stays, as the semaphore's own node does.

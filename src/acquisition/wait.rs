@@ -20,6 +20,7 @@ use crate::session::listings::Names;
 use crate::session::loss::Loss;
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
+use crate::session::second_look::{self, SecondLook, check};
 use crate::snapshot::on_wait::OnWait;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::meter;
@@ -42,6 +43,8 @@ pub(crate) struct Wait<'a> {
     pub(crate) look: Option<Result<Names, Failure>>,
     /// What the last listing showed of the directory itself, if it is needed next.
     pub(crate) directory: Option<Stat>,
+    /// The contenders that the server shows although they have left.
+    pub(crate) ghosts: Vec<Arc<str>>,
 }
 
 /// What a waiter waits for.
@@ -53,6 +56,8 @@ struct Behind<'a> {
     /// Whether to ask the predecessor to give its node up.
     asks: bool,
     directory: Option<Stat>,
+    /// The server has shown a contender that had left, and may show others.
+    is_haunted: bool,
 }
 
 impl Wait<'_> {
@@ -92,8 +97,8 @@ impl Acquisition {
                 Step::Await { predecessor, watches, asks } => {
                     held.ticket().book().waits(held.position(), &predecessor);
                     let watches = watches || wait.on_wait.is_some();
-                    let behind =
-                        Behind { held, predecessor: &predecessor, watches, asks, directory: wait.directory.take() };
+                    let (directory, is_haunted) = (wait.directory.take(), !wait.ghosts.is_empty());
+                    let behind = Behind { held, predecessor: &predecessor, watches, asks, directory, is_haunted };
                     let departure = match &mut wait.on_wait {
                         None => self.departure(&behind).await?,
                         Some(on_wait) => Box::pin(self.departure_watched(&behind, on_wait)).await?,
@@ -145,6 +150,10 @@ impl Acquisition {
             meter::entered(self.aim(), names.len().saturating_sub(1));
         }
         let step = waiter.next(News::Listed { names: &names, known: ticket.book().find(held.position()) });
+        if let Some(ghost) = waiter.ghosts().iter().find(|ghost| !wait.ghosts.contains(ghost)) {
+            second_look::report(session, ticket.child(ghost), None);
+        }
+        wait.ghosts = waiter.ghosts().to_vec();
         let Step::Await { predecessor, .. } = &step else { return Ok(step) };
         wait.directory = names.directory;
         if wait.patience == Patience::GiveUp {
@@ -244,6 +253,38 @@ impl Acquisition {
 
     /// Waits until the predecessor has let us in, or something has happened to its node.
     async fn departure(&self, behind: &Behind<'_>) -> Result<Departure, Error> {
+        tokio::select! {
+            biased;
+            heard = self.heard(behind) => heard,
+            missed = Box::pin(self.missed(behind)) => missed,
+        }
+    }
+
+    /// Waits until the leader no longer has our node or the predecessor's, although nothing was heard of that.
+    async fn missed(&self, behind: &Behind<'_>) -> Result<Departure, Error> {
+        let (ticket, own_node, predecessor) = (behind.held.ticket(), behind.held.own_node(), behind.predecessor);
+        let session = ticket.session();
+        let checks = || [own_node.path(), ticket.child(&predecessor.name)].map(|path| check(path, None)).to_vec();
+        let mut look = SecondLook::after(session, behind.is_haunted);
+        if look.finds(checks).await == 0 {
+            own_node.lose(Loss::Removed);
+            return Err(self.evicted(Loss::Removed));
+        }
+        // A server that has missed a downgrade does not show the reader. Another one does.
+        let reader = match predecessor.mode {
+            Mode::Write => Contender::parse_as(&predecessor.name, self.handle.dialect).map(|it| it.downgraded()),
+            Mode::Read => None,
+        };
+        match reader {
+            Some(reader) if second_look::is_there(session, ticket.child(&reader)).await != Some(false) => {
+                Ok(Departure::Unseen)
+            }
+            _ => Ok(Departure::Missed),
+        }
+    }
+
+    /// As [`Self::departure`], if it is told.
+    async fn heard(&self, behind: &Behind<'_>) -> Result<Departure, Error> {
         let (session, own_node) = (behind.held.ticket().session(), behind.held.own_node());
         let mut watch = match Box::pin(self.keep_vigil(behind)).await? {
             Vigil::Predecessor(watch) => watch,

@@ -16,6 +16,7 @@ use crate::session::node::OwnNode;
 use crate::session::position::Position;
 use crate::session::request::{Event, Failure, Stat};
 use crate::session::retry;
+use crate::session::second_look::SecondLook;
 use crate::sync::{Mutex, MutexGuard, OnceLock};
 use crate::ticket::exchange::{Exchange, NotExchanged};
 use crate::ticket::removal::Leaving;
@@ -149,9 +150,17 @@ impl Hold {
             }
             // A long listing would take memory for as long as the watch is out.
             drop(names);
-            if change.await == Event::Over {
-                // The session is over: `lost` says what that means for the hold.
-                return std::future::pending().await;
+            let mut look = SecondLook::new(session);
+            tokio::select! {
+                biased;
+                event = change => {
+                    if event == Event::Over {
+                        // The session is over: `lost` says what that means for the hold.
+                        return std::future::pending().await;
+                    }
+                }
+                // The event may have been lost.
+                () = look.pause() => {}
             }
             // Readers may come and go by the thousand: pause between two listings.
             let since = last_change.map(|last| self.now().saturating_sub(last));

@@ -22,6 +22,7 @@ use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::existence;
 use crate::session::request::{Ending, Event, Failure};
 use crate::session::retry;
+use crate::session::second_look::{self, SecondLook, check};
 use crate::sync::Mutex;
 
 /// How long to wait before the next look after a refusal, or after a request that could not be sent.
@@ -75,7 +76,8 @@ type Changes = Pin<Box<dyn Stream<Item = Result<Option<Leader>, Error>> + Send>>
 
 impl LeaderChanges {
     pub(crate) fn new(handle: &Arc<Handle>) -> LeaderChanges {
-        let observer = Observer { handle: Arc::clone(handle), session_slot: None, change: None, told: None };
+        let observer =
+            Observer { handle: Arc::clone(handle), session_slot: None, change: None, told: None, ghosts: Vec::new() };
         let changes =
             stream::unfold(observer, |mut observer| async { Some((observer.next().await?, observer)) }).fuse();
         LeaderChanges { path: Arc::clone(&handle.path), changes: Mutex::new(Box::pin(changes)) }
@@ -117,9 +119,18 @@ struct Observer {
     change: Option<Change>,
     /// What was told last.
     told: Option<Told>,
+    /// The names of candidates that have left, and that the server still shows.
+    ghosts: Vec<String>,
 }
 
-type Change = Pin<Box<dyn Future<Output = Event> + Send>>;
+type Change = Pin<Box<dyn Future<Output = Seen> + Send>>;
+
+/// What has ended the wait for another leader.
+enum Seen {
+    Event(Event),
+    /// No event has told that this candidate has left.
+    Missed(String),
+}
 
 #[derive(PartialEq, Eq)]
 enum Told {
@@ -131,14 +142,16 @@ impl Observer {
     async fn next(&mut self) -> Option<Result<Option<Leader>, Error>> {
         loop {
             if let Some(change) = &mut self.change {
-                let event = change.await;
+                let seen = change.await;
                 self.change = None;
-                if event == Event::Over {
-                    self.session_is_over().await;
+                match seen {
+                    Seen::Event(Event::Over) => self.session_is_over().await,
+                    Seen::Event(_) => {}
+                    Seen::Missed(name) => self.ghosts.push(name),
                 }
             }
             let seen = match self.session().await {
-                Ok(session) => look_and_watch(&session, &self.handle).await,
+                Ok(session) => look_and_watch(&session, &self.handle, &mut self.ghosts).await,
                 Err(failure) => Err(failure),
             };
             let (news, told) = match seen {
@@ -200,22 +213,27 @@ fn pause(handle: &Handle) -> Change {
     let pause = handle.coordinator.sleep(PAUSE);
     Box::pin(async move {
         pause.await;
-        Event::Changed
+        Seen::Event(Event::Changed)
     })
 }
 
 type News = Result<Option<Leader>, Error>;
 
 /// Who leads, and what ends when that may have changed.
-async fn look_and_watch(session: &Arc<dyn Session>, handle: &Handle) -> Result<(News, Change), Failure> {
+async fn look_and_watch(
+    session: &Arc<dyn Session>,
+    handle: &Handle,
+    ghosts: &mut Vec<String>,
+) -> Result<(News, Change), Failure> {
     let (path, dialect) = (&handle.path, handle.dialect);
     loop {
         let names = match retry::until_known(session, || session.children(path)).await {
             Ok(names) => names,
             Err(Failure::NoNode) => {
                 let (session, path) = (Arc::clone(session), Arc::clone(path));
-                let made =
-                    async move { existence::possible(&session, &path).await.map_or(Event::Over, |()| Event::Changed) };
+                let made = async move {
+                    Seen::Event(existence::possible(&session, &path).await.map_or(Event::Over, |()| Event::Changed))
+                };
                 return Ok((Ok(None), Box::pin(made)));
             }
             Err(failure) => return Err(failure),
@@ -223,11 +241,35 @@ async fn look_and_watch(session: &Arc<dyn Session>, handle: &Handle) -> Result<(
         if let Err(error) = handle.check_for_foreign(&names) {
             return Ok((Err(error), pause(handle)));
         }
-        let Some(first) = leading(dialect, &names) else {
+        ghosts.retain(|ghost| names.contains(ghost));
+        let first_of = |mut names: Vec<String>| {
+            names.retain(|name| !ghosts.contains(name));
+            leading(dialect, &names)
+        };
+        let Some(first) = first_of(names) else {
             match retry::until_known(session, || session.watch_children(path)).await {
-                // A candidate has come just now.
-                Ok((names, _)) if leading(dialect, &names).is_some() => continue,
-                Ok((_, change)) => return Ok((Ok(None), Box::pin(change))),
+                Ok((names, mut change)) => {
+                    // A candidate has come just now.
+                    if first_of(names).is_some() {
+                        continue;
+                    }
+                    let (session, path) = (Arc::clone(session), Arc::clone(path));
+                    let change = async move {
+                        let mut look = SecondLook::new(&session);
+                        loop {
+                            tokio::select! {
+                                biased;
+                                event = &mut change => return Seen::Event(event),
+                                () = look.pause() => {}
+                            }
+                            // A candidate may have come without a word.
+                            if !session.children(&path).await.is_ok_and(|names| leading(dialect, &names).is_none()) {
+                                return Seen::Event(Event::Changed);
+                            }
+                        }
+                    };
+                    return Ok((Ok(None), Box::pin(change)));
+                }
                 Err(Failure::NoNode) => continue,
                 Err(failure) => return Err(failure),
             }
@@ -239,7 +281,21 @@ async fn look_and_watch(session: &Arc<dyn Session>, handle: &Handle) -> Result<(
             Box::pin(async move { Ok((change.await?, data.await?)) })
         });
         match looked.await {
-            Ok((change, (data, stat))) => return Ok((Ok(Some(Leader::of(&first, &data, stat))), Box::pin(change))),
+            Ok((change, (data, stat))) => {
+                let (session, name) = (Arc::clone(session), first.name().to_owned());
+                let leader = Leader::of(&first, &data, stat);
+                let change = async move {
+                    let mut look = SecondLook::new(&session);
+                    tokio::select! {
+                        biased;
+                        event = change => return Seen::Event(event),
+                        _ = look.finds(|| vec![check(node.clone(), None)]) => {}
+                    }
+                    second_look::report(&session, node, None);
+                    Seen::Missed(name)
+                };
+                return Ok((Ok(Some(leader)), Box::pin(change)));
+            }
             // It has left just now.
             Err(Failure::NoNode) => {}
             Err(failure) => return Err(failure),

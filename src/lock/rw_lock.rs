@@ -397,7 +397,8 @@ impl RwLockBuilder {
     /// - when it is lost. A kept node is guarded by the lease like any other, so a use never begins under a lost lock.
     ///
     /// A contender that waits asks by itself, in one request, whatever its own options are. It needs the permission to
-    /// write the lock's directory. Without it, it waits until the node was idle for `idle`, and logs that once. A `try_`
+    /// write the lock's directory. Without it, it logs that once, and waits until the node was idle for `idle`, or until this process looks at the
+    /// queue: each `idle`, between 30 s and ten minutes. A `try_`
     /// method asks nobody: to get at a lock that others keep, use a [timeout](Acquire::timeout), or [ask](RwLock::ask)
     /// first.
     ///

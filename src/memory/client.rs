@@ -148,6 +148,19 @@ impl Memory {
         self.change(World::catch_up);
     }
 
+    /// This client's server forgets every watch that is armed now, as one does that has lost its last moments: none of them
+    /// fires any more.
+    pub fn forget_watches(&self) {
+        self.change(|world, id, _| world.forget_watches(id));
+    }
+
+    /// From now on this client's server shows the node at `path`, and all below it, as they are now, and tells nothing of
+    /// them, nor of their neighbours' coming and going. A node that is deleted then is a ghost: only this server still has
+    /// it.
+    pub fn freeze(&self, path: impl AsRef<str>) {
+        self.change(|world, id, _| world.freeze(id, path.as_ref()));
+    }
+
     /// Deletes every container that had children and has none now, as a server does once a minute.
     pub fn reap_containers(&self) {
         self.client.ensemble.change(World::reap);

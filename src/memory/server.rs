@@ -11,7 +11,9 @@ use crate::memory::clock::Clock;
 use crate::memory::executor::Executor;
 use crate::memory::index::Index;
 use crate::memory::link::{Link, State};
-use crate::memory::tree::{Change, Node, Owned, Stamp, Tree, children_of, commit, deletion, parent_of};
+use crate::memory::tree::{
+    Change, Node, Owned, Stamp, Tree, children_key, children_of, commit, deletion, is_from, parent_of,
+};
 use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Task, Watch};
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -65,6 +67,10 @@ struct SessionState {
     seen: i64,
     waiting: Vec<Job>,
     faults: VecDeque<Fault>,
+    /// The tops of what its server shows as it was, each with the nodes from there on.
+    frozen: Vec<(String, Tree)>,
+    /// What its server has forgotten. Never fires.
+    forgotten: Vec<Armed>,
     /// By the path of a node, or by its [key](crate::memory::tree::children_key) for a watch on the node's children.
     watches: BTreeMap<String, Vec<Armed>>,
 }
@@ -155,6 +161,10 @@ impl SessionState {
     }
 
     fn happened(&mut self, path: &str, event: Event, fired: &mut Vec<Fired>) {
+        let hides = |(top, _): &(String, Tree)| is_from(path, top) || path == children_key(parent_of(top));
+        if self.frozen.iter().any(hides) {
+            return;
+        }
         if self.view.is_some() {
             self.late.push((path.to_owned(), event));
         } else if self.is_up() {
@@ -183,6 +193,8 @@ impl World {
             seen: 0,
             waiting: Vec::new(),
             faults: VecDeque::new(),
+            frozen: Vec::new(),
+            forgotten: Vec::new(),
             watches: BTreeMap::new(),
         };
         self.last_session += 1;
@@ -214,8 +226,42 @@ impl World {
     }
 
     /// The tree as a session's server shows it.
-    pub(super) fn shown_to(&self, session: i64) -> &Tree {
-        self.sessions.get(&session).and_then(|state| state.view.as_ref()).unwrap_or(&self.tree)
+    pub(super) fn shown_to(&self, session: i64) -> Arc<Tree> {
+        let view = self.sessions.get(&session).and_then(|state| state.view.as_ref());
+        self.with_frozen(session, view.unwrap_or(&self.tree))
+    }
+
+    /// This tree, but for what is frozen.
+    fn with_frozen(&self, session: i64, tree: &Arc<Tree>) -> Arc<Tree> {
+        let mut shown = Arc::clone(tree);
+        for (top, nodes) in self.sessions.get(&session).into_iter().flat_map(|state| &state.frozen) {
+            let tree = Arc::make_mut(&mut shown);
+            tree.retain(|path, _| !is_from(path, top));
+            tree.extend(nodes.clone());
+        }
+        shown
+    }
+
+    /// From now on a session's server shows this node, and all below it, as they are now, and tells nothing of them.
+    pub(super) fn freeze(&mut self, session: i64, top: &str) {
+        let nodes = self
+            .shown_to(session)
+            .iter()
+            .filter(|(path, _)| is_from(path, top))
+            .map(|(path, node)| (path.clone(), node.clone()))
+            .collect();
+        if let Some(state) = self.sessions.get_mut(&session) {
+            state.frozen.push((top.to_owned(), nodes));
+        }
+    }
+
+    /// A session's server forgets the watches that are armed now.
+    pub(super) fn forget_watches(&mut self, session: i64) {
+        let Some(state) = self.sessions.get_mut(&session) else { return };
+        for (key, armed) in std::mem::take(&mut state.watches) {
+            self.index.watches_no_more(session, &key);
+            state.forgotten.extend(armed);
+        }
     }
 
     /// Brings a session's lagging server up to now; it goes on lagging from here.
@@ -348,7 +394,10 @@ impl World {
         fired.push(link);
         for (key, armed) in std::mem::take(&mut state.watches) {
             self.index.watches_no_more(session, &key);
-            armed.into_iter().for_each(|armed| fired.push(Box::new(move || armed.fire(Event::Over))));
+            state.forgotten.extend(armed);
+        }
+        for armed in state.forgotten {
+            fired.push(Box::new(move || armed.fire(Event::Over)));
         }
         // Without its session, each of these requests answers that the session is over.
         for job in std::mem::take(&mut state.waiting) {
@@ -386,10 +435,12 @@ impl World {
         }));
         state.cut = None;
         let link = state.link_changes(State::Up);
+        let tree = self.with_frozen(session, &self.tree);
+        let Some(state) = self.sessions.get_mut(&session) else { return };
         // The server compares what it has with what the client has seen, as it does for SetWatches.
         let missed = state.watches.keys().filter_map(|key| {
             let children_of = key.strip_suffix('/');
-            match self.tree.get(children_of.unwrap_or(key)) {
+            match tree.get(children_of.unwrap_or(key)) {
                 None if key != "/" => Some((key.clone(), Event::Deleted)),
                 None => Some((key.clone(), Event::Changed)),
                 Some(node) => {

@@ -58,7 +58,7 @@ impl MemorySession {
         look: impl FnOnce(&Tree, &str) -> Result<T, Failure> + Send + 'static,
     ) -> Reply<T> {
         let (id, path) = (self.id, path.to_owned());
-        self.request(false, move |world, _| look(world.shown_to(id), &path))
+        self.request(false, move |world, _| look(&world.shown_to(id), &path))
     }
 }
 
@@ -139,7 +139,7 @@ impl Session for MemorySession {
             if path != "/" && !world.shown_to(id).contains_key(&path) {
                 return Err(Failure::NoNode);
             }
-            let names = children_of(world.shown_to(id), &path);
+            let names = children_of(&world.shown_to(id), &path);
             Ok((names, world.arm(id, children_key(&path), ensemble)))
         })
     }

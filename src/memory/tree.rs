@@ -195,6 +195,11 @@ pub(super) fn parent_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(parent, _)| parent)
 }
 
+/// Whether the path, or the key of a watch, is of the node at `top`, or of one below it.
+pub(super) fn is_from(path: &str, top: &str) -> bool {
+    path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 /// The key of a watch on a node's children. It ends with a slash, as no node's path does.
 pub(super) fn children_key(path: &str) -> String {
     format!("{}/", path.trim_end_matches('/'))

@@ -16,6 +16,8 @@
 //!                     the predecessor has gone
 //! ```
 //!
+//! A predecessor may have gone without a word, and be shown all the same: then it is passed over from then on.
+//!
 //! `List` can also end the wait: with `Evicted` if our node is not in the queue, or with `Foreign` if a foreign
 //! contender is there, whose rule may differ.
 //!
@@ -40,6 +42,9 @@ pub struct Waiter<C> {
     has_asked: bool,
     /// The last writer that vanished, and may have held the lock.
     vanished: Option<Vanished>,
+    /// The names of contenders that have left by what the leader says, and that the server still shows. None of them ever
+    /// comes again, so they are passed over.
+    ghosts: Vec<Arc<str>>,
 }
 
 /// What a waiter may rely on.
@@ -106,6 +111,8 @@ pub enum Departure {
     Seen(Option<i64>),
     /// The book reported it, or the node had gone before it could be watched.
     Unseen,
+    /// The leader has neither its node nor the one that it would have after a downgrade, although nothing was heard of that.
+    Missed,
 }
 
 /// What to do next.
@@ -171,7 +178,7 @@ struct Vanished {
 impl<C: Borrow<Contender>> Waiter<C> {
     /// A contender that has its node. Its first step is [`Step::Consult`].
     pub fn new(me: C, rules: Rules) -> Waiter<C> {
-        Waiter { me, rules, has_waited: false, awaited: None, has_asked: false, vanished: None }
+        Waiter { me, rules, has_waited: false, awaited: None, has_asked: false, vanished: None, ghosts: Vec::new() }
     }
 
     /// What to do next, now that the last step has brought this news.
@@ -186,6 +193,11 @@ impl<C: Borrow<Contender>> Waiter<C> {
     /// Whether the contender has waited for another.
     pub fn has_waited(&self) -> bool {
         self.has_waited
+    }
+
+    /// The names that the last listing showed, and that it passed over.
+    pub fn ghosts(&self) -> &[Arc<str>] {
+        &self.ghosts
     }
 
     fn after_book<E>(&mut self, known: Known<E>, has_listing: bool) -> Step<E> {
@@ -204,6 +216,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
                 if self.rules.trusts_book
                     && !has_listing
                     && !is_gone(&predecessor)
+                    && !self.ghosts.contains(&predecessor.name)
                     && !is_kept_reader(&predecessor) =>
             {
                 self.wait(predecessor, false)
@@ -213,6 +226,15 @@ impl<C: Borrow<Contender>> Waiter<C> {
     }
 
     fn after_listing<E>(&mut self, names: &[String], known: Known<E>) -> Step<E> {
+        self.ghosts.retain(|ghost| names.iter().any(|name| **name == **ghost));
+        let without_ghosts: Vec<String>;
+        let names = if self.ghosts.is_empty() {
+            names
+        } else {
+            let is_ghost = |name: &&String| self.ghosts.iter().any(|ghost| ***name == **ghost);
+            without_ghosts = names.iter().filter(|name| !is_ghost(name)).cloned().collect();
+            &without_ghosts
+        };
         // A writer that has downgraded is still there, and will release as a reader does.
         self.vanished.take_if(|Vanished { writer, .. }| {
             let reader = writer.downgraded();
@@ -242,12 +264,15 @@ impl<C: Borrow<Contender>> Waiter<C> {
     fn after_departure<E>(&mut self, departure: Departure) -> Step<E> {
         let owner = match departure {
             Departure::Signalled(owner) | Departure::Seen(owner) => owner,
-            Departure::Unseen => None,
+            Departure::Unseen | Departure::Missed => None,
         };
         // A writer that vanished while its predecessor was still there has only waited. If both are of one session it
         // may have held, because the predecessor lets it in before the predecessor's own node is gone.
         self.vanished.take_if(|it| owner.is_some() && it.owner.is_some() && it.owner != owner);
         let Some(Awaited { predecessor, .. }) = &self.awaited else { return Step::Consult };
+        if departure == Departure::Missed {
+            self.ghosts.push(Arc::clone(&predecessor.name));
+        }
         if predecessor.mode == Mode::Write {
             // Only a writer that held writes to its node when it leaves, and then no contender before us is left. In
             // another dialect any client may have written, for any reason.

@@ -154,6 +154,11 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// The negotiated session timeout.
     fn timeout(&self) -> Duration;
 
+    /// The address of the server that it is connected to, for people to read; `None`, as by default, if that is not known.
+    fn server(&self) -> Option<String> {
+        None
+    }
+
     /// What the library keeps for this session. The backend has made it, and reports to it what happens.
     fn upkeep(&self) -> &Arc<Upkeep>;
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::session::contract::Session;
 use crate::session::request::{Event, Failure};
 use crate::session::retry;
+use crate::session::second_look::{self, SecondLook};
 
 /// How long to wait before the next try after a refusal.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -24,8 +25,15 @@ pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(
             Ok((names, _)) if names.iter().any(|it| it == name) => return Ok(()),
             Ok((names, change)) => {
                 drop(names);
-                if change.await == Event::Over {
-                    return Err(Failure::Over(session.over().await));
+                let mut look = SecondLook::new(session);
+                tokio::select! {
+                    biased;
+                    event = change => {
+                        if event == Event::Over {
+                            return Err(Failure::Over(session.over().await));
+                        }
+                    }
+                    () = look.finds_there(path) => second_look::report(session, path.to_owned(), None),
                 }
                 if wanted != path {
                     session.sleep(LOOK_PAUSE).await;

@@ -17,6 +17,7 @@ pub(crate) mod patience;
 pub(crate) mod position;
 pub(crate) mod request;
 pub(crate) mod retry;
+pub(crate) mod second_look;
 #[cfg(test)]
 mod stub;
 pub(crate) mod thread;

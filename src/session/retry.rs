@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Reply, Stat};
@@ -47,6 +48,13 @@ pub(crate) async fn before_next_try(session: &Arc<dyn Session>, tries: &mut u32)
         session.sleep(session.timeout() / 50 * (*tries - 3).min(12)).await;
     }
     Ok(())
+}
+
+/// Sleeps. `false` if the timer was over at once: it belongs to a runtime that is gone, and so would the next one.
+pub(crate) async fn slept(session: &Arc<dyn Session>, pause: Duration) -> bool {
+    let began = session.lease().now();
+    session.sleep(pause).await;
+    session.lease().now() >= began.saturating_add(pause / 2)
 }
 
 /// What `read` finds after a sync; both requests are on their way when this returns.

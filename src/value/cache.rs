@@ -16,6 +16,7 @@ use crate::session::existence;
 use crate::session::lease::Lease;
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
+use crate::session::second_look::{self, SecondLook, check};
 use crate::sync::{Mutex, MutexGuard, OnceLock, watch};
 use crate::value::background::{self, Reserving};
 use crate::value::codec::{Initial, Stored, Terms};
@@ -425,6 +426,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
         let Some(path) = self.cache.upgrade().map(|cache| cache.path.clone()) else { return };
         // What was known when its server was brought up to date: it may lag behind what another one has shown us.
         let mut synced = None;
+        let mut look = SecondLook::new(session);
         loop {
             let looked = async {
                 if synced.is_none() {
@@ -445,7 +447,17 @@ impl<T: Send + Sync + 'static> Follower<T> {
                         cache.came(bytes, stat, session.lease(), synced.unwrap_or_default());
                     }
                     drop(cache);
-                    change.await == Event::Over
+                    tokio::select! {
+                        biased;
+                        event = change => {
+                            look.heard();
+                            event == Event::Over
+                        }
+                        _ = look.finds(|| vec![check(path.clone(), Some(stat.version))]) => {
+                            second_look::report(session, path.clone(), Some(stat.version));
+                            false
+                        }
+                    }
                 }
                 Err(Failure::NoNode) => {
                     let Some(cache) = self.cache.upgrade() else { return };

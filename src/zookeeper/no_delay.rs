@@ -7,11 +7,16 @@
 
 use std::io;
 use std::net::SocketAddr;
+#[cfg(target_os = "linux")]
+use std::sync::PoisonError;
 
+#[cfg(target_os = "linux")]
+use crate::sync::Mutex;
 use crate::zookeeper::servers::Servers;
 
-/// Sets the option on the connections of this process to these servers.
-pub(super) async fn set_on_connections_to(servers: &Servers) {
+/// Sets the option on the connections of this process to these servers. Returns the server of the one on which it was not
+/// set before, if there is one such connection and no other: a session that has just connected knows its server by that.
+pub(super) async fn set_on_connections_to(servers: &Servers) -> Option<SocketAddr> {
     let mut addresses = Vec::new();
     for server in servers.each() {
         // A name that cannot be looked up now leads nowhere.
@@ -20,19 +25,28 @@ pub(super) async fn set_on_connections_to(servers: &Servers) {
     // A process may have a hundred thousand files open, and heartbeats must not wait for the look at them.
     let set = tokio::task::spawn_blocking(move || set(&addresses)).await;
     match set.unwrap_or_else(|gone| Err(io::Error::other(gone))) {
-        Ok(connections) => tracing::trace!(%servers, connections, "small requests are sent at once"),
-        Err(error) => tracing::debug!(%servers, %error, "small requests may wait for an acknowledgement"),
+        Ok(peers) => {
+            tracing::trace!(%servers, connections = peers.len(), "small requests are sent at once");
+            peers.first().copied().filter(|_| peers.len() == 1)
+        }
+        Err(error) => {
+            tracing::debug!(%servers, %error, "small requests may wait for an acknowledgement");
+            None
+        }
     }
 }
 
-/// Returns on how many connections it was not set before.
+/// Returns the servers at the other end of the connections on which it was not set before.
 #[cfg(target_os = "linux")]
-fn set(servers: &[SocketAddr]) -> io::Result<usize> {
+fn set(servers: &[SocketAddr]) -> io::Result<Vec<SocketAddr>> {
     use rustix::net::{getpeername, sockopt};
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
+    // Otherwise one of two sessions that connect together could take the other's server for its own.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let this = pidfd_open(getpid(), PidfdFlags::empty())?;
-    let mut count = 0;
+    let mut peers = Vec::new();
     for open in std::fs::read_dir("/proc/self/fd")? {
         let open = open?;
         // Closed meanwhile, or no socket.
@@ -52,16 +66,17 @@ fn set(servers: &[SocketAddr]) -> io::Result<usize> {
             Err(_) => continue,
         };
         let is_theirs = |peer: SocketAddr| servers.iter().any(|it| (it.ip(), it.port()) == (peer.ip(), peer.port()));
-        if peer.is_some_and(is_theirs) && sockopt::tcp_nodelay(&socket) == Ok(false) {
+        let peer = peer.filter(|peer| is_theirs(*peer) && sockopt::tcp_nodelay(&socket) == Ok(false));
+        if let Some(peer) = peer {
             sockopt::set_tcp_nodelay(&socket, true)?;
-            count += 1;
+            peers.push(peer);
         }
     }
-    Ok(count)
+    Ok(peers)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn set(_servers: &[SocketAddr]) -> io::Result<usize> {
+fn set(_servers: &[SocketAddr]) -> io::Result<Vec<SocketAddr>> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
@@ -75,8 +90,9 @@ mod tests {
     fn it_is_set_on_connections_to_the_servers_and_on_no_other() {
         let [server, other] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let [to_server, to_other] = [&server, &other].map(|it| TcpStream::connect(it.local_addr().unwrap()).unwrap());
-        assert_eq!(set(&[server.local_addr().unwrap()]).unwrap(), 1);
+        let server = server.local_addr().unwrap();
+        assert_eq!(set(&[server]).unwrap(), [server]);
         assert!(to_server.nodelay().unwrap() && !to_other.nodelay().unwrap());
-        assert_eq!(set(&[server.local_addr().unwrap()]).unwrap(), 0, "it is set already");
+        assert_eq!(set(&[server]).unwrap(), [], "it is set already");
     }
 }

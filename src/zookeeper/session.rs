@@ -1,6 +1,7 @@
 //! One session of a ZooKeeper ensemble, as the contract asks for it; knows neither locks nor how it was opened.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -50,6 +51,8 @@ pub(super) struct ZooKeeperSession {
     finished: Arc<Finished>,
     background: Arc<BackgroundThread>,
     servers: Servers,
+    /// The address of the server that it is connected to, if that is known.
+    server: Arc<Mutex<Option<SocketAddr>>>,
     watched_bytes: Arc<AtomicUsize>,
     /// The acquisition that it was opened for has not taken its slot yet.
     is_fresh: AtomicBool,
@@ -135,6 +138,7 @@ impl ZooKeeperSession {
                 finished,
                 background: Arc::clone(background),
                 servers,
+                server: Arc::default(),
                 watched_bytes: Arc::default(),
                 is_fresh: AtomicBool::new(true),
                 root_bytes,
@@ -158,8 +162,11 @@ impl ZooKeeperSession {
 
     /// A connection was made, the first one or another.
     fn has_a_connection(&self) {
-        let servers = self.servers.clone();
-        self.background.handle().spawn(async move { no_delay::set_on_connections_to(&servers).await });
+        let (servers, server) = (self.servers.clone(), Arc::clone(&self.server));
+        self.background.handle().spawn(async move {
+            let found = no_delay::set_on_connections_to(&servers).await;
+            *server.lock().unwrap_or_else(PoisonError::into_inner) = found;
+        });
     }
 
     /// A session slot, if the session has room.
@@ -314,6 +321,11 @@ impl Session for ZooKeeperSession {
 
     fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    fn server(&self) -> Option<String> {
+        let found = *self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(found.map_or_else(|| format!("one of {}", self.servers.list()), |server| server.to_string()))
     }
 
     fn upkeep(&self) -> &Arc<Upkeep> {

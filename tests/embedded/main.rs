@@ -14,3 +14,4 @@ mod once;
 mod permits;
 mod refusals;
 mod seeing;
+mod unheard;

@@ -211,7 +211,7 @@ fn an_observer_is_told_of_whoever_comes_at_any_poll_and_told_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_observer_of_a_place_that_is_not_there_asks_nothing_until_it_may_be() {
+async fn an_observer_of_a_place_that_is_not_there_asks_ever_more_seldom_until_it_may_be() {
     let zk = Memory::new();
     let observer = Leadership::new(&zk, "/not/there/yet").expect("valid");
     let mut changes = observer.changes();
@@ -223,7 +223,8 @@ async fn an_observer_of_a_place_that_is_not_there_asks_nothing_until_it_may_be()
         sleep(Duration::from_secs(60)).await;
         assert!(!next.is_woken() || next.poll().is_pending());
     }
-    assert_eq!(zk.requests(), before);
+    let looks = zk.requests() - before;
+    assert!((8..=12).contains(&looks), "{looks}");
     let leader = write(&RwLock::new(&zk, "/not/there/yet").expect("valid"));
     assert!(next.is_woken());
     let told = next.await.expect("open").expect("readable").expect("somebody leads");

@@ -591,3 +591,30 @@ async fn a_slow_servers_answers_count_from_when_they_were_asked_for() {
     assert!(guard.is_held(), "{:?}", guard.state());
     guard.release().await.unwrap();
 }
+
+/// Fault 108. The proxy stands for a server that keeps a node which the ensemble no longer has.
+#[tokio::test]
+async fn a_waiter_whose_server_hides_that_its_predecessor_has_left_is_granted_at_its_first_look() {
+    for is_ghost in [false, true] {
+        let stage = Stage::set(&format!("/faults/unheard-{is_ghost}"), SHORT).await;
+        let held = stage.here.write().await.unwrap();
+        let name = held.path().rsplit('/').next().unwrap().to_owned();
+        let began = Instant::now();
+        let mut waiter = tokio::spawn(stage.lock.write().into_future());
+        eventually("it watches its predecessor", || async {
+            let watched = shared_server().four_letter("wchp");
+            stage.children().await.iter().all(|name| watched.contains(name.as_str()))
+        })
+        .await;
+        let lost = stage.proxy.apply(Rule::on(Frames::events().about(&name)).lose().and_all_later());
+        let lists = Frames::replies(Op::GetChildren2).about(stage.here.path()).with_error(0);
+        let shown = is_ghost.then(|| stage.proxy.apply(Rule::on(lists).show(&name).and_all_later()));
+        held.release().await.unwrap();
+        soon("the lost notification", lost.strikes()).await;
+        let guard = soon("the first look", &mut waiter).await.unwrap().unwrap();
+        assert!(began.elapsed() >= SHORT, "{:?}", began.elapsed());
+        assert!(guard.is_held() && shown.is_none_or(|shown| shown.has_struck()));
+        guard.release().await.unwrap();
+        stage.becomes_empty().await;
+    }
+}

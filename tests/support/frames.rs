@@ -145,6 +145,15 @@ pub(super) fn refusal(xid: i32, code: i32) -> Vec<u8> {
     framed(&body)
 }
 
+/// A list of children, as a server answers it, with one name more.
+pub(super) fn with_name(list: &[u8], name: &str) -> Vec<u8> {
+    // The length of the frame, the head of the reply, and how many names there are.
+    const HEAD: usize = 4 + 16;
+    let count = Fields(&list[HEAD..]).int().expect("a list has a length") + 1;
+    let length = u32::try_from(name.len()).expect("names are short");
+    framed(&[&list[4..HEAD], &count.to_be_bytes(), &length.to_be_bytes(), name.as_bytes(), &list[HEAD + 4..]].concat())
+}
+
 /// One frame with its length in front.
 pub(super) async fn read_frame(from: &mut (impl AsyncReadExt + Unpin)) -> io::Result<Vec<u8>> {
     let mut frame = vec![0; 4];

@@ -162,6 +162,12 @@ impl Rule {
         Self { deed: Deed::Refuse(code), ..self }
     }
 
+    /// A list of children has this name, too.
+    pub fn show(self, name: &str) -> Self {
+        assert_eq!((self.frames.op, self.frames.error), (Some(Op::GetChildren2), Some(0)), "only lists have names");
+        Self { deed: Deed::Show(name.to_owned()), ..self }
+    }
+
     /// A handshake says something else.
     pub fn falsify(self, how: fn(&mut Hello)) -> Self {
         assert_eq!(self.frames.op, Some(Op::Handshake), "only handshakes can be falsified");
@@ -206,6 +212,7 @@ pub(super) enum Deed {
     Claim(i32),
     Refuse(i32),
     Falsify(fn(&mut Hello)),
+    Show(String),
 }
 
 impl Deed {

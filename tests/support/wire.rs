@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::frames::{Direction, Fields, NOTIFICATION_XID, path, read_frame, refusal};
+use super::frames::{Direction, Fields, NOTIFICATION_XID, path, read_frame, refusal, with_name};
 pub use super::frames::{Hello, Op};
 use super::port::Port;
 pub use super::rules::{Close, Fault, Frames, Rule};
@@ -536,6 +536,10 @@ impl Connection {
                         let _ = answers.send(Step::Forward(refusal(xid, code)));
                     }
                     continue;
+                }
+                Deed::Show(name) => {
+                    frame = with_name(&frame, &name);
+                    None
                 }
                 Deed::Falsify(how) => {
                     if let Some(mut hello) = Hello::read(direction, &frame) {

@@ -192,3 +192,40 @@ fn a_waiter_asks_the_ensemble_once_and_not_for_its_own_session() {
     assert!(asks(waiter(TRUSTING).next(News::Listed { names: &both, known: local(kept[1], Mode::Read) })));
     assert!(!asks(waiter(TRUSTING).book(local(writer, Mode::Write))), "it asks for what is before it");
 }
+
+#[test]
+fn a_waiter_passes_over_whoever_left_without_a_word_for_as_long_as_a_server_shows_it() {
+    let third = Waiter::new(Contender::parse("h~c-WRITE-0000000003").unwrap(), TRUSTING);
+    let (mut waiter, holder, me) = (third, "h~0-WRITE-0000000000", "h~c-WRITE-0000000003");
+    let awaits = |step: Step<u8>| match step {
+        Step::Await { predecessor, .. } => predecessor.name.to_string(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), ME);
+    assert_eq!(waiter.departs(Departure::Missed), Step::Consult);
+    let known = |name: &str| Known::Behind(Predecessor { name: name.into(), mode: Mode::Write, is_local: true });
+    assert_eq!(waiter.book(known(ME)), Step::List, "the book has not heard of it either");
+    assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), FIRST);
+    assert_eq!(waiter.departs(Departure::Missed), Step::Consult);
+    assert_eq!(waiter.book(Known::Nothing), Step::List);
+    assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), holder, "writers before a ghost count");
+    assert_eq!(waiter.ghosts(), [ME, FIRST].map(Arc::from));
+    // What only looks like a ghost's name counts: a writer that has downgraded has its number.
+    assert_eq!(awaits(waiter.lists(&["h~b-READ-0000000002", FIRST, ME, me])), "h~b-READ-0000000002");
+    // The other server has heard of all.
+    assert_eq!(waiter.departs(Departure::Unseen), Step::Consult);
+    assert_eq!(waiter.book(Known::Nothing), Step::List);
+    assert_eq!(waiter.lists(&[me]), taken(Proof::Listing, false, true));
+    assert_eq!(waiter.ghosts(), []);
+}
+
+#[test]
+fn a_waiter_beside_a_ghost_is_evicted_without_its_node_and_pauses_after_a_writer() {
+    let pausing = Rules { pauses: true, ..TRUSTING };
+    for (left, step) in [(&[FIRST, ME][..], taken(Proof::Listing, true, true)), (&[FIRST], Step::Evicted)] {
+        let mut waiter = waiter(pausing);
+        waiter.watches_first();
+        assert_eq!(waiter.departs(Departure::Missed), Step::Consult);
+        assert_eq!(waiter.lists(left), step);
+    }
+}

@@ -1,0 +1,480 @@
+//! What a notification should have told and did not: it was lost, nobody could ask for it, or a server keeps what the
+//! ensemble no longer has. In virtual time.
+
+use std::cell::RefCell;
+use std::fmt::Debug;
+use std::future::IntoFuture;
+use std::ops::Range;
+use std::sync::Once;
+use std::time::Duration;
+
+use support::hindered::{Asked, Count, Hindered, refused_at};
+use support::polled::{now, read, write, writing};
+use tokio::task::{JoinHandle, spawn};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_test::{assert_pending, assert_ready_ok};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+use zk_rwlock::coordinator::{Failure, Operation};
+use zk_rwlock::{Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared};
+
+const PATH: &str = "/lock";
+const SECOND: Duration = Duration::from_secs(1);
+
+/// From the beginning of a wait: the first look of one that has heard nothing comes after a session timeout, drawn apart by a
+/// tenth.
+const FIRST_LOOK: Range<Duration> = Duration::from_secs(10)..Duration::from_millis(11_100);
+
+fn lock_of(zk: &Memory) -> RwLock {
+    RwLock::new(zk, PATH).expect("valid")
+}
+
+fn sole_node(zk: &Memory, directory: &str) -> String {
+    let names = zk.children(directory);
+    assert_eq!(names.len(), 1, "{names:?}");
+    format!("{directory}/{}", names[0])
+}
+
+/// Two clients of an ensemble.
+fn two() -> (Memory, Memory) {
+    let zk = Memory::new();
+    (zk.connect(), zk)
+}
+
+/// Polls the task until it waits.
+async fn waits<T: Debug>(task: &mut JoinHandle<T>) {
+    let early = timeout(SECOND / 1_000, task).await;
+    assert!(early.is_err(), "{early:?}");
+}
+
+thread_local! {
+    /// The nodes of which the library said on this thread, as an error, that a server does not show them as the ensemble has
+    /// them.
+    static DIVERGED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Those of which it says so from now on.
+fn diverged() -> impl Fn() -> Vec<String> {
+    // One for all threads: one that comes and goes misses events while others do.
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| tracing::subscriber::set_global_default(Errors).expect("the first"));
+    DIVERGED.take();
+    || DIVERGED.with_borrow(Vec::clone)
+}
+
+struct Errors;
+
+struct Node;
+
+impl Visit for Node {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if field.name() == "node" {
+            DIVERGED.with_borrow_mut(|nodes| nodes.push(format!("{value:?}").replace('"', "")));
+        }
+    }
+}
+
+impl Subscriber for Errors {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() == tracing::Level::ERROR
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut Node);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+// Waiters.
+
+/// How a server tells a client nothing more of a node: it forgets the watch, or keeps the node.
+const SILENCES: [fn(&Memory, &str); 2] = [|zk, _| zk.forget_watches(), |zk, node| zk.freeze(node)];
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_is_not_told_that_its_predecessor_has_left_is_granted_at_its_first_look() {
+    for (held, wanted) in [(Mode::Write, Mode::Write), (Mode::Write, Mode::Read), (Mode::Read, Mode::Write)] {
+        for (i, silence) in SILENCES.iter().enumerate() {
+            for hears in [false, true] {
+                let errors = diverged();
+                let (ours, theirs) = two();
+                let (lock, other) = (lock_of(&ours), lock_of(&theirs));
+                let (writer, reader) = match held {
+                    Mode::Write => (Some(write(&other)), None),
+                    Mode::Read => (None, Some(read(&other))),
+                };
+                let node = sole_node(&theirs, PATH);
+                let began = Instant::now();
+                let mut waiter = spawn(async move {
+                    match (wanted, hears) {
+                        (Mode::Write, false) => lock.write().await.map(drop),
+                        (Mode::Read, false) => lock.read().await.map(drop),
+                        (Mode::Write, true) => lock.write().on_wait(|_| ()).await.map(drop),
+                        (Mode::Read, true) => lock.read().on_wait(|_| ()).await.map(drop),
+                    }
+                });
+                waits(&mut waiter).await;
+                silence(&ours, &node);
+                drop((writer, reader));
+                waiter.await.expect("no panic").expect("granted");
+                let waited = began.elapsed();
+                assert!(FIRST_LOOK.contains(&waited), "{waited:?}: {held:?}, {wanted:?}, {i}, {hears}");
+                assert_eq!(errors(), vec![node; i], "of a server that keeps the node");
+                assert_eq!((theirs.children(PATH).len(), theirs.watches()), (0, 0));
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_is_not_told_of_its_own_end_fails_at_its_first_look() {
+    let (ours, theirs) = two();
+    let held = write(&lock_of(&theirs));
+    let began = Instant::now();
+    let mut waiter = spawn(lock_of(&ours).write().into_future());
+    waits(&mut waiter).await;
+    ours.forget_watches();
+    let own = ours.children(PATH).into_iter().find(|name| !held.path().ends_with(name.as_str())).expect("it waits");
+    ours.remove(format!("{PATH}/{own}"));
+    let error = waiter.await.expect("no panic").expect_err("it has no place");
+    assert!(matches!(error, Error::Evicted(Loss::Removed)), "{error:?}");
+    assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_passes_over_a_ghost_and_goes_on_waiting_for_the_holder_before_it() {
+    let errors = diverged();
+    let (ours, theirs) = two();
+    let (lock, other) = (lock_of(&ours), lock_of(&theirs));
+    let held = write(&other);
+    let mut ghost = writing(&other);
+    assert_pending!(ghost.poll());
+    let mut waiter = spawn(lock.write().into_future());
+    waits(&mut waiter).await;
+    let names = theirs.children(PATH);
+    let node = format!("{PATH}/{}", names.iter().max_by_key(|name| name.ends_with('1')).expect("the second"));
+    ours.freeze(&node);
+    drop(ghost);
+    assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "it holds beside the holder");
+    let released = Instant::now();
+    held.release().await.expect("held");
+    drop(waiter.await.expect("no panic").expect("granted"));
+    // A server that hides a node here tells nothing of its neighbours either.
+    assert!(released.elapsed() < 660 * SECOND, "{:?}", released.elapsed());
+    assert_eq!(errors(), [node]);
+}
+
+/// The server has missed the whole transaction.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_whose_server_has_missed_a_downgrade_waits_for_the_reader() {
+    for hidden in [None, Some(PATH)] {
+        let (ours, theirs) = two();
+        let held = write(&lock_of(&theirs));
+        let node = sole_node(&theirs, PATH);
+        let mut waiter = spawn(lock_of(&ours).write().into_future());
+        waits(&mut waiter).await;
+        ours.freeze(hidden.unwrap_or(&node));
+        let reader = held.downgrade().await.expect("held");
+        assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "it holds beside the reader");
+        assert!(reader.is_held());
+        drop(reader);
+        drop(waiter.await.expect("no panic").expect("granted"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_passes_over_all_the_ghosts_of_a_session_together() {
+    let errors = diverged();
+    let (ours, theirs) = two();
+    let other = lock_of(&theirs);
+    let held = write(&other);
+    let mut ghosts: Vec<_> = (0..20).map(|_| writing(&other)).collect();
+    ghosts.iter_mut().for_each(|ghost| assert_pending!(ghost.poll()));
+    let began = Instant::now();
+    let mut waiter = spawn(lock_of(&ours).write().into_future());
+    waits(&mut waiter).await;
+    ours.freeze(PATH);
+    theirs.expire();
+    drop((held, ghosts));
+    drop(waiter.await.expect("no panic").expect("granted"));
+    assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert_eq!(errors().len(), 21);
+}
+
+/// A waiter behind its own session hears of its predecessor from that session, and watches nothing.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_behind_its_own_session_looks_as_well() {
+    let (ours, theirs) = two();
+    let (lock, held) = (lock_of(&ours), write(&lock_of(&theirs)));
+    let mut first = writing(&lock);
+    assert_pending!(first.poll());
+    let mut second = spawn(lock.write().into_future());
+    waits(&mut second).await;
+    ours.forget_watches();
+    let name = ours.children(PATH).into_iter().find(|name| name.ends_with('1')).expect("the first");
+    // Its owner is not polled, and so notices nothing.
+    ours.remove(format!("{PATH}/{name}"));
+    sleep(12 * SECOND).await;
+    held.release().await.expect("held");
+    drop(timeout(SECOND, second).await.expect("it watches the holder by now").expect("no panic").expect("granted"));
+    drop(first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_looks_ever_more_seldom_and_never_while_it_is_cut_off() {
+    let (ours, theirs) = two();
+    let _held = write(&lock_of(&theirs));
+    let asked = Count::default();
+    let count = asked.clone();
+    let client = Hindered::new(&ours, move |asked| {
+        if matches!(asked, Asked::Transact([Operation::Check { .. }, Operation::Check { .. }])) {
+            count.one_more();
+        }
+        None
+    });
+    let mut waiter = spawn(RwLock::new(&client, PATH).expect("valid").write().into_future());
+    waits(&mut waiter).await;
+    let looks = async |seconds| {
+        let before = asked.now();
+        sleep(seconds * SECOND).await;
+        asked.now() - before
+    };
+    assert_eq!((looks(9).await, looks(3).await, looks(7).await), (0, 1, 0));
+    // Each pause is twice as long as the last one, and ten minutes at most.
+    let more = looks(6_000).await;
+    assert!((12..=15).contains(&more), "{more}");
+    waiter.abort();
+
+    let mut waiter = spawn(RwLock::new(&client, PATH).expect("valid").write().into_future());
+    waits(&mut waiter).await;
+    assert_eq!(looks(6).await, 0);
+    ours.cut();
+    assert_eq!(looks(6).await, 0);
+    ours.heal();
+    assert_eq!((looks(9).await, looks(3).await), (0, 1), "it begins anew");
+    waiter.abort();
+}
+
+// Permits.
+
+fn limit(zk: &Memory, permits: u32) -> Semaphore {
+    Semaphore::new(zk, "/limit", permits).expect("valid")
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_head_that_is_not_told_of_a_permit_given_back_takes_it_at_its_first_look() {
+    for (i, silence) in SILENCES.iter().enumerate() {
+        let errors = diverged();
+        let (ours, theirs) = two();
+        let permit = now(limit(&theirs, 1).acquire()).expect("free");
+        let node = sole_node(&theirs, "/limit/permits");
+        let began = Instant::now();
+        let mut head = spawn(limit(&ours, 1).acquire().into_future());
+        waits(&mut head).await;
+        silence(&ours, &node);
+        drop(permit);
+        head.await.expect("no panic").expect("granted").release().await.expect("held");
+        assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert_eq!(errors(), vec![node; i]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_head_that_is_not_told_of_another_number_takes_its_permit_at_its_first_look() {
+    let (ours, theirs) = two();
+    let other = limit(&theirs, 1);
+    let _permit = now(other.acquire()).expect("free");
+    let began = Instant::now();
+    let mut head = spawn(limit(&ours, 1).acquire().into_future());
+    waits(&mut head).await;
+    ours.forget_watches();
+    other.set_permits(2).await.expect("allowed");
+    drop(head.await.expect("no panic").expect("granted"));
+    assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+}
+
+/// The server goes on showing a number that the leader no longer has.
+#[tokio::test(start_paused = true)]
+async fn a_number_that_the_leader_does_not_have_is_not_tried_without_a_pause() {
+    let tries = Count::default();
+    let count = tries.clone();
+    let zk = Hindered::new(&Memory::new(), move |asked| match asked {
+        Asked::Transact([_, Operation::Check { version: Some(_), .. }, Operation::Create { .. }, ..]) => {
+            count.one_more();
+            Some(refused_at(1, Failure::BadVersion))
+        }
+        _ => None,
+    });
+    let limit = Semaphore::new(&zk, "/limit", 1).expect("valid");
+    let waited = limit.acquire().timeout(60 * SECOND).await;
+    assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
+    assert!((5..=8).contains(&tries.now()), "{}", tries.now());
+}
+
+/// The server has missed the transaction in which the contender before us left the queue with its permit.
+#[tokio::test(start_paused = true)]
+async fn a_head_that_passes_over_a_ghost_counts_the_permit_that_its_server_does_not_show() {
+    let (ours, theirs) = two();
+    let other = limit(&theirs, 1);
+    let first = now(other.acquire()).expect("free");
+    let mut second = tokio_test::task::spawn(other.acquire().into_future());
+    assert_pending!(second.poll());
+    let mut third = spawn(limit(&ours, 1).acquire().into_future());
+    waits(&mut third).await;
+    drop(first);
+    assert_eq!(ours.children("/limit/permits"), Vec::<String>::new());
+    let place = theirs.children("/limit/queue").into_iter().find(|name| name.ends_with('1')).expect("the second");
+    let (owner, _) = place.split_once("-WRITE-").expect("a contender");
+    ours.freeze(format!("/limit/queue/{place}"));
+    ours.freeze(format!("/limit/permits/{owner}-PERMIT-1"));
+    let second = assert_ready_ok!(second.poll());
+    assert!(timeout(600 * SECOND, &mut third).await.is_err(), "there is a permit too many");
+    assert!(second.is_held());
+    drop(second);
+    drop(timeout(700 * SECOND, third).await.expect("it looks").expect("no panic").expect("granted"));
+}
+
+// Values.
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_that_is_not_told_of_a_commit_has_it_at_its_first_look() {
+    let errors = diverged();
+    let (ours, theirs) = two();
+    let value = Shared::builder(&theirs, PATH).initial(|| 1_u64).build().expect("valid");
+    let copy = Shared::<u64>::new(&ours, PATH).expect("valid").live();
+    value.update(|value| *value = 2).await.expect("free");
+    let live = copy.await.expect("a value");
+    let mut changes = live.changes();
+    assert_eq!(**changes.next().await.expect("open").expect("a value"), 2);
+    let began = Instant::now();
+    ours.forget_watches();
+    value.update(|value| *value = 3).await.expect("free");
+    assert_eq!(**changes.next().await.expect("open").expect("a value"), 3);
+    assert!(began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
+    assert_eq!((**live.get(), errors()), (3, vec![]));
+
+    let node = format!("{PATH}/value");
+    ours.freeze(&node);
+    value.update(|value| *value = 4).await.expect("free");
+    sleep(3 * FIRST_LOOK.end).await;
+    assert_eq!((**live.get(), errors()), (3, vec![node]), "its server is the only one that has it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_value_that_nobody_tells_of_is_found() {
+    let (ours, theirs) = two();
+    let wanted = Shared::<u64>::new(&ours, PATH).expect("valid").wait_for(|_| true);
+    let mut waiter = spawn(wanted.into_future());
+    waits(&mut waiter).await;
+    ours.forget_watches();
+    let began = Instant::now();
+    let value = Shared::builder(&theirs, PATH).initial(|| 7_u64).build().expect("valid");
+    assert_eq!(*value.read().await.expect("free"), 7);
+    assert_eq!(**waiter.await.expect("no panic").expect("a value"), 7);
+    assert!(began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
+}
+
+// Leaders.
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_that_is_not_told_of_a_change_of_the_leader_sees_it_at_its_first_look() {
+    for (i, silence) in SILENCES.iter().enumerate() {
+        let errors = diverged();
+        let (ours, theirs) = two();
+        let leads = |zk: &Memory| {
+            let leadership = Leadership::new(zk, PATH).expect("valid");
+            spawn(async move { leadership.lead(|_| std::future::pending::<()>()).await.map(drop) })
+        };
+        let first = leads(&theirs);
+        sleep(SECOND).await;
+        let mut changes = Leadership::new(&ours, PATH).expect("valid").changes();
+        let term = changes.next().await.expect("open").expect("readable").expect("it leads").term;
+        let node = sole_node(&theirs, PATH);
+        silence(&ours, &node);
+        first.abort();
+        let began = Instant::now();
+        assert!(changes.next().await.expect("open").expect("readable").is_none());
+        assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+        // And of one that comes.
+        ours.forget_watches();
+        let _second = leads(&theirs);
+        let began = Instant::now();
+        let next = changes.next().await.expect("open").expect("readable").expect("it leads").term;
+        assert!(next > term && began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
+        assert_eq!(errors(), vec![node; i]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_is_not_told_of_a_waiter_sees_it_at_its_first_look() {
+    let (ours, theirs) = two();
+    let held = write(&lock_of(&ours));
+    let mut contended = spawn(async move { held.contended().await.map(|who| who.mode()) });
+    waits(&mut contended).await;
+    ours.forget_watches();
+    let mut waiter = writing(&lock_of(&theirs));
+    assert_pending!(waiter.poll());
+    let began = Instant::now();
+    assert_eq!(contended.await.expect("no panic").expect("held"), Mode::Write);
+    assert!(began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
+}
+
+// Nodes that are kept in continuous use.
+
+/// Uses the lock all the time, a tenth of a second each time.
+fn in_use(lock: RwLock) -> JoinHandle<()> {
+    spawn(async move {
+        loop {
+            let _guard = lock.read().await.expect("granted");
+            sleep(SECOND / 10).await;
+        }
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kept_node_in_continuous_use_is_given_up_to_a_contender_that_may_not_ask() {
+    for (idle, at_last) in [(SECOND, 30 * SECOND), (60 * SECOND, 120 * SECOND), (86_400 * SECOND, 600 * SECOND)] {
+        let zk = Memory::new();
+        let kept = RwLock::builder(&zk, PATH).keep(idle).build().expect("valid");
+        let (began, used) = (Instant::now(), in_use(kept));
+        sleep(at_last - 5 * SECOND).await;
+        let may_not_ask = Hindered::new(&zk.connect(), |asked| match asked {
+            Asked::Transact([Operation::Set { path, .. }]) if path == PATH => Some(refused_at(0, Failure::NoAuth)),
+            _ => None,
+        });
+        let guard = RwLock::new(&may_not_ask, PATH).expect("valid").write().await.expect("granted");
+        let waited = began.elapsed();
+        assert!((at_last..at_last + SECOND / 5).contains(&waited), "{waited:?} with {idle:?}");
+        drop(guard);
+        used.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kept_node_whose_process_is_not_told_of_an_ask_is_given_up_all_the_same() {
+    let (ours, theirs) = two();
+    let kept = RwLock::builder(&ours, PATH).keep(Duration::MAX).build().expect("valid");
+    drop(kept.read().await.expect("free"));
+    ours.forget_watches();
+    let began = Instant::now();
+    drop(lock_of(&theirs).write().await.expect("granted"));
+    assert!(began.elapsed() < 601 * SECOND, "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kept_node_in_continuous_use_that_nobody_waits_for_stays_and_lists_its_queue_each_half_minute() {
+    let zk = Memory::new();
+    let kept = RwLock::builder(&zk, PATH).keep(SECOND).build().expect("valid");
+    let used = in_use(kept.clone());
+    sleep(SECOND / 20).await;
+    let (token, before) = (kept.read().await.expect("shared").fencing_token(), zk.requests());
+    sleep(600 * SECOND).await;
+    assert_eq!(zk.requests() - before, 20);
+    assert_eq!(kept.read().await.expect("shared").fencing_token(), token);
+    used.abort();
+}
