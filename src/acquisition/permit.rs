@@ -189,16 +189,11 @@ impl Acquisition {
                 Err(name) => return Err(self.doubt_of_permits(format!("{name:?} is no permit"))),
                 Ok(Room::Never) => return Err(too_few(self.handle.shown(), wanted.count, now.number)),
                 Ok(Room::Enough) => {
-                    if self.exchange(wanted, held, now.version).await? {
+                    if self.exchange(wanted, held, now.version, &mut refused).await? {
                         break;
                     }
                     // The number may have changed without a word from the watch yet.
                     view.number = None;
-                    if refused.replace(now.version) == Some(now.version) {
-                        let session = held.ticket().session();
-                        second_look::report(session, self.handle.shown().to_string(), refused);
-                        SecondLook::new(session).pause().await;
-                    }
                 }
                 Ok(Room::Short) => {
                     grant.kind = "look";
@@ -214,15 +209,29 @@ impl Acquisition {
         }
     }
 
-    /// Exchanges our place for the permits. `false` if we have to look again.
-    async fn exchange(&self, wanted: &Wanted, held: &Hold, version: i32) -> Result<bool, Error> {
+    /// Exchanges our place for the permits. `false` if we have to look again. `refused` is the version of the number that the
+    /// leader did not have the last time.
+    async fn exchange(
+        &self,
+        wanted: &Wanted,
+        held: &Hold,
+        version: i32,
+        refused: &mut Option<i32>,
+    ) -> Result<bool, Error> {
         let Some(directory) = &self.handle.site.permits else { return Err(Error::invalid("a lock has no permits")) };
         let name = permits::name(&held.ticket().owner().to_string(), wanted.count);
         let to = format!("{directory}/{name}");
         let exchange = Exchange { to, data: held.note(), unchanged: (self.handle.shown(), version) };
         match held.exchange(&exchange).await {
             Ok(()) => Ok(true),
-            Err(NotExchanged::Changed) => Ok(false),
+            Err(NotExchanged::Changed) => {
+                if refused.replace(version) == Some(version) {
+                    let session = held.ticket().session();
+                    second_look::report(session, self.handle.shown().to_string(), *refused);
+                    SecondLook::new(session).pause().await;
+                }
+                Ok(false)
+            }
             Err(NotExchanged::NoDirectory) => {
                 make_directory(held.ticket().session(), directory).await.map_err(|failure| self.no_permit(failure))?;
                 Ok(false)
