@@ -74,7 +74,7 @@ enum Trouble {
     Silence,
 }
 
-const TROUBLES: [Trouble; 12] = [
+const TROUBLES: [Trouble; 13] = [
     Trouble::Stalling,
     Trouble::Sleeping,
     Trouble::Cutting,

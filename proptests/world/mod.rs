@@ -222,12 +222,12 @@ impl World {
         }
         self.is_asleep = [false; ACTORS];
         self.lay_ghosts();
-        // Each waiter looks for itself, in the end every ten minutes.
-        let unheard = if self.are_unheard { 120 * ACTORS } else { 0 };
-        for _round in 0..=2 * ACTORS + self.lost_messages + unheard {
+        // Whoever has heard nothing looks for itself after ten minutes at most, drawn apart by a tenth.
+        let (pause, looks) = if self.are_unheard { (61 * LONG, 2 * ACTORS) } else { (LONG, 0) };
+        for _round in 0..=2 * ACTORS + self.lost_messages + looks {
             self.settle().await;
             // After several lost answers in a row the next try waits a little.
-            tokio::time::advance(LONG).await;
+            tokio::time::advance(pause).await;
             self.settle().await;
             for actor in &mut self.actors {
                 if matches!(actor, Actor::Holding(_)) {
@@ -239,8 +239,8 @@ impl World {
             }
         }
         assert!(self.is_done(), "an actor waits for ever: {:?}", self.left());
-        for _look in 0..unheard / ACTORS {
-            tokio::time::advance(LONG).await;
+        if self.are_unheard {
+            tokio::time::advance(pause).await;
             self.settle().await;
         }
         self.check_copies();
