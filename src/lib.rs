@@ -187,13 +187,13 @@ pub use crate::snapshot::survey::Survey;
 #[cfg(feature = "metrics")]
 pub use crate::telemetry::metrics;
 pub use crate::ticket::deadlock::Deadlock;
-pub use crate::value::cache::CopyState;
 pub use crate::value::changes::ValueChanges;
 pub use crate::value::codec::Stored;
 #[cfg(feature = "json")]
 pub use crate::value::format::Json;
 pub use crate::value::format::{Format, FormatError, Raw};
 pub use crate::value::guard::{SharedReadGuard, SharedWriteGuard};
+pub use crate::value::known::CopyState;
 pub use crate::value::live::Live;
 pub use crate::value::shared::{Shared, SharedBuilder};
 pub use crate::value::update::Updated;

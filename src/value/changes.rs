@@ -10,8 +10,8 @@ use futures_util::StreamExt;
 
 use crate::error::error::Error;
 use crate::sync::watch;
-use crate::value::cache::{Known, News};
 use crate::value::codec::Stored;
+use crate::value::known::{Known, News};
 use crate::value::store::Store;
 
 /// The values of a [`Shared`](crate::Shared), in the order in which they come. Made by

@@ -11,9 +11,10 @@ use crate::session::contract::Coordinator;
 use crate::session::request::Failure;
 use crate::sync::watch;
 use crate::value::background;
-use crate::value::cache::{Begun, Known};
+use crate::value::cache::Begun;
 use crate::value::commit::{Base, Commit};
 use crate::value::envelope::Mark;
+use crate::value::known::Known;
 use crate::value::store::Store;
 
 /// How long to wait before the next try, after a lost connection.

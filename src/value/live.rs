@@ -7,9 +7,9 @@ use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::error::value::ValueError;
 use crate::session::request::Ending;
-use crate::value::cache::CopyState;
 use crate::value::changes::ValueChanges;
 use crate::value::codec::Stored;
+use crate::value::known::CopyState;
 use crate::value::shared::Shared;
 use crate::value::store::Store;
 

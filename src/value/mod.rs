@@ -12,6 +12,7 @@ pub(crate) mod finite;
 pub(crate) mod first;
 pub(crate) mod format;
 pub(crate) mod guard;
+pub(crate) mod known;
 pub(crate) mod live;
 pub(crate) mod shared;
 pub(crate) mod store;

@@ -8,12 +8,13 @@ use crate::error::error::Error;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::session::contract::Coordinator;
 use crate::validation;
-use crate::value::cache::{Cache, CopyState};
+use crate::value::cache::Cache;
 use crate::value::changes::ValueChanges;
 use crate::value::codec::{Stored, Terms};
 #[cfg(feature = "json")]
 use crate::value::format::Json;
 use crate::value::format::{Format, FormatError};
+use crate::value::known::CopyState;
 use crate::value::store::Store;
 
 /// A value that many machines share behind a read/write lock, as many tasks share a `tokio::sync::RwLock<T>`.

@@ -1,0 +1,261 @@
+//! What is known of a value's node, as reads and commits come: which is the newest, and what is news; asks for nothing.
+
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::{Arc, PoisonError};
+
+use crate::error::error::Error;
+use crate::session::lease::Lease;
+use crate::sync::{Mutex, MutexGuard, OnceLock};
+use crate::value::codec::Stored;
+
+/// How fresh the copy is. Given by [`Shared::copy_state`](crate::Shared::copy_state).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum CopyState {
+    /// Nothing has come from the ensemble yet.
+    Fetching,
+    /// The connection is up, and the node is watched. A change arrives as soon as the server knows it.
+    Current,
+    /// The connection is lost. A change since then arrives when the connection is back.
+    Disconnected,
+    /// The node now holds no value, or cannot be read. [`Shared::latest`](crate::Shared::latest) goes on giving the
+    /// last value.
+    Behind(Error),
+    /// The coordinator was closed. Nothing more will come.
+    Over(Error),
+}
+
+/// What is known of the node.
+pub(crate) struct Known<T> {
+    /// The newest bytes that looked like a value.
+    pub(super) newest: Option<Arc<Seen<T>>>,
+    /// Why the node's present content is no value.
+    pub(super) trouble: Option<(u64, Error)>,
+    /// Counts the news.
+    pub(super) news: u64,
+    /// The news of a commit of our own that no read has shown yet; 0 if there is none.
+    own: u64,
+    pub(super) first: First,
+    /// The lease of the session that has read the node and watches it.
+    pub(super) lease: Option<Arc<Lease>>,
+    pub(super) over: Option<Error>,
+}
+
+/// How far it is with the initial value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum First {
+    #[default]
+    NotWanted,
+    /// There is no value yet, and the next caller makes the initial one.
+    Wanted,
+    /// A caller has made it, and it is being written.
+    Begun,
+    /// It could not be written, and the trouble says why. The next new caller tries again.
+    Refused,
+}
+
+/// What the node held at one time.
+pub(crate) struct Seen<T> {
+    pub(crate) news: u64,
+    czxid: i64,
+    pub(super) version: i32,
+    digest: u64,
+    /// Given up when a value is made of the bytes.
+    bytes: Mutex<Arc<Vec<u8>>>,
+    pub(super) made: OnceLock<Result<Arc<Stored<T>>, Error>>,
+}
+
+impl<T> Seen<T> {
+    pub(super) fn bytes(&self) -> MutexGuard<'_, Arc<Vec<u8>>> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Default for Known<T> {
+    fn default() -> Self {
+        Known { newest: None, trouble: None, news: 0, own: 0, first: First::default(), lease: None, over: None }
+    }
+}
+
+impl<T> Known<T> {
+    /// Whether a value has come.
+    pub(crate) fn has_value(&self) -> bool {
+        self.newest.is_some()
+    }
+
+    /// Why nothing more will come.
+    pub(crate) fn over(&self) -> Option<&Error> {
+        self.over.as_ref()
+    }
+
+    pub(super) fn state(&self) -> CopyState {
+        match (&self.over, &self.trouble, &self.lease) {
+            (Some(error), ..) => CopyState::Over(error.clone()),
+            (_, Some((_, error)), _) => CopyState::Behind(error.clone()),
+            (.., Some(lease)) if self.newest.is_some() => match lease.is_connected() && lease.over().is_none() {
+                true => CopyState::Current,
+                false => CopyState::Disconnected,
+            },
+            _ => CopyState::Fetching,
+        }
+    }
+
+    /// The news after `seen`: the newest value first, then what went wrong.
+    pub(crate) fn news_after(&self, seen: u64) -> Option<News<T>> {
+        let value = self.newest.as_ref().filter(|newest| newest.news > seen);
+        let trouble = self.trouble.as_ref().filter(|(news, _)| *news > seen);
+        match (value, trouble) {
+            (Some(value), _) => Some(News::Value(Arc::clone(value))),
+            (None, Some((news, error))) => Some(News::Trouble(*news, error.clone())),
+            (None, None) => self.over.as_ref().map(|_| News::Over),
+        }
+    }
+
+    pub(super) fn troubled(&mut self, error: Error) -> bool {
+        // The same error as before is no news.
+        if self.trouble.as_ref().is_some_and(|(_, before)| before.to_string() == error.to_string()) {
+            return false;
+        }
+        self.news += 1;
+        self.trouble = Some((self.news, error));
+        true
+    }
+
+    /// A value was read, from a server that was brought up to date when `synced` news were known.
+    ///
+    /// The reads of one session never go back, and the first one comes after a sync. So a value that is older than the last
+    /// one is what there is now: the ensemble came back as it was before. Only a commit of our own may be newer than what a
+    /// server that lags shows.
+    pub(super) fn read(&mut self, bytes: Vec<u8>, czxid: i64, version: i32, synced: u64) -> bool {
+        let cleared = self.trouble.take().is_some();
+        if let Some(newest) = &self.newest {
+            let since = version.wrapping_sub(newest.version);
+            let is_older = czxid < newest.czxid || (czxid == newest.czxid && since < 0);
+            if is_older && self.own > synced {
+                return cleared;
+            }
+            self.own = 0;
+            // A value that could not be read for a while is news when it can be read again.
+            if !cleared && (czxid, version, digest(&bytes)) == (newest.czxid, newest.version, newest.digest) {
+                return false;
+            }
+        }
+        self.valued(bytes, czxid, version);
+        true
+    }
+
+    /// We have committed a value.
+    pub(super) fn committed(&mut self, bytes: &[u8], version: i32) -> bool {
+        // The `czxid` of a node that was just made is not known yet. An earlier node's would be wrong.
+        let newest = self.newest.as_ref().filter(|newest| version > 0 && version.wrapping_sub(newest.version) > 0);
+        let Some(czxid) = newest.map(|newest| newest.czxid) else { return false };
+        self.trouble = None;
+        self.valued(bytes.to_vec(), czxid, version);
+        self.own = self.news;
+        true
+    }
+
+    fn valued(&mut self, bytes: Vec<u8>, czxid: i64, version: i32) {
+        self.news += 1;
+        let (digest, bytes, made) = (digest(&bytes), Mutex::new(Arc::new(bytes)), OnceLock::new());
+        self.newest = Some(Arc::new(Seen { news: self.news, czxid, version, digest, bytes, made }));
+    }
+}
+
+pub(crate) enum News<T> {
+    Value(Arc<Seen<T>>),
+    Trouble(u64, Error),
+    Over,
+}
+
+/// Tells one content from another. The `mzxid` would not: a commit does not tell its own.
+fn digest(bytes: &[u8]) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn trouble(reason: &str) -> Error {
+        Error::Unreachable(reason.to_owned())
+    }
+
+    /// What is known after a value was read from a server that was up to date before.
+    fn read(czxid: i64, version: i32) -> Known<u8> {
+        let mut known = Known::default();
+        assert!(known.read(b"a".to_vec(), czxid, version, 0));
+        known
+    }
+
+    fn newest(known: &Known<u8>) -> (i64, i32) {
+        known.newest.as_ref().map(|newest| (newest.czxid, newest.version)).expect("a value was read")
+    }
+
+    #[test]
+    fn whatever_is_read_is_what_there_is_now_also_after_the_ensemble_came_back_as_it_was_before() {
+        let mut known = read(10, 3);
+        assert!(known.has_value() && known.over().is_none());
+        for (bytes, czxid, version, is_news) in [
+            (b"a", 10, 3, false),
+            (b"b", 10, 4, true),
+            (b"c", 10, 4, true),
+            (b"c", 10, 4, false),
+            (b"c", 10, 2, true),
+            (b"d", 9, 7, true),
+            (b"d", 11, 0, true),
+            (b"d", 12, i32::MAX, true),
+            (b"e", 12, i32::MIN, true),
+        ] {
+            assert_eq!(known.read(bytes.to_vec(), czxid, version, 0), is_news, "{czxid}, {version}");
+            assert_eq!(newest(&known), (czxid, version));
+        }
+    }
+
+    #[test]
+    fn a_commit_of_ones_own_stays_until_it_was_read_or_was_not_although_the_server_was_up_to_date() {
+        for (czxid, version) in [(10, 3), (9, 8)] {
+            let mut known = read(10, 3);
+            let before = known.news;
+            assert!(!known.committed(b"a", 3) && known.committed(b"b", 5) && !known.committed(b"a", 4));
+            assert!(!known.read(b"a".to_vec(), czxid, version, before), "this server lags");
+            assert_eq!(newest(&known), (10, 5));
+            let after = known.news;
+            assert!(known.read(b"a".to_vec(), czxid, version, after), "it is gone");
+            assert_eq!(newest(&known), (czxid, version));
+
+            let mut known = read(10, 3);
+            assert!(known.committed(b"b", 5) && !known.read(b"b".to_vec(), 10, 5, before), "it was known");
+            assert!(known.read(b"a".to_vec(), czxid, version, before), "this session has shown it before");
+        }
+        let mut known = read(10, 3);
+        assert!(known.committed(b"b", 5) && known.read(b"c".to_vec(), 10, 6, 1), "another came after it");
+        assert!(known.committed(b"d", 7) && known.read(b"e".to_vec(), 11, 0, 1), "it was made anew");
+    }
+
+    #[test]
+    fn a_copy_that_is_watched_and_has_no_value_yet_is_still_being_fetched() {
+        let lease = Some(Arc::new(Lease::new(Duration::from_secs(6))));
+        let mut known = Known::<u8> { lease, ..Known::default() };
+        assert!(matches!(known.state(), CopyState::Fetching));
+        assert!(known.read(Vec::new(), 10, 3, 0));
+        assert!(!matches!(known.state(), CopyState::Fetching));
+    }
+
+    #[test]
+    fn the_same_trouble_is_told_once_and_a_value_that_can_be_read_again_is_told_again() {
+        let mut known = read(10, 3);
+        assert!(known.committed(b"b", 4));
+        assert!(known.troubled(trouble("a")) && !known.troubled(trouble("a")) && known.troubled(trouble("b")));
+        let seen = known.news;
+        assert!(matches!(known.news_after(seen - 1), Some(News::Trouble(news, _)) if news == seen));
+        // A value from before our own commit ends the trouble, and is no news.
+        assert!(known.read(b"a".to_vec(), 10, 3, 1) && known.news_after(seen).is_none());
+        assert!(known.troubled(trouble("b")) && known.read(b"b".to_vec(), 10, 4, 1));
+        assert!(matches!(known.news_after(known.news - 1), Some(News::Value(value)) if value.version == 4));
+        known.over = Some(trouble("c"));
+        assert!(matches!(known.news_after(known.news), Some(News::Over)) && known.over().is_some());
+    }
+}
