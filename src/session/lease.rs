@@ -179,12 +179,12 @@ impl Lease {
         state.lateness = now.saturating_sub(sent);
         // Of many touches in a short time, the newest is enough.
         let last_but_one = state.touches.len().checked_sub(2).and_then(|at| state.touches.get(at));
-        if last_but_one.is_some_and(|touch| now < touch.answered + step) {
+        if last_but_one.is_some_and(|touch| now < touch.answered.saturating_add(step)) {
             state.touches.pop_back();
         }
         state.touches.push_back(Touch { sent, answered: now });
         // A touch that is older than a session timeout keeps no session alive.
-        while state.touches.front().is_some_and(|touch| touch.sent + self.timeout <= now) {
+        while state.touches.front().is_some_and(|touch| touch.sent.saturating_add(self.timeout) <= now) {
             state.touches.pop_front();
         }
     }
@@ -196,7 +196,9 @@ impl Lease {
         let mut state = self.state();
         if sent >= state.connected_since {
             newest = state.handshake.take_if(|handshake| handshake.is_ours).map(|handshake| handshake.sent);
-            while let Some(touch) = state.touches.front().filter(|touch| touch.answered + self.settling <= sent) {
+            while let Some(touch) =
+                state.touches.front().filter(|touch| touch.answered.saturating_add(self.settling) <= sent)
+            {
                 newest = newest.max(Some(touch.sent));
                 state.touches.pop_front();
             }
@@ -220,7 +222,7 @@ impl Lease {
         let mut state = self.state();
         let lapsed = state.lapse(now);
         if let Some(end) = &mut state.end {
-            *end = (*end).max(touch + self.term());
+            *end = (*end).max(touch.saturating_add(self.term()));
         }
         state.counted = state.counted.max(touch);
         self.publish(&state);
@@ -232,7 +234,7 @@ impl Lease {
         let now = self.now();
         let mut state = self.state();
         state.lapse(now);
-        state.end = if steady { None } else { Some(now + self.term()) };
+        state.end = if steady { None } else { Some(now.saturating_add(self.term())) };
         state.counted = now;
         self.publish(&state);
     }
@@ -283,9 +285,9 @@ impl Lease {
     /// whatever it ended of.
     pub(crate) fn died_of_reads_alone(&self) -> bool {
         let state = self.state();
-        let was_answered = state.ended.is_some_and(|ended| ended < state.answered + self.timeout);
+        let was_answered = state.ended.is_some_and(|ended| ended < state.answered.saturating_add(self.timeout));
         let is_lost = matches!(state.over, Some(Ending::Expired | Ending::Replaced));
-        is_lost && was_answered && (self.timeout..3 * self.timeout).contains(&state.uncounted)
+        is_lost && was_answered && (self.timeout..self.timeout.saturating_mul(3)).contains(&state.uncounted)
     }
 
     /// How long the session is surely still alive; `None` when that is not known any more.
@@ -303,7 +305,7 @@ impl Lease {
         match (state.over, state.end) {
             (Some(_), _) => Duration::ZERO,
             (None, None) => Duration::MAX,
-            (None, Some(_)) => (state.counted + self.timeout).saturating_sub(now),
+            (None, Some(_)) => state.counted.saturating_add(self.timeout).saturating_sub(now),
         }
     }
 

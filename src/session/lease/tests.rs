@@ -340,6 +340,26 @@ fn a_session_that_ends_while_it_reads_and_soon_after_its_last_write_died_of_read
 }
 
 #[test]
+fn a_lease_is_reckoned_with_times_of_any_length() {
+    let lengths = [Duration::ZERO, Duration::from_nanos(1), ms(6_000), Duration::MAX];
+    for number in 0..lengths.len().pow(3) {
+        let length = |place: u32| lengths[number / lengths.len().pow(place) % lengths.len()];
+        let (timeout, tick, margin) = (length(0), length(1), length(2));
+        let lease = Lease::with_clock(timeout, Box::new(|| ms(100_000))).with_tick_time(tick).with_stop_margin(margin);
+        lease.began(lease.now());
+        (0..3).for_each(|_| lease.answered(lease.now()));
+        lease.acknowledged(lease.now());
+        assert!(lease.remaining().unwrap_or_default() <= timeout && lease.session_left() <= timeout);
+        assert!(lease.heartbeat_period() <= timeout);
+        lease.steady(true);
+        lease.steady(false);
+        lease.connected(false);
+        lease.end(Ending::Expired);
+        assert!(!lease.died_of_reads_alone());
+    }
+}
+
+#[test]
 fn the_session_is_left_for_its_margin_when_the_lease_has_run_out() {
     let stage = Stage::set();
     let began = stage.lease.now();
