@@ -14,6 +14,7 @@ use crate::queue::local::Evidence;
 use crate::queue::mode::Mode;
 use crate::queue::native;
 use crate::queue::waiter::{Departure, Known, News, Predecessor, Rules, Step, Waiter};
+use crate::session::errand::errand;
 use crate::session::holds::OwnHold;
 use crate::session::keep_alive;
 use crate::session::listings::Names;
@@ -209,7 +210,11 @@ impl Acquisition {
     async fn arm(&self, behind: &Behind<'_>, is_asked: &AtomicBool) -> Result<Vigil, Failure> {
         let (ticket, own_node) = (behind.held.ticket(), behind.held.own_node());
         let (session, node) = (ticket.session(), ticket.child(&behind.predecessor.name));
-        let own = own_node.ask_to_watch(session);
+        // The contenders of this session that wait for us hear of our node's removal by this watch.
+        let own = own_node.ask_to_watch(session).map(|asked| {
+            let own_node = Arc::clone(own_node);
+            errand(session, Box::pin(async move { own_node.watched(asked).await }), drop)
+        });
         let watch = behind.watches.then(|| session.watch(&node));
         if !is_asked.swap(true, Ordering::Relaxed) {
             // A predecessor of this session is asked without the ensemble. Behind a writer nobody else has to be asked.
@@ -229,7 +234,7 @@ impl Acquisition {
             None => None,
         };
         let own = match own {
-            Some(asked) => own_node.watched(asked).await,
+            Some(own) => own.await,
             None => Ok(()),
         };
         match own {

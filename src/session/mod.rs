@@ -4,6 +4,7 @@ pub(crate) mod books;
 pub(crate) mod comeback;
 pub(crate) mod connection;
 pub(crate) mod contract;
+pub(crate) mod errand;
 pub(crate) mod existence;
 pub(crate) mod holds;
 pub(crate) mod keep_alive;

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use crate::queue::local::Exit;
+use crate::session::errand::errand;
 use crate::session::loss::Loss;
 use crate::session::position::Position;
 use crate::session::request::{Failure, Kind, Operation, Stat};
@@ -68,7 +69,7 @@ impl Ticket {
         own_node.moving();
         let mut tries = 0;
         let answer = loop {
-            match self.try_to_exchange(&from, exchange).await {
+            match self.try_to_exchange(&position, exchange).await {
                 Tried::Done(stat) => break Ok(stat),
                 Tried::NotDone(why) => break Err(why),
                 Tried::Failed(Failure::Unknown(_)) if tries < UNKNOWN_TRIES => {
@@ -99,14 +100,12 @@ impl Ticket {
         let held = Position::new(contender, stat.czxid, position.birth, Arc::clone(own_node), number, id);
         self.is_outside(Arc::new(held));
         session.upkeep().nodes().watch(own_node);
-        // Only now: the next local contender must not see what was there before.
-        self.book().left(&position, Exit::LetGo);
         Ok(())
     }
 
-    async fn try_to_exchange(&self, from: &str, exchange: &Exchange<'_>) -> Tried {
-        let session = self.session();
-        let (from, to, (unchanged, version)) = (from.to_owned(), exchange.to.clone(), exchange.unchanged);
+    async fn try_to_exchange(&self, position: &Arc<Position>, exchange: &Exchange<'_>) -> Tried {
+        let (session, from) = (self.session(), position.own_node.path());
+        let (to, (unchanged, version)) = (exchange.to.clone(), exchange.unchanged);
         let mut operations = vec![
             Operation::Check { path: from.clone(), version: None },
             Operation::Check { path: unchanged.to_owned(), version: Some(version) },
@@ -121,8 +120,21 @@ impl Ticket {
         // creating transaction, which some servers leave out of the answer to a transaction.
         let (answer, seen) = (session.transact(&operations), session.data(&to));
         self.book().takes();
-        let answer = answer.await;
-        match (answer, seen.await) {
+        let (book, position) = (Arc::clone(self.book()), Arc::clone(position));
+        let both = errand(
+            session,
+            Box::pin(async move {
+                let (answer, seen) = (answer.await, seen.await);
+                if seen.is_ok() {
+                    // Only now: the next local contender must not see what was there before.
+                    book.left(&position, Exit::LetGo);
+                }
+                Ok((answer, seen))
+            }),
+            drop,
+        );
+        let (answer, seen) = both.await.unwrap_or_else(|failure| (Err(failure.clone()), Err(failure)));
+        match (answer, seen) {
             (_, Ok((_, stat))) => Tried::Done(stat),
             // Somebody has removed the new node already.
             (Ok(_), Err(Failure::NoNode)) => Tried::NotDone(NotExchanged::Evicted),

@@ -6,46 +6,54 @@ use std::task::{Context, Poll};
 
 use crate::queue::contender::Owner;
 use crate::session::contract::Session;
-use crate::session::request::{Created, Failure, Operation, Outcome, Reply, Task};
+use crate::session::errand::errand;
+use crate::session::request::{Created, Failure, Operation, Outcome, Reply};
 use crate::session::retry::{before_next_try, none_without_directory, synced, until_known_at_last};
 use crate::telemetry::meter;
 
-/// A node on its way out: a future of its removal. Dropping it lets the removal go on in the background.
+/// A node on its way out: a future of its removal, which goes on in the background if this is not polled, or is dropped.
 pub(crate) struct Leaving {
-    pub(super) work: Option<Reply<()>>,
-    pub(super) session: Arc<dyn Session>,
+    work: Option<Reply<()>>,
+    session: Arc<dyn Session>,
+    told: Option<Reply<()>>,
+}
+
+impl Leaving {
+    pub(super) fn new(
+        session: Arc<dyn Session>,
+        work: impl Future<Output = Result<(), Failure>> + Send + 'static,
+    ) -> Leaving {
+        Leaving { work: Some(Box::pin(work)), session, told: None }
+    }
 }
 
 impl Future for Leaving {
     type Output = Result<(), Failure>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(work) = &mut self.work else {
-            return Poll::Ready(Ok(()));
-        };
-        let answer = work.as_mut().poll(context);
-        if answer.is_ready() {
-            self.work = None;
+        if let Some(work) = self.work.take() {
+            self.told = Some(errand(&self.session, work, unheard));
         }
-        answer
+        self.told.as_mut().map_or(Poll::Ready(Ok(())), |told| told.as_mut().poll(context))
     }
 }
 
 impl Drop for Leaving {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
-            let task: Task = Box::pin(async move {
-                match work.await {
-                    Ok(()) => {}
-                    Err(failure @ (Failure::NoNode | Failure::Over(_))) => {
-                        tracing::debug!(%failure, "a lock node was not there to be removed");
-                    }
-                    Err(failure) => {
-                        tracing::error!(%failure, "a lock node could not be removed and stays until its session ends");
-                    }
-                }
-            });
-            self.session.spawn(task);
+            self.session.spawn(Box::pin(async move { unheard(work.await) }));
+        }
+    }
+}
+
+fn unheard(answer: Result<(), Failure>) {
+    match answer {
+        Ok(()) => {}
+        Err(failure @ (Failure::NoNode | Failure::Over(_))) => {
+            tracing::debug!(%failure, "a lock node was not there to be removed");
+        }
+        Err(failure) => {
+            tracing::error!(%failure, "a lock node could not be removed and stays until its session ends");
         }
     }
 }

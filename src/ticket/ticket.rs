@@ -28,6 +28,7 @@ use crate::queue::local::Exit;
 use crate::queue::mode::{self, Mode};
 use crate::session::books::Book;
 use crate::session::contract::{Session, SessionSlot};
+use crate::session::errand::errand;
 use crate::session::lease::Moment;
 use crate::session::listing;
 use crate::session::listings::Names;
@@ -255,8 +256,7 @@ impl Ticket {
     pub(crate) fn leave(&self) -> Leaving {
         let session = Arc::clone(self.session());
         let Some(position) = self.take_position() else {
-            let nothing = async { Err(Failure::NoNode) };
-            return Leaving { work: Some(Box::pin(nothing)), session };
+            return Leaving::new(session, async { Err(Failure::NoNode) });
         };
         let path = position.own_node.path();
         // Looked at in any case, because this reports a loss.
@@ -295,7 +295,7 @@ impl Ticket {
             }
             answer
         };
-        Leaving { work: Some(Box::pin(work)), session }
+        Leaving::new(session, work)
     }
 
     /// Replaces a WRITE node by a READ node of the same number, in one transaction.
@@ -316,15 +316,24 @@ impl Ticket {
         // From here on either name may be ours; if this future is dropped, both are removed.
         self.node().unsure = true;
         position.own_node.moving();
-        let mut reply = session.transact(&swap);
+        let (czxid, own_node) = (position.czxid, Arc::clone(&position.own_node));
+        let (number, id, birth) = (position.number, position.id, position.birth);
+        let downgraded = Arc::new(Position::new(contender, czxid, birth, own_node, number, id));
         let mut tries = 0;
         loop {
-            match reply.await {
-                Ok(_) => break,
-                Err(Failure::Unknown(_)) => {
-                    before_next_try(session, &mut tries).await?;
-                    reply = session.transact(&swap);
+            let (reply, book) = (session.transact(&swap), Arc::clone(&self.book));
+            let next = Arc::clone(&downgraded);
+            let swapped = async move {
+                let answer = reply.await;
+                if answer.is_ok() {
+                    // The readers of this session behind us do not wait until we are polled.
+                    book.downgraded(&next);
                 }
+                answer
+            };
+            match errand(session, Box::pin(swapped), drop).await {
+                Ok(_) => break,
+                Err(Failure::Unknown(_)) => before_next_try(session, &mut tries).await?,
                 // An earlier try, whose answer was lost, has replaced the node; or it is a stranger's.
                 Err(Failure::Operation { failure, .. })
                     if *failure == Failure::NodeExists
@@ -333,6 +342,7 @@ impl Ticket {
                             Ok((_, stat)) if stat.ephemeral_owner == session.id()
                         ) =>
                 {
+                    self.book.downgraded(&downgraded);
                     break;
                 }
                 Err(failure) => {
@@ -342,15 +352,10 @@ impl Ticket {
             }
         }
         position.own_node.moved(to);
-        let (czxid, own_node) = (position.czxid, Arc::clone(&position.own_node));
-        let (number, id, birth) = (position.number, position.id, position.birth);
         session.upkeep().nodes().watch(&position.own_node);
-        let position = Arc::new(Position::new(contender, czxid, birth, own_node, number, id));
         let mut node = self.node();
         node.unsure = false;
-        node.step = Step::Standing(Arc::clone(&position));
-        drop(node);
-        self.book.downgraded(&position);
+        node.step = Step::Standing(downgraded);
         Ok(())
     }
 

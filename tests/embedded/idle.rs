@@ -1,9 +1,13 @@
 //! Futures that are polled once, and then not again while their answers come: nobody else waits for them.
 
+use std::future::IntoFuture;
+
 use support::polled::*;
 use support::wired::Wired;
-use tokio_test::{assert_pending, assert_ready_ok};
-use zk_rwlock::{Guard, Memory, RwLock};
+use tokio::sync::oneshot;
+use tokio_test::{assert_pending, assert_ready_ok, task};
+use zk_rwlock::coordinator::Coordinator;
+use zk_rwlock::{Contender, Guard, Memory, RwLock, Semaphore};
 
 const DIRECTORY: &str = "/lock";
 
@@ -23,9 +27,13 @@ fn idle<G: Guard>(wired: &Wired, begin: impl Fn(&RwLock) -> Acquiring<G>) -> Vec
     wired.stall();
     let mut idle: Vec<_> = (0..4).map(|_| begin(&lock(wired))).collect();
     idle.iter_mut().for_each(|it| assert!(it.poll().is_pending()));
+    deliver_all(wired);
+    idle
+}
+
+fn deliver_all(wired: &Wired) {
     wired.flow();
     while wired.deliver() {}
-    idle
 }
 
 #[test]
@@ -45,4 +53,74 @@ fn idle_writers_hold_up_none_before_them() {
     let _idle = idle(&wired, writing);
     drop(holder);
     assert!(assert_ready_ok!(head.poll()).is_held());
+}
+
+#[test]
+fn an_idle_downgrade_holds_up_no_reader_of_its_session() {
+    let wired = client();
+    let guard = write(&lock(&wired));
+    let mut reader = reading(&lock(&wired));
+    assert_pending!(reader.poll());
+    wired.stall();
+    let mut downgrade = task::spawn(Box::pin(guard.downgrade()));
+    assert_pending!(downgrade.poll());
+    deliver_all(&wired);
+    assert!(assert_ready_ok!(reader.poll()).is_held());
+}
+
+#[test]
+fn an_idle_release_whose_request_was_lost_is_sent_again() {
+    let wired = client();
+    let mut release = task::spawn(Box::pin(write(&lock(&wired)).release()));
+    wired.stall();
+    assert_pending!(release.poll());
+    wired.cut(0);
+    wired.flow();
+    wired.memory.heal();
+    assert_eq!(wired.memory.children(DIRECTORY), Vec::<String>::new());
+}
+
+#[test]
+fn an_idle_waiter_whose_node_is_removed_holds_up_none_behind_it() {
+    let wired = client();
+    let memory = &wired.memory;
+    let holder = write(&RwLock::new(&memory.connect(), DIRECTORY).expect("valid"));
+    let mut idle = writing(&lock(&wired));
+    wired.stall();
+    assert_pending!(idle.poll());
+    while wired.deliver() {}
+    let (done, mut polled) = oneshot::channel();
+    // While a background task runs, no other does, so that the waiter is the first to ask for the watch on its node.
+    now(memory.session_slot(0)).expect("always open").session().spawn(Box::pin(async move {
+        assert_pending!(idle.poll());
+        drop(done.send(idle));
+    }));
+    let _idle = polled.try_recv().expect("it does not wait");
+    assert!(wired.has_requests(), "it has asked for its watches");
+    deliver_all(&wired);
+    let mut next = writing(&lock(&wired));
+    assert_pending!(next.poll());
+    let mut queue: Vec<_> = memory.children(DIRECTORY).iter().filter_map(|name| Contender::parse(name)).collect();
+    queue.sort_by_key(Contender::sequence);
+    memory.remove(format!("{DIRECTORY}/{}", queue[1].name()));
+    drop(holder);
+    assert!(assert_ready_ok!(next.poll()).is_held());
+}
+
+#[test]
+fn an_idle_acquisition_that_has_its_permit_holds_up_none_behind_it() {
+    let wired = Wired::new(Memory::new());
+    let permits = Semaphore::builder(&wired, "/limit").permits(2).build().expect("valid");
+    // So that whoever comes next knows of the one before it.
+    (0..2).for_each(|_| drop(now(permits.acquire()).expect("free")));
+    let mut idle = task::spawn(permits.acquire().into_future());
+    wired.stall();
+    while wired.memory.children("/limit/permits").is_empty() {
+        assert_pending!(idle.poll());
+        while wired.deliver() {}
+    }
+    let mut next = task::spawn(permits.acquire().into_future());
+    assert_pending!(next.poll());
+    deliver_all(&wired);
+    assert!(poll_up_to(&mut next, 9).is_some_and(|answer| answer.is_ready()), "a permit is free");
 }

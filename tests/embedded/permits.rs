@@ -10,6 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use support::polled::{Acquiring, now, poll_up_to};
 use support::slow::Slow;
+use support::wired::Wired;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{
@@ -421,31 +422,24 @@ fn a_forged_hand_off_gives_nobody_a_permit() {
 #[test]
 fn a_permit_removed_while_its_holder_takes_it_is_no_grant() {
     let (zk, _other, a, b) = two(1);
-    let slow = open(&Slow(zk.clone()), 1);
-    let mut removed = false;
-    for polls in 1..POLLS {
-        let mut taking = acquiring(&slow, 1);
-        match poll_up_to(&mut taking, polls) {
-            Some(Poll::Ready(Ok(permit))) => drop(permit),
-            Some(Poll::Ready(Err(error))) => panic!("{error}"),
-            _ => {
-                for part in [PERMITS, QUEUE] {
-                    for name in zk.children(part) {
-                        removed |= part == PERMITS;
-                        zk.remove(format!("{part}/{name}"));
-                    }
-                }
-                match poll_up_to(&mut taking, POLLS) {
-                    Some(Poll::Ready(Ok(permit))) => assert!(permit.is_held() && zk.children(PERMITS).len() == 1),
-                    Some(Poll::Ready(Err(error))) => assert!(error.is_lost(), "{error}"),
-                    _ => panic!("it waits for what is gone"),
-                }
-            }
-        }
-        drop(taking);
-        assert_eq!(left(&zk), (vec![], vec![], 0), "at poll {polls}");
+    let wired = Wired::new(zk.clone());
+    let mut taking = acquiring(&open(&wired, 1), 1);
+    wired.stall();
+    // Its node is there, and it does not know so yet.
+    while zk.children(PERMITS).is_empty() {
+        wired.deliver();
+        assert_pending!(taking.poll());
+        wired.carry_out();
     }
-    assert!(removed, "no poll has a permit that was not granted yet");
+    for part in [PERMITS, QUEUE] {
+        zk.children(part).iter().for_each(|name| zk.remove(format!("{part}/{name}")));
+    }
+    wired.flow();
+    while wired.deliver() {}
+    let error = assert_ready_err!(taking.poll());
+    assert!(error.is_lost(), "{error}");
+    drop(taking);
+    assert_eq!(left(&zk), (vec![], vec![], 0));
     drop((acquire(&a), b));
 }
 
