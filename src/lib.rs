@@ -181,7 +181,7 @@ pub use crate::queue::member::{Blockers, Member, MemberState, Queue};
 pub use crate::queue::mode::Mode;
 pub use crate::session::connection::{ConnectionState, CutOff};
 pub use crate::session::loss::{HoldState, Loss};
-pub use crate::session::request::{Ending, Failure, Outcome};
+pub use crate::session::request::{Denied, Ending, Failure, Outcome};
 pub use crate::snapshot::progress::Progress;
 pub use crate::snapshot::survey::Survey;
 #[cfg(feature = "metrics")]
@@ -227,7 +227,7 @@ pub mod coordinator {
     pub use crate::session::lease::{Lease, Moment};
     pub use crate::session::patience::Patience;
     pub use crate::session::request::{
-        Created, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
+        Created, Denied, Ending, Event, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch,
     };
     pub use crate::session::upkeep::Upkeep;
     pub use crate::zookeeper::probe::four_letter_word;

@@ -974,7 +974,11 @@ async fn ask_says_what_it_may_not_do_and_where_no_lock_is_kept() {
     let owner = builder.connect(&shared_server().address()).await.unwrap();
     lock_at(&owner, path).read().await.unwrap().release().await.unwrap();
     let denied = run(&["ask", path]).await;
-    assert_eq!((denied.code, &denied.stderr[..]), (Some(77), &*format!("zklock: permission denied: ask {path}\n")));
+    let lacks = format!("no WRITE on {path} for a client without credentials: set ZK_AUTH or ZK_SASL");
+    assert_eq!(
+        (denied.code, &denied.stderr[..]),
+        (Some(77), &*format!("zklock: permission denied: ask {path}: {lacks}\n"))
+    );
     let elsewhere = run(&["--dialect", "curator", "ask", path]).await;
     assert_eq!(elsewhere.code, Some(64));
     assert!(elsewhere.stderr.contains("to ask in the dialect curator, in which no node is kept"), "{elsewhere:#?}");

@@ -197,6 +197,7 @@ mod zookeeper {
             client: &Client,
             operations: &[Operation],
             _: &Acl,
+            _: &str,
         ) -> Result<Vec<MultiWriteResult>, Failure> {
             let shown = operations.iter().map(|operation| match operation {
                 Operation::Create { path, .. } => format!("create {path}"),
@@ -221,7 +222,7 @@ mod zookeeper {
             }
         }
 
-        pub(crate) fn failure(error: Error) -> Failure {
+        pub(crate) fn failure(error: Error, _: (&'static str, &str), _: &str) -> Failure {
             Failure::Unknown(error.to_string())
         }
 
@@ -260,7 +261,8 @@ mod zookeeper {
                 let claimant: Weak<dyn Claimant> = this.clone();
                 let identity = Arc::new(Identity::new(1, claimant));
                 let (upkeep, background) = (Arc::new(Upkeep), Arc::new(BackgroundThread));
-                let pipeline = Pipeline::new(client, &upkeep, &background, &identity, Acl, Duration::ZERO);
+                let pipeline =
+                    Pipeline::new(client, &upkeep, &background, &identity, (Acl, String::new()), Duration::ZERO);
                 Session { pipeline, identity, is_rash }
             })
         }
@@ -278,7 +280,7 @@ mod zookeeper {
             pub(crate) fn read(&self, path: &str) -> Reply<()> {
                 let path = path.to_owned();
                 self.pipeline.read(move |client| async move {
-                    client.get_data(&path).await.map(drop).map_err(translate::failure)
+                    client.get_data(&path).await.map(drop).map_err(|error| translate::failure(error, ("", ""), ""))
                 })
             }
 
@@ -289,7 +291,7 @@ mod zookeeper {
                 }
                 let (owner, path) = (self.identity.owner(), path.to_owned());
                 self.pipeline.write(move |client| async move {
-                    let stat = client.create(&path).await.map_err(translate::failure)?;
+                    let stat = client.create(&path).await.map_err(|error| translate::failure(error, ("", ""), ""))?;
                     owner.created(translate::created(path, &stat))
                 })
             }

@@ -61,7 +61,9 @@ impl Acquisition {
                 Err(Failure::Over(_)) if tries < SESSION_TRIES => {
                     call::is_known_to_be_over(ticket.session()).await;
                 }
-                Err(Failure::NoAuth) if ticket.unmake_directory().await => return Err(Error::shut_out(&handle.path)),
+                Err(Failure::NoAuth(lacks)) if ticket.unmake_directory().await => {
+                    return Err(Error::shut_out(&handle.path, lacks));
+                }
                 Err(failure) => return Err(self.stop(failure)),
             }
         };
@@ -119,7 +121,7 @@ impl Acquisition {
         let (ticket, dialect) = (held.ticket(), self.handle.dialect);
         match ticket.leave().await {
             Ok(()) | Err(Failure::NoNode) => {}
-            Err(Failure::NoAuth) => return Err(Error::stays(held.own_node().path())),
+            Err(Failure::NoAuth(lacks)) => return Err(Error::stays(held.own_node().path(), lacks)),
             Err(failure) => return Err(self.stop(failure)),
         }
         if dialect.keeps_directories() {

@@ -91,10 +91,10 @@ impl Acquisition {
                 Ok(held)
             }
             // A contender that lacks one permission may also lack the permission to leave. The error must say so.
-            Err(error @ Error::PermissionDenied { .. }) => match held.ticket().leave().await {
-                Err(Failure::NoAuth) => Err(Error::stays(held.own_node().path())),
-                Ok(()) if held.ticket().unmake_directory().await => Err(Error::shut_out(&self.handle.path)),
-                _ => Err(error),
+            Err(Error::PermissionDenied { operation, path, lacks }) => match held.ticket().leave().await {
+                Err(Failure::NoAuth(lacks)) => Err(Error::stays(held.own_node().path(), lacks)),
+                Ok(()) if held.ticket().unmake_directory().await => Err(Error::shut_out(&self.handle.path, lacks)),
+                _ => Err(Error::PermissionDenied { operation, path, lacks }),
             },
             Err(error) => Err(error),
         }

@@ -409,7 +409,7 @@ impl<'a> View<'a> {
         let is_gone = match before_us {
             Some(read) => match read.await {
                 Err(Failure::NoNode) => true,
-                Ok(_) | Err(Failure::NoAuth) => false,
+                Ok(_) | Err(Failure::NoAuth(_)) => false,
                 Err(failure) => return Err(failure),
             },
             None => true,

@@ -10,7 +10,7 @@ use crate::queue::dialect::Dialect;
 use crate::queue::member::Blockers;
 use crate::session::connection::CutOff;
 use crate::session::loss::Loss;
-use crate::session::request::{Ending, Failure};
+use crate::session::request::{Denied, Ending, Failure};
 
 /// Why a lock operation did not succeed.
 ///
@@ -104,12 +104,14 @@ pub enum Error {
     /// No node is left behind, except in one case: when the operation is [`DELETE_OWN_NODE`](Error::DELETE_OWN_NODE),
     /// the node at `path` stays, in the way of other contenders, until its session ends: see
     /// [`ZooKeeper::close`](crate::ZooKeeper::close).
-    #[error("permission denied: {operation} {path}")]
+    #[error("permission denied: {operation} {path}: {lacks}")]
     PermissionDenied {
         /// What was tried.
         operation: &'static str,
         /// On which node.
         path: String,
+        /// The right that is missing, on which node, and as whom this client is authenticated.
+        lacks: Box<Denied>,
     },
 
     /// The servers refuse the [`Acl`](crate::Acl) that this client gives to its nodes. After `sasl` or `digest`, that is
@@ -313,13 +315,13 @@ impl Error {
     }
 
     /// A node that we made and may not remove.
-    pub(crate) fn stays(path: String) -> Error {
-        Error::PermissionDenied { operation: Error::DELETE_OWN_NODE, path }
+    pub(crate) fn stays(path: String, lacks: Box<Denied>) -> Error {
+        Error::PermissionDenied { operation: Error::DELETE_OWN_NODE, path, lacks }
     }
 
     /// A directory that we made, and may not use by the ACL that we gave it.
-    pub(crate) fn shut_out(path: &str) -> Error {
-        Error::PermissionDenied { operation: Error::ENTER_OWN_DIRECTORY, path: path.to_owned() }
+    pub(crate) fn shut_out(path: &str, lacks: Box<Denied>) -> Error {
+        Error::PermissionDenied { operation: Error::ENTER_OWN_DIRECTORY, path: path.to_owned(), lacks }
     }
 
     /// The time given was over, and the call waited for no contender.
@@ -335,7 +337,7 @@ impl Error {
     pub(crate) fn from_failure(failure: Failure, operation: &'static str, path: &str) -> Error {
         let path = path.to_owned();
         match failure {
-            Failure::NoAuth => Error::PermissionDenied { operation, path },
+            Failure::NoAuth(lacks) => Error::PermissionDenied { operation, path, lacks },
             Failure::InvalidAcl => Error::InvalidAcl { path },
             Failure::ParentIsEphemeral => Error::EphemeralParent { path },
             Failure::Unreachable(reason) => Error::Unreachable(reason),
@@ -375,9 +377,9 @@ impl From<Error> for io::Error {
             Error::ForeignContender { .. } => ErrorKind::ResourceBusy,
             Error::OtherPermits { .. } | Error::TooFewPermits { .. } => ErrorKind::InvalidInput,
             Error::DoubtfulPermits { .. } => ErrorKind::InvalidData,
-            Error::TransactionRefused { reason: Failure::NoNode, .. } => ErrorKind::NotFound,
+            Error::TransactionRefused { reason: Failure::NoNode | Failure::NoParent(_), .. } => ErrorKind::NotFound,
             Error::TransactionRefused { reason: Failure::NodeExists, .. } => ErrorKind::AlreadyExists,
-            Error::TransactionRefused { reason: Failure::NoAuth, .. } => ErrorKind::PermissionDenied,
+            Error::TransactionRefused { reason: Failure::NoAuth(_), .. } => ErrorKind::PermissionDenied,
             Error::TransactionRefused { reason: Failure::NotEmpty, .. } => ErrorKind::DirectoryNotEmpty,
             Error::Value { error: ValueError::Unset, .. } => ErrorKind::NotFound,
             Error::Value { .. } | Error::ForeignRecord { .. } => ErrorKind::InvalidData,

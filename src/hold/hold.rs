@@ -214,7 +214,7 @@ impl Hold {
         match (loss, answer) {
             (Some(loss), _) => Err(Error::Lost(loss)),
             (None, Ok(())) => Ok(()),
-            (None, Err(Failure::NoAuth)) => Err(Error::stays(self.own_node().path())),
+            (None, Err(Failure::NoAuth(lacks))) => Err(Error::stays(self.own_node().path(), lacks)),
             (None, Err(failure)) => Err(self.lost_by(failure, "release")),
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::session::loss::Loss;
-use crate::session::request::{Failure, Kind, Operation, Outcome};
+use crate::session::request::{Failure, Kind, Operation, Outcome, parent};
 use crate::validation::{self, REQUEST_LIMIT};
 
 /// Operations on any nodes, committed in one ZooKeeper transaction with a check that the lock is still held.
@@ -171,8 +171,15 @@ impl<'guard> Transaction<'guard> {
                     Err(locks.lost(lock, lock.loss().unwrap_or(Loss::Removed)))
                 }
                 _ => {
-                    let path = operations.get(index).map(|operation| operation.path().to_owned()).unwrap_or_default();
-                    Err(Error::TransactionRefused { index: index.saturating_sub(checks), path, reason: *failure })
+                    let refused = operations.get(index);
+                    let reason = match (refused, *failure) {
+                        (Some(Operation::Create { path, .. }), Failure::NoNode) => {
+                            Failure::NoParent(parent(path).to_owned())
+                        }
+                        (_, failure) => failure,
+                    };
+                    let path = refused.map(|operation| operation.path().to_owned()).unwrap_or_default();
+                    Err(Error::TransactionRefused { index: index.saturating_sub(checks), path, reason })
                 }
             },
             Err(Failure::Over(ending)) => Err(locks.lost(speaker, Loss::SessionOver(ending))),

@@ -102,8 +102,8 @@ impl OnceGuard {
                 error if in_doubt => {
                     return Err(Error::OutcomeUnknown { operation: RECORD, reason: error.to_string() });
                 }
-                Error::TransactionRefused { reason: Failure::NoAuth, .. } => {
-                    return Err(Error::PermissionDenied { operation: RECORD, path });
+                Error::TransactionRefused { reason: Failure::NoAuth(lacks), .. } => {
+                    return Err(Error::PermissionDenied { operation: RECORD, path, lacks });
                 }
                 error => return Err(error),
             }

@@ -111,6 +111,23 @@ pub(crate) fn bytes(operations: &[Operation], root: usize, acl: usize) -> usize 
 /// The bytes of an ACL that allows everything to anyone.
 pub(crate) const ACL_OF_ANYONE: usize = 4 + 4 + 4 + "world".len() + 4 + "anyone".len();
 
+impl Operation {
+    /// The right that it needs, and on which node.
+    pub(crate) fn needs(&self) -> (&'static str, &str) {
+        match self {
+            Operation::Create { path, .. } => ("CREATE", parent(path)),
+            Operation::Set { path, .. } => ("WRITE", path),
+            Operation::Delete { path, .. } => ("DELETE", parent(path)),
+            Operation::Check { path, .. } => ("READ", path),
+        }
+    }
+}
+
+/// The node above this one.
+pub(crate) fn parent(path: &str) -> &str {
+    path.rsplit_once('/').map(|(parent, _)| parent).filter(|parent| !parent.is_empty()).unwrap_or("/")
+}
+
 /// What one operation of a committed transaction did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -194,6 +211,28 @@ pub enum Ending {
     Replaced,
 }
 
+/// What a client lacks whose request was refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Denied {
+    /// The right that the request needs: `READ`, `WRITE`, `CREATE` or `DELETE`.
+    pub right: &'static str,
+    /// The node on which it needs the right.
+    pub node: String,
+    /// As whom the client is authenticated, by the credentials that it was given, in words. Empty without credentials.
+    pub whom: String,
+}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whom = if self.whom.is_empty() { "a client without credentials" } else { &self.whom };
+        write!(f, "no {} on {} for {whom}", self.right, self.node)
+    }
+}
+
+fn or_root(parent: &str) -> &str {
+    if parent == "/" { "at the end of the connect string" } else { parent }
+}
+
 /// Why a request did not succeed, by what the caller may conclude.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -201,6 +240,10 @@ pub enum Failure {
     /// Not carried out: there is no such node (for a create: no such parent).
     #[error("no such node")]
     NoNode,
+    /// Not carried out: the node's parent, at this path, is missing. A backend answers [`NoNode`](Failure::NoNode), and the
+    /// library says which node that is.
+    #[error("no such node: the parent {}", or_root(.0))]
+    NoParent(String),
     /// Not carried out: the node exists already.
     #[error("the node exists already")]
     NodeExists,
@@ -211,8 +254,8 @@ pub enum Failure {
     #[error("the node has another version")]
     BadVersion,
     /// Not carried out: the session may not do that.
-    #[error("permission denied")]
-    NoAuth,
+    #[error("permission denied: {0}")]
+    NoAuth(Box<Denied>),
     /// Not carried out: the parent is ephemeral and can have no children.
     #[error("the parent is ephemeral")]
     ParentIsEphemeral,

@@ -62,7 +62,7 @@ async fn read_all(session: &Arc<dyn Session>, directory: &str, names: &[&String]
                 members.extend(holder(name, Some((&data, stat))).map(|holder| Member { is_own, ..holder }));
             }
             // It was in the listing: see `read::of`.
-            Err(Failure::NoNode | Failure::NoAuth) => members.extend(holder(name, None)),
+            Err(Failure::NoNode | Failure::NoAuth(_)) => members.extend(holder(name, None)),
             Err(failure) => return Err(failure),
         }
     }

@@ -121,7 +121,7 @@ async fn read(session: &Arc<dyn Session>, directory: &str, line: &[(Contender, T
             }
             // It was in the listing, which shows one moment. If it has left since, or may not be read, its name remains:
             // without it a lock that is held would show waiters, and no holder.
-            Err(Failure::NoNode | Failure::NoAuth) => members.push(member(contender, turn, None)),
+            Err(Failure::NoNode | Failure::NoAuth(_)) => members.push(member(contender, turn, None)),
             Err(failure) => return Err(failure),
         }
     }

@@ -36,7 +36,7 @@ pub(crate) async fn of(session: &Arc<dyn Session>, directory: &str) -> Result<Op
     let path = done::path_of(directory);
     match call::answered(session, || at(session, &path)).await {
         Ok(Record::Done(done, _)) => Ok(Some(done)),
-        Ok(Record::None { .. } | Record::Foreign) | Err(Failure::NoAuth) => Ok(None),
+        Ok(Record::None { .. } | Record::Foreign) | Err(Failure::NoAuth(_)) => Ok(None),
         Err(failure) => Err(failure),
     }
 }

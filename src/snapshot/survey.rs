@@ -162,7 +162,7 @@ async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<
     for reply in replies {
         records.push(match reply.await {
             Ok((data, stat)) => done::read(&data, stat.mtime),
-            Err(Failure::NoNode | Failure::NoAuth) => None,
+            Err(Failure::NoNode | Failure::NoAuth(_)) => None,
             Err(failure) => return Err(failure),
         });
     }
@@ -173,14 +173,14 @@ async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<
 async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
     let data = match call::answered(session, || session.data(node)).await {
         Ok((data, _)) => data,
-        Err(Failure::NoNode | Failure::NoAuth) => return Ok(None),
+        Err(Failure::NoNode | Failure::NoAuth(_)) => return Ok(None),
         Err(failure) => return Err(failure),
     };
     let Ok(Some(number)) = permits::decode(&data) else { return Ok(None) };
     let (taken, queued) = match snapshot::names(session, node, false).await {
         Ok(names) => names,
         // The survey says so of each of the two.
-        Err(Failure::NoAuth) => return Ok(None),
+        Err(Failure::NoAuth(_)) => return Ok(None),
         Err(failure) => return Err(failure),
     };
     snapshot::of(session, node, number, &taken, &queued).await.map(Some)
@@ -194,7 +194,7 @@ async fn list(session: &Arc<dyn Session>, nodes: &[String]) -> Result<Vec<Option
         listings.push(match reply.await {
             Ok(children) => Some(children),
             Err(Failure::NoNode) => Some(Vec::new()),
-            Err(Failure::NoAuth) => None,
+            Err(Failure::NoAuth(_)) => None,
             Err(failure) => return Err(failure),
         });
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::session::contract::Session;
-use crate::session::request::{Failure, Kind};
+use crate::session::request::{Failure, Kind, parent};
 use crate::session::retry::until_known;
 
 /// Each directory on the way to `path`, outermost first, with `path` itself.
@@ -19,16 +19,17 @@ pub(crate) async fn make(
     has_to_stay: bool,
     made: impl Fn(&str),
 ) -> Result<(), Failure> {
-    let mut denied = false;
+    let mut denied = None;
     for step in steps(path) {
         let kind = if step == path && !has_to_stay { Kind::Container } else { Kind::Persistent };
         match until_known(session, || session.create(step, &[], kind)).await {
             Ok(_) => made(step),
             Err(Failure::NodeExists) => {}
             // We may not create a directory here, but it may be there already.
-            Err(Failure::NoAuth) if step != path => denied = true,
-            // It was not there.
-            Err(Failure::NoNode) if denied => return Err(Failure::NoAuth),
+            Err(failure @ Failure::NoAuth(_)) if step != path => denied = denied.or(Some(failure)),
+            // It was not there, or what the connect string leads to is not there any more.
+            Err(Failure::NoNode) if parent(step) == "/" => return Err(Failure::NoParent("/".to_owned())),
+            Err(Failure::NoNode) => return Err(denied.unwrap_or(Failure::NoNode)),
             Err(failure) => return Err(failure),
         }
     }

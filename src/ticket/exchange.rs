@@ -142,7 +142,7 @@ impl Ticket {
                 (OWN_PLACE, Failure::NoNode) => Tried::NotDone(NotExchanged::Evicted),
                 (UNCHANGED, Failure::BadVersion) => Tried::NotDone(NotExchanged::Changed),
                 (NEW_NODE, Failure::NoNode) => Tried::NotDone(NotExchanged::NoDirectory),
-                (SIGNAL, Failure::NoAuth | Failure::Refused(_)) if signals => Tried::WithoutSignal,
+                (SIGNAL, Failure::NoAuth(_) | Failure::Refused(_)) if signals => Tried::WithoutSignal,
                 (_, failure) => Tried::NotDone(NotExchanged::Failed(failure)),
             },
             (Err(failure @ (Failure::Unknown(_) | Failure::Over(_))), _) => Tried::Failed(failure),

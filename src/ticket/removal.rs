@@ -94,7 +94,7 @@ pub(super) async fn remove(
             }
             // A server that refuses the signal may still allow a plain delete, which waiters also see. A refused delete is about
             // this directory alone.
-            Failure::NoAuth | Failure::Refused(_) if signal && index == 0 => {
+            Failure::NoAuth(_) | Failure::Refused(_) if signal && index == 0 => {
                 signal = false;
                 session.upkeep().signal_refused();
                 session.delete(&path)

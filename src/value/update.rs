@@ -176,7 +176,7 @@ mod tests {
         for error in [
             Error::Lost(Loss::Removed),
             Error::Evicted(Loss::Removed),
-            refused(Failure::NoAuth),
+            refused(Failure::NoAuth(Box::default())),
             Error::Unreachable("away".to_owned()),
             Error::OutcomeUnknown { operation: "commit", reason: "cut".to_owned() },
         ] {

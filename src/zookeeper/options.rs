@@ -258,6 +258,20 @@ impl ZooKeeperBuilder {
         return self.digest.is_some();
     }
 
+    /// As whom the servers know a client with these options, in words and without a secret. Empty without credentials.
+    pub(super) fn whom(&self) -> String {
+        let digest = self.digest.as_ref().map(Digest::whom);
+        #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+        let sasl = self.sasl.as_ref().map(Sasl::whom);
+        #[cfg(not(any(feature = "sasl-digest-md5", zk_rwlock_gssapi)))]
+        let sasl = None;
+        #[cfg(feature = "tls")]
+        let certificate = self.tls.as_ref().filter(|tls| tls.has_identity()).map(|_| "its certificate".to_owned());
+        #[cfg(not(feature = "tls"))]
+        let certificate = None;
+        Vec::from_iter([digest, sasl, certificate].into_iter().flatten()).join(" and ")
+    }
+
     /// A connector that gives up a connection after it was silent for so long. Without a limit the client crate's
     /// default counts.
     pub(super) fn connector(&self, gives_up_after: Option<Duration>, tries_once: bool) -> zk::Connector {
@@ -320,6 +334,15 @@ mod tests {
         ] {
             options.check().expect("a session can have them");
         }
+    }
+
+    #[test]
+    fn whom_a_client_is_known_as_shows_no_secret() {
+        assert_eq!(ZooKeeperBuilder::new().whom(), "");
+        let digest = ZooKeeperBuilder::new().digest("billing", "secret");
+        assert_eq!(digest.whom(), "digest user \"billing\" with the password given");
+        #[cfg(feature = "sasl-digest-md5")]
+        assert!(digest.sasl(Sasl::digest_md5("ops", "secret")).whom().ends_with(" given and SASL user \"ops\""));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 use zookeeper_client as zk;
 
-use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply};
+use crate::session::request::{Created, Ending, Failure, Kind, Operation, Outcome, Reply, parent};
 use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
 use crate::sync::{Mutex, MutexGuard, watch};
@@ -30,6 +30,8 @@ pub(super) struct Pipeline {
     background: Arc<BackgroundThread>,
     identity: Arc<Identity>,
     acl: Acl,
+    /// As whom the client is authenticated.
+    pub(super) whom: Arc<str>,
     /// Whether the session is closed. It takes our nodes along, so a removal under way needs no answer any more, and must
     /// not put the closing off by a round trip: its reply holds the client.
     closed: watch::Sender<bool>,
@@ -183,7 +185,7 @@ impl Pipeline {
         upkeep: &Arc<Upkeep>,
         background: &Arc<BackgroundThread>,
         identity: &Arc<Identity>,
-        acl: Acl,
+        (acl, whom): (Acl, String),
         patience: Duration,
     ) -> Arc<Pipeline> {
         Arc::new_cyclic(|this| Pipeline {
@@ -192,10 +194,17 @@ impl Pipeline {
             background: Arc::clone(background),
             identity: Arc::clone(identity),
             acl,
+            whom: whom.into(),
             closed: watch::Sender::new(false),
             patience,
             this: Weak::clone(this),
         })
+    }
+
+    /// What follows from an error of a request that needs this right on this node.
+    pub(super) fn failure(&self, right: &'static str, node: &str) -> impl FnOnce(zk::Error) -> Failure + Send + use<> {
+        let (node, whom) = (node.to_owned(), Arc::clone(&self.whom));
+        move |error| failure(error, (right, &node), &whom)
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
@@ -347,14 +356,15 @@ impl Pipeline {
     }
 
     fn removed(&self, line: &Line, HeldBack { removal, answer }: HeldBack) -> impl Future<Output = ()> + Send + use<> {
-        let acl = self.acl.clone();
+        let (acl, whom) = (self.acl.clone(), Arc::clone(&self.whom));
         let sent = self.send(line, |client| {
             self.counted(async move {
                 if removal.is_transaction {
-                    let results = commit(&client, &removal.operations, &acl).await?;
+                    let results = commit(&client, &removal.operations, &acl, &whom).await?;
                     return Ok(results.into_iter().map(outcome).collect());
                 }
-                client.delete(&removal.path, None).await.map_err(failure)?;
+                let refused = |error| failure(error, ("DELETE", parent(&removal.path)), &whom);
+                client.delete(&removal.path, None).await.map_err(refused)?;
                 Ok(vec![Outcome::Deleted])
             })
         });
@@ -387,10 +397,10 @@ impl Pipeline {
         let mut operations = held_back.removal.operations.clone();
         let kind = Kind::EphemeralSequential;
         operations.push(Operation::Create { path: path.to_owned(), data: data.to_vec(), kind });
-        let (owner, acl) = (self.identity.owner(), self.acl.clone());
+        let (owner, acl, whom) = (self.identity.owner(), self.acl.clone(), Arc::clone(&self.whom));
         let sent = self.send(&line, |client| {
             self.counted(async move {
-                let results = commit(&client, &operations, &acl).await?;
+                let results = commit(&client, &operations, &acl, &whom).await?;
                 Ok((client, results))
             })
         });
@@ -452,7 +462,7 @@ where
 
 /// Whether the answer surely came from a server.
 fn is_from_server<T>(answer: &Result<T, Failure>) -> bool {
-    matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth))
+    matches!(answer, Ok(_) | Err(Failure::NoNode | Failure::NoAuth(_)))
 }
 
 /// Whether the answer went through the quorum. Only that proves that the session was alive.
@@ -485,10 +495,6 @@ impl<T, F: Future<Output = Result<T, Failure>>> Future for Survived<F> {
     }
 }
 
-fn parent(path: &str) -> Option<&str> {
-    path.rsplit_once('/').map(|(parent, _)| parent)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -510,7 +516,7 @@ mod tests {
         for (answer, is_proof) in [
             (Ok(()), true),
             (Err(failure_of(0, Failure::NoNode)), true),
-            (Err(failure_of(1, Failure::NoAuth)), true),
+            (Err(failure_of(1, Failure::NoAuth(Box::default()))), true),
             (Err(failure_of(0, Failure::Refused("the client crate did not send it".to_owned()))), false),
             (Err(failure_of(0, Failure::InvalidAcl)), false),
             (Err(Failure::NoNode), false),
@@ -543,9 +549,10 @@ mod tests {
         assert_eq!(parted(&plain, failure_of(0, Failure::NoNode)), (Some(Failure::NoNode), Failure::NotTried, true));
 
         let hand_off = Removal::of(&[set("/a/b"), delete("/a/b")]).unwrap();
-        let unsignalled = failure_of(0, Failure::NoAuth);
+        let unsignalled = failure_of(0, Failure::NoAuth(Box::default()));
         assert_eq!(parted(&hand_off, unsignalled.clone()), (Some(unsignalled), Failure::NotTried, true));
-        assert_eq!(parted(&hand_off, failure_of(2, Failure::NoAuth)), (None, Failure::NoAuth, true));
+        let denied = Failure::NoAuth(Box::default());
+        assert_eq!(parted(&hand_off, failure_of(2, denied.clone())), (None, denied, true));
         assert_eq!(parted(&hand_off, Failure::Refused("all".to_owned())), (None, Failure::NotTried, false));
 
         for both in [Failure::Unknown("cut".to_owned()), Failure::Over(Ending::Expired)] {

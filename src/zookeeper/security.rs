@@ -115,6 +115,11 @@ impl Digest {
         Ok(())
     }
 
+    /// No server refuses a password: a wrong one makes another user.
+    pub(crate) fn whom(&self) -> String {
+        format!("digest user {:?} with the password given", self.user)
+    }
+
     pub(crate) fn identity(&self) -> Vec<u8> {
         format!("{}:{}", self.user, self.password).into_bytes()
     }
@@ -191,6 +196,15 @@ impl Sasl {
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn whom(&self) -> String {
+        match &self.0 {
+            #[cfg(feature = "sasl-digest-md5")]
+            Mechanism::DigestMd5 { user, .. } => format!("SASL user {user:?}"),
+            #[cfg(zk_rwlock_gssapi)]
+            Mechanism::Gssapi { .. } => "the user of its Kerberos ticket".to_owned(),
+        }
     }
 
     pub(crate) fn options(&self) -> zk::SaslOptions {

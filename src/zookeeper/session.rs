@@ -12,7 +12,9 @@ use zookeeper_client as zk;
 use crate::session::contract::{Reservation, Session, SessionSlot};
 use crate::session::keep_alive::keep_alive;
 use crate::session::lease::Moment;
-use crate::session::request::{self, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch};
+use crate::session::request::{
+    self, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Stat, Task, Watch, parent,
+};
 use crate::session::thread::BackgroundThread;
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,7 +27,7 @@ use crate::zookeeper::options::ZooKeeperBuilder;
 use crate::zookeeper::pipeline::{Pipeline, Removal};
 use crate::zookeeper::security::Acl;
 use crate::zookeeper::servers::Servers;
-use crate::zookeeper::translate::{self, commit, event, failure, mode, outcome};
+use crate::zookeeper::translate::{self, commit, event, mode, outcome};
 
 /// A reconnect fails for good beyond 128 KiB. A good part is kept free for other watches.
 ///
@@ -122,6 +124,7 @@ impl ZooKeeperSession {
         let states = client.state_watcher();
         let (id, root_bytes, acl) =
             (client.session_id().0, client.path().trim_end_matches('/').len(), options.acl_of_nodes());
+        let whom = options.whom();
         background.sessions().insert(id);
         let session = Arc::new_cyclic(|this: &Weak<ZooKeeperSession>| {
             let claimant: Weak<dyn Claimant> = this.clone();
@@ -129,7 +132,7 @@ impl ZooKeeperSession {
             ZooKeeperSession {
                 id,
                 timeout,
-                pipeline: Pipeline::new(client, &upkeep, background, &identity, acl.clone(), timeout),
+                pipeline: Pipeline::new(client, &upkeep, background, &identity, (acl.clone(), whom), timeout),
                 acl,
                 abilities,
                 upkeep,
@@ -186,6 +189,7 @@ impl ZooKeeperSession {
     /// Whether the server lists this node as one of the session that it takes us for.
     async fn lists_as_its_own(&self, path: &str) -> Result<bool, Failure> {
         let (node, connection, abilities) = (path.to_owned(), self.identity.connection(), Arc::clone(&self.abilities));
+        let failure = self.pipeline.failure("READ", path);
         let owned = self.pipeline.read(move |client| async move {
             let owned = client.list_ephemerals(&node).await;
             abilities.ephemerals.heard(&owned);
@@ -227,12 +231,17 @@ impl ZooKeeperSession {
     pub(super) async fn make_root(&self) -> Result<(), Failure> {
         let client = self.pipeline.client()?;
         let root = client.path().to_owned();
-        if root == "/" || client.check_stat("/").await.map_err(failure)?.is_some() {
+        if root == "/" || client.check_stat("/").await.map_err(self.pipeline.failure("READ", &root))?.is_some() {
             return Ok(());
         }
         let whole = client.as_ref().clone().chroot("/").map_err(|_| Failure::Refused(format!("path {root:?}")))?;
         let options = zk::CreateMode::Persistent.with_acls(zk::Acls::new(&self.acl.entries));
-        whole.mkdir(&root, &options).await.map_err(failure)
+        let Err(error) = whole.mkdir(&root, &options).await else { return Ok(()) };
+        let mut above = parent(&root);
+        while above != "/" && matches!(whole.check_stat(above).await, Ok(None)) {
+            above = parent(above);
+        }
+        Err(self.pipeline.failure("CREATE", above)(error))
     }
 
     pub(super) fn is_needed(&self) -> bool {
@@ -358,7 +367,7 @@ impl Session for ZooKeeperSession {
             kind => kind,
         };
         let (path, data, acl, owner) = (path.to_owned(), data.to_vec(), self.acl.clone(), self.identity.owner());
-        let abilities = Arc::clone(&self.abilities);
+        let (abilities, failure) = (Arc::clone(&self.abilities), self.pipeline.failure("CREATE", parent(&path)));
         self.pipeline.write(move |client| async move {
             let options = mode(kind).with_acls(zk::Acls::new(&acl.entries));
             let created = client.create(&path, &data, &options).await;
@@ -380,12 +389,12 @@ impl Session for ZooKeeperSession {
     }
 
     fn children(&self, path: &str) -> Reply<Vec<String>> {
-        let path = path.to_owned();
+        let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
         self.pipeline.read(move |client| async move { client.list_children(&path).await.map_err(failure) })
     }
 
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
-        let path = path.to_owned();
+        let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
         self.pipeline.read(move |client| async move {
             let (names, stat) = client.get_children(&path).await.map_err(failure)?;
             Ok((names, Some(translate::stat(&stat))))
@@ -393,7 +402,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
-        let path = path.to_owned();
+        let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
         self.pipeline.read(move |client| async move {
             let (data, stat) = client.get_data(&path).await.map_err(failure)?;
             Ok((data, translate::stat(&stat)))
@@ -401,7 +410,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn watch(&self, path: &str) -> Reply<Watch> {
-        let path = path.to_owned();
+        let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
         self.pipeline.read(move |client| async move {
             let (_, stat, watcher) = client.get_and_watch_data(&path).await.map_err(failure)?;
             Ok(Watch::new(event(watcher.changed())).with_owner(stat.ephemeral_owner))
@@ -409,7 +418,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
-        let path = path.to_owned();
+        let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
         self.pipeline.read(move |client| async move {
             let (names, watcher) = client.list_and_watch_children(&path).await.map_err(failure)?;
             Ok((names, Watch::new(event(watcher.changed()))))
@@ -428,9 +437,9 @@ impl Session for ZooKeeperSession {
         if let Some(removal) = Removal::of(operations) {
             return self.pipeline.remove(removal);
         }
-        let (operations, acl) = (operations.to_vec(), self.acl.clone());
+        let (operations, acl, whom) = (operations.to_vec(), self.acl.clone(), Arc::clone(&self.pipeline.whom));
         self.pipeline.write(move |client| async move {
-            let results = commit(&client, &operations, &acl).await?;
+            let results = commit(&client, &operations, &acl, &whom).await?;
             Ok(results.into_iter().map(outcome).collect())
         })
     }

@@ -106,6 +106,10 @@ impl Tls {
         Ok(())
     }
 
+    pub(super) fn has_identity(&self) -> bool {
+        self.own().identity.is_some()
+    }
+
     fn own(&self) -> MutexGuard<'_, Own> {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }

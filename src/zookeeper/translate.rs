@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use pin_project_lite::pin_project;
 use zookeeper_client as zk;
 
-use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Stat};
+use crate::session::request::{Created, Denied, Ending, Event, Failure, Kind, Operation, Outcome, Stat};
 use crate::zookeeper::security::Acl;
 
 pub(super) fn mode(kind: Kind) -> zk::CreateMode {
@@ -26,8 +26,13 @@ pub(super) async fn commit(
     client: &zk::Client,
     operations: &[Operation],
     acl: &Acl,
+    whom: &str,
 ) -> Result<Vec<zk::MultiWriteResult>, Failure> {
-    let of = |index: usize| move |error| Failure::Operation { index, failure: Box::new(failure(error)) };
+    let failure = |index: usize, error| {
+        let needs = operations.get(index).map(Operation::needs).unwrap_or_default();
+        failure(error, needs, whom)
+    };
+    let of = |index: usize| move |error| Failure::Operation { index, failure: Box::new(failure(index, error)) };
     let mut writer = client.new_multi_writer();
     for (index, operation) in operations.iter().enumerate() {
         let added = match operation {
@@ -41,7 +46,7 @@ pub(super) async fn commit(
         added.map_err(of(index))?;
     }
     writer.commit().await.map_err(|error| match error {
-        zk::MultiWriteError::RequestFailed { source } => failure(source),
+        zk::MultiWriteError::RequestFailed { source } => failure(0, source),
         zk::MultiWriteError::OperationFailed { index, source } => of(index)(source),
     })
 }
@@ -60,13 +65,15 @@ pub(super) fn outcome(result: zk::MultiWriteResult) -> Outcome {
 ///
 /// `SessionMoved` and `Throttled` are refusals, but passing ones. The session lives on, and a request with an unknown
 /// outcome is tried again.
-pub(super) fn failure(error: zk::Error) -> Failure {
+///
+/// The request needs `right` on `node`, and was sent by a client that is authenticated as `whom`.
+pub(super) fn failure(error: zk::Error, (right, node): (&'static str, &str), whom: &str) -> Failure {
     match error {
         zk::Error::NoNode => Failure::NoNode,
         zk::Error::NodeExists => Failure::NodeExists,
         zk::Error::NotEmpty => Failure::NotEmpty,
         zk::Error::BadVersion => Failure::BadVersion,
-        zk::Error::NoAuth => Failure::NoAuth,
+        zk::Error::NoAuth => Failure::NoAuth(Box::new(Denied { right, node: node.to_owned(), whom: whom.to_owned() })),
         zk::Error::NoChildrenForEphemerals => Failure::ParentIsEphemeral,
         zk::Error::SessionExpired => Failure::Over(Ending::Expired),
         zk::Error::AuthFailed => Failure::Over(Ending::AuthFailed),
@@ -153,12 +160,14 @@ mod tests {
     #[test]
     fn only_a_clear_refusal_says_that_a_request_was_not_carried_out() {
         use zk::Error::*;
+        let failure = |error| failure(error, ("READ", "/lock"), "digest user \"a\"");
+        let denied = failure(NoAuth);
+        assert_eq!(denied.to_string(), "permission denied: no READ on /lock for digest user \"a\"");
         for (error, expected) in [
             (NoNode, Failure::NoNode),
             (NodeExists, Failure::NodeExists),
             (NotEmpty, Failure::NotEmpty),
             (BadVersion, Failure::BadVersion),
-            (NoAuth, Failure::NoAuth),
             (NoChildrenForEphemerals, Failure::ParentIsEphemeral),
             (InvalidAcl, Failure::InvalidAcl),
             (SessionExpired, Failure::Over(Ending::Expired)),

@@ -68,6 +68,19 @@ fn a_contender_of_this_process_is_called_so_in_errors_and_queues() {
 }
 
 #[test]
+fn a_parent_that_is_missing_is_named() {
+    let guard = now(RwLock::new(&Memory::new(), "/lock").unwrap().write()).unwrap();
+    for (parent, node) in [("/none", "/none/node"), ("/none/below", "/none/below/node")] {
+        let error = now(guard.transaction().create("/made", "").create(node, "").commit()).unwrap_err();
+        let words = format!("operation 1 on {node} failed, and nothing was changed: no such node: the parent {parent}");
+        assert_eq!(error.to_string(), words);
+        assert_eq!(io::Error::from(error).kind(), io::ErrorKind::NotFound);
+    }
+    let error = now(guard.transaction().delete("/none").commit()).unwrap_err();
+    assert_eq!(error.to_string(), "operation 0 on /none failed, and nothing was changed: no such node");
+}
+
+#[test]
 fn the_blocking_release_of_what_was_lost_is_an_error_too() {
     let zk = Memory::new();
     let lock = |path: &str| RwLock::new(&zk, path).unwrap();

@@ -264,7 +264,7 @@ fn forgets(asked: Asked<'_>) -> bool {
 fn only_a_record_that_another_has_forgotten_is_forgotten_without_a_delete() {
     let (zk, _other, a, _b) = two();
     works(&a);
-    for failure in [Failure::NoNode, Failure::NoAuth] {
+    for failure in [Failure::NoNode, Failure::NoAuth(Box::default())] {
         let is_gone = failure == Failure::NoNode;
         let line = Hindered::new(&zk, move |asked| forgets(asked).then(|| refused_at(0, failure.clone())));
         let forgotten = now(RwLock::new(&line, DIRECTORY).expect("valid").forget());

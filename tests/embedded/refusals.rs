@@ -27,7 +27,7 @@ fn write_where(
 /// The operation and the path of a refusal.
 fn denied(granted: Result<WriteGuard, Error>) -> (&'static str, String) {
     match granted {
-        Err(Error::PermissionDenied { operation, path }) => (operation, path),
+        Err(Error::PermissionDenied { operation, path, .. }) => (operation, path),
         other => panic!("not refused: {other:?}"),
     }
 }
@@ -43,7 +43,8 @@ fn with_directory() -> Memory {
 
 #[test]
 fn a_directory_above_that_is_there_need_not_be_allowed_to_be_made() {
-    let refuses = |asked: Asked<'_>| matches!(asked, Asked::Create(ABOVE, _)).then_some(Failure::NoAuth);
+    let refuses =
+        |asked: Asked<'_>| matches!(asked, Asked::Create(ABOVE, _)).then_some(Failure::NoAuth(Box::default()));
     let memory = Memory::new();
     drop(now(RwLock::new(&memory.connect(), "/locks/other").expect("valid").write()).expect("free"));
     assert!(write_where(&memory, refuses).expect("it is there").is_held());
@@ -59,7 +60,7 @@ fn a_directory_that_may_not_be_made_is_asked_for_once() {
     let refused = write_where(&Memory::new(), move |asked| match asked {
         Asked::Create(PATH, _) => {
             count.one_more();
-            Some(Failure::NoAuth)
+            Some(Failure::NoAuth(Box::default()))
         }
         _ => None,
     });
@@ -84,7 +85,7 @@ fn who_may_not_enter_the_directory_that_it_has_made_removes_it() {
         move |asked: Asked<'_>| match asked {
             Asked::Create(path, Kind::EphemeralSequential) if path.starts_with(PATH) => {
                 let is_there = ensemble.children(ABOVE).iter().any(|it| it == "config");
-                is_there.then_some(Failure::NoAuth)
+                is_there.then_some(Failure::NoAuth(Box::default()))
             }
             _ => None,
         }
@@ -101,7 +102,8 @@ fn who_may_not_enter_the_directory_that_it_has_made_removes_it() {
 
 #[test]
 fn who_may_not_list_the_queue_leaves_it_and_removes_its_own_directory() {
-    let may_not_list = |asked: Asked<'_>| matches!(asked, Asked::Children(PATH)).then_some(Failure::NoAuth);
+    let may_not_list =
+        |asked: Asked<'_>| matches!(asked, Asked::Children(PATH)).then_some(Failure::NoAuth(Box::default()));
     let memory = Memory::new();
     let (own, path) = denied(write_where(&memory, may_not_list));
     assert_eq!((path.as_str(), memory.children("/")), (PATH, vec![]));
@@ -115,8 +117,8 @@ fn who_may_not_list_the_queue_leaves_it_and_removes_its_own_directory() {
 #[test]
 fn who_may_neither_list_the_queue_nor_leave_it_is_told_which_node_stays() {
     let refused = write_where(&with_directory(), |asked| match asked {
-        Asked::Children(PATH) => Some(Failure::NoAuth),
-        Asked::Delete(_) | Asked::Transact(_) => Some(Failure::NoAuth),
+        Asked::Children(PATH) => Some(Failure::NoAuth(Box::default())),
+        Asked::Delete(_) | Asked::Transact(_) => Some(Failure::NoAuth(Box::default())),
         _ => None,
     });
     let (_, path) = denied(refused);
@@ -144,8 +146,8 @@ fn a_transaction_that_finds_the_own_node_gone_loses_the_lock() {
 
 #[test]
 fn a_transaction_that_may_not_check_the_own_node_keeps_the_lock() {
-    let (answer, guard) = committed_with(Failure::NoAuth);
-    assert!(matches!(answer, Err(Error::TransactionRefused { reason: Failure::NoAuth, .. })), "{answer:?}");
+    let (answer, guard) = committed_with(Failure::NoAuth(Box::default()));
+    assert!(matches!(answer, Err(Error::TransactionRefused { reason: Failure::NoAuth(_), .. })), "{answer:?}");
     assert!(guard.is_held());
 }
 
@@ -184,7 +186,7 @@ fn without_signals(memory: &Memory, failure: Failure) -> (Hindered, Count) {
 
 #[test]
 fn a_server_that_refuses_the_signal_is_asked_for_it_once() {
-    for failure in [Failure::NoAuth, Failure::Refused("no".to_owned())] {
+    for failure in [Failure::NoAuth(Box::default()), Failure::Refused("no".to_owned())] {
         let memory = Memory::new();
         let (zk, tries) = without_signals(&memory, failure.clone());
         let lock = RwLock::new(&zk, PATH).expect("valid");
@@ -210,7 +212,7 @@ fn a_place_that_may_not_be_deleted_at_all_is_not_exchanged() {
         let may_not = matches!(operations, [_, _, Operation::Create { .. }, ..]);
         tries.one_more();
         // Either the signal or, without it, the deletion.
-        may_not.then(|| refused_at(3, Failure::NoAuth))
+        may_not.then(|| refused_at(3, Failure::NoAuth(Box::default())))
     });
     let refused = now(semaphore(&zk).acquire());
     assert!(matches!(refused, Err(Error::PermissionDenied { .. })), "{refused:?}");
@@ -240,7 +242,9 @@ fn a_release_says_whether_the_node_had_gone_before_it_began() {
 #[test]
 fn a_release_whose_delete_is_refused_is_not_tried_without_the_signal() {
     let refuses = |asked: Asked<'_>| match asked {
-        Asked::Transact([Operation::Set { .. }, Operation::Delete { .. }]) => Some(refused_at(1, Failure::NoAuth)),
+        Asked::Transact([Operation::Set { .. }, Operation::Delete { .. }]) => {
+            Some(refused_at(1, Failure::NoAuth(Box::default())))
+        }
         _ => None,
     };
     let memory = Memory::new();
@@ -261,7 +265,7 @@ fn a_sync_needs_no_node_and_no_permission_but_an_answer() {
         now(slot.session().sync("/any")).is_ok()
     };
     let of_check = |failure| refused_at(0, failure);
-    for failure in [Failure::NoNode, Failure::NoAuth, Failure::BadVersion] {
+    for failure in [Failure::NoNode, Failure::NoAuth(Box::default()), Failure::BadVersion] {
         assert!(is_synced(of_check(failure.clone())), "{failure}");
     }
     for failure in [Failure::Refused("no".to_owned()), Failure::InvalidAcl] {
@@ -323,7 +327,7 @@ async fn a_record_whose_answers_are_always_lost_is_in_doubt_after_33_writes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_record_that_may_not_be_written_is_refused_at_once() {
-    let may_not = |_: &Operation| refused_at(1, Failure::NoAuth);
+    let may_not = |_: &Operation| refused_at(1, Failure::NoAuth(Box::default()));
     let (tries, error) = recorded_with(may_not).await;
     assert!(matches!(&error, Error::PermissionDenied { path, .. } if path.ends_with(".done")), "{error:?}");
     assert_eq!(tries, 1);
@@ -404,7 +408,9 @@ fn a_node_of_another_session_is_not_taken_for_the_own_one() {
 #[test]
 fn a_downgrade_that_is_refused_is_no_downgrade() {
     let guard = write_where(&Memory::new(), |asked| match asked {
-        Asked::Transact([Operation::Create { .. }, Operation::Delete { .. }]) => Some(refused_at(0, Failure::NoAuth)),
+        Asked::Transact([Operation::Create { .. }, Operation::Delete { .. }]) => {
+            Some(refused_at(0, Failure::NoAuth(Box::default())))
+        }
         _ => None,
     });
     let refused = now(guard.expect("free").downgrade());
@@ -529,7 +535,7 @@ fn a_number_of_permits_that_may_not_be_written_is_refused_at_once() {
     let zk = Hindered::new(&Memory::new(), move |asked| match asked {
         Asked::Transact([Operation::Set { path, .. }]) if path == LIMIT => {
             count.one_more();
-            Some(refused_at(0, Failure::NoAuth))
+            Some(refused_at(0, Failure::NoAuth(Box::default())))
         }
         _ => None,
     });
@@ -548,7 +554,7 @@ fn a_number_that_changes_while_it_is_set_is_set_again() {
             match count.one_more() {
                 0 => now(Semaphore::new(&other, LIMIT, 1).expect("valid").set_permits(3)).expect("it may"),
                 1 => {}
-                2 => return Some(refused_at(0, Failure::NoAuth)),
+                2 => return Some(refused_at(0, Failure::NoAuth(Box::default()))),
                 _ => panic!("it is set for ever"),
             }
             None

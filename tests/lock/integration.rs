@@ -767,7 +767,7 @@ async fn a_stranger_is_kept_out_of_the_lock_of_an_authenticated_user() {
     ] {
         assert!(matches!(error, Error::PermissionDenied { .. }), "{error:?}");
     }
-    assert!(matches!(session(&stranger).await.delete(&guard.path()).await, Err(Failure::NoAuth)));
+    assert!(matches!(session(&stranger).await.delete(&guard.path()).await, Err(Failure::NoAuth(_))));
     assert!(guard.is_held());
     assert_eq!(children(&owner, "/private-1/lock").await, before);
     assert_eq!(children(&owner, "/private-1").await, ["lock"]);
@@ -831,6 +831,18 @@ async fn a_directory_below_an_ephemeral_node_is_refused() {
 }
 
 #[tokio::test]
+async fn what_the_connect_string_leads_to_is_named_when_it_is_gone() {
+    let address = shared_server().address();
+    let below = connect(&format!("{address}/vanishing")).await;
+    session(&connect(&address).await).await.delete("/vanishing").await.unwrap();
+    for path in ["/config", "/locks/config"] {
+        let error = soon("the error", lock_at(&below, path).write()).await.unwrap_err();
+        let words = format!("enter {path}: no such node: the parent at the end of the connect string");
+        assert_eq!(error.to_string(), words);
+    }
+}
+
+#[tokio::test]
 async fn a_chroot_that_a_client_makes_belongs_to_that_client() {
     let address = shared_server().address();
     let owner = ZooKeeper::builder().session_timeout(CALM).digest("owner", "secret");
@@ -838,9 +850,15 @@ async fn a_chroot_that_a_client_makes_belongs_to_that_client() {
     session(&owner).await.create("/made", b"", Kind::Persistent).await.unwrap();
     let stranger = session(&connect(&address).await).await;
     for closed in ["/closed-apps", "/closed-apps/billing"] {
-        assert_eq!(stranger.children(closed).await.unwrap_err(), Failure::NoAuth, "{closed}");
         let inside = format!("{closed}/x");
-        assert_eq!(stranger.create(&inside, b"", Kind::Persistent).await.unwrap_err(), Failure::NoAuth, "{closed}");
+        let refused = [
+            stranger.children(closed).await.map(drop),
+            stranger.create(&inside, b"", Kind::Persistent).await.map(drop),
+        ];
+        for (answer, right) in refused.into_iter().zip(["READ", "CREATE"]) {
+            let words = format!("permission denied: no {right} on {closed} for a client without credentials");
+            assert_eq!(answer.unwrap_err().to_string(), words);
+        }
     }
 }
 

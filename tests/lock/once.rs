@@ -162,7 +162,8 @@ async fn a_record_that_may_not_be_written_is_an_error_and_the_work_stays_due() {
             matches!(&error, Error::PermissionDenied { path: at, .. } if *at == format!("{path}.done")),
             "{error:?}"
         );
-        assert_eq!(error.to_string(), format!("permission denied: record the success in {path}.done"));
+        let lacks = format!("no WRITE on {path}.done for a client without credentials");
+        assert_eq!(error.to_string(), format!("permission denied: record the success in {path}.done: {lacks}"));
         assert!(guard.is_held() && !is_recorded(&anybody, path).await);
         guard.release().await.unwrap();
     }

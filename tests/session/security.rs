@@ -7,7 +7,10 @@ use support::scene::{
 use support::server::shared_server;
 use support::wire::{Op, Proxy};
 use zk_rwlock::coordinator::{Failure, Kind, Operation};
-use zk_rwlock::{Acl, Error, HoldState, Loss, Permissions, ZooKeeper, ZooKeeperBuilder};
+use zk_rwlock::{
+    Acl, Error, HoldState, Loss, Mode, MultiLock, Permissions, Semaphore, Shared, Transaction, ZooKeeper,
+    ZooKeeperBuilder,
+};
 use zookeeper_client as zk;
 
 fn options() -> ZooKeeperBuilder {
@@ -46,8 +49,8 @@ async fn assert_shut_out(stranger: &ZooKeeper, directory: &str, node: &str) {
     ];
     for (what, answer) in attempts {
         let denied = match &answer {
-            Err(Failure::Operation { failure, .. }) => **failure == Failure::NoAuth,
-            Err(failure) => *failure == Failure::NoAuth,
+            Err(Failure::Operation { failure, .. }) => matches!(**failure, Failure::NoAuth(_)),
+            Err(failure) => matches!(failure, Failure::NoAuth(_)),
             Ok(()) => false,
         };
         assert!(denied, "{what}: {answer:?}");
@@ -109,7 +112,7 @@ async fn whoever_may_queue_can_steal_even_though_every_node_is_closed_to_them() 
     let guard = lock_at(&tenant, directory).write().await.unwrap();
     let guest = connect(&shared_server().address()).await;
 
-    assert!(matches!(session(&guest).await.data(&guard.path()).await, Err(Failure::NoAuth)));
+    assert!(matches!(session(&guest).await.data(&guard.path()).await, Err(Failure::NoAuth(_))));
     session(&guest).await.delete(&guard.path()).await.unwrap();
     assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed);
     becomes_empty(&owner, directory).await;
@@ -174,7 +177,7 @@ async fn a_guest_who_may_not_write_the_directory_is_refused_to_ask() {
     let owner = directory_for_guests("owner", directory, Permissions::READ).await;
     let guest = connect(&shared_server().address()).await;
     let error = lock_at(&guest, directory).ask().await.unwrap_err();
-    let Error::PermissionDenied { operation, path } = &error else { panic!("{error:?}") };
+    let Error::PermissionDenied { operation, path, .. } = &error else { panic!("{error:?}") };
     assert_eq!((*operation, &path[..]), ("ask", directory));
     lock_at(&owner, directory).ask().await.unwrap();
 }
@@ -188,9 +191,11 @@ async fn a_guest_who_may_not_delete_hears_that_the_node_stays_with_the_session()
     let node = guard.path();
 
     let error = guard.release().await.unwrap_err();
-    let Error::PermissionDenied { operation, path } = &error else { panic!("{error:?}") };
+    let Error::PermissionDenied { operation, path, .. } = &error else { panic!("{error:?}") };
     assert_eq!((*operation, path), (Error::DELETE_OWN_NODE, &node));
-    assert!(error.to_string().contains("until its session ends"), "{error}");
+    let words =
+        format!("(it stays until its session ends) {node}: no DELETE on {directory} for a client without credentials");
+    assert!(error.to_string().ends_with(&words), "{error}");
     assert_eq!(children(&owner, directory).await, [node.rsplit('/').next().unwrap()]);
     let next = writer(&lock_at(&owner, directory));
     line_becomes(&lock_at(&owner, directory), "W+ W-").await;
@@ -205,7 +210,7 @@ async fn a_guest_who_may_only_create_hears_that_the_node_stays_with_the_session(
     let owner = directory_for_guests("owner", directory, Permissions::CREATE).await;
     let guest = connect(&shared_server().address()).await;
     let error = refused(writer(&lock_at(&guest, directory))).await;
-    let Error::PermissionDenied { operation, path } = &error else { panic!("{error:?}") };
+    let Error::PermissionDenied { operation, path, .. } = &error else { panic!("{error:?}") };
     assert_eq!(*operation, Error::DELETE_OWN_NODE);
     assert_eq!(children(&owner, directory).await, [path.rsplit('/').next().unwrap()]);
     guest.close().await;
@@ -328,7 +333,7 @@ async fn what_a_wrong_acl_shuts_its_own_maker_out_of_is_left_to_nobody() {
                 soon("the refusal", lock.read()).await.unwrap_err(),
                 soon("the refusal", lock.try_write()).await.unwrap_err(),
             ] {
-                let Error::PermissionDenied { operation, path: told } = &error else { panic!("{error:?}") };
+                let Error::PermissionDenied { operation, path: told, .. } = &error else { panic!("{error:?}") };
                 assert_eq!((*operation, &**told), (Error::ENTER_OWN_DIRECTORY, path), "{error}");
             }
             assert_eq!(children(&operator, "/shut-out").await, [""; 0]);
@@ -366,13 +371,54 @@ async fn a_transaction_on_a_forbidden_node_is_refused_and_the_lock_is_kept() {
 
     let error = guard.transaction().set("/forbidden", "theirs").commit().await.unwrap_err();
     assert!(
-        matches!(&error, Error::TransactionRefused { index: 0, reason: Failure::NoAuth, path } if path == "/forbidden"),
+        matches!(&error, Error::TransactionRefused { index: 0, reason: Failure::NoAuth(_), path } if path == "/forbidden"),
         "{error:?}"
     );
     let error = guard.data("/forbidden").await.unwrap_err();
     assert!(is_denied(&error), "{error:?}");
     assert!(guard.is_held());
     guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn each_refusal_names_the_right_that_is_missing_the_node_and_the_user() {
+    let (above, directory, closed) = ("/partly-7", "/partly-7/lock", "/partly-7/closed");
+    let address = shared_server().address();
+    let owner = directory_for_guests("owner", directory, Permissions::READ).await;
+    session(&user(&address, "guest").await).await.create("/partly-8", b"", Kind::Persistent).await.unwrap();
+    let keeper = options().digest("owner", "secret").connect(&address).await.unwrap();
+    session(&keeper).await.create(closed, b"", Kind::Persistent).await.unwrap();
+    let held = lock_at(&owner, directory).write().await.unwrap();
+
+    let guest = user(&address, "guest").await;
+    let lock = lock_at(&guest, directory);
+    let limit = Semaphore::builder(&guest, directory).permits(1).build().unwrap();
+    let both = MultiLock::new(&guest, [(directory, Mode::Write), ("/partly-8/lock", Mode::Write)]).unwrap();
+    let value: Shared<u32> = Shared::builder(&guest, above).build().unwrap();
+    let own = lock_at(&guest, "/partly-8/lock").write().await.unwrap();
+    let commit = async |change: Transaction<'_>| change.commit().await.unwrap_err();
+    for (error, right, node) in [
+        (lock.write().await.unwrap_err(), "CREATE", directory),
+        (lock.write().once_in(SOON).await.unwrap_err(), "CREATE", directory),
+        (lock.ask().await.unwrap_err(), "WRITE", directory),
+        (lock.evict(held.fencing_token()).await.unwrap_err(), "DELETE", directory),
+        (lock_at(&guest, closed).queue().await.unwrap_err(), "READ", closed),
+        (lock_at(&guest, closed).try_read().await.unwrap_err(), "READ", closed),
+        (lock_at(&guest, "/partly-7/a/b").write().await.unwrap_err(), "CREATE", above),
+        (value.write().await.unwrap_err(), "CREATE", directory),
+        (limit.acquire().await.unwrap_err(), "CREATE", directory),
+        (limit.set_permits(3).await.unwrap_err(), "WRITE", directory),
+        (both.lock().await.unwrap_err(), "CREATE", directory),
+        (own.data(closed).await.unwrap_err(), "READ", closed),
+        (commit(own.transaction().set(above, "")).await, "WRITE", above),
+        (commit(own.transaction().create("/partly-7/new", "")).await, "CREATE", above),
+        (commit(own.transaction().delete(closed)).await, "DELETE", above),
+        (commit(own.transaction().check_exists(closed)).await, "READ", closed),
+    ] {
+        let words = format!("no {right} on {node} for digest user \"guest\" with the password given");
+        assert!(error.to_string().ends_with(&words), "{error}");
+        assert!(!error.to_string().contains("password of guest"), "{error}");
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ async fn odd_record(zk: &ZooKeeper, path: &str) -> Result<Option<Odd>, Exit> {
         Ok((data, stat)) if !data.is_empty() && done_of(&data, stat.mtime).is_none() => {
             ("record", "no record of when a command was done: every --once-in fails until somebody removes it")
         }
-        Err(Failure::NoAuth) => ("unreadable", "may not be read: --once-in fails for all who may not"),
+        Err(Failure::NoAuth(_)) => ("unreadable", "may not be read: --once-in fails for all who may not"),
         Ok(_) | Err(Failure::NoNode) => return Ok(None),
         Err(failure) => return Err(fault(failure, &record)),
     };
@@ -160,7 +160,9 @@ fn oddities_of_permits(number: Option<u32>, nodes: &[Node]) -> Vec<Odd> {
 
 fn fault(failure: Failure, path: &str) -> Exit {
     match failure {
-        Failure::NoAuth => Exit::from(Error::PermissionDenied { operation: "read", path: path.to_owned() }),
+        Failure::NoAuth(lacks) => {
+            Exit::from(Error::PermissionDenied { operation: "read", path: path.to_owned(), lacks })
+        }
         Failure::Unreachable(_) | Failure::Unknown(_) | Failure::Over(_) => {
             Exit::new(exit::UNAVAILABLE, format!("{path}: {failure}"))
         }
@@ -184,7 +186,7 @@ async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
             match connect::answered(session, reply).await {
                 Ok((_, stat)) => nodes.push((name.clone(), Some(stat))),
                 Err(Failure::NoNode) => {}
-                Err(Failure::NoAuth) => nodes.push((name.clone(), None)),
+                Err(Failure::NoAuth(_)) => nodes.push((name.clone(), None)),
                 Err(failure) => return Err(fault(failure, path)),
             }
         }

@@ -68,6 +68,9 @@ impl From<Error> for Exit {
                 Error::ForeignContender { speaks, dialect, .. } if speaks != dialect => {
                     format!("{error}: try --dialect {speaks}")
                 }
+                Error::PermissionDenied { lacks, .. } if lacks.whom.is_empty() => {
+                    format!("{error}: set ZK_AUTH or ZK_SASL")
+                }
                 Error::OtherPermits { path, .. } => {
                     format!("{error}: zklock permits {path} N changes it for all, and -j alone takes what is there")
                 }

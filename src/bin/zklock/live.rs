@@ -173,7 +173,7 @@ mod tests {
         for passes in [away, unknown] {
             assert!(answer(Err(passes)).is_ok_and(|queue| queue.is_none()));
         }
-        let denied = Error::PermissionDenied { operation: "read", path: "/lock".to_owned() };
+        let denied = Error::PermissionDenied { operation: "read", path: "/lock".to_owned(), lacks: Box::default() };
         assert!(answer(Err(denied)).is_err_and(|exit| exit.code() == exit::NO_PERMISSION));
     }
 }

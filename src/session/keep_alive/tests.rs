@@ -205,7 +205,7 @@ async fn a_hold_whose_lease_runs_out_is_lost_in_that_moment_even_if_no_task_look
 
 #[tokio::test(start_paused = true)]
 async fn a_heartbeat_loses_the_node_that_it_finds_gone_and_no_other() {
-    for (failure, loss) in [(Failure::NoNode, Some(Loss::Removed)), (Failure::NoAuth, None)] {
+    for (failure, loss) in [(Failure::NoNode, Some(Loss::Removed)), (Failure::NoAuth(Box::default()), None)] {
         let (session, _task) = Noted::kept_alive();
         let own_nodes = ["/a/1", "/a/2", "/a/3"].map(|path| session.holder(path));
         session.wrong.lock().unwrap().push(("/a/2".to_owned(), failure));
