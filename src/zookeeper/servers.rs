@@ -116,7 +116,7 @@ impl<'a> Server<'a> {
             return Err("names no server");
         }
         if address.contains(|c: char| c == ';' || c.is_whitespace()) {
-            return Err("is not one server; commas separate servers, without spaces");
+            return Err("is not one host and port; commas separate servers, without spaces");
         }
         if address.contains('/') {
             return Err("has a slash in it; only tcp:// goes before a server, and a path only after the last one");
