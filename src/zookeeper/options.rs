@@ -91,7 +91,7 @@ impl ZooKeeperBuilder {
 
     /// The time between the moment at which a holder that is cut off reports the loss, and the moment at which the
     /// ensemble may give the lock to another contender. In this time work can stop. It also covers clocks that differ.
-    /// Default: a sixth of the session timeout, but at least 300 ms (and at most a quarter). At least a hundredth.
+    /// Default: a sixth of the session timeout, but at least 300 ms (and at most a quarter). No less than a hundredth is taken.
     ///
     /// It is shorter in proportion where the servers grant a shorter timeout. With a longer margin than the default,
     /// heartbeats are sent more often, up to 20 in a session timeout. So the margin shortens the breaks that a hold

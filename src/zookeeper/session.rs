@@ -31,8 +31,8 @@ use crate::zookeeper::translate::{self, commit, event, mode, outcome};
 
 /// A reconnect fails for good beyond 128 KiB. A good part is kept free for other watches.
 ///
-/// Each ephemeral node of ours is watched, so their paths are as few. The transaction that ends a session lists them all, and
-/// servers that cannot read it any more do not start (ZOOKEEPER-4306).
+/// The paths of our ephemeral nodes are among them. The transaction that ends a session lists those, and servers that take no
+/// request as large do not start again (ZOOKEEPER-4306).
 const WATCHED_BYTES_MAX: usize = 96 * 1024;
 const _: () = assert!(WATCHED_BYTES_MAX < REQUEST_LIMIT / 2);
 
