@@ -894,6 +894,29 @@ async fn a_chroot_is_made_and_everything_is_kept_below_it() {
 // ---------------------------------------------------------------------------------------------------------------
 // What people see
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_look_at_a_lock_that_is_held_briefly_shows_waiters_and_no_holder() {
+    let path = "/locks/brief";
+    let mut busy = JoinSet::new();
+    for _ in 0..3 {
+        let zk = connect(&shared_server().address()).await;
+        let lock = lock_at(&zk, path);
+        busy.spawn(async move {
+            let _zk = zk;
+            loop {
+                let _held = lock.write().await.unwrap();
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        });
+    }
+    let looks = lock_at(&connect(&shared_server().address()).await, path);
+    for _ in 0..100 {
+        let queue = looks.queue().await.unwrap();
+        assert!(queue.members.is_empty() || queue.holders().count() == 1, "{queue}");
+    }
+    assert!(busy.try_join_next().is_none(), "they work");
+}
+
 #[tokio::test]
 async fn a_node_tells_people_who_is_there_and_since_when() {
     let server = shared_server();
