@@ -444,7 +444,9 @@ async fn a_kept_node_in_continuous_use_is_given_up_to_a_contender_that_may_not_a
         let (began, used) = (Instant::now(), in_use(kept));
         sleep(at_last - 5 * SECOND).await;
         let may_not_ask = Hindered::new(&zk.connect(), |asked| match asked {
-            Asked::Transact([Operation::Set { path, .. }]) if path == PATH => Some(refused_at(0, Failure::NoAuth)),
+            Asked::Transact([Operation::Set { path, .. }]) if path == PATH => {
+                Some(refused_at(0, Failure::NoAuth(Box::default())))
+            }
             _ => None,
         });
         let guard = RwLock::new(&may_not_ask, PATH).expect("valid").write().await.expect("granted");
