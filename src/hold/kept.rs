@@ -14,24 +14,14 @@ use crate::hold::trace::Holding;
 use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
 use crate::queue::payoff::Payoff;
-use crate::queue::turn;
 use crate::queue::uses::{Joined, Standing, Uses};
-use crate::session::contract::Session;
 use crate::session::holds::{Asker, Users};
 use crate::session::lease::Moment;
-use crate::session::listing;
 use crate::session::loss::Loss;
 use crate::session::node::OwnNode;
 use crate::session::request::{Ending, Event, Watch};
-use crate::session::retry;
 use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::telemetry::meter;
-
-/// How often to look whether a node is idle, at most.
-const IDLE_LOOK: Duration = Duration::from_millis(10);
-
-/// How often to look whether a contender waits whose ask was not heard: at most, and at least.
-const QUEUE_LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
 /// A node that several uses share, one after the other or together.
 pub(crate) struct Kept {
@@ -198,8 +188,8 @@ impl Kept {
                     Event::Deleted | Event::Over => Why::Lost,
                 },
                 () = own_node.asked(&session) => Why::Asked,
-                () = is_idle(&kept, &session) => Why::Idle,
-                () = is_in_the_way(&kept, &session) => Why::Asked,
+                () = unasked::is_idle(&kept, &session) => Why::Idle,
+                () = unasked::is_in_the_way(&kept, &session) => Why::Asked,
             };
             let why = own_node.loss(session.lease()).map_or(why, Why::by);
             if let Some(kept) = kept.upgrade() {
@@ -389,40 +379,6 @@ impl fmt::Debug for Kept {
     }
 }
 
-/// Waits until the node was idle for as long as it may be.
-async fn is_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
-    loop {
-        let now = session.lease().now();
-        let Some(left) = kept.upgrade().map(|kept| kept.may_idle(now)) else { return };
-        if left.is_zero() {
-            return;
-        }
-        // While it is in use, there is no need to look often.
-        if !retry::slept(session, left.max(IDLE_LOOK)).await {
-            return;
-        }
-    }
-}
-
-/// Waits until a contender waits behind the node. It may not be allowed to ask for it, or its ask may have been lost.
-async fn is_in_the_way(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
-    while let Some(pause) = kept.upgrade().map(|kept| kept.idle.clamp(QUEUE_LOOK.0, QUEUE_LOOK.1)) {
-        if !retry::slept(session, pause).await {
-            return std::future::pending().await;
-        }
-        // The hold itself is not kept here: it ends with its last use.
-        let hold = kept.upgrade().and_then(|kept| kept.hold());
-        let place = hold.map(|hold| (hold.contender().clone(), Arc::clone(hold.ticket().directory())));
-        let Some((me, directory)) = place else { continue };
-        if let Ok(names) = listing::list(session, &directory).await
-            && turn::first_kept_out(&me, &names).is_some()
-        {
-            return;
-        }
-    }
-    std::future::pending().await
-}
-
 /// Only once nothing is locked: a task that is woken may look at once.
 fn wake(woken: Vec<Waker>) {
     woken.into_iter().for_each(Waker::wake);
@@ -578,6 +534,8 @@ impl Drop for WaitingUse {
         drop(gone.map(Gone::end));
     }
 }
+
+mod unasked;
 
 #[cfg(test)]
 mod tests;

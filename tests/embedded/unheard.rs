@@ -121,7 +121,7 @@ async fn a_waiter_that_is_not_told_that_its_predecessor_has_left_is_granted_at_i
                 waits(&mut waiter).await;
                 silence(&ours, &node);
                 drop((writer, reader));
-                waiter.await.expect("no panic").expect("granted");
+                timeout(5_000 * SECOND, &mut waiter).await.expect("in time").expect("no panic").expect("granted");
                 let waited = began.elapsed();
                 assert!(FIRST_LOOK.contains(&waited), "{waited:?}: {held:?}, {wanted:?}, {i}, {hears}");
                 assert_eq!(errors(), vec![node; i], "of a server that keeps the node");
@@ -141,7 +141,8 @@ async fn a_waiter_that_is_not_told_of_its_own_end_fails_at_its_first_look() {
     ours.forget_watches();
     let own = ours.children(PATH).into_iter().find(|name| !held.path().ends_with(name.as_str())).expect("it waits");
     ours.remove(format!("{PATH}/{own}"));
-    let error = waiter.await.expect("no panic").expect_err("it has no place");
+    let error =
+        timeout(5_000 * SECOND, &mut waiter).await.expect("in time").expect("no panic").expect_err("it has no place");
     assert!(matches!(error, Error::Evicted(Loss::Removed)), "{error:?}");
     assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
 }
@@ -163,7 +164,7 @@ async fn a_waiter_passes_over_a_ghost_and_goes_on_waiting_for_the_holder_before_
     assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "it holds beside the holder");
     let released = Instant::now();
     held.release().await.expect("held");
-    drop(waiter.await.expect("no panic").expect("granted"));
+    drop(timeout(5_000 * SECOND, &mut waiter).await.expect("in time").expect("no panic").expect("granted"));
     // A server that hides a node here tells nothing of its neighbours either.
     assert!(released.elapsed() < 660 * SECOND, "{:?}", released.elapsed());
     assert_eq!(errors(), [node]);
@@ -183,7 +184,7 @@ async fn a_waiter_whose_server_has_missed_a_downgrade_waits_for_the_reader() {
         assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "it holds beside the reader");
         assert!(reader.is_held());
         drop(reader);
-        drop(waiter.await.expect("no panic").expect("granted"));
+        drop(timeout(5_000 * SECOND, &mut waiter).await.expect("in time").expect("no panic").expect("granted"));
     }
 }
 
@@ -201,7 +202,7 @@ async fn a_waiter_passes_over_all_the_ghosts_of_a_session_together() {
     ours.freeze(PATH);
     theirs.expire();
     drop((held, ghosts));
-    drop(waiter.await.expect("no panic").expect("granted"));
+    drop(timeout(5_000 * SECOND, &mut waiter).await.expect("in time").expect("no panic").expect("granted"));
     assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
     assert_eq!(errors().len(), 21);
 }
@@ -375,7 +376,7 @@ async fn a_first_value_that_nobody_tells_of_is_found() {
     let began = Instant::now();
     let value = Shared::builder(&theirs, PATH).initial(|| 7_u64).build().expect("valid");
     assert_eq!(*value.read().await.expect("free"), 7);
-    assert_eq!(**waiter.await.expect("no panic").expect("a value"), 7);
+    assert_eq!(**timeout(5_000 * SECOND, &mut waiter).await.expect("in time").expect("no panic").expect("a value"), 7);
     assert!(began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
 }
 
