@@ -44,6 +44,8 @@ pub(crate) fn list_or_join(session: &Arc<dyn Session>, directory: &Arc<str>) -> 
     (shared, is_sent)
 }
 
+type Answer = Result<(Vec<String>, Option<Stat>), Failure>;
+
 /// Passes the answer of a listing on, and then sends the next one, as long as callers wait for one.
 async fn follow(
     session: Arc<dyn Session>,
@@ -53,11 +55,22 @@ async fn follow(
 ) {
     let mut turn = None;
     loop {
-        let answer = reply.await;
+        let answer = tokio::select! {
+            biased;
+            answer = &mut reply => Some(answer),
+            () = session.sleep(session.timeout()) => None,
+        };
         drop(turn);
-        let is_large = answer.as_ref().is_ok_and(|(names, _)| names.len() > MANY);
+        let is_large = answer.as_ref().is_none_or(|it| it.as_ref().is_ok_and(|(names, _)| names.len() > MANY));
         let next = session.upkeep().listings().end(&directory, is_large);
-        callers.send_replace(Some(answer.map(|(names, directory)| Arc::new(Children { names, directory }))));
+        let tell = move |answer: Answer| {
+            callers.send_replace(Some(answer.map(|(names, directory)| Arc::new(Children { names, directory }))));
+        };
+        match answer {
+            Some(answer) => tell(answer),
+            // Its answer may never come. Only its own callers wait for that.
+            None => session.spawn(Box::pin(async move { tell(reply.await) })),
+        }
         let Some((waiting, is_large)) = next else { return };
         turn = if is_large { its_turn(&session).await } else { None };
         (reply, callers) = (session.children_and_stat(&directory), waiting);
