@@ -835,7 +835,7 @@ pub async fn a_refused_transaction_says_which_operation_and_why<H: Harness>(h: &
         (t().check(&config, 7), config.as_str(), Failure::BadVersion),
         (t().set_version(&config, "", 0), &config, Failure::BadVersion),
         (t().create(&config, ""), &config, Failure::NodeExists),
-        (t().create(format!("{other}/x"), ""), &format!("{other}/x"), Failure::NoNode),
+        (t().create(format!("{other}/x"), ""), &format!("{other}/x"), Failure::NoParent(other.clone())),
         (t().delete(&other), &other, Failure::NoNode),
         (t().check_exists(&other), &other, Failure::NoNode),
         (t().delete_version(&config, 0), &config, Failure::BadVersion),
