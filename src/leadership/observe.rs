@@ -18,9 +18,11 @@ use crate::acquisition::handle::Handle;
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::leadership::leader::{Leader, leading};
+use crate::queue::contender::Contender;
+use crate::queue::dialect::Dialect;
 use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::existence;
-use crate::session::request::{Ending, Event, Failure};
+use crate::session::request::{Ending, Event, Failure, Watch};
 use crate::session::retry;
 use crate::session::second_look::{self, SecondLook, check};
 use crate::sync::Mutex;
@@ -219,6 +221,48 @@ fn pause(handle: &Handle) -> Change {
 
 type News = Result<Option<Leader>, Error>;
 
+/// The leader among these names, but for those that have left.
+fn leading_but(ghosts: &[String], dialect: Dialect, names: &[String]) -> Option<Contender> {
+    let there: Vec<String> = names.iter().filter(|name| !ghosts.contains(name)).cloned().collect();
+    leading(dialect, &there)
+}
+
+/// Waits until a candidate has come, also if no event tells of it.
+fn somebody_comes(
+    session: Arc<dyn Session>,
+    handle: &Handle,
+    ghosts: Vec<String>,
+    mut change: Watch,
+) -> impl Future<Output = Seen> + Send + use<> {
+    let (path, dialect) = (Arc::clone(&handle.path), handle.dialect);
+    async move {
+        let mut look = SecondLook::new(&session);
+        loop {
+            tokio::select! {
+                biased;
+                event = &mut change => return Seen::Event(event),
+                () = look.pause() => {}
+            }
+            let names = session.children(&path).await;
+            if !names.is_ok_and(|names| leading_but(&ghosts, dialect, &names).is_none()) {
+                return Seen::Event(Event::Changed);
+            }
+        }
+    }
+}
+
+/// Waits until the candidate that leads has left, also if no event tells of it.
+async fn it_leaves(session: Arc<dyn Session>, node: String, name: String, change: Watch) -> Seen {
+    let mut look = SecondLook::new(&session);
+    tokio::select! {
+        biased;
+        event = change => return Seen::Event(event),
+        _ = look.finds(|| vec![check(node.clone(), None)]) => {}
+    }
+    second_look::report(&session, node, None);
+    Seen::Missed(name)
+}
+
 /// Who leads, and what ends when that may have changed.
 async fn look_and_watch(
     session: &Arc<dyn Session>,
@@ -242,32 +286,12 @@ async fn look_and_watch(
             return Ok((Err(error), pause(handle)));
         }
         ghosts.retain(|ghost| names.contains(ghost));
-        let first_of = |mut names: Vec<String>| {
-            names.retain(|name| !ghosts.contains(name));
-            leading(dialect, &names)
-        };
-        let Some(first) = first_of(names) else {
+        let Some(first) = leading_but(ghosts, dialect, &names) else {
             match retry::until_known(session, || session.watch_children(path)).await {
-                Ok((names, mut change)) => {
-                    // A candidate has come just now.
-                    if first_of(names).is_some() {
-                        continue;
-                    }
-                    let (session, path) = (Arc::clone(session), Arc::clone(path));
-                    let change = async move {
-                        let mut look = SecondLook::new(&session);
-                        loop {
-                            tokio::select! {
-                                biased;
-                                event = &mut change => return Seen::Event(event),
-                                () = look.pause() => {}
-                            }
-                            // A candidate may have come without a word.
-                            if !session.children(&path).await.is_ok_and(|names| leading(dialect, &names).is_none()) {
-                                return Seen::Event(Event::Changed);
-                            }
-                        }
-                    };
+                // A candidate has come just now.
+                Ok((names, _)) if leading_but(ghosts, dialect, &names).is_some() => continue,
+                Ok((_, change)) => {
+                    let change = somebody_comes(Arc::clone(session), handle, ghosts.clone(), change);
                     return Ok((Ok(None), Box::pin(change)));
                 }
                 Err(Failure::NoNode) => continue,
@@ -282,19 +306,8 @@ async fn look_and_watch(
         });
         match looked.await {
             Ok((change, (data, stat))) => {
-                let (session, name) = (Arc::clone(session), first.name().to_owned());
-                let leader = Leader::of(&first, &data, stat);
-                let change = async move {
-                    let mut look = SecondLook::new(&session);
-                    tokio::select! {
-                        biased;
-                        event = change => return Seen::Event(event),
-                        _ = look.finds(|| vec![check(node.clone(), None)]) => {}
-                    }
-                    second_look::report(&session, node, None);
-                    Seen::Missed(name)
-                };
-                return Ok((Ok(Some(leader)), Box::pin(change)));
+                let change = it_leaves(Arc::clone(session), node, first.name().to_owned(), change);
+                return Ok((Ok(Some(Leader::of(&first, &data, stat))), Box::pin(change)));
             }
             // It has left just now.
             Err(Failure::NoNode) => {}
