@@ -377,6 +377,27 @@ fn recoveries_are_counted_and_nodes_that_await_their_removal() {
     });
 }
 
+#[test]
+fn a_recorder_that_comes_late_is_told_of_what_is_held_and_of_counters_that_have_not_counted() {
+    measured(|first| {
+        let lock = RwLock::new(&Memory::new(), DIRECTORY).expect("valid");
+        let held = now(lock.write()).expect("free");
+        assert_eq!(first.at(DIRECTORY, "write"), [0.0, 1.0]);
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let late = Measured(recorder.handle());
+        let before = CURRENT.write().expect("no panic").replace(Arc::new(recorder));
+        assert_eq!(late.at(DIRECTORY, "write"), [0.0, 0.0], "nothing has changed");
+        zk_rwlock::metrics::describe();
+        assert_eq!(late.at(DIRECTORY, "write"), [0.0, 1.0]);
+        for cause in ["session-over", "lease-ran-out", "removed", "interfered"] {
+            let series = format!("zk_rwlock_losses_total{{cause=\"{cause}\"}} 0");
+            assert!(late.0.render().contains(&series), "{series}");
+        }
+        *CURRENT.write().expect("no panic") = before;
+        drop(held);
+    });
+}
+
 /// An exporter of OpenTelemetry appends `_ratio` to the name of a gauge whose unit is a count.
 #[test]
 fn every_name_is_described_and_no_gauge_has_a_unit() {

@@ -189,7 +189,7 @@ impl Acquisition {
                 Err(name) => return Err(self.doubt_of_permits(format!("{name:?} is no permit"))),
                 Ok(Room::Never) => return Err(too_few(self.handle.shown(), wanted.count, now.number)),
                 Ok(Room::Enough) => {
-                    if self.exchange(wanted, held, now.version, &mut refused).await? {
+                    if self.exchange(wanted, held, now.version, &mut refused, wait.patience).await? {
                         break;
                     }
                     // The number may have changed without a word from the watch yet.
@@ -217,6 +217,7 @@ impl Acquisition {
         held: &Hold,
         version: i32,
         refused: &mut Option<i32>,
+        patience: Patience,
     ) -> Result<bool, Error> {
         let Some(directory) = &self.handle.site.permits else { return Err(Error::invalid("a lock has no permits")) };
         let name = permits::name(&held.ticket().owner().to_string(), wanted.count);
@@ -226,6 +227,11 @@ impl Acquisition {
             Ok(()) => Ok(true),
             Err(NotExchanged::Changed) => {
                 if refused.replace(version) == Some(version) {
+                    if patience == Patience::GiveUp {
+                        return Err(self.doubt_of_permits(
+                            "its number has changed, and the server does not show it yet".to_owned(),
+                        ));
+                    }
                     let session = held.ticket().session();
                     second_look::report(session, self.handle.shown().to_string(), *refused);
                     SecondLook::new(session).pause().await;
@@ -366,6 +372,10 @@ impl<'a> View<'a> {
                     names.retain(|name| !self.gone.contains(name));
                     let unseen = self.acquisition.add_unseen(self.held.ticket(), &self.ghosts, &mut names).await;
                     unseen.map_err(|failure| self.fault(failure))?;
+                    // Another server may have said that there is no ghost: only its listing has the ghost's permits.
+                    if self.held.ticket().book().connection() != self.connection {
+                        continue;
+                    }
                     let known = self.number.as_ref().map(|(number, version, _)| (*number, *version));
                     let (number, version) = match (known, node) {
                         (Some(known), _) => known,

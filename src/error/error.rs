@@ -234,9 +234,9 @@ pub enum Error {
         path: String,
     },
 
-    /// The connection broke before the answer came. The operation may or may not have been carried out. Read to find
-    /// out.
-    #[error("{operation}: the outcome is unknown, because the connection broke: {reason}")]
+    /// The connection broke, or the client was closed, before the answer came. The operation may or may not have been
+    /// carried out. Read to find out.
+    #[error("{operation}: the outcome is unknown: {reason}")]
     OutcomeUnknown {
         /// What was tried.
         operation: &'static str,

@@ -141,7 +141,7 @@ impl Hold {
 
     async fn somebody_kept_out(&self) -> Result<Contender, Error> {
         let (session, directory) = (self.ticket.session(), self.ticket.directory());
-        let mut last_change: Option<Moment> = None;
+        let (mut last_change, mut look) = (None::<Moment>, SecondLook::new(session));
         loop {
             let seen = retry::until_known(session, || session.watch_children(directory)).await;
             let (names, change) = seen.map_err(|failure| self.lost_by(failure, "watch"))?;
@@ -150,7 +150,6 @@ impl Hold {
             }
             // A long listing would take memory for as long as the watch is out.
             drop(names);
-            let mut look = SecondLook::new(session);
             tokio::select! {
                 biased;
                 event = change => {
@@ -158,6 +157,7 @@ impl Hold {
                         // The session is over: `lost` says what that means for the hold.
                         return std::future::pending().await;
                     }
+                    look.heard();
                 }
                 // The event may have been lost.
                 () = look.pause() => {}

@@ -189,16 +189,19 @@ async fn heartbeat(session: Weak<dyn Session>, upkeep: Arc<Upkeep>) {
     if let Some(live) = session.upgrade().filter(|_| !lease.counts_since(touched.saturating_sub(soon)))
         && lease.is_connected()
     {
-        if !live.is_kept_by_reads() && upkeep.nodes().is_empty() {
-            drop(live.sync("/").await);
-        }
         check_own(&live).await;
     }
 }
 
 /// A check-only transaction commits through the quorum, changes nothing, and fails when a node is gone.
 async fn check_own(session: &Arc<dyn Session>) {
-    for some in session.upkeep().nodes().to_check().chunks(CHECKS_PER_HEARTBEAT) {
+    let nodes = session.upkeep().nodes();
+    let to_check = nodes.to_check();
+    // A node that is about to have another name cannot be checked.
+    if to_check.is_empty() && !(nodes.is_empty() && session.is_kept_by_reads()) {
+        drop(session.sync("/").await);
+    }
+    for some in to_check.chunks(CHECKS_PER_HEARTBEAT) {
         let check = |(_, path): &(_, String)| Operation::Check { path: path.clone(), version: None };
         let checks: Vec<_> = some.iter().map(check).collect();
         match session.transact(&checks).await {

@@ -61,7 +61,7 @@ async fn follow(
             () = session.sleep(session.timeout()) => None,
         };
         drop(turn);
-        let is_large = answer.as_ref().is_none_or(|it| it.as_ref().is_ok_and(|(names, _)| names.len() > MANY));
+        let is_large = answer.as_ref().is_some_and(|it| it.as_ref().is_ok_and(|(names, _)| names.len() > MANY));
         let next = session.upkeep().listings().end(&directory, is_large);
         let tell = move |answer: Answer| {
             callers.send_replace(Some(answer.map(|(names, directory)| Arc::new(Children { names, directory }))));

@@ -17,7 +17,7 @@ use crate::sync::random;
 const PAUSE_MAX: Duration = Duration::from_secs(600);
 
 /// How many nodes one transaction checks at most: it must stay far below ZooKeeper's limit of 1 MiB.
-const CHECKS_MAX: usize = 1_000;
+const CHECKS_MAX: usize = 500;
 
 /// The pause after this one. The first is one session timeout.
 fn next(pause: Duration, session_timeout: Duration) -> Duration {
@@ -83,6 +83,12 @@ impl<'a> SecondLook<'a> {
                 }
             }
         }
+    }
+
+    /// Waits for one look. Returns whether the leader has another version of this node, or none.
+    pub(crate) async fn finds_other(&mut self, path: &str, version: i32) -> bool {
+        self.pause().await;
+        matches!(self.ask(&[check(path.to_owned(), Some(version))]).await, Some(Err(_)))
     }
 
     /// Waits until the leader has this node.

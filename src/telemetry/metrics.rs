@@ -23,7 +23,7 @@
 //! The recorder has to be a global one. It is called by a thread of its own, and may block or panic: that holds up no lock. What it
 //! has not taken yet is summed up meanwhile; of a histogram's measurements 100,000 wait for it, and later ones are dropped.
 
-use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+use metrics::{Key, Unit, describe_counter, describe_gauge, describe_histogram};
 
 use crate::telemetry::recorder;
 
@@ -57,7 +57,8 @@ pub const HEARTBEATS: &str = "zk_rwlock_heartbeats_total";
 /// Nodes whose removal is not confirmed yet.
 pub const REMOVALS_PENDING: &str = "zk_rwlock_removals_pending";
 
-/// Tells the recorder what each name means, and its unit. Call it once, after the recorder was installed.
+/// Tells the recorder what each name means, its unit, and what the gauges show by then. Call it once, after the recorder was
+/// installed: before a loss is counted, its counters are there with zero, so that an alert sees the first one.
 ///
 /// The gauges have no unit, because exporters of OpenTelemetry take a plain number for a share, and append `_ratio` to the name.
 pub fn describe() {
@@ -75,11 +76,14 @@ pub fn describe() {
     describe_counter!(RECOVERIES, Unit::Count, "Nodes found whose create had lost its answer");
     describe_counter!(HEARTBEATS, Unit::Count, "Heartbeats sent to renew a lease");
     describe_gauge!(REMOVALS_PENDING, "Nodes whose removal is not confirmed yet");
+    // A counter that begins at one hides its first step from whoever asks for an increase.
+    let causes = ["session-over", "lease-ran-out", "removed", "interfered"];
+    recorder::begin(causes.map(|cause| Key::from_parts(LOSSES, &[("cause", cause)])));
 }
 
 /// Waits until the recorder has been told all that was counted so far. For a program that ends, and for tests.
 ///
-/// Blocks the thread, for as long as the recorder takes.
+/// Blocks the thread, for as long as the recorder takes. Not for the recorder itself, which would wait for its own end.
 pub fn flush() {
     recorder::flush();
 }

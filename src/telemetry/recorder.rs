@@ -92,6 +92,14 @@ pub(super) fn raise(key: Key, by: i64) {
     });
 }
 
+/// There is a recorder now: it is told of these counters before they count, and of what the gauges show already.
+pub(super) fn begin(counters: impl IntoIterator<Item = Key>) {
+    note(|untold| {
+        counters.into_iter().for_each(|key| _ = untold.news.counts.entry(key).or_default());
+        untold.news.gauges.extend(untold.gauges.clone());
+    });
+}
+
 /// Waits until the recorder was told everything that was noted before.
 pub(super) fn flush() {
     let mut untold = untold();

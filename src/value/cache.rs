@@ -15,7 +15,7 @@ use crate::session::existence;
 use crate::session::lease::Lease;
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
-use crate::session::second_look::{self, SecondLook, check};
+use crate::session::second_look::{self, SecondLook};
 use crate::sync::{Mutex, MutexGuard, OnceLock, watch};
 use crate::value::background::{self, Reserving};
 use crate::value::codec::{Initial, Stored, Terms};
@@ -115,11 +115,12 @@ impl<T: Send + Sync + 'static> Cache<T> {
         }
         let bytes = Arc::clone(&seen.bytes());
         let made = self.terms.open(&bytes).map(Arc::new).map_err(|error| self.fault(error));
+        let made = seen.made.get_or_init(|| made).clone();
+        *seen.bytes() = Arc::default();
+        // The value that all share: it is kept on, and so is not dropped where it is replaced, on the session's thread.
         if let Ok(value) = &made {
             self.is_good(seen.news, value);
         }
-        let made = seen.made.get_or_init(|| made).clone();
-        *seen.bytes() = Arc::default();
         made
     }
 
@@ -293,8 +294,12 @@ impl<T: Send + Sync + 'static> Follower<T> {
                             look.heard();
                             event == Event::Over
                         }
-                        _ = look.finds(|| vec![check(path.clone(), Some(stat.version))]) => {
-                            second_look::report(session, path.clone(), Some(stat.version));
+                        // Read in any case: what a server has lost may have come again with the same version.
+                        is_other = look.finds_other(&path, stat.version) => {
+                            if is_other {
+                                second_look::report(session, path.clone(), Some(stat.version));
+                            }
+                            synced = None;
                             false
                         }
                     }

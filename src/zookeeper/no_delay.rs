@@ -7,15 +7,11 @@
 
 use std::io;
 use std::net::SocketAddr;
-#[cfg(target_os = "linux")]
-use std::sync::PoisonError;
 
-#[cfg(target_os = "linux")]
-use crate::sync::Mutex;
 use crate::zookeeper::servers::Servers;
 
-/// Sets the option on the connections of this process to these servers. Returns the server of the one on which it was not
-/// set before, if there is one such connection and no other: a session that has just connected knows its server by that.
+/// Sets the option on the connections of this process to these servers. Returns the server of the one that there is, if there
+/// is no other: a session that has just connected knows its server by that.
 pub(super) async fn set_on_connections_to(servers: &Servers) -> Option<SocketAddr> {
     let mut addresses = Vec::new();
     for server in servers.each() {
@@ -36,15 +32,12 @@ pub(super) async fn set_on_connections_to(servers: &Servers) -> Option<SocketAdd
     }
 }
 
-/// Returns the servers at the other end of the connections on which it was not set before.
+/// Returns the servers at the other end of all these connections.
 #[cfg(target_os = "linux")]
 fn set(servers: &[SocketAddr]) -> io::Result<Vec<SocketAddr>> {
     use rustix::net::{getpeername, sockopt};
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
-    // Otherwise one of two sessions that connect together could take the other's server for its own.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let this = pidfd_open(getpid(), PidfdFlags::empty())?;
     let mut peers = Vec::new();
     for open in std::fs::read_dir("/proc/self/fd")? {
@@ -66,9 +59,10 @@ fn set(servers: &[SocketAddr]) -> io::Result<Vec<SocketAddr>> {
             Err(_) => continue,
         };
         let is_theirs = |peer: SocketAddr| servers.iter().any(|it| (it.ip(), it.port()) == (peer.ip(), peer.port()));
-        let peer = peer.filter(|peer| is_theirs(*peer) && sockopt::tcp_nodelay(&socket) == Ok(false));
-        if let Some(peer) = peer {
-            sockopt::set_tcp_nodelay(&socket, true)?;
+        if let Some(peer) = peer.filter(|peer| is_theirs(*peer)) {
+            if sockopt::tcp_nodelay(&socket) == Ok(false) {
+                sockopt::set_tcp_nodelay(&socket, true)?;
+            }
             peers.push(peer);
         }
     }
@@ -93,6 +87,6 @@ mod tests {
         let server = server.local_addr().unwrap();
         assert_eq!(set(&[server]).unwrap(), [server]);
         assert!(to_server.nodelay().unwrap() && !to_other.nodelay().unwrap());
-        assert_eq!(set(&[server]).unwrap(), [], "it is set already");
+        assert_eq!(set(&[server]).unwrap(), [server], "it is set already");
     }
 }

@@ -16,6 +16,9 @@ use support::wire::Proxy;
 /// The timeout of sessions that expire in a test.
 const SHORT: Duration = Duration::from_secs(2);
 
+/// The timeout of sessions whose second looks a test waits for.
+const LOOKS: Duration = Duration::from_secs(10);
+
 #[tokio::test]
 async fn a_copy_goes_back_with_an_ensemble_that_is_restored() {
     for is_made_anew in [false, true] {
@@ -79,13 +82,18 @@ async fn a_copy_goes_back_with_a_server_that_is_restored() {
     eventually("it is current", || async { matches!(live.state(), CopyState::Current) }).await;
 }
 
-/// The copy is cut off meanwhile, and its session goes on.
+/// The copy is cut off meanwhile, and its session goes on. No event tells of the commit if its transaction has a number that
+/// the copy has seen of the lost ones.
 #[tokio::test]
 async fn a_copy_follows_a_server_that_lost_a_commit_to_the_next_one_which_has_its_version() {
+    tokio::join!(follows_a_server_that_lost_a_commit(false), follows_a_server_that_lost_a_commit(true));
+}
+
+async fn follows_a_server_that_lost_a_commit(is_silent: bool) {
     const PATH: &str = "/restored/lost";
     let server = Server::start();
     let proxy = Proxy::start(server.address());
-    let zk = connect_with(&proxy.address(), CALM).await;
+    let zk = connect_with(&proxy.address(), if is_silent { LOOKS } else { CALM }).await;
     let here = counter(&zk, PATH);
     write(&here, 1).await;
     server.back_up();
@@ -97,12 +105,18 @@ async fn a_copy_follows_a_server_that_lost_a_commit_to_the_next_one_which_has_it
     server.restore();
     let there = connect(&server.address()).await;
     let other = lock_at(&there, "/restored/other");
+    if is_silent {
+        write(&counter(&there, PATH), 3).await;
+    }
     // Then the numbers of its transactions are higher than those that the copy has seen.
     for _ in 0..20 {
         other.write().await.unwrap().release().await.unwrap();
     }
-    write(&counter(&there, PATH), 3).await;
+    if !is_silent {
+        write(&counter(&there, PATH), 3).await;
+    }
     proxy.heal();
     eventually("it follows", || async { **live.get() == 3 }).await;
-    assert_eq!(session(&zk).await.id(), before, "the same session");
+    // A busy machine may let the shorter one expire.
+    assert!(is_silent || session(&zk).await.id() == before, "the same session");
 }

@@ -516,8 +516,8 @@ With --json, one object:
   path      the lock
   odd       each: {\"kind\", \"node\", \"what\"}. The kind is one of foreign,
             unreadable, persistent, written, tie, negative, record,
-            diverged, ghost, used-up, old, overdrawn, number. The last four
-            have null as their node.
+            diverged, ghost, used-up, old, overdrawn, number. The last
+            four have null as their node.
   servers   each server of --zk: {\"server\", \"version\", \"mode\",
             \"losses\", \"problem\"}: the issues of ZooKeeper's by which its
             release can lose or keep nodes, and why it was not looked at
