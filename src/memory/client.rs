@@ -156,7 +156,7 @@ impl Memory {
 
     /// From now on this client's server shows the node at `path`, and all below it, as they are now, and tells nothing of
     /// them, nor of their neighbours' coming and going. A node that is deleted then is a ghost: only this server still has
-    /// it.
+    /// it. A client that was [cut](Memory::cut) off is healed by another server.
     pub fn freeze(&self, path: impl AsRef<str>) {
         self.change(|world, id, _| world.freeze(id, path.as_ref()));
     }

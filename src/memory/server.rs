@@ -434,9 +434,9 @@ impl World {
             upkeep.connected(true);
         }));
         state.cut = None;
+        state.frozen.clear();
         let link = state.link_changes(State::Up);
-        let tree = self.with_frozen(session, &self.tree);
-        let Some(state) = self.sessions.get_mut(&session) else { return };
+        let tree = Arc::clone(&self.tree);
         // The server compares what it has with what the client has seen, as it does for SetWatches.
         let missed = state.watches.keys().filter_map(|key| {
             let children_of = key.strip_suffix('/');
