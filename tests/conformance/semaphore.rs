@@ -680,6 +680,7 @@ pub async fn a_survey_shows_who_holds_permits_also_without_a_queue_or_a_number<H
     let lock = RwLock::new(&s.mine, s.in_it("permits")).expect("valid").write().await.expect("free");
     for data in ["config", ""] {
         s.set_data(&s.path, data.as_bytes()).await;
-        assert_eq!(seen().await, [(lock.path().to_owned(), None, 1)], "{data:?}");
+        assert_eq!(seen().await, [(s.in_it("permits"), None, 1)], "{data:?}");
     }
+    assert!(lock.is_held());
 }
