@@ -104,7 +104,8 @@ impl Semaphore {
     /// After the future is dropped the number may have been changed, or not.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] for zero. [`Error::DoubtfulPermits`] if the node has data that are no number of permits.
+    /// [`Error::InvalidInput`] for zero. [`Error::DoubtfulPermits`] if the node has data that are no number of permits, and
+    /// no permit was ever taken there.
     /// [`Error::PermissionDenied`] if this client may not write the semaphore's node. After [`Error::Unreachable`],
     /// [`Error::Timeout`] and [`Error::OutcomeUnknown`] the number may have been changed, or not. Otherwise see [`Error`].
     ///
@@ -207,7 +208,10 @@ async fn try_to_set(handle: &Handle, session: &Arc<dyn Session>, permits: u32) -
             directory::make(session, path, true, |_| {}).await?;
             continue;
         };
-        if let Err(error) = decoded(handle, &data) {
+        // Who has never been a semaphore may have data that somebody needs.
+        if let Err(error) = decoded(handle, &data)
+            && retry::data(session, &format!("{path}/{PERMITS}"), false).await?.is_none()
+        {
             return Ok(Err(error));
         }
         let data = permits::encode(permits);

@@ -20,7 +20,8 @@ pub struct Queue {
     /// read.
     pub done: Option<Done>,
     /// How many permits there are, if this is the queue of a [`Semaphore`](crate::Semaphore). Then the members that hold
-    /// are those that have permits, in the order in which they took them. `None` if this is the queue of a lock.
+    /// are those that have permits, in the order in which they took them. `None` if this is the queue of a lock. Zero in a
+    /// [`Survey`](crate::Survey) if what is there is no number: none is granted then.
     pub permits: Option<u32>,
 }
 

@@ -105,7 +105,8 @@ impl Survey {
     ) -> Result<(), Failure> {
         let (contenders, mut others): (Vec<_>, Vec<_>) =
             children.into_iter().partition(|name| Dialect::of(name).is_some());
-        if [QUEUE, PERMITS].iter().all(|part| others.iter().any(|name| name == part))
+        // The directory of the queue is reaped.
+        if others.iter().any(|name| name == PERMITS)
             && let Some(queue) = semaphore(session, node).await?
         {
             self.queues.extend(Some(queue).filter(|queue| !queue.members.is_empty()));
@@ -176,14 +177,19 @@ async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queu
         Err(Failure::NoNode | Failure::NoAuth(_)) => return Ok(None),
         Err(failure) => return Err(failure),
     };
-    let Ok(Some(number)) = permits::decode(&data) else { return Ok(None) };
     let (taken, queued) = match snapshot::names(session, node, false).await {
         Ok(names) => names,
         // The survey says so of each of the two.
         Err(Failure::NoAuth(_)) => return Ok(None),
         Err(failure) => return Err(failure),
     };
-    snapshot::of(session, node, number, &taken, &queued).await.map(Some)
+    let number = match permits::decode(&data) {
+        Ok(Some(number)) => number,
+        Ok(None) if taken.iter().all(|name| permits::parse(name).is_none()) => return Ok(None),
+        _ => 0,
+    };
+    let queue = snapshot::of(session, node, number, &taken, &queued).await?;
+    Ok((number > 0 || !queue.members.is_empty()).then_some(queue))
 }
 
 /// The children of each of these nodes, all asked for at once; `None` if we may not list them.

@@ -66,6 +66,9 @@ pub(super) async fn reason(servers: &Servers, options: &ZooKeeperBuilder, patien
 ///
 /// # Errors
 /// In words, if the server cannot be reached, or has not closed the connection behind its answer within `patience`.
+///
+/// # Panics
+/// Outside of a Tokio runtime.
 pub async fn four_letter_word(
     server: &str,
     word: &str,

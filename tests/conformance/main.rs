@@ -228,6 +228,7 @@ conformance! {
         wrong_numbers_and_paths_are_refused_before_anything_is_sent,
         closing_loses_permits_and_fails_those_who_wait,
         a_survey_shows_a_semaphore_as_one_queue,
+        a_survey_shows_who_holds_permits_also_without_a_queue_or_a_number,
     ]
 }
 

@@ -492,13 +492,18 @@ pub async fn data_that_are_no_number_are_an_error_and_no_grant<H: Harness>(h: &H
         for semaphore in [&s.a, &s.b] {
             let error = soon("the refusal", semaphore.acquire()).await.expect_err("doubtful");
             assert!(matches!(error, Error::DoubtfulPermits { .. }), "{error}");
-            assert!(matches!(semaphore.set_permits(3).await, Err(Error::DoubtfulPermits { .. })));
         }
+        s.b.set_permits(2).await.expect("the cure");
+        assert!(soon("a free permit", s.a.acquire()).await.expect("free").is_held());
     }
     s.set_data(&s.path, b"").await;
     assert!(soon("a free permit", s.a.acquire()).await.expect("free").is_held());
     assert_eq!(s.b.permits().await.expect("readable"), Some(2));
     s.becomes_empty().await;
+    // Where no permit was ever taken, the data may be somebody's.
+    let never = Stage::set(h, 2).await;
+    never.operator.create(&never.path, b"theirs", Kind::Persistent).await.expect("created");
+    assert!(matches!(never.a.set_permits(3).await, Err(Error::DoubtfulPermits { .. })));
 }
 
 // What people see.
@@ -654,4 +659,28 @@ pub async fn a_survey_shows_a_semaphore_as_one_queue<H: Harness>(h: &H) {
     s.becomes_empty().await;
     let survey = soon("the survey", Survey::below(&s.theirs, &s.path)).await.expect("readable");
     assert!(survey.queues.iter().all(|queue| queue.permits.is_none()), "{survey:?}");
+}
+
+pub async fn a_survey_shows_who_holds_permits_also_without_a_queue_or_a_number<H: Harness>(h: &H) {
+    let s = Stage::set(h, 2).await;
+    let seen = async || {
+        let survey = soon("the survey", Survey::below(&s.theirs, &s.path)).await.expect("readable");
+        survey.queues.iter().map(|it| (it.path.clone(), it.permits, it.members.len())).collect::<Vec<_>>()
+    };
+    let held = soon("a free permit", s.a.acquire()).await.expect("free");
+    let reaped = s.operator.delete(&s.in_it("queue")).await;
+    assert!(matches!(reaped, Ok(()) | Err(Failure::NoNode)), "{reaped:?}");
+    assert_eq!(seen().await, [(s.path.clone(), Some(2), 1)]);
+    for data in ["permits=two", ""] {
+        s.set_data(&s.path, data.as_bytes()).await;
+        assert_eq!(seen().await, [(s.path.clone(), Some(0), 1)], "{data:?}");
+    }
+    held.release().await.expect("held");
+    // It may be no semaphore at all.
+    let lock = RwLock::new(&s.mine, s.in_it("permits")).expect("valid").write().await.expect("free");
+    for data in ["config", ""] {
+        s.set_data(&s.path, data.as_bytes()).await;
+        assert_eq!(seen().await, [(s.in_it("permits"), None, 1)], "{data:?}");
+    }
+    assert!(lock.is_held());
 }

@@ -6,7 +6,7 @@ use support::scene::*;
 use support::server::{Server, shared_server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
-use zk_rwlock::coordinator::Operation;
+use zk_rwlock::coordinator::{Failure, Operation};
 use zk_rwlock::{RwLock, Semaphore};
 
 use crate::{Run, ended, run, server_lock, zklock_on};
@@ -42,12 +42,31 @@ async fn a_semaphore_whose_number_is_no_number_is_not_said_to_be_free() {
     let (zk, _lock) = server_lock(path).await;
     let held = Semaphore::new(&zk, path, 2).unwrap().acquire().await.unwrap();
     let garbage = Operation::Set { path: path.to_owned(), data: b"permits=two".to_vec(), version: None };
-    session(&zk).await.transact(&[garbage]).await.unwrap();
+    let session = session(&zk).await;
+    session.transact(&[garbage]).await.unwrap();
+    // So does the server, a minute after its last waiter.
+    let reaped = session.delete(&format!("{path}/queue")).await;
+    assert!(matches!(reaped, Ok(()) | Err(Failure::NoNode)), "{reaped:?}");
     for arguments in [&["ls", path][..], &["watch", path], &["break", "-y", path, "1"]] {
         let run = run(arguments).await;
         assert_eq!(run.code, Some(65), "{arguments:?}: {run:#?}");
         assert!(run.stderr.contains("its data are \"permits=two\", and not a number of permits"), "{run:#?}");
     }
+    assert_eq!(json(&shared_server().address(), path).await["odd"][0]["kind"], "number");
+    let tree = run(&["ls", "--tree", path]).await.stdout;
+    assert!(tree.starts_with(&format!("{path}: the number of permits is no number\n")), "{tree}");
+    assert_eq!(tree.lines().count(), 3, "and its holder: {tree}");
+
+    let cure = run(&["check", path]).await.stdout;
+    assert!(cure.contains(&format!("set it with zklock permits {path} N")), "{cure}");
+    assert_eq!(run(&["permits", path, "3"]).await.code, Some(0));
+    let mended = run(&["ls", path]).await.stdout;
+    assert!(mended.starts_with(&format!("{path}: 2 of 3 permits free\n")), "{mended}");
+
+    let empty = Operation::Set { path: path.to_owned(), data: Vec::new(), version: None };
+    session.transact(&[empty]).await.unwrap();
+    let unknown = run(&["ls", path]).await;
+    assert!(unknown.code == Some(65) && unknown.stderr.contains("nobody has said yet how many"), "{unknown:#?}");
     assert_eq!(json(&shared_server().address(), path).await["odd"][0]["kind"], "number");
     assert!(held.is_held());
 }

@@ -172,10 +172,8 @@ impl Arguments {
     /// Reads the words of the command line. The path may follow `-j`, and is no number then.
     pub(crate) fn read(mut words: Vec<OsString>) -> Result<Arguments, clap::Error> {
         let lacks_number = |pair: &[OsString]| {
-            let option = pair[0].to_str().unwrap_or_default();
-            let is_j = option == "--permits"
-                || option.starts_with('-') && option[1..].ends_with('j') && !option.starts_with("--");
-            is_j && pair[1].as_encoded_bytes().starts_with(b"/")
+            let is_j = || Arguments::try_parse_from([&words[0], &pair[0]]).is_ok_and(|it| it.run.takes_any_number());
+            pair[1].as_encoded_bytes().starts_with(b"/") && is_j()
         };
         if let Some(at) = words.windows(2).position(lacks_number) {
             // Behind the lock's path the words are those of the command.
@@ -265,6 +263,11 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// Whether there is a `-j` without a number.
+    fn takes_any_number(&self) -> bool {
+        matches!(self.permits, Some(Permits(None)))
+    }
+
     /// Whether a lock that is taken is not waited for.
     pub(crate) fn does_not_wait(&self) -> bool {
         self.nonblock || self.wait == Some(Duration::ZERO)
@@ -389,7 +392,8 @@ const JSON_HELP: &str = "\
 With --json, one object:
   path      the lock
   dialect   the naming scheme of its nodes, as for --dialect
-  permits   {\"all\", \"free\"}, if it is a semaphore (zklock -j), or null
+  permits   {\"all\", \"free\"}, if it is a semaphore (zklock -j), or null;
+            both are 0 if its number is no number
   done      when a command was last done under --once-in, or null:
     at        by ZooKeeper's clock, RFC 3339 in UTC
     host, pid, label, token
@@ -525,7 +529,9 @@ With --json, one object:
 Every server of --zk is asked: diverged are nodes that one shows and
 another does not, also after it has caught up with the leader. With
 4lw.commands.whitelist=srvr,dump the servers also tell which sessions
-live: a ghost is a node whose session is over.
+live: a ghost is a node whose session is over. A server that was not
+looked at within --connect-timeout (or 10 s) is named, and does not
+change the exit code. Of a name with several addresses one is asked.
 
 The counter shows only in the nodes that are there. The counter of an
 empty directory does not show."
@@ -542,12 +548,11 @@ pub(crate) struct Check {
 
 /// A number of seconds, as in flock(1), or a time with units.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
-        Err(_) => {
-            humantime::parse_duration(text).map_err(|_| "expected a number of seconds, or a time like 1m30s".to_owned())
-        }
-    }
+    let time = match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+        Err(_) => humantime::parse_duration(text).ok(),
+    };
+    time.ok_or_else(|| "expected a number of seconds, or a time like 1m30s".to_owned())
 }
 
 /// As [`duration`], but not zero.
@@ -606,10 +611,14 @@ mod tests {
             ("zklock --permits /l make", 0, "/l make"),
             ("zklock -w 5 -nj /l make", 0, "/l make"),
             ("zklock -j -n /l make", 0, "/l make"),
+            ("zklock -j -cj /l", 0, "/l"),
             ("zklock --auth-file /f -j /l make -j /x", 0, "/l make -j /x"),
         ] {
             assert_eq!(read(line), (permits, words.to_owned()), "{line}");
         }
+        let line = ["zklock", "-cmake -j", "/l"].map(OsString::from);
+        let run = Arguments::read(line.to_vec()).expect("valid").run;
+        assert!(run.permits.is_none() && run.words == ["/l"], "{run:?}");
         let line = ["zklock", "/l", "make", "-j", "/x"].map(OsString::from);
         let run = Arguments::read(line.to_vec()).expect("valid").run;
         assert!(run.permits.is_none() && run.words.len() == 4, "{run:?}");
@@ -622,6 +631,7 @@ mod tests {
             (["-j", "0"], "expected a whole number from 1 on"),
             (["-E", "256"], "expected an exit code from 0 to 255"),
             (["-w", "soon"], "expected a number of seconds, or a time like 1m30s"),
+            (["-w", "-1"], "expected a number of seconds, or a time like 1m30s"),
         ] {
             let line = ["zklock", words[0], words[1], "/l", "true"].map(OsString::from);
             let error = Arguments::read(line.to_vec()).expect_err(expected).to_string();

@@ -1,6 +1,7 @@
 //! `check`: finds nodes that do not belong into a lock's directory, or will make trouble; changes nothing.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::json;
 use zk_rwlock::coordinator::{Coordinator, Failure, Stat, done_of, permits_of};
@@ -35,7 +36,7 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
     };
     let (ephemeral, directories) = (nodes.ephemeral(), nodes.directories(&check.path));
     let servers = servers::look(&ephemeral, &directories, connection).await?;
-    let mut odd = nodes.oddities(connection.dialect);
+    let mut odd = nodes.oddities(&check.path, connection.dialect);
     odd.extend(odd_record(&zk, &check.path).await?);
     odd.extend(servers::diverged(&servers));
     odd.extend(servers::ghosts(&servers, &ephemeral).into_iter().map(|(node, stat)| {
@@ -77,10 +78,10 @@ struct Nodes {
 }
 
 impl Nodes {
-    fn oddities(&self, dialect: Dialect) -> Vec<Odd> {
+    fn oddities(&self, path: &str, dialect: Dialect) -> Vec<Odd> {
         let mut odd = oddities(&self.directory, dialect);
         if let Some((number, permits)) = &self.semaphore {
-            odd.extend(oddities_of_permits(*number, permits));
+            odd.extend(oddities_of_permits(path, *number, permits));
         }
         odd
     }
@@ -118,20 +119,21 @@ async fn odd_record(zk: &ZooKeeper, path: &str) -> Result<Option<Odd>, Exit> {
 
 /// The nodes of the lock or of the semaphore at this path, whichever it is.
 async fn nodes_of_either(zk: &ZooKeeper, path: &str) -> Result<Nodes, Exit> {
-    let number = match Semaphore::builder(zk, path).build()?.permits().await {
-        Err(Error::DoubtfulPermits { .. } | Error::PermissionDenied { .. }) => None,
+    let semaphore = Semaphore::builder(zk, path).build()?;
+    let coordinator: Arc<dyn Coordinator> = Arc::new(zk.clone());
+    if !place::is_one(&semaphore, &coordinator).await? {
+        return Ok(Nodes { directory: nodes(zk, path).await?, semaphore: None });
+    }
+    let number = match semaphore.permits().await {
+        Err(Error::DoubtfulPermits { .. }) => None,
         number => number?,
     };
-    let directory = nodes(zk, path).await?;
-    if number.is_none() && !place::has_parts_of_one(directory.iter().map(|(name, _)| name.as_str())) {
-        return Ok(Nodes { directory, semaphore: None });
-    }
     let permits = nodes(zk, &format!("{path}/permits")).await?;
     Ok(Nodes { directory: nodes(zk, &format!("{path}/queue")).await?, semaphore: Some((number, permits)) })
 }
 
 /// What is odd about those who have permits, and about their number.
-fn oddities_of_permits(number: Option<u32>, nodes: &[Node]) -> Vec<Odd> {
+fn oddities_of_permits(path: &str, number: Option<u32>, nodes: &[Node]) -> Vec<Odd> {
     let (mut odd, mut taken) = (Vec::new(), 0);
     for (name, stat) in nodes {
         let mut add = |kind, what: &str| odd.push(Odd { kind, node: Some(name.clone()), what: what.to_owned() });
@@ -149,7 +151,10 @@ fn oddities_of_permits(number: Option<u32>, nodes: &[Node]) -> Vec<Odd> {
     }
     let mut about = |kind, what: String| odd.push(Odd { kind, node: None, what });
     match number {
-        None => about("number", "the data of the node are no number of permits, so none is granted".to_owned()),
+        None => about(
+            "number",
+            format!("the data of the node are no number, so none is granted: set it with zklock permits {path} N"),
+        ),
         Some(all) if taken > u64::from(all) => {
             about("overdrawn", format!("{taken} are taken of {all}: none is granted before enough are given back"));
         }
@@ -286,7 +291,7 @@ mod tests {
     #[test]
     fn each_oddity_of_a_semaphore_is_told() {
         let kinds = |number, nodes: &[Node]| {
-            oddities_of_permits(number, nodes).into_iter().map(|odd| odd.kind).collect::<Vec<_>>()
+            oddities_of_permits("/l", number, nodes).into_iter().map(|odd| odd.kind).collect::<Vec<_>>()
         };
         assert_eq!(kinds(Some(3), &[node("a~1-PERMIT-2", 7, 0), node("b~2-PERMIT-1", 7, 0)]), [""; 0]);
         assert_eq!(kinds(Some(2), &[node("a~1-PERMIT-2", 7, 0), node("b~2-PERMIT-1", 7, 0)]), ["overdrawn"]);

@@ -58,9 +58,9 @@ pub(crate) fn wanted(program: &Command, words: &[String]) -> Wanted {
             is_escaped = true;
         } else if let Some((option, awaits)) = option(command, word) {
             has_line |= option.get_id() == "shell";
-            // The path may follow `-j`.
-            let is_path = option.get_id() == "permits" && before.get(at).unwrap_or(current).starts_with('/');
-            let awaits = awaits && !is_path;
+            // The path may follow `-j`, or another option.
+            let has_none = option.get_id() == "permits" && before.get(at).unwrap_or(current).starts_with(['/', '-']);
+            let awaits = awaits && !has_none;
             let value = if awaits { before.get(at) } else { None };
             if awaits && value.is_none() {
                 return value_of(option, current);
@@ -233,6 +233,8 @@ mod tests {
             ("zklock /l -- make", 3),
             ("zklock -n /l -- make", 4),
             ("zklock -w 5 --label /x /l make", 6),
+            ("zklock -j -w 5 /l ", 5),
+            ("zklock -j /l ", 3),
             ("zklock --zk=h:1 -- /l make", 4),
             ("zklock /l ls /", 2),
             ("zklock -- ls /l", 3),
@@ -253,6 +255,7 @@ mod tests {
         assert_eq!(words_in("zklock --tick"), ["--tick-time"]);
         assert_eq!(words_in("zklock ls --j"), ["--json"]);
         assert!(words_in("zklock -").contains(&"-w".to_owned()));
+        assert_eq!(words_in("zklock -j --tick"), ["--tick-time"]);
         assert!(!words_in("zklock --").contains(&"--close".to_owned()), "it changes nothing");
         assert_eq!(words_in("zklock --dialect cur"), ["curator", "curator-mutex"]);
         assert_eq!(words_in("zklock --dialect=k"), ["--dialect=kazoo"]);

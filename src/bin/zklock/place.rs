@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zk_rwlock::coordinator::Coordinator;
+use zk_rwlock::coordinator::{Coordinator, Failure, permits_of};
 use zk_rwlock::{Dialect, Error, Member, Queue, RwLock, Semaphore};
 
 use crate::connect;
@@ -51,23 +51,22 @@ impl Place {
     }
 }
 
-/// Whether a semaphore is there. Data that are something else are a lock's, unless the node has the parts of a semaphore.
-/// Data that we may not read are a lock's.
-async fn is_one(semaphore: &Semaphore, zk: &Arc<dyn Coordinator>) -> Result<bool, Error> {
-    match semaphore.permits().await {
-        Ok(number) => Ok(number.is_some()),
-        Err(Error::DoubtfulPermits { .. }) => {
-            let Ok(session_slot) = zk.session_slot(0).await else { return Ok(false) };
-            let session = session_slot.session();
-            let names = connect::answered(session, session.children(semaphore.path())).await.unwrap_or_default();
-            Ok(has_parts_of_one(names.iter().map(String::as_str)))
-        }
-        Err(Error::PermissionDenied { .. }) => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-/// Whether a node with these children looks like a semaphore.
-pub(crate) fn has_parts_of_one<'n>(names: impl Iterator<Item = &'n str>) -> bool {
-    names.filter(|name| ["queue", "permits"].contains(name)).count() == 2
+/// Whether a semaphore is there. Without a number its permits tell: doubtful data are a semaphore's if there is a directory
+/// of permits, and empty data if one is taken. The directory of the queue is reaped, and tells nothing. Data that we may not
+/// read are a lock's.
+pub(crate) async fn is_one(semaphore: &Semaphore, zk: &Arc<dyn Coordinator>) -> Result<bool, Error> {
+    let is_doubtful = match semaphore.permits().await {
+        Ok(Some(_)) => return Ok(true),
+        Ok(None) => false,
+        Err(Error::DoubtfulPermits { .. }) => true,
+        Err(Error::PermissionDenied { .. }) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let Ok(session_slot) = zk.session_slot(0).await else { return Ok(false) };
+    let session = session_slot.session();
+    let permits = format!("{}/permits", semaphore.path());
+    Ok(match connect::answered(session, session.children(&permits)).await {
+        Ok(names) => is_doubtful || names.iter().any(|name| permits_of(name).is_some()),
+        Err(failure) => is_doubtful && matches!(failure, Failure::NoAuth(_)),
+    })
 }

@@ -15,8 +15,8 @@ use crate::connect::{self, told};
 use crate::exit::Exit;
 use crate::output::tame;
 
-/// A server that has not answered by then is named, and left out.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// A server that has not answered by then is named, and left out, unless there is a --connect-timeout.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long the node of a session that has just ended may stay.
 const LEAVING: Duration = Duration::from_secs(1);
@@ -77,15 +77,25 @@ pub(crate) async fn look(
     Ok(servers)
 }
 
+fn patience(connection: &Connection) -> Duration {
+    connection.connect_timeout.unwrap_or(PATIENCE)
+}
+
+/// The server without the path at the end of the connect string.
+fn without_root(name: &str) -> &str {
+    let host = name.find("://").map_or(0, |at| at + "://".len());
+    name[host..].find('/').map_or(name, |at| &name[..host + at])
+}
+
 async fn word(name: &str, word: &str, connection: &Connection) -> Result<String, String> {
-    let options = connect::options(PATIENCE, connection).map_err(|exit| exit.message().to_owned())?;
-    four_letter_word(name, word, &options, PATIENCE).await
+    let patience = patience(connection);
+    let options = connect::options(patience, connection).map_err(|exit| exit.message().to_owned())?;
+    four_letter_word(name, word, &options, patience).await
 }
 
 async fn ask(name: &str, connection: &Connection) -> (Server, Option<ZooKeeper>) {
-    let limit = PATIENCE.min(connection.connect_timeout.unwrap_or(connection.session_timeout));
     let connected = async {
-        let connected = connect::options(limit, connection)?.connect(name).await;
+        let connected = connect::options(patience(connection), connection)?.connect(name).await;
         connected.map_err(|error| told(error, connection))
     };
     let (connected, said) = tokio::join!(connected, word(name, "srvr", connection));
@@ -93,7 +103,7 @@ async fn ask(name: &str, connection: &Connection) -> (Server, Option<ZooKeeper>)
     let line = |begins: &str| said.lines().find_map(|line| line.strip_prefix(begins)).map(|rest| tame(rest.trim()));
     // Such as 3.8.0-5a02a05eddb5, built on 2022-02-25.
     let version = line("Zookeeper version: ").map(|rest| rest.split(['-', ',']).next().unwrap_or_default().to_owned());
-    let mut server = Server { name: name.to_owned(), version, mode: line("Mode: "), ..Server::default() };
+    let mut server = Server { name: without_root(name).to_owned(), version, mode: line("Mode: "), ..Server::default() };
     match connected {
         Ok(client) => (server, Some(client)),
         Err(exit) => {
@@ -219,6 +229,7 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
+    use crate::arguments::Arguments;
 
     fn set(names: &[&str]) -> BTreeSet<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
@@ -244,6 +255,26 @@ mod tests {
         let told = odd([&["a", "b"], &["a", "b"], &["a", "b"]], [&["b"], &["b"], &["b"]]);
         assert_eq!(told.len(), 1);
         assert!(told[0].starts_with("zk1 shows it, and zk2 does not: "), "{told:?}");
+    }
+
+    #[test]
+    fn a_server_is_waited_for_as_long_as_the_user_says() {
+        let patience_of = |line: &str| {
+            let words = line.split(' ').map(Into::into).collect();
+            patience(&Arguments::read(words).expect("valid").connection)
+        };
+        assert_eq!(patience_of("zklock --connect-timeout 1m check /l"), Duration::from_secs(60));
+        assert_eq!(patience_of("zklock --session-timeout 2s check /l"), PATIENCE);
+    }
+
+    #[test]
+    fn a_server_is_named_without_the_path_behind_it() {
+        for (name, shown) in [("zk1:2181/apps/a", "zk1:2181"), ("zk1:2181", "zk1:2181")] {
+            assert_eq!(
+                (without_root(name), without_root(&format!("tcp://{name}"))),
+                (shown, &*format!("tcp://{shown}"))
+            );
+        }
     }
 
     #[test]

@@ -62,6 +62,9 @@ pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful
 /// How many permits are free, if it is a semaphore.
 fn free(queue: &Queue) -> Option<String> {
     let (all, free) = (queue.permits?, queue.free()?);
+    if all == 0 {
+        return Some("the number of permits is no number".to_owned());
+    }
     Some(format!("{free} of {all} permit{} free", if all == 1 { "" } else { "s" }))
 }
 
