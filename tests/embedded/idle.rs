@@ -1,7 +1,6 @@
 //! Futures that are polled once, and then not again while their answers come: nobody else waits for them.
 
 use std::future::IntoFuture;
-use std::time::Duration;
 
 use support::polled::*;
 use support::wired::Wired;
@@ -67,18 +66,6 @@ fn an_idle_downgrade_holds_up_no_reader_of_its_session() {
     assert_pending!(downgrade.poll());
     deliver_all(&wired);
     assert!(assert_ready_ok!(reader.poll()).is_held());
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_idle_downgrade_keeps_its_lease() {
-    let wired = client();
-    let guard = write(&lock(&wired));
-    wired.stall();
-    let mut downgrade = task::spawn(Box::pin(guard.downgrade()));
-    assert_pending!(downgrade.poll());
-    deliver_all(&wired);
-    tokio::time::sleep(Duration::from_secs(60)).await;
-    assert!(assert_ready_ok!(downgrade.poll()).is_held());
 }
 
 #[test]

@@ -151,6 +151,16 @@ async fn while_a_node_is_kept_each_touch_is_made_to_count_a_settling_time_later(
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_node_that_is_about_to_have_another_name_keeps_its_lease() {
+    let (session, _task) = Noted::kept_alive();
+    let own_node = session.holder("/a/1");
+    own_node.moving();
+    let sent = session.after(20_000).await;
+    assert!(sent.iter().all(|(_, what)| what == "read /" || what == "check /" || what == "watch /a/1"), "{sent:?}");
+    assert_eq!(own_node.loss(session.lease()), None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_session_that_is_busy_needs_no_touch_and_no_check() {
     let (session, _task) = Noted::kept_alive();
     let own_node = session.holder("/a/1");
