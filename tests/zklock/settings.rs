@@ -5,7 +5,7 @@ use super::*;
 /// Wrong values: the option and the variable of a setting, the value, and the problem that is told.
 const WRONG: [(&str, &str, &str, &str); 14] = [
     ("--tick-time", "ZK_TICK_TIME", "soon", "expected a number of seconds, or a time like 1m30s"),
-    ("--tick-time", "ZK_TICK_TIME", "-1", "negative"),
+    ("--tick-time", "ZK_TICK_TIME", "-1", "expected a number of seconds, or a time like 1m30s"),
     ("--tick-time", "ZK_TICK_TIME", "0", "a tick time of 0ns"),
     ("--tick-time", "ZK_TICK_TIME", "1h", "is too long for a session timeout of 10s"),
     ("--zk", "ZK_HOSTS", "::::", "has too many colons"),
