@@ -270,21 +270,25 @@ impl Acquisition {
         let (ticket, own_node, predecessor) = (behind.held.ticket(), behind.held.own_node(), behind.predecessor);
         let session = ticket.session();
         let checks = || [own_node.path(), ticket.child(&predecessor.name)].map(|path| check(path, None)).to_vec();
-        let mut look = SecondLook::after(session, behind.is_haunted);
-        if look.finds(checks).await == 0 {
-            own_node.lose(Loss::Removed);
-            return Err(self.evicted(Loss::Removed));
-        }
+        let (mut look, mut is_at_once) = (SecondLook::after(session, behind.is_haunted), behind.is_haunted);
         // A server that has missed a downgrade does not show the reader. Another one does.
         let reader = match predecessor.mode {
             Mode::Write => Contender::parse_as(&predecessor.name, self.handle.dialect).map(|it| it.downgraded()),
             Mode::Read => None,
         };
-        match reader {
-            Some(reader) if second_look::is_there(session, ticket.child(&reader)).await != Some(false) => {
-                Ok(Departure::Unseen)
+        loop {
+            if look.finds(checks).await == 0 {
+                own_node.lose(Loss::Removed);
+                return Err(self.evicted(Loss::Removed));
             }
-            _ => Ok(Departure::Missed),
+            match &reader {
+                Some(reader) if second_look::is_there(session, ticket.child(reader)).await != Some(false) => {}
+                _ => return Ok(Departure::Missed),
+            }
+            // The next listing may show the writer again. Not without a pause between two of them.
+            if !std::mem::take(&mut is_at_once) {
+                return Ok(Departure::Unseen);
+            }
         }
     }
 
