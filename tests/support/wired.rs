@@ -68,7 +68,8 @@ impl Wire {
         let sent = state.sent;
         if !state.is_stalled && !state.holds_up() {
             drop(state);
-            assert!(sent < ENDLESS, "requests without end");
+            // Not in a destructor of a world that has failed already: the process would end without a word of its seed.
+            assert!(sent < ENDLESS || std::thread::panicking(), "requests without end");
             return request();
         }
         let (tell, told) = oneshot::channel::<Reply<T>>();
