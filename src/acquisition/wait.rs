@@ -271,10 +271,12 @@ impl Acquisition {
         let session = ticket.session();
         let checks = || [own_node.path(), ticket.child(&predecessor.name)].map(|path| check(path, None)).to_vec();
         let (mut look, mut is_at_once) = (SecondLook::after(session, behind.is_haunted), behind.is_haunted);
-        // A server that has missed a downgrade does not show the reader. Another one does.
-        let reader = match predecessor.mode {
-            Mode::Write => Contender::parse_as(&predecessor.name, self.handle.dialect).map(|it| it.downgraded()),
-            Mode::Read => None,
+        // A server that has missed a downgrade does not show the reader, which a writer waits for. Another one does.
+        let reader = match (self.mode, predecessor.mode) {
+            (Mode::Write, Mode::Write) => {
+                Contender::parse_as(&predecessor.name, self.handle.dialect).map(|it| it.downgraded())
+            }
+            _ => None,
         };
         loop {
             if look.finds(checks).await == 0 {

@@ -111,7 +111,7 @@ pub enum Departure {
     Seen(Option<i64>),
     /// The book reported it, or the node had gone before it could be watched.
     Unseen,
-    /// The leader has neither its node nor the one that it would have after a downgrade, although nothing was heard of that.
+    /// The leader no longer has its node, nor one after a downgrade that would be in the way, although nothing was heard of that.
     Missed,
 }
 

@@ -190,6 +190,23 @@ async fn a_waiter_whose_server_has_missed_a_downgrade_waits_for_the_reader() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_waiting_reader_whose_server_has_missed_a_downgrade_reads_beside_the_reader_at_its_first_look() {
+    for hidden in [None, Some(PATH)] {
+        let (ours, theirs) = two();
+        let held = write(&lock_of(&theirs));
+        let node = sole_node(&theirs, PATH);
+        let began = Instant::now();
+        let mut waiter = spawn(lock_of(&ours).read().into_future());
+        waits(&mut waiter).await;
+        ours.freeze(hidden.unwrap_or(&node));
+        let reader = held.downgrade().await.expect("held");
+        let beside = timeout(5_000 * SECOND, &mut waiter).await.expect("in time").expect("no panic").expect("granted");
+        assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert!(reader.is_held() && beside.is_held());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_waiter_passes_over_all_the_ghosts_of_a_session_together() {
     let errors = diverged();
     let (ours, theirs) = two();
