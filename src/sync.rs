@@ -3,12 +3,20 @@
 //! These are the standard library's and tokio's. No other file takes a lock, an atomic or a map in random order from there,
 //! because a test puts others in their place, and so decides each switch from one thread to another: `threads/sync.rs`.
 
+mod lock;
+
 pub(crate) use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
-pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, RwLock, RwLockWriteGuard, atomic};
+pub(crate) use std::sync::{MutexGuard, OnceLock, atomic};
 pub(crate) use std::thread;
 
 pub(crate) use tokio::sync::{Notify, watch};
+
+pub(crate) use lock::{Condvar, Mutex, RwLock};
+
+mod raw {
+    pub(super) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+}
 
 /// A number that nobody else draws.
 pub(crate) fn random() -> u64 {

@@ -3,9 +3,21 @@
 //!
 //! Their files are compiled here once more, with loom's atomics in the place of the standard library's.
 
-/// As `src/sync.rs`.
+/// As `src/sync.rs`, as far as it is used here. A loom's lock is never poisoned.
 mod sync {
-    pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
+    pub(crate) use loom::sync::{MutexGuard, atomic};
+
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Mutex<T> {
+            Mutex(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().expect("no panic")
+        }
+    }
 }
 
 #[path = "../src/session"]

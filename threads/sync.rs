@@ -1,13 +1,21 @@
 //! In the place of `src/sync.rs`, when the library is built for these tests: what shuttle switches threads at, and nothing
 //! that differs from run to run.
 
+#[path = "../src/sync/lock.rs"]
+mod lock;
+
 use std::hash::{BuildHasherDefault, DefaultHasher};
-use std::sync::PoisonError;
 
 use shuttle::rand::RngCore;
-pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockWriteGuard, atomic};
+pub(crate) use shuttle::sync::{MutexGuard, atomic};
 pub(crate) use shuttle::thread;
 use tokio::sync::futures::Notified;
+
+pub(crate) use lock::{Condvar, Mutex, RwLock};
+
+mod raw {
+    pub(super) use shuttle::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+}
 
 /// A map whose order is the same in every run.
 pub(crate) type HashMap<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
@@ -74,12 +82,12 @@ impl<T> OnceLock<T> {
     }
 
     pub(crate) fn set(&self, value: T) -> Result<(), T> {
-        let _alone = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.begun.lock();
         self.value.set(value)
     }
 
     pub(crate) fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
-        let _alone = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.begun.lock();
         self.value.get_or_init(make)
     }
 }
@@ -101,12 +109,12 @@ impl<T: std::fmt::Debug> std::fmt::Debug for OnceLock<T> {
 pub(crate) mod watch {
     use std::ops::Deref;
     use std::pin::pin;
-    use std::sync::{Arc, PoisonError};
+    use std::sync::Arc;
 
-    use shuttle::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+    use shuttle::sync::RwLockReadGuard;
 
-    use super::Notify;
     use super::atomic::{AtomicUsize, Ordering};
+    use super::{Notify, RwLock};
 
     pub(crate) fn channel<T>(value: T) -> (Sender<T>, Receiver<T>) {
         let sender = Sender::new(value);
@@ -124,16 +132,6 @@ pub(crate) mod watch {
         value: T,
         version: usize,
         is_closed: bool,
-    }
-
-    impl<T> Channel<T> {
-        fn read(&self) -> RwLockReadGuard<'_, State<T>> {
-            self.state.read().unwrap_or_else(PoisonError::into_inner)
-        }
-
-        fn write(&self) -> RwLockWriteGuard<'_, State<T>> {
-            self.state.write().unwrap_or_else(PoisonError::into_inner)
-        }
     }
 
     pub(crate) struct Ref<'a, T>(RwLockReadGuard<'a, State<T>>);
@@ -163,7 +161,7 @@ pub(crate) mod watch {
         }
 
         pub(crate) fn subscribe(&self) -> Receiver<T> {
-            Receiver::of(self.channel(), self.channel().read().version)
+            Receiver::of(self.channel(), self.channel().state.read().version)
         }
 
         pub(crate) fn receiver_count(&self) -> usize {
@@ -171,11 +169,11 @@ pub(crate) mod watch {
         }
 
         pub(crate) fn borrow(&self) -> Ref<'_, T> {
-            Ref(self.channel().read())
+            Ref(self.channel().state.read())
         }
 
         pub(crate) fn send_if_modified(&self, change: impl FnOnce(&mut T) -> bool) -> bool {
-            let mut state = self.channel().write();
+            let mut state = self.channel().state.write();
             let is_news = change(&mut state.value);
             state.version += usize::from(is_news);
             drop(state);
@@ -212,7 +210,7 @@ pub(crate) mod watch {
 
     impl<T> Drop for Open<T> {
         fn drop(&mut self) {
-            self.0.write().is_closed = true;
+            self.0.state.write().is_closed = true;
             self.0.changed.notify_waiters();
         }
     }
@@ -233,17 +231,17 @@ pub(crate) mod watch {
         }
 
         pub(crate) fn borrow(&self) -> Ref<'_, T> {
-            Ref(self.channel.read())
+            Ref(self.channel.state.read())
         }
 
         pub(crate) fn borrow_and_update(&mut self) -> Ref<'_, T> {
-            let state = self.channel.read();
+            let state = self.channel.state.read();
             self.seen = state.version;
             Ref(state)
         }
 
         pub(crate) fn has_changed(&self) -> Result<bool, Closed> {
-            let state = self.channel.read();
+            let state = self.channel.state.read();
             if state.is_closed { Err(Closed) } else { Ok(state.version != self.seen) }
         }
 
@@ -259,7 +257,7 @@ pub(crate) mod watch {
         async fn until(&mut self, mut is_awaited: impl FnMut(usize, &T) -> bool) -> Result<Ref<'_, T>, Closed> {
             let Receiver { channel, seen } = self;
             let mut look = || {
-                let state = channel.read();
+                let state = channel.state.read();
                 *seen = state.version;
                 match is_awaited(state.version, &state.value) {
                     true => Some(Ok(Ref(state))),

@@ -1,6 +1,6 @@
 //! How an acquisition gets its ticket; knows no turns.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::acquisition::request::Acquisition;
@@ -53,7 +53,7 @@ impl Acquisition {
         let (ticket, look) = loop {
             let session_slot = handle.coordinator.session_slot(watched).await.map_err(|failure| self.stop(failure))?;
             let ticket = Ticket::new(session_slot, Arc::clone(&handle.path), owner.clone(), self.kept.is_some());
-            *handle.book.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(ticket.book()));
+            *handle.book.lock() = Some(Arc::clone(ticket.book()));
             tries += 1;
             match self.take_place(&ticket, &data).await {
                 Ok(look) => break (ticket, look),

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::queue::mode::Mode;
 use crate::queue::payoff::Payoff;
 use crate::session::holds::{Asker, Users};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, MutexGuard, OnceLock, RwLock, RwLockWriteGuard};
+use crate::sync::{Mutex, OnceLock, RwLock};
 
 /// The acquisition of a node that is to be kept. Any of the uses that wait for it may poll it.
 pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Hold>, Error>> + Send>>;
@@ -54,7 +54,7 @@ impl Keeper {
     /// Joins the newest node, if it covers this mode and is still kept.
     pub(crate) fn join(&self, mode: Mode, asker: Asker) -> Found {
         // Millions of times a second: no clone of the entry, which all tasks would count in one place.
-        let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner);
+        let newest = self.newest.read();
         let used = newest.as_ref().and_then(|entry| entry.kept.join_now(mode, asker));
         drop(newest);
         match used.filter(|used| used.hold().held_at().is_some()) {
@@ -64,7 +64,7 @@ impl Keeper {
     }
 
     fn join_patiently(&self, mode: Mode, asker: Asker) -> Found {
-        let newest = self.newest().clone();
+        let newest = self.newest.write().clone();
         newest.map_or(Found::Nothing, |entry| entry.join(mode, asker))
     }
 
@@ -76,7 +76,7 @@ impl Keeper {
         begin: impl Fn(&Arc<Kept>) -> (Work, Arc<Waiting>),
     ) -> Found {
         loop {
-            let before = self.newest().clone();
+            let before = self.newest.write().clone();
             match before.as_ref().map_or(Found::Nothing, |entry| entry.join(mode, asker)) {
                 Found::Nothing => {}
                 found => return found,
@@ -88,7 +88,7 @@ impl Keeper {
             let (work, waiting) = begin(&kept);
             let entry = Entry::new(kept, Progress::UnderWay(work), waiting);
             let found = entry.join(mode, asker);
-            let mut newest = self.newest();
+            let mut newest = self.newest.write();
             // Another use may have been as fast.
             if newest.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
                 *newest = Some(entry);
@@ -105,14 +105,14 @@ impl Keeper {
             Mode::Read => &self.reads,
             Mode::Write => &self.writes,
         };
-        let keeps = payoff.lock().unwrap_or_else(PoisonError::into_inner).keeps();
+        let keeps = payoff.lock().keeps();
         keeps.then(|| Kept::new(mode, self.idle, payoff))
     }
 
     /// Whether a use of `asker` holds the lock under one of these nodes.
     pub(crate) fn is_used_by(&self, asker: Asker) -> bool {
-        let newest = self.newest().clone();
-        let older: Vec<_> = self.older().iter().filter_map(Weak::upgrade).collect();
+        let newest = self.newest.write().clone();
+        let older: Vec<_> = self.older.lock().iter().filter_map(Weak::upgrade).collect();
         let mut all = newest.map(|entry| Arc::clone(&entry.kept)).into_iter().chain(older);
         // A guard may outlive its node.
         let is_held = |kept: &Kept| kept.hold().is_some_and(|hold| hold.loss().is_none());
@@ -121,7 +121,7 @@ impl Keeper {
 
     /// The name of the newest node, if it is idle.
     pub(crate) fn idle_node(&self) -> Option<String> {
-        let kept = self.newest().as_ref().map(|entry| Arc::clone(&entry.kept))?;
+        let kept = self.newest.write().as_ref().map(|entry| Arc::clone(&entry.kept))?;
         let hold = kept.hold().filter(|_| kept.uses() == 0)?;
         Some(hold.contender().name().to_owned())
     }
@@ -129,38 +129,30 @@ impl Keeper {
     /// Keeps a node that was acquired already.
     pub(crate) fn adopt(&self, kept: &Arc<Kept>) {
         let entry = Entry::new(Arc::clone(kept), Progress::Ended, Arc::new(Waiting::begin()));
-        let before = self.newest().replace(entry);
+        let before = self.newest.write().replace(entry);
         self.replaced(before);
     }
 
     /// Gives the newest node up, because this process wants the lock in another mode: it would wait for itself.
     pub(crate) fn let_go(&self) {
-        let newest = self.newest().take();
+        let newest = self.newest.write().take();
         self.replaced(newest);
     }
 
     /// This node is not joined any more.
     fn replaced(&self, entry: Option<Arc<Entry>>) {
         let Some(entry) = entry else { return };
-        let mut older = self.older();
+        let mut older = self.older.lock();
         older.retain(|kept| kept.strong_count() > 0);
         older.push(Arc::downgrade(&entry.kept));
         drop(older);
         entry.kept.give_up(Why::Replaced);
     }
-
-    fn older(&self) -> MutexGuard<'_, Vec<Weak<Kept>>> {
-        self.older.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn newest(&self) -> RwLockWriteGuard<'_, Option<Arc<Entry>>> {
-        self.newest.write().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        let newest = self.newest().take();
+        let newest = self.newest.write().take();
         if let Some(entry) = newest {
             entry.kept.give_up(Why::Closed);
         }
@@ -226,7 +218,7 @@ impl Entry {
         let (mut progress, answer) = loop {
             self.is_wanted.store(true, Ordering::SeqCst);
             // It may even be this use that polls it now, further up the stack.
-            let Some(mut progress) = self.unless_polled() else { return false };
+            let Some(mut progress) = self.progress.try_lock() else { return false };
             self.is_wanted.store(false, Ordering::SeqCst);
             let Progress::UnderWay(work) = &mut *progress else { return false };
             if let Poll::Ready(answer) = work.as_mut().poll(&mut Context::from_waker(&self.waker)) {
@@ -263,7 +255,7 @@ impl Entry {
 
     /// No use waits any more, so the acquisition is given up. A use that polls it now does that afterwards.
     fn abandon(&self) {
-        let Some(mut progress) = self.unless_polled() else { return };
+        let Some(mut progress) = self.progress.try_lock() else { return };
         let work = match &*progress {
             Progress::UnderWay(_) => std::mem::replace(&mut *progress, Progress::Ended),
             Progress::Ended => return,
@@ -272,14 +264,6 @@ impl Entry {
         self.waiting.ends();
         self.kept.failed();
         drop(work);
-    }
-
-    fn unless_polled(&self) -> Option<MutexGuard<'_, Progress>> {
-        match self.progress.try_lock() {
-            Ok(progress) => Some(progress),
-            Err(TryLockError::Poisoned(progress)) => Some(progress.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
     }
 }
 
@@ -345,6 +329,6 @@ mod tests {
         for _ in 0..100 {
             keeper.adopt(&keeper.begins(Mode::Write).expect("nobody has asked for one"));
         }
-        assert!(keeper.older().len() <= 2, "{} are remembered", keeper.older().len());
+        assert!(keeper.older.lock().len() <= 2, "{} are remembered", keeper.older.lock().len());
     }
 }

@@ -1,7 +1,6 @@
 //! How many permits a semaphore has, as far as its handle knows, and how many an acquisition is after; sends nothing.
 
 use std::fmt;
-use std::sync::PoisonError;
 
 use crate::error::error::Error;
 use crate::session::request::{Reply, Stat};
@@ -70,7 +69,7 @@ impl Limit {
     }
 
     fn state(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -115,7 +114,7 @@ impl Wanted {
 
     /// Keeps this look, and returns the last one.
     pub(crate) fn replace(&self, look: Look) -> Look {
-        std::mem::replace(&mut *self.look.lock().unwrap_or_else(PoisonError::into_inner), look)
+        std::mem::replace(&mut *self.look.lock(), look)
     }
 }
 

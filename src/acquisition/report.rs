@@ -1,6 +1,6 @@
 //! Which contenders are in the way of an acquisition, for errors and warnings; decides nothing.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -33,7 +33,7 @@ impl Acquisition {
             return;
         };
         let (end, ended) = oneshot::channel();
-        *waiting.background.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+        *waiting.background.lock() = Some(end);
         let options = Options { label: self.options.label.clone(), ..Options::default() };
         let mut acquisition = Acquisition::new(Arc::clone(&self.handle), self.mode, options);
         acquisition.wanted = self.wanted.as_ref().map(|wanted| Box::new(Wanted::new(wanted.count)));

@@ -2,7 +2,7 @@
 //! nothing.
 
 use std::future::poll_fn;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 
 use tokio::sync::oneshot;
@@ -36,7 +36,7 @@ impl Waiting {
     }
 
     pub(crate) fn waits(&self) -> MutexGuard<'_, Option<Waits>> {
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waits.lock()
     }
 
     /// Takes the warning on, if nothing else has.
@@ -54,7 +54,7 @@ impl Waiting {
     /// The acquisition has ended: what it waited for is in the way of nobody.
     pub(crate) fn ends(&self) {
         let waits = self.waits().take();
-        let background = self.background.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let background = self.background.lock().take();
         drop((waits, background));
     }
 

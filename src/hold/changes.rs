@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::mem::discriminant;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
@@ -75,7 +75,7 @@ impl Stream for Changes {
         if matches!(this.last, Some(HoldState::Lost { .. })) {
             return Poll::Ready(None);
         }
-        let wait = this.wait.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let wait = this.wait.get_mut();
         let begun = wait.get_or_insert_with(|| Box::pin(next_state(Arc::clone(&this.holds), this.last)));
         let next = ready!(begun.as_mut().poll(context));
         *wait = None;

@@ -1,7 +1,7 @@
 //! One hold, from its ticket to its end: what can be done with it, and how it is lost. It knows nothing of acquiring.
 
 use std::future::Future;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::error::Error;
@@ -17,7 +17,7 @@ use crate::session::position::Position;
 use crate::session::request::{Event, Failure, Stat};
 use crate::session::retry;
 use crate::session::second_look::SecondLook;
-use crate::sync::{Mutex, MutexGuard, OnceLock};
+use crate::sync::{Mutex, OnceLock};
 use crate::ticket::exchange::{Exchange, NotExchanged};
 use crate::ticket::removal::Leaving;
 use crate::ticket::ticket::Ticket;
@@ -59,11 +59,7 @@ impl Hold {
 
     /// The lock was granted. `holding` ends with the hold.
     pub(crate) fn granted(&self, holding: Holding) {
-        *self.holding() = holding;
-    }
-
-    fn holding(&self) -> MutexGuard<'_, Holding> {
-        self.holding.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.holding.lock() = holding;
     }
 
     pub(crate) fn ticket(&self) -> &Ticket {
@@ -200,7 +196,7 @@ impl Hold {
     /// Deletes the node. The request is on its way when this returns.
     pub(crate) fn leave(&self) -> Leaving {
         // The span ends here, however long the ensemble takes to answer, and whoever still has the guard.
-        let holding = std::mem::take(&mut *self.holding());
+        let holding = std::mem::take(&mut *self.holding.lock());
         drop(holding);
         self.ticket.leave()
     }
@@ -221,7 +217,7 @@ impl Hold {
 
     pub(crate) async fn downgrade(&self) -> Result<(), Error> {
         self.change_to_read().await?;
-        self.holding().goes_on_as_read(&self.directory, self.moved.get().unwrap_or(&self.position));
+        self.holding.lock().goes_on_as_read(&self.directory, self.moved.get().unwrap_or(&self.position));
         Ok(())
     }
 

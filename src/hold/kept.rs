@@ -2,7 +2,7 @@
 //! how the node was acquired nor what is done under it.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
@@ -150,7 +150,7 @@ impl Kept {
 
     /// As [`Kept::join`], if the use need not wait. The use may find the node lost.
     pub(crate) fn join_now(&self, mode: Mode, asker: Asker) -> Option<KeptUse> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let granted = Arc::clone(state.granted.as_ref().filter(|_| !state.is_asked_here())?);
         let number = state.uses.join_now(mode, asker)?;
         drop(state);
@@ -173,7 +173,7 @@ impl Kept {
         let Some(watch) = watch else { return self.give_up(Why::Unsure) };
         let (end, ended) = oneshot::channel();
         let ((own_node, session), kept) = (hold.node_and_session(), Weak::clone(&self.this));
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.watched_over = Some(end);
         state.own_node = Some(Arc::clone(&own_node));
         drop(state);
@@ -213,13 +213,13 @@ impl Kept {
 
     /// Admits no further use. The node is given up with the last use that it has, at once if it has none.
     pub(crate) fn give_up(&self, why: Why) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let is_first = !state.uses.is_asked();
         let woken = state.ask(why);
         let (uses, has_asked, gone) = (state.uses.count(), state.has_asked, state.end_if_over());
         drop(state);
         if is_first && why == Why::Asked && !has_asked {
-            self.payoff.lock().unwrap_or_else(PoisonError::into_inner).asked_after(uses);
+            self.payoff.lock().asked_after(uses);
         }
         wake(woken);
         // Sends the removal.
@@ -228,43 +228,43 @@ impl Kept {
 
     /// The node could not be acquired: all uses that wait are refused.
     pub(crate) fn failed(&self) {
-        let woken = self.state().uses.fail();
+        let woken = self.state.lock().uses.fail();
         wake(woken);
     }
 
     /// Wakes all uses that wait.
     pub(crate) fn wake_waiting(&self) {
-        let wakers = self.state().uses.wakers();
+        let wakers = self.state.lock().uses.wakers();
         wake(wakers);
     }
 
     /// Whether no use waits for the node that is being acquired.
     pub(crate) fn is_abandoned(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.granted.is_none() && state.uses.is_idle()
     }
 
     /// The hold, from its grant until it is given up.
     pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
-        self.state().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
+        self.state.lock().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
     }
 
     /// The hold that a use waits for that has to wait, and whether a task that uses it is the one that asks. It waits for
     /// all uses that run: the first that waits keeps the others back, and is itself kept back by one that runs.
     pub(crate) fn in_the_way(&self, asker: Asker) -> Option<(Arc<Hold>, bool)> {
-        let state = self.state();
+        let state = self.state.lock();
         let same = state.uses.running().map(|(_, by)| by.is(asker)).max()?;
         Some((Arc::clone(&state.granted.as_ref()?.hold), same))
     }
 
     /// The acquisition of this node has to ask for other nodes. Then it is asked for itself, because all are.
     pub(crate) fn asks(&self) {
-        self.state().has_asked = true;
+        self.state.lock().has_asked = true;
     }
 
     /// How many uses run and wait.
     pub(crate) fn uses(&self) -> usize {
-        self.state().uses.len()
+        self.state.lock().uses.len()
     }
 
     /// Waits until a use of this process waits for another.
@@ -273,7 +273,7 @@ impl Kept {
             // Registered before looking, so that a change in between is not missed.
             let mut crowded = std::pin::pin!(self.crowded.notified());
             crowded.as_mut().enable();
-            if self.state().uses.is_crowded() {
+            if self.state.lock().uses.is_crowded() {
                 return;
             }
             crowded.await;
@@ -299,7 +299,7 @@ impl Kept {
 
     /// How long the node may still be idle.
     fn may_idle(&self, now: Moment) -> Duration {
-        let state = self.state();
+        let state = self.state.lock();
         if state.granted.is_some() && state.uses.is_idle() {
             state.used.saturating_add(self.idle).saturating_sub(now)
         } else {
@@ -310,17 +310,13 @@ impl Kept {
     /// The state, before another use may begin. If a contender of this session has asked for the node, no use begins any
     /// more: the background task may learn of the ask later, and the use would overtake the contender.
     fn state_once_asked(&self) -> MutexGuard<'_, State> {
-        let state = self.state();
+        let state = self.state.lock();
         if !state.is_asked_here() {
             return state;
         }
         drop(state);
         self.give_up(Why::Asked);
-        self.state()
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -365,11 +361,11 @@ impl Gone {
 
 impl Users for Kept {
     fn is_in_use(&self) -> bool {
-        self.state().uses.running().next().is_some()
+        self.state.lock().uses.running().next().is_some()
     }
 
     fn has(&self, asker: Asker) -> bool {
-        self.state().uses.running().any(|(_, by)| by.is(asker))
+        self.state.lock().uses.running().any(|(_, by)| by.is(asker))
     }
 }
 
@@ -442,7 +438,7 @@ impl KeptUse {
 
     /// The same use once more. It ends with the last of them.
     pub(crate) fn share(&self) -> KeptUse {
-        self.kept().state().uses.share(self.number);
+        self.kept().state.lock().uses.share(self.number);
         let mut share = KeptUse::new(Arc::clone(&self.granted), self.number);
         share.told = self.told.clone();
         share
@@ -504,7 +500,7 @@ impl WaitingUse {
 
     /// The use, once it may run; `None` if it was refused.
     pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<Option<KeptUse>> {
-        let mut state = self.kept.state();
+        let mut state = self.kept.state.lock();
         match state.uses.standing(self.number, waker) {
             Standing::Waits => Poll::Pending,
             Standing::Refused => {

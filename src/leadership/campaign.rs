@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::{Future, IntoFuture, pending};
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -117,7 +117,7 @@ impl Candidate {
 
     /// Waits until the pause is over, if there is one.
     async fn rest(&self) {
-        let until = self.rest.lock().unwrap_or_else(PoisonError::into_inner).1;
+        let until = self.rest.lock().1;
         let left = until.map(|until| until.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero());
         if let Some(left) = left {
             self.lock.handle.coordinator.sleep(left).await;
@@ -130,7 +130,7 @@ impl Candidate {
         if matches!(ended, Err(Loss::SessionOver(Ending::Closed | Ending::AuthFailed))) {
             return;
         }
-        let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rest = self.rest.lock();
         let longest = rest.0.after(lasted, ended.is_ok());
         rest.1 = longest.and_then(|longest| Instant::now().checked_add(pause::drawn(longest, random())));
     }
@@ -156,7 +156,7 @@ impl Candidate {
     /// A check without an answer has failed.
     async fn is_healthy(&self, interval: Duration, check: &Check) -> bool {
         let is_healthy = call::unless(self.lock.handle.coordinator.sleep(interval), check()).await.unwrap_or(false);
-        let mut unhealthy = self.unhealthy.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unhealthy = self.unhealthy.lock();
         let before = *unhealthy;
         *unhealthy = (!is_healthy).then(|| before.unwrap_or_else(Instant::now));
         drop(unhealthy);

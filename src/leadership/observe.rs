@@ -7,7 +7,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -104,7 +104,7 @@ impl Stream for LeaderChanges {
     type Item = Result<Option<Leader>, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.changes.get_mut().unwrap_or_else(PoisonError::into_inner).as_mut().poll_next(context)
+        self.changes.get_mut().as_mut().poll_next(context)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,8 +17,8 @@ use crate::session::connection::ConnectionState;
 use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::keep_alive::keep_alive;
 use crate::session::request::{Ending, Failure};
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, MutexGuard};
 
 /// A client of an embedded ensemble: the lock without a server, for tests and examples.
 ///
@@ -269,7 +269,7 @@ impl Memory {
     }
 
     fn session(&self) -> Option<Arc<MemorySession>> {
-        self.client.session().clone()
+        self.client.session.lock().clone()
     }
 
     /// The current session, or a fresh one if the current session is over.
@@ -277,7 +277,7 @@ impl Memory {
         if self.client.closed.load(Ordering::Acquire) {
             return None;
         }
-        let mut current = self.client.session();
+        let mut current = self.client.session.lock();
         if let Some(session) = current.as_ref().filter(|session| session.lease().over().is_none()) {
             return Some(Arc::clone(session));
         }
@@ -293,12 +293,6 @@ impl Memory {
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Memory").field("session", &self.session_id()).finish_non_exhaustive()
-    }
-}
-
-impl Client {
-    fn session(&self) -> MutexGuard<'_, Option<Arc<MemorySession>>> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,12 +1,12 @@
 //! Runs the background work of an embedded ensemble; knows neither sessions nor nodes.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Wake, Waker};
 
 use crate::session::request::Task;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{HashMap, Mutex, MutexGuard};
+use crate::sync::{HashMap, Mutex};
 
 /// Runs tasks on the thread that makes them ready: nothing happens in the background that a test did not cause.
 #[derive(Default)]
@@ -25,7 +25,7 @@ struct Tasks {
 impl Executor {
     pub(super) fn spawn(self: &Arc<Self>, chore: Task) {
         let number = {
-            let mut chores = self.chores();
+            let mut chores = self.chores.lock();
             chores.next += 1;
             let number = chores.next;
             chores.pending.insert(number, chore);
@@ -35,9 +35,9 @@ impl Executor {
     }
 
     fn ready(self: &Arc<Self>, number: u64) {
-        self.chores().ready.push_back(number);
+        self.chores.lock().ready.push_back(number);
         // A thread that runs tasks already will come to this task. A task may make other tasks ready while it runs.
-        while !self.chores().ready.is_empty() && !self.running.swap(true, Ordering::AcqRel) {
+        while !self.chores.lock().ready.is_empty() && !self.running.swap(true, Ordering::AcqRel) {
             let _running = Running(&self.running);
             self.run();
         }
@@ -53,23 +53,19 @@ impl Executor {
             let polled =
                 std::pin::pin!(tokio::task::unconstrained(chore.as_mut())).poll(&mut Context::from_waker(&waker));
             if polled.is_pending() {
-                self.chores().pending.insert(number, chore);
+                self.chores.lock().pending.insert(number, chore);
             }
         }
     }
 
     fn next(&self) -> Option<(u64, Task)> {
-        let mut chores = self.chores();
+        let mut chores = self.chores.lock();
         loop {
             let number = chores.ready.pop_front()?;
             if let Some(chore) = chores.pending.remove(&number) {
                 return Some((number, chore));
             }
         }
-    }
-
-    fn chores(&self) -> MutexGuard<'_, Tasks> {
-        self.chores.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

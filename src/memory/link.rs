@@ -1,7 +1,6 @@
 //! A session's connection to an embedded ensemble, and the tasks that wait for it to change; knows neither session nor nodes.
 
 use std::pin::pin;
-use std::sync::PoisonError;
 
 use crate::session::request::Ending;
 use crate::sync::{Mutex, Notify};
@@ -26,12 +25,12 @@ impl Link {
     }
 
     pub(super) fn state(&self) -> State {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.state.lock()
     }
 
     /// Changes from now on, unless it is over.
     pub(super) fn change(&self, to: State) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if !matches!(*state, State::Over(_)) {
             *state = to;
         }

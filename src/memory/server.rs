@@ -2,7 +2,7 @@
 //! neither locks nor clients.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use tokio::sync::oneshot;
@@ -95,7 +95,7 @@ pub(super) enum Fault {
 
 impl Ensemble {
     pub(super) fn world(&self) -> MutexGuard<'_, World> {
-        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+        self.world.lock()
     }
 
     /// Changes the world, and gives the notifications of it when the world is unlocked.

@@ -3,7 +3,7 @@
 //! The books of two sessions share nothing, even in one process, because the requests of two sessions have no common
 //! order.
 
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
@@ -80,7 +80,7 @@ impl Books {
     }
 
     fn books(&self) -> MutexGuard<'_, ByLock> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -192,7 +192,7 @@ impl Book {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -245,7 +245,7 @@ mod tests {
     impl Wake for Looks {
         fn wake(self: Arc<Self>) {
             // Were the book locked, a look would wait for ever.
-            assert!(self.book.0.try_lock().is_ok(), "the book is locked");
+            assert!(self.book.0.try_lock().is_some(), "the book is locked");
             assert!(matches!(self.book.find(&self.me), Known::Granted(Evidence::Sure)));
             self.has_looked.store(true, Ordering::SeqCst);
         }

@@ -2,7 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::fmt;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use tokio::runtime::Handle;
 use tokio::task;
@@ -193,7 +193,7 @@ impl Holds {
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<Arc<str>, InDirectory>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -21,12 +21,11 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::session::request::Ending;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Mutex, MutexGuard};
 
 /// A moment on a session's clock.
 pub type Moment = Duration;
@@ -163,7 +162,7 @@ impl Lease {
     /// The ensemble created the session, and was asked to at this moment or later. Returns whether the lease has run
     /// out just now.
     pub(super) fn began(&self, asked: Moment) -> bool {
-        self.state().answered = asked;
+        self.state.lock().answered = asked;
         self.counts(asked)
     }
 
@@ -171,7 +170,7 @@ impl Lease {
     pub(super) fn answered(&self, sent: Moment) {
         let now = self.now();
         let step = self.timeout / TOUCHES;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if sent < state.connected_since {
             return;
         }
@@ -193,7 +192,7 @@ impl Lease {
     /// just now.
     pub(super) fn acknowledged(&self, sent: Moment) -> bool {
         let mut newest = None;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if sent >= state.connected_since {
             newest = state.handshake.take_if(|handshake| handshake.is_ours).map(|handshake| handshake.sent);
             while let Some(touch) =
@@ -212,14 +211,14 @@ impl Lease {
     /// The handshake of this connection has resumed this session. It counts by the next operation that a quorum
     /// acknowledges.
     pub(super) fn resumed(&self) {
-        if let Some(handshake) = &mut self.state().handshake {
+        if let Some(handshake) = &mut self.state.lock().handshake {
             handshake.is_ours = true;
         }
     }
 
     fn counts(&self, touch: Moment) -> bool {
         let now = self.now();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let lapsed = state.lapse(now);
         if let Some(end) = &mut state.end {
             *end = (*end).max(touch.saturating_add(self.term()));
@@ -232,7 +231,7 @@ impl Lease {
     /// Counts every moment as acknowledged from now on, or no longer.
     pub(super) fn steady(&self, steady: bool) {
         let now = self.now();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.lapse(now);
         state.end = if steady { None } else { Some(now.saturating_add(self.term())) };
         state.counted = now;
@@ -242,7 +241,7 @@ impl Lease {
     /// The connection was lost or is back. Returns whether that is news.
     pub(super) fn connected(&self, connected: bool) -> bool {
         let now = self.now();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let was = std::mem::replace(&mut state.connected, connected);
         if was && !connected {
             if state.counted >= state.connected_since {
@@ -257,13 +256,13 @@ impl Lease {
     }
 
     pub(crate) fn is_connected(&self) -> bool {
-        self.state().connected
+        self.state.lock().connected
     }
 
     /// The session is over; the first reason stays.
     pub(crate) fn end(&self, why: Ending) {
         let now = self.now();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.over.get_or_insert(why);
         state.ended.get_or_insert(now);
         self.publish(&state);
@@ -271,12 +270,12 @@ impl Lease {
 
     /// Why the session is over, if it is.
     pub fn over(&self) -> Option<Ending> {
-        self.state().over
+        self.state.lock().over
     }
 
     /// When the last request was sent that had an answer, and when the session was known to be over. `None` while it is not.
     pub fn away(&self) -> Option<(Moment, Moment)> {
-        let state = self.state();
+        let state = self.state.lock();
         state.ended.map(|ended| (state.answered.min(ended), ended))
     }
 
@@ -284,7 +283,7 @@ impl Lease {
     /// last heard of by a quorum. So reads alone do not keep a session there. One that outlived that much shows the opposite,
     /// whatever it ended of.
     pub(crate) fn died_of_reads_alone(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         let was_answered = state.ended.is_some_and(|ended| ended < state.answered.saturating_add(self.timeout));
         let is_lost = matches!(state.over, Some(Ending::Expired | Ending::Replaced));
         is_lost && was_answered && (self.timeout..self.timeout.saturating_mul(3)).contains(&state.uncounted)
@@ -301,7 +300,7 @@ impl Lease {
     /// Longer than [`remaining`](Lease::remaining): the difference is the time to stop work in.
     pub fn session_left(&self) -> Duration {
         let now = self.now();
-        let state = self.state();
+        let state = self.state.lock();
         match (state.over, state.end) {
             (Some(_), _) => Duration::ZERO,
             (None, None) => Duration::MAX,
@@ -322,7 +321,7 @@ impl Lease {
 
     /// How far apart touches may be, at most, so that each counts before the lease ends that the previous touch gave.
     fn spare(&self) -> Duration {
-        let lateness = self.state().lateness;
+        let lateness = self.state.lock().lateness;
         self.term().saturating_sub(self.settling).saturating_sub(lateness * 2)
     }
 
@@ -346,17 +345,17 @@ impl Lease {
 
     /// How long ago the newest request was sent that was answered on this connection.
     pub(crate) fn since_touch(&self) -> Duration {
-        self.now().saturating_sub(self.state().touches.back().map_or(Duration::ZERO, |touch| touch.sent))
+        self.now().saturating_sub(self.state.lock().touches.back().map_or(Duration::ZERO, |touch| touch.sent))
     }
 
     /// Whether a touch counts that was sent at this moment or later.
     pub(crate) fn counts_since(&self, moment: Moment) -> bool {
-        self.state().counted >= moment
+        self.state.lock().counted >= moment
     }
 
     /// Whether the backend vouches for every moment, so that no heartbeat is needed.
     pub(crate) fn is_steady(&self) -> bool {
-        self.state().end.is_none()
+        self.state.lock().end.is_none()
     }
 
     /// The current epoch, if the lease is valid now: the time since which it has been valid without a gap.
@@ -393,7 +392,7 @@ impl Lease {
 
     fn validity(&self) -> Option<(Duration, u64)> {
         let now = self.now();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.lapse(now) {
             self.publish(&state);
         }
@@ -407,10 +406,6 @@ impl Lease {
 
     fn term(&self) -> Duration {
         self.timeout.saturating_sub(self.margin)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

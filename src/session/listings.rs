@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use crate::session::request::{Failure, Stat};
 use crate::sync::{HashMap, Mutex, MutexGuard, watch};
@@ -89,7 +89,7 @@ impl Listings {
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<Arc<str>, Directory>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

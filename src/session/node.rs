@@ -20,7 +20,7 @@
 //! in case it is there.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
@@ -30,7 +30,7 @@ use crate::session::lease::{Lease, Moment};
 use crate::session::loss::{HoldState, Loss};
 use crate::session::request::{Event, Failure, Reply, Watch};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Mutex, MutexGuard, Notify};
+use crate::sync::{Mutex, Notify};
 use crate::telemetry::meter;
 
 /// A watch on an own node that was asked for.
@@ -131,7 +131,7 @@ impl OwnNode {
     }
 
     pub(crate) fn path(&self) -> String {
-        self.state().path.clone()
+        self.state.lock().path.clone()
     }
 
     /// The epoch of the lease that the node can rely on, if there is one by now.
@@ -148,13 +148,13 @@ impl OwnNode {
 
     /// From now on this node's owner holds, as long as this epoch of the lease lasts.
     pub(crate) fn hold(&self, epoch: u64) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.phase = Phase::Holding(epoch);
         self.publish(&state);
     }
 
     pub(crate) fn is_holding(&self) -> bool {
-        self.state().is_holding()
+        self.state.lock().is_holding()
     }
 
     /// A transaction is sent that is carried out only while the node is there.
@@ -193,7 +193,7 @@ impl OwnNode {
 
     /// The node is about to be replaced; [`OwnNode::moved`] ends this.
     pub(crate) fn moving(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match state.phase {
             Phase::Holding(epoch) => state.phase = Phase::Moving(Some(epoch)),
             Phase::Waiting => state.phase = Phase::Moving(None),
@@ -203,7 +203,7 @@ impl OwnNode {
 
     /// The node is at `path` now.
     pub(crate) fn moved(&self, path: String) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.path = path;
         // The watch on the node that was replaced has nothing more to tell.
         state.own = None;
@@ -215,7 +215,7 @@ impl OwnNode {
 
     /// The node is about to be deleted by us.
     pub(crate) fn left(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.phase = Phase::Left;
         self.publish(&state);
         drop(state);
@@ -224,7 +224,7 @@ impl OwnNode {
 
     /// Calls its contender to look where it stands.
     pub(crate) fn call(&self) {
-        self.state().is_called = true;
+        self.state.lock().is_called = true;
         self.changed.notify_waiters();
     }
 
@@ -240,7 +240,7 @@ impl OwnNode {
 
     /// Whether its contender was called since the last time that this was asked.
     pub(super) fn take_call(&self) -> bool {
-        std::mem::take(&mut self.state().is_called)
+        std::mem::take(&mut self.state.lock().is_called)
     }
 
     /// The next change of anything that a task may wait for.
@@ -254,12 +254,12 @@ impl OwnNode {
     }
 
     pub(crate) fn has_left(&self) -> bool {
-        self.state().phase == Phase::Left
+        self.state.lock().phase == Phase::Left
     }
 
     /// The node was lost; the first reason stays.
     pub(crate) fn lose(&self, loss: Loss) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let is_first = state.loss.is_none();
         state.loss.get_or_insert(loss);
         self.publish(&state);
@@ -284,7 +284,7 @@ impl OwnNode {
 
     /// The reason of the loss, if the node is lost, as far as that can be known without asking the ensemble.
     pub(crate) fn loss(&self, lease: &Lease) -> Option<Loss> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let was_lost = state.loss.is_some();
         // The lease comes before the watch. The server removes the node of an owner that was stopped for too long, so
         // the lease is the reason.
@@ -349,7 +349,7 @@ impl OwnNode {
     }
 
     pub(super) fn is_standing_at(&self, path: &str) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.path == path && !matches!(state.phase, Phase::Left | Phase::Moving(_))
     }
 
@@ -361,12 +361,12 @@ impl OwnNode {
 
     /// Whether a watch is armed that will show what happens to this node.
     pub(crate) fn is_armed(&self) -> bool {
-        self.state().own.is_some()
+        self.state.lock().own.is_some()
     }
 
     /// The path on which to arm the watch now, unless one was asked for already.
     pub(super) fn begin_to_watch(&self) -> Option<String> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.is_watched || matches!(state.phase, Phase::Left | Phase::Moving(_)) {
             return None;
         }
@@ -387,7 +387,7 @@ impl OwnNode {
                 Ok(())
             }
             Err(failure) => {
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 state.is_watched &= state.path != path;
                 Err(failure)
             }
@@ -395,7 +395,7 @@ impl OwnNode {
     }
 
     fn arm(self: &Arc<Self>, path: &str, watch: Watch) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.path == path {
             state.own = Some((watch, Waker::from(Arc::clone(self))));
         }
@@ -409,16 +409,12 @@ impl OwnNode {
             self.loss(listener.lease());
             return;
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let (told, news) = (state.look(), state.news());
         self.publish(&state);
         drop(state);
         tell(news);
         self.told(told);
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

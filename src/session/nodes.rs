@@ -1,12 +1,12 @@
 //! The own nodes on one session, and what must be done for them; does none of it itself.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::queue::local::HandOff;
 use crate::session::lease::Lease;
 use crate::session::node::OwnNode;
-use crate::sync::{HashMap, Mutex, MutexGuard, Notify};
+use crate::sync::{HashMap, Mutex, Notify};
 
 /// The own nodes on one session.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ struct HandedOff {
 impl OwnNodes {
     /// Enters a node; it stays until [`OwnNodes::strike`].
     pub(crate) fn enter(&self, own_node: &Arc<OwnNode>) -> u64 {
-        let mut members = self.members();
+        let mut members = self.members.lock();
         let number = members.next;
         members.next += 1;
         members.all.insert(number, Arc::clone(own_node));
@@ -61,12 +61,12 @@ impl OwnNodes {
     }
 
     pub(crate) fn strike(&self, number: u64) {
-        self.members().all.remove(&number);
+        self.members.lock().all.remove(&number);
     }
 
     /// Asks keep-alive to watch the node soon.
     pub(crate) fn watch(&self, own_node: &Arc<OwnNode>) {
-        let mut members = self.members();
+        let mut members = self.members.lock();
         members.unwatched.push(Unwatched { own_node: Arc::clone(own_node), was_passed_over: false });
         let first = members.unwatched.len() == 1;
         drop(members);
@@ -79,7 +79,7 @@ impl OwnNodes {
     ///
     /// Each node is passed over once: many nodes are gone again by the next call.
     pub(super) fn to_watch(&self, grace: Duration) -> (Vec<Arc<OwnNode>>, bool) {
-        let mut members = self.members();
+        let mut members = self.members.lock();
         let mut due = Vec::new();
         members.unwatched.retain_mut(|it| {
             let has_left = it.own_node.has_left();
@@ -95,7 +95,7 @@ impl OwnNodes {
 
     /// The signal of the holder whose node is at `path`. One signal may let in thousands of readers.
     pub(crate) fn hand_off(&self, path: &Arc<str>) -> Arc<HandOff> {
-        let members = self.members();
+        let members = self.members.lock();
         let known = members.handed_off.get(path).map(|handed| &handed.signal);
         let known = known.or(members.gone.as_ref().filter(|gone| gone.path == *path));
         known.cloned().unwrap_or_else(|| Arc::new(HandOff::new(Arc::clone(path))))
@@ -106,7 +106,7 @@ impl OwnNodes {
         if signal.is_confirmed() {
             return;
         }
-        let mut members = self.members();
+        let mut members = self.members.lock();
         if members.gone.as_ref().is_some_and(|gone| gone.path == signal.path) {
             return signal.confirm();
         }
@@ -121,7 +121,7 @@ impl OwnNodes {
 
     /// The paths of the nodes to check: the nodes whose hand-off let in a contender that still holds.
     pub(super) fn to_look_at(&self) -> Vec<Arc<str>> {
-        let mut members = self.members();
+        let mut members = self.members.lock();
         members.handed_off.retain(|_, handed| handed.is_asked || handed.granted.iter().any(|it| it.is_holding()));
         let unasked = members.handed_off.iter_mut().filter(|(_, handed)| !handed.is_asked);
         let asked = unasked.map(|(path, handed)| {
@@ -133,7 +133,7 @@ impl OwnNodes {
 
     /// Ends the check of a node after a hand-off. Returns the own nodes that were granted by the hand-off.
     pub(super) fn looked_at(&self, path: &Arc<str>, is_gone: bool) -> Vec<Arc<OwnNode>> {
-        let mut members = self.members();
+        let mut members = self.members.lock();
         let Some(HandedOff { signal, granted, .. }) = members.handed_off.remove(path) else { return Vec::new() };
         if is_gone {
             signal.confirm();
@@ -144,7 +144,7 @@ impl OwnNodes {
 
     /// The session is over. A node that was not lost before is lost with the session, whatever removes the node next.
     pub(crate) fn session_is_over(&self, lease: &Lease) {
-        self.members().over = true;
+        self.members.lock().over = true;
         self.look_at_all(lease);
         self.tell_all();
         self.stir();
@@ -188,12 +188,12 @@ impl OwnNodes {
     }
 
     fn all(&self) -> Vec<Arc<OwnNode>> {
-        self.members().all.values().cloned().collect()
+        self.members.lock().all.values().cloned().collect()
     }
 
     /// The nodes for a heartbeat to check: all nodes of holders, or else one node of a waiter.
     pub(crate) fn to_check(&self) -> Vec<(Arc<OwnNode>, String)> {
-        let members = self.members();
+        let members = self.members.lock();
         let position = || members.all.values().filter(|own_node| own_node.is_standing_at(&own_node.path()));
         let holding = position().filter(|own_node| own_node.is_holding());
         let mut chosen: Vec<_> = holding.map(|own_node| (Arc::clone(own_node), own_node.path())).collect();
@@ -204,15 +204,11 @@ impl OwnNodes {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.members().all.is_empty()
+        self.members.lock().all.is_empty()
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.members().over
-    }
-
-    fn members(&self) -> MutexGuard<'_, Members> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+        self.members.lock().over
     }
 }
 

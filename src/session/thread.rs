@@ -6,12 +6,14 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{mpsc, oneshot};
+
+use crate::sync::{Mutex, MutexGuard};
 
 /// How long the thread goes on after its last user has gone, for sessions that are still being closed.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -35,7 +37,7 @@ pub(crate) type KeepRunning = mpsc::Sender<()>;
 impl BackgroundThread {
     /// The background thread of this process, started if need be.
     pub(crate) fn get() -> io::Result<Arc<BackgroundThread>> {
-        let mut current = KEEPER.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = KEEPER.lock();
         if let Some(background) = current.upgrade() {
             return Ok(background);
         }
@@ -68,7 +70,7 @@ impl BackgroundThread {
 
     /// The sessions of this process, of whichever client.
     pub(crate) fn sessions(&self) -> MutexGuard<'_, BTreeSet<i64>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sessions.lock()
     }
 
     pub(crate) fn is_current_thread(&self) -> bool {

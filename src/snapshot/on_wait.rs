@@ -1,7 +1,7 @@
 //! The function of a caller that hears of its wait, and when it is called; decides nothing.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::queue::contender::Contender;
@@ -54,7 +54,7 @@ impl OnWait {
 
     /// Reports what is known without a look at the queue.
     pub(crate) fn tell_at_once(&mut self, progress: Progress) {
-        self.listener.tell.lock().unwrap_or_else(PoisonError::into_inner)(&progress);
+        self.listener.tell.lock()(&progress);
         self.heard = Some(progress);
     }
 

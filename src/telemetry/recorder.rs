@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::PoisonError;
 
 use metrics::{Key, Level, Metadata, Recorder};
 
@@ -105,12 +104,12 @@ pub(super) fn flush() {
     let mut untold = untold();
     let awaited = untold.taken + u64::from(!untold.news.is_empty());
     while untold.has_thread && untold.told < awaited {
-        untold = CHANGED.wait(untold).unwrap_or_else(PoisonError::into_inner);
+        untold = CHANGED.wait(untold);
     }
 }
 
 fn untold() -> MutexGuard<'static, Untold> {
-    UNTOLD.lock().unwrap_or_else(PoisonError::into_inner)
+    UNTOLD.lock()
 }
 
 fn note(what: impl FnOnce(&mut Untold)) {
@@ -132,7 +131,7 @@ fn tell() {
     let mut untold = untold();
     loop {
         if untold.news.is_empty() {
-            untold = CHANGED.wait(untold).unwrap_or_else(PoisonError::into_inner);
+            untold = CHANGED.wait(untold);
             continue;
         }
         let news = std::mem::take(&mut untold.news);

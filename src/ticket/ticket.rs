@@ -19,8 +19,8 @@
 //! `Standing` does not say that the lock is held. What a node is for, and whether it was lost, is in `session/node.rs`.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::task::Poll;
 
 use crate::queue::contender::{Contender, Owner};
@@ -37,7 +37,7 @@ use crate::session::node::OwnNode;
 use crate::session::position::{Birth, Position};
 use crate::session::request::{Created, Failure, Kind, Operation, Reply, Watch};
 use crate::session::retry::{before_next_try, none_without_directory, synced, until_known};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 use crate::telemetry::meter;
 use crate::ticket::directory;
 use crate::ticket::removal::{Leaving, hand_off, remove, remove_all_of, remove_when_created, removed_in_background};
@@ -121,7 +121,7 @@ impl Ticket {
 
     /// On which connection the node was asked for, as [`Book::connection`] counts them.
     pub(crate) fn connection(&self) -> u64 {
-        self.node().connection
+        self.node.lock().connection
     }
 
     /// Asks for a node. The request is on its way when this returns. [`Ticket::entered`] waits for the answer.
@@ -131,7 +131,7 @@ impl Ticket {
         // A contender that sees the node asks after the create, so after the watch was armed.
         let arming = self.keeps.then(|| self.session().watch(&self.directory));
         let reply = self.session().create(&prefix, data, Kind::EphemeralSequential);
-        let mut node = self.node();
+        let mut node = self.node.lock();
         (node.step, node.connection) = (Step::Coming(reply), connection);
         node.asked.get_or_insert(now);
         let old = std::mem::replace(&mut node.arming, arming);
@@ -142,7 +142,7 @@ impl Ticket {
     /// The watch that was armed before our node was created. It fires when another contender asks for the node. `None`
     /// if no such watch is known to be armed.
     pub(crate) async fn armed(&self) -> Option<Watch> {
-        let arming = self.node().arming.take()?;
+        let arming = self.node.lock().arming.take()?;
         arming.await.ok()
     }
 
@@ -151,12 +151,12 @@ impl Ticket {
     /// # Cancel safety
     /// Dropping the future keeps the request. Dropping the ticket removes the node that the request makes.
     pub(crate) async fn entered(&self) -> Result<(), Failure> {
-        let answer = poll_fn(|context| match &mut self.node().step {
+        let answer = poll_fn(|context| match &mut self.node.lock().step {
             Step::Coming(reply) => reply.as_mut().poll(context),
             _ => Poll::Ready(Err(Failure::Unknown("no node was asked for".to_owned()))),
         })
         .await;
-        let mut node = self.node();
+        let mut node = self.node.lock();
         node.step = Step::Absent;
         match answer {
             Ok(created) => {
@@ -176,14 +176,14 @@ impl Ticket {
 
     /// Makes the lock directory, with the directories above it.
     pub(crate) async fn make_directory(&self, has_to_stay: bool) -> Result<(), Failure> {
-        let made = |step: &str| self.node().made.push(step.to_owned());
+        let made = |step: &str| self.node.lock().made.push(step.to_owned());
         directory::make(self.session(), &self.directory, has_to_stay, made).await
     }
 
     /// Removes the directories that we made and, by their ACL, cannot use: other clients would fail on them. Returns
     /// whether one was removed. Only an empty directory is removed, so no other client has put anything into it.
     pub(crate) async fn unmake_directory(&self) -> bool {
-        let made = std::mem::take(&mut self.node().made);
+        let made = std::mem::take(&mut self.node.lock().made);
         directory::unmake(self.session(), made).await
     }
 
@@ -235,7 +235,7 @@ impl Ticket {
 
     /// Whether there may be an own node that no answer has shown.
     pub(crate) fn is_unsure(&self) -> bool {
-        self.node().unsure
+        self.node.lock().unsure
     }
 
     /// The children of the directory.
@@ -261,7 +261,7 @@ impl Ticket {
         let path = position.own_node.path();
         // Looked at in any case, because this reports a loss.
         let loss = position.own_node.loss(session.lease());
-        let is_in_queue = !self.node().is_outside;
+        let is_in_queue = !self.node.lock().is_outside;
         let held_alone = is_in_queue && position.own_node.is_holding() && position.contender.mode() == Mode::Write;
         let may_signal = self.owner.dialect().hands_off() && !session.upkeep().is_signal_refused();
         let signal = may_signal && held_alone && loss != Some(Loss::Interfered);
@@ -314,7 +314,7 @@ impl Ticket {
         ];
         let session = self.session();
         // From here on either name may be ours; if this future is dropped, both are removed.
-        self.node().unsure = true;
+        self.node.lock().unsure = true;
         position.own_node.moving();
         let (czxid, own_node) = (position.czxid, Arc::clone(&position.own_node));
         let (number, id, birth) = (position.number, position.id, position.birth);
@@ -353,7 +353,7 @@ impl Ticket {
         }
         position.own_node.moved(to);
         session.upkeep().nodes().watch(&position.own_node);
-        let mut node = self.node();
+        let mut node = self.node.lock();
         node.unsure = false;
         node.step = Step::Standing(downgraded);
         Ok(())
@@ -361,17 +361,17 @@ impl Ticket {
 
     /// From here on there may be a node of ours at `path`, outside the directory, instead of the one where we stand.
     pub(super) fn may_be_at(&self, path: &str) {
-        self.node().doubtful = Some(path.to_owned());
+        self.node.lock().doubtful = Some(path.to_owned());
     }
 
     /// The node outside is not there, and will not be.
     pub(super) fn is_not_outside(&self) {
-        self.node().doubtful = None;
+        self.node.lock().doubtful = None;
     }
 
     /// We stand at the node outside.
     pub(super) fn is_outside(&self, position: Arc<Position>) {
-        let mut node = self.node();
+        let mut node = self.node.lock();
         node.step = Step::Standing(position);
         node.is_outside = true;
         node.doubtful = None;
@@ -391,7 +391,7 @@ impl Ticket {
         let number = session.upkeep().nodes().enter(&own_node);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
         let answered = session.lease().now();
-        let mut node = self.node();
+        let mut node = self.node.lock();
         let birth = Birth { ctime: created.ctime, asked: node.asked.unwrap_or(answered), answered };
         let position = Arc::new(Position::new(contender, created.czxid, birth, own_node, number, id));
         node.step = Step::Standing(Arc::clone(&position));
@@ -403,14 +403,14 @@ impl Ticket {
 
     /// The position of our node, once there is one.
     pub(crate) fn position(&self) -> Option<Arc<Position>> {
-        match &self.node().step {
+        match &self.node.lock().step {
             Step::Standing(position) => Some(Arc::clone(position)),
             _ => None,
         }
     }
 
     fn take_position(&self) -> Option<Arc<Position>> {
-        let mut node = self.node();
+        let mut node = self.node.lock();
         match std::mem::replace(&mut node.step, Step::Left) {
             Step::Standing(position) => Some(position),
             other => {
@@ -419,17 +419,13 @@ impl Ticket {
             }
         }
     }
-
-    fn node(&self) -> MutexGuard<'_, Node> {
-        self.node.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
         let session = Arc::clone(self.session_slot.session());
         let (step, unsure, doubtful) = {
-            let mut node = self.node();
+            let mut node = self.node.lock();
             let step = match &node.step {
                 Step::Standing(_) => None,
                 _ => Some(std::mem::replace(&mut node.step, Step::Left)),

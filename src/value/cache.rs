@@ -3,7 +3,7 @@
 //! The bytes are kept as they come from the ensemble. The first caller that asks for the value decodes them. So the
 //! thread that keeps the sessions alive runs no user code.
 
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -16,7 +16,7 @@ use crate::session::lease::Lease;
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
 use crate::session::second_look::{self, SecondLook};
-use crate::sync::{Mutex, MutexGuard, OnceLock, watch};
+use crate::sync::{Mutex, OnceLock, watch};
 use crate::value::background::{self, Reserving};
 use crate::value::codec::{Initial, Stored, Terms};
 use crate::value::known::{CopyState, First, Known, Seen};
@@ -53,10 +53,6 @@ impl<T> Cache<T> {
     fn watched_bytes(&self) -> usize {
         self.path.len()
     }
-
-    fn last_good(&self) -> MutexGuard<'_, LastGood<T>> {
-        self.last_good.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl<T: Send + Sync + 'static> Cache<T> {
@@ -66,7 +62,7 @@ impl<T: Send + Sync + 'static> Cache<T> {
         let newest = self.known.borrow().newest.clone()?;
         match self.made(&newest) {
             Ok(value) => Some(value),
-            Err(_) => self.last_good().clone().map(|(_, value)| value),
+            Err(_) => self.last_good.lock().clone().map(|(_, value)| value),
         }
     }
 
@@ -125,7 +121,7 @@ impl<T: Send + Sync + 'static> Cache<T> {
     }
 
     fn is_good(&self, news: u64, value: &Arc<Stored<T>>) {
-        let mut last = self.last_good();
+        let mut last = self.last_good.lock();
         let is_newer = last.as_ref().is_none_or(|(before, _)| *before < news);
         let before = is_newer.then(|| last.replace((news, Arc::clone(value))));
         drop(last);

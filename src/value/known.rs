@@ -1,7 +1,7 @@
 //! What is known of a value's node, as reads and commits come: which is the newest, and what is news; asks for nothing.
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::session::lease::Lease;
@@ -67,7 +67,7 @@ pub(crate) struct Seen<T> {
 
 impl<T> Seen<T> {
     pub(super) fn bytes(&self) -> MutexGuard<'_, Arc<Vec<u8>>> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bytes.lock()
     }
 }
 

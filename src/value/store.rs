@@ -1,6 +1,6 @@
 //! The value's node while the lock is held: read, begun, written; knows the lock only by its host and its label.
 
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use tokio::sync::oneshot;
 
@@ -13,7 +13,7 @@ use crate::session::loss::Loss;
 use crate::session::node::OwnNode;
 use crate::session::request::Failure;
 use crate::session::retry;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 use crate::value::cache::Cache;
 use crate::value::codec::Stored;
 use crate::value::commit::{self, Base, Commit};
@@ -50,16 +50,12 @@ impl<T> Store<T> {
         Store { cache, lock, found: Mutex::new(None), first: Mutex::default() }
     }
 
-    fn found(&self) -> MutexGuard<'_, Option<Found<T>>> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The value that an earlier read has found under the same kept node. It cannot have changed since: a writer would
     /// need the lock, and a transaction of this process would have been counted.
     pub(crate) fn kept(&self, guard: &ReadGuard) -> Option<Arc<Stored<T>>> {
         let own_node = guard.held().own_node();
         let writes = own_node.settled_writes().filter(|_| guard.is_kept())?;
-        let found = self.found();
+        let found = self.found.lock();
         let known = found.as_ref().filter(|found| found.under.as_ptr() == Arc::as_ptr(own_node));
         known.filter(|found| found.writes == writes).map(|found| Arc::clone(&found.value))
     }
@@ -67,7 +63,7 @@ impl<T> Store<T> {
     fn keep(&self, guard: &ReadGuard, writes: Option<usize>, value: &Arc<Stored<T>>) {
         if let Some(writes) = writes.filter(|_| guard.is_kept()) {
             let found = Found { value: Arc::clone(value), under: Arc::downgrade(guard.held().own_node()), writes };
-            let before = self.found().replace(found);
+            let before = self.found.lock().replace(found);
             // Not under the lock: a value may do anything when it is dropped.
             drop(before);
         }
@@ -75,7 +71,7 @@ impl<T> Store<T> {
 
     /// The initial value is being written in the background, until `stop` is dropped.
     pub(crate) fn writes_first(&self, stop: oneshot::Sender<()>) {
-        let before = self.first.lock().unwrap_or_else(PoisonError::into_inner).replace(stop);
+        let before = self.first.lock().replace(stop);
         drop(before);
     }
 

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -16,7 +16,7 @@ use crate::session::contract::{Coordinator, Session, SessionSlot};
 use crate::session::request::{Ending, Failure};
 use crate::session::thread::BackgroundThread;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, MutexGuard, watch};
+use crate::sync::{Mutex, watch};
 use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::connect::{Comeback, new_session};
 use crate::zookeeper::options::ZooKeeperBuilder;
@@ -208,7 +208,7 @@ impl Coordinator for ZooKeeper {
 
     async fn close(&self) {
         self.ensemble.closed.store(true, Ordering::Release);
-        let sessions = std::mem::take(&mut *self.ensemble.sessions());
+        let sessions = std::mem::take(&mut *self.ensemble.sessions.lock());
         for session in &sessions {
             session.close();
         }
@@ -233,7 +233,7 @@ impl Coordinator for ZooKeeper {
 
 impl fmt::Debug for ZooKeeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sessions = self.ensemble.sessions().iter().map(|session| session.id()).collect::<Vec<_>>();
+        let sessions = self.ensemble.sessions.lock().iter().map(|session| session.id()).collect::<Vec<_>>();
         f.debug_struct("ZooKeeper")
             .field("servers", &self.ensemble.servers.as_str())
             .field("sessions", &sessions)
@@ -248,7 +248,7 @@ impl Drop for Ensemble {
     /// Every guard keeps its ensemble alive, so only removals in the background still use the sessions. Each session is
     /// closed when its last removal is done.
     fn drop(&mut self) {
-        let sessions = std::mem::take(&mut *self.sessions());
+        let sessions = std::mem::take(&mut *self.sessions.lock());
         let leaving: Vec<_> = sessions.iter().filter(|session| session.is_up()).map(|s| s.finished()).collect();
         drop(sessions);
         if self.background.is_current_thread() {
@@ -262,18 +262,10 @@ impl Drop for Ensemble {
 }
 
 impl Ensemble {
-    fn sessions(&self) -> MutexGuard<'_, Vec<Arc<ZooKeeperSession>>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn opening(&self) -> MutexGuard<'_, Option<Opening>> {
-        self.opening.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A slot on the first live session that has room. Forgets the sessions that are over, and the further ones without
     /// a user.
     fn session_slot(&self, watched_bytes: usize) -> Option<SessionSlot> {
-        let mut sessions = self.sessions();
+        let mut sessions = self.sessions.lock();
         let (alive, over) =
             std::mem::take(&mut *sessions).into_iter().partition(|session| session.lease().over().is_none());
         *sessions = alive;
@@ -302,7 +294,7 @@ impl Ensemble {
         if self.closed.load(Ordering::Acquire) {
             return ConnectionState::Closed;
         }
-        let sessions = self.sessions();
+        let sessions = self.sessions.lock();
         let alive = sessions.iter().find(|session| session.lease().over().is_none());
         let (is_alive, lost) = (alive.is_some(), alive.or(sessions.first()).and_then(|session| session.lost()));
         drop(sessions);
@@ -323,7 +315,7 @@ impl Ensemble {
     /// The attempt is a task of its own. So a caller that is not polled does not hold up the other callers, and callers
     /// that give up do not leave an attempt behind each.
     fn slot_or_opening(self: &Arc<Self>, watched_bytes: usize) -> Result<SessionSlot, Opening> {
-        let mut opening = self.opening();
+        let mut opening = self.opening.lock();
         // Done with `opening` locked, because an attempt that has ended has left its session.
         if let Some(session_slot) = self.session_slot(watched_bytes) {
             return Ok(session_slot);
@@ -343,7 +335,7 @@ impl Ensemble {
             if let Err(failure) = &outcome {
                 ensemble.outage.failed(failure);
             }
-            *ensemble.opening() = None;
+            *ensemble.opening.lock() = None;
             end.send_replace(Some(outcome));
         });
         Err(opened)
@@ -370,7 +362,7 @@ impl Ensemble {
     fn install(&self, session: Arc<ZooKeeperSession>, watched_bytes: usize) -> Result<SessionSlot, Failure> {
         let no_room = || Failure::Refused(format!("{watched_bytes} bytes of watched paths are too many for a session"));
         let session_slot = session.session_slot(watched_bytes).ok_or_else(no_room)?;
-        let mut sessions = self.sessions();
+        let mut sessions = self.sessions.lock();
         if self.closed.load(Ordering::Acquire) {
             drop(sessions);
             session.ended(Ending::Closed);

@@ -2,7 +2,7 @@
 //!
 //! When a program asks for the reason, each server is [asked](crate::zookeeper::probe), in the background.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::session::request::{Ending, Failure};
@@ -41,7 +41,7 @@ struct Refusal {
 
 impl Outage {
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// The last session is over. It lost its connection at `lost`.

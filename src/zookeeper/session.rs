@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -80,14 +80,14 @@ pub(super) struct Finished {
 
 impl Finished {
     fn is_so_now(&self) {
-        *self.yes.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.yes.lock() = true;
         self.changed.notify_all();
     }
 
     /// Blocks until the task has ended, or until the deadline.
     pub(super) fn wait_until(&self, deadline: Instant) {
         let left = deadline.saturating_duration_since(Instant::now());
-        let yes = self.yes.lock().unwrap_or_else(PoisonError::into_inner);
+        let yes = self.yes.lock();
         drop(self.changed.wait_timeout_while(yes, left, |yes| !*yes));
     }
 }
@@ -168,7 +168,7 @@ impl ZooKeeperSession {
         let (servers, server) = (self.servers.clone(), Arc::clone(&self.server));
         self.background.handle().spawn(async move {
             let found = no_delay::set_on_connections_to(&servers).await;
-            *server.lock().unwrap_or_else(PoisonError::into_inner) = found;
+            *server.lock() = found;
         });
     }
 
@@ -254,11 +254,11 @@ impl ZooKeeperSession {
 
     /// When the connection was lost. `None` while it is up.
     pub(super) fn lost(&self) -> Option<Instant> {
-        *self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.lost.lock()
     }
 
     fn link_is(&self, now: Link) {
-        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lost = self.lost.lock();
         match now {
             Link::Up => *lost = None,
             Link::Down | Link::Over(_) => drop(lost.get_or_insert_with(Instant::now)),
@@ -333,7 +333,7 @@ impl Session for ZooKeeperSession {
     }
 
     fn server(&self) -> Option<String> {
-        let found = *self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = *self.server.lock();
         Some(found.map_or_else(|| format!("one of {}", self.servers.list()), |server| server.to_string()))
     }
 

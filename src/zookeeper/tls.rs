@@ -1,7 +1,7 @@
 //! Encryption: whom this client trusts, and the certificate that it shows; knows no sessions.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
@@ -12,7 +12,7 @@ use rustls::{ClientConfig, RootCertStore};
 use zookeeper_client as zk;
 
 use crate::error::error::Error;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 
 /// The authorities that this client trusts on an encrypted connection, and its own certificate, for
 /// [`ZooKeeperBuilder::tls`](crate::ZooKeeperBuilder::tls).
@@ -90,7 +90,7 @@ impl Tls {
     /// As for [`identity_pem`](Tls::identity_pem). The old certificate then stays.
     pub fn renew_identity_pem(&self, certificate: &str, key: &str) -> Result<(), Error> {
         let (identity, own) = identity(certificate, key)?;
-        self.own().identity = Some(own);
+        self.own.lock().identity = Some(own);
         self.certs.update_identity(Some(identity));
         Ok(())
     }
@@ -101,23 +101,19 @@ impl Tls {
     /// As for [`from_ca_pem`](Tls::from_ca_pem). The old authorities then stay.
     pub fn renew_ca_pem(&self, pem: &str) -> Result<(), Error> {
         let (ca, verifier) = ca(pem)?;
-        self.own().verifier = verifier;
+        self.own.lock().verifier = verifier;
         self.certs.update_ca(ca);
         Ok(())
     }
 
     pub(super) fn has_identity(&self) -> bool {
-        self.own().identity.is_some()
-    }
-
-    fn own(&self) -> MutexGuard<'_, Own> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+        self.own.lock().identity.is_some()
     }
 
     /// What a handshake of our own goes by: the same as the client crate's.
     pub(super) fn config(&self) -> Result<ClientConfig, rustls::Error> {
         let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
-        let own = self.own();
+        let own = self.own.lock();
         let builder = builder.with_webpki_verifier(Arc::clone(&own.verifier));
         match &own.identity {
             Some((chain, key)) => builder.with_client_auth_cert(chain.clone(), key.clone_key()),

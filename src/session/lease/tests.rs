@@ -111,7 +111,7 @@ fn of_many_touches_the_newest_that_is_old_enough_counts() {
     stage.write();
     let newest = stage.lease.now() + stage.lease.remaining().unwrap() + MARGIN - ms(6_000);
     assert!(newest <= old_enough && newest + ms(6_000) / TOUCHES >= old_enough, "{newest:?} of {old_enough:?}");
-    assert!(stage.lease.state().touches.len() <= TOUCHES as usize + 2);
+    assert!(stage.lease.state.lock().touches.len() <= TOUCHES as usize + 2);
     // A single operation is enough to make the last touch count.
     let last = *touches.last().unwrap();
     stage.passes(SETTLING);

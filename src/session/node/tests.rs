@@ -160,13 +160,13 @@ fn writes_are_settled_when_the_last_of_them_has_an_outcome() {
 #[test]
 fn a_lost_hold_is_reported_once_and_a_lost_waiter_never() {
     let (own_node, _upkeep) = holding();
-    own_node.state().loss = Some(Loss::Removed);
-    let news = own_node.state().news();
+    own_node.state.lock().loss = Some(Loss::Removed);
+    let news = own_node.state.lock().news();
     assert_eq!(news, Some(("/lock/node".to_owned(), Loss::Removed)));
-    assert_eq!(own_node.state().news(), None);
+    assert_eq!(own_node.state.lock().news(), None);
     for phase in [Phase::Waiting, Phase::Moving(None), Phase::Left] {
         let (own_node, _upkeep) = holding();
-        (own_node.state().phase, own_node.state().loss) = (phase, Some(Loss::Removed));
-        assert_eq!(own_node.state().news(), None, "{phase:?}");
+        (own_node.state.lock().phase, own_node.state.lock().loss) = (phase, Some(Loss::Removed));
+        assert_eq!(own_node.state.lock().news(), None, "{phase:?}");
     }
 }
