@@ -40,7 +40,7 @@ impl Acquisition {
     async fn enter_watched(&mut self, timeout: Option<Duration>) -> Result<Box<Hold>, Error> {
         let waiting = Arc::new(Waiting::begin());
         let on_wait = self.options.on_wait.take().map(OnWait::new);
-        let granted = self.warned(&waiting, self.enter(Patience::Wait, Some(&waiting), on_wait));
+        let granted = self.warned(|| waiting.unwarned(), self.enter(Patience::Wait, Some(&waiting), on_wait));
         match timeout {
             None => granted.await,
             Some(timeout) => self.within(timeout, &waiting, granted).await,
@@ -87,7 +87,7 @@ impl Acquisition {
         };
         match granted {
             Ok(()) => {
-                self.begin_hold(&mut held);
+                self.begin_hold(&held);
                 Ok(held)
             }
             // A contender that lacks one permission may also lack the permission to leave. The error must say so.

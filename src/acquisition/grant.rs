@@ -19,21 +19,51 @@ pub(crate) const LEASE_TRIES: u32 = 100;
 /// A turn that has come, with the evidence for it.
 pub(crate) struct Grant {
     pub(crate) evidence: Evidence,
-    /// The kind of the grant, for traces and metrics.
-    pub(crate) kind: &'static str,
+    pub(crate) kind: GrantKind,
     /// The contender had to wait.
     pub(crate) has_waited: bool,
+}
+
+/// By what it was known that the lock could be taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GrantKind {
+    /// A listing right after the create.
+    AtOnce,
+    /// A later listing.
+    Look,
+    /// The book of the session, right after the create.
+    Next,
+    /// The book of the session, after a wait.
+    Pass,
+    /// The holder's signal.
+    HandOff,
+    /// The node was held already, and is kept.
+    Kept,
+}
+
+impl GrantKind {
+    /// As traces and metrics show it.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            GrantKind::AtOnce => "at once",
+            GrantKind::Look => "look",
+            GrantKind::Next => "next",
+            GrantKind::Pass => "pass",
+            GrantKind::HandOff => "hand-off",
+            GrantKind::Kept => "kept",
+        }
+    }
 }
 
 impl Grant {
     /// The grant for a waiter's evidence.
     pub(crate) fn by(take: Take<Evidence>, held: &Hold) -> Grant {
         let (evidence, kind) = match take.evidence {
-            Proof::Book(evidence) => (evidence, if take.has_waited { "pass" } else { "next" }),
-            Proof::Listing => (Evidence::Sure, if take.has_waited { "look" } else { "at once" }),
+            Proof::Book(evidence) => (evidence, if take.has_waited { GrantKind::Pass } else { GrantKind::Next }),
+            Proof::Listing => (Evidence::Sure, if take.has_waited { GrantKind::Look } else { GrantKind::AtOnce }),
             Proof::Signal(name) => {
                 let (ticket, node) = (held.ticket(), held.ticket().child(&name));
-                (Evidence::HandOff(ticket.session().upkeep().nodes().hand_off(&node.into())), "hand-off")
+                (Evidence::HandOff(ticket.session().upkeep().nodes().hand_off(&node.into())), GrantKind::HandOff)
             }
         };
         Grant { evidence, kind, has_waited: take.has_waited }
@@ -48,7 +78,7 @@ impl Acquisition {
     pub(crate) async fn grant(&self, held: &Hold, grant: Grant) -> Result<(), Error> {
         // A waiter whose watch on its own node was used up by another client's write may have been evicted without
         // noticing.
-        let is_deaf = matches!(grant.kind, "pass" | "hand-off") && !held.own_node().is_armed();
+        let is_deaf = matches!(grant.kind, GrantKind::Pass | GrantKind::HandOff) && !held.own_node().is_armed();
         let granted = if is_deaf { None } else { self.granted(held, &grant) };
         match granted {
             Some(answer) => answer,
@@ -68,7 +98,7 @@ impl Acquisition {
         if let Evidence::HandOff(signal) = &grant.evidence {
             own_nodes.confirm_gone(signal, own_node);
         }
-        let kind = grant.kind;
+        let kind = grant.kind.as_str();
         meter::granted(self.aim(), kind);
         let (sequence, token) = (held.contender().sequence(), held.position().czxid);
         tracing::debug!(path = &**self.handle.shown(), mode = %self.aim(), sequence, token, kind, "granted");
@@ -95,8 +125,8 @@ impl Acquisition {
         Err(Error::Unreachable("the servers' answers come too late for the lease".to_owned()))
     }
 
-    /// Records the hold for the deadlock check and for tracing, and starts the warning that it lasts long.
-    pub(crate) fn begin_hold(&self, held: &mut Hold) {
+    /// Records the hold for the deadlock check, for tracing, and for the warning that it lasts long.
+    pub(crate) fn begin_hold(&self, held: &Hold) {
         let (position, upkeep) = (held.position(), held.ticket().session().upkeep());
         let sequence = position.contender.sequence();
         let used_by = match &self.kept {
@@ -111,22 +141,6 @@ impl Acquisition {
         if self.kept.is_some() {
             return self.trace.granted_to_others(position);
         }
-        held.granted(self.trace.granted(self.aim(), self.handle.shown(), self.label(), held.position()));
-        let Some(limit) = self.handle.warn_holding else {
-            return;
-        };
-        let (session, own_node) = (Arc::clone(held.ticket().session()), Arc::clone(held.own_node()));
-        let (path, label, token) = (Arc::clone(self.handle.shown()), self.options.label.clone(), held.position().czxid);
-        let watch = Arc::clone(&session);
-        session.spawn(Box::pin(async move {
-            tokio::select! {
-                biased;
-                () = own_node.ended(&watch) => {}
-                () = watch.sleep(limit) => {
-                    let node = own_node.path();
-                    tracing::warn!(path = &*path, node, label, token, held = ?limit, "a lock is held for long");
-                }
-            }
-        }));
+        held.granted(self.holding(held));
     }
 }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use crate::acquisition::grant::GrantKind;
 use crate::acquisition::handle::Handle;
 use crate::acquisition::keep::{Found, Keeper, WaitingEntry, Work};
 use crate::acquisition::options::Options;
@@ -31,9 +31,6 @@ use crate::snapshot::progress::Progress;
 use crate::snapshot::read;
 use crate::telemetry::meter;
 use crate::ticket::deadlock::Deadlock;
-
-/// The kind of a grant that sent nothing, for traces and metrics.
-const KEPT: &str = "kept";
 
 impl Acquisition {
     /// A task that does nothing but join must let other tasks run, too. Tokio counts 128 steps of a task before it must;
@@ -193,16 +190,7 @@ impl Acquisition {
             let (path, uses) = (Arc::clone(&self.handle.path), kept.uses());
             on_wait.tell_at_once(Progress { path, place: uses, length: uses, blockers: by_own_node(kept) });
         }
-        let granted = async {
-            let mut granted = std::pin::pin!(waits.granted());
-            if let Some(limit) = self.handle.warn_waiting {
-                if let Some(answer) = call::unless(self.handle.coordinator.sleep(limit), &mut granted).await {
-                    return answer;
-                }
-                self.warn(limit, &by_own_node(kept));
-            }
-            granted.await
-        };
+        let granted = self.warned(|| Some(by_own_node(kept)), waits.granted());
         let Some(left) = left else { return granted.await };
         let late = || Err(Error::Timeout { waited: left, blockers: by_own_node(kept), cut_off: None });
         call::unless(self.handle.coordinator.sleep(left), granted).await.unwrap_or_else(late)
@@ -237,7 +225,8 @@ impl Acquisition {
         let span = all.begin();
         all.trace.for_others(&self.trace);
         let its_own = Arc::clone(&waiting);
-        let work = async move { all.warned(&its_own, all.enter(Patience::Wait, Some(&its_own), None)).await };
+        let work =
+            async move { all.warned(|| its_own.unwarned(), all.enter(Patience::Wait, Some(&its_own), None)).await };
         (Acquiring::around(span, Box::pin(work)), waiting)
     }
 
@@ -250,33 +239,10 @@ impl Acquisition {
 
     /// A use of a kept node begins.
     pub(crate) fn begin_use(&self, mut used: KeptUse) -> KeptUse {
-        meter::granted(self.aim(), KEPT);
-        let position = used.hold().position();
-        self.trace.entered(position);
-        let holding = self.trace.granted(self.aim(), &self.handle.path, self.label(), position);
-        let warned = self.handle.warn_holding.map(|limit| self.warn_of_use(used.hold(), limit));
-        used.granted(holding, warned);
+        meter::granted(self.aim(), GrantKind::Kept.as_str());
+        self.trace.entered(used.hold().position());
+        used.granted(self.holding(used.hold()));
         used
-    }
-
-    /// Warns if a use lasts long. The use ends when the sender is dropped.
-    fn warn_of_use(&self, hold: &Arc<Hold>, limit: Duration) -> oneshot::Sender<()> {
-        let (end, ended) = oneshot::channel();
-        let session = Arc::clone(hold.ticket().session());
-        let (own_node, token) = (Arc::clone(hold.own_node()), hold.position().czxid);
-        let (path, label) = (Arc::clone(&self.handle.path), self.options.label.clone());
-        let task = Arc::clone(&session);
-        task.spawn(Box::pin(async move {
-            tokio::select! {
-                biased;
-                _ = ended => {}
-                () = session.sleep(limit) => {
-                    let node = own_node.path();
-                    tracing::warn!(path = &*path, node, label, token, held = ?limit, "a lock is held for long");
-                }
-            }
-        }));
-        end
     }
 }
 

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use crate::acquisition::grant::Grant;
+use crate::acquisition::grant::{Grant, GrantKind};
 use crate::acquisition::limit::{Look, Seen, Wanted, too_few};
 use crate::acquisition::request::Acquisition;
 use crate::acquisition::wait::{Patience, Wait};
@@ -88,7 +88,7 @@ impl Acquisition {
     fn seen_as_head(&self, wanted: &Wanted, held: &Hold, grant: &Grant) -> Option<Seen> {
         let Look::Seen(seen, takings) = wanted.replace(Look::Nothing) else { return None };
         // Those before us may have taken permits after our look.
-        let is_by_number = grant.kind == "next" && held.ticket().book().takings() != takings;
+        let is_by_number = grant.kind == GrantKind::Next && held.ticket().book().takings() != takings;
         (!grant.has_waited && !is_by_number).then_some(seen)
     }
 
@@ -196,7 +196,7 @@ impl Acquisition {
                     view.number = None;
                 }
                 Ok(Room::Short) => {
-                    grant.kind = "look";
+                    grant.kind = GrantKind::Look;
                     self.report_short(held, &now, wait).await?;
                     view.wait_for_change(&now, wait).await?;
                 }

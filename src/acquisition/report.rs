@@ -12,6 +12,7 @@ use crate::acquisition::request::Acquisition;
 use crate::acquisition::waiting::{Waiting, Waits};
 use crate::call;
 use crate::hold::hold::Hold;
+use crate::hold::trace::Holding;
 use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
 use crate::queue::turn::{self, Turn};
@@ -32,29 +33,27 @@ impl Acquisition {
         let Some(limit) = self.handle.warn_waiting.filter(|_| waiting.takes_warning_on()) else {
             return;
         };
-        let (end, ended) = oneshot::channel();
-        *waiting.background.lock() = Some(end);
         let options = Options { label: self.options.label.clone(), ..Options::default() };
         let mut acquisition = Acquisition::new(Arc::clone(&self.handle), self.mode, options);
         acquisition.wanted = self.wanted.as_ref().map(|wanted| Box::new(Wanted::new(wanted.count)));
         let (session, own_node, me) =
             (Arc::clone(held.ticket().session()), Arc::clone(held.own_node()), held.contender().clone());
-        let (left, waiting) = (limit.saturating_sub(waiting.began.elapsed()), Arc::downgrade(waiting));
-        let work = async move {
-            let mut ended = std::pin::pin!(async { drop(ended.await) });
-            if call::unless(&mut ended, session.sleep(left)).await.is_none() || own_node.is_holding() {
+        let (left, its_own) = (limit.saturating_sub(waiting.began.elapsed()), Arc::downgrade(waiting));
+        let warning = async move {
+            if own_node.is_holding() {
                 return;
             }
-            let Some(found) = call::unless(&mut ended, acquisition.turn_and_blockers(&session, &me)).await else {
-                return;
-            };
+            let found = acquisition.turn_and_blockers(&session, &me).await;
             let is_its_turn = matches!(found, Some((Turn::Granted, _)))
                 && matches!(acquisition.is_room(&session).await, Ok(Some(true)));
             // While cut off, the last listing is the best answer.
-            let seen = || waiting.upgrade().map(|waiting| waiting.seen_in_the_way()).unwrap_or_default();
+            let seen = || its_own.upgrade().map(|waiting| waiting.seen_in_the_way()).unwrap_or_default();
             let blockers = found.map_or_else(seen, |(_, blockers)| blockers);
             let grace = acquisition.handle.lock_delay.saturating_add(LOOK_UP_AHEAD);
-            if is_its_turn && call::unless(&mut ended, session.sleep(grace)).await.is_some() && !own_node.is_holding() {
+            if is_its_turn {
+                session.sleep(grace).await;
+            }
+            if is_its_turn && !own_node.is_holding() {
                 let (path, node, label) = (&**acquisition.handle.shown(), me.name(), acquisition.label());
                 tracing::warn!(
                     path,
@@ -68,7 +67,27 @@ impl Acquisition {
                 acquisition.warn(limit, &blockers);
             }
         };
-        held.ticket().session().spawn(Box::pin(work.instrument(self.trace.span())));
+        let warning = watchdog(held.ticket().session(), left, warning.instrument(self.trace.span()));
+        *waiting.background.lock() = Some(warning);
+    }
+
+    /// What is told of a hold, or of one use of a kept one, until it ends.
+    pub(crate) fn holding(&self, hold: &Hold) -> Holding {
+        let (path, position) = (self.handle.shown(), hold.position());
+        let mut holding = self.trace.granted(self.aim(), path, self.label(), position);
+        if let Some(limit) = self.handle.warn_holding {
+            let (own_node, session) = hold.node_and_session();
+            let (path, label, token) = (Arc::clone(path), self.options.label.clone(), position.czxid);
+            let watched = Arc::clone(&session);
+            let warning = async move {
+                if own_node.loss(watched.lease()).is_none() {
+                    let node = own_node.path();
+                    tracing::warn!(path = &*path, node, label, token, held = ?limit, "a lock is held for long");
+                }
+            };
+            holding.warned_of(watchdog(&session, limit, warning));
+        }
+        holding
     }
 
     /// Whether it is our turn, and the contenders in the way. `None` if that cannot be read soon.
@@ -96,4 +115,26 @@ impl Acquisition {
             Err(_) => seen.blockers,
         }
     }
+}
+
+/// Lets a background task of the session warn after so long. Dropping what this returns calls the warning off.
+fn watchdog(
+    session: &Arc<dyn Session>,
+    after: Duration,
+    warning: impl Future<Output = ()> + Send + 'static,
+) -> oneshot::Sender<()> {
+    let (end, ended) = oneshot::channel();
+    let watching = Arc::clone(session);
+    session.spawn(Box::pin(async move {
+        let warned = async {
+            watching.sleep(after).await;
+            warning.await;
+        };
+        tokio::select! {
+            biased;
+            _ = ended => {}
+            () = warned => {}
+        }
+    }));
+    end
 }

@@ -11,10 +11,10 @@ use crate::error::error::Error;
 use crate::queue::member::Blockers;
 
 impl Acquisition {
-    /// Waits for the grant, and warns if that takes long.
+    /// Waits for the grant, and warns if that takes long, with the contenders in the way. Not if `in_the_way` gives `None`.
     pub(crate) async fn warned<G>(
         &self,
-        waiting: &Waiting,
+        in_the_way: impl FnOnce() -> Option<Blockers>,
         granted: impl Future<Output = Result<G, Error>>,
     ) -> Result<G, Error> {
         let Some(limit) = self.handle.warn_waiting else {
@@ -24,9 +24,8 @@ impl Acquisition {
         if let Some(answer) = call::unless(self.handle.coordinator.sleep(limit), &mut granted).await {
             return answer;
         }
-        // An acquisition with a ticket leaves the warning to the session's background task.
-        if waiting.takes_warning_on() {
-            self.warn(limit, &Blockers::default());
+        if let Some(blockers) = in_the_way() {
+            self.warn(limit, &blockers);
         }
         granted.await
     }

@@ -44,6 +44,12 @@ impl Waiting {
         !self.is_warned_of.swap(true, Ordering::Relaxed)
     }
 
+    /// Who is in the way of an acquisition that warns itself: nobody is known yet. One with a ticket leaves the warning to
+    /// the session's background task.
+    pub(crate) fn unwarned(&self) -> Option<Blockers> {
+        self.takes_warning_on().then(Blockers::default)
+    }
+
     /// Records what the acquisition saw when it listed the queue.
     pub(crate) fn sees(&self, session: &Arc<dyn Session>, me: &Contender, seen: Progress) {
         let mut waits = self.waits();

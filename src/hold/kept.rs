@@ -386,16 +386,10 @@ pub(crate) struct KeptUse {
     granted: Arc<Granted>,
     number: u64,
     /// What is told of the use when it ends, if anything is.
-    told: Option<Arc<Told>>,
+    told: Option<Arc<Holding>>,
     /// A downgrade is under way, so the node may be either.
     is_changing: bool,
     is_over: bool,
-}
-
-struct Told {
-    holding: Holding,
-    /// Ends the warning that the use lasts long, when it is dropped.
-    _warned: Option<oneshot::Sender<()>>,
 }
 
 impl KeptUse {
@@ -429,11 +423,9 @@ impl KeptUse {
         }
     }
 
-    /// The lock was granted to this use. Both values are dropped when it ends.
-    pub(crate) fn granted(&mut self, holding: Holding, warned: Option<oneshot::Sender<()>>) {
-        if warned.is_some() || holding.is_recorded() {
-            self.told = Some(Arc::new(Told { holding, _warned: warned }));
-        }
+    /// The lock was granted to this use. `holding` ends with it.
+    pub(crate) fn granted(&mut self, holding: Holding) {
+        self.told = holding.is_recorded().then(|| Arc::new(holding));
     }
 
     /// The same use once more. It ends with the last of them.
@@ -470,8 +462,8 @@ impl KeptUse {
         self.is_changing = true;
         self.hold().change_to_read().await?;
         self.is_changing = false;
-        if let Some(told) = self.told.as_mut().and_then(Arc::get_mut) {
-            told.holding.goes_on_as_read(self.granted.hold.directory(), self.granted.hold.position());
+        if let Some(holding) = self.told.as_mut().and_then(Arc::get_mut) {
+            holding.goes_on_as_read(self.granted.hold.directory(), self.granted.hold.position());
         }
         let woken = self.kept().state_once_asked().uses.downgraded(self.number);
         wake(woken);

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::field::{Empty, debug};
 use tracing::{Instrument, Span};
@@ -68,7 +69,7 @@ impl Acquiring {
         self.wait.granted();
         let begin = |spans: &Spans| HoldSpan::begin(aim, path, position, label, &spans.caller, &spans.acquire);
         let seen = self.spans.as_deref().map(begin).map(Box::new);
-        Holding { seen, metered: meter::HoldTimer::begin(aim, path) }
+        Holding { seen, metered: meter::HoldTimer::begin(aim, path), warning: None }
     }
 
     /// The lock was granted, and what is done under it has traces of its own.
@@ -104,6 +105,8 @@ pub(crate) fn not_granted(path: &str, aim: Aim, error: &Error) {
 pub(crate) struct Holding {
     seen: Option<Box<HoldSpan>>,
     metered: meter::HoldTimer,
+    /// Calls the warning off that the hold lasts long, when it is dropped.
+    warning: Option<oneshot::Sender<()>>,
 }
 
 struct HoldSpan {
@@ -116,7 +119,12 @@ struct HoldSpan {
 impl Holding {
     /// Whether anything is told when it ends.
     pub(crate) fn is_recorded(&self) -> bool {
-        self.seen.is_some() || self.metered.is_running()
+        self.seen.is_some() || self.metered.is_running() || self.warning.is_some()
+    }
+
+    /// `warning` is dropped when the hold ends.
+    pub(crate) fn warned_of(&mut self, warning: oneshot::Sender<()>) {
+        self.warning = Some(warning);
     }
 
     /// A downgrade: the hold of one mode ends here, and that of the other mode begins.

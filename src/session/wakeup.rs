@@ -19,12 +19,6 @@ impl OwnNode {
         self.until(session, || self.loss(session.lease())).await
     }
 
-    /// Waits until the hold is over, whether released or lost.
-    pub(crate) async fn ended(&self, session: &Arc<dyn Session>) {
-        let look = || (self.has_left() || self.loss(session.lease()).is_some()).then_some(());
-        self.until(session, look).await;
-    }
-
     /// Waits until a contender of the same session asks for the node, or the node is left or lost.
     pub(crate) async fn asked(&self, session: &Arc<dyn Session>) {
         let look = || (self.is_asked() || self.has_left() || self.loss(session.lease()).is_some()).then_some(());
