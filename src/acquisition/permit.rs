@@ -306,7 +306,7 @@ impl Acquisition {
             let owner = format!("{}~{}", ghost.host(), ghost.id().unwrap_or_default());
             let name = permits::name(&owner, metadata::read(&data).permits.unwrap_or(1));
             if !names.contains(&name)
-                && second_look::is_there(session, format!("{directory}/{name}")).await != Some(false)
+                && second_look::is_there(session, format!("{directory}/{name}"), None).await != Some(false)
             {
                 names.push(name);
             }

@@ -284,7 +284,7 @@ impl Acquisition {
                 return Err(self.evicted(Loss::Removed));
             }
             match &reader {
-                Some(reader) if second_look::is_there(session, ticket.child(reader)).await != Some(false) => {}
+                Some(reader) if second_look::is_there(session, ticket.child(reader), None).await != Some(false) => {}
                 _ => return Ok(Departure::Missed),
             }
             // The next listing may show the writer again. Not without a pause between two of them.

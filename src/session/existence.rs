@@ -17,7 +17,7 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// Waits until the node may exist. Watches the children of the nearest existing directory above it. A watch on a node
 /// that does not exist could never be taken back.
 pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(), Failure> {
-    let mut wanted = path;
+    let (mut wanted, mut look) = (path, SecondLook::new(session));
     loop {
         let (directory, name) = wanted.rsplit_once('/').unwrap_or_default();
         let directory = if directory.is_empty() { "/" } else { directory };
@@ -25,7 +25,6 @@ pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(
             Ok((names, _)) if names.iter().any(|it| it == name) => return Ok(()),
             Ok((names, change)) => {
                 drop(names);
-                let mut look = SecondLook::new(session);
                 tokio::select! {
                     biased;
                     event = change => {
@@ -33,7 +32,12 @@ pub(crate) async fn possible(session: &Arc<dyn Session>, path: &str) -> Result<(
                             return Err(Failure::Over(session.over().await));
                         }
                     }
-                    () = look.finds_there(path) => second_look::report(session, path.to_owned(), None),
+                    // This server may have it by now. If not, the next look comes after a longer pause.
+                    () = look.finds_there(path) => {
+                        second_look::report(session, path.to_owned(), None);
+                        wanted = path;
+                        continue;
+                    }
                 }
                 if wanted != path {
                     session.sleep(LOOK_PAUSE).await;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::session::contract::Session;
-use crate::session::request::{Failure, Operation};
+use crate::session::request::{Failure, Operation, Outcome};
 use crate::session::retry;
 use crate::sync::random;
 
@@ -78,81 +78,69 @@ impl<'a> SecondLook<'a> {
         loop {
             self.pause().await;
             for (i, some) in checks().chunks(CHECKS_MAX).enumerate() {
-                if let Some(Err(index)) = self.ask(some).await {
+                if let Some(Err(index)) = what_holds(self.session.transact(some).await) {
                     return i * CHECKS_MAX + index;
                 }
             }
         }
     }
 
-    /// Waits for one look. Returns whether the leader has another version of this node, or none.
-    pub(crate) async fn finds_other(&mut self, path: &str, version: i32) -> bool {
-        self.pause().await;
-        matches!(self.ask(&[check(path.to_owned(), Some(version))]).await, Some(Err(_)))
-    }
-
     /// Waits until the leader has this node.
     pub(crate) async fn finds_there(&mut self, path: &str) {
         loop {
             self.pause().await;
-            if self.ask(&[check(path.to_owned(), None)]).await == Some(Ok(())) {
+            if is_there(self.session, path.to_owned(), None).await == Some(true) {
                 return;
             }
         }
     }
-
-    /// Whether all checks hold, or the index of one that fails; `None` if that is not known.
-    async fn ask(&self, checks: &[Operation]) -> Option<Result<(), usize>> {
-        match self.session.transact(checks).await {
-            Ok(_) => Some(Ok(())),
-            Err(Failure::Operation { index, failure }) if is_other(&failure) => Some(Err(index)),
-            Err(_) => None,
-        }
-    }
 }
 
-/// Whether a check failed because the node is not as it was seen.
-fn is_other(failure: &Failure) -> bool {
-    matches!(failure, Failure::NoNode | Failure::BadVersion)
-}
-
-/// Whether the leader has this node; `None` if that is not known.
-pub(crate) async fn is_there(session: &Arc<dyn Session>, path: String) -> Option<bool> {
-    let checks = [check(path, None)];
-    let answer = retry::until_known(session, || session.transact(&checks)).await;
+/// Whether all checks hold, by this answer, or the index of one that fails; `None` if that is not known.
+fn what_holds(answer: Result<Vec<Outcome>, Failure>) -> Option<Result<(), usize>> {
     match answer {
-        Ok(_) => Some(true),
-        Err(Failure::Operation { failure, .. }) if is_other(&failure) => Some(false),
+        Ok(_) => Some(Ok(())),
+        Err(Failure::Operation { index, failure }) if matches!(*failure, Failure::NoNode | Failure::BadVersion) => {
+            Some(Err(index))
+        }
         Err(_) => None,
     }
 }
 
+/// Whether the leader has this node, in this version if one is given; `None` if that is not known.
+pub(crate) async fn is_there(session: &Arc<dyn Session>, path: String, version: Option<i32>) -> Option<bool> {
+    let checks = [check(path, version)];
+    let answer = retry::until_known(session, || session.transact(&checks)).await;
+    what_holds(answer).map(|holds| holds.is_ok())
+}
+
 /// A look has found what no watch has told. Logs an error if the server goes on showing a node as the leader does not have
-/// it. Its answer after the leader's proves that: by then a server has all that the leader had.
+/// it. Its answer between two of the leader's proves that: by then a server has all that the leader had.
 pub(crate) fn report(session: &Arc<dyn Session>, path: String, version: Option<i32>) {
+    let checks = [check(path.clone(), version)];
     // On one connection: otherwise a server could answer that only lags.
-    let (checked, read) = (session.transact(&[check(path.clone(), version)]), session.data(&path));
+    let (before, read, after) = (session.transact(&checks), session.data(&path), session.transact(&checks));
     let asked = Arc::clone(session);
     session.spawn(Box::pin(async move {
-        let is_at_leader = match checked.await {
-            Ok(_) => true,
-            Err(Failure::Operation { failure, .. }) if is_other(&failure) => false,
-            Err(_) => return,
-        };
-        let is_at_server = match read.await {
+        let (before, read, after) = (what_holds(before.await), read.await, what_holds(after.await));
+        let is_at_server = match read {
             Ok((_, stat)) => version.is_none_or(|version| version == stat.version),
             Err(Failure::NoNode) => false,
             Err(_) => return,
         };
-        if is_at_leader != is_at_server {
-            let server = asked.server().unwrap_or_else(|| "unknown".to_owned());
-            tracing::error!(
-                node = path,
-                server,
-                "a server does not show a node as the ensemble has it: stop that server, delete its data, and start it again"
-            );
+        // It may have changed in between.
+        if before == after && before.is_some_and(|holds| holds.is_ok() != is_at_server) {
+            let _logged = diverged(&asked, &path);
         }
     }));
+}
+
+/// The server goes on showing this node as the leader does not have it. Logs an error, and says the same in words.
+pub(crate) fn diverged(session: &Arc<dyn Session>, path: &str) -> String {
+    const CURE: &str = "stop that server, delete its data, and start it again";
+    let server = session.server().unwrap_or_else(|| "unknown".to_owned());
+    tracing::error!(node = path, server, "a server does not show a node as the ensemble has it: {CURE}");
+    format!("the server (address: {server}) does not show it as the ensemble has it: {CURE}")
 }
 
 #[cfg(test)]

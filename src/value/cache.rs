@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use crate::call;
 use crate::error::error::Error;
 use crate::error::value::ValueError;
 use crate::session::contract::{Coordinator, Session};
@@ -23,6 +24,9 @@ use crate::value::known::{CopyState, First, Known, Seen};
 
 /// How long to wait before the next try after a refusal, or after a request that could not be sent.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// The operation that an error names.
+const WATCH: &str = "watch";
 
 /// A copy of the value in this process, and the watch that keeps it fresh.
 pub(crate) struct Cache<T> {
@@ -241,7 +245,7 @@ impl<T: Send + Sync + 'static> Follower<T> {
                 Err(failure) => {
                     let Some(cache) = self.cache.upgrade() else { return };
                     let is_over = matches!(failure, Failure::Over(_));
-                    let error = Error::from_failure(failure, "watch", &cache.path);
+                    let error = Error::from_failure(failure, WATCH, &cache.path);
                     match error {
                         error if is_over => return cache.over(error),
                         // The connection is lost. That says nothing about the value.
@@ -260,90 +264,106 @@ impl<T: Send + Sync + 'static> Follower<T> {
 
     /// Watches until the session is over.
     async fn watch(&self, session: &Arc<dyn Session>) {
-        let Some(path) = self.cache.upgrade().map(|cache| cache.path.clone()) else { return };
-        // What was known when its server was brought up to date: it may lag behind what another one has shown us.
-        let mut synced = None;
-        let mut look = SecondLook::new(session);
-        loop {
-            let looked = async {
-                if synced.is_none() {
-                    let known = self.cache.upgrade().map_or(0, |cache| cache.known.borrow().news);
-                    retry::until_known(session, || session.sync(&path)).await?;
-                    synced = Some(known);
-                }
-                look_and_watch(session, &path).await
-            };
-            let looked = looked.await;
-            let ended = match looked {
-                Ok((bytes, stat, change)) => {
-                    let Some(cache) = self.cache.upgrade() else { return };
-                    // An operator has made an empty node for a value to come.
-                    if bytes.is_empty() {
-                        cache.unset();
-                    } else {
-                        cache.came(bytes, stat, session.lease(), synced.unwrap_or_default());
-                    }
-                    drop(cache);
-                    tokio::select! {
-                        biased;
-                        event = change => {
-                            look.heard();
-                            event == Event::Over
-                        }
-                        // Read in any case: what a server has lost may have come again with the same version.
-                        is_other = look.finds_other(&path, stat.version) => {
-                            if is_other {
-                                second_look::report(session, path.clone(), Some(stat.version));
-                            }
-                            synced = None;
-                            false
-                        }
-                    }
-                }
-                Err(Failure::NoNode) => {
-                    let Some(cache) = self.cache.upgrade() else { return };
-                    cache.unset();
-                    drop(cache);
-                    existence::possible(session, &path).await.is_err()
-                }
-                Err(Failure::Over(_)) => true,
-                Err(Failure::Unknown(_)) => {
-                    session.sleep(PAUSE).await;
-                    false
-                }
-                Err(failure) => {
-                    let Some(cache) = self.cache.upgrade() else { return };
-                    cache.troubled(Error::from_failure(failure, "watch", &cache.path));
-                    drop(cache);
-                    session.sleep(PAUSE).await;
-                    false
-                }
-            };
-            if ended {
-                // Requests on a session fail a moment before the session counts as over. Until then the coordinator
-                // gives it out again.
-                return tokio::select! {
-                    biased;
-                    _ = session.over() => {}
-                    () = session.sleep(session.timeout() / 20) => {}
-                };
-            }
-        }
+        let (cache, look) = (&self.cache, SecondLook::new(session));
+        let Some(path) = cache.upgrade().map(|cache| cache.path.clone()) else { return };
+        let mut shown = Shown { cache, session, path, synced: None, outdated: None, look };
+        while !shown.follow().await {}
+        call::is_known_to_be_over(session).await;
     }
 }
 
-/// Reads the node, and arms a watch that reports the first change after the read.
-async fn look_and_watch(session: &Arc<dyn Session>, path: &str) -> Result<(Vec<u8>, Stat, Watch), Failure> {
-    let looked = retry::until_known(session, || {
-        // The watch is sent first: a change between the two requests is in the data, and is reported too.
-        let (change, node) = (session.watch(path), session.data(path));
-        Box::pin(async move {
-            let change = change.await?;
-            let (bytes, stat) = node.await?;
-            Ok((bytes, stat, change))
-        })
-    });
-    looked.await
+/// What the server of one session shows of the node.
+struct Shown<'a, T> {
+    cache: &'a Weak<Cache<T>>,
+    session: &'a Arc<dyn Session>,
+    path: String,
+    /// What was known when the server was last brought up to date: it may lag behind what another one has shown us.
+    synced: Option<u64>,
+    /// What it has shown, and the leader did not have any more.
+    outdated: Option<Stat>,
+    look: SecondLook<'a>,
+}
+
+impl<T: Send + Sync + 'static> Shown<'_, T> {
+    /// Looks once, and waits until the node may hold something else. Returns whether the session is over, or the handle gone.
+    async fn follow(&mut self) -> bool {
+        let looked = self.look_and_watch().await;
+        let Some(cache) = self.cache.upgrade() else { return true };
+        match looked {
+            Ok((bytes, stat, change)) => {
+                self.tell(&cache, bytes, stat);
+                drop(cache);
+                return self.wait_for_change(stat, change).await;
+            }
+            Err(Failure::NoNode) => {
+                cache.unset();
+                drop(cache);
+                return existence::possible(self.session, &self.path).await.is_err();
+            }
+            Err(Failure::Over(_)) => return true,
+            // The answer was lost. That says nothing about the value.
+            Err(Failure::Unknown(_)) => {}
+            Err(failure) => cache.troubled(Error::from_failure(failure, WATCH, &self.path)),
+        }
+        drop(cache);
+        self.session.sleep(PAUSE).await;
+        false
+    }
+
+    /// Reads the node, and arms a watch that reports the first change after the read.
+    async fn look_and_watch(&mut self) -> Result<(Vec<u8>, Stat, Watch), Failure> {
+        let (session, path) = (self.session, &self.path);
+        if self.synced.is_none() {
+            let known = self.news();
+            retry::until_known(session, || session.sync(path)).await?;
+            self.synced = Some(known);
+        }
+        let looked = retry::until_known(session, || {
+            // The watch is sent first: a change between the two requests is in the data, and is reported too.
+            let (change, node) = (session.watch(path), session.data(path));
+            Box::pin(async move {
+                let change = change.await?;
+                let (bytes, stat) = node.await?;
+                Ok((bytes, stat, change))
+            })
+        });
+        looked.await
+    }
+
+    fn tell(&self, cache: &Cache<T>, bytes: Vec<u8>, stat: Stat) {
+        if self.outdated == Some(stat) {
+            let (path, reason) = (self.path.clone(), second_look::diverged(self.session, &self.path));
+            cache.troubled(Error::Refused { operation: WATCH, path, reason });
+        } else if bytes.is_empty() {
+            // An operator has made an empty node for a value to come.
+            cache.unset();
+        } else {
+            cache.came(bytes, stat, self.session.lease(), self.synced.unwrap_or_default());
+        }
+    }
+
+    /// Waits until the node may hold something else. Returns whether the session is over.
+    async fn wait_for_change(&mut self, stat: Stat, change: Watch) -> bool {
+        tokio::select! {
+            biased;
+            event = change => {
+                self.look.heard();
+                return event == Event::Over;
+            }
+            () = self.look.pause() => {}
+        }
+        // Read in any case: what a server has lost may have come again with the same version. The leader's answer brings it
+        // up to date.
+        let known = self.news();
+        if let Some(is_there) = second_look::is_there(self.session, self.path.clone(), Some(stat.version)).await {
+            (self.synced, self.outdated) = (Some(known), (!is_there).then_some(stat));
+        }
+        false
+    }
+
+    fn news(&self) -> u64 {
+        self.cache.upgrade().map_or(0, |cache| cache.known.borrow().news)
+    }
 }
 
 #[cfg(test)]

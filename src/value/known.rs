@@ -18,8 +18,8 @@ pub enum CopyState {
     Current,
     /// The connection is lost. A change since then arrives when the connection is back.
     Disconnected,
-    /// The node now holds no value, or cannot be read. [`Shared::latest`](crate::Shared::latest) goes on giving the
-    /// last value.
+    /// The node now holds no value, or cannot be read, or this client's server was found to have missed what the ensemble
+    /// has: repair that server. [`Shared::latest`](crate::Shared::latest) goes on giving the last value.
     Behind(Error),
     /// The coordinator was closed. Nothing more will come.
     Over(Error),

@@ -18,7 +18,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 use zk_rwlock::coordinator::{Failure, Operation};
-use zk_rwlock::{Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared};
+use zk_rwlock::{CopyState, Error, Leadership, Loss, Memory, Mode, RwLock, Semaphore, Shared};
 
 const PATH: &str = "/lock";
 const SECOND: Duration = Duration::from_secs(1);
@@ -411,12 +411,36 @@ async fn a_copy_that_is_not_told_of_a_commit_has_it_at_its_first_look() {
     assert_eq!(**changes.next().await.expect("open").expect("a value"), 3);
     assert!(began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
     assert_eq!((**live.get(), errors()), (3, vec![]));
+}
 
+#[tokio::test(start_paused = true)]
+async fn a_copy_whose_server_has_missed_a_commit_says_so_until_it_has_another_server() {
+    let errors = diverged();
+    let (ours, theirs) = two();
+    let value = Shared::builder(&theirs, PATH).initial(|| 1_u64).build().expect("valid");
+    value.update(|value| *value = 2).await.expect("free");
+    let live = Shared::<u64>::new(&ours, PATH).expect("valid").live().await.expect("a value");
+    let mut changes = live.changes();
+    assert_eq!(**changes.next().await.expect("open").expect("a value"), 2);
     let node = format!("{PATH}/value");
     ours.freeze(&node);
-    value.update(|value| *value = 4).await.expect("free");
-    sleep(3 * FIRST_LOOK.end).await;
-    assert_eq!((**live.get(), errors()), (3, vec![node]), "its server is the only one that has it");
+    value.update(|value| *value = 3).await.expect("free");
+    assert!(matches!(live.state(), CopyState::Current), "nobody can know yet");
+
+    let (before, began) = (ours.requests(), Instant::now());
+    let error = changes.next().await.expect("open").expect_err("its server is the only one that has it");
+    assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert_eq!(ours.requests() - before, 3, "the leader is asked, and the node is read and watched again");
+    assert!(matches!(&error, Error::Refused { path, .. } if *path == node), "{error}");
+    for looks in 1..3 {
+        assert!(matches!(live.state(), CopyState::Behind(Error::Refused { .. })), "{:?}", live.state());
+        assert_eq!((**live.get(), errors()), (2, vec![node.clone(); looks]));
+        sleep(2 * FIRST_LOOK.end).await;
+    }
+    ours.cut();
+    ours.heal();
+    assert_eq!(**changes.next().await.expect("open").expect("what the ensemble has"), 3);
+    assert!(matches!(live.state(), CopyState::Current), "{:?}", live.state());
 }
 
 #[tokio::test(start_paused = true)]
@@ -431,6 +455,37 @@ async fn a_first_value_that_nobody_tells_of_is_found() {
     assert_eq!(*value.read().await.expect("free"), 7);
     assert_eq!(**timeout(5_000 * SECOND, &mut waiter).await.expect("in time").expect("no panic").expect("a value"), 7);
     assert!(began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
+}
+
+/// Whoever waits for a node that its server does not show.
+#[tokio::test(start_paused = true)]
+async fn what_a_server_does_not_show_is_looked_for_ever_more_seldom() {
+    let waits_for: [fn(&Memory) -> JoinHandle<()>; 2] = [
+        |zk| {
+            let value = Shared::<u64>::new(zk, PATH).expect("valid").wait_for(|_| true);
+            spawn(async { panic!("{:?}", value.await) })
+        },
+        |zk| {
+            let mut changes = Leadership::new(zk, PATH).expect("valid").changes();
+            spawn(async move {
+                assert!(changes.next().await.expect("open").expect("readable").is_none());
+                panic!("{:?}", changes.next().await)
+            })
+        },
+    ];
+    for waits_for in waits_for {
+        let errors = diverged();
+        let (ours, theirs) = two();
+        let mut waiter = waits_for(&ours);
+        waits(&mut waiter).await;
+        ours.freeze(PATH);
+        let _value =
+            Shared::builder(&theirs, PATH).initial(|| 7_u64).build().expect("valid").read().await.expect("free");
+        // After 10, 30, 70, 150, 310, 630, 1,230, 1,830 and 2,430 seconds, and a tenth more at most.
+        assert!(timeout(3_000 * SECOND, &mut waiter).await.is_err());
+        waiter.abort();
+        assert_eq!(errors().len(), 9, "{:?}", errors());
+    }
 }
 
 // Leaders.
