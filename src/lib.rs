@@ -67,7 +67,6 @@
 //!   [`Term`]. Everybody can ask for the [`Leader`], and follow [`LeaderChanges`].
 //! - [`Semaphore`], [`Permit`]: at most so many holders at once, in the whole fleet. A permit is a hold like a guard.
 //! - [`Dialect`]: one lock together with programs that use Curator or kazoo.
-//! - [`Deadlock`]: what to do with a task that waits for itself.
 //! - [`Queue`], [`Member`]: the holders and the waiters, for people to see, from [`RwLock::queue`]. [`Blockers`]: the
 //!   members in the way, as the errors of timeouts and of `try_*` name them. [`Progress`]: a waiter's lock, its place
 //!   in the queue and its blockers. [`Survey`]: the queues of all locks below a path.
@@ -117,7 +116,6 @@
 //! | a held lock was lost, also if no caller looks | warn | `node`, `cause` |
 //! | a wait takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) | warn | `path`, `label`; `mode`, `waited` and `blockers`, or `node` if the turn has come and its future is not polled |
 //! | a hold takes longer than [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `label`, `node`, `token`, `held` |
-//! | a task seems to [wait for itself](Deadlock) | warn | `path`, `mode`, `label`, `holder` |
 //!
 //! With the feature `metrics` the library counts and measures. The module `metrics` has the table.
 //!
@@ -186,7 +184,6 @@ pub use crate::snapshot::progress::Progress;
 pub use crate::snapshot::survey::Survey;
 #[cfg(feature = "metrics")]
 pub use crate::telemetry::metrics;
-pub use crate::ticket::deadlock::Deadlock;
 pub use crate::value::changes::ValueChanges;
 pub use crate::value::codec::Stored;
 #[cfg(feature = "json")]

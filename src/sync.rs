@@ -5,10 +5,9 @@
 
 mod lock;
 
-pub(crate) use std::collections::{HashMap, HashSet};
+pub(crate) use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 pub(crate) use std::sync::{MutexGuard, OnceLock, atomic};
-pub(crate) use std::thread;
 
 pub(crate) use tokio::sync::{Notify, watch};
 

@@ -8,7 +8,6 @@ use std::hash::{BuildHasherDefault, DefaultHasher};
 
 use shuttle::rand::RngCore;
 pub(crate) use shuttle::sync::{MutexGuard, atomic};
-pub(crate) use shuttle::thread;
 use tokio::sync::futures::Notified;
 
 pub(crate) use lock::{Condvar, Mutex, RwLock};
@@ -19,9 +18,6 @@ mod raw {
 
 /// A map whose order is the same in every run.
 pub(crate) type HashMap<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
-
-/// A set whose order is the same in every run.
-pub(crate) type HashSet<T> = std::collections::HashSet<T, BuildHasherDefault<DefaultHasher>>;
 
 /// A number that the schedule draws.
 pub(crate) fn random() -> u64 {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use support::wired::Wired;
 use zk_rwlock::coordinator::{Coordinator, Kind, Session};
-use zk_rwlock::{Backup, Deadlock, Memory, RwLock, RwLockBuilder, Semaphore, Shared};
+use zk_rwlock::{Backup, Memory, RwLock, RwLockBuilder, Semaphore, Shared};
 
 use crate::world::actor::{Actor, Commits, Listener};
 use crate::world::checks::Ledger;
@@ -72,9 +72,8 @@ pub(crate) struct World {
 
 fn open(plan: &plan::Handle, client: &Wired, permits: u32) -> Handle {
     let keep = plan.keep.map(std::time::Duration::from_millis);
-    // All actors run on one thread, and are still not one task that waits for itself.
     let options = |lock: RwLockBuilder| {
-        let lock = lock.dialect(plan.dialect.dialect()).on_deadlock(Deadlock::Ignore);
+        let lock = lock.dialect(plan.dialect.dialect());
         keep.into_iter().fold(lock, RwLockBuilder::keep)
     };
     let value =

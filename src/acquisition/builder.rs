@@ -196,8 +196,7 @@ impl<G: Guard> Acquire<G> {
     ///
     /// # Errors
     /// As when awaited.
-    pub fn blocking(mut self) -> Result<G, Error> {
-        self.options.is_blocking = true;
+    pub fn blocking(self) -> Result<G, Error> {
         pollster::block_on(self.into_future())
     }
 }

@@ -1,13 +1,10 @@
 //! How an acquisition whose turn has come takes the lock; lists no queue.
 
-use std::sync::Arc;
-
 use crate::acquisition::request::Acquisition;
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::queue::local::Evidence;
 use crate::queue::waiter::{Proof, Take};
-use crate::session::holds::UsedBy;
 use crate::session::loss::Loss;
 use crate::session::request::{Failure, Operation};
 use crate::session::retry;
@@ -125,21 +122,11 @@ impl Acquisition {
         Err(Error::Unreachable("the servers' answers come too late for the lease".to_owned()))
     }
 
-    /// Records the hold for the deadlock check, for tracing, and for the warning that it lasts long.
+    /// Records the hold for tracing, and for the warning that it lasts long.
     pub(crate) fn begin_hold(&self, held: &Hold) {
-        let (position, upkeep) = (held.position(), held.ticket().session().upkeep());
-        let sequence = position.contender.sequence();
-        let used_by = match &self.kept {
-            Some(kept) => UsedBy::Users(Arc::downgrade(kept) as _),
-            None => UsedBy::One(self.asker()),
-        };
-        // A task may hold several permits, and wait for more.
-        if self.handle.limit.is_none() {
-            upkeep.holds().begin(position.czxid, &self.handle.path, sequence, used_by, &position.own_node);
-        }
         // Of a node that is kept, each use is traced.
         if self.kept.is_some() {
-            return self.trace.granted_to_others(position);
+            return self.trace.granted_to_others(held.position());
         }
         held.granted(self.holding(held));
     }

@@ -13,7 +13,6 @@ use crate::session::books::Book;
 use crate::session::contract::Coordinator;
 use crate::snapshot::site::Site;
 use crate::sync::Mutex;
-use crate::ticket::deadlock::Deadlock;
 
 /// What all clones of a lock's handle share.
 #[derive(Debug)]
@@ -31,7 +30,6 @@ pub struct Handle {
     pub(crate) lock_delay: Duration,
     pub(crate) warn_waiting: Option<Duration>,
     pub(crate) warn_holding: Option<Duration>,
-    pub(crate) deadlock: Deadlock,
     /// The nodes that are kept between uses, if the user asked for that.
     pub(crate) keeper: Option<Keeper>,
     pub(crate) asking: Arc<Asking>,

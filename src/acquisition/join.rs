@@ -24,13 +24,11 @@ use crate::hold::kept::{Join, Kept, KeptUse};
 use crate::hold::trace::Acquiring;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Mode;
-use crate::session::holds::OwnHold;
 use crate::session::loss::Loss;
 use crate::snapshot::on_wait::OnWait;
 use crate::snapshot::progress::Progress;
 use crate::snapshot::read;
 use crate::telemetry::meter;
-use crate::ticket::deadlock::Deadlock;
 
 impl Acquisition {
     /// A task that does nothing but join must let other tasks run, too. Tokio counts 128 steps of a task before it must;
@@ -46,7 +44,7 @@ impl Acquisition {
     pub(crate) fn join(&self) -> Result<(Found, Option<Duration>), Error> {
         // Its deadline may have passed before the first poll.
         let timeout = self.reported(self.options.timeout())?;
-        let found = self.handle.keeper.as_ref().map_or(Found::Nothing, |keeper| keeper.join(self.mode, self.asker()));
+        let found = self.handle.keeper.as_ref().map_or(Found::Nothing, |keeper| keeper.join(self.mode));
         Ok((found, timeout))
     }
 
@@ -68,8 +66,7 @@ impl Acquisition {
     /// Joins a node that this process keeps, or acquires one, without waiting for another contender, nor for another use of
     /// this process.
     async fn attempt_kept(mut self, keeper: &Keeper, timeout: Option<Duration>) -> Result<Held, Error> {
-        let asker = self.asker();
-        match keeper.join(self.mode, asker) {
+        match keeper.join(self.mode) {
             Found::Runs(used) => {
                 let _span = self.begin();
                 return Ok(Held::Kept(self.begin_use(used)));
@@ -87,7 +84,7 @@ impl Acquisition {
         let Some(kept) = keeper.begins(self.mode) else {
             return self.attempt_beside_kept(keeper, timeout).await.map(Held::alone);
         };
-        let Join::Waits(mut waits) = kept.join(self.mode, asker) else {
+        let Join::Waits(mut waits) = kept.join(self.mode) else {
             return self.attempt_beside_kept(keeper, timeout).await.map(Held::alone);
         };
         self.kept = Some(Arc::clone(&kept));
@@ -117,20 +114,15 @@ impl Acquisition {
         timeout: Option<Duration>,
     ) -> Result<Option<KeptUse>, Error> {
         let began = Instant::now();
-        let asker = self.asker();
         loop {
             if let Found::Nothing = found {
-                found = keeper.join_or_begin(self.mode, asker, |kept| self.for_all(kept));
+                found = keeper.join_or_begin(self.mode, |kept| self.for_all(kept));
             }
             let mut waits = match std::mem::replace(&mut found, Found::Nothing) {
                 Found::Runs(used) => return Ok(Some(used)),
                 Found::Nothing => break,
                 Found::Waits(waits) => waits,
             };
-            // It may be about to wait for a use of its own. Only a listing of its own shows that.
-            if waits.kept().hold().is_none() && self.handle.deadlock != Deadlock::Ignore && keeper.is_used_by(asker) {
-                break;
-            }
             let left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
             match self.wait_for(&mut waits, left).await {
                 Ok(Some(used)) => return Ok(Some(used)),
@@ -149,7 +141,6 @@ impl Acquisition {
 
     /// Waits until the use may run; `None` if the node is not kept any more.
     async fn wait_for(&mut self, waits: &mut WaitingEntry, left: Option<Duration>) -> Result<Option<KeptUse>, Error> {
-        self.check_for_local_deadlock(waits.kept())?;
         let (waiting, kept) = (Arc::clone(waits.waiting()), Arc::clone(waits.kept()));
         let on_wait = self.options.on_wait.clone().map(OnWait::new);
         if kept.hold().is_some() {
@@ -196,12 +187,6 @@ impl Acquisition {
         call::unless(self.handle.coordinator.sleep(left), granted).await.unwrap_or_else(late)
     }
 
-    /// Warns or fails, by the lock's option, if the acquisition is about to wait for a use of its own task.
-    fn check_for_local_deadlock(&self, kept: &Kept) -> Result<(), Error> {
-        let Some((hold, is_of_the_same)) = kept.in_the_way(self.asker()) else { return Ok(()) };
-        self.judge_deadlock(OwnHold { node: hold.own_node().path(), is_of_the_same })
-    }
-
     /// Reports how far the shared acquisition has come, whenever that changes.
     async fn tell_of(&self, waiting: &Waiting, on_wait: &mut OnWait) {
         let mut waits = looked_since(waiting, 0).await;
@@ -220,7 +205,6 @@ impl Acquisition {
     fn for_all(&self, kept: &Arc<Kept>) -> (Work, Arc<Waiting>) {
         let waiting = Arc::new(Waiting::begin());
         let mut all = self.twin();
-        all.asker = Some(self.asker());
         all.kept = Some(Arc::clone(kept));
         let span = all.begin();
         all.trace.for_others(&self.trace);
@@ -232,8 +216,7 @@ impl Acquisition {
 
     /// An acquisition of the same lock in the same mode, with the same label, and no other option.
     fn twin(&self) -> Acquisition {
-        let options =
-            Options { label: self.options.label.clone(), is_blocking: self.options.is_blocking, ..Options::default() };
+        let options = Options { label: self.options.label.clone(), ..Options::default() };
         Acquisition::new(Arc::clone(&self.handle), self.mode, options)
     }
 

@@ -14,7 +14,6 @@ use crate::hold::hold::Hold;
 use crate::hold::kept::{Join, Kept, KeptUse, WaitingUse, Why};
 use crate::queue::mode::Mode;
 use crate::queue::payoff::Payoff;
-use crate::session::holds::{Asker, Users};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, RwLock};
 
@@ -26,8 +25,6 @@ pub(crate) struct Keeper {
     idle: Duration,
     /// The newest node. Only this one is joined.
     newest: RwLock<Option<Arc<Entry>>>,
-    /// Nodes that are not joined any more, and may still be in use.
-    older: Mutex<Vec<Weak<Kept>>>,
     reads: Arc<Mutex<Payoff>>,
     writes: Arc<Mutex<Payoff>>,
 }
@@ -42,42 +39,31 @@ pub(crate) enum Found {
 
 impl Keeper {
     pub(crate) fn new(idle: Duration) -> Keeper {
-        Keeper {
-            idle,
-            newest: RwLock::default(),
-            older: Mutex::default(),
-            reads: Arc::default(),
-            writes: Arc::default(),
-        }
+        Keeper { idle, newest: RwLock::default(), reads: Arc::default(), writes: Arc::default() }
     }
 
     /// Joins the newest node, if it covers this mode and is still kept.
-    pub(crate) fn join(&self, mode: Mode, asker: Asker) -> Found {
+    pub(crate) fn join(&self, mode: Mode) -> Found {
         // Millions of times a second: no clone of the entry, which all tasks would count in one place.
         let newest = self.newest.read();
-        let used = newest.as_ref().and_then(|entry| entry.kept.join_now(mode, asker));
+        let used = newest.as_ref().and_then(|entry| entry.kept.join_now(mode));
         drop(newest);
         match used.filter(|used| used.hold().held_at().is_some()) {
             Some(used) => Found::Runs(used),
-            None => self.join_patiently(mode, asker),
+            None => self.join_patiently(mode),
         }
     }
 
-    fn join_patiently(&self, mode: Mode, asker: Asker) -> Found {
+    fn join_patiently(&self, mode: Mode) -> Found {
         let newest = self.newest.write().clone();
-        newest.map_or(Found::Nothing, |entry| entry.join(mode, asker))
+        newest.map_or(Found::Nothing, |entry| entry.join(mode))
     }
 
     /// As [`Keeper::join`]. If there is nothing to join, begins to acquire a node, unless that has not paid off lately.
-    pub(crate) fn join_or_begin(
-        &self,
-        mode: Mode,
-        asker: Asker,
-        begin: impl Fn(&Arc<Kept>) -> (Work, Arc<Waiting>),
-    ) -> Found {
+    pub(crate) fn join_or_begin(&self, mode: Mode, begin: impl Fn(&Arc<Kept>) -> (Work, Arc<Waiting>)) -> Found {
         loop {
             let before = self.newest.write().clone();
-            match before.as_ref().map_or(Found::Nothing, |entry| entry.join(mode, asker)) {
+            match before.as_ref().map_or(Found::Nothing, |entry| entry.join(mode)) {
                 Found::Nothing => {}
                 found => return found,
             }
@@ -87,7 +73,7 @@ impl Keeper {
             };
             let (work, waiting) = begin(&kept);
             let entry = Entry::new(kept, Progress::UnderWay(work), waiting);
-            let found = entry.join(mode, asker);
+            let found = entry.join(mode);
             let mut newest = self.newest.write();
             // Another use may have been as fast.
             if newest.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr) {
@@ -107,16 +93,6 @@ impl Keeper {
         };
         let keeps = payoff.lock().keeps();
         keeps.then(|| Kept::new(mode, self.idle, payoff))
-    }
-
-    /// Whether a use of `asker` holds the lock under one of these nodes.
-    pub(crate) fn is_used_by(&self, asker: Asker) -> bool {
-        let newest = self.newest.write().clone();
-        let older: Vec<_> = self.older.lock().iter().filter_map(Weak::upgrade).collect();
-        let mut all = newest.map(|entry| Arc::clone(&entry.kept)).into_iter().chain(older);
-        // A guard may outlive its node.
-        let is_held = |kept: &Kept| kept.hold().is_some_and(|hold| hold.loss().is_none());
-        all.any(|kept| is_held(&kept) && kept.has(asker))
     }
 
     /// The name of the newest node, if it is idle.
@@ -141,12 +117,9 @@ impl Keeper {
 
     /// This node is not joined any more.
     fn replaced(&self, entry: Option<Arc<Entry>>) {
-        let Some(entry) = entry else { return };
-        let mut older = self.older.lock();
-        older.retain(|kept| kept.strong_count() > 0);
-        older.push(Arc::downgrade(&entry.kept));
-        drop(older);
-        entry.kept.give_up(Why::Replaced);
+        if let Some(entry) = entry {
+            entry.kept.give_up(Why::Replaced);
+        }
     }
 }
 
@@ -204,8 +177,8 @@ impl Entry {
         Arc::new(Entry { kept, progress, is_wanted, error, waker, waiting })
     }
 
-    fn join(self: &Arc<Self>, mode: Mode, asker: Asker) -> Found {
-        match self.kept.join(mode, asker) {
+    fn join(self: &Arc<Self>, mode: Mode) -> Found {
+        match self.kept.join(mode) {
             Join::Runs(used) => Found::Runs(used),
             Join::Waits(waiting) => Found::Waits(WaitingEntry { entry: Arc::clone(self), waiting: Some(waiting) }),
             Join::Refused => Found::Nothing,
@@ -246,11 +219,6 @@ impl Entry {
             }
         }
         true
-    }
-
-    /// Why the acquisition failed. A deadlock concerns only the task that began it.
-    fn error(&self, is_first: bool) -> Option<Error> {
-        self.error.get().filter(|error| is_first || !matches!(error, Error::WouldDeadlock { .. })).cloned()
     }
 
     /// No use waits any more, so the acquisition is given up. A use that polls it now does that afterwards.
@@ -296,7 +264,7 @@ impl WaitingEntry {
                 match waiting.poll(context.waker()) {
                     Poll::Ready(Some(used)) => return Poll::Ready(Ok(Some(used))),
                     Poll::Ready(None) => {
-                        return Poll::Ready(self.entry.error(waiting.is_first()).map_or(Ok(None), Err));
+                        return Poll::Ready(self.entry.error.get().cloned().map_or(Ok(None), Err));
                     }
                     Poll::Pending if self.entry.advance() => {}
                     Poll::Pending => return Poll::Pending,
@@ -316,19 +284,5 @@ impl Drop for WaitingEntry {
             // This use may have been woken to poll the acquisition, and has not.
             self.entry.kept.wake_waiting();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nodes_that_are_gone_are_forgotten() {
-        let keeper = Keeper::new(Duration::from_secs(60));
-        for _ in 0..100 {
-            keeper.adopt(&keeper.begins(Mode::Write).expect("nobody has asked for one"));
-        }
-        assert!(keeper.older.lock().len() <= 2, "{} are remembered", keeper.older.lock().len());
     }
 }

@@ -13,7 +13,6 @@ pub struct Options {
     pub(crate) limit: Option<Limit>,
     pub(crate) label: Option<String>,
     pub(crate) on_wait: Option<Box<Listener>>,
-    pub(crate) is_blocking: bool,
 }
 
 impl Options {

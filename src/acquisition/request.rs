@@ -11,7 +11,6 @@ use crate::error::error::Error;
 use crate::hold::kept::Kept;
 use crate::hold::trace::{self, Acquiring};
 use crate::queue::mode::{Aim, Mode};
-use crate::session::holds::Asker;
 use crate::session::loss::Loss;
 use crate::session::request::{Ending, Failure};
 
@@ -22,8 +21,6 @@ pub(crate) struct Acquisition {
     pub(crate) mode: Mode,
     pub(crate) options: Options,
     pub(crate) trace: Acquiring,
-    /// The task that asks, if it is not the one that polls.
-    pub(crate) asker: Option<Asker>,
     /// The uses that will share its node, which is to be kept.
     pub(crate) kept: Option<Arc<Kept>>,
     /// The permits that it is after.
@@ -34,7 +31,7 @@ impl Acquisition {
     /// Without a label of its own the acquisition has the lock's label.
     pub(crate) fn new(handle: Arc<Handle>, mode: Mode, mut options: Options) -> Acquisition {
         options.label = options.label.or_else(|| handle.label.clone());
-        Acquisition { handle, mode, options, trace: Acquiring::default(), asker: None, kept: None, wanted: None }
+        Acquisition { handle, mode, options, trace: Acquiring::default(), kept: None, wanted: None }
     }
 
     /// What it is after.
@@ -54,10 +51,6 @@ impl Acquisition {
     /// Reports a failure to tracing and metrics.
     pub(crate) fn reported<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
         answer.inspect_err(|error| trace::not_granted(self.handle.shown(), self.aim(), error))
-    }
-
-    pub(crate) fn asker(&self) -> Asker {
-        self.asker.unwrap_or_else(|| Asker::here(self.options.is_blocking))
     }
 
     pub(crate) fn evicted(&self, loss: Loss) -> Error {

@@ -15,7 +15,6 @@ use crate::queue::mode::Mode;
 use crate::queue::native;
 use crate::queue::waiter::{Departure, Known, News, Predecessor, Rules, Step, Waiter};
 use crate::session::errand::errand;
-use crate::session::holds::OwnHold;
 use crate::session::keep_alive;
 use crate::session::listings::Names;
 use crate::session::loss::Loss;
@@ -25,7 +24,6 @@ use crate::session::second_look::{self, SecondLook, check};
 use crate::snapshot::on_wait::OnWait;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::meter;
-use crate::ticket::deadlock::Deadlock;
 
 /// What to do if the turn has not come.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -86,7 +84,7 @@ impl Acquisition {
         if let Some(wanted) = &self.wanted {
             Box::pin(self.first_look(wanted, held)).await?;
         }
-        let mut waiter = Waiter::new(held.contender(), self.rules(held, wait));
+        let mut waiter = Waiter::new(held.contender(), self.rules(wait));
         let mut step = Step::Consult;
         loop {
             step = match step {
@@ -118,13 +116,9 @@ impl Acquisition {
         }
     }
 
-    fn rules(&self, held: &Hold, wait: &Wait<'_>) -> Rules {
+    fn rules(&self, wait: &Wait<'_>) -> Rules {
         let hands_off = self.handle.dialect.hands_off();
-        Rules {
-            hands_off,
-            trusts_book: hands_off && wait.needs_no_look() && !self.may_deadlock(held),
-            pauses: !self.handle.lock_delay.is_zero(),
-        }
+        Rules { hands_off, trusts_book: hands_off && wait.needs_no_look(), pauses: !self.handle.lock_delay.is_zero() }
     }
 
     /// Lists the queue. If a contender has to be waited for, reports the contenders in the way.
@@ -155,14 +149,11 @@ impl Acquisition {
             second_look::report(session, ticket.child(ghost), None);
         }
         wait.ghosts = waiter.ghosts().to_vec();
-        let Step::Await { predecessor, .. } = &step else { return Ok(step) };
+        let Step::Await { .. } = &step else { return Ok(step) };
         wait.directory = names.directory;
         if wait.patience == Patience::GiveUp {
             let blockers = self.handle.site.blockers(session, &names, me).await;
             return Err(Error::WouldBlock { blockers });
-        }
-        if is_first {
-            self.check_for_deadlock(held, &names, predecessor)?;
         }
         if let Some(on_wait) = &mut wait.on_wait {
             let (site, seen) = (&self.handle.site, self.handle.site.progress(session, &names, me).await);
@@ -337,43 +328,5 @@ impl Acquisition {
                 Ok(Departure::Unseen)
             }
         }
-    }
-
-    /// Whether the acquisition may be about to wait for a hold of its own. Then it lists the queue before it waits.
-    fn may_deadlock(&self, held: &Hold) -> bool {
-        let holds = held.ticket().session().upkeep().holds();
-        match self.handle.deadlock {
-            Deadlock::Ignore => false,
-            Deadlock::Warn | Deadlock::Refuse => holds.has_one_of(&self.handle.path, self.asker()),
-            Deadlock::RefuseInProcess => holds.has_one(&self.handle.path),
-        }
-    }
-
-    /// Warns or fails, by the lock's option, if the acquisition is about to wait for a hold of its own.
-    fn check_for_deadlock(&self, held: &Hold, queue: &[String], predecessor: &Predecessor) -> Result<(), Error> {
-        if self.handle.deadlock == Deadlock::Ignore {
-            return Ok(());
-        }
-        let Some(nearest) = Contender::parse_as(&predecessor.name, self.handle.dialect) else { return Ok(()) };
-        let holds = held.ticket().session().upkeep().holds();
-        let Some(own) = holds.waited_for(&self.handle.path, queue, nearest.sequence(), self.asker()) else {
-            return Ok(());
-        };
-        self.judge_deadlock(own)
-    }
-
-    /// Warns or fails, by the lock's option, because the acquisition is about to wait for this hold.
-    pub(crate) fn judge_deadlock(&self, own: OwnHold) -> Result<(), Error> {
-        let OwnHold { node: holder, is_of_the_same: same_task } = own;
-        match self.handle.deadlock {
-            Deadlock::Refuse if same_task => return Err(Error::WouldDeadlock { holder, same_task }),
-            Deadlock::RefuseInProcess => return Err(Error::WouldDeadlock { holder, same_task }),
-            Deadlock::Warn if same_task => {
-                let (path, label) = (&*self.handle.path, self.label());
-                tracing::warn!(path, mode = %self.mode, label, holder, "a task waits for a lock that it was granted itself");
-            }
-            _ => {}
-        }
-        Ok(())
     }
 }

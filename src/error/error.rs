@@ -68,17 +68,6 @@ pub enum Error {
         blockers: Blockers,
     },
 
-    /// The acquisition would wait for a hold of the same process, and
-    /// [`on_deadlock`](crate::RwLockBuilder::on_deadlock) says to refuse that. Release that hold first. To read twice,
-    /// [`share`](crate::ReadGuard::share) the guard.
-    #[error("would wait for ever: it waits for {holder}, which {} holds", if *.same_task { "the same task" } else { "the same process" })]
-    WouldDeadlock {
-        /// The node of the hold.
-        holder: String,
-        /// Whether the same task was granted the hold.
-        same_task: bool,
-    },
-
     /// The lock was held and is not any more. Stop the work that it guarded: another contender may hold it already.
     #[error("the lock was lost: {0}")]
     Lost(#[source] Loss),
@@ -366,7 +355,6 @@ impl From<Error> for io::Error {
             Error::InvalidInput(_) => ErrorKind::InvalidInput,
             Error::Timeout { .. } => ErrorKind::TimedOut,
             Error::WouldBlock { .. } => ErrorKind::WouldBlock,
-            Error::WouldDeadlock { .. } => ErrorKind::Deadlock,
             Error::Lost(_) | Error::Evicted(_) => ErrorKind::ConnectionAborted,
             Error::PermissionDenied { .. } | Error::InvalidAcl { .. } | Error::Closed(Ending::AuthFailed) => {
                 ErrorKind::PermissionDenied

@@ -15,7 +15,6 @@ use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
 use crate::queue::payoff::Payoff;
 use crate::queue::uses::{Joined, Standing, Uses};
-use crate::session::holds::{Asker, Users};
 use crate::session::lease::Moment;
 use crate::session::loss::Loss;
 use crate::session::node::OwnNode;
@@ -34,7 +33,7 @@ pub(crate) struct Kept {
 }
 
 struct State {
-    uses: Uses<Asker, Waker>,
+    uses: Uses<Waker>,
     /// From the grant until the node is given up.
     granted: Option<Arc<Granted>>,
     /// When the last use ended.
@@ -131,9 +130,9 @@ impl Kept {
         Arc::new_cyclic(|this| Kept { idle, payoff, state, crowded, this: Weak::clone(this) })
     }
 
-    pub(crate) fn join(self: &Arc<Self>, mode: Mode, asker: Asker) -> Join {
+    pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> Join {
         let mut state = self.state_once_asked();
-        match state.uses.join(mode, asker) {
+        match state.uses.join(mode) {
             Joined::Refused => Join::Refused,
             Joined::Waits(number) => {
                 drop(state);
@@ -149,10 +148,10 @@ impl Kept {
     }
 
     /// As [`Kept::join`], if the use need not wait. The use may find the node lost.
-    pub(crate) fn join_now(&self, mode: Mode, asker: Asker) -> Option<KeptUse> {
+    pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptUse> {
         let mut state = self.state.lock();
         let granted = Arc::clone(state.granted.as_ref().filter(|_| !state.is_asked_here())?);
-        let number = state.uses.join_now(mode, asker)?;
+        let number = state.uses.join_now(mode)?;
         drop(state);
         Some(KeptUse::new(granted, number))
     }
@@ -247,14 +246,6 @@ impl Kept {
     /// The hold, from its grant until it is given up.
     pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
         self.state.lock().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
-    }
-
-    /// The hold that a use waits for that has to wait, and whether a task that uses it is the one that asks. It waits for
-    /// all uses that run: the first that waits keeps the others back, and is itself kept back by one that runs.
-    pub(crate) fn in_the_way(&self, asker: Asker) -> Option<(Arc<Hold>, bool)> {
-        let state = self.state.lock();
-        let same = state.uses.running().map(|(_, by)| by.is(asker)).max()?;
-        Some((Arc::clone(&state.granted.as_ref()?.hold), same))
     }
 
     /// The acquisition of this node has to ask for other nodes. Then it is asked for itself, because all are.
@@ -356,16 +347,6 @@ impl Gone {
             tracing::debug!(path, cause, uses, ?idle_for, "a kept lock is given up");
         }
         hold
-    }
-}
-
-impl Users for Kept {
-    fn is_in_use(&self) -> bool {
-        self.state.lock().uses.running().next().is_some()
-    }
-
-    fn has(&self, asker: Asker) -> bool {
-        self.state.lock().uses.running().any(|(_, by)| by.is(asker))
     }
 }
 
@@ -485,11 +466,6 @@ pub(crate) struct WaitingUse {
 }
 
 impl WaitingUse {
-    /// Whether it is the first use of the node.
-    pub(crate) fn is_first(&self) -> bool {
-        self.number == 0
-    }
-
     /// The use, once it may run; `None` if it was refused.
     pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<Option<KeptUse>> {
         let mut state = self.kept.state.lock();

@@ -17,7 +17,6 @@ use crate::queue::native;
 use crate::session::contract::Coordinator;
 use crate::snapshot::site::Site;
 use crate::sync::Mutex;
-use crate::ticket::deadlock::Deadlock;
 use crate::validation;
 
 /// One read/write lock, shared by all processes that open the same path of the same ensemble.
@@ -88,7 +87,6 @@ impl RwLock {
             lock_delay: Duration::ZERO,
             warn_waiting: None,
             warn_holding: None,
-            deadlock: Deadlock::default(),
             idle: None,
         }
     }
@@ -275,7 +273,6 @@ pub struct RwLockBuilder {
     lock_delay: Duration,
     warn_waiting: Option<Duration>,
     warn_holding: Option<Duration>,
-    deadlock: Deadlock,
     idle: Option<Duration>,
 }
 
@@ -357,30 +354,6 @@ impl RwLockBuilder {
     /// A downgrade does not end a hold.
     pub fn warn_after_holding(mut self, limit: Duration) -> Self {
         self.warn_holding = Some(limit);
-        self
-    }
-
-    /// What to do with an acquisition that waits for a hold of its own task, and so for ever. Default:
-    /// [`Deadlock::Warn`].
-    ///
-    /// The check is made when the acquisition first lists the queue, against what this process holds on the same
-    /// session. So it covers two handles of one coordinator, but not two connections. The guard may have moved to
-    /// another task by now, which will release it: hence only a warning, unless you ask for more.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use zk_rwlock::{Deadlock, Error, Memory, RwLock};
-    /// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    /// # runtime.block_on(async {
-    /// # let zk = Memory::new();
-    /// let lock = RwLock::builder(&zk, "/locks/config").on_deadlock(Deadlock::Refuse).build()?;
-    /// let reader = lock.read().await?;
-    /// assert!(matches!(lock.write().await, Err(Error::WouldDeadlock { same_task: true, .. })));
-    /// # Ok::<(), Error>(()) }).unwrap();
-    /// ```
-    pub fn on_deadlock(mut self, deadlock: Deadlock) -> Self {
-        self.deadlock = deadlock;
         self
     }
 
@@ -484,7 +457,6 @@ impl RwLockBuilder {
                 lock_delay: self.lock_delay,
                 warn_waiting: self.warn_waiting,
                 warn_holding: self.warn_holding,
-                deadlock: self.deadlock,
                 keeper: self.idle.map(Keeper::new),
                 asking: Arc::default(),
             }),

@@ -21,7 +21,6 @@ use crate::multi::guard::{MultiGuard, Taken};
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::{Aim, Mode};
 use crate::session::contract::Coordinator;
-use crate::ticket::deadlock::Deadlock;
 use crate::validation;
 
 /// Several read/write locks that are taken together: all or none.
@@ -292,12 +291,6 @@ impl MultiLockBuilder {
     /// for.
     pub fn warn_after_holding(mut self, limit: Duration) -> Self {
         self.options = self.options.warn_after_holding(limit);
-        self
-    }
-
-    /// As [`RwLockBuilder::on_deadlock`], for each of the locks.
-    pub fn on_deadlock(mut self, deadlock: Deadlock) -> Self {
-        self.options = self.options.on_deadlock(deadlock);
         self
     }
 

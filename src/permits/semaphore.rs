@@ -20,7 +20,6 @@ use crate::queue::native;
 use crate::session::contract::Coordinator;
 use crate::snapshot::site::Site;
 use crate::sync::Mutex;
-use crate::ticket::deadlock::Deadlock;
 use crate::validation;
 
 /// A number of permits, shared by all processes that open the same path of the same ensemble: at most so many hold one at
@@ -45,8 +44,7 @@ use crate::validation;
 ///
 /// # Deadlocks
 /// A task that holds permits and waits for more may wait for itself, or for others that do the same. Take all at once, with
-/// [`acquire_many`](Self::acquire_many). The semaphore does not check for it, as a lock does with
-/// [`on_deadlock`](crate::RwLockBuilder::on_deadlock), because a task may well hold several permits.
+/// [`acquire_many`](Self::acquire_many).
 ///
 /// # Nodes
 /// Below the path there are two directories. `queue` is that of a lock, whose holder is the next to take permits. `permits`
@@ -339,7 +337,6 @@ impl SemaphoreBuilder {
                 lock_delay: Duration::ZERO,
                 warn_waiting: self.warn_waiting,
                 warn_holding: self.warn_holding,
-                deadlock: Deadlock::Ignore,
                 keeper: None,
                 asking: Arc::default(),
                 book: Mutex::default(),

@@ -20,30 +20,28 @@ use std::collections::BTreeMap;
 
 use crate::queue::mode::Mode;
 
-/// The uses of one node. `A` is what is known of a use, `W` wakes one that waits.
+/// The uses of one node. `W` wakes one that waits.
 #[derive(Clone, Debug)]
-pub(crate) struct Uses<A, W> {
+pub(crate) struct Uses<W> {
     mode: Mode,
     is_granted: bool,
     is_asked: bool,
     next: u64,
-    running: Vec<Running<A>>,
-    waiting: BTreeMap<u64, Waiting<A, W>>,
+    running: Vec<Running>,
+    waiting: BTreeMap<u64, Waiting<W>>,
 }
 
 #[derive(Clone, Debug)]
-struct Running<A> {
+struct Running {
     number: u64,
     mode: Mode,
-    asker: A,
     /// How many guards share it.
     shares: u32,
 }
 
 #[derive(Clone, Debug)]
-struct Waiting<A, W> {
+struct Waiting<W> {
     mode: Mode,
-    asker: A,
     waker: Option<W>,
 }
 
@@ -66,37 +64,37 @@ pub(crate) enum Standing {
     Refused,
 }
 
-impl<A: Copy, W: Clone> Uses<A, W> {
+impl<W: Clone> Uses<W> {
     /// The uses of a node of this mode that is not granted yet.
-    pub(crate) fn new(mode: Mode) -> Uses<A, W> {
+    pub(crate) fn new(mode: Mode) -> Uses<W> {
         Uses { mode, is_granted: false, is_asked: false, next: 0, running: Vec::new(), waiting: BTreeMap::new() }
     }
 
     /// A use of this mode asks to join.
-    pub(crate) fn join(&mut self, mode: Mode, asker: A) -> Joined {
+    pub(crate) fn join(&mut self, mode: Mode) -> Joined {
         if self.is_asked || (mode == Mode::Write && self.mode == Mode::Read) {
             return Joined::Refused;
         }
-        if let Some(number) = self.join_now(mode, asker) {
+        if let Some(number) = self.join_now(mode) {
             return Joined::Runs(number);
         }
         let number = self.next;
         self.next += 1;
-        self.waiting.insert(number, Waiting { mode, asker, waker: None });
+        self.waiting.insert(number, Waiting { mode, waker: None });
         Joined::Waits(number)
     }
 
     /// As [`Uses::join`], if the use need not wait.
-    pub(crate) fn join_now(&mut self, mode: Mode, asker: A) -> Option<u64> {
+    pub(crate) fn join_now(&mut self, mode: Mode) -> Option<u64> {
         let covers = !self.is_asked && (mode == Mode::Read || self.mode == Mode::Write);
         let admits = self.is_granted && self.waiting.is_empty() && self.admits(mode);
-        (covers && admits).then(|| self.run(mode, asker))
+        (covers && admits).then(|| self.run(mode))
     }
 
-    fn run(&mut self, mode: Mode, asker: A) -> u64 {
+    fn run(&mut self, mode: Mode) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.running.push(Running { number, mode, asker, shares: 1 });
+        self.running.push(Running { number, mode, shares: 1 });
         number
     }
 
@@ -204,11 +202,6 @@ impl<A: Copy, W: Clone> Uses<A, W> {
         self.next
     }
 
-    /// The uses that run.
-    pub(crate) fn running(&self) -> impl Iterator<Item = (Mode, A)> {
-        self.running.iter().map(|it| (it.mode, it.asker))
-    }
-
     /// The wakers of all uses that wait.
     pub(crate) fn wakers(&self) -> Vec<W> {
         self.waiting.values().filter_map(|it| it.waker.clone()).collect()
@@ -223,7 +216,7 @@ impl<A: Copy, W: Clone> Uses<A, W> {
                 break;
             }
             let (number, waiting) = first.remove_entry();
-            self.running.push(Running { number, mode, asker: waiting.asker, shares: 1 });
+            self.running.push(Running { number, mode, shares: 1 });
             woken.extend(waiting.waker);
         }
         woken
@@ -240,7 +233,7 @@ impl<A: Copy, W: Clone> Uses<A, W> {
 }
 
 /// Whether a use of this mode may run beside these. A write runs alone, so the first of them speaks for all.
-fn admits<A>(running: &[Running<A>], mode: Mode) -> bool {
+fn admits(running: &[Running], mode: Mode) -> bool {
     running.first().is_none_or(|first| !first.mode.excludes(mode))
 }
 

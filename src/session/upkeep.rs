@@ -5,7 +5,6 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::session::books::Books;
-use crate::session::holds::Holds;
 use crate::session::lease::{Lease, Moment};
 use crate::session::listings::Listings;
 use crate::session::node::{Listener, OwnNode};
@@ -24,7 +23,6 @@ pub struct Upkeep {
     nodes: OwnNodes,
     books: Books,
     listings: Listings,
-    holds: Holds,
     is_signal_refused: AtomicBool,
 }
 
@@ -36,7 +34,6 @@ impl Upkeep {
             nodes: OwnNodes::default(),
             books: Books::default(),
             listings: Listings::default(),
-            holds: Holds::default(),
             is_signal_refused: AtomicBool::new(false),
         }
     }
@@ -108,10 +105,6 @@ impl Upkeep {
 
     pub(crate) fn listings(&self) -> &Listings {
         &self.listings
-    }
-
-    pub(crate) fn holds(&self) -> &Holds {
-        &self.holds
     }
 
     /// The ensemble does not let this session write to its own nodes before it deletes them.

@@ -6,10 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
 
 use metrics::{Key, Level, Metadata, Recorder};
 
-use crate::sync::{Condvar, Mutex, MutexGuard, thread};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// How many measurements wait for the recorder at most.
 const MEASUREMENTS: usize = 100_000;

@@ -1,6 +1,5 @@
 //! One place in a queue: taken, found again, given back; knows nothing of turns.
 
-pub(crate) mod deadlock;
 pub(crate) mod directory;
 pub(crate) mod exchange;
 pub(crate) mod removal;

@@ -272,7 +272,6 @@ impl Ticket {
         };
         position.own_node.left();
         session.upkeep().nodes().strike(position.number);
-        session.upkeep().holds().end(position.czxid, &self.directory);
         let reply = if signal { hand_off(&session, &path) } else { session.delete(&path) };
         // The next local holder may write before our removal commits. Its write must not overtake a transaction of ours
         // that is still unanswered. What the next holder reads on this session comes after our removal, so it sees what

@@ -162,9 +162,10 @@ fn to_connect_to(servers: &Servers, session_timeout: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::session::upkeep::Upkeep;
-    use crate::sync::HashSet;
     use crate::sync::atomic::{AtomicU64, Ordering};
 
     #[test]
@@ -200,7 +201,7 @@ mod tests {
             assert!((41 * second..51 * second).contains(&due), "{due:?}");
         }
         assert!(Comeback::after(&Lease::new(second)).is_none(), "it is not over");
-        let drawn: HashSet<_> = (0..20).filter_map(|_| over(Ending::Expired)).map(|it| it.due).collect();
+        let drawn: BTreeSet<_> = (0..20).filter_map(|_| over(Ending::Expired)).map(|it| it.due).collect();
         assert!(drawn.len() > 1, "all come back together");
     }
 
@@ -224,7 +225,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn between_two_tries_there_is_a_pause_of_random_length() {
         let options = ZooKeeperBuilder::new().session_timeout(Duration::from_secs(10));
-        let mut pauses = HashSet::new();
+        let mut pauses = BTreeSet::new();
         for _ in 0..20 {
             let begun = tokio::time::Instant::now();
             Comeback { answered: Moment::ZERO, due: Moment::ZERO }.rest(&options).await;

@@ -13,9 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Outcome, Session};
-use zk_rwlock::{
-    Contender, Deadlock, Dialect, Ending, Error, HoldState, Loss, MemberState, Mode, RwLock, Survey, WriteGuard,
-};
+use zk_rwlock::{Contender, Dialect, Ending, Error, HoldState, Loss, MemberState, Mode, RwLock, Survey, WriteGuard};
 
 use support::harness::Harness;
 use support::scene::{
@@ -1268,23 +1266,4 @@ pub async fn a_holder_that_asks_learns_of_the_first_whom_it_keeps_out<H: Harness
     assert_eq!((first.mode(), first.host()), (Mode::Read, "host-a"));
     held.release().await.expect("held");
     granted(read).await.release().await.expect("held");
-}
-
-pub async fn a_task_that_waits_for_itself_can_be_refused_and_leaves_no_node<H: Harness>(h: &H) {
-    let s = Stage::set(h).await;
-    let builder = RwLock::builder(&s.mine, &s.directory).dialect(h.dialect());
-    let lock = builder.on_deadlock(Deadlock::Refuse).build().expect("valid");
-    let held = soon("a free lock", lock.read()).await.expect("free");
-    for _ in 0..2 {
-        let refused = soon("the refusal", lock.write()).await.map(drop).expect_err("it would wait for ever");
-        assert!(matches!(refused, Error::WouldDeadlock { same_task: true, .. }), "{refused}");
-        eventually("its node is gone", || async { s.children().await.len() == 1 }).await;
-    }
-    // Another task may hold at the same time, and wait.
-    let write = writer(&lock);
-    line_becomes(&s.b, "R+ W-").await;
-    let refused = soon("the refusal", lock.read()).await.map(drop).expect_err("it would wait for ever");
-    assert!(matches!(refused, Error::WouldDeadlock { same_task: true, .. }), "{refused}");
-    held.release().await.expect("held");
-    granted(write).await.release().await.expect("held");
 }

@@ -157,7 +157,6 @@ conformance! {
         a_guard_whose_session_ends_is_lost_and_the_handle_goes_on,
         closing_loses_guards_fails_waiters_and_refuses_new_acquisitions,
         a_cut_is_suspect_until_it_is_mended,
-        a_task_that_waits_for_itself_can_be_refused_and_leaves_no_node,
         a_holder_that_asks_learns_of_the_first_whom_it_keeps_out,
         a_lock_delay_holds_off_whoever_waited_for_a_vanished_writer,
         a_lock_delay_does_not_hold_off_after_a_release,
@@ -261,7 +260,6 @@ dialects! {
         fencing_tokens_rise_with_every_grant_that_excludes_the_last,
         a_waiter_whose_session_ends_is_evicted,
         a_guard_whose_session_ends_is_lost_and_the_handle_goes_on,
-        a_task_that_waits_for_itself_can_be_refused_and_leaves_no_node,
         evicting_by_token_removes_that_member_and_nobody_else,
     ]
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use support::polled::now;
 use zk_rwlock::{
-    Blockers, Deadlock, Ending, Error, Failure, Loss, Memory, Mode, MultiLock, RwLock, Semaphore, Shared, Survey,
-    ValueError, ZooKeeper,
+    Blockers, Ending, Error, Failure, Loss, Memory, Mode, MultiLock, RwLock, Semaphore, Shared, Survey, ValueError,
+    ZooKeeper,
 };
 
 const LONG: Duration = Duration::from_secs(600);
@@ -59,12 +59,20 @@ fn a_contender_of_this_process_is_called_so_in_errors_and_queues() {
         for error in [now(lock.try_write()).unwrap_err(), now(permits.try_acquire()).unwrap_err()] {
             assert_eq!(error.to_string().ends_with(" (this process); 1 ahead"), is_own, "{error}");
         }
+        let late = lock.write().timeout(Duration::from_millis(20)).blocking().unwrap_err();
+        let no_permit = permits.acquire().timeout(Duration::from_millis(20)).blocking().unwrap_err();
+        for error in [late, no_permit] {
+            assert!(error.is_timeout(), "{error}");
+            assert_eq!(error.to_string().ends_with(" (this process); 1 ahead"), is_own, "{error}");
+        }
     }
     // A use waits for another use of the node that they share: nothing is read for that.
     let kept = RwLock::builder(&ours, "/kept").keep(LONG).build().unwrap();
     let _used = now(kept.write()).unwrap();
-    let error = now(kept.try_write()).unwrap_err();
-    assert!(error.to_string().ends_with(" (this process); 1 ahead"), "{error}");
+    let late = kept.write().timeout(Duration::from_millis(20)).blocking().unwrap_err();
+    for error in [now(kept.try_write()).unwrap_err(), late] {
+        assert!(error.to_string().ends_with(" (this process); 1 ahead"), "{error}");
+    }
 }
 
 #[test]
@@ -145,16 +153,6 @@ fn the_error_of_a_deadline_shows_whole_milliseconds() {
     let _held = now(lock.write().into_future()).unwrap();
     let late = lock.write().deadline(Instant::now() + Duration::from_millis(20)).blocking().unwrap_err().to_string();
     assert!(late.contains("ms:") && !late.contains("us"), "{late}");
-}
-
-#[test]
-fn several_locks_know_the_holds_of_the_thread_that_blocks() {
-    let zk = Memory::new();
-    let one = RwLock::builder(&zk, "/b").build().unwrap();
-    let both = MultiLock::builder(&zk).write("/a").write("/b").on_deadlock(Deadlock::Refuse).build().unwrap();
-    let _held = one.blocking_write().unwrap();
-    let refused = both.lock().timeout(LONG).blocking().unwrap_err();
-    assert!(matches!(refused.cause(), Error::WouldDeadlock { same_task: true, .. }), "{refused}");
 }
 
 #[test]

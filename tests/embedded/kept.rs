@@ -8,7 +8,7 @@ use crate::memory::costs;
 use support::polled::*;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Contender, Deadlock, Dialect, Error, Loss, Memory, Mode, RwLock};
+use zk_rwlock::{Contender, Dialect, Error, Loss, Memory, Mode, RwLock};
 
 pub(crate) const DIRECTORY: &str = "/lock";
 
@@ -481,24 +481,6 @@ fn all_who_wait_hear_of_a_failure_and_the_next_one_enters_afresh() {
     }
     drop(holder);
     drop(read(&kept));
-}
-
-#[test]
-fn a_task_that_waits_for_its_own_use_is_warned_or_refused() {
-    let zk = Memory::new();
-    let lock = RwLock::builder(&zk, DIRECTORY).keep(IDLE).on_deadlock(Deadlock::Refuse).build().expect("valid");
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    runtime.block_on(async {
-        let guard = lock.write().await.expect("free");
-        for error in [lock.write().await.unwrap_err(), lock.read().await.unwrap_err()] {
-            assert!(matches!(error, Error::WouldDeadlock { same_task: true, .. }), "{error}");
-        }
-        drop(guard);
-        let guard = lock.read().await.expect("kept");
-        assert!(matches!(lock.write().await, Err(Error::WouldDeadlock { same_task: true, .. })));
-        drop(guard);
-        drop(lock.write().await.expect("an idle node is no reason"));
-    });
 }
 
 // Input.

@@ -1,4 +1,4 @@
-//! How uses of one process wait for a kept node and for each other: deadlocks, timeouts, reports, tries and fairness.
+//! How uses of one process wait for a kept node and for each other: timeouts, reports, tries and fairness.
 
 use std::future::IntoFuture;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_ok};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
-use zk_rwlock::{Deadlock, Error, Memory, Mode, RwLock};
+use zk_rwlock::{Error, Memory, Mode, RwLock};
 
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
@@ -43,10 +43,6 @@ impl Subscriber for Warnings {
     fn exit(&self, _: &Id) {}
 }
 
-fn refusing(zk: &Memory) -> RwLock {
-    RwLock::builder(zk, DIRECTORY).keep(IDLE).on_deadlock(Deadlock::Refuse).build().expect("valid")
-}
-
 async fn spin() {
     for _ in 0..10 {
         tokio::task::yield_now().await;
@@ -54,80 +50,6 @@ async fn spin() {
 }
 
 const SOON: Duration = Duration::from_secs(1);
-
-#[tokio::test(start_paused = true)]
-async fn a_read_behind_a_local_write_behind_its_own_read_is_a_deadlock() {
-    let zk = Memory::new();
-    let lock = refusing(&zk);
-    drop(lock.write().await.unwrap());
-    let _mine = lock.read().await.unwrap();
-    let writer = tokio::spawn(lock.write().timeout(SOON * 5).into_future());
-    spin().await;
-    let error = lock.read().timeout(SOON).await.unwrap_err();
-    assert!(matches!(error, Error::WouldDeadlock { same_task: true, .. }), "{error}");
-    writer.abort();
-}
-
-/// Each writer that gives up leaves a node behind that is not joined any more. The use under the oldest still counts.
-#[tokio::test(start_paused = true)]
-async fn a_read_behind_the_last_of_several_local_writes_is_a_deadlock_too() {
-    let zk = Memory::new();
-    let lock = refusing(&zk);
-    let _mine = lock.read().await.unwrap();
-    for _ in 0..4 {
-        let writer = tokio::spawn(lock.write().timeout(SOON * 5).into_future());
-        spin().await;
-        let error = lock.read().timeout(SOON).await.unwrap_err();
-        assert!(matches!(error, Error::WouldDeadlock { same_task: true, .. }), "{error}");
-        writer.abort();
-        spin().await;
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_use_that_would_join_and_wait_for_its_own_use_is_a_deadlock() {
-    let zk = Memory::new();
-    let lock = refusing(&zk);
-    let _mine = lock.read().await.unwrap();
-    let writer = tokio::spawn(lock.write().timeout(SOON * 5).into_future());
-    spin().await;
-    let write = lock.write().timeout(SOON).await.unwrap_err();
-    let read = lock.read().timeout(SOON).await.unwrap_err();
-    assert!(matches!(write, Error::WouldDeadlock { same_task: true, .. }), "{write}");
-    assert!(matches!(read, Error::WouldDeadlock { same_task: true, .. }), "{read}");
-    writer.abort();
-}
-
-/// A node that is only kept is given up as soon as it is asked for.
-#[tokio::test(start_paused = true)]
-async fn a_node_that_is_kept_is_a_deadlock_only_while_it_is_used() {
-    let zk = Memory::new();
-    let kept = keeping(&zk);
-    let strict = RwLock::builder(&zk, DIRECTORY).on_deadlock(Deadlock::RefuseInProcess).build().expect("valid");
-    let used = kept.read().await.unwrap();
-    let error = strict.write().timeout(SOON).await.unwrap_err();
-    assert!(matches!(error, Error::WouldDeadlock { .. }), "{error}");
-    drop(used);
-    assert!(strict.write().timeout(SOON).await.unwrap().is_held());
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_deadlock_of_one_task_is_not_reported_to_another_that_joined() {
-    let zk = Memory::new();
-    let lock = refusing(&zk);
-    let mine = lock.read().await.unwrap();
-    zk.cut();
-    let mut first = writing(&lock);
-    assert_pending!(first.poll());
-    let clone = lock.clone();
-    let innocent = tokio::spawn(async move { clone.write().await.map(drop) });
-    spin().await;
-    zk.heal();
-    let first = first.await;
-    assert!(matches!(first, Err(Error::WouldDeadlock { same_task: true, .. })));
-    drop(mine);
-    innocent.await.unwrap().expect("it waited for a lock that it does not hold");
-}
 
 #[tokio::test(start_paused = true)]
 async fn a_timeout_says_how_long_a_use_has_waited_in_all() {

@@ -17,7 +17,7 @@ use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Metadata, Span, Subscriber};
 use tracing_core::span::Current;
 use zk_rwlock::{
-    Deadlock, Error, Leadership, MemberState, Memory, Mode, MultiLock, Permit, RwLock, Semaphore, Survey, WriteGuard,
+    Error, Leadership, MemberState, Memory, Mode, MultiLock, Permit, RwLock, Semaphore, Survey, WriteGuard,
 };
 
 const DIRECTORY: &str = "/lock";
@@ -149,8 +149,7 @@ fn open(zk: &Memory) -> RwLock {
 /// The directory exists, and the next contender is number 1.
 fn prepared() -> (Memory, RwLock) {
     let zk = Memory::new();
-    // A test is one task, which plays the part of several.
-    let lock = refusing(&zk, Deadlock::Ignore);
+    let lock = open(&zk);
     drop(now(lock.read()).expect("free"));
     (zk, lock)
 }
@@ -429,11 +428,7 @@ fn a_create_found_again_is_told() {
 async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
     let zk = Memory::new();
     let second = Duration::from_secs(1);
-    let lock = RwLock::builder(&zk, DIRECTORY)
-        .on_deadlock(Deadlock::Ignore)
-        .warn_after_waiting(second)
-        .build()
-        .expect("valid");
+    let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(second).build().expect("valid");
     let held = now(lock.write().label("backup")).expect("free");
     let (log, _guard) = Log::start();
     let mut waiting = task::spawn(lock.read().label("report").into_future());
@@ -450,6 +445,7 @@ async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
     let begin =
         "WARN message=it takes long to acquire a lock path=.. mode=READ label=\"report\" waited=1s blockers=held by";
     assert!(lines[0].starts_with(begin) && lines[0].contains("\"backup\""), "{lines:?}");
+    assert!(lines[0].ends_with(" (this process); 1 ahead"), "{lines:?}");
     drop(held);
     drop(assert_ready_ok!(waiting.poll()));
 }
@@ -459,7 +455,7 @@ async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
 async fn a_long_wait_of_one_that_is_not_polled_is_warned_of_once() {
     let zk = Memory::new();
     let second = Duration::from_secs(1);
-    let lock = RwLock::builder(&zk, DIRECTORY).on_deadlock(Deadlock::Ignore).warn_after_waiting(second);
+    let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(second);
     let lock = lock.build().expect("valid");
     let held = now(lock.write().label("backup")).expect("free");
     let (log, _guard) = Log::start();
@@ -474,6 +470,7 @@ async fn a_long_wait_of_one_that_is_not_polled_is_warned_of_once() {
         "WARN message=it takes long to acquire a lock path=.. mode=WRITE label=\"report\" waited=1s blockers=held by";
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].starts_with(begin) && lines[0].contains("\"backup\""), "{lines:?}");
+    assert!(lines[0].ends_with(" (this process); 1 ahead"), "{lines:?}");
     drop(held);
     drop(assert_ready_ok!(forgotten.poll()));
     tokio::time::advance(second * 9).await;
@@ -484,7 +481,7 @@ async fn a_long_wait_of_one_that_is_not_polled_is_warned_of_once() {
 async fn one_whose_turn_has_come_and_that_nobody_polls_is_warned_of_as_such() {
     let zk = Memory::new();
     let second = Duration::from_secs(1);
-    let lock = RwLock::builder(&zk, DIRECTORY).on_deadlock(Deadlock::Ignore).warn_after_waiting(second);
+    let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(second);
     let lock = lock.build().expect("valid");
     let held = now(lock.write()).expect("free");
     let (log, _guard) = Log::start();
@@ -609,172 +606,6 @@ async fn the_end_of_a_kept_node_is_told_once_with_its_cause_and_its_uses() {
     assert_eq!(given_up(), Vec::<String>::new());
     drop(guard);
     assert_eq!(given_up(), ["DEBUG message=a kept lock is given up path=.. cause=\"closed\" uses=1 idle_for=0ns"]);
-}
-
-// A task that waits for itself.
-
-fn refusing(zk: &Memory, deadlock: Deadlock) -> RwLock {
-    RwLock::builder(zk, DIRECTORY).on_deadlock(deadlock).build().expect("valid")
-}
-
-#[tokio::test]
-async fn a_write_is_refused_while_the_same_task_holds_the_lock() {
-    let zk = Memory::new();
-    let lock = refusing(&zk, Deadlock::Refuse);
-    let reader = lock.read().await.expect("free");
-    let refused = lock.write().await.expect_err("it would wait for ever");
-    assert!(
-        matches!(&refused, Error::WouldDeadlock { holder, same_task: true } if *holder == reader.path()),
-        "{refused}"
-    );
-    assert_eq!(zk.children(DIRECTORY).len(), 1, "nothing is left of it");
-    drop(reader);
-    let writer = lock.write().await.expect("free");
-    assert!(matches!(lock.read().await, Err(Error::WouldDeadlock { .. })));
-    assert!(matches!(open(&zk).try_read().await, Err(Error::WouldBlock { .. })));
-    let reader = writer.downgrade().await.expect("held");
-    assert!(matches!(lock.write().await, Err(Error::WouldDeadlock { .. })));
-    reader.release().await.expect("held");
-    drop(lock.write().await.expect("free"));
-}
-
-#[tokio::test]
-async fn a_read_behind_a_writer_is_refused_while_the_same_task_holds_a_read() {
-    let zk = Memory::new();
-    let (lock, other) = (refusing(&zk, Deadlock::Refuse), open(&zk.connect()));
-    let reader = lock.read().await.expect("free");
-    drop(lock.read().await.expect("no writer waits"));
-    let mut writer = task::spawn(other.write().into_future());
-    assert_pending!(writer.poll());
-    assert!(matches!(lock.read().await, Err(Error::WouldDeadlock { same_task: true, .. })));
-    drop(reader);
-    drop(assert_ready_ok!(writer.poll()));
-}
-
-#[tokio::test]
-async fn what_another_task_holds_is_waited_for_unless_all_tasks_count() {
-    let zk = Memory::new();
-    let (lock, strict) = (refusing(&zk, Deadlock::Refuse), refusing(&zk, Deadlock::RefuseInProcess));
-    let theirs = lock.clone();
-    let held = tokio::spawn(async move { theirs.write().await }).await.expect("no panic").expect("free");
-    let mut waiting = task::spawn(lock.write().into_future());
-    assert_pending!(waiting.poll());
-    assert!(matches!(strict.write().await, Err(Error::WouldDeadlock { same_task: false, .. })));
-    drop(held);
-    drop(assert_ready_ok!(waiting.poll()));
-}
-
-#[tokio::test]
-async fn what_somebody_else_holds_is_waited_for() {
-    let zk = Memory::new();
-    let (lock, other) = (refusing(&zk, Deadlock::RefuseInProcess), open(&zk.connect()));
-    let held = other.write().await.expect("free");
-    let mut waiting = task::spawn(lock.write().into_future());
-    assert_pending!(waiting.poll());
-    drop(held);
-    drop(assert_ready_ok!(waiting.poll()));
-}
-
-#[test]
-fn a_thread_that_blocks_is_refused_what_it_holds() {
-    let zk = Memory::new();
-    let lock = refusing(&zk, Deadlock::Refuse);
-    let held = lock.blocking_read().expect("free");
-    assert!(matches!(lock.blocking_write(), Err(Error::WouldDeadlock { same_task: true, .. })));
-    let theirs = lock.clone();
-    let late = std::thread::spawn(move || theirs.write().timeout(Duration::from_millis(50)).blocking());
-    assert!(late.join().expect("no panic").is_err_and(|error| error.is_timeout()));
-    drop(held);
-}
-
-#[tokio::test]
-async fn a_task_that_waits_for_itself_is_warned_of_by_default() {
-    let zk = Memory::new();
-    let (lock, quiet) = (open(&zk), refusing(&zk, Deadlock::Ignore));
-    let _reader = lock.read().await.expect("free");
-    let (log, _guard) = Log::start();
-    let mut waiting = task::spawn(quiet.write().label("quiet").into_future());
-    assert_pending!(waiting.poll());
-    assert_eq!(log.lines(), Vec::<String>::new());
-    let mut waiting = task::spawn(lock.write().label("nested").into_future());
-    assert_pending!(waiting.poll());
-    let lines = log.lines();
-    assert_eq!(lines.len(), 1, "{lines:?}");
-    let begin =
-        "WARN message=a task waits for a lock that it was granted itself path=.. mode=WRITE label=\"nested\" holder=";
-    assert!(lines[0].starts_with(begin), "{lines:?}");
-}
-
-/// As in `guard = lock.write().await?`, which drops the old guard last.
-#[tokio::test]
-async fn a_guard_whose_node_was_removed_is_in_nobodys_way() {
-    let zk = Memory::new();
-    let (lock, other) = (refusing(&zk, Deadlock::RefuseInProcess), open(&zk.connect()));
-    let lost = lock.write().await.expect("free");
-    zk.remove(lost.path());
-    let held = other.write().await.expect("free");
-    let mut waiting = task::spawn(lock.write().into_future());
-    assert_pending!(waiting.poll());
-    drop(held);
-    drop(assert_ready_ok!(waiting.poll()));
-    drop(lost);
-}
-
-#[tokio::test]
-async fn a_guard_lost_with_its_lease_is_in_the_way_while_its_node_exists() {
-    tokio::time::pause();
-    let zk = Memory::new();
-    let lock = refusing(&zk, Deadlock::Refuse);
-    let lost = lock.write().await.expect("free");
-    zk.cut();
-    lost.lost().await;
-    zk.heal();
-    assert!(matches!(lock.write().await, Err(Error::WouldDeadlock { same_task: true, .. })));
-    drop(lost);
-    drop(lock.write().await.expect("free"));
-}
-
-#[tokio::test]
-async fn a_kept_node_is_held_by_the_tasks_that_use_it_and_idle_by_none() {
-    let zk = Memory::new();
-    let sharing = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(9)).on_deadlock(Deadlock::Refuse);
-    let lock = sharing.build().expect("valid");
-    for tries in [true, false] {
-        let first = if tries { lock.try_read().await } else { lock.read().await }.expect("free");
-        let theirs = lock.clone();
-        let joined = tokio::spawn(async move { theirs.read().await }).await.expect("no panic").expect("shared");
-        drop(first);
-        let mut waiting = task::spawn(lock.write().into_future());
-        assert_pending!(waiting.poll());
-        drop(joined);
-        drop(assert_ready_ok!(waiting.poll()));
-        let own = lock.read().await.expect("kept");
-        assert!(matches!(lock.write().await, Err(Error::WouldDeadlock { same_task: true, .. })));
-        drop(own);
-    }
-}
-
-#[tokio::test]
-async fn by_default_nothing_is_refused_that_somebody_else_may_release() {
-    let zk = Memory::new();
-    let (lock, other) = (open(&zk), open(&zk.connect()));
-    let (give, take) = tokio::sync::oneshot::channel();
-    let theirs = tokio::spawn(async move { drop(take.await) });
-    give.send(lock.write().await.expect("free")).expect("they wait");
-    drop(lock.write().await.expect("it is released by another task"));
-    theirs.await.expect("no panic");
-
-    let side_by_side = async || drop(lock.write().await.expect("free soon"));
-    tokio::join!(side_by_side(), side_by_side());
-
-    let reader = lock.read().await.expect("free");
-    let mut writer = task::spawn(other.write().into_future());
-    assert_pending!(writer.poll());
-    let mut second = task::spawn(lock.read().into_future());
-    assert_pending!(second.poll());
-    drop(writer);
-    drop(assert_ready_ok!(second.poll()));
-    drop(reader);
 }
 
 /// The first in the queue of a semaphore has the queue, and waits for permits all the same.

@@ -20,8 +20,7 @@ use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Failure};
 use zk_rwlock::{
-    Deadlock, Ending, Error, HoldState, Loss, Memory, Mode, MultiGuard, MultiLock, Outcome, Progress, RwLock,
-    WriteGuard,
+    Ending, Error, HoldState, Loss, Memory, Mode, MultiGuard, MultiLock, Outcome, Progress, RwLock, WriteGuard,
 };
 
 use Mode::{Read, Write};
@@ -358,18 +357,6 @@ fn whoever_waits_hears_for_which_lock_and_at_which_place() {
     drop(b);
     drop(assert_ready_ok!(acquiring.poll()));
     assert_eq!(*told.lock().unwrap(), [("/a".to_owned(), 2, 1), ("/b".to_owned(), 2, 1)]);
-}
-
-#[tokio::test]
-async fn a_task_that_holds_one_of_the_locks_can_choose_to_be_refused_them_all() {
-    let zk = Memory::new();
-    let locks = MultiLock::builder(&zk).write("/a").write("/b").on_deadlock(Deadlock::Refuse).build().unwrap();
-    let held = write(&zk, "/b");
-    let refused = locks.lock().await.unwrap_err();
-    assert!(matches!(of_one(&refused), ("/b", Error::WouldDeadlock { same_task: true, .. })), "{refused}");
-    assert_eq!(queued(&zk, ["/a", "/b"]), [0, 1]);
-    drop(held);
-    locks.lock().await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

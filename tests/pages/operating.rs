@@ -24,12 +24,11 @@ async fn seeing_inside() -> Result<(), Error> {
     let zk = Memory::new();
     // page: seeing-inside
     use std::time::Duration;
-    use zk_rwlock::{Deadlock, RwLock};
+    use zk_rwlock::RwLock;
 
     let lock = RwLock::builder(&zk, "/locks/config")
         .warn_after_waiting(Duration::from_secs(30)) // logs which contenders are in the way
         .warn_after_holding(Duration::from_secs(60)) // logs the holder's label
-        .on_deadlock(Deadlock::Refuse) // an error if a task waits for itself; default: a warning
         .build()?;
     let guard = lock.write().label("rebuild").on_wait(|progress| eprintln!("waiting at {progress}")).await?;
     tokio::select! {

@@ -6,7 +6,7 @@ const IDLE: Duration = Duration::from_secs(1);
 fn entering(uses: usize) -> (Arc<Kept>, Vec<Join>, Arc<Mutex<Payoff>>) {
     let payoff = Arc::default();
     let kept = Kept::new(Mode::Read, IDLE, &payoff);
-    let uses = (0..uses).map(|_| kept.join(Mode::Read, Asker::Unknown)).collect();
+    let uses = (0..uses).map(|_| kept.join(Mode::Read)).collect();
     (kept, uses, payoff)
 }
 
@@ -54,13 +54,6 @@ fn an_acquisition_that_asks_for_other_nodes_says_nothing_of_the_payoff() {
     kept.asks();
     kept.give_up(Why::Asked);
     assert_eq!(of(&payoff), Payoff::default());
-}
-
-#[test]
-fn only_the_first_use_that_waits_brings_the_acquisition_to_its_end() {
-    let (_kept, uses, _) = entering(3);
-    let first: Vec<_> = uses.iter().map(|it| matches!(it, Join::Waits(it) if it.is_first())).collect();
-    assert_eq!(first, [true, false, false]);
 }
 
 #[test]

@@ -29,7 +29,7 @@ struct Use {
 #[derive(Clone)]
 struct Story {
     /// A use is known by its number, also as a waker.
-    uses: Uses<(), u64>,
+    uses: Uses<u64>,
     left: Vec<Use>,
     is_granted: bool,
     is_asked: bool,
@@ -96,7 +96,7 @@ impl Story {
     fn join(&mut self, mode: Mode) {
         let waits = self.left.iter().any(|it| it.standing == Standing::Waits);
         let is_covered = mode == Mode::Read || self.uses.mode() == Mode::Write;
-        let standing = match self.uses.join(mode, ()) {
+        let standing = match self.uses.join(mode) {
             Joined::Refused => {
                 assert!(self.is_asked || !is_covered, "refused for no reason: {:?}", self.steps);
                 return;
@@ -156,7 +156,7 @@ impl Story {
         assert!(running.len() < 2 || !has_write, "a write runs alone: {:?}", self.steps);
         assert!(!has_write || self.uses.mode() == Mode::Write, "a READ node covers no write: {:?}", self.steps);
         assert!(running.is_empty() || self.is_granted, "nothing runs before the grant: {:?}", self.steps);
-        let told: Vec<_> = self.uses.running().map(|(mode, ())| mode).collect();
+        let told: Vec<_> = self.uses.running.iter().map(|it| it.mode).collect();
         assert_eq!(told, running.iter().map(|it| it.mode).collect::<Vec<_>>(), "{:?}", self.steps);
         if let Some(first) = waiting.next() {
             let is_in_turn = running.iter().all(|it| it.number < first.number);
@@ -235,22 +235,22 @@ fn long_stories_of_a_node_keep_its_rules() {
 
 #[test]
 fn uses_that_joined_are_counted_and_those_refused_are_not() {
-    let mut uses: Uses<(), u64> = Uses::new(Mode::Read);
-    assert_eq!((uses.join(Mode::Write, ()), uses.count()), (Joined::Refused, 0));
-    assert_eq!((uses.join(Mode::Read, ()), uses.count()), (Joined::Waits(0), 1));
+    let mut uses: Uses<u64> = Uses::new(Mode::Read);
+    assert_eq!((uses.join(Mode::Write), uses.count()), (Joined::Refused, 0));
+    assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Waits(0), 1));
     assert!(uses.granted().is_empty() && uses.wakers().is_empty(), "it was never polled");
-    assert_eq!((uses.join(Mode::Read, ()), uses.count()), (Joined::Runs(1), 2));
+    assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Runs(1), 2));
     assert!(!uses.is_asked() && uses.asked().is_empty() && uses.is_asked());
-    assert_eq!((uses.join(Mode::Read, ()), uses.count()), (Joined::Refused, 2));
+    assert_eq!((uses.join(Mode::Read), uses.count()), (Joined::Refused, 2));
 }
 
 #[test]
 fn a_use_that_is_shared_ends_when_its_last_share_leaves() {
-    let mut uses: Uses<(), u64> = Uses::new(Mode::Write);
+    let mut uses: Uses<u64> = Uses::new(Mode::Write);
     assert!(uses.granted().is_empty());
-    assert_eq!(uses.join(Mode::Read, ()), Joined::Runs(0));
+    assert_eq!(uses.join(Mode::Read), Joined::Runs(0));
     uses.share(0);
-    assert_eq!((uses.join(Mode::Write, ()), uses.standing(1, &7)), (Joined::Waits(1), Standing::Waits));
+    assert_eq!((uses.join(Mode::Write), uses.standing(1, &7)), (Joined::Waits(1), Standing::Waits));
     assert_eq!((uses.leave(0), uses.standing(1, &7)), (vec![], Standing::Waits));
     assert_eq!((uses.leave(0), uses.standing(1, &7)), (vec![7], Standing::Runs));
     assert_eq!(uses.count(), 2, "a share is no use of its own");
