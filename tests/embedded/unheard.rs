@@ -49,6 +49,11 @@ async fn waits<T: Debug>(task: &mut JoinHandle<T>) {
     assert!(early.is_err(), "{early:?}");
 }
 
+/// The output of what a second look brings to its end. Without one there is no end.
+async fn ends<F: IntoFuture>(future: F) -> F::Output {
+    timeout(5_000 * SECOND, future.into_future()).await.expect("in time")
+}
+
 thread_local! {
     /// The nodes of which the library said on this thread, as an error, that a server does not show them as the ensemble has
     /// them.
@@ -122,7 +127,7 @@ async fn a_waiter_that_is_not_told_that_its_predecessor_has_left_is_granted_at_i
                 waits(&mut waiter).await;
                 silence(&ours, &node);
                 drop((writer, reader));
-                timeout(5_000 * SECOND, &mut waiter).await.expect("in time").expect("no panic").expect("granted");
+                ends(&mut waiter).await.expect("no panic").expect("granted");
                 let waited = began.elapsed();
                 assert!(FIRST_LOOK.contains(&waited), "{waited:?}: {held:?}, {wanted:?}, {i}, {hears}");
                 assert_eq!(errors(), vec![node; i], "of a server that keeps the node");
@@ -142,8 +147,7 @@ async fn a_waiter_that_is_not_told_of_its_own_end_fails_at_its_first_look() {
     ours.forget_watches();
     let own = ours.children(PATH).into_iter().find(|name| !held.path().ends_with(name.as_str())).expect("it waits");
     ours.remove(format!("{PATH}/{own}"));
-    let error =
-        timeout(5_000 * SECOND, &mut waiter).await.expect("in time").expect("no panic").expect_err("it has no place");
+    let error = ends(&mut waiter).await.expect("no panic").expect_err("it has no place");
     assert!(matches!(error, Error::Evicted(Loss::Removed)), "{error:?}");
     assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
 }
@@ -165,7 +169,7 @@ async fn a_waiter_passes_over_a_ghost_and_goes_on_waiting_for_the_holder_before_
     assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "it holds beside the holder");
     let released = Instant::now();
     held.release().await.expect("held");
-    drop(timeout(5_000 * SECOND, &mut waiter).await.expect("in time").expect("no panic").expect("granted"));
+    drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
     // A server that hides a node here tells nothing of its neighbours either.
     assert!(released.elapsed() < 660 * SECOND, "{:?}", released.elapsed());
     assert_eq!(errors(), [node]);
@@ -185,8 +189,42 @@ async fn a_waiter_whose_server_has_missed_a_downgrade_waits_for_the_reader() {
         assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "it holds beside the reader");
         assert!(reader.is_held());
         drop(reader);
-        drop(timeout(5_000 * SECOND, &mut waiter).await.expect("in time").expect("no panic").expect("granted"));
+        drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
     }
+}
+
+/// As above, of a server that has shown a ghost already. Then the first look comes at once.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_has_met_a_ghost_asks_seldom_for_a_downgrade_that_its_server_has_missed() {
+    let (ours, theirs) = two();
+    let other = lock_of(&theirs);
+    let held = write(&other);
+    let mut ghost = writing(&other);
+    assert_pending!(ghost.poll());
+    let (listings, looks) = (Count::default(), Count::default());
+    let (listed, looked) = (listings.clone(), looks.clone());
+    let line = Hindered::new(&ours, move |asked| {
+        match asked {
+            Asked::Children(_) => drop(listed.one_more()),
+            Asked::Transact(_) => drop(looked.one_more()),
+            _ => {}
+        }
+        None
+    });
+    let mut waiter = spawn(RwLock::new(&line, PATH).expect("valid").write().into_future());
+    waits(&mut waiter).await;
+    ours.freeze(PATH);
+    drop(ghost);
+    assert!(timeout(15 * SECOND, &mut waiter).await.is_err(), "it holds beside the writer");
+    let reader = held.downgrade().await.expect("held");
+    let before = (listings.now(), looks.now());
+    let early = timeout(600 * SECOND, &mut waiter).await;
+    assert!(early.is_err(), "it holds beside the reader: {early:?}");
+    let (listings, looks) = (listings.now() - before.0, looks.now() - before.1);
+    // Each listing is followed by a look at once and by another one a session timeout later. Each look is two transactions.
+    assert!((50..=60).contains(&listings) && (200..=245).contains(&looks), "{listings} listings, {looks} transactions");
+    drop(reader);
+    drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -200,7 +238,7 @@ async fn a_waiting_reader_whose_server_has_missed_a_downgrade_reads_beside_the_r
         waits(&mut waiter).await;
         ours.freeze(hidden.unwrap_or(&node));
         let reader = held.downgrade().await.expect("held");
-        let beside = timeout(5_000 * SECOND, &mut waiter).await.expect("in time").expect("no panic").expect("granted");
+        let beside = ends(&mut waiter).await.expect("no panic").expect("granted");
         assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
         assert!(reader.is_held() && beside.is_held());
     }
@@ -220,7 +258,7 @@ async fn a_waiter_passes_over_all_the_ghosts_of_a_session_together() {
     ours.freeze(PATH);
     theirs.expire();
     drop((held, ghosts));
-    drop(timeout(5_000 * SECOND, &mut waiter).await.expect("in time").expect("no panic").expect("granted"));
+    drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
     assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
     assert_eq!(errors().len(), 21);
 }
@@ -297,7 +335,7 @@ async fn the_head_that_is_not_told_of_a_permit_given_back_takes_it_at_its_first_
         waits(&mut head).await;
         silence(&ours, &node);
         drop(permit);
-        head.await.expect("no panic").expect("granted").release().await.expect("held");
+        ends(head).await.expect("no panic").expect("granted").release().await.expect("held");
         assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
         assert_eq!(errors(), vec![node; i]);
     }
@@ -313,7 +351,7 @@ async fn the_head_that_is_not_told_of_another_number_takes_its_permit_at_its_fir
     waits(&mut head).await;
     ours.forget_watches();
     other.set_permits(2).await.expect("allowed");
-    drop(head.await.expect("no panic").expect("granted"));
+    drop(ends(head).await.expect("no panic").expect("granted"));
     assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
 }
 
@@ -408,7 +446,7 @@ async fn a_copy_that_is_not_told_of_a_commit_has_it_at_its_first_look() {
     let began = Instant::now();
     ours.forget_watches();
     value.update(|value| *value = 3).await.expect("free");
-    assert_eq!(**changes.next().await.expect("open").expect("a value"), 3);
+    assert_eq!(**ends(changes.next()).await.expect("open").expect("a value"), 3);
     assert!(began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
     assert_eq!((**live.get(), errors()), (3, vec![]));
 }
@@ -428,7 +466,7 @@ async fn a_copy_whose_server_has_missed_a_commit_says_so_until_it_has_another_se
     assert!(matches!(live.state(), CopyState::Current), "nobody can know yet");
 
     let (before, began) = (ours.requests(), Instant::now());
-    let error = changes.next().await.expect("open").expect_err("its server is the only one that has it");
+    let error = ends(changes.next()).await.expect("open").expect_err("its server is the only one that has it");
     assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
     assert_eq!(ours.requests() - before, 3, "the leader is asked, and the node is read and watched again");
     assert!(matches!(&error, Error::Refused { path, .. } if *path == node), "{error}");
@@ -439,7 +477,7 @@ async fn a_copy_whose_server_has_missed_a_commit_says_so_until_it_has_another_se
     }
     ours.cut();
     ours.heal();
-    assert_eq!(**changes.next().await.expect("open").expect("what the ensemble has"), 3);
+    assert_eq!(**ends(changes.next()).await.expect("open").expect("what the ensemble has"), 3);
     assert!(matches!(live.state(), CopyState::Current), "{:?}", live.state());
 }
 
@@ -453,7 +491,7 @@ async fn a_first_value_that_nobody_tells_of_is_found() {
     let began = Instant::now();
     let value = Shared::builder(&theirs, PATH).initial(|| 7_u64).build().expect("valid");
     assert_eq!(*value.read().await.expect("free"), 7);
-    assert_eq!(**timeout(5_000 * SECOND, &mut waiter).await.expect("in time").expect("no panic").expect("a value"), 7);
+    assert_eq!(**ends(&mut waiter).await.expect("no panic").expect("a value"), 7);
     assert!(began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
 }
 
@@ -507,13 +545,13 @@ async fn an_observer_that_is_not_told_of_a_change_of_the_leader_sees_it_at_its_f
         silence(&ours, &node);
         first.abort();
         let began = Instant::now();
-        assert!(changes.next().await.expect("open").expect("readable").is_none());
+        assert!(ends(changes.next()).await.expect("open").expect("readable").is_none());
         assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
         // And of one that comes.
         ours.forget_watches();
         let _second = leads(&theirs);
         let began = Instant::now();
-        let next = changes.next().await.expect("open").expect("readable").expect("it leads").term;
+        let next = ends(changes.next()).await.expect("open").expect("readable").expect("it leads").term;
         assert!(next > term && began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
         assert_eq!(errors(), vec![node; i]);
     }
@@ -529,7 +567,7 @@ async fn a_holder_that_is_not_told_of_a_waiter_sees_it_at_its_first_look() {
     let mut waiter = writing(&lock_of(&theirs));
     assert_pending!(waiter.poll());
     let began = Instant::now();
-    assert_eq!(contended.await.expect("no panic").expect("held"), Mode::Write);
+    assert_eq!(ends(contended).await.expect("no panic").expect("held"), Mode::Write);
     assert!(began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
 }
 
@@ -558,7 +596,7 @@ async fn a_kept_node_in_continuous_use_is_given_up_to_a_contender_that_may_not_a
             }
             _ => None,
         });
-        let guard = RwLock::new(&may_not_ask, PATH).expect("valid").write().await.expect("granted");
+        let guard = ends(RwLock::new(&may_not_ask, PATH).expect("valid").write()).await.expect("granted");
         let waited = began.elapsed();
         assert!((at_last..at_last + SECOND / 5).contains(&waited), "{waited:?} with {idle:?}");
         drop(guard);
@@ -573,7 +611,7 @@ async fn a_kept_node_whose_process_is_not_told_of_an_ask_is_given_up_all_the_sam
     drop(kept.read().await.expect("free"));
     ours.forget_watches();
     let began = Instant::now();
-    drop(lock_of(&theirs).write().await.expect("granted"));
+    drop(ends(lock_of(&theirs).write()).await.expect("granted"));
     assert!(began.elapsed() < 601 * SECOND, "{:?}", began.elapsed());
 }
 
