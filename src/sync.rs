@@ -11,7 +11,7 @@ pub(crate) use std::sync::{MutexGuard, OnceLock, atomic};
 
 pub(crate) use tokio::sync::{Notify, watch};
 
-pub(crate) use lock::{Condvar, Mutex, RwLock};
+pub(crate) use lock::{Condvar, Mutex, SharedMutex};
 
 mod raw {
     pub(super) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};

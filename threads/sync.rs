@@ -10,7 +10,7 @@ use shuttle::rand::RngCore;
 pub(crate) use shuttle::sync::{MutexGuard, atomic};
 use tokio::sync::futures::Notified;
 
-pub(crate) use lock::{Condvar, Mutex, RwLock};
+pub(crate) use lock::{Condvar, Mutex, SharedMutex};
 
 mod raw {
     pub(super) use shuttle::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -110,7 +110,7 @@ pub(crate) mod watch {
     use shuttle::sync::RwLockReadGuard;
 
     use super::atomic::{AtomicUsize, Ordering};
-    use super::{Notify, RwLock};
+    use super::{Notify, SharedMutex};
 
     pub(crate) fn channel<T>(value: T) -> (Sender<T>, Receiver<T>) {
         let sender = Sender::new(value);
@@ -119,7 +119,7 @@ pub(crate) mod watch {
     }
 
     struct Channel<T> {
-        state: RwLock<State<T>>,
+        state: SharedMutex<State<T>>,
         changed: Notify,
         receivers: AtomicUsize,
     }
@@ -147,7 +147,7 @@ pub(crate) mod watch {
 
     impl<T> Sender<T> {
         pub(crate) fn new(value: T) -> Sender<T> {
-            let state = RwLock::new(State { value, version: 0, is_closed: false });
+            let state = SharedMutex::new(State { value, version: 0, is_closed: false });
             let channel = Arc::new(Channel { state, changed: Notify::new(), receivers: AtomicUsize::new(0) });
             Sender(Arc::new(Open(channel)))
         }

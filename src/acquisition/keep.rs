@@ -15,7 +15,7 @@ use crate::hold::kept::{Join, Kept, KeptUse, WaitingUse, Why};
 use crate::queue::mode::Mode;
 use crate::queue::payoff::Payoff;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, OnceLock, RwLock};
+use crate::sync::{Mutex, OnceLock, SharedMutex};
 
 /// The acquisition of a node that is to be kept. Any of the uses that wait for it may poll it.
 pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Hold>, Error>> + Send>>;
@@ -24,7 +24,7 @@ pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Hold>, Error>> + S
 pub(crate) struct Keeper {
     idle: Duration,
     /// The newest node. Only this one is joined.
-    newest: RwLock<Option<Arc<Entry>>>,
+    newest: SharedMutex<Option<Arc<Entry>>>,
     reads: Arc<Mutex<Payoff>>,
     writes: Arc<Mutex<Payoff>>,
 }
@@ -39,7 +39,7 @@ pub(crate) enum Found {
 
 impl Keeper {
     pub(crate) fn new(idle: Duration) -> Keeper {
-        Keeper { idle, newest: RwLock::default(), reads: Arc::default(), writes: Arc::default() }
+        Keeper { idle, newest: SharedMutex::default(), reads: Arc::default(), writes: Arc::default() }
     }
 
     /// Joins the newest node, if it covers this mode and is still kept.

@@ -40,12 +40,13 @@ impl<T: ?Sized> Mutex<T> {
     }
 }
 
+/// One who writes, or many who read. Not `RwLock`: that is the lock which this library is for.
 #[derive(Debug, Default)]
-pub(crate) struct RwLock<T>(raw::RwLock<T>);
+pub(crate) struct SharedMutex<T>(raw::RwLock<T>);
 
-impl<T> RwLock<T> {
-    pub(crate) const fn new(value: T) -> RwLock<T> {
-        RwLock(raw::RwLock::new(value))
+impl<T> SharedMutex<T> {
+    pub(crate) const fn new(value: T) -> SharedMutex<T> {
+        SharedMutex(raw::RwLock::new(value))
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
