@@ -80,7 +80,7 @@ run() {
     rm -f "$ZK_RWLOCK_SERVERS"
     echo "make versions: ZooKeeper $version, as $name"
     local outcome=passed
-    cargo test -p zk-rwlock-tests --all-features --no-fail-fast "$@" || outcome=FAILED
+    cargo test --workspace --all-features --no-fail-fast "$@" || outcome=FAILED
     if [[ ! -s $ZK_RWLOCK_SERVERS ]]; then
         outcome='FAILED: no test started a server'
     elif ! awk -v wanted="$version" '$NF != wanted { exit 1 }' "$ZK_RWLOCK_SERVERS"; then

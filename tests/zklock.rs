@@ -133,6 +133,11 @@ async fn ended(mut command: Command) -> Run {
     Run { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
+/// As [`ended()`], for runs that have a long limit of their own.
+async fn ended_within_minutes(command: Command) -> Run {
+    Running::start(command).ends_within(Duration::from_secs(120)).await
+}
+
 /// A `zklock` that runs.
 struct Running {
     child: Child,

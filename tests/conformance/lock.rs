@@ -17,7 +17,7 @@ use zk_rwlock::{Contender, Dialect, Ending, Error, HoldState, Loss, MemberState,
 
 use support::harness::Harness;
 use support::scene::{
-    SOON, eventually, granted, limits_from, line, line_becomes, reader, refused, soon, within, writer,
+    SOON, eventually, granted, line, line_becomes, reader, refused, soon, with_time_enough, within, writer,
 };
 
 /// Two processes that use one lock, and an operator that works on bare nodes.
@@ -325,16 +325,16 @@ pub async fn a_timeout_says_who_is_in_the_way_and_leaves_no_node<H: Harness>(h: 
     let before = s.children().await;
     // The acquisition looks its blockers up in the last fifth of a second of its timeout. On a busy machine that may be too
     // late, and then it knows only of the one that it waits for.
-    let mut limits = limits_from(Duration::from_secs(2));
-    let (timeout, error) = loop {
-        let timeout = limits.next().expect("the queue is read within one of these limits");
+    let (timeout, error) = with_time_enough(Duration::from_secs(2), async |timeout| {
         let start = Instant::now();
         let error = within(2 * timeout + SOON, "the timeout", s.b.write().timeout(timeout)).await.expect_err("taken");
         assert!(start.elapsed() >= timeout && error.is_timeout(), "{:?} of {timeout:?}: {error}", start.elapsed());
-        if matches!(&error, Error::Timeout { blockers, .. } if blockers.ahead > 1) {
-            break (timeout, error);
+        match &error {
+            Error::Timeout { blockers, .. } if blockers.ahead > 1 => Ok((timeout, error)),
+            _ => Err(error),
         }
-    };
+    })
+    .await;
     let Error::Timeout { waited, blockers, .. } = &error else { panic!("{error}") };
     assert_eq!((*waited, blockers.ahead, blockers.first.len()), (timeout, 2, 2));
     let (holder, waiter) = (&blockers.first[0], &blockers.first[1]);

@@ -1087,18 +1087,6 @@ async fn a_lock_is_kept_alive_while_it_is_held_and_costs_a_few_reads_when_not() 
 }
 
 #[tokio::test]
-async fn a_runtime_blocked_for_longer_than_the_session_timeout_loses_nothing() {
-    let server = shared_server();
-    let zk = connect_with(&server.address(), Duration::from_secs(1)).await;
-    let lock = lock_at(&zk, "/locks/blocked");
-    let guard = lock.write().await.unwrap();
-    // This blocks the only thread of this runtime.
-    thread::sleep(Duration::from_millis(2_500));
-    assert!(guard.is_held());
-    guard.release().await.unwrap();
-}
-
-#[tokio::test]
 async fn a_blip_loses_neither_the_lock_nor_a_place_in_the_queue() {
     let server = shared_server();
     let (first, second) = (Proxy::start(server.address()), Proxy::start(server.address()));

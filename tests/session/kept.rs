@@ -20,7 +20,7 @@ use support::server::shared_server;
 use support::wire::{Op, Proxy};
 use zk_rwlock::{RwLock, ZooKeeper};
 
-const SESSION_TIMEOUT: Duration = Duration::from_secs(2);
+const SESSION_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Longer than any test takes.
 const IDLE: Duration = Duration::from_secs(600);
@@ -119,7 +119,7 @@ async fn rounds_of(kind: &'static str, cut: fn(&Proxy)) {
             tokio::spawn(async move {
                 let proxy = Proxy::start(server.address());
                 let keeper = connect_with(&proxy.address(), SESSION_TIMEOUT).await;
-                let other = connect_with(&server.address(), SESSION_TIMEOUT).await;
+                let other = connect(&server.address()).await;
                 round(&keeper, &other, format!("/kept-lease/{kind}/{i}"), i % 2 == 0, offset, || cut(&proxy)).await;
             })
         })
@@ -141,7 +141,7 @@ async fn an_idle_node_whose_requests_are_lost_lets_nobody_in_after_the_next_gran
     let server = shared_server();
     let proxy = Proxy::start(server.address());
     let keeper = connect_with(&proxy.address(), SESSION_TIMEOUT).await;
-    let other = connect_with(&server.address(), SESSION_TIMEOUT).await;
+    let other = connect(&server.address()).await;
     let path = "/kept-lease/to-server";
     let lock = keeping(&keeper, path);
     let token = soon("a free lock", lock.write()).await.expect("free").fencing_token();
@@ -160,7 +160,7 @@ async fn an_idle_node_whose_server_lost_its_leader_lets_nobody_in_after_the_gran
     let ensemble = tokio::task::spawn_blocking(Ensemble::start).await.expect("the ensemble starts");
     let (follower, leader) = (ensemble.followers()[0], ensemble.leader());
     let keeper = connect_with(&ensemble.server(follower).address(), SESSION_TIMEOUT).await;
-    let other = connect_with(&ensemble.server(leader).address(), SESSION_TIMEOUT).await;
+    let other = connect(&ensemble.server(leader).address()).await;
     let offset = SESSION_TIMEOUT / 3;
     let cut = || ensemble.cut_from_leader(follower);
     round(&keeper, &other, "/kept-lease/quorum".to_owned(), true, offset, cut).await;

@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use support::process::{Process, role, say};
 use support::scene::*;
-use support::server::shared_server;
+use support::server::{TICK, shared_server};
 use zk_rwlock::{RwLock, ZooKeeper};
 
 /// The session timeout, after which the tests' servers notice a crash at their next tick.
 const SHORT: Duration = Duration::from_secs(2);
-const TICK: Duration = Duration::from_millis(200);
 
 /// Allowance for a machine that is busy with other things.
 const SLACK: Duration = Duration::from_secs(3);

@@ -30,14 +30,11 @@ async fn told_within(limit: Duration, servers: &str) -> String {
 
 /// `connect` says why there is no session, once it has the time to find out.
 async fn tells(servers: &str, is_it: impl Fn(&str) -> bool) {
-    let mut told = Vec::new();
-    for limit in limits_from(LIMIT) {
-        told.push(told_within(limit, servers).await);
-        if told.last().is_some_and(|why| is_it(why)) {
-            return;
-        }
-    }
-    panic!("{told:#?}");
+    with_time_enough(LIMIT, async |limit| {
+        let why = told_within(limit, servers).await;
+        if is_it(&why) { Ok(()) } else { Err(why) }
+    })
+    .await;
 }
 
 /// A peer that is no ZooKeeper.
@@ -180,22 +177,18 @@ fn cut_off(error: &Error, limit: Duration) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_timeout_while_disconnected_says_since_when_and_why() {
-    let mut told = Vec::new();
-    for limit in limits_from(Duration::from_secs(2)) {
+    with_time_enough(Duration::from_secs(2), async |limit| {
         let server = Server::start();
         let refused = format!("{}: Connection refused (os error 111)", server.address());
         let [write, queue, behind] = timeouts_while_disconnected(&server, limit).await;
         let held = format!("not granted: {refused}; before that, held by WRITE ");
-        if write == format!("not done: {refused}")
+        let is_told = write == format!("not done: {refused}")
             && queue == write
             && behind.starts_with(&held)
-            && behind.ends_with("; 1 ahead")
-        {
-            return;
-        }
-        told.push([write, queue, behind]);
-    }
-    panic!("{told:#?}");
+            && behind.ends_with("; 1 ahead");
+        if is_told { Ok(()) } else { Err([write, queue, behind]) }
+    })
+    .await;
 }
 
 /// What is said within so long where a server is gone: to a newcomer, to one who lists, and to one who waits.

@@ -2,7 +2,7 @@
 
 use support::scene::{
     CALM, SOON, becomes_empty, children, connect, eventually, granted, line_becomes, lock_at, reader, refused, session,
-    soon, within, writer,
+    soon, with_time_enough, within, writer,
 };
 use support::server::shared_server;
 use support::wire::{Op, Proxy};
@@ -444,17 +444,15 @@ mod tls {
 
     /// Whom we connect to without success says why, once there is the time to find out.
     async fn assert_unreachable(options: impl Fn() -> ZooKeeperBuilder, servers: &str, reason: &str) {
-        let mut told = Vec::new();
-        for limit in support::scene::limits_from(LIMIT) {
+        with_time_enough(LIMIT, async |limit| {
             let connecting = options().session_timeout(CALM).connect_timeout(limit).connect(servers);
-            let error = within(SOON + limit, "the refusal", connecting).await.unwrap_err();
-            match error {
-                Error::Unreachable(why) if why.contains(reason) => return,
-                Error::Unreachable(why) => told.push(why),
+            match within(SOON + limit, "the refusal", connecting).await.unwrap_err() {
+                Error::Unreachable(why) if why.contains(reason) => Ok(()),
+                Error::Unreachable(why) => Err(why),
                 error => panic!("{error:?}"),
             }
-        }
-        panic!("{told:#?}");
+        })
+        .await;
     }
 
     /// One that signs certificates, made anew in each run.

@@ -221,6 +221,15 @@ impl Connection {
         }
     }
 
+    /// Whom the nodes belong to that are created here.
+    fn owner(&self) -> i64 {
+        match self.lie {
+            Lie::CreatedForAnother => SESSION + 1,
+            Lie::CreatedForNobody => 0,
+            _ => SESSION,
+        }
+    }
+
     fn create(&self, tree: &mut Tree, op: Op, mut fields: Fields<'_>) -> Body {
         let mut path = fields.string().unwrap_or_default();
         tree.zxid += 1;
@@ -229,11 +238,7 @@ impl Connection {
             path += &format!("{number:010}");
             tree.names.push(path.rsplit('/').next().unwrap_or_default().to_owned());
         }
-        let owner = match self.lie {
-            Lie::CreatedForAnother => SESSION + 1,
-            Lie::CreatedForNobody => 0,
-            _ => SESSION,
-        };
+        let owner = self.owner();
         match self.lie {
             Lie::ShortCreate if op == Op::Create2 => Body::default(),
             Lie::CreatedElsewhere if op == Op::Create2 => Body::default().buffer(b"/else/where").stat(tree.zxid, owner),
@@ -268,7 +273,7 @@ impl Connection {
     fn data(&self, tree: &Tree) -> Body {
         match self.lie {
             Lie::ShortData => Body::default().int(100).bytes(b"short"),
-            _ => Body::default().buffer(b"{}").stat(tree.zxid, SESSION),
+            _ => Body::default().buffer(b"{}").stat(tree.zxid, self.owner()),
         }
     }
 }

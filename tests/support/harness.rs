@@ -9,8 +9,12 @@ use zk_rwlock::{Dialect, Memory, RwLockBuilder, ZooKeeper};
 
 use super::keeper::clickhouse_keeper;
 use super::scene::{SOON, eventually};
-use super::server::{Server, shared_server};
+use super::server::{Server, TICK, shared_server};
 use super::wire::Proxy;
+
+/// The session timeout of clients on ZooKeeper, each of which waits so long to expire. Ten ticks leave their leases room for
+/// pauses of a busy machine: from the sending of a heartbeat until it counts, five ticks pass at least.
+const SHORT: Duration = Duration::from_secs(2);
 
 #[allow(async_fn_in_trait, reason = "no check needs to know that its futures are `Send`")]
 pub trait Harness {
@@ -173,7 +177,7 @@ impl Harness for OnZooKeeper {
         let is_keeper = std::env::var_os("ZK_RWLOCK_KEEPER").is_some();
         let start = if is_keeper { clickhouse_keeper } else { Proxy::start };
         let wire = Arc::new(start(self.server.address()));
-        let builder = ZooKeeper::builder().session_timeout(Duration::from_secs(1)).connect_timeout(SOON);
+        let builder = ZooKeeper::builder().session_timeout(SHORT).tick_time(TICK).connect_timeout(SOON);
         let zk = Arc::new(builder.connect(&wire.address()).await.expect("the server can be reached"));
         if is_keeper {
             // The first directory costs the session, because the server closes the connection over it.

@@ -1,6 +1,7 @@
 //! What tests of a lock on a real server share: sessions, a view of the queue, and waiting for a condition instead
 //! of for a time.
 
+use std::fmt::Debug;
 use std::future::{Future, IntoFuture};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,10 +44,21 @@ pub async fn within<F: IntoFuture>(limit: Duration, what: &str, future: F) -> F:
     }
 }
 
-/// Limits, each twice the last, up to a minute. What has to be said within a limit is tried with one after the other: on a
+/// What has to be said within a limit is tried with one limit after the other, each twice the last, up to a minute: on a
 /// busy machine the first may be over before there is anything to say.
-pub fn limits_from(first: Duration) -> impl Iterator<Item = Duration> {
-    std::iter::successors(Some(first), |limit| Some(*limit * 2)).take_while(|limit| *limit <= Duration::from_secs(60))
+pub async fn with_time_enough<T, E: Debug>(
+    first: Duration,
+    mut attempt: impl AsyncFnMut(Duration) -> Result<T, E>,
+) -> T {
+    let mut told = Vec::new();
+    let limits = std::iter::successors(Some(first), |limit| Some(*limit * 2));
+    for limit in limits.take_while(|limit| *limit <= Duration::from_secs(60)) {
+        match attempt(limit).await {
+            Ok(said) => return said,
+            Err(other) => told.push(other),
+        }
+    }
+    panic!("{told:#?}");
 }
 
 /// Returns when the condition is met.

@@ -20,6 +20,9 @@ use super::frames::{Hello, framed};
 use super::port::Port;
 use super::snapshot;
 
+/// The servers' tick. Sessions expire on multiples of it, so a short one keeps tests of expiry short.
+pub const TICK: Duration = Duration::from_millis(200);
+
 const STARTUP_LIMIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const FOUR_LETTER_LIMIT: Duration = Duration::from_secs(5);
@@ -450,8 +453,7 @@ impl Home {
             format!("clientPort={port}"),
             "clientPortAddress=127.0.0.1".to_owned(),
             format!("dataDir={}", self.data().display()),
-            // Sessions expire on multiples of the tick, so a short one keeps tests of expiry short.
-            "tickTime=200".to_owned(),
+            format!("tickTime={}", TICK.as_millis()),
             "minSessionTimeout=400".to_owned(),
             "maxSessionTimeout=60000".to_owned(),
             "admin.enableServer=false".to_owned(),

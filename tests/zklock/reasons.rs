@@ -54,18 +54,6 @@ async fn eventually_says(command: impl Fn() -> Command, begin: &str, rest: &str)
     panic!("{told:#?}");
 }
 
-/// Runs with longer and longer limits until one run is as expected.
-async fn with_time_enough(first: Duration, mut is_it: impl AsyncFnMut(Duration) -> Result<(), String>) {
-    let mut told = Vec::new();
-    for limit in limits_from(first) {
-        match is_it(limit).await {
-            Ok(()) => return,
-            Err(other) => told.push(other),
-        }
-    }
-    panic!("{told:#?}");
-}
-
 fn is_so(so: bool, run: &Run) -> Result<(), String> {
     if so { Ok(()) } else { Err(format!("{run:#?}")) }
 }
@@ -85,11 +73,6 @@ async fn an_unknown_host_and_a_full_server_are_told_apart() {
         is_so(reason(&run).contains("as its maxClientCnxns allows (60 by default)"), &run)
     })
     .await;
-}
-
-/// As [`ended()`], for runs that have a long limit of their own.
-async fn ended_within_minutes(command: Command) -> Run {
-    Running::start(command).ends_within(Duration::from_secs(120)).await
 }
 
 #[tokio::test]
@@ -177,8 +160,10 @@ async fn credentials_that_are_refused_later_end_with_the_code_for_that() {
     let wrong = ended(on("guess", &["/l", "true"])).await;
     assert_eq!((wrong.code, &wrong.stderr[..]), (Some(77), "zklock: the servers refuse the credentials in ZK_SASL\n"));
 
-    let holds = Running::start(on("first", &["/l", "-c", "echo ready; exec sleep 60"])).ready().await;
-    let waits = Running::start(on("first", &["/l", "true"]));
+    // No lease runs out while the server restarts.
+    let holder = ["--session-timeout", "60", "/l", "-c", "echo ready; exec sleep 60"];
+    let holds = Running::start(on("first", &holder)).ready().await;
+    let waits = Running::start(on("first", &["--session-timeout", "60", "/l", "true"]));
     let mut told = Running::start(on("first", &["watch", "--json", "/l"]));
     while !told.says().await.contains("\"waits\"") {}
     server.replace_file("jaas.conf", &jaas("second"));
