@@ -102,25 +102,9 @@ impl ZooKeeperSession {
         abilities: Arc<Abilities>,
         servers: Servers,
     ) -> Result<Arc<ZooKeeperSession>, Failure> {
-        let requested = options.session_timeout;
-        // A server may raise the timeout, and another server lower it again on a reconnect: the shorter one counts.
-        let timeout = client.session_timeout().min(requested);
-        if timeout < requested {
-            // On a reconnect the client asks for the timeout that was granted here. So only a server that grants even
-            // less can lower it again, and the client does not report that.
-            tracing::warn!(
-                ?timeout,
-                ?requested,
-                "the server grants a shorter session timeout than requested: no server may grant an even shorter one"
-            );
-        }
-        options
-            .check_lease(timeout)
-            .map_err(|problem| Failure::Refused(format!("{problem}, which the servers grant")))?;
+        let timeout = granted_timeout(&client, options)?;
         let upkeep = Arc::new(Upkeep::new(options.lease(timeout)));
         upkeep.began(asked);
-        let finished = Arc::new(Finished::default());
-        let (link, _) = watch::channel(Link::Up);
         let states = client.state_watcher();
         let (id, root_bytes, acl) =
             (client.session_id().0, client.path().trim_end_matches('/').len(), options.acl_of_nodes());
@@ -136,9 +120,9 @@ impl ZooKeeperSession {
                 acl,
                 abilities,
                 upkeep,
-                link,
+                link: watch::Sender::new(Link::Up),
                 lost: Mutex::new(None),
-                finished,
+                finished: Arc::default(),
                 background: Arc::clone(background),
                 servers,
                 server: Arc::default(),
@@ -149,18 +133,22 @@ impl ZooKeeperSession {
                 this: Weak::clone(this),
             }
         });
-        let (upkeep, link, finished) =
-            (Arc::clone(&session.upkeep), session.link.clone(), Arc::clone(&session.finished));
-        let follow = follow_state(states, Arc::downgrade(&session), upkeep, link, finished);
-        let tenant = background.tenant();
-        background.handle().spawn(async move {
+        session.begin(states);
+        Ok(session)
+    }
+
+    /// Begins what goes on in the background for as long as the session lives.
+    fn begin(self: &Arc<Self>, states: zk::StateWatcher) {
+        let (upkeep, link, finished) = (Arc::clone(&self.upkeep), self.link.clone(), Arc::clone(&self.finished));
+        let follow = follow_state(states, Arc::downgrade(self), upkeep, link, finished);
+        let (runtime, tenant) = (self.background.handle(), self.background.tenant());
+        runtime.spawn(async move {
             follow.await;
             drop(tenant);
         });
-        let shared: Arc<dyn Session> = session.clone();
-        background.handle().spawn(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
-        session.has_a_connection();
-        Ok(session)
+        let shared: Arc<dyn Session> = self.clone();
+        runtime.spawn(keep_alive(Arc::downgrade(&shared), WATCH_OWN_AFTER));
+        self.has_a_connection();
     }
 
     /// A connection was made, the first one or another.
@@ -472,6 +460,25 @@ impl fmt::Debug for ZooKeeperSession {
             .field("lease", self.upkeep.lease())
             .finish_non_exhaustive()
     }
+}
+
+/// The session timeout that counts, of a session that was just opened.
+fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Duration, Failure> {
+    let requested = options.session_timeout;
+    // A server may raise the timeout, and another server lower it again on a reconnect: the shorter one counts.
+    let timeout = client.session_timeout().min(requested);
+    if timeout < requested {
+        // On a reconnect the client asks for the timeout that was granted here. So only a server that grants even less can
+        // lower it again, and the client does not report that.
+        tracing::warn!(
+            ?timeout,
+            ?requested,
+            "the server grants a shorter session timeout than requested: no server may grant an even shorter one"
+        );
+    }
+    let checked = options.check_lease(timeout);
+    checked.map_err(|problem| Failure::Refused(format!("{problem}, which the servers grant")))?;
+    Ok(timeout)
 }
 
 /// Reports the session's state to all that wait for it, until the session is over.
