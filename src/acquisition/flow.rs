@@ -73,7 +73,7 @@ impl Acquisition {
         if let Some(waiting) = waiting {
             self.warn_in_background(&held, waiting);
         }
-        let mut wait = Wait { patience, waiting, on_wait, look, directory: None, ghosts: Vec::new() };
+        let mut wait = Wait { patience, waiting, on_wait, look, directory: None };
         let turn = tokio::select! {
             biased;
             turn = self.wait_for_turn(&held, &mut wait) => turn,

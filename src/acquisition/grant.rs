@@ -1,5 +1,7 @@
 //! How an acquisition whose turn has come takes the lock; lists no queue.
 
+use std::sync::Arc;
+
 use crate::acquisition::request::Acquisition;
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
@@ -19,6 +21,8 @@ pub(crate) struct Grant {
     pub(crate) kind: GrantKind,
     /// The contender had to wait.
     pub(crate) has_waited: bool,
+    /// Those who have left the queue although our server shows them there.
+    pub(crate) ghosts: Vec<Arc<str>>,
 }
 
 /// By what it was known that the lock could be taken.
@@ -63,7 +67,7 @@ impl Grant {
                 (Evidence::HandOff(ticket.session().upkeep().nodes().hand_off(&node.into())), GrantKind::HandOff)
             }
         };
-        Grant { evidence, kind, has_waited: take.has_waited }
+        Grant { evidence, kind, has_waited: take.has_waited, ghosts: take.ghosts }
     }
 }
 

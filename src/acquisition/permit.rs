@@ -176,7 +176,7 @@ impl Acquisition {
         mut grant: Grant,
         wait: &mut Wait<'_>,
     ) -> Result<(), Error> {
-        let mut view = View::new(self, held, &grant, std::mem::take(&mut wait.ghosts));
+        let mut view = View::new(self, held, &mut grant);
         let mut refused = None;
         let mut seen = self.seen_as_head(wanted, held, &grant).filter(|_| view.signal.is_none());
         held.ticket().book().granted(held.position(), &grant.evidence);
@@ -346,12 +346,12 @@ struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    fn new(acquisition: &'a Acquisition, held: &'a Hold, grant: &Grant, ghosts: Vec<Arc<str>>) -> View<'a> {
+    fn new(acquisition: &'a Acquisition, held: &'a Hold, grant: &mut Grant) -> View<'a> {
         let signal = match &grant.evidence {
             Evidence::HandOff(signal) if !signal.is_confirmed() => Some(Arc::clone(signal)),
             _ => None,
         };
-        let connection = held.ticket().connection();
+        let (connection, ghosts) = (held.ticket().connection(), std::mem::take(&mut grant.ghosts));
         View { acquisition, held, connection, number: None, names: None, signal, ghosts, gone: Vec::new() }
     }
 
@@ -450,32 +450,36 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Watches the number of permits, unless it has changed since `now`.
+    async fn watch_number(&mut self, now: &Seen) -> Result<(), Error> {
+        let (session, path) = (self.held.ticket().session(), self.acquisition.handle.shown());
+        let (watch, node) = (session.watch(path), session.data(path));
+        match (watch.await, node.await) {
+            (Ok(watch), Ok((_, stat))) if stat.version == now.version => {
+                self.number = Some((now.number, stat.version, watch));
+                Ok(())
+            }
+            // It has changed, or the next look finds out why it cannot be read.
+            (Ok(_), Ok(_)) | (Err(Failure::Unknown(_)), _) | (_, Err(Failure::Unknown(_))) => Ok(()),
+            (Err(failure), _) | (_, Err(failure)) => Err(self.acquisition.no_permit(failure)),
+        }
+    }
+
     /// Waits until a permit may have been given back, or the number of permits may have changed, since `now`.
     async fn wait_for_change(&mut self, now: &Seen, wait: &mut Wait<'_>) -> Result<(), Error> {
-        let Some(names) = &mut self.names else { return Ok(()) };
-        let session = self.held.ticket().session();
         if self.number.is_none() {
-            let path = self.acquisition.handle.shown();
-            let (watch, node) = (session.watch(path), session.data(path));
-            let watched = match (watch.await, node.await) {
-                (Ok(watch), Ok((_, stat))) => Ok((watch, stat.version)),
-                (Err(failure), _) | (_, Err(failure)) => Err(failure),
-            };
-            match watched {
-                Ok((watch, version)) if version == now.version => self.number = Some((now.number, version, watch)),
-                // It has changed, or the next look finds out why it cannot be read.
-                Ok(_) | Err(Failure::Unknown(_)) => return Ok(()),
-                Err(failure) => return Err(self.acquisition.no_permit(failure)),
-            }
+            self.watch_number(now).await?;
         }
-        let (Some((_, _, number)), Some(directory)) = (&mut self.number, &self.acquisition.handle.site.permits) else {
+        let (Some((_, _, number)), Some(names), Some(directory)) =
+            (&mut self.number, &mut self.names, &self.acquisition.handle.site.permits)
+        else {
             return Ok(());
         };
-        let (own_node, path) = (self.held.own_node(), self.acquisition.handle.shown());
+        let (session, path) = (self.held.ticket().session(), self.acquisition.handle.shown());
+        let node = |name: &str| format!("{directory}/{name}");
         let checks = || {
-            let mut checks = vec![check(own_node.path(), None), check(path.to_string(), Some(now.version))];
-            checks.extend(now.names.iter().map(|name| check(format!("{directory}/{name}"), None)));
-            checks
+            let holders = now.names.iter().map(|name| check(node(name), None));
+            std::iter::once(check(path.to_string(), Some(now.version))).chain(holders).collect()
         };
         let mut look = SecondLook::after(session, !self.gone.is_empty());
         let changed = async {
@@ -483,7 +487,7 @@ impl<'a> View<'a> {
                 biased;
                 event = number => Change::Number(event),
                 event = names => Change::Names(event),
-                index = look.finds(checks) => Change::Missed(index),
+                missed = self.held.misses(&mut look, checks) => Change::Missed(missed),
             }
         };
         let changed = match &mut wait.on_wait {
@@ -502,14 +506,14 @@ impl<'a> View<'a> {
             Change::Number(Event::Over) | Change::Names(Event::Over) => return std::future::pending().await,
             Change::Number(_) => self.number = None,
             Change::Names(_) => self.names = None,
-            Change::Missed(0) => own_node.lose(Loss::Removed),
-            Change::Missed(1) => {
+            Change::Missed(Err(loss)) => return Err(self.acquisition.evicted(loss)),
+            Change::Missed(Ok(0)) => {
                 second_look::report(session, path.to_string(), Some(now.version));
                 self.number = None;
             }
-            Change::Missed(index) => {
-                let gone = now.names.get(index - 2).cloned().unwrap_or_default();
-                second_look::report(session, format!("{directory}/{gone}"), None);
+            Change::Missed(Ok(index)) => {
+                let gone = now.names.get(index - 1).cloned().unwrap_or_default();
+                second_look::report(session, node(&gone), None);
                 self.gone.push(gone);
             }
         }
@@ -523,8 +527,8 @@ enum Change {
     Number(Event),
     /// The nodes of those who hold.
     Names(Event),
-    /// What of it, by its index among the checks, was found by a second look.
-    Missed(usize),
+    /// What of it, by its index among the checks, was found by a second look; or the loss of our own node.
+    Missed(Result<usize, Loss>),
 }
 
 /// Makes the directory of the permits. It stays, as the semaphore's own node does.

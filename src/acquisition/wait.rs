@@ -42,8 +42,6 @@ pub(crate) struct Wait<'a> {
     pub(crate) look: Option<Result<Names, Failure>>,
     /// What the last listing showed of the directory itself, if it is needed next.
     pub(crate) directory: Option<Stat>,
-    /// The contenders that the server shows although they have left.
-    pub(crate) ghosts: Vec<Arc<str>>,
 }
 
 /// What a waiter waits for.
@@ -96,7 +94,7 @@ impl Acquisition {
                 Step::Await { predecessor, watches, asks } => {
                     held.ticket().book().waits(held.position(), &predecessor);
                     let watches = watches || wait.on_wait.is_some();
-                    let (directory, is_haunted) = (wait.directory.take(), !wait.ghosts.is_empty());
+                    let (directory, is_haunted) = (wait.directory.take(), waiter.is_haunted());
                     let behind = Behind { held, predecessor: &predecessor, watches, asks, directory, is_haunted };
                     let departure = match &mut wait.on_wait {
                         None => self.departure(&behind).await?,
@@ -145,10 +143,6 @@ impl Acquisition {
             meter::entered(self.aim(), names.len().saturating_sub(1));
         }
         let step = waiter.next(News::Listed { names: &names, known: ticket.book().find(held.position()) });
-        if let Some(ghost) = waiter.ghosts().iter().find(|ghost| !wait.ghosts.contains(ghost)) {
-            second_look::report(session, ticket.child(ghost), None);
-        }
-        wait.ghosts = waiter.ghosts().to_vec();
         let Step::Await { .. } = &step else { return Ok(step) };
         wait.directory = names.directory;
         if wait.patience == Patience::GiveUp {
@@ -258,9 +252,8 @@ impl Acquisition {
 
     /// Waits until the leader no longer has our node or the predecessor's, although nothing was heard of that.
     async fn missed(&self, behind: &Behind<'_>) -> Result<Departure, Error> {
-        let (ticket, own_node, predecessor) = (behind.held.ticket(), behind.held.own_node(), behind.predecessor);
-        let session = ticket.session();
-        let checks = || [own_node.path(), ticket.child(&predecessor.name)].map(|path| check(path, None)).to_vec();
+        let (ticket, predecessor) = (behind.held.ticket(), behind.predecessor);
+        let (session, node) = (ticket.session(), ticket.child(&predecessor.name));
         let (mut look, mut is_at_once) = (SecondLook::after(session, behind.is_haunted), behind.is_haunted);
         // A server that has missed a downgrade does not show the reader, which a writer waits for. Another one does.
         let reader = match (self.mode, predecessor.mode) {
@@ -270,13 +263,14 @@ impl Acquisition {
             _ => None,
         };
         loop {
-            if look.finds(checks).await == 0 {
-                own_node.lose(Loss::Removed);
-                return Err(self.evicted(Loss::Removed));
-            }
+            let missed = behind.held.misses(&mut look, || vec![check(node.clone(), None)]).await;
+            missed.map_err(|loss| self.evicted(loss))?;
             match &reader {
                 Some(reader) if second_look::is_there(session, ticket.child(reader), None).await != Some(false) => {}
-                _ => return Ok(Departure::Missed),
+                _ => {
+                    second_look::report(session, node, None);
+                    return Ok(Departure::Missed);
+                }
             }
             // The next listing may show the writer again. Not without a pause between two of them.
             if !std::mem::take(&mut is_at_once) {

@@ -14,9 +14,9 @@ use crate::session::lease::Moment;
 use crate::session::loss::{HoldState, Loss};
 use crate::session::node::OwnNode;
 use crate::session::position::Position;
-use crate::session::request::{Event, Failure, Stat};
+use crate::session::request::{Event, Failure, Operation, Stat};
 use crate::session::retry;
-use crate::session::second_look::SecondLook;
+use crate::session::second_look::{SecondLook, check};
 use crate::sync::{Mutex, OnceLock};
 use crate::ticket::exchange::{Exchange, NotExchanged};
 use crate::ticket::removal::Leaving;
@@ -133,6 +133,21 @@ impl Hold {
             loss = self.lost() => Err(Error::Lost(loss)),
             first = self.somebody_kept_out() => first,
         }
+    }
+
+    /// Waits until one of these checks fails at the leader, although nothing was heard of that. Returns its index, or the loss
+    /// if it is our own node that is gone.
+    pub(crate) async fn misses(
+        &self,
+        look: &mut SecondLook<'_>,
+        others: impl Fn() -> Vec<Operation>,
+    ) -> Result<usize, Loss> {
+        let checks = || [vec![check(self.own_node().path(), None)], others()].concat();
+        let missed = look.finds(checks).await;
+        missed.checked_sub(1).ok_or_else(|| {
+            self.own_node().lose(Loss::Removed);
+            Loss::Removed
+        })
     }
 
     async fn somebody_kept_out(&self) -> Result<Contender, Error> {

@@ -149,6 +149,8 @@ pub struct Take<E> {
     pub pauses: bool,
     /// The contender had to wait.
     pub has_waited: bool,
+    /// The contenders that it has passed over: they have left, and the server still shows them.
+    pub ghosts: Vec<Arc<str>>,
 }
 
 /// How a contender knows that it is its turn.
@@ -195,9 +197,9 @@ impl<C: Borrow<Contender>> Waiter<C> {
         self.has_waited
     }
 
-    /// The names that the last listing showed, and that it passed over.
-    pub fn ghosts(&self) -> &[Arc<str>] {
-        &self.ghosts
+    /// Whether the server has shown contenders that had left.
+    pub fn is_haunted(&self) -> bool {
+        !self.ghosts.is_empty()
     }
 
     fn after_book<E>(&mut self, known: Known<E>, has_listing: bool) -> Step<E> {
@@ -300,8 +302,9 @@ impl<C: Borrow<Contender>> Waiter<C> {
         Step::Await { predecessor, watches, asks }
     }
 
-    fn take<E>(&self, evidence: Proof<E>, pauses: bool) -> Step<E> {
-        Step::Take(Take { evidence, pauses, has_waited: self.has_waited })
+    fn take<E>(&mut self, evidence: Proof<E>, pauses: bool) -> Step<E> {
+        let ghosts = std::mem::take(&mut self.ghosts);
+        Step::Take(Take { evidence, pauses, has_waited: self.has_waited, ghosts })
     }
 }
 

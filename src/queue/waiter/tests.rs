@@ -39,7 +39,7 @@ impl Waiter<Contender> {
 }
 
 fn taken(evidence: Proof<u8>, pauses: bool, has_waited: bool) -> Step<u8> {
-    Step::Take(Take { evidence, pauses, has_waited })
+    Step::Take(Take { evidence, pauses, has_waited, ghosts: Vec::new() })
 }
 
 #[test]
@@ -209,20 +209,21 @@ fn a_waiter_passes_over_whoever_left_without_a_word_for_as_long_as_a_server_show
     assert_eq!(waiter.departs(Departure::Missed), Step::Consult);
     assert_eq!(waiter.book(Known::Nothing), Step::List);
     assert_eq!(awaits(waiter.lists(&[holder, FIRST, ME, me])), holder, "writers before a ghost count");
-    assert_eq!(waiter.ghosts(), [ME, FIRST].map(Arc::from));
+    assert_eq!(waiter.ghosts, [ME, FIRST].map(Arc::from));
     // What only looks like a ghost's name counts: a writer that has downgraded has its number.
     assert_eq!(awaits(waiter.lists(&["h~b-READ-0000000002", FIRST, ME, me])), "h~b-READ-0000000002");
     // The other server has heard of all.
     assert_eq!(waiter.departs(Departure::Unseen), Step::Consult);
     assert_eq!(waiter.book(Known::Nothing), Step::List);
-    assert_eq!(waiter.lists(&[me]), taken(Proof::Listing, false, true));
-    assert_eq!(waiter.ghosts(), []);
+    assert_eq!(waiter.lists(&[me]), taken(Proof::Listing, false, true), "with no ghost");
 }
 
 #[test]
 fn a_waiter_beside_a_ghost_is_evicted_without_its_node_and_pauses_after_a_writer() {
     let pausing = Rules { pauses: true, ..TRUSTING };
-    for (left, step) in [(&[FIRST, ME][..], taken(Proof::Listing, true, true)), (&[FIRST], Step::Evicted)] {
+    let (evidence, ghosts) = (Proof::Listing, vec![FIRST.into()]);
+    let taken = Step::Take(Take { evidence, pauses: true, has_waited: true, ghosts });
+    for (left, step) in [(&[FIRST, ME][..], taken), (&[FIRST], Step::Evicted)] {
         let mut waiter = waiter(pausing);
         waiter.watches_first();
         assert_eq!(waiter.departs(Departure::Missed), Step::Consult);
