@@ -43,8 +43,8 @@ fn a_program_without_a_runtime_can_do_all_that_others_can() {
     assert!(matches!(lock.blocking_read(), Err(Error::Closed(_))));
 }
 
-#[test]
-fn a_contender_of_this_process_is_called_so_in_errors_and_queues() {
+#[tokio::test(start_paused = true)]
+async fn a_contender_of_this_process_is_called_so_in_errors_and_queues() {
     let ours = Memory::new();
     let theirs = ours.connect();
     let lock = |zk: &Memory| RwLock::builder(zk, "/lock").host("web-1").build().unwrap();
@@ -59,8 +59,8 @@ fn a_contender_of_this_process_is_called_so_in_errors_and_queues() {
         for error in [now(lock.try_write()).unwrap_err(), now(permits.try_acquire()).unwrap_err()] {
             assert_eq!(error.to_string().ends_with(" (this process); 1 ahead"), is_own, "{error}");
         }
-        let late = lock.write().timeout(Duration::from_millis(20)).blocking().unwrap_err();
-        let no_permit = permits.acquire().timeout(Duration::from_millis(20)).blocking().unwrap_err();
+        let late = lock.write().timeout(Duration::from_millis(20)).await.unwrap_err();
+        let no_permit = permits.acquire().timeout(Duration::from_millis(20)).await.unwrap_err();
         for error in [late, no_permit] {
             assert!(error.is_timeout(), "{error}");
             assert_eq!(error.to_string().ends_with(" (this process); 1 ahead"), is_own, "{error}");
@@ -69,7 +69,7 @@ fn a_contender_of_this_process_is_called_so_in_errors_and_queues() {
     // A use waits for another use of the node that they share: nothing is read for that.
     let kept = RwLock::builder(&ours, "/kept").keep(LONG).build().unwrap();
     let _used = now(kept.write()).unwrap();
-    let late = kept.write().timeout(Duration::from_millis(20)).blocking().unwrap_err();
+    let late = kept.write().timeout(Duration::from_millis(20)).await.unwrap_err();
     for error in [now(kept.try_write()).unwrap_err(), late] {
         assert!(error.to_string().ends_with(" (this process); 1 ahead"), "{error}");
     }
