@@ -27,7 +27,6 @@ pub struct Handle {
     pub(crate) host: String,
     pub(crate) label: Option<String>,
     pub(crate) dialect: Dialect,
-    pub(crate) lock_delay: Duration,
     pub(crate) warn_waiting: Option<Duration>,
     pub(crate) warn_holding: Option<Duration>,
     /// The nodes that are kept between uses, if the user asked for that.

@@ -49,9 +49,8 @@ impl Acquisition {
             // While cut off, the last listing is the best answer.
             let seen = || its_own.upgrade().map(|waiting| waiting.seen_in_the_way()).unwrap_or_default();
             let blockers = found.map_or_else(seen, |(_, blockers)| blockers);
-            let grace = acquisition.handle.lock_delay.saturating_add(LOOK_UP_AHEAD);
             if is_its_turn {
-                session.sleep(grace).await;
+                session.sleep(LOOK_UP_AHEAD).await;
             }
             if is_its_turn && !own_node.is_holding() {
                 let (path, node, label) = (&**acquisition.handle.shown(), me.name(), acquisition.label());

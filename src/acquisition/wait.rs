@@ -102,12 +102,7 @@ impl Acquisition {
                     };
                     waiter.next(News::Departed(departure))
                 }
-                Step::Take(take) => {
-                    if take.pauses {
-                        self.delay(held).await?;
-                    }
-                    return Ok(Grant::by(take, held));
-                }
+                Step::Take(take) => return Ok(Grant::by(take, held)),
                 Step::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
                 Step::Foreign(name) => return Err(self.handle.doubt(&name)),
             }
@@ -116,7 +111,7 @@ impl Acquisition {
 
     fn rules(&self, wait: &Wait<'_>) -> Rules {
         let hands_off = self.handle.dialect.hands_off();
-        Rules { hands_off, trusts_book: hands_off && wait.needs_no_look(), pauses: !self.handle.lock_delay.is_zero() }
+        Rules { hands_off, trusts_book: hands_off && wait.needs_no_look() }
     }
 
     /// Lists the queue. If a contender has to be waited for, reports the contenders in the way.
@@ -169,15 +164,6 @@ impl Acquisition {
     /// Whether a contender of the same session has let us in, and this dialect trusts that.
     fn is_let_in(&self, held: &Hold) -> bool {
         self.handle.dialect.hands_off() && matches!(self.known(held), Known::Granted(_))
-    }
-
-    /// Waits for the lock delay, so that requests of a vanished writer can still arrive.
-    async fn delay(&self, held: &Hold) -> Result<(), Error> {
-        tokio::select! {
-            biased;
-            loss = held.lost() => Err(Error::Evicted(loss)),
-            () = held.ticket().session().sleep(self.handle.lock_delay) => Ok(()),
-        }
     }
 
     /// Watches our own node and the predecessor's, and asks the predecessor if it may only keep its node.
@@ -274,7 +260,7 @@ impl Acquisition {
             }
             // The next listing may show the writer again. Not without a pause between two of them.
             if !std::mem::take(&mut is_at_once) {
-                return Ok(Departure::Unseen);
+                return Ok(Departure::Gone);
             }
         }
     }
@@ -284,13 +270,12 @@ impl Acquisition {
         let (session, own_node) = (behind.held.ticket().session(), behind.held.own_node());
         let mut watch = match Box::pin(self.keep_vigil(behind)).await? {
             Vigil::Predecessor(watch) => watch,
-            Vigil::Gone => return Ok(Departure::Unseen),
+            Vigil::Gone => return Ok(Departure::Gone),
             Vigil::Book => {
                 own_node.called(session).await.map_err(|loss| self.evicted(loss))?;
-                return Ok(Departure::Unseen);
+                return Ok(Departure::Gone);
             }
         };
-        let owner = watch.owner();
         loop {
             tokio::select! {
                 biased;
@@ -301,12 +286,12 @@ impl Acquisition {
                         session.spawn(Box::pin(async move {
                             let _gone = watch.await;
                         }));
-                        return Ok(Departure::Unseen);
+                        return Ok(Departure::Gone);
                     }
                 }
                 event = &mut watch => return Ok(match event {
-                    Event::Changed => Departure::Signalled(owner),
-                    _ => Departure::Seen(owner),
+                    Event::Changed => Departure::Signalled,
+                    _ => Departure::Gone,
                 }),
             }
         }
@@ -319,7 +304,7 @@ impl Acquisition {
             biased;
             departure = self.departure(behind) => departure,
             () = on_wait.keep_looking(held.ticket().session(), &self.handle.site, held.contender()) => {
-                Ok(Departure::Unseen)
+                Ok(Departure::Gone)
             }
         }
     }

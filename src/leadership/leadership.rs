@@ -358,7 +358,7 @@ impl LeadershipBuilder {
         self
     }
 
-    /// Options of the lock: a delay after a leader that vanished, warnings, and so on. To
+    /// Options of the lock: its host, warnings, and so on. To
     /// [keep](RwLockBuilder::keep) it between uses is refused: a leader that resigns hands over.
     ///
     /// # Examples
@@ -368,7 +368,7 @@ impl LeadershipBuilder {
     /// # use zk_rwlock::{Error, Leadership, Memory};
     /// # let zk = Memory::new();
     /// let leadership = Leadership::builder(&zk, "/leaders/scheduler")
-    ///     .lock(|lock| lock.lock_delay(Duration::from_secs(15)))
+    ///     .lock(|lock| lock.warn_after_holding(Duration::from_secs(3600)))
     ///     .build()?;
     /// # Ok::<(), Error>(())
     /// ```

@@ -84,7 +84,6 @@ impl RwLock {
             host: None,
             label: None,
             dialect: Dialect::default(),
-            lock_delay: Duration::ZERO,
             warn_waiting: None,
             warn_holding: None,
             idle: None,
@@ -270,7 +269,6 @@ pub struct RwLockBuilder {
     host: Option<String>,
     label: Option<String>,
     dialect: Dialect,
-    lock_delay: Duration,
     warn_waiting: Option<Duration>,
     warn_holding: Option<Duration>,
     idle: Option<Duration>,
@@ -307,32 +305,6 @@ impl RwLockBuilder {
     /// ```
     pub fn dialect(mut self, dialect: Dialect) -> Self {
         self.dialect = dialect;
-        self
-    }
-
-    /// After a writer vanishes (crash, lost connection, deleted node), its successors wait this long before they take
-    /// the lock. After a release they do not wait. Default: zero.
-    ///
-    /// This is for work that cannot check a [fencing token](WriteGuard::fencing_token). It gives requests of the
-    /// vanished writer that are still under way time to arrive. It has limits:
-    ///
-    /// - A contender that arrives after the writer has vanished does not know of it, and does not wait.
-    /// - A reader that vanishes looks like a reader that releases.
-    /// - A waiting writer that gives up looks like one that vanished, if it is of the same session as the contender
-    ///   before it, which may have let it in.
-    /// - A writer that downgraded, and was gone before its successor had listed the queue again, looks like one that
-    ///   vanished.
-    /// - A writer that releases in the moment in which its successor enters, and does not watch yet, looks like one
-    ///   that vanished.
-    ///
-    /// Give all users of the lock the same delay.
-    ///
-    /// A session whose own [ACL](crate::ZooKeeperBuilder::acl) does not let it write to its nodes cannot announce a
-    /// release: each of its releases looks like a vanishing.
-    ///
-    /// Refused in any [`dialect`](Self::dialect) but the native one: in the others no release is announced.
-    pub fn lock_delay(mut self, delay: Duration) -> Self {
-        self.lock_delay = delay;
         self
     }
 
@@ -437,12 +409,6 @@ impl RwLockBuilder {
                 self.dialect
             )));
         }
-        if !self.dialect.hands_off() && !self.lock_delay.is_zero() {
-            return Err(Error::invalid(format!(
-                "a lock_delay in the dialect {}, where a writer that released looks like one that vanished",
-                self.dialect
-            )));
-        }
         let path: Arc<str> = self.path.into();
         Ok(RwLock {
             handle: Arc::new(Handle {
@@ -454,7 +420,6 @@ impl RwLockBuilder {
                 host: self.host.unwrap_or_else(native::machine),
                 label: self.label,
                 dialect: self.dialect,
-                lock_delay: self.lock_delay,
                 warn_waiting: self.warn_waiting,
                 warn_holding: self.warn_holding,
                 keeper: self.idle.map(Keeper::new),

@@ -128,8 +128,8 @@ impl Session for MemorySession {
     fn watch(&self, path: &str) -> Reply<Watch> {
         let (id, path, ensemble) = (self.id, path.to_owned(), Arc::downgrade(&self.ensemble));
         self.request(false, move |world, _| {
-            let owner = world.shown_to(id).get(&path).ok_or(Failure::NoNode)?.owner;
-            Ok(world.arm(id, path, ensemble).with_owner(owner))
+            world.shown_to(id).get(&path).ok_or(Failure::NoNode)?;
+            Ok(world.arm(id, path, ensemble))
         })
     }
 

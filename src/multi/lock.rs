@@ -275,12 +275,6 @@ impl MultiLockBuilder {
         self
     }
 
-    /// As [`RwLockBuilder::lock_delay`], for each of the locks.
-    pub fn lock_delay(mut self, delay: Duration) -> Self {
-        self.options = self.options.lock_delay(delay);
-        self
-    }
-
     /// As [`RwLockBuilder::warn_after_waiting`], for each of the locks.
     pub fn warn_after_waiting(mut self, limit: Duration) -> Self {
         self.options = self.options.warn_after_waiting(limit);

@@ -334,7 +334,6 @@ impl SemaphoreBuilder {
                 host: self.host.unwrap_or_else(native::machine),
                 label: self.label,
                 dialect: Dialect::Native,
-                lock_delay: Duration::ZERO,
                 warn_waiting: self.warn_waiting,
                 warn_holding: self.warn_holding,
                 keeper: None,

@@ -48,7 +48,6 @@ use crate::queue::native;
 ///   writer hands over to the next. So a writer's release is a plain delete, a change of a node's data only makes a
 ///   waiter list again, and a hand-off costs a listing. A request to revoke is not obeyed: ask
 ///   [`contended`](crate::WriteGuard::contended).
-/// - **Lock delay**: a release looks like a crash, so [`lock_delay`](crate::RwLockBuilder::lock_delay) is refused.
 /// - **Downgrade** works in place: readers and writers of each library take the new node for the reader that it is. A
 ///   thread of Curator that reads under its own write lock has two nodes of one number: readers wait for the writer's
 ///   node, writers for both.

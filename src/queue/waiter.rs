@@ -40,8 +40,6 @@ pub struct Waiter<C> {
     awaited: Option<Awaited>,
     /// All contenders before it were asked to give up nodes that they may only keep.
     has_asked: bool,
-    /// The last writer that vanished, and may have held the lock.
-    vanished: Option<Vanished>,
     /// The names of contenders that have left by what the leader says, and that the server still shows. None of them ever
     /// comes again, so they are passed over.
     ghosts: Vec<Arc<str>>,
@@ -55,8 +53,6 @@ pub struct Rules {
     /// The waiter may take its predecessor from the book of its session. Not so if the caller wants reports of the
     /// contenders in the way, because only a listing shows them.
     pub trusts_book: bool,
-    /// The successor of a writer that vanished pauses before it takes the lock.
-    pub pauses: bool,
 }
 
 /// The nearest contender before a waiter that excludes the waiter.
@@ -105,12 +101,10 @@ pub enum News<'a, E> {
 /// What became of a predecessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Departure {
-    /// Its node was written to. The number is that of the session that owned the node, if it is known.
-    Signalled(Option<i64>),
-    /// Something else happened to its node. The number is that of the session that owned the node, if it is known.
-    Seen(Option<i64>),
-    /// The book reported it, or the node had gone before it could be watched.
-    Unseen,
+    /// Its node was written to.
+    Signalled,
+    /// Something else happened to its node, or the book reported that it has gone.
+    Gone,
     /// The leader no longer has its node, nor one after a downgrade that would be in the way, although nothing was heard of that.
     Missed,
 }
@@ -145,8 +139,6 @@ pub enum Step<E> {
 pub struct Take<E> {
     /// How the contender knows.
     pub evidence: Proof<E>,
-    /// A writer vanished before it. Pause first: requests of that writer may still be on their way.
-    pub pauses: bool,
     /// The contender had to wait.
     pub has_waited: bool,
     /// The contenders that it has passed over: they have left, and the server still shows them.
@@ -170,17 +162,10 @@ struct Awaited {
     watches: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Vanished {
-    writer: Contender,
-    /// Its session, if that is known.
-    owner: Option<i64>,
-}
-
 impl<C: Borrow<Contender>> Waiter<C> {
     /// A contender that has its node. Its first step is [`Step::Consult`].
     pub fn new(me: C, rules: Rules) -> Waiter<C> {
-        Waiter { me, rules, has_waited: false, awaited: None, has_asked: false, vanished: None, ghosts: Vec::new() }
+        Waiter { me, rules, has_waited: false, awaited: None, has_asked: false, ghosts: Vec::new() }
     }
 
     /// What to do next, now that the last step has brought this news.
@@ -211,9 +196,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
         match known {
             // In a dialect without hand-offs, contenders of a foreign rule may have come meanwhile. So a contender that
             // has waited lists the queue.
-            Known::Granted(evidence) if self.rules.hands_off || !self.has_waited => {
-                self.take(Proof::Book(evidence), false)
-            }
+            Known::Granted(evidence) if self.rules.hands_off || !self.has_waited => self.take(Proof::Book(evidence)),
             Known::Behind(predecessor)
                 if self.rules.trusts_book
                     && !has_listing
@@ -237,16 +220,11 @@ impl<C: Borrow<Contender>> Waiter<C> {
             without_ghosts = names.iter().filter(|name| !is_ghost(name)).cloned().collect();
             &without_ghosts
         };
-        // A writer that has downgraded is still there, and will release as a reader does.
-        self.vanished.take_if(|Vanished { writer, .. }| {
-            let reader = writer.downgraded();
-            names.iter().any(|name| *name == reader || name == writer.name())
-        });
         let (turn, foreign) = turn::turn_among_foreign(self.me.borrow(), names);
         match (turn, foreign) {
             (Turn::Evicted, _) => Step::Evicted,
             (_, Some(name)) => Step::Foreign(name.to_owned()),
-            (Turn::Granted, None) => self.take(Proof::Listing, self.vanished.is_some()),
+            (Turn::Granted, None) => self.take(Proof::Listing),
             (Turn::Behind(nearest), None) => {
                 let predecessor = match known {
                     Known::Behind(predecessor) if *predecessor.name == *nearest.name() => predecessor,
@@ -264,27 +242,14 @@ impl<C: Borrow<Contender>> Waiter<C> {
     }
 
     fn after_departure<E>(&mut self, departure: Departure) -> Step<E> {
-        let owner = match departure {
-            Departure::Signalled(owner) | Departure::Seen(owner) => owner,
-            Departure::Unseen | Departure::Missed => None,
-        };
-        // A writer that vanished while its predecessor was still there has only waited. If both are of one session it
-        // may have held, because the predecessor lets it in before the predecessor's own node is gone.
-        self.vanished.take_if(|it| owner.is_some() && it.owner.is_some() && it.owner != owner);
         let Some(Awaited { predecessor, .. }) = &self.awaited else { return Step::Consult };
         if departure == Departure::Missed {
             self.ghosts.push(Arc::clone(&predecessor.name));
         }
-        if predecessor.mode == Mode::Write {
-            // Only a writer that held writes to its node when it leaves, and then no contender before us is left. In
-            // another dialect any client may have written, for any reason.
-            if matches!(departure, Departure::Signalled(_)) && self.rules.hands_off {
-                return self.take(Proof::Signal(Arc::clone(&predecessor.name)), self.vanished.is_some());
-            }
-            if self.rules.pauses {
-                let writer = Contender::parse_as(&predecessor.name, self.me.borrow().dialect());
-                self.vanished = writer.map(|writer| Vanished { writer, owner });
-            }
+        // Only a writer that held writes to its node when it leaves, and then no contender before us is left. In another
+        // dialect any client may have written, for any reason.
+        if predecessor.mode == Mode::Write && departure == Departure::Signalled && self.rules.hands_off {
+            return self.take(Proof::Signal(Arc::clone(&predecessor.name)));
         }
         Step::Consult
     }
@@ -292,8 +257,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
     /// `is_kept` says whether a node is in the way that may only be kept, and that this contender has to ask for.
     fn wait<E>(&mut self, predecessor: Predecessor, is_kept: bool) -> Step<E> {
         self.has_waited = true;
-        // Only a watch shows how the predecessor leaves, and that decides whether to pause.
-        let watches = !(predecessor.is_local && self.rules.trusts_book && !self.rules.pauses);
+        let watches = !(predecessor.is_local && self.rules.trusts_book);
         self.awaited = Some(Awaited { predecessor: predecessor.clone(), watches });
         // One change of the directory asks for every node that was there when ours was created.
         let asks = is_kept && !self.has_asked;
@@ -302,9 +266,9 @@ impl<C: Borrow<Contender>> Waiter<C> {
         Step::Await { predecessor, watches, asks }
     }
 
-    fn take<E>(&mut self, evidence: Proof<E>, pauses: bool) -> Step<E> {
+    fn take<E>(&mut self, evidence: Proof<E>) -> Step<E> {
         let ghosts = std::mem::take(&mut self.ghosts);
-        Step::Take(Take { evidence, pauses, has_waited: self.has_waited, ghosts })
+        Step::Take(Take { evidence, has_waited: self.has_waited, ghosts })
     }
 }
 

@@ -159,23 +159,12 @@ pub enum Event {
 /// An armed one-shot watch: a future of its event. Dropping it removes the watch.
 pub struct Watch {
     event: Pin<Box<dyn Future<Output = Event> + Send>>,
-    owner: Option<i64>,
 }
 
 impl Watch {
     /// Wraps the future that completes with the event.
     pub fn new(event: impl Future<Output = Event> + Send + 'static) -> Watch {
-        Watch { event: Box::pin(event), owner: None }
-    }
-
-    /// Adds the session that owns the node on which the watch was armed, if the backend knows it.
-    pub fn with_owner(mut self, ephemeral_owner: i64) -> Watch {
-        self.owner = Some(ephemeral_owner);
-        self
-    }
-
-    pub(crate) fn owner(&self) -> Option<i64> {
-        self.owner
+        Watch { event: Box::pin(event) }
     }
 }
 

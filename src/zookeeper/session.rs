@@ -400,8 +400,8 @@ impl Session for ZooKeeperSession {
     fn watch(&self, path: &str) -> Reply<Watch> {
         let (path, failure) = (path.to_owned(), self.pipeline.failure("READ", path));
         self.pipeline.read(move |client| async move {
-            let (_, stat, watcher) = client.get_and_watch_data(&path).await.map_err(failure)?;
-            Ok(Watch::new(event(watcher.changed())).with_owner(stat.ephemeral_owner))
+            let (_, _, watcher) = client.get_and_watch_data(&path).await.map_err(failure)?;
+            Ok(Watch::new(event(watcher.changed())))
         })
     }
 

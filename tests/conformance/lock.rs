@@ -1125,69 +1125,6 @@ pub async fn a_cut_is_suspect_until_it_is_mended<H: Harness>(h: &H) {
     assert!(matches!(held.state(), HoldState::Lost { .. }));
 }
 
-pub async fn a_lock_delay_holds_off_whoever_waited_for_a_vanished_writer<H: Harness>(h: &H) {
-    let s = Stage::set(h).await;
-    let delay = Duration::from_millis(400);
-    let patient = h.lock(RwLock::builder(&s.theirs, &s.directory).lock_delay(delay)).build().expect("valid");
-    for vanished in ["removed", "session over"] {
-        let held = soon("a free lock", s.a.write()).await.expect("free");
-        let write = writer(&patient);
-        line_becomes(&s.b, "W+ W-").await;
-        let start = Instant::now();
-        match vanished {
-            "removed" => s.operator.delete(&held.path()).await.expect("there"),
-            _ => h.expire(&s.mine).await,
-        }
-        let next = granted(write).await;
-        assert!(start.elapsed() >= delay, "{vanished}: granted after {:?}", start.elapsed());
-        next.release().await.expect("held");
-    }
-}
-
-pub async fn a_lock_delay_does_not_hold_off_after_a_release<H: Harness>(h: &H) {
-    let s = Stage::set(h).await;
-    let delay = Duration::from_secs(3600);
-    let patient = h.lock(RwLock::builder(&s.theirs, &s.directory).lock_delay(delay)).build().expect("valid");
-    soon("a free lock", patient.write()).await.expect("free").release().await.expect("held");
-    for by_drop in [false, true] {
-        let mut followed = false;
-        // A waiter is queued before it watches, and cannot see how a holder left in between: then the test tries again.
-        for _ in 0..10 {
-            let held = soon("a free lock", s.a.write()).await.expect("free");
-            let mut write = writer(&patient);
-            line_becomes(&s.b, "W+ W-").await;
-            if by_drop {
-                drop(held)
-            } else {
-                held.release().await.expect("held")
-            }
-            if let Ok(next) = tokio::time::timeout(Duration::from_secs(2), &mut write).await {
-                next.expect("no panic").expect("granted").release().await.expect("held");
-                followed = true;
-                break;
-            }
-            write.abort();
-            line_becomes(&s.b, "").await;
-        }
-        assert!(followed, "dropped: {by_drop}");
-    }
-}
-
-pub async fn a_lock_delay_does_not_hold_off_after_a_downgrade<H: Harness>(h: &H) {
-    let s = Stage::set(h).await;
-    let delay = Duration::from_secs(3600);
-    let patient = h.lock(RwLock::builder(&s.theirs, &s.directory).lock_delay(delay)).build().expect("valid");
-    let held = soon("a free lock", s.a.write()).await.expect("free");
-    let read = reader(&patient);
-    line_becomes(&s.b, "W+ R-").await;
-    let write = writer(&patient);
-    line_becomes(&s.b, "W+ R- W-").await;
-    let held = held.downgrade().await.expect("held");
-    granted(read).await.release().await.expect("held");
-    held.release().await.expect("held");
-    granted(write).await.release().await.expect("held");
-}
-
 pub async fn evicting_by_token_removes_that_member_and_nobody_else<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let held = soon("a free lock", s.a.write()).await.expect("free");

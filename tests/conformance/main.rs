@@ -158,9 +158,6 @@ conformance! {
         closing_loses_guards_fails_waiters_and_refuses_new_acquisitions,
         a_cut_is_suspect_until_it_is_mended,
         a_holder_that_asks_learns_of_the_first_whom_it_keeps_out,
-        a_lock_delay_holds_off_whoever_waited_for_a_vanished_writer,
-        a_lock_delay_does_not_hold_off_after_a_release,
-        a_lock_delay_does_not_hold_off_after_a_downgrade,
         evicting_by_token_removes_that_member_and_nobody_else,
         a_session_outlasts_the_lease_of_its_guards,
         a_survey_finds_every_queue_below_a_prefix,
@@ -290,7 +287,6 @@ keeping! {
         closing_loses_guards_fails_waiters_and_refuses_new_acquisitions,
         a_cut_is_suspect_until_it_is_mended,
         a_holder_that_asks_learns_of_the_first_whom_it_keeps_out,
-        a_lock_delay_holds_off_whoever_waited_for_a_vanished_writer,
         evicting_by_token_removes_that_member_and_nobody_else,
         a_session_outlasts_the_lease_of_its_guards,
     ]

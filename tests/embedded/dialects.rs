@@ -450,19 +450,6 @@ async fn old_and_used_up_numbers_are_restarted_except_under_kazoo() {
 }
 
 #[tokio::test]
-async fn a_lock_delay_is_refused_where_nobody_says_that_it_released() {
-    let zk = Memory::new();
-    let delay = std::time::Duration::from_secs(1);
-    for dialect in Dialect::ALL {
-        let built = RwLock::builder(&zk, PATH).dialect(dialect).lock_delay(delay).build();
-        assert_eq!(built.is_ok(), dialect == Dialect::Native);
-        if let Err(error) = built {
-            assert!(error.to_string().contains(&dialect.to_string()), "{error}");
-        }
-    }
-}
-
-#[tokio::test]
 async fn several_locks_are_taken_together_in_the_dialect_of_all() {
     for dialect in FOREIGN {
         let s = Scene::set(dialect).await;

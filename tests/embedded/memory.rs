@@ -1126,66 +1126,6 @@ fn those_who_are_woken_may_use_the_ensemble() {
     assert!(woken >= 3, "{woken}");
 }
 
-// Lock delay.
-
-#[tokio::test(start_paused = true)]
-async fn a_lock_delay_holds_off_exactly_as_long_as_it_says() {
-    let (zk, other, a, b) = two();
-    let delay = Duration::from_secs(5);
-    let patient = RwLock::builder(&other, DIRECTORY).lock_delay(delay).build().expect("valid");
-    for reads in [false, true] {
-        let held = write(&a);
-        let lock = patient.clone();
-        let mut next = task::spawn(Box::pin(async move {
-            if reads { lock.read().await.map(drop) } else { lock.write().await.map(drop) }
-        }));
-        assert_pending!(next.poll());
-        zk.remove(held.path());
-        assert!(next.is_woken());
-        assert_pending!(next.poll());
-        tokio::time::advance(delay - Duration::from_millis(2)).await;
-        assert_pending!(next.poll());
-        // No contender overtakes the waiter meanwhile.
-        assert!(now(b.try_write()).is_err_and(|error| error.is_would_block()));
-        tokio::time::advance(Duration::from_millis(4)).await;
-        assert_ready_ok!(next.poll());
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn no_lock_delay_after_a_release_or_a_downgrade() {
-    let (_zk, other, a, _b) = two();
-    let patient = RwLock::builder(&other, DIRECTORY).lock_delay(Duration::from_secs(5)).build().expect("valid");
-    let held = write(&a);
-    let mut next = writing(&patient);
-    assert_pending!(next.poll());
-    drop(held);
-    drop(assert_ready_ok!(next.poll()));
-
-    let held = write(&a);
-    let mut next = writing(&patient);
-    assert_pending!(next.poll());
-    let held = held.downgrade().await.expect("held");
-    assert!(next.is_woken());
-    assert_pending!(next.poll());
-    drop(held);
-    drop(assert_ready_ok!(next.poll()));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_waiter_removed_in_its_lock_delay_is_evicted() {
-    let (zk, other, a, _b) = two();
-    let patient = RwLock::builder(&other, DIRECTORY).lock_delay(Duration::from_secs(5)).build().expect("valid");
-    let held = write(&a);
-    let mut next = writing(&patient);
-    assert_pending!(next.poll());
-    zk.remove(held.path());
-    assert_pending!(next.poll());
-    zk.remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]));
-    assert!(next.is_woken());
-    assert!(matches!(assert_ready_err!(next.poll()), Error::Evicted(Loss::Removed)));
-}
-
 // Strangers.
 
 #[test]

@@ -4,7 +4,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use support::rules::{Frames, Rule};
@@ -86,51 +86,6 @@ fn a_waiter_that_is_evicted_while_its_session_is_cut_off_never_holds() {
     zk.heal();
     assert!(matches!(assert_ready_err!(second.poll()), Error::Evicted(Loss::Removed)));
     assert!(assert_ready_ok!(next.poll()).is_held());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_lock_delay_waits_after_a_local_writer_that_vanished() {
-    for is_right_behind in [true, false] {
-        let zk = Memory::new();
-        let delay = Duration::from_secs(5);
-        let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
-        let patient = RwLock::builder(&zk, DIRECTORY).lock_delay(delay).build().expect("valid");
-        let first = now(lock.write()).expect("free");
-        // A reader between them gives up before its turn has come.
-        let mut between = task::spawn(lock.read().into_future());
-        if !is_right_behind {
-            assert_pending!(between.poll());
-        }
-        let mut second = writing(&patient);
-        assert_pending!(second.poll());
-        drop(between);
-        assert_pending!(second.poll());
-        zk.remove(first.path());
-        drop(first);
-        assert_pending!(second.poll());
-        tokio::time::advance(delay + Duration::from_millis(2)).await;
-        drop(assert_ready_ok!(second.poll()));
-    }
-}
-
-/// The holder's signal says that it has released, and the waiter that gives up between them has never held.
-#[test]
-fn a_waiter_of_another_session_that_gave_up_causes_no_lock_delay() {
-    let zk = Memory::new();
-    let [here, between, there] = [(); 3].map(|()| zk.connect());
-    let lock = |zk| RwLock::builder(zk, DIRECTORY).lock_delay(Duration::from_secs(5)).build().expect("valid");
-    for first_reads in [true, false] {
-        let mut first_write = (!first_reads).then(|| now(lock(&here).write()).expect("free"));
-        let mut first_read = first_reads.then(|| now(lock(&here).read()).expect("free"));
-        let mut gives_up = writing(&lock(&between));
-        assert_pending!(gives_up.poll());
-        let mut last = writing(&lock(&there));
-        assert_pending!(last.poll());
-        drop(gives_up);
-        assert_pending!(last.poll());
-        drop((first_write.take(), first_read.take()));
-        drop(assert_ready_ok!(last.poll()));
-    }
 }
 
 #[test]
@@ -465,32 +420,6 @@ async fn printing_a_guard_changes_nothing() {
     let next = granted(waiter).await;
     release.release();
     next.release().await.unwrap();
-}
-
-/// The predecessor lets its local heir in before its own node is gone. If the heir then vanishes, the predecessor's
-/// late signal does not prove that the heir has released.
-#[tokio::test]
-async fn a_lock_delay_is_not_skipped_by_the_late_signal_of_a_predecessor() {
-    let t = Tapped::new(shared_server()).await;
-    let delay = Duration::from_secs(2);
-    let patient = RwLock::builder(&t.operator, t.lock.path()).lock_delay(delay).build().unwrap();
-    let first = t.lock.write().await.unwrap();
-    let another_handle = RwLock::builder(&t.zk, t.lock.path()).host("heir").build().unwrap();
-    let heir = writer(&another_handle);
-    line_becomes(&t.observer, "W+ W-").await;
-    let last = writer(&patient);
-    line_becomes(&t.observer, "W+ W- W-").await;
-    let silence = t.proxy.hold_request(Op::Multi);
-    drop(first);
-    let heir = granted(heir).await;
-    session(&t.operator).await.delete(&heir.path()).await.unwrap();
-    soon("the heir hears of it", heir.lost()).await;
-    line_becomes(&t.observer, "W+ W-").await;
-    let released = Instant::now();
-    silence.release();
-    let last = granted(last).await;
-    assert!(released.elapsed() >= delay, "it waited for {:?} only", released.elapsed());
-    last.release().await.unwrap();
 }
 
 /// Correct comes before fast: a waiter watches its own node before its predecessor can let it in.

@@ -235,7 +235,7 @@ impl State {
 
     /// The member has a node, and begins to wait.
     fn begins(&mut self, i: usize, me: Node) {
-        let rules = Rules { hands_off: true, trusts_book: true, pauses: false };
+        let rules = Rules { hands_off: true, trusts_book: true };
         self.members[i].waiter = Some(Waiter::new(me.contender(), rules));
         self.follows(i, me, Decision::Consult);
     }
@@ -390,7 +390,7 @@ impl Model for Protocol {
                 if state.stands(nearest) {
                     state.members[i].step = Step::Waiting(me, nearest);
                 } else {
-                    state.hears(i, me, News::Departed(Departure::Unseen));
+                    state.hears(i, me, News::Departed(Departure::Gone));
                 }
             }
             Action::See(i) => {
@@ -402,8 +402,8 @@ impl Model for Protocol {
                         state.members[i].step = Step::Holding(me);
                         state.members[i].waiter = None;
                     }
-                    Event::Changed => state.hears(i, me, News::Departed(Departure::Signalled(None))),
-                    Event::Deleted => state.hears(i, me, News::Departed(Departure::Seen(None))),
+                    Event::Changed => state.hears(i, me, News::Departed(Departure::Signalled)),
+                    Event::Deleted => state.hears(i, me, News::Departed(Departure::Gone)),
                 }
             }
             Action::Ask(i) => {

@@ -639,10 +639,7 @@ impl Session for Line {
     fn watch(&self, path: &str) -> Reply<Watch> {
         let (path, line) = (path.to_owned(), Weak::clone(&self.this));
         self.read(move |session| {
-            let armed = now(session.watch(&path)).and_then(|watch| {
-                let owner = now(session.data(&path))?.1.ephemeral_owner;
-                Ok(Line::over_the_wire(line, watch).with_owner(owner))
-            });
+            let armed = now(session.watch(&path)).map(|watch| Line::over_the_wire(line, watch));
             Box::pin(std::future::ready(armed))
         })
     }

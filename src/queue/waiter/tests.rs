@@ -5,7 +5,7 @@ use crate::queue::dialect::Dialect;
 
 const FIRST: &str = "h~a-WRITE-0000000001";
 const ME: &str = "h~b-WRITE-0000000002";
-const TRUSTING: Rules = Rules { hands_off: true, trusts_book: true, pauses: false };
+const TRUSTING: Rules = Rules { hands_off: true, trusts_book: true };
 
 fn waiter(rules: Rules) -> Waiter<Contender> {
     Waiter::new(Contender::parse_as(ME, Dialect::Native).unwrap(), rules)
@@ -38,37 +38,34 @@ impl Waiter<Contender> {
     }
 }
 
-fn taken(evidence: Proof<u8>, pauses: bool, has_waited: bool) -> Step<u8> {
-    Step::Take(Take { evidence, pauses, has_waited, ghosts: Vec::new() })
+fn taken(evidence: Proof<u8>, has_waited: bool) -> Step<u8> {
+    Step::Take(Take { evidence, has_waited, ghosts: Vec::new() })
 }
 
 #[test]
 fn a_waiter_takes_the_lock_by_the_book_without_a_listing() {
-    assert_eq!(waiter(TRUSTING).book(Known::Granted(7)), taken(Proof::Book(7), false, false));
+    assert_eq!(waiter(TRUSTING).book(Known::Granted(7)), taken(Proof::Book(7), false));
     let mut waiter = waiter(TRUSTING);
     waiter.watches_first();
-    assert_eq!(waiter.departs(Departure::Unseen), Step::Consult);
-    assert_eq!(waiter.book(Known::Granted(7)), taken(Proof::Book(7), false, true));
+    assert_eq!(waiter.departs(Departure::Gone), Step::Consult);
+    assert_eq!(waiter.book(Known::Granted(7)), taken(Proof::Book(7), true));
 }
 
 #[test]
 fn in_another_dialect_a_waiter_that_has_waited_lists_before_it_takes() {
-    let rules = Rules { hands_off: false, trusts_book: false, pauses: false };
-    assert_eq!(waiter(rules).book(Known::Granted(7)), taken(Proof::Book(7), false, false));
+    let rules = Rules { hands_off: false, trusts_book: false };
+    assert_eq!(waiter(rules).book(Known::Granted(7)), taken(Proof::Book(7), false));
     let mut waiter = waiter(rules);
     waiter.watches_first();
-    assert_eq!(waiter.departs(Departure::Signalled(None)), Step::Consult, "a write to a node says nothing there");
+    assert_eq!(waiter.departs(Departure::Signalled), Step::Consult, "a write to a node says nothing there");
     assert_eq!(waiter.book(Known::Granted(7)), Step::List);
-    assert_eq!(waiter.lists(&[ME]), taken(Proof::Listing, false, true));
+    assert_eq!(waiter.lists(&[ME]), taken(Proof::Listing, true));
 }
 
 #[test]
 fn a_waiter_awaits_a_local_predecessor_without_a_watch_only_if_nothing_else_is_asked() {
     let awaits = |rules: Rules| waiter(rules).book(Known::Behind(first(true)));
     assert_eq!(awaits(TRUSTING), Step::Await { predecessor: first(true), watches: false, asks: false });
-    // Only a watch shows how the predecessor goes.
-    let pausing = Rules { pauses: true, ..TRUSTING };
-    assert_eq!(awaits(pausing), Step::Await { predecessor: first(true), watches: true, asks: false });
     assert_eq!(awaits(Rules { trusts_book: false, ..TRUSTING }), Step::List);
     let at_hand = News::Known { known: Known::Behind::<u8>(first(true)), has_listing: true };
     assert_eq!(waiter(TRUSTING).next(at_hand), Step::List, "a listing that is at hand is newer");
@@ -78,7 +75,7 @@ fn a_waiter_awaits_a_local_predecessor_without_a_watch_only_if_nothing_else_is_a
 fn a_book_that_does_not_know_yet_what_a_watch_has_shown_is_not_believed() {
     let mut waiter = waiter(TRUSTING);
     waiter.watches_first();
-    assert_eq!(waiter.departs(Departure::Seen(None)), Step::Consult);
+    assert_eq!(waiter.departs(Departure::Gone), Step::Consult);
     assert_eq!(waiter.book(Known::Behind(first(false))), Step::List);
 }
 
@@ -92,11 +89,11 @@ fn a_book_is_believed_of_whomever_no_watch_has_shown_to_be_gone() {
     assert!(!after_watch.has_waited());
     after_watch.watches_first();
     assert!(after_watch.has_waited());
-    assert_eq!(after_watch.departs(Departure::Seen(None)), Step::Consult);
+    assert_eq!(after_watch.departs(Departure::Gone), Step::Consult);
     awaits(&mut after_watch, Predecessor { name: "h~c-WRITE-0000000000".into(), ..first(true) });
     let mut without_watch = waiter(TRUSTING);
     awaits(&mut without_watch, first(true));
-    assert_eq!(without_watch.departs(Departure::Unseen), Step::Consult);
+    assert_eq!(without_watch.departs(Departure::Gone), Step::Consult);
     awaits(&mut without_watch, first(true));
 }
 
@@ -104,47 +101,11 @@ fn a_book_is_believed_of_whomever_no_watch_has_shown_to_be_gone() {
 fn a_writers_signal_lets_in_and_a_readers_does_not() {
     let mut behind_writer = waiter(TRUSTING);
     behind_writer.watches_first();
-    assert_eq!(behind_writer.departs(Departure::Signalled(None)), taken(Proof::Signal(FIRST.into()), false, true));
+    assert_eq!(behind_writer.departs(Departure::Signalled), taken(Proof::Signal(FIRST.into()), true));
     let mut behind_reader = waiter(TRUSTING);
     let reader = "h~a-READ-0000000001";
     assert!(matches!(behind_reader.lists(&[reader, ME]), Step::Await { watches: true, .. }));
-    assert_eq!(behind_reader.departs(Departure::Signalled(None)), Step::Consult);
-}
-
-#[test]
-fn the_successor_of_a_writer_that_vanished_pauses() {
-    let pausing = Rules { pauses: true, ..TRUSTING };
-    let mut after_loss = waiter(pausing);
-    after_loss.watches_first();
-    assert_eq!(after_loss.departs(Departure::Seen(Some(5))), Step::Consult);
-    assert_eq!(after_loss.book(Known::Nothing), Step::List);
-    assert_eq!(after_loss.lists(&[ME]), taken(Proof::Listing, true, true));
-    // A writer that has become a reader is still there.
-    let mut after_downgrade = waiter(pausing);
-    after_downgrade.watches_first();
-    assert_eq!(after_downgrade.departs(Departure::Seen(Some(5))), Step::Consult);
-    assert!(matches!(after_downgrade.lists(&["h~a-READ-0000000001", ME]), Step::Await { .. }));
-    assert_eq!(after_downgrade.departs(Departure::Seen(Some(5))), Step::Consult);
-    assert_eq!(after_downgrade.lists(&[ME]), taken(Proof::Listing, false, true));
-}
-
-#[test]
-fn a_writer_that_vanished_before_another_had_left_may_have_held_only_as_one_of_its_session() {
-    for (vanished, before, pauses) in [
-        (Some(5), Some(6), false),
-        (Some(5), Some(5), true),
-        (None, Some(6), true),
-        (Some(5), None, true),
-        (None, None, true),
-    ] {
-        let mut waiter = waiter(Rules { pauses: true, ..TRUSTING });
-        waiter.watches_first();
-        assert_eq!(waiter.departs(Departure::Seen(vanished)), Step::Consult);
-        assert!(matches!(waiter.lists(&["h~c-WRITE-0000000000", ME]), Step::Await { .. }));
-        let signal = Proof::Signal("h~c-WRITE-0000000000".into());
-        let step = waiter.departs(Departure::Signalled(before));
-        assert_eq!(step, taken(signal, pauses, true), "{vanished:?} behind {before:?}");
-    }
+    assert_eq!(behind_reader.departs(Departure::Signalled), Step::Consult);
 }
 
 #[test]
@@ -164,7 +125,7 @@ fn a_waiter_asks_the_ensemble_once_and_not_for_its_own_session() {
     let kept = ["h~a~keep-READ-0000000000", "h~c~keep-READ-0000000001"];
     let mut behind_strangers = waiter(TRUSTING);
     assert!(asks(behind_strangers.lists(&[kept[0], kept[1], ME])));
-    assert_eq!(behind_strangers.departs(Departure::Seen(None)), Step::Consult);
+    assert_eq!(behind_strangers.departs(Departure::Gone), Step::Consult);
     assert_eq!(behind_strangers.book(Known::Nothing), Step::List);
     assert!(!asks(behind_strangers.lists(&[kept[0], ME])), "it was asked together with the first");
 
@@ -178,7 +139,7 @@ fn a_waiter_asks_the_ensemble_once_and_not_for_its_own_session() {
     let mut behind_a_writer = waiter(TRUSTING);
     let writer = "h~c~keep-WRITE-0000000001";
     assert!(asks(behind_a_writer.lists(&[kept[0], writer, ME])));
-    assert_eq!(behind_a_writer.departs(Departure::Seen(None)), Step::Consult);
+    assert_eq!(behind_a_writer.departs(Departure::Gone), Step::Consult);
     assert_eq!(behind_a_writer.book(Known::Nothing), Step::List);
     assert!(asks(behind_a_writer.lists(&[kept[0], ME])));
 
@@ -213,18 +174,17 @@ fn a_waiter_passes_over_whoever_left_without_a_word_for_as_long_as_a_server_show
     // What only looks like a ghost's name counts: a writer that has downgraded has its number.
     assert_eq!(awaits(waiter.lists(&["h~b-READ-0000000002", FIRST, ME, me])), "h~b-READ-0000000002");
     // The other server has heard of all.
-    assert_eq!(waiter.departs(Departure::Unseen), Step::Consult);
+    assert_eq!(waiter.departs(Departure::Gone), Step::Consult);
     assert_eq!(waiter.book(Known::Nothing), Step::List);
-    assert_eq!(waiter.lists(&[me]), taken(Proof::Listing, false, true), "with no ghost");
+    assert_eq!(waiter.lists(&[me]), taken(Proof::Listing, true), "with no ghost");
 }
 
 #[test]
-fn a_waiter_beside_a_ghost_is_evicted_without_its_node_and_pauses_after_a_writer() {
-    let pausing = Rules { pauses: true, ..TRUSTING };
+fn a_waiter_beside_a_ghost_takes_the_lock_only_if_its_own_node_is_there() {
     let (evidence, ghosts) = (Proof::Listing, vec![FIRST.into()]);
-    let taken = Step::Take(Take { evidence, pauses: true, has_waited: true, ghosts });
+    let taken = Step::Take(Take { evidence, has_waited: true, ghosts });
     for (left, step) in [(&[FIRST, ME][..], taken), (&[FIRST], Step::Evicted)] {
-        let mut waiter = waiter(pausing);
+        let mut waiter = waiter(TRUSTING);
         waiter.watches_first();
         assert_eq!(waiter.departs(Departure::Missed), Step::Consult);
         assert_eq!(waiter.lists(left), step);
