@@ -6,6 +6,7 @@ use std::time::Duration;
 use zookeeper_client as zk;
 
 use crate::session::comeback::comeback;
+use crate::session::contract::Session;
 use crate::session::lease::{Lease, Moment, since_boot};
 use crate::session::patience::Patience;
 use crate::session::request::{Ending, Failure};
@@ -123,8 +124,19 @@ pub(super) async fn new_session(
     let session = ZooKeeperSession::new(client, &background, &options, asked, abilities, servers.clone())?;
     let late =
         || Failure::Unreachable(format!("{servers} does not answer within {}", humantime::format_duration(bound)));
-    tokio::time::timeout(bound, session.make_root()).await.map_err(|_| late())??;
+    tokio::time::timeout(bound, make_root(&session)).await.map_err(|_| late())??;
     Ok(session)
+}
+
+/// Makes the path at the end of the connect string. Asks again when the connection was lost: what is there is not made twice.
+async fn make_root(session: &ZooKeeperSession) -> Result<(), Failure> {
+    loop {
+        match session.make_root().await {
+            Err(Failure::Unknown(_)) => session.connected().await.map_err(Failure::Over)?,
+            made => return made,
+        }
+        session.sleep(session.timeout() / 20).await;
+    }
 }
 
 /// Waits for so long, and asks the servers why there is no session when that is nearly over.

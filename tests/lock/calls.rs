@@ -154,6 +154,20 @@ async fn a_connection_below_a_path_is_given_up_in_time() {
     assert!(matches!(connecting, Err(Error::Unreachable(_))), "{connecting:?}");
 }
 
+/// Fault 114.
+#[tokio::test]
+async fn a_connection_below_a_path_outlives_a_break_while_the_path_is_looked_for_or_made() {
+    let faults = [Frames::requests(Op::Exists), Frames::requests(Op::Create2), Frames::replies(Op::Create2)];
+    for (round, frames) in faults.into_iter().enumerate() {
+        let proxy = Proxy::start(shared_server().address());
+        let fault = proxy.apply(Rule::on(frames).close(0, Close::Rst));
+        let below = format!("{}/calls-below-{round}/path", proxy.address());
+        let zk = soon("the connection", ZooKeeper::builder().session_timeout(CALM).connect(&below)).await.unwrap();
+        assert!(fault.has_struck());
+        drop(soon("a free lock", lock_at(&zk, "/lock").write()).await.unwrap());
+    }
+}
+
 /// The server has made the node, but its answer does not come.
 #[tokio::test]
 async fn a_try_that_is_given_up_leaves_nothing_behind() {

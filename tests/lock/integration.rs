@@ -651,17 +651,19 @@ async fn a_timeout_names_who_is_in_the_way() {
     let _waiter = writer(&here);
     line_becomes(&here, "W+ W-").await;
 
-    let limit = Duration::from_millis(500);
-    let started = Instant::now();
-    let error = there.write().timeout(limit).await.unwrap_err();
-    let took = started.elapsed();
-
-    assert!(took >= limit && took < limit + Duration::from_secs(1), "{took:?}");
-    assert!(error.is_timeout());
+    // On a busy machine the time may be over before their records are read.
+    let error = with_time_enough(Duration::from_millis(500), async |limit| {
+        let started = Instant::now();
+        let error = there.write().timeout(limit).await.unwrap_err();
+        let Error::Timeout { waited, blockers, .. } = &error else { panic!("{error}") };
+        assert!(*waited == limit && started.elapsed() >= limit, "{error}");
+        let is_whole = blockers.ahead == 2 && blockers.first.iter().all(|blocker| blocker.pid.is_some());
+        if is_whole { Ok(error) } else { Err(error) }
+    })
+    .await;
     let text = error.to_string();
-    let Error::Timeout { waited, blockers, .. } = error else { panic!("{text}") };
-    assert_eq!(waited, limit);
-    assert_eq!((blockers.ahead, blockers.first.len()), (2, 2));
+    let Error::Timeout { blockers, .. } = error else { panic!("{text}") };
+    assert_eq!(blockers.first.len(), 2);
     let (holder, waiter) = (&blockers.first[0], &blockers.first[1]);
     assert_eq!((holder.mode, &holder.state), (Mode::Write, &MemberState::Holds));
     assert_eq!((holder.host.as_str(), holder.label.as_deref()), ("web-1", Some("migrate v42")));
@@ -685,14 +687,12 @@ async fn a_timeout_is_told_in_time_while_disconnected_and_names_whom_it_knows() 
     let limit = Duration::from_millis(700);
 
     // One is cut off while it waits, the other before it has begun.
-    let started = Instant::now();
     let waiter = tokio::spawn(cut_off.write().timeout(limit).into_future());
     // The waiter knows its blockers once it watches its predecessor and its own node.
     eventually("its watches", || async { proxy.count(Op::GetData) == 2 }).await;
     proxy.black_hole();
     let newcomer = tokio::spawn(cut_off.read().timeout(limit).into_future());
     let outcomes = (refused(waiter).await, refused(newcomer).await);
-    let took = started.elapsed();
 
     // The waiter still names the blockers that it saw before it was cut off.
     let (Error::Timeout { blockers: known, .. }, Error::Timeout { blockers: unknown, .. }) = outcomes else {
@@ -701,11 +701,8 @@ async fn a_timeout_is_told_in_time_while_disconnected_and_names_whom_it_knows() 
     assert_eq!((known.ahead, unknown.ahead), (1, 0));
     let named = &known.first[0];
     assert_eq!((named.mode, named.host.as_str(), &named.state), (Mode::Write, "web-1", &MemberState::Holds));
-    assert!(took < limit * 2 + Duration::from_secs(1), "{took:?}");
-    let again = Instant::now();
     proxy.cut();
-    assert!(cut_off.read().timeout(limit).await.unwrap_err().is_timeout());
-    assert!(again.elapsed() < limit + Duration::from_secs(1), "{:?}", again.elapsed());
+    assert!(soon("the timeout", cut_off.read().timeout(limit)).await.unwrap_err().is_timeout());
 
     // Their nodes go when the connection is back.
     proxy.heal();
@@ -720,11 +717,9 @@ async fn a_server_that_is_not_there_is_unreachable_within_the_connect_timeout() 
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     for address in [closed.address(), silent.local_addr().unwrap()] {
         let limit = Duration::from_millis(500);
-        let started = Instant::now();
-        let builder = ZooKeeper::builder().session_timeout(SOON).connect_timeout(limit);
-        let error = builder.connect(&address.to_string()).await.unwrap_err();
-        assert!(matches!(error, Error::Unreachable(_)), "{error:?}");
-        assert!(started.elapsed() < limit + Duration::from_secs(1), "{:?}", started.elapsed());
+        let builder = ZooKeeper::builder().session_timeout(CALM).connect_timeout(limit);
+        let error = soon("the refusal", builder.connect(&address.to_string())).await.unwrap_err();
+        assert!(matches!(&error, Error::Unreachable(why) if why.contains(" within 500ms: ")), "{error:?}");
     }
 }
 
@@ -740,10 +735,8 @@ async fn a_lock_whose_server_is_gone_is_unreachable_within_the_connect_timeout()
     proxy.cut();
     soon("the end of the session", over.over()).await;
 
-    let started = Instant::now();
-    let error = lock.write().await.unwrap_err();
-    assert!(matches!(error, Error::Unreachable(_)), "{error:?}");
-    assert!(started.elapsed() < limit + Duration::from_secs(1), "{:?}", started.elapsed());
+    let error = soon("the refusal", lock.write()).await.unwrap_err();
+    assert!(matches!(&error, Error::Unreachable(why) if why.contains(" within 500ms: ")), "{error:?}");
     proxy.heal();
     drop(soon("the lock", lock.write()).await.unwrap());
 }

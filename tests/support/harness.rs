@@ -177,7 +177,9 @@ impl Harness for OnZooKeeper {
         let is_keeper = std::env::var_os("ZK_RWLOCK_KEEPER").is_some();
         let start = if is_keeper { clickhouse_keeper } else { Proxy::start };
         let wire = Arc::new(start(self.server.address()));
-        let builder = ZooKeeper::builder().session_timeout(SHORT).tick_time(TICK).connect_timeout(SOON);
+        // There a session does not outlive its connection, which a client gives up after two thirds of this without an answer.
+        let timeout = if is_keeper { 3 * SHORT } else { SHORT };
+        let builder = ZooKeeper::builder().session_timeout(timeout).tick_time(TICK).connect_timeout(SOON);
         let zk = Arc::new(builder.connect(&wire.address()).await.expect("the server can be reached"));
         if is_keeper {
             // The first directory costs the session, because the server closes the connection over it.
