@@ -1,5 +1,5 @@
-//! The pipeline of a ZooKeeper session on many threads, without a socket: requests, held-back removals, the answer that
-//! shows another session, and the close.
+//! The pipeline of a ZooKeeper session on many threads, without a socket: requests, the answer that shows another
+//! session, and the close.
 //!
 //! Its file is compiled here once more, with a client in the place of the client crate's that notes what it is asked for,
 //! and answers at once or later, as the schedule draws.
@@ -54,21 +54,7 @@ impl std::fmt::Display for Error {
 
 #[derive(Clone, Debug)]
 pub struct Stat {
-    pub mzxid: i64,
-    pub mtime: i64,
     pub ephemeral_owner: i64,
-}
-
-impl Stat {
-    pub fn is_invalid(&self) -> bool {
-        false
-    }
-}
-
-pub enum MultiWriteResult {
-    Create { path: String, stat: Stat },
-    SetData { stat: Stat },
-    Delete,
 }
 
 impl Client {
@@ -85,7 +71,7 @@ impl Client {
     }
 
     fn stat(&self) -> Stat {
-        Stat { mzxid: 1, mtime: 1, ephemeral_owner: self.session }
+        Stat { ephemeral_owner: self.session }
     }
 
     pub async fn delete(&self, path: &str, _: Option<i32>) -> Result<(), Error> {
@@ -181,57 +167,19 @@ mod zookeeper {
     pub(crate) mod identity;
     pub(crate) mod pipeline;
 
-    pub(crate) mod security {
-        #[derive(Clone)]
-        pub(crate) struct Acl;
-    }
-
     pub(crate) mod translate {
-        use std::time::{Duration, SystemTime, UNIX_EPOCH};
+        use std::time::{Duration, UNIX_EPOCH};
 
-        use crate::session::request::{Created, Failure, Operation, Outcome};
-        use crate::zookeeper::security::Acl;
-        use crate::{Client, Error, MultiWriteResult, Stat};
-
-        pub(crate) async fn commit(
-            client: &Client,
-            operations: &[Operation],
-            _: &Acl,
-            _: &str,
-        ) -> Result<Vec<MultiWriteResult>, Failure> {
-            let shown = operations.iter().map(|operation| match operation {
-                Operation::Create { path, .. } => format!("create {path}"),
-                Operation::Set { path, .. } => format!("set {path}"),
-                Operation::Delete { path, .. } => format!("delete {path}"),
-                Operation::Check { path, .. } => format!("check {path}"),
-            });
-            client.sends(shown.collect::<Vec<_>>().join(", ")).await;
-            let done = operations.iter().map(|operation| match operation {
-                Operation::Create { path, .. } => MultiWriteResult::Create { path: path.clone(), stat: client.stat() },
-                Operation::Set { .. } => MultiWriteResult::SetData { stat: client.stat() },
-                _ => MultiWriteResult::Delete,
-            });
-            Ok(done.collect())
-        }
-
-        pub(crate) fn outcome(result: MultiWriteResult) -> Outcome {
-            match result {
-                MultiWriteResult::Create { .. } => Outcome::Created,
-                MultiWriteResult::SetData { .. } => Outcome::Set { version: 1 },
-                MultiWriteResult::Delete => Outcome::Deleted,
-            }
-        }
+        use crate::session::request::{Created, Failure};
+        use crate::{Error, Stat};
 
         pub(crate) fn failure(error: Error, _: (&'static str, &str), _: &str) -> Failure {
             Failure::Unknown(error.to_string())
         }
 
         pub(crate) fn created(path: String, stat: &Stat) -> Created {
-            Created { path, czxid: stat.mzxid, ctime: time(stat.mtime), ephemeral_owner: stat.ephemeral_owner }
-        }
-
-        pub(crate) fn time(milliseconds: i64) -> SystemTime {
-            UNIX_EPOCH + Duration::from_millis(milliseconds.unsigned_abs())
+            let ctime = UNIX_EPOCH + Duration::from_millis(1);
+            Created { path, czxid: 1, ctime, ephemeral_owner: stat.ephemeral_owner }
         }
     }
 
@@ -245,8 +193,7 @@ mod zookeeper {
         use crate::session::thread::BackgroundThread;
         use crate::session::upkeep::Upkeep;
         use crate::zookeeper::identity::{Claimant, Identity};
-        use crate::zookeeper::pipeline::{Pipeline, Removal};
-        use crate::zookeeper::security::Acl;
+        use crate::zookeeper::pipeline::Pipeline;
         use crate::zookeeper::translate;
 
         pub(crate) struct Session {
@@ -261,9 +208,8 @@ mod zookeeper {
                 let claimant: Weak<dyn Claimant> = this.clone();
                 let identity = Arc::new(Identity::new(1, claimant));
                 let (upkeep, background) = (Arc::new(Upkeep), Arc::new(BackgroundThread));
-                let pipeline =
-                    Pipeline::new(client, &upkeep, &background, &identity, (Acl, String::new()), Duration::ZERO);
-                Session { pipeline, identity, is_rash }
+                let pipeline = Pipeline::new(client, &upkeep, &background, &identity, String::new(), Duration::ZERO);
+                Session { pipeline: Arc::new(pipeline), identity, is_rash }
             })
         }
 
@@ -273,8 +219,10 @@ mod zookeeper {
             }
 
             pub(crate) fn remove(&self, path: &str) -> Reply<()> {
-                let answer = self.pipeline.remove(Removal::delete(path));
-                Box::pin(async move { answer.await.map(drop) })
+                let path = path.to_owned();
+                self.pipeline.remove(move |client| async move {
+                    client.delete(&path, None).await.map_err(|error| translate::failure(error, ("", ""), ""))
+                })
             }
 
             pub(crate) fn read(&self, path: &str) -> Reply<()> {
@@ -284,11 +232,7 @@ mod zookeeper {
                 })
             }
 
-            /// As a lock's node is created: with the removal that is held back in the same directory, if there is one.
             pub(crate) fn create(&self, path: &str) -> Reply<Created> {
-                if let Some(created) = self.pipeline.create_with_removal(path, b"") {
-                    return created;
-                }
                 let (owner, path) = (self.identity.owner(), path.to_owned());
                 self.pipeline.write(move |client| async move {
                     let stat = client.create(&path).await.map_err(|error| translate::failure(error, ("", ""), ""))?;

@@ -103,7 +103,6 @@ impl Acquisition {
                         Err(failure) => return Err(failure),
                     }
                 }
-                Err(Failure::NotTried) if unknown < retry::UNKNOWN_TRIES => unknown += 1,
                 Err(Failure::Unknown(_)) if unknown < retry::UNKNOWN_TRIES => {
                     unknown += 1;
                     if ticket.recover().await? {

@@ -254,10 +254,6 @@ pub enum Failure {
     /// Not carried out, for a reason that only people can act on.
     #[error("refused: {0}")]
     Refused(String),
-    /// Not carried out, and not refused itself: the create went out in one transaction with another request, and that
-    /// request was refused. Ask again.
-    #[error("refused with another request, in one transaction")]
-    NotTried,
     /// Not carried out: no server could be reached.
     #[error("no server could be reached: {0}")]
     Unreachable(String),

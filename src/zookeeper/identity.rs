@@ -80,28 +80,19 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    pub(super) fn session(&self) -> i64 {
-        self.identity.session
-    }
-
     /// Checks a node that was created. If it belongs to another session, the server has replaced this one.
     pub(super) fn created(&self, created: Created) -> Result<Created, Failure> {
         let ephemeral_owner = created.ephemeral_owner;
-        if ephemeral_owner != 0 && ephemeral_owner != self.session() {
+        if ephemeral_owner != 0 && ephemeral_owner != self.identity.session {
             if let Some(claimant) = self.identity.claimant.upgrade() {
                 claimant.replaced();
             }
             return Err(Failure::Over(Ending::Replaced));
         }
-        if ephemeral_owner == self.session() {
+        if ephemeral_owner == self.identity.session {
             self.identity.is_shown_on(self.connection);
         }
         Ok(created)
-    }
-
-    /// Whether the owner is known without a look at the node.
-    pub(super) fn is_known(&self) -> bool {
-        self.identity.is_known() && self.identity.connection() == self.connection
     }
 }
 

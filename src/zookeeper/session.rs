@@ -24,7 +24,7 @@ use crate::zookeeper::abilities::Abilities;
 use crate::zookeeper::identity::{Claimant, Identity};
 use crate::zookeeper::no_delay;
 use crate::zookeeper::options::ZooKeeperBuilder;
-use crate::zookeeper::pipeline::{Pipeline, Removal};
+use crate::zookeeper::pipeline::Pipeline;
 use crate::zookeeper::security::Acl;
 use crate::zookeeper::servers::Servers;
 use crate::zookeeper::translate::{self, commit, event, mode, outcome};
@@ -116,7 +116,7 @@ impl ZooKeeperSession {
             ZooKeeperSession {
                 id,
                 timeout,
-                pipeline: Pipeline::new(client, &upkeep, background, &identity, (acl.clone(), whom), timeout),
+                pipeline: Arc::new(Pipeline::new(client, &upkeep, background, &identity, whom, timeout)),
                 acl,
                 abilities,
                 upkeep,
@@ -345,11 +345,6 @@ impl Session for ZooKeeperSession {
     }
 
     fn create(&self, path: &str, data: &[u8], kind: Kind) -> Reply<Created> {
-        if kind == Kind::EphemeralSequential
-            && let Some(reply) = self.pipeline.create_with_removal(path, data)
-        {
-            return reply;
-        }
         let kind = match kind {
             Kind::Container if self.abilities.containers.is_lacking() => Kind::Persistent,
             kind => kind,
@@ -372,8 +367,8 @@ impl Session for ZooKeeperSession {
     }
 
     fn delete(&self, path: &str) -> Reply<()> {
-        let removed = self.pipeline.remove(Removal::delete(path));
-        Box::pin(async move { removed.await.map(drop) })
+        let (path, failure) = (path.to_owned(), self.pipeline.failure("DELETE", parent(path)));
+        self.pipeline.remove(move |client| async move { client.delete(&path, None).await.map_err(failure) })
     }
 
     fn children(&self, path: &str) -> Reply<Vec<String>> {
@@ -422,14 +417,13 @@ impl Session for ZooKeeperSession {
     }
 
     fn transact(&self, operations: &[Operation]) -> Reply<Vec<Outcome>> {
-        if let Some(removal) = Removal::of(operations) {
-            return self.pipeline.remove(removal);
-        }
+        let is_removal = is_removal(operations);
         let (operations, acl, whom) = (operations.to_vec(), self.acl.clone(), Arc::clone(&self.pipeline.whom));
-        self.pipeline.write(move |client| async move {
+        let send = move |client: Arc<zk::Client>| async move {
             let results = commit(&client, &operations, &acl, &whom).await?;
             Ok(results.into_iter().map(outcome).collect())
-        })
+        };
+        if is_removal { self.pipeline.remove(send) } else { self.pipeline.write(send) }
     }
 
     fn spawn(&self, task: Task) {
@@ -479,6 +473,15 @@ fn granted_timeout(client: &zk::Client, options: &ZooKeeperBuilder) -> Result<Du
     let checked = options.check_lease(timeout);
     checked.map_err(|problem| Failure::Refused(format!("{problem}, which the servers grant")))?;
     Ok(timeout)
+}
+
+/// Whether the transaction touches only the node that it deletes.
+fn is_removal(operations: &[Operation]) -> bool {
+    let Some(Operation::Delete { path, .. }) = operations.last() else { return false };
+    operations.iter().all(|operation| match operation {
+        Operation::Set { path: other, .. } | Operation::Delete { path: other, .. } => other == path,
+        _ => false,
+    })
 }
 
 /// Reports the session's state to all that wait for it, until the session is over.

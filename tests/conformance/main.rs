@@ -75,7 +75,7 @@ conformance! {
         a_request_can_be_sent_from_a_plain_thread,
         requests_take_effect_in_the_order_of_the_calls,
         a_removal_and_the_create_beside_it_that_follows_keep_their_order,
-        a_refused_removal_does_not_hide_the_outcome_of_the_create_after_it,
+        a_refused_removal_leaves_the_create_after_it_as_it_is,
         a_read_sent_after_a_write_sees_it,
         a_nodes_stat_is_that_of_its_creation,
         a_sync_shows_what_others_wrote,

@@ -108,12 +108,6 @@ async fn a_create_whose_answer_is_always_lost_is_sent_65_times() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_create_that_is_never_tried_is_sent_65_times() {
-    let (tries, error) = answered_with(Failure::NotTried).await;
-    assert_eq!(tries, 65, "{error}");
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_directory_whose_numbers_are_always_used_up_is_made_anew_8_times() {
     let memory = Memory::new();
     let (count, ensemble) = (Count::default(), memory.clone());
