@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use zk_rwlock::coordinator::{Departure, Known, News, Rules, Step, Turn, Waiter, turn};
+use zk_rwlock::coordinator::{Departure, News, Step, Turn, Waiter, turn};
 use zk_rwlock::{Contender, Mode};
 
 fn contender(position: usize, mode: Mode) -> Contender {
@@ -75,14 +75,12 @@ struct Waits {
 }
 
 impl Waits {
-    /// Carries out what the waiter decides, until it waits for a node or takes the lock.
-    fn follow(&mut self, mut step: Step<()>, names: &[String]) {
+    /// Carries out what the waiter decides.
+    fn follow(&mut self, mut step: Step, names: &[String]) {
         loop {
             step = match step {
-                Step::Consult => self.waiter.next(News::Known { known: Known::Nothing, has_listing: false }),
-                Step::List => self.waiter.next(News::Listed { names, known: Known::Nothing }),
-                Step::Await { predecessor, watches, .. } => {
-                    assert!(watches, "{} does not watch a node that only a listing has shown", self.me);
+                Step::List => self.waiter.next(News::Listed { names, given_up: &[] }),
+                Step::Await { predecessor, .. } => {
                     self.awaits = Some(predecessor.name.to_string());
                     return;
                 }
@@ -99,12 +97,11 @@ impl Waits {
 /// P1 to P4 through time: contenders leave one after the other, and every waiter does what its turn says, no sooner and no
 /// later. A writer that holds vanishes instead of letting go if `vanishes` says so.
 fn check_waits(modes: &[Mode], order: &[usize], vanishes: u64) {
-    let rules = Rules { hands_off: true, trusts_book: true };
     let mut names: Vec<String> = queue(modes).iter().map(|it| it.name().to_owned()).collect();
-    let begin = |me: Contender| Waits { waiter: Waiter::new(me.clone(), rules), me, awaits: None };
+    let begin = |me: Contender| Waits { waiter: Waiter::new(me.clone(), true), me, awaits: None };
     let mut all: Vec<Waits> = queue(modes).into_iter().map(begin).collect();
     for waits in &mut all {
-        waits.follow(Step::Consult, &names);
+        waits.follow(Step::List, &names);
     }
     for (time, leaver) in order.iter().enumerate() {
         let leaver = contender(*leaver, modes[*leaver]);

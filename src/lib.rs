@@ -104,7 +104,7 @@
 //! |---|---|---|
 //! | span `acquire`: from asking until granted, refused or dropped | debug | `path`, `mode`, `label`, and as they become known `sequence`, `token`, `waited` |
 //! | span `hold`: until its release begins or its guard is dropped; follows from `acquire`, inside the caller's span. A downgrade ends the writer's span, and a reader's span follows from it | debug | `path`, `mode`, `sequence`, `token`, `label`, `held` |
-//! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: how the turn was proven. `next`: by consecutive numbers, without a listing. `at once`: by the first listing. `look`: by a later listing. `hand-off`: by the predecessor. `pass`: by a contender of the same session |
+//! | granted | debug | `path`, `mode`, `sequence`, `token`, and the `kind`: how the turn was proven. `at once`: by the first listing. `look`: by a later listing. `hand-off`: by the predecessor |
 //! | not granted | debug | `path`, `mode`, `error` |
 //! | why each server [gives no session](Error::Unreachable), when it was asked | debug | `reason` |
 //! | a create whose answer was lost has been found again | info | `path`, `node` |
@@ -217,7 +217,7 @@ pub mod coordinator {
     pub use crate::queue::done::read as done_of;
     pub use crate::queue::permits::permits_of;
     pub use crate::queue::turn::{Turn, turn};
-    pub use crate::queue::waiter::{Departure, Known, News, Predecessor, Proof, Rules, Step, Take, Waiter};
+    pub use crate::queue::waiter::{Departure, News, Predecessor, Step, Take, Waiter};
     pub use crate::session::comeback::comeback;
     pub use crate::session::contract::{Coordinator, Reservation, Session, SessionSlot};
     pub use crate::session::keep_alive::keep_alive;

@@ -118,8 +118,8 @@ fn grants_are_counted_by_mode_and_kind_and_measured() {
         drop(assert_ready_ok!(next.poll()));
         drop(now(lock.read()).expect("free"));
         assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"write\",kind=\"at once\"}"), 1.0);
-        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"write\",kind=\"pass\"}"), 1.0);
-        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"next\"}"), 1.0);
+        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"write\",kind=\"hand-off\"}"), 1.0);
+        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"at once\"}"), 1.0);
         assert_eq!(seen.value("zk_rwlock_acquire_wait_seconds_count{mode=\"write\"}"), 2.0);
         assert_eq!(seen.value("zk_rwlock_acquire_wait_seconds_count{mode=\"read\"}"), 1.0);
         assert_eq!(seen.value("zk_rwlock_hold_seconds_count{mode=\"write\"}"), 2.0);
@@ -311,7 +311,7 @@ fn each_read_that_waits_for_a_kept_node_is_measured() {
         drop(held);
         let guards = reads.each_mut().map(|read| assert_ready_ok!(read.poll()));
         assert_eq!(seen.value("zk_rwlock_acquire_wait_seconds_count{mode=\"read\"}"), 3.0);
-        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"pass\"}"), 1.0);
+        assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"hand-off\"}"), 1.0);
         assert_eq!(seen.value("zk_rwlock_grants_total{mode=\"read\",kind=\"kept\"}"), 3.0);
         drop(guards);
         assert_eq!(seen.value("zk_rwlock_hold_seconds_count{mode=\"read\"}"), 3.0);

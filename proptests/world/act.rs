@@ -222,7 +222,8 @@ impl World {
                 memory.forget_watches();
                 self.are_unheard = true;
             }
-            Action::Freeze(part) => {
+            // A server that lags may not show the node yet. One that never shows a contender lets others in beside it, whatever they do.
+            Action::Freeze(part) if !self.lagging[client] => {
                 if let Some(node) = self.node_in(part, i) {
                     memory.freeze(node);
                     self.are_unheard = true;

@@ -26,8 +26,7 @@ pub(crate) fn is_used_up(contender: &Contender) -> bool {
 }
 
 impl Acquisition {
-    /// Takes a ticket at the end of the queue. Lists the queue with the same request, unless the book may make that
-    /// needless.
+    /// Takes a ticket at the end of the queue, and lists the queue with it.
     pub(crate) async fn queue_up(&self) -> Result<(Box<Hold>, Option<Result<Names, Failure>>), Error> {
         let handle = &self.handle;
         // By this number we tell our node from all others, also after the answer to its create was lost.
@@ -53,7 +52,6 @@ impl Acquisition {
         let (ticket, look) = loop {
             let session_slot = handle.coordinator.session_slot(watched).await.map_err(|failure| self.stop(failure))?;
             let ticket = Ticket::new(session_slot, Arc::clone(&handle.path), owner.clone(), self.kept.is_some());
-            *handle.book.lock() = Some(Arc::clone(ticket.book()));
             tries += 1;
             match self.take_place(&ticket, &data).await {
                 Ok(look) => break (ticket, look),
@@ -72,7 +70,7 @@ impl Acquisition {
         Ok((held, look))
     }
 
-    /// Creates the node in the directory. Lists the children with it, unless the book expects no other contender.
+    /// Creates the node in the directory, and lists the children. Gives no listing if the answer to the create was lost.
     pub(crate) async fn take_place(
         &self,
         ticket: &Ticket,
@@ -82,16 +80,13 @@ impl Acquisition {
         loop {
             // All requests are on their way before one is answered.
             ticket.ask_for_node(self.mode, data);
-            let listing = ticket.book().expects_others().then(|| ticket.list_or_join());
-            self.look_at_permits(ticket, listing.as_ref().is_none_or(|(_, is_sent)| *is_sent));
+            let (listing, is_sent) = ticket.list_or_join();
+            self.look_at_permits(ticket, is_sent);
             // The listing is answered after the create, so waiting for the listing first wakes the task once, and not
             // twice.
-            let look = match listing {
-                Some((listing, _)) => Some(listing.await),
-                None => None,
-            };
+            let look = listing.await;
             match ticket.entered().await {
-                Ok(()) => return Ok(look),
+                Ok(()) => return Ok(Some(look)),
                 // The directory can vanish again between its making and the next try: the server reaps it when it is
                 // empty.
                 Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {

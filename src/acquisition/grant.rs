@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::acquisition::request::Acquisition;
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
-use crate::queue::local::Evidence;
-use crate::queue::waiter::{Proof, Take};
+use crate::queue::waiter::Take;
 use crate::session::loss::Loss;
+use crate::session::nodes::HandOff;
 use crate::session::request::{Failure, Operation};
 use crate::session::retry;
 use crate::telemetry::meter;
@@ -17,7 +17,8 @@ pub(crate) const LEASE_TRIES: u32 = 100;
 
 /// A turn that has come, with the evidence for it.
 pub(crate) struct Grant {
-    pub(crate) evidence: Evidence,
+    /// The signal that shows it. `None` if a listing does.
+    pub(crate) signal: Option<Arc<HandOff>>,
     pub(crate) kind: GrantKind,
     /// The contender had to wait.
     pub(crate) has_waited: bool,
@@ -32,10 +33,6 @@ pub(crate) enum GrantKind {
     AtOnce,
     /// A later listing.
     Look,
-    /// The book of the session, right after the create.
-    Next,
-    /// The book of the session, after a wait.
-    Pass,
     /// The holder's signal.
     HandOff,
     /// The node was held already, and is kept.
@@ -48,8 +45,6 @@ impl GrantKind {
         match self {
             GrantKind::AtOnce => "at once",
             GrantKind::Look => "look",
-            GrantKind::Next => "next",
-            GrantKind::Pass => "pass",
             GrantKind::HandOff => "hand-off",
             GrantKind::Kept => "kept",
         }
@@ -58,16 +53,15 @@ impl GrantKind {
 
 impl Grant {
     /// The grant for a waiter's evidence.
-    pub(crate) fn by(take: Take<Evidence>, held: &Hold) -> Grant {
-        let (evidence, kind) = match take.evidence {
-            Proof::Book(evidence) => (evidence, if take.has_waited { GrantKind::Pass } else { GrantKind::Next }),
-            Proof::Listing => (Evidence::Sure, if take.has_waited { GrantKind::Look } else { GrantKind::AtOnce }),
-            Proof::Signal(name) => {
-                let (ticket, node) = (held.ticket(), held.ticket().child(&name));
-                (Evidence::HandOff(ticket.session().upkeep().nodes().hand_off(&node.into())), GrantKind::HandOff)
-            }
+    pub(crate) fn by(take: Take, held: &Hold) -> Grant {
+        let (ticket, nodes) = (held.ticket(), held.ticket().session().upkeep().nodes());
+        let signal = take.signalled_by.map(|name| nodes.hand_off(&ticket.child(&name).into()));
+        let kind = match (&signal, take.has_waited) {
+            (Some(_), _) => GrantKind::HandOff,
+            (None, true) => GrantKind::Look,
+            (None, false) => GrantKind::AtOnce,
         };
-        Grant { evidence, kind, has_waited: take.has_waited, ghosts: take.ghosts }
+        Grant { signal, kind, has_waited: take.has_waited, ghosts: take.ghosts }
     }
 }
 
@@ -79,7 +73,7 @@ impl Acquisition {
     pub(crate) async fn grant(&self, held: &Hold, grant: Grant) -> Result<(), Error> {
         // A waiter whose watch on its own node was used up by another client's write may have been evicted without
         // noticing.
-        let is_deaf = matches!(grant.kind, GrantKind::Pass | GrantKind::HandOff) && !held.own_node().is_armed();
+        let is_deaf = grant.signal.is_some() && !held.own_node().is_armed() && held.loss().is_none();
         let granted = if is_deaf { None } else { self.granted(held, &grant) };
         match granted {
             Some(answer) => answer,
@@ -94,10 +88,8 @@ impl Acquisition {
             return Some(Err(Error::Evicted(loss)));
         }
         own_node.hold(own_node.epoch(session.lease())?);
-        held.ticket().book().granted(held.position(), &grant.evidence);
-        let own_nodes = session.upkeep().nodes();
-        if let Evidence::HandOff(signal) = &grant.evidence {
-            own_nodes.confirm_gone(signal, own_node);
+        if let Some(signal) = &grant.signal {
+            session.upkeep().nodes().confirm_gone(signal, own_node);
         }
         let kind = grant.kind.as_str();
         meter::granted(self.aim(), kind);

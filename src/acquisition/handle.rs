@@ -9,10 +9,8 @@ use crate::acquisition::limit::Limit;
 use crate::error::error::Error;
 use crate::queue::dialect::Dialect;
 use crate::queue::turn;
-use crate::session::books::Book;
 use crate::session::contract::Coordinator;
 use crate::snapshot::site::Site;
-use crate::sync::Mutex;
 
 /// What all clones of a lock's handle share.
 #[derive(Debug)]
@@ -32,8 +30,6 @@ pub struct Handle {
     /// The nodes that are kept between uses, if the user asked for that.
     pub(crate) keeper: Option<Keeper>,
     pub(crate) asking: Arc<Asking>,
-    /// What the newest session in use knows of the queue. It is kept between acquisitions.
-    pub(crate) book: Mutex<Option<Arc<Book>>>,
 }
 
 impl Handle {

@@ -25,6 +25,8 @@ pub(crate) struct Keeper {
     idle: Duration,
     /// The newest node. Only this one is joined.
     newest: SharedMutex<Option<Arc<Entry>>>,
+    /// The nodes before it that are given up, and may still be in use.
+    older: Mutex<Vec<Weak<Kept>>>,
     reads: Arc<Mutex<Payoff>>,
     writes: Arc<Mutex<Payoff>>,
 }
@@ -39,7 +41,8 @@ pub(crate) enum Found {
 
 impl Keeper {
     pub(crate) fn new(idle: Duration) -> Keeper {
-        Keeper { idle, newest: SharedMutex::default(), reads: Arc::default(), writes: Arc::default() }
+        let (reads, writes) = (Arc::default(), Arc::default());
+        Keeper { idle, newest: SharedMutex::default(), older: Mutex::default(), reads, writes }
     }
 
     /// Joins the newest node, if it covers this mode and is still kept.
@@ -118,8 +121,18 @@ impl Keeper {
     /// This node is not joined any more.
     fn replaced(&self, entry: Option<Arc<Entry>>) {
         if let Some(entry) = entry {
+            let mut older = self.older.lock();
+            older.retain(|kept| kept.upgrade().is_some_and(|kept| kept.hold().is_some()));
+            older.push(Arc::downgrade(&entry.kept));
+            drop(older);
             entry.kept.give_up(Why::Replaced);
         }
+    }
+
+    /// The names of the nodes that are given up already, and still in use. Nobody has to ask for them.
+    pub(crate) fn given_up(&self) -> Vec<String> {
+        let older: Vec<_> = self.older.lock().iter().filter_map(Weak::upgrade).collect();
+        older.iter().filter_map(|kept| kept.hold()).map(|hold| hold.contender().name().to_owned()).collect()
     }
 }
 

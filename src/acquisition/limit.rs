@@ -91,10 +91,8 @@ pub(crate) enum Look {
     Asked {
         names: Reply<Vec<String>>,
         number: Reply<(Vec<u8>, Stat)>,
-        /// What the book counted when the look was asked for.
-        takings: u64,
     },
-    Seen(Seen, u64),
+    Seen(Seen),
 }
 
 /// A semaphore at one moment.

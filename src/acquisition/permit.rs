@@ -4,8 +4,7 @@
 //! back, and what it then counts as taken is the most that there can be. Two rules keep that so:
 //! - It looks at the permits once it is the head, and on the connection by which it knows so. Another server might not
 //!   show yet what its predecessor took. After a reconnect it therefore looks after a sync. The look of a newcomer goes
-//!   out with its create; it counts only if nobody can have taken permits between that look and the moment in which the
-//!   newcomer was the head.
+//!   out with its create, behind the listing; it counts if that listing shows the newcomer as the head.
 //! - It takes them in one transaction with its place, which the ensemble refuses to whoever has lost that place, and to
 //!   whoever goes by an old number of permits.
 
@@ -19,11 +18,11 @@ use crate::call;
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::queue::contender::Contender;
-use crate::queue::local::{Evidence, HandOff};
 use crate::queue::metadata;
 use crate::queue::permits::{self, Room};
 use crate::session::contract::Session;
 use crate::session::loss::Loss;
+use crate::session::nodes::HandOff;
 use crate::session::request::{Event, Failure, Kind, Operation, Stat, Watch};
 use crate::session::retry;
 use crate::session::second_look::{self, SecondLook, check};
@@ -65,15 +64,9 @@ impl Acquisition {
     /// queue if there is one. Not if that is sent only later: what it shows could be newer than what we see here.
     pub(super) fn look_at_permits(&self, ticket: &Ticket, is_listed: bool) {
         if let (Some(wanted), Some(permits)) = (&self.wanted, &self.handle.site.permits) {
-            let (session, takings) = (ticket.session(), ticket.book().takings());
-            let look = match is_listed {
-                false => Look::Nothing,
-                true => {
-                    let (names, number) = (session.children(permits), session.data(self.handle.shown()));
-                    Look::Asked { names, number, takings }
-                }
-            };
-            drop(wanted.replace(look));
+            let session = ticket.session();
+            let asked = || Look::Asked { names: session.children(permits), number: session.data(self.handle.shown()) };
+            drop(wanted.replace(if is_listed { asked() } else { Look::Nothing }));
         }
     }
 
@@ -85,16 +78,16 @@ impl Acquisition {
     }
 
     /// What the newcomer's look has shown, if it was the head by then.
-    fn seen_as_head(&self, wanted: &Wanted, held: &Hold, grant: &Grant) -> Option<Seen> {
-        let Look::Seen(seen, takings) = wanted.replace(Look::Nothing) else { return None };
-        // Those before us may have taken permits after our look.
-        let is_by_number = grant.kind == GrantKind::Next && held.ticket().book().takings() != takings;
-        (!grant.has_waited && !is_by_number).then_some(seen)
+    fn seen_as_head(wanted: &Wanted, grant: &Grant) -> Option<Seen> {
+        match wanted.replace(Look::Nothing) {
+            Look::Seen(seen) if !grant.has_waited => Some(seen),
+            _ => None,
+        }
     }
 
     /// Waits for what [`Self::look_at_permits`] has asked for, and fails if these permits can never be had.
     pub(super) async fn first_look(&self, wanted: &Wanted, held: &Hold) -> Result<(), Error> {
-        let Look::Asked { names, number, takings } = wanted.replace(Look::Nothing) else { return Ok(()) };
+        let Look::Asked { names, number } = wanted.replace(Look::Nothing) else { return Ok(()) };
         let ticket = held.ticket();
         let (names, number) = (names.await, number.await);
         let node = match number {
@@ -108,9 +101,9 @@ impl Acquisition {
             return Err(too_few(self.handle.shown(), wanted.count, number));
         }
         if let Ok(names) = names
-            && ticket.book().connection() == ticket.connection()
+            && ticket.session().upkeep().connection() == ticket.connection()
         {
-            drop(wanted.replace(Look::Seen(Seen { number, version, names }, takings)));
+            drop(wanted.replace(Look::Seen(Seen { number, version, names })));
         }
         Ok(())
     }
@@ -178,8 +171,7 @@ impl Acquisition {
     ) -> Result<(), Error> {
         let mut view = View::new(self, held, &mut grant);
         let mut refused = None;
-        let mut seen = self.seen_as_head(wanted, held, &grant).filter(|_| view.signal.is_none());
-        held.ticket().book().granted(held.position(), &grant.evidence);
+        let mut seen = Self::seen_as_head(wanted, &grant);
         loop {
             let now = match seen.take() {
                 Some(now) => now,
@@ -347,10 +339,7 @@ struct View<'a> {
 
 impl<'a> View<'a> {
     fn new(acquisition: &'a Acquisition, held: &'a Hold, grant: &mut Grant) -> View<'a> {
-        let signal = match &grant.evidence {
-            Evidence::HandOff(signal) if !signal.is_confirmed() => Some(Arc::clone(signal)),
-            _ => None,
-        };
+        let signal = grant.signal.clone().filter(|signal| !signal.is_confirmed());
         let (connection, ghosts) = (held.ticket().connection(), std::mem::take(&mut grant.ghosts));
         View { acquisition, held, connection, number: None, names: None, signal, ghosts, gone: Vec::new() }
     }
@@ -373,7 +362,7 @@ impl<'a> View<'a> {
                     let unseen = self.acquisition.add_unseen(self.held.ticket(), &self.ghosts, &mut names).await;
                     unseen.map_err(|failure| self.fault(failure))?;
                     // Another server may have said that there is no ghost: only its listing has the ghost's permits.
-                    if self.held.ticket().book().connection() != self.connection {
+                    if session.upkeep().connection() != self.connection {
                         continue;
                     }
                     let known = self.number.as_ref().map(|(number, version, _)| (*number, *version));
@@ -400,9 +389,9 @@ impl<'a> View<'a> {
         &mut self,
         session: &Arc<dyn Session>,
     ) -> Result<Option<(Vec<String>, Option<(Vec<u8>, Stat)>)>, Failure> {
-        let (path, book) = (self.acquisition.handle.shown(), self.held.ticket().book());
+        let (path, upkeep) = (self.acquisition.handle.shown(), session.upkeep());
         let Some(directory) = &self.acquisition.handle.site.permits else { return Err(Failure::NoNode) };
-        let connection = book.connection();
+        let connection = upkeep.connection();
         // All requests are on their way before one is answered.
         let synced = (connection != self.connection).then(|| session.sync(path));
         let watched = session.watch_children(directory);
@@ -424,7 +413,7 @@ impl<'a> View<'a> {
             },
             None => true,
         };
-        if book.connection() != connection {
+        if upkeep.connection() != connection {
             return Ok(None);
         }
         self.connection = connection;

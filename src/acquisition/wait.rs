@@ -5,16 +5,14 @@ use std::sync::Arc;
 
 use crate::acquisition::ask::ask;
 use crate::acquisition::grant::Grant;
+use crate::acquisition::keep::Keeper;
 use crate::acquisition::request::Acquisition;
 use crate::acquisition::waiting::Waiting;
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::queue::contender::Contender;
-use crate::queue::local::Evidence;
 use crate::queue::mode::Mode;
-use crate::queue::native;
-use crate::queue::waiter::{Departure, Known, News, Predecessor, Rules, Step, Waiter};
-use crate::session::errand::errand;
+use crate::queue::waiter::{Departure, News, Predecessor, Step, Waiter};
 use crate::session::keep_alive;
 use crate::session::listings::Names;
 use crate::session::loss::Loss;
@@ -38,7 +36,7 @@ pub(crate) struct Wait<'a> {
     /// Records the contenders in the way.
     pub(crate) waiting: Option<&'a Arc<Waiting>>,
     pub(crate) on_wait: Option<Box<OnWait>>,
-    /// The listing that was requested together with the node, if any.
+    /// The listing that was requested together with the node. `None` after a create whose answer was lost.
     pub(crate) look: Option<Result<Names, Failure>>,
     /// What the last listing showed of the directory itself, if it is needed next.
     pub(crate) directory: Option<Stat>,
@@ -48,30 +46,11 @@ pub(crate) struct Wait<'a> {
 struct Behind<'a> {
     held: &'a Hold,
     predecessor: &'a Predecessor,
-    /// Whether to watch the predecessor's node.
-    watches: bool,
     /// Whether to ask the predecessor to give its node up.
     asks: bool,
     directory: Option<Stat>,
     /// The server has shown a contender that had left, and may show others.
     is_haunted: bool,
-}
-
-impl Wait<'_> {
-    /// Whether no listener needs what only a listing shows.
-    fn needs_no_look(&self) -> bool {
-        self.patience == Patience::Wait && self.waiting.is_none() && self.on_wait.is_none()
-    }
-}
-
-/// What a waiter watches beside its own node.
-pub(crate) enum Vigil {
-    /// The predecessor's node.
-    Predecessor(Watch),
-    /// Nothing: the session's book reports the predecessor's departure.
-    Book,
-    /// The predecessor's node was gone already.
-    Gone,
 }
 
 impl Acquisition {
@@ -82,20 +61,14 @@ impl Acquisition {
         if let Some(wanted) = &self.wanted {
             Box::pin(self.first_look(wanted, held)).await?;
         }
-        let mut waiter = Waiter::new(held.contender(), self.rules(wait));
-        let mut step = Step::Consult;
+        let mut waiter = Waiter::new(held.contender(), self.handle.dialect.hands_off());
+        let mut step = Step::List;
         loop {
             step = match step {
-                Step::Consult => {
-                    let (known, has_listing) = (self.known(held), wait.look.is_some());
-                    waiter.next(News::Known { known, has_listing })
-                }
                 Step::List => Box::pin(self.list(held, wait, &mut waiter)).await?,
-                Step::Await { predecessor, watches, asks } => {
-                    held.ticket().book().waits(held.position(), &predecessor);
-                    let watches = watches || wait.on_wait.is_some();
+                Step::Await { predecessor, asks } => {
                     let (directory, is_haunted) = (wait.directory.take(), waiter.is_haunted());
-                    let behind = Behind { held, predecessor: &predecessor, watches, asks, directory, is_haunted };
+                    let behind = Behind { held, predecessor: &predecessor, asks, directory, is_haunted };
                     let departure = match &mut wait.on_wait {
                         None => self.departure(&behind).await?,
                         Some(on_wait) => Box::pin(self.departure_watched(&behind, on_wait)).await?,
@@ -109,18 +82,8 @@ impl Acquisition {
         }
     }
 
-    fn rules(&self, wait: &Wait<'_>) -> Rules {
-        let hands_off = self.handle.dialect.hands_off();
-        Rules { hands_off, trusts_book: hands_off && wait.needs_no_look() }
-    }
-
     /// Lists the queue. If a contender has to be waited for, reports the contenders in the way.
-    async fn list(
-        &self,
-        held: &Hold,
-        wait: &mut Wait<'_>,
-        waiter: &mut Waiter<&Contender>,
-    ) -> Result<Step<Evidence>, Error> {
+    async fn list(&self, held: &Hold, wait: &mut Wait<'_>, waiter: &mut Waiter<&Contender>) -> Result<Step, Error> {
         let (ticket, me) = (held.ticket(), held.contender());
         let session = ticket.session();
         let names = match wait.look.take() {
@@ -133,12 +96,14 @@ impl Acquisition {
         };
         let names = names.map_err(|failure| self.stop(failure))?;
         ticket.remove_strays(&names);
-        let is_first = !waiter.has_waited();
-        if is_first {
+        if !waiter.has_waited() {
             meter::entered(self.aim(), names.len().saturating_sub(1));
         }
-        let step = waiter.next(News::Listed { names: &names, known: ticket.book().find(held.position()) });
-        let Step::Await { .. } = &step else { return Ok(step) };
+        let given_up = self.handle.keeper.as_ref().map(Keeper::given_up).unwrap_or_default();
+        let step = waiter.next(News::Listed { names: &names, given_up: &given_up });
+        if !matches!(step, Step::Await { .. }) {
+            return Ok(step);
+        }
         wait.directory = names.directory;
         if wait.patience == Patience::GiveUp {
             let blockers = self.handle.site.blockers(session, &names, me).await;
@@ -154,23 +119,15 @@ impl Acquisition {
         Ok(step)
     }
 
-    /// What the session's book knows of our position.
-    fn known(&self, held: &Hold) -> Known<Evidence> {
-        let ticket = held.ticket();
-        // A listing shows whether the queue has a second node of ours, which has to be removed.
-        if ticket.is_unsure() { Known::Nothing } else { ticket.book().find(held.position()) }
-    }
-
-    /// Whether a contender of the same session has let us in, and this dialect trusts that.
-    fn is_let_in(&self, held: &Hold) -> bool {
-        self.handle.dialect.hands_off() && matches!(self.known(held), Known::Granted(_))
-    }
-
-    /// Watches our own node and the predecessor's, and asks the predecessor if it may only keep its node.
-    async fn keep_vigil(&self, behind: &Behind<'_>) -> Result<Vigil, Error> {
+    /// Watches our own node and the predecessor's, and asks the predecessor if it may only keep its node. `None` if the
+    /// predecessor's node was gone already.
+    async fn keep_vigil(&self, behind: &Behind<'_>) -> Result<Option<Watch>, Error> {
         let is_asked = AtomicBool::new(false);
-        let vigil = retry::until_known(behind.held.ticket().session(), || self.arm(behind, &is_asked)).await;
-        vigil.map_err(|failure| self.stop(failure))
+        match retry::until_known(behind.held.ticket().session(), || self.arm(behind, &is_asked)).await {
+            Ok(watch) => Ok(Some(watch)),
+            Err(Failure::NoNode) => Ok(None),
+            Err(failure) => Err(self.stop(failure)),
+        }
     }
 
     /// One try of [`Self::keep_vigil`]. All requests are sent before one is answered.
@@ -178,53 +135,25 @@ impl Acquisition {
     /// Events come in the order of the changes. Our own watch is armed first. So if our node is removed before the
     /// predecessor lets us in, we hear of the removal first. The predecessor's watch is armed before we ask, so we hear
     /// of it when it gives its node up.
-    async fn arm(&self, behind: &Behind<'_>, is_asked: &AtomicBool) -> Result<Vigil, Failure> {
+    async fn arm(&self, behind: &Behind<'_>, is_asked: &AtomicBool) -> Result<Watch, Failure> {
         let (ticket, own_node) = (behind.held.ticket(), behind.held.own_node());
-        let (session, node) = (ticket.session(), ticket.child(&behind.predecessor.name));
-        // The contenders of this session that wait for us hear of our node's removal by this watch.
-        let own = own_node.ask_to_watch(session).map(|asked| {
-            let own_node = Arc::clone(own_node);
-            errand(session, Box::pin(async move { own_node.watched(asked).await }), drop)
-        });
-        let watch = behind.watches.then(|| session.watch(&node));
-        if !is_asked.swap(true, Ordering::Relaxed) {
-            // A predecessor of this session is asked without the ensemble. Behind a writer nobody else has to be asked.
-            let name = &*behind.predecessor.name;
-            let keeps = native::keeps(name);
-            let is_told = keeps && ticket.book().ask(name);
-            // With the connection the book has lost what it knew of this session's contenders.
-            let is_forgotten = keeps && behind.predecessor.is_local && !is_told;
-            if is_forgotten || (behind.asks && !(is_told && behind.predecessor.mode == Mode::Write)) {
-                self.kept.iter().for_each(|kept| kept.asks());
-                ask(&self.handle.path, &self.handle.asking, session, behind.directory);
-            }
+        let session = ticket.session();
+        let own = own_node.ask_to_watch(session);
+        let watch = session.watch(&ticket.child(&behind.predecessor.name));
+        if behind.asks && !is_asked.swap(true, Ordering::Relaxed) {
+            self.kept.iter().for_each(|kept| kept.asks());
+            ask(&self.handle.path, &self.handle.asking, session, behind.directory);
         }
         // The predecessor's watch is answered last. Waiting for it first wakes the task once, and not twice.
-        let mut watch = match watch {
-            Some(watch) => Some(watch.await),
-            None => None,
-        };
-        let own = match own {
-            Some(own) => own.await,
-            None => Ok(()),
-        };
-        match own {
-            Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
-            Err(failure) => {
-                keep_alive::cannot_watch(own_node, &failure);
-                // Then news of the predecessor may not come either: watch the predecessor's node, too.
-                if watch.is_none() {
-                    watch = Some(session.watch(&node).await);
-                }
+        let watch = watch.await;
+        if let Some(own) = own {
+            match own_node.watched(own).await {
+                Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
+                Err(failure) => keep_alive::cannot_watch(own_node, &failure),
+                Ok(()) => {}
             }
-            Ok(()) => {}
         }
-        match watch {
-            None => Ok(Vigil::Book),
-            Some(Ok(watch)) => Ok(Vigil::Predecessor(watch)),
-            Some(Err(Failure::NoNode)) => Ok(Vigil::Gone),
-            Some(Err(failure)) => Err(failure),
-        }
+        watch
     }
 
     /// Waits until the predecessor has let us in, or something has happened to its node.
@@ -234,6 +163,17 @@ impl Acquisition {
             heard = self.heard(behind) => heard,
             missed = Box::pin(self.missed(behind)) => missed,
         }
+    }
+
+    /// As [`Self::departure`], if it is told.
+    async fn heard(&self, behind: &Behind<'_>) -> Result<Departure, Error> {
+        let Some(watch) = Box::pin(self.keep_vigil(behind)).await? else { return Ok(Departure::Gone) };
+        Ok(match watch.await {
+            Event::Changed => Departure::Signalled,
+            Event::Deleted => Departure::Gone,
+            // The acquisition is told so by the loss of its node.
+            Event::Over => std::future::pending().await,
+        })
     }
 
     /// Waits until the leader no longer has our node or the predecessor's, although nothing was heard of that.
@@ -261,38 +201,6 @@ impl Acquisition {
             // The next listing may show the writer again. Not without a pause between two of them.
             if !std::mem::take(&mut is_at_once) {
                 return Ok(Departure::Gone);
-            }
-        }
-    }
-
-    /// As [`Self::departure`], if it is told.
-    async fn heard(&self, behind: &Behind<'_>) -> Result<Departure, Error> {
-        let (session, own_node) = (behind.held.ticket().session(), behind.held.own_node());
-        let mut watch = match Box::pin(self.keep_vigil(behind)).await? {
-            Vigil::Predecessor(watch) => watch,
-            Vigil::Gone => return Ok(Departure::Gone),
-            Vigil::Book => {
-                own_node.called(session).await.map_err(|loss| self.evicted(loss))?;
-                return Ok(Departure::Gone);
-            }
-        };
-        loop {
-            tokio::select! {
-                biased;
-                called = own_node.called(session) => {
-                    called.map_err(|loss| self.evicted(loss))?;
-                    if self.is_let_in(behind.held) {
-                        // The watch's event is on the way. Removing the watch would cost a request.
-                        session.spawn(Box::pin(async move {
-                            let _gone = watch.await;
-                        }));
-                        return Ok(Departure::Gone);
-                    }
-                }
-                event = &mut watch => return Ok(match event {
-                    Event::Changed => Departure::Signalled,
-                    _ => Departure::Gone,
-                }),
             }
         }
     }

@@ -17,9 +17,8 @@ use crate::queue::payoff::Payoff;
 use crate::queue::uses::{Joined, Standing, Uses};
 use crate::session::lease::Moment;
 use crate::session::loss::Loss;
-use crate::session::node::OwnNode;
 use crate::session::request::{Ending, Event, Watch};
-use crate::sync::{Mutex, MutexGuard, Notify};
+use crate::sync::{Mutex, Notify};
 use crate::telemetry::meter;
 
 /// A node that several uses share, one after the other or together.
@@ -42,8 +41,6 @@ struct State {
     has_asked: bool,
     /// Why no use joins it any more.
     why: Option<Why>,
-    /// From the moment when it is watched over. It tells whether a contender of this session has asked.
-    own_node: Option<Arc<OwnNode>>,
     /// From its grant, if it was not asked for before, until the node is given up.
     counted: Option<meter::KeptNode>,
     /// Ends the background task when it is dropped.
@@ -116,22 +113,13 @@ impl Kept {
     /// A node that is being acquired.
     pub(crate) fn new(mode: Mode, idle: Duration, payoff: &Arc<Mutex<Payoff>>) -> Arc<Kept> {
         let (uses, used) = (Uses::new(mode), Moment::ZERO);
-        let state = State {
-            uses,
-            granted: None,
-            used,
-            has_asked: false,
-            why: None,
-            own_node: None,
-            counted: None,
-            watched_over: None,
-        };
+        let state = State { uses, granted: None, used, has_asked: false, why: None, counted: None, watched_over: None };
         let (payoff, state, crowded) = (Arc::clone(payoff), Mutex::new(state), Notify::new());
         Arc::new_cyclic(|this| Kept { idle, payoff, state, crowded, this: Weak::clone(this) })
     }
 
     pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> Join {
-        let mut state = self.state_once_asked();
+        let mut state = self.state.lock();
         match state.uses.join(mode) {
             Joined::Refused => Join::Refused,
             Joined::Waits(number) => {
@@ -150,7 +138,7 @@ impl Kept {
     /// As [`Kept::join`], if the use need not wait. The use may find the node lost.
     pub(crate) fn join_now(&self, mode: Mode) -> Option<KeptUse> {
         let mut state = self.state.lock();
-        let granted = Arc::clone(state.granted.as_ref().filter(|_| !state.is_asked_here())?);
+        let granted = Arc::clone(state.granted.as_ref()?);
         let number = state.uses.join_now(mode)?;
         drop(state);
         Some(KeptUse::new(granted, number))
@@ -174,7 +162,6 @@ impl Kept {
         let ((own_node, session), kept) = (hold.node_and_session(), Weak::clone(&self.this));
         let mut state = self.state.lock();
         state.watched_over = Some(end);
-        state.own_node = Some(Arc::clone(&own_node));
         drop(state);
         let task = Arc::clone(&session);
         task.spawn(Box::pin(async move {
@@ -186,7 +173,7 @@ impl Kept {
                     // A directory that is gone had no nodes left, so ours is gone, too.
                     Event::Deleted | Event::Over => Why::Lost,
                 },
-                () = own_node.asked(&session) => Why::Asked,
+                () = own_node.ended(&session) => Why::Lost,
                 () = unasked::is_idle(&kept, &session) => Why::Idle,
                 () = unasked::is_in_the_way(&kept, &session) => Why::Asked,
             };
@@ -199,7 +186,7 @@ impl Kept {
 
     /// The node is granted. The uses that wait may begin.
     pub(crate) fn granted(self: &Arc<Self>, hold: Arc<Hold>) {
-        let mut state = self.state_once_asked();
+        let mut state = self.state.lock();
         state.used = hold.now();
         state.granted = Some(Arc::new(Granted { kept: Arc::clone(self), hold }));
         state.counted = (!state.uses.is_asked()).then(meter::KeptNode::begin);
@@ -273,7 +260,7 @@ impl Kept {
 
     /// A use has ended. Gives the hold, if it was the last use of a node that is to be given up.
     fn end(&self, number: u64, hold: &Hold, now: Moment) -> Option<Arc<Hold>> {
-        let mut state = self.state_once_asked();
+        let mut state = self.state.lock();
         let mut woken = Vec::new();
         // A write of this use may yet be carried out, for as long as the node is there. So the next write must not run
         // under the same node.
@@ -297,26 +284,9 @@ impl Kept {
             self.idle
         }
     }
-
-    /// The state, before another use may begin. If a contender of this session has asked for the node, no use begins any
-    /// more: the background task may learn of the ask later, and the use would overtake the contender.
-    fn state_once_asked(&self) -> MutexGuard<'_, State> {
-        let state = self.state.lock();
-        if !state.is_asked_here() {
-            return state;
-        }
-        drop(state);
-        self.give_up(Why::Asked);
-        self.state.lock()
-    }
 }
 
 impl State {
-    /// Whether a contender of this session has asked for the node.
-    fn is_asked_here(&self) -> bool {
-        self.own_node.as_ref().is_some_and(|own_node| own_node.is_asked())
-    }
-
     /// No use joins any more. Returns the uses to wake.
     fn ask(&mut self, why: Why) -> Vec<Waker> {
         self.why.get_or_insert(why);
@@ -446,7 +416,7 @@ impl KeptUse {
         if let Some(holding) = self.told.as_mut().and_then(Arc::get_mut) {
             holding.goes_on_as_read(self.granted.hold.directory(), self.granted.hold.position());
         }
-        let woken = self.kept().state_once_asked().uses.downgraded(self.number);
+        let woken = self.kept().state.lock().uses.downgraded(self.number);
         wake(woken);
         Ok(())
     }
@@ -490,7 +460,7 @@ impl Drop for WaitingUse {
         if self.is_over {
             return;
         }
-        let mut state = self.kept.state_once_asked();
+        let mut state = self.kept.state.lock();
         let woken = state.uses.leave(self.number);
         let gone = state.end_if_over();
         drop(state);

@@ -16,7 +16,6 @@ use crate::queue::mode::Mode;
 use crate::queue::native;
 use crate::session::contract::Coordinator;
 use crate::snapshot::site::Site;
-use crate::sync::Mutex;
 use crate::validation;
 
 /// One read/write lock, shared by all processes that open the same path of the same ensemble.
@@ -412,7 +411,6 @@ impl RwLockBuilder {
         let path: Arc<str> = self.path.into();
         Ok(RwLock {
             handle: Arc::new(Handle {
-                book: Mutex::default(),
                 coordinator: self.coordinator,
                 site: Site::of_lock(Arc::clone(&path)),
                 limit: None,

@@ -19,7 +19,6 @@ use crate::queue::mode::Mode;
 use crate::queue::native;
 use crate::session::contract::Coordinator;
 use crate::snapshot::site::Site;
-use crate::sync::Mutex;
 use crate::validation;
 
 /// A number of permits, shared by all processes that open the same path of the same ensemble: at most so many hold one at
@@ -338,7 +337,6 @@ impl SemaphoreBuilder {
                 warn_holding: self.warn_holding,
                 keeper: None,
                 asking: Arc::default(),
-                book: Mutex::default(),
             }),
         })
     }

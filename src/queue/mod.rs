@@ -3,7 +3,6 @@
 pub(crate) mod contender;
 pub(crate) mod dialect;
 pub(crate) mod done;
-pub(crate) mod local;
 pub(crate) mod member;
 pub(crate) mod metadata;
 pub(crate) mod mode;

@@ -102,10 +102,11 @@ where
 }
 
 /// Whether `me`, a writer that waits for readers, has to ask for a node that one of them may only keep. It asks for the
-/// readers that came after the last writer before it: that writer asks for the others. `except` is asked in another way.
-pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], except: Option<&str>) -> bool {
+/// readers that came after the last writer before it: that writer asks for the others. Those that are `given_up` need not be
+/// asked for.
+pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], given_up: &[String]) -> bool {
     // Most names are passed over by their last characters: a waiter may list ten thousand names.
-    let kept = queue.iter().filter(|name| native::may_keep(name) && Some(&name[..]) != except);
+    let kept = queue.iter().filter(|name| native::may_keep(name) && !given_up.contains(name));
     let before = |name: &String| me.dialect().slot(name).filter(|it| it.sequence < me.sequence());
     let readers = kept.filter_map(before).filter(|it| it.mode == Mode::Read);
     let Some(newest) = readers.map(|it| it.sequence).max() else { return false };
@@ -173,22 +174,6 @@ pub(crate) fn turns(dialect: Dialect, queue: &[String]) -> Vec<(Contender, Turn)
         start += tied;
     }
     ordered.into_iter().zip(turns).collect()
-}
-
-/// Whether `me`, created by transaction `czxid`, came directly after `other`: into the same directory, with no
-/// contender between.
-///
-/// Every create in a directory takes a number, so nothing stands between consecutive numbers, unless the directory was
-/// made anew in the meantime. A new directory reaches our number by one transaction that makes the directory, and one
-/// create for each number up to ours. If fewer transactions than that came after `other`, the directory is the same.
-pub(crate) fn is_next(me: Slot, czxid: i64, other: Slot, its_czxid: i64) -> bool {
-    let creates_since_anew = me.sequence.saturating_add(1);
-    other.sequence >= 0
-        && other.sequence.checked_add(1) == Some(me.sequence)
-        // The upper half counts leaders. Each new leader starts the lower half again.
-        && czxid >> 32 == its_czxid >> 32
-        && czxid > its_czxid
-        && czxid - its_czxid <= creates_since_anew
 }
 
 fn blocks(other: Slot, mine: Slot) -> bool {
@@ -307,18 +292,6 @@ mod tests {
         let tied = ["h~0-READ-0000000005", "h~1-WRITE-0000000005", "h~2-WRITE-0000000006"].map(str::to_owned);
         let kept_out = first_kept_out(&Contender::parse(&tied[0]).unwrap(), &tied);
         assert_eq!(kept_out.unwrap().name(), tied[2], "a node of the same number did not come later");
-    }
-
-    #[test]
-    fn nobody_is_next_across_a_change_of_leader_or_after_many_transactions() {
-        let other = Slot { mode: Mode::Write, sequence: 7 };
-        let me = Slot { mode: Mode::Write, sequence: 8 };
-        let is_next = |me, czxid| is_next(me, czxid, other, (3 << 32) + 50);
-        assert!(is_next(me, (3 << 32) + 59));
-        assert!(!is_next(me, (3 << 32) + 60), "the directory may have been made anew");
-        assert!(!is_next(me, (3 << 32) + 49));
-        assert!(!is_next(me, (4 << 32) + 2));
-        assert!(!is_next(Slot { sequence: 9, ..me }, (3 << 32) + 59));
     }
 
     #[test]

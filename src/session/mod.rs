@@ -1,6 +1,5 @@
 //! One session: its requests, its lease, our nodes on it and how they are kept alive; knows no lock.
 
-pub(crate) mod books;
 pub(crate) mod comeback;
 pub(crate) mod connection;
 pub(crate) mod contract;

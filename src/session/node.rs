@@ -29,7 +29,7 @@ use tokio::sync::futures::Notified;
 use crate::session::lease::{Lease, Moment};
 use crate::session::loss::{HoldState, Loss};
 use crate::session::request::{Event, Failure, Reply, Watch};
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, Notify};
 use crate::telemetry::meter;
 
@@ -42,9 +42,6 @@ pub(crate) struct Asked {
 /// Knows the lease that nodes are kept under, and hears what becomes of them.
 pub(crate) trait Listener: fmt::Debug + Send + Sync {
     fn lease(&self) -> &Lease;
-
-    /// The node was lost while its session lives on.
-    fn lost(&self, node: &OwnNode);
 
     /// A stranger's write has used up the watch on this node.
     fn watch_again(&self, node: &Arc<OwnNode>);
@@ -64,8 +61,6 @@ pub(crate) struct OwnNode {
     commits: AtomicU32,
     /// The epoch of the lease in which the node is held, and one; 0 if it is not held, or lost.
     held_in: AtomicU64,
-    /// A contender of this session waits for the node to be given up. Each use that joins a kept node looks.
-    is_asked: AtomicBool,
     listener: Weak<dyn Listener>,
     /// When the library learnt of the node.
     entered: Moment,
@@ -78,8 +73,6 @@ struct State {
     phase: Phase,
     /// While it waits: the epoch since which the lease has been valid without a gap, if it has been valid at all.
     valid_since: Option<u64>,
-    /// Its contender was called to look where it stands, and has not taken the call yet.
-    is_called: bool,
     loss: Option<Loss>,
     /// The loss of the hold has been reported.
     is_told: bool,
@@ -107,7 +100,6 @@ impl OwnNode {
             path,
             phase: Phase::Waiting,
             valid_since: None,
-            is_called: false,
             loss: None,
             is_told: false,
             own: None,
@@ -123,7 +115,6 @@ impl OwnNode {
             writes,
             commits: AtomicU32::new(0),
             held_in,
-            is_asked: AtomicBool::new(false),
             listener,
             entered,
             this: Weak::clone(this),
@@ -222,27 +213,6 @@ impl OwnNode {
         self.changed.notify_waiters();
     }
 
-    /// Calls its contender to look where it stands.
-    pub(crate) fn call(&self) {
-        self.state.lock().is_called = true;
-        self.changed.notify_waiters();
-    }
-
-    /// Asks its owner to give the node up, if it only keeps it.
-    pub(crate) fn ask(&self) {
-        self.is_asked.store(true, Ordering::SeqCst);
-        self.changed.notify_waiters();
-    }
-
-    pub(crate) fn is_asked(&self) -> bool {
-        self.is_asked.load(Ordering::SeqCst)
-    }
-
-    /// Whether its contender was called since the last time that this was asked.
-    pub(super) fn take_call(&self) -> bool {
-        std::mem::take(&mut self.state.lock().is_called)
-    }
-
     /// The next change of anything that a task may wait for.
     pub(super) fn changed(&self) -> Notified<'_> {
         self.changed.notified()
@@ -260,32 +230,17 @@ impl OwnNode {
     /// The node was lost; the first reason stays.
     pub(crate) fn lose(&self, loss: Loss) {
         let mut state = self.state.lock();
-        let is_first = state.loss.is_none();
         state.loss.get_or_insert(loss);
         self.publish(&state);
         let news = state.news();
         drop(state);
         tell(news);
         self.changed.notify_waiters();
-        if is_first {
-            self.tell_book(loss);
-        }
-    }
-
-    /// Makes the contenders of this session behind a lost node look for themselves. When the session is over, or its
-    /// lease has run out, their nodes are lost as well.
-    fn tell_book(&self, loss: Loss) {
-        if matches!(loss, Loss::Removed | Loss::Interfered)
-            && let Some(listener) = self.listener.upgrade()
-        {
-            listener.lost(self);
-        }
     }
 
     /// The reason of the loss, if the node is lost, as far as that can be known without asking the ensemble.
     pub(crate) fn loss(&self, lease: &Lease) -> Option<Loss> {
         let mut state = self.state.lock();
-        let was_lost = state.loss.is_some();
         // The lease comes before the watch. The server removes the node of an owner that was stopped for too long, so
         // the lease is the reason.
         if state.loss.is_none() {
@@ -306,9 +261,6 @@ impl OwnNode {
         drop(state);
         tell(news);
         self.told(told);
-        if let Some(loss) = loss.filter(|_| !was_lost) {
-            self.tell_book(loss);
-        }
         loss
     }
 

@@ -3,10 +3,34 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::queue::local::HandOff;
 use crate::session::lease::Lease;
 use crate::session::node::OwnNode;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{HashMap, Mutex, Notify};
+
+/// A signal that a holder has released the lock. Another client can have forged it, as long as the holder's node is not
+/// known to be gone.
+#[derive(Debug)]
+pub(crate) struct HandOff {
+    /// The path of the holder's node.
+    pub(crate) path: Arc<str>,
+    is_gone: AtomicBool,
+}
+
+impl HandOff {
+    fn new(path: Arc<str>) -> HandOff {
+        HandOff { path, is_gone: AtomicBool::new(false) }
+    }
+
+    /// The node is gone, so the signal was true.
+    pub(crate) fn confirm(&self) {
+        self.is_gone.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
+    }
+}
 
 /// The own nodes on one session.
 #[derive(Debug, Default)]

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::queue::contender::Contender;
-use crate::queue::local::Key;
 use crate::session::lease::Moment;
 use crate::session::node::OwnNode;
 
@@ -28,23 +27,4 @@ pub(crate) struct Position {
     pub(crate) birth: Birth,
     pub(crate) own_node: Arc<OwnNode>,
     pub(crate) number: u64,
-    /// An id that no other position of this process has.
-    pub(crate) id: u64,
-}
-
-impl Position {
-    pub(crate) fn new(
-        contender: Contender,
-        czxid: i64,
-        birth: Birth,
-        own_node: Arc<OwnNode>,
-        number: u64,
-        id: u64,
-    ) -> Position {
-        Position { contender, czxid, birth, own_node, number, id }
-    }
-
-    pub(crate) fn key(&self) -> Key {
-        Key { number: self.contender.sequence(), id: self.id }
-    }
 }

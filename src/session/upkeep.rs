@@ -1,16 +1,14 @@
-//! What a backend keeps for one session: its lease, the own nodes on it, and what is known of their queues; sends
-//! nothing.
+//! What a backend keeps for one session: its lease, the own nodes on it, and the listings under way; sends nothing.
 
 use std::fmt;
 use std::sync::Arc;
 
-use crate::session::books::Books;
 use crate::session::lease::{Lease, Moment};
 use crate::session::listings::Listings;
 use crate::session::node::{Listener, OwnNode};
 use crate::session::nodes::OwnNodes;
 use crate::session::request::Ending;
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What the library keeps for one session. Its backend makes it, hands it out, and reports to it what happens.
 ///
@@ -21,7 +19,8 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 pub struct Upkeep {
     lease: Arc<Lease>,
     nodes: OwnNodes,
-    books: Books,
+    /// Counts how often the connection was lost.
+    connection: AtomicU64,
     listings: Listings,
     is_signal_refused: AtomicBool,
 }
@@ -32,7 +31,7 @@ impl Upkeep {
         Upkeep {
             lease: Arc::new(lease),
             nodes: OwnNodes::default(),
-            books: Books::default(),
+            connection: AtomicU64::new(0),
             listings: Listings::default(),
             is_signal_refused: AtomicBool::new(false),
         }
@@ -81,7 +80,7 @@ impl Upkeep {
         let is_news = self.lease.connected(connected);
         self.nodes.stir();
         if is_news && !connected {
-            self.books.disconnected();
+            self.connection.fetch_add(1, Ordering::AcqRel);
         }
         if is_news {
             self.nodes.link_changed(&self.lease, connected);
@@ -99,8 +98,9 @@ impl Upkeep {
         &self.nodes
     }
 
-    pub(crate) fn books(&self) -> &Books {
-        &self.books
+    /// How often the connection was lost. Two answers between which this stays the same are of one connection.
+    pub(crate) fn connection(&self) -> u64 {
+        self.connection.load(Ordering::Acquire)
     }
 
     pub(crate) fn listings(&self) -> &Listings {
@@ -130,10 +130,6 @@ impl Listener for Upkeep {
         &self.lease
     }
 
-    fn lost(&self, node: &OwnNode) {
-        self.books.lost(node);
-    }
-
     fn watch_again(&self, node: &Arc<OwnNode>) {
         self.nodes.watch(node);
     }
@@ -150,7 +146,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::queue::dialect::Dialect;
     use crate::session::loss::Loss;
     use crate::sync::atomic::AtomicU64;
 
@@ -222,12 +217,11 @@ mod tests {
     }
 
     #[test]
-    fn what_a_book_knows_is_forgotten_once_for_each_connection_that_is_lost() {
+    fn each_connection_that_is_lost_counts_once() {
         let (upkeep, _clock) = begun();
-        let book = upkeep.books().of(&Arc::from("/lock"), Dialect::Native);
         for (is_connected, losses) in [(true, 0), (false, 1), (false, 1), (true, 1), (true, 1), (false, 2)] {
             upkeep.connected(is_connected);
-            assert_eq!(book.connection(), losses);
+            assert_eq!(upkeep.connection(), losses);
         }
     }
 

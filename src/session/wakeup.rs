@@ -8,20 +8,14 @@ use crate::session::loss::Loss;
 use crate::session::node::{Asked, OwnNode};
 
 impl OwnNode {
-    /// Waits until the contender is called to look where it stands, or until the node is lost.
-    pub(crate) async fn called(&self, session: &Arc<dyn Session>) -> Result<(), Loss> {
-        let is_called = || self.take_call().then_some(Ok(()));
-        self.until(session, || self.loss(session.lease()).map(Err).or_else(is_called)).await
-    }
-
     /// Waits until the node is lost, at the latest when the lease runs out.
     pub(crate) async fn lost(&self, session: &Arc<dyn Session>) -> Loss {
         self.until(session, || self.loss(session.lease())).await
     }
 
-    /// Waits until a contender of the same session asks for the node, or the node is left or lost.
-    pub(crate) async fn asked(&self, session: &Arc<dyn Session>) {
-        let look = || (self.is_asked() || self.has_left() || self.loss(session.lease()).is_some()).then_some(());
+    /// Waits until the hold is over, whether released or lost.
+    pub(crate) async fn ended(&self, session: &Arc<dyn Session>) {
+        let look = || (self.has_left() || self.loss(session.lease()).is_some()).then_some(());
         self.until(session, look).await;
     }
 

@@ -6,8 +6,6 @@
 
 use std::sync::Arc;
 
-use crate::queue::local::Exit;
-use crate::session::errand::errand;
 use crate::session::loss::Loss;
 use crate::session::position::Position;
 use crate::session::request::{Failure, Kind, Operation, Stat};
@@ -96,8 +94,8 @@ impl Ticket {
             }
         };
         own_node.moved(exchange.to.clone());
-        let (contender, number, id) = (position.contender.clone(), position.number, position.id);
-        let held = Position::new(contender, stat.czxid, position.birth, Arc::clone(own_node), number, id);
+        let (contender, birth, number) = (position.contender.clone(), position.birth, position.number);
+        let held = Position { contender, czxid: stat.czxid, birth, own_node: Arc::clone(own_node), number };
         self.is_outside(Arc::new(held));
         session.upkeep().nodes().watch(own_node);
         Ok(())
@@ -119,22 +117,7 @@ impl Ticket {
         // The read is answered after the transaction, and shows what became of it. It also shows the number of the
         // creating transaction, which some servers leave out of the answer to a transaction.
         let (answer, seen) = (session.transact(&operations), session.data(&to));
-        self.book().takes();
-        let (book, position) = (Arc::clone(self.book()), Arc::clone(position));
-        let both = errand(
-            session,
-            Box::pin(async move {
-                let (answer, seen) = (answer.await, seen.await);
-                if seen.is_ok() {
-                    // Only now: the next local contender must not see what was there before.
-                    book.left(&position, Exit::LetGo);
-                }
-                Ok((answer, seen))
-            }),
-            drop,
-        );
-        let (answer, seen) = both.await.unwrap_or_else(|failure| (Err(failure.clone()), Err(failure)));
-        match (answer, seen) {
+        match (answer.await, seen.await) {
             (_, Ok((_, stat))) => Tried::Done(stat),
             // Somebody has removed the new node already.
             (Ok(_), Err(Failure::NoNode)) => Tried::NotDone(NotExchanged::Evicted),

@@ -20,15 +20,11 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 
 use crate::queue::contender::{Contender, Owner};
-use crate::queue::local::Exit;
 use crate::queue::mode::{self, Mode};
-use crate::session::books::Book;
 use crate::session::contract::{Session, SessionSlot};
-use crate::session::errand::errand;
 use crate::session::lease::Moment;
 use crate::session::listing;
 use crate::session::listings::Names;
@@ -42,9 +38,6 @@ use crate::telemetry::meter;
 use crate::ticket::directory;
 use crate::ticket::removal::{Leaving, hand_off, remove, remove_all_of, remove_when_created, removed_in_background};
 
-/// The next id of a [`Position`], unique in this process. A counter that decides nothing, so the standard library's.
-static IDS: AtomicU64 = AtomicU64::new(0);
-
 /// A node in a lock directory, or one that is being created there. Dropping the ticket removes the node, however far
 /// its creation got.
 #[derive(Debug)]
@@ -54,7 +47,6 @@ pub(crate) struct Ticket {
     owner: Owner,
     /// The process may keep the node between uses.
     keeps: bool,
-    book: Arc<Book>,
     node: Mutex<Node>,
 }
 
@@ -87,7 +79,6 @@ enum Step {
 
 impl Ticket {
     pub(crate) fn new(session_slot: SessionSlot, directory: Arc<str>, owner: Owner, keeps: bool) -> Ticket {
-        let book = session_slot.session().upkeep().books().of(&directory, owner.dialect());
         let node = Node {
             step: Step::Absent,
             connection: 0,
@@ -98,12 +89,7 @@ impl Ticket {
             made: Vec::new(),
             arming: None,
         };
-        Ticket { session_slot, directory, owner, keeps, book, node: Mutex::new(node) }
-    }
-
-    /// What its session knows of the queue.
-    pub(crate) fn book(&self) -> &Arc<Book> {
-        &self.book
+        Ticket { session_slot, directory, owner, keeps, node: Mutex::new(node) }
     }
 
     pub(crate) fn session(&self) -> &Arc<dyn Session> {
@@ -119,7 +105,7 @@ impl Ticket {
         &self.owner
     }
 
-    /// On which connection the node was asked for, as [`Book::connection`] counts them.
+    /// On which connection the node was asked for, as [`Upkeep::connection`] counts them.
     pub(crate) fn connection(&self) -> u64 {
         self.node.lock().connection
     }
@@ -127,7 +113,7 @@ impl Ticket {
     /// Asks for a node. The request is on its way when this returns. [`Ticket::entered`] waits for the answer.
     pub(crate) fn ask_for_node(&self, mode: Mode, data: &[u8]) {
         let (prefix, now) = (self.child(&self.owner.prefix(mode)), self.session().lease().now());
-        let connection = self.book.connection();
+        let connection = self.session().upkeep().connection();
         // A contender that sees the node asks after the create, so after the watch was armed.
         let arming = self.keeps.then(|| self.session().watch(&self.directory));
         let reply = self.session().create(&prefix, data, Kind::EphemeralSequential);
@@ -265,33 +251,17 @@ impl Ticket {
         let held_alone = is_in_queue && position.own_node.is_holding() && position.contender.mode() == Mode::Write;
         let may_signal = self.owner.dialect().hands_off() && !session.upkeep().is_signal_refused();
         let signal = may_signal && held_alone && loss != Some(Loss::Interfered);
-        let exit = match loss {
-            Some(_) => Exit::Lost,
-            None if held_alone => Exit::LetGo,
-            None => Exit::Plain,
-        };
         position.own_node.left();
         session.upkeep().nodes().strike(position.number);
         let reply = if signal { hand_off(&session, &path) } else { session.delete(&path) };
-        // The next local holder may write before our removal commits. Its write must not overtake a transaction of ours
-        // that is still unanswered. What the next holder reads on this session comes after our removal, so it sees what
-        // we wrote.
-        let is_settled = !position.own_node.may_yet_write();
-        if is_settled {
-            self.book.left(&position, exit);
-        }
         let is_old = !(0..mode::RESTART_FROM).contains(&position.contender.sequence());
         let is_old = is_old && !self.owner.dialect().keeps_directories();
         let restart = is_old.then(|| Arc::clone(&self.directory));
         let removal = remove(Arc::clone(&session), path, reply, signal, restart);
         let pending = meter::Removal::begin();
-        let book = Arc::clone(&self.book);
         let work = async move {
             let answer = removal.await;
             drop(pending);
-            if !is_settled {
-                book.left(&position, if answer.is_ok() { exit } else { Exit::Lost });
-            }
             answer
         };
         Leaving::new(session, work)
@@ -316,21 +286,11 @@ impl Ticket {
         self.node.lock().unsure = true;
         position.own_node.moving();
         let (czxid, own_node) = (position.czxid, Arc::clone(&position.own_node));
-        let (number, id, birth) = (position.number, position.id, position.birth);
-        let downgraded = Arc::new(Position::new(contender, czxid, birth, own_node, number, id));
+        let (number, birth) = (position.number, position.birth);
+        let downgraded = Arc::new(Position { contender, czxid, birth, own_node, number });
         let mut tries = 0;
         loop {
-            let (reply, book) = (session.transact(&swap), Arc::clone(&self.book));
-            let next = Arc::clone(&downgraded);
-            let swapped = async move {
-                let answer = reply.await;
-                if answer.is_ok() {
-                    // The readers of this session behind us do not wait until we are polled.
-                    book.downgraded(&next);
-                }
-                answer
-            };
-            match errand(session, Box::pin(swapped), drop).await {
+            match session.transact(&swap).await {
                 Ok(_) => break,
                 Err(Failure::Unknown(_)) => before_next_try(session, &mut tries).await?,
                 // An earlier try, whose answer was lost, has replaced the node; or it is a stranger's.
@@ -341,7 +301,6 @@ impl Ticket {
                             Ok((_, stat)) if stat.ephemeral_owner == session.id()
                         ) =>
                 {
-                    self.book.downgraded(&downgraded);
                     break;
                 }
                 Err(failure) => {
@@ -388,15 +347,11 @@ impl Ticket {
         };
         let own_node = OwnNode::new(self.child(name), session.upkeep());
         let number = session.upkeep().nodes().enter(&own_node);
-        let id = IDS.fetch_add(1, Ordering::Relaxed);
         let answered = session.lease().now();
         let mut node = self.node.lock();
         let birth = Birth { ctime: created.ctime, asked: node.asked.unwrap_or(answered), answered };
-        let position = Arc::new(Position::new(contender, created.czxid, birth, own_node, number, id));
-        node.step = Step::Standing(Arc::clone(&position));
-        let connection = node.connection;
-        drop(node);
-        self.book.entered(&position, connection);
+        let position = Position { contender, czxid: created.czxid, birth, own_node, number };
+        node.step = Step::Standing(Arc::new(position));
         Ok(())
     }
 

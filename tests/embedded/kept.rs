@@ -225,27 +225,14 @@ fn an_ask_leaves_the_data_of_the_directory_as_they_are() {
 }
 
 #[test]
-fn a_waiter_of_the_same_session_asks_without_the_ensemble() {
-    let zk = Memory::new();
-    let (kept, other) = (keeping(&zk), plain(&zk));
-    drop((read(&kept), read(&kept)));
-    let version = |zk: &Memory| {
-        let guard = write(&plain(&zk.connect()));
-        now(guard.data(DIRECTORY)).expect("held").expect("it exists").version
-    };
-    drop(write(&other));
-    assert_eq!(version(&zk), 0, "nobody has set the directory's data");
-}
-
-#[test]
-fn a_waiter_that_asked_its_own_session_asks_the_others_too() {
+fn a_waiter_asks_its_own_session_and_the_others() {
     let zk = Memory::new();
     let (ours, theirs) = (zk.connect(), zk.connect());
     let all = [&theirs, &ours].map(keeping);
     for kept in &all {
         drop((read(kept), read(kept)));
     }
-    // Between the node of its own session and its own, so that the book cannot tell which one it waits for.
+    // Between the node of its own session and its own.
     let reader = read(&plain(&zk));
     let own = plain(&ours);
     let mut writer = writing(&own);

@@ -1401,15 +1401,14 @@ fn each_step_sends_the_requests_that_it_needs_and_no_others() {
     let mut next = writing(&b);
     let mut last = reading(&b);
     costs(&zk, 4, "the watch on the holder's node as well", || assert_pending!(next.poll()));
-    costs(&zk, 3, "no watch on the waiter's node: it is of the same session", || assert_pending!(last.poll()));
+    costs(&zk, 4, "the same, whosever the nodes are", || assert_pending!(last.poll()));
     costs(&zk, 0, "nothing has happened", || assert_pending!(next.poll()));
     costs(&zk, 1, "one transaction", || now(held.release()).expect("held"));
     assert!(!last.is_woken(), "one is woken, and not the herd");
     let held = costs(&zk, 1, "no listing: whether the holder's node is gone", || assert_ready_ok!(next.poll()));
     let held = costs(&zk, 2, "one transaction, and the watch on the new node", || now(held.downgrade()).expect("held"));
     assert!(last.is_woken());
-    let shared =
-        costs(&zk, 0, "its own session lets it in: it came right after the holder", || assert_ready_ok!(last.poll()));
+    let shared = costs(&zk, 1, "the listing", || assert_ready_ok!(last.poll()));
     costs(&zk, 0, "the same node", || drop(held.share()));
     let third = costs(&zk, 4, "the listing before, and an acquisition", || now(a.try_read()).expect("shared"));
     costs(&zk, 1, "one transaction", || now(held.transaction().commit()).expect("held"));
@@ -1419,7 +1418,7 @@ fn each_step_sends_the_requests_that_it_needs_and_no_others() {
     costs(&zk, 0, "refused", || now(a.read().timeout(Duration::ZERO).into_future()).expect_err("zero"));
     costs(&zk, 0, "refused", || now(a.read().label("a\nb").into_future()).expect_err("a control character"));
     let mut waiter = writing(&a);
-    costs(&zk, 3, "no watch on the reader's node: it is of the same session", || assert_pending!(waiter.poll()));
+    costs(&zk, 4, "the watch on the reader's node as well", || assert_pending!(waiter.poll()));
     costs(&zk, 1, "the delete", || drop(waiter));
     for guard in [held, shared, third] {
         costs(&zk, 1, "the delete", || drop(guard));

@@ -218,13 +218,13 @@ async fn many_who_wait_for_a_kept_node_in_use_change_the_directory_once() {
 }
 
 #[tokio::test]
-async fn a_waiter_of_the_same_session_sends_no_ask() {
+async fn a_waiter_of_the_same_session_asks_like_any_other() {
     let path = "/kept/same-session";
     let operator = connect(&shared_server().address()).await;
     drop(directory(&operator, path).await);
     let (tapped, _lock) = keeper(path, true).await;
     write(&lock_at(&tapped.zk, path)).await;
-    assert_eq!((asks(&tapped, path), version(&operator, path).await), (0, 0));
+    assert_eq!((asks(&tapped, path), version(&operator, path).await), (1, 1));
     becomes_empty(&operator, path).await;
 }
 

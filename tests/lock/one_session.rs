@@ -1,5 +1,4 @@
-//! Contenders of one session, which let each other in before the ensemble has answered; and contenders of two sessions,
-//! which know nothing of each other.
+//! Contenders of one session, whose requests have one order, and which are decided by the ensemble like all others.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use support::rules::{Frames, Rule};
-use support::scene::{connect, eventually, granted, line_becomes, lock_at, reader, refused, session, soon, writer};
+use support::scene::{connect, eventually, granted, line_becomes, lock_at, refused, session, soon, writer};
 use support::server::{Server, shared_server};
 use support::wire::{Op, Proxy};
 use tokio_test::task::{self, Spawn};
@@ -117,89 +116,6 @@ fn after_a_reconnect_no_contender_is_granted_by_what_was_known_before() {
     drop(assert_ready_ok!(next.poll()));
 }
 
-#[test]
-fn one_listing_after_a_reconnect_is_enough() {
-    let zk = Memory::new();
-    let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
-    let cost = || {
-        let before = zk.requests();
-        drop(now(lock.write()).expect("free"));
-        zk.requests() - before
-    };
-    // The directory is made, too.
-    for _ in 0..3 {
-        cost();
-    }
-    let alone = cost();
-    zk.cut();
-    zk.heal();
-    assert_eq!([cost(), cost(), cost()], [alone + 1, alone, alone]);
-}
-
-/// A signal is verified once, and not again by every later contender that inherits the grant.
-#[test]
-fn two_locks_used_in_turn_cost_no_more_after_a_hand_off_than_before() {
-    let zk = Memory::new();
-    let there = zk.connect();
-    let paths = ["/locks/a", "/locks/b"];
-    let [ours, theirs] = [&zk, &there].map(|zk| paths.map(|path| RwLock::new(zk, path).expect("valid")));
-    let cost_of_both = || {
-        let before = zk.requests();
-        ours.iter().for_each(|lock| drop(now(lock.write()).expect("free")));
-        zk.requests() - before
-    };
-    // When another lock is used as well, only later numbers show that no contender is between them.
-    for _ in 0..10 {
-        cost_of_both();
-    }
-    let alone = cost_of_both();
-    let held = theirs.each_ref().map(|lock| now(lock.write()).expect("free"));
-    let mut waiting = ours.each_ref().map(writing);
-    waiting.iter_mut().for_each(|it| assert_pending!(it.poll()));
-    drop(held);
-    let granted = waiting.each_mut().map(|it| assert_ready_ok!(it.poll()));
-    drop(granted);
-    drop(waiting);
-    // The last contender came behind another session's, so the next one lists.
-    cost_of_both();
-    assert_eq!([cost_of_both(), cost_of_both()], [alone; 2]);
-}
-
-#[test]
-fn what_a_session_knows_of_a_lock_ends_with_its_last_handle() {
-    let zk = Memory::new();
-    let cost = |lock: &RwLock| {
-        let before = zk.requests();
-        drop(now(lock.write()).expect("free"));
-        zk.requests() - before
-    };
-    let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
-    for _ in 0..3 {
-        cost(&lock);
-    }
-    let known = cost(&lock);
-    assert_eq!(cost(&RwLock::new(&zk, DIRECTORY).expect("valid")), known, "another handle, the same session");
-    drop(lock);
-    assert_eq!(cost(&RwLock::new(&zk, DIRECTORY).expect("valid")), known + 1, "it had to list");
-}
-
-#[test]
-fn contenders_of_two_sessions_know_nothing_of_each_other() {
-    let zk = Memory::new();
-    let there = zk.connect();
-    let [here, there] = [&zk, &there].map(|zk| RwLock::new(zk, DIRECTORY).expect("valid"));
-    let cost = |lock: &RwLock| {
-        let before = zk.requests();
-        drop(now(lock.write()).expect("free"));
-        zk.requests() - before
-    };
-    for _ in 0..3 {
-        cost(&here);
-    }
-    let alone = cost(&here);
-    assert_eq!([cost(&there), cost(&here), cost(&there)], [alone + 1; 3], "each has to list");
-}
-
 // ---------------------------------------------------------------------------------------------------------------
 // On a server
 
@@ -218,16 +134,7 @@ impl Tapped {
         let (zk, operator) = (connect(&proxy.address()).await, connect(&server.address()).await);
         let directory = format!("/one/{}", proxy.address().replace([':', '.'], "-"));
         let (lock, observer) = (lock_at(&zk, &directory), lock_at(&operator, &directory));
-        // The higher the number, the more may be written elsewhere before consecutive numbers prove nothing.
-        for _ in 0..50 {
-            lock.write().await.unwrap().release().await.unwrap();
-        }
         Tapped { proxy, zk, lock, observer, operator }
-    }
-
-    /// The requests in the order of sending, without paths.
-    fn requests(&self) -> Vec<Op> {
-        self.proxy.requests().into_iter().map(|(op, _)| op).collect()
     }
 }
 
@@ -237,80 +144,6 @@ async fn stays_as_it_is(observer: &RwLock) {
     for _ in 0..20 {
         line_becomes(observer, "W+ W-").await;
     }
-}
-
-#[tokio::test]
-async fn a_writer_lets_in_the_next_of_its_session_before_the_server_answers() {
-    let t = Tapped::new(shared_server()).await;
-    let held = t.lock.write().await.unwrap();
-    let waiter = writer(&t.lock);
-    line_becomes(&t.observer, "W+ W-").await;
-    let release = t.proxy.hold_request(Op::Multi);
-    drop(held);
-    let next = granted(waiter).await;
-    assert!(next.is_held());
-    line_becomes(&t.observer, "W+ W-").await;
-    release.release();
-    line_becomes(&t.observer, "W+").await;
-    next.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_pair_that_waited_for_its_own_session_costs_three_requests() {
-    // Of its own: what others write in between is counted against what the numbers show.
-    let server = Server::start();
-    let t = Tapped::new(&server).await;
-    let mut held = t.lock.write().await.unwrap();
-    let mut all = Vec::new();
-    for _ in 0..20 {
-        t.proxy.reset();
-        let waiter = writer(&t.lock);
-        eventually("it waits", || async { t.proxy.count(Op::GetData) >= 1 }).await;
-        held.release().await.unwrap();
-        held = granted(waiter).await;
-        all.push(t.requests());
-    }
-    held.release().await.unwrap();
-    all.sort_by_key(Vec::len);
-    assert_eq!(all[0], [Op::Create2, Op::GetData, Op::Multi], "it watches its own node, and no other");
-}
-
-#[tokio::test]
-async fn a_waiter_hears_by_its_session_that_the_holders_node_was_removed() {
-    let t = Tapped::new(shared_server()).await;
-    let held = t.lock.write().await.unwrap();
-    t.proxy.reset();
-    let waiter = writer(&t.lock);
-    eventually("both watch their own nodes", || async { t.proxy.count(Op::GetData) == 2 }).await;
-    session(&t.operator).await.delete(&held.path()).await.unwrap();
-    assert!(granted(waiter).await.is_held());
-    assert!(!held.is_held());
-}
-
-#[tokio::test]
-async fn readers_and_writers_of_one_session_pass_through_without_a_listing() {
-    // Of its own: what others write in between is counted against what the numbers show.
-    let server = Server::start();
-    let t = Tapped::new(&server).await;
-    let mut looks = Vec::new();
-    for _ in 0..10 {
-        let held = t.lock.write().await.unwrap();
-        t.proxy.reset();
-        let one = reader(&t.lock);
-        line_becomes(&t.observer, "W+ R-").await;
-        let other = reader(&t.lock);
-        line_becomes(&t.observer, "W+ R- R-").await;
-        let last = writer(&t.lock);
-        line_becomes(&t.observer, "W+ R- R- W-").await;
-        held.release().await.unwrap();
-        let (one, other) = (granted(one).await, granted(other).await);
-        one.release().await.unwrap();
-        other.release().await.unwrap();
-        granted(last).await.release().await.unwrap();
-        looks.push(t.proxy.count(Op::GetChildren2));
-    }
-    // Answers that come in another order than the numbers, or beside other work of the server, cost a look.
-    assert_eq!(looks.iter().min(), Some(&0), "{looks:?}");
 }
 
 #[tokio::test]
@@ -324,10 +157,10 @@ async fn a_waiter_that_cannot_watch_its_own_node_watches_the_predecessor() {
     refused.strikes().await;
     session(&t.operator).await.delete(&held.path()).await.unwrap();
     assert!(granted(waiter).await.is_held());
-    assert!(!held.is_held());
+    soon("the loss", held.lost()).await;
 }
 
-/// The next local holder may write before the ensemble has heard of it.
+/// What the next holder writes on the same session comes after it.
 #[tokio::test]
 async fn an_unanswered_transaction_keeps_the_next_out_until_our_node_is_gone() {
     let t = Tapped::new(shared_server()).await;
@@ -407,21 +240,6 @@ async fn a_transaction_through_another_session_keeps_the_next_one_out() {
     assert_eq!(next.data(&value).await.unwrap().unwrap().data, b"1");
 }
 
-#[tokio::test]
-async fn printing_a_guard_changes_nothing() {
-    let t = Tapped::new(shared_server()).await;
-    let several = MultiLock::new(&t.zk, [(t.lock.path(), Mode::Write)]).unwrap();
-    let guard = several.lock().await.unwrap();
-    assert!(format!("{guard:?}").contains(t.lock.path()));
-    let waiter = writer(&t.lock);
-    line_becomes(&t.observer, "W+ W-").await;
-    let release = t.proxy.hold_request(Op::Multi);
-    drop(guard);
-    let next = granted(waiter).await;
-    release.release();
-    next.release().await.unwrap();
-}
-
 /// Correct comes before fast: a waiter watches its own node before its predecessor can let it in.
 #[tokio::test]
 async fn a_waiter_whose_node_is_removed_at_once_is_never_granted() {
@@ -472,28 +290,4 @@ async fn a_waiter_asks_for_its_own_watch_before_that_on_its_predecessor() {
     assert_eq!(number(&watched[0]), number(&watched[1]) + 1, "{watched:?}");
     held.release().await.unwrap();
     granted(waiter).await.release().await.unwrap();
-}
-
-/// The waiter's own session may let it in while the news of the removal is on its way.
-#[tokio::test]
-async fn a_local_waiter_whose_node_is_removed_at_once_is_lost_before_the_next() {
-    let t = Tapped::new(shared_server()).await;
-    let one = connect(&shared_server().address()).await;
-    let (lock, operator) = (lock_at(&one, t.lock.path()), session(&t.operator).await);
-    for _ in 0..20 {
-        let held = lock.write().await.unwrap();
-        let waiter = writer(&lock);
-        line_becomes(&t.observer, "W+ W-").await;
-        let next = writer(&t.observer);
-        line_becomes(&t.observer, "W+ W- W-").await;
-        let evicted = t.observer.queue().await.unwrap().members[1].node.clone();
-        operator.delete(&format!("{}/{evicted}", lock.path())).await.unwrap();
-        held.release().await.unwrap();
-        let next = granted(next).await;
-        match soon("the answer", waiter).await.unwrap() {
-            Ok(guard) => assert_eq!(soon("the loss", guard.lost()).await, Loss::Removed),
-            Err(error) => assert!(matches!(error, Error::Evicted(Loss::Removed)), "{error}"),
-        }
-        next.release().await.unwrap();
-    }
 }

@@ -5,7 +5,7 @@
 
 use stateright::{Model, Property};
 use zk_rwlock::Mode;
-use zk_rwlock::coordinator::{Contender, Departure, Known, News, Rules, Step as Decision, Waiter};
+use zk_rwlock::coordinator::{Contender, Departure, News, Step as Decision, Waiter};
 
 /// Which contenders say, by a data change, that they held and released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,25 +235,21 @@ impl State {
 
     /// The member has a node, and begins to wait.
     fn begins(&mut self, i: usize, me: Node) {
-        let rules = Rules { hands_off: true, trusts_book: true };
-        self.members[i].waiter = Some(Waiter::new(me.contender(), rules));
-        self.follows(i, me, Decision::Consult);
+        self.members[i].waiter = Some(Waiter::new(me.contender(), true));
+        self.follows(i, me, Decision::List);
     }
 
     /// The member's waiter hears news.
-    fn hears(&mut self, i: usize, me: Node, news: News<'_, ()>) {
+    fn hears(&mut self, i: usize, me: Node, news: News<'_>) {
         if let Some(decision) = self.members[i].waiter.as_mut().map(|waiter| waiter.next(news)) {
             self.follows(i, me, decision);
         }
     }
 
-    fn follows(&mut self, i: usize, me: Node, decision: Decision<()>) {
+    fn follows(&mut self, i: usize, me: Node, decision: Decision) {
         let step = match decision {
-            // No two members are of one session, so the book knows nothing.
-            Decision::Consult => return self.hears(i, me, News::Known { known: Known::Nothing, has_listing: false }),
             Decision::List => Step::Listing(me),
-            Decision::Await { predecessor, watches, asks } => {
-                assert!(watches);
+            Decision::Await { predecessor, asks } => {
                 let is_it = |node: &&Node| *node.contender().name() == *predecessor.name;
                 let nearest = *self.nodes.iter().find(is_it).expect("it was in the listing");
                 Step::Arming(me, nearest, asks.then_some(self.version))
@@ -377,7 +373,7 @@ impl Model for Protocol {
             Action::List(i) => {
                 let Step::Listing(me) = state.members[i].step else { return None };
                 let names: Vec<String> = state.nodes.iter().map(|node| node.contender().name().to_owned()).collect();
-                state.hears(i, me, News::Listed { names: &names, known: Known::Nothing });
+                state.hears(i, me, News::Listed { names: &names, given_up: &[] });
             }
             Action::Arm(i) => {
                 let Step::Arming(me, nearest, asks) = state.members[i].step else { return None };

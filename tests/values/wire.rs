@@ -34,7 +34,7 @@ fn requests(wire: &Proxy) -> (Vec<Op>, Vec<Op>) {
     (about_value.into_iter().map(|(op, _)| op).collect(), about_lock.map(|(op, _)| op).collect())
 }
 
-/// What `work` costs once the session knows the queue: ten tries in a row agree, but for those into which a heartbeat fell,
+/// What `work` costs: ten tries in a row agree, but for those into which a heartbeat fell,
 /// and these are few.
 async fn usual(wire: &Proxy, work: impl AsyncFn()) -> (Vec<Op>, Vec<Op>) {
     let mut costs: Vec<(Vec<Op>, Vec<Op>)> = Vec::new();
@@ -53,19 +53,17 @@ async fn usual(wire: &Proxy, work: impl AsyncFn()) -> (Vec<Op>, Vec<Op>) {
 
 #[tokio::test]
 async fn a_read_costs_one_request_beside_the_lock_a_commit_one_the_copy_none() {
-    // A server of its own: while a queue's numbers are low, many writes by others make a contender list that follows itself,
-    // because the directory might have been made anew.
-    let server = Server::start();
+    let server = shared_server();
     let wire = Proxy::start(server.address());
     let zk = connect(&wire.address()).await;
     let shared = counter(&zk, "/shared/cost");
     let lock = shared.lock();
     let of_a_read = usual(&wire, async || lock.read().await.unwrap().release().await.unwrap()).await;
-    assert_eq!(of_a_read, (vec![], vec![Op::Create2, Op::Delete]));
+    assert_eq!(of_a_read, (vec![], vec![Op::Create2, Op::GetChildren2, Op::Delete]));
     let of_a_value = usual(&wire, async || shared.read().await.unwrap().release().await.unwrap()).await;
-    assert_eq!(of_a_value, (vec![Op::GetData], vec![Op::Create2, Op::Delete]));
+    assert_eq!(of_a_value, (vec![Op::GetData], vec![Op::Create2, Op::GetChildren2, Op::Delete]));
     let of_a_write = usual(&wire, async || lock.write().await.unwrap().release().await.unwrap()).await;
-    assert_eq!(of_a_write, (vec![], vec![Op::Create2, Op::Multi]));
+    assert_eq!(of_a_write, (vec![], vec![Op::Create2, Op::GetChildren2, Op::Multi]));
     let two_commits = async || {
         let mut guard = shared.write().await.unwrap();
         for value in 1..=2 {
@@ -76,7 +74,7 @@ async fn a_read_costs_one_request_beside_the_lock_a_commit_one_the_copy_none() {
     };
     assert_eq!(
         usual(&wire, two_commits).await,
-        (vec![Op::GetData, Op::Multi, Op::Multi], vec![Op::Create2, Op::Multi])
+        (vec![Op::GetData, Op::Multi, Op::Multi], vec![Op::Create2, Op::GetChildren2, Op::Multi])
     );
 
     wire.reset();
@@ -287,7 +285,7 @@ async fn a_first_value_an_update_and_a_live_copy_cost_what_is_promised() {
     let (about_value, about_lock) = usual(&tapped, update).await;
     assert_eq!(about_value, [Op::GetData, Op::Multi]);
     // The create and the removal; and a listing, if the answer to the removal before comes later than the next create goes.
-    let costs = [vec![Op::Create2, Op::Multi], vec![Op::Create2, Op::GetChildren2, Op::Multi]];
+    let costs = [vec![Op::Create2, Op::GetChildren2, Op::Multi], vec![Op::Create2, Op::GetChildren2, Op::Multi]];
     assert!(costs.contains(&about_lock), "{about_lock:?}");
     let newest = *writer.read().await.unwrap();
     soon("the last", shared.wait_for(move |value| *value == newest)).await.unwrap();
