@@ -1,6 +1,7 @@
 //! Work that is done once in a while, on an ensemble whose clock a test sets: no sleeps.
 
 use std::future::IntoFuture;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
@@ -303,6 +304,26 @@ fn a_success_that_is_recorded_while_another_is_forgotten_stays() {
         let forgotten = now(RwLock::new(&line, DIRECTORY).expect("valid").forget()).expect("may");
         assert_eq!(forgotten.expect("it was done").host, "host-a");
         assert!(due(&a).is_none(), "the success of host-b stays, loses: {loses}");
+    }
+}
+
+#[test]
+fn what_was_forgotten_is_told_also_if_the_answer_is_lost() {
+    for after in [None, Some(&b""[..]), Some(b"minutes of a meeting")] {
+        let (zk, _other, a, _b) = two();
+        works(&a);
+        let (operator, has_lost) = (session(&zk), AtomicBool::new(false));
+        let (memory, after) = (zk.clone(), after.map(<[u8]>::to_vec));
+        let line = Hindered::new(&zk.connect(), move |asked| {
+            let loses = forgets(asked) && !has_lost.swap(true, Ordering::Relaxed);
+            loses.then(|| {
+                memory.remove(RECORD);
+                after.iter().for_each(|data| drop(now(operator.create(RECORD, data, Kind::Persistent)).expect("gone")));
+                Failure::Unknown("lost".to_owned())
+            })
+        });
+        let forgotten = now(RwLock::new(&line, DIRECTORY).expect("valid").forget()).expect("may");
+        assert_eq!(forgotten.expect("it was done").host, "host-a");
     }
 }
 

@@ -54,6 +54,15 @@ async fn ends<F: IntoFuture>(future: F) -> F::Output {
     timeout(5_000 * SECOND, future.into_future()).await.expect("in time")
 }
 
+/// A line that fails once it is asked for ever.
+fn counted(zk: &Memory) -> Hindered {
+    let count = Count::default();
+    Hindered::new(zk, move |_| {
+        count.one_more();
+        None
+    })
+}
+
 thread_local! {
     /// The nodes of which the library said on this thread, as an error, that a server does not show them as the ensemble has
     /// them.
@@ -139,17 +148,53 @@ async fn a_waiter_that_is_not_told_that_its_predecessor_has_left_is_granted_at_i
 
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_is_not_told_of_its_own_end_fails_at_its_first_look() {
-    let (ours, theirs) = two();
-    let held = write(&lock_of(&theirs));
-    let began = Instant::now();
-    let mut waiter = spawn(lock_of(&ours).write().into_future());
-    waits(&mut waiter).await;
-    ours.forget_watches();
-    let own = ours.children(PATH).into_iter().find(|name| !held.path().ends_with(name.as_str())).expect("it waits");
-    ours.remove(format!("{PATH}/{own}"));
-    let error = ends(&mut waiter).await.expect("no panic").expect_err("it has no place");
-    assert!(matches!(error, Error::Evicted(Loss::Removed)), "{error:?}");
-    assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+    for silence in SILENCES {
+        let (ours, theirs) = two();
+        let held = write(&lock_of(&theirs));
+        let began = Instant::now();
+        let mut waiter = spawn(lock_of(&ours).write().into_future());
+        waits(&mut waiter).await;
+        let own = ours.children(PATH).into_iter().find(|name| !held.path().ends_with(name.as_str())).expect("it waits");
+        let own = format!("{PATH}/{own}");
+        silence(&ours, &own);
+        theirs.remove(own);
+        let error = ends(&mut waiter).await.expect("no panic").expect_err("it has no place");
+        assert!(matches!(error, Error::Evicted(Loss::Removed)), "{error:?}");
+        assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+    }
+}
+
+/// Fails those transactions of one that waits that only check this many nodes.
+fn without_looks(zk: &Memory, checks: Range<usize>, failure: Failure) -> Hindered {
+    let is_check = |operation: &Operation| matches!(operation, Operation::Check { .. });
+    Hindered::new(zk, move |asked| match asked {
+        Asked::Transact(all) if checks.contains(&all.len()) && all.iter().all(is_check) => Some(failure.clone()),
+        _ => None,
+    })
+}
+
+/// What a look says nothing by: one who may not read a node may not check it.
+fn no_answers() -> Vec<Failure> {
+    let refused = (0..3).map(|index| refused_at(index, Failure::NoAuth(Box::default())));
+    refused.chain([Failure::Refused("by a proxy".to_owned())]).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn looks_that_are_refused_pass_over_nobody() {
+    for failure in no_answers() {
+        let (ours, theirs) = two();
+        let line = without_looks(&ours, 2..usize::MAX, failure);
+        let (held, permit) = (write(&lock_of(&theirs)), now(limit(&theirs, 1).acquire()).expect("free"));
+        let mut waiter = spawn(RwLock::new(&line, PATH).expect("valid").write().into_future());
+        let mut head = spawn(Semaphore::new(&line, "/limit", 1).expect("valid").acquire().into_future());
+        let early = timeout(600 * SECOND, async {
+            tokio::select! { it = &mut waiter => drop(it), it = &mut head => drop(it) }
+        });
+        assert!(early.await.is_err(), "one holds beside the holder");
+        drop((held, permit));
+        drop(ends(waiter).await.expect("no panic").expect("granted"));
+        drop(ends(head).await.expect("no panic").expect("granted"));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -225,6 +270,26 @@ async fn a_waiter_that_has_met_a_ghost_asks_seldom_for_a_downgrade_that_its_serv
     assert!((50..=60).contains(&listings) && (200..=245).contains(&looks), "{listings} listings, {looks} transactions");
     drop(reader);
     drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
+}
+
+/// It asks whether the reader is there, and is told nothing.
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_may_not_be_looked_for_counts_as_there() {
+    for failure in no_answers() {
+        let (ours, theirs) = two();
+        let held = write(&lock_of(&theirs));
+        let line = without_looks(&ours, 1..2, failure);
+        let mut waiter = spawn(RwLock::new(&line, PATH).expect("valid").write().into_future());
+        waits(&mut waiter).await;
+        ours.freeze(PATH);
+        let reader = held.downgrade().await.expect("held");
+        assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "it holds beside the reader");
+        assert!(reader.is_held());
+        drop(reader);
+        ours.cut();
+        ours.heal();
+        drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -309,9 +374,9 @@ async fn a_waiter_looks_ever_more_seldom_and_never_while_it_is_cut_off() {
 
     let mut waiter = spawn(RwLock::new(&client, PATH).expect("valid").write().into_future());
     waits(&mut waiter).await;
-    assert_eq!(looks(6).await, 0);
+    assert_eq!((looks(12).await, looks(16).await), (1, 0));
     ours.cut();
-    assert_eq!(looks(6).await, 0);
+    assert_eq!(looks(6).await, 0, "it is cut off when the second look is due");
     ours.heal();
     assert_eq!((looks(9).await, looks(3).await), (0, 1), "it begins anew");
     waiter.abort();
@@ -331,7 +396,8 @@ async fn the_head_that_is_not_told_of_a_permit_given_back_takes_it_at_its_first_
         let permit = now(limit(&theirs, 1).acquire()).expect("free");
         let node = sole_node(&theirs, "/limit/permits");
         let began = Instant::now();
-        let mut head = spawn(limit(&ours, 1).acquire().into_future());
+        let line = counted(&ours);
+        let mut head = spawn(Semaphore::new(&line, "/limit", 1).expect("valid").acquire().into_future());
         waits(&mut head).await;
         silence(&ours, &node);
         drop(permit);
@@ -342,7 +408,68 @@ async fn the_head_that_is_not_told_of_a_permit_given_back_takes_it_at_its_first_
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_head_that_is_not_told_of_its_own_end_fails_at_its_first_look() {
+    for silence in SILENCES {
+        let (ours, theirs) = two();
+        let permit = now(limit(&theirs, 1).acquire()).expect("free");
+        let began = Instant::now();
+        let mut head = spawn(limit(&ours, 1).acquire().into_future());
+        waits(&mut head).await;
+        let own = sole_node(&ours, "/limit/queue");
+        silence(&ours, &own);
+        theirs.remove(own);
+        let error = ends(head).await.expect("no panic").expect_err("it has no place");
+        assert!(matches!(error, Error::Evicted(Loss::Removed)) && permit.is_held(), "{error:?}");
+        assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_head_passes_over_all_the_permits_of_a_session_together() {
+    let errors = diverged();
+    let (ours, theirs) = two();
+    let other = limit(&theirs, 20);
+    let permits: Vec<_> = (0..20).map(|_| now(other.acquire()).expect("free")).collect();
+    let began = Instant::now();
+    let line = counted(&ours);
+    let mut head = spawn(Semaphore::new(&line, "/limit", 20).expect("valid").acquire_many(20).into_future());
+    waits(&mut head).await;
+    permits.iter().for_each(|permit| ours.freeze(permit.path()));
+    theirs.expire();
+    drop(permits);
+    drop(ends(head).await.expect("no panic").expect("granted"));
+    assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert_eq!(errors().len(), 20);
+}
+
+/// One transaction does not check so many.
+#[tokio::test(start_paused = true)]
+async fn the_head_knows_which_of_a_thousand_permits_was_given_back() {
+    let errors = diverged();
+    let (ours, theirs) = two();
+    let other = limit(&theirs, 1_000);
+    let mut permits = Vec::new();
+    for _ in 0..1_000 {
+        permits.push(other.acquire().await.expect("free"));
+    }
+    let line = counted(&ours);
+    let mut head = spawn(Semaphore::new(&line, "/limit", 1_000).expect("valid").acquire_many(3).into_future());
+    waits(&mut head).await;
+    permits.sort_by_key(|permit| permit.path().to_owned());
+    let gone: Vec<_> = [999, 700, 10].map(|at| permits.remove(at)).into();
+    let nodes: Vec<_> = gone.iter().map(|permit| permit.path().to_owned()).collect();
+    nodes.iter().for_each(|node| ours.freeze(node));
+    for permit in gone {
+        assert!(timeout(60 * SECOND, &mut head).await.is_err(), "there is a permit too many");
+        drop(permit);
+    }
+    drop(ends(head).await.expect("no panic").expect("granted"));
+    assert_eq!(errors(), nodes);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_head_that_is_not_told_of_another_number_takes_its_permit_at_its_first_look() {
+    let errors = diverged();
     let (ours, theirs) = two();
     let other = limit(&theirs, 1);
     let _permit = now(other.acquire()).expect("free");
@@ -353,47 +480,114 @@ async fn the_head_that_is_not_told_of_another_number_takes_its_permit_at_its_fir
     other.set_permits(2).await.expect("allowed");
     drop(ends(head).await.expect("no panic").expect("granted"));
     assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert_eq!(errors(), [""; 0], "its server has the other number");
 }
 
-/// The server goes on showing a number that the leader no longer has.
+/// The event is on its way, too.
+#[tokio::test(start_paused = true)]
+async fn a_number_that_changes_just_as_the_head_takes_its_permit_is_read_anew() {
+    let (ours, theirs) = two();
+    let other = limit(&theirs, 1);
+    let permit = now(other.acquire()).expect("free");
+    let has_changed = AtomicBool::new(false);
+    let line = Hindered::new(&ours, move |asked| {
+        let takes = matches!(asked, Asked::Transact([_, Operation::Check { .. }, Operation::Create { .. }, ..]));
+        if takes && !has_changed.swap(true, Ordering::Relaxed) {
+            now(other.set_permits(2)).expect("allowed");
+        }
+        None
+    });
+    let mut head = spawn(Semaphore::new(&line, "/limit", 1).expect("valid").acquire().into_future());
+    waits(&mut head).await;
+    drop(permit);
+    drop(timeout(SECOND, head).await.expect("it need not pause").expect("no panic").expect("granted"));
+}
+
+/// The server goes on showing a number that the leader no longer has; or that it has again, when the server is looked at.
 #[tokio::test(start_paused = true)]
 async fn a_number_that_the_leader_does_not_have_is_not_tried_without_a_pause() {
-    let tries = Count::default();
-    let count = tries.clone();
-    let zk = Hindered::new(&Memory::new(), move |asked| match asked {
-        Asked::Transact([_, Operation::Check { version: Some(_), .. }, Operation::Create { .. }, ..]) => {
-            count.one_more();
-            Some(refused_at(1, Failure::BadVersion))
-        }
-        _ => None,
-    });
-    let limit = Semaphore::new(&zk, "/limit", 1).expect("valid");
-    let waited = limit.acquire().timeout(60 * SECOND).await;
-    assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
-    assert!((5..=8).contains(&tries.now()), "{}", tries.now());
+    for comes_back in [false, true] {
+        let errors = diverged();
+        let (tries, looks) = (Count::default(), Count::default());
+        let (tried, looked) = (tries.clone(), looks.clone());
+        let zk = Hindered::new(&Memory::new(), move |asked| {
+            let Asked::Transact(operations) = asked else { return None };
+            let is_number =
+                |it: &Operation| matches!(it, Operation::Check { path, version: Some(_) } if path == "/limit");
+            let index = operations.iter().position(is_number)?;
+            let before = if index > 0 { tried.one_more() } else { looked.one_more() };
+            let is_back = comes_back && index == 0 && before % 2 == 1;
+            (!is_back).then(|| refused_at(index, Failure::BadVersion))
+        });
+        let limit = Semaphore::new(&zk, "/limit", 1).expect("valid");
+        let waited = limit.acquire().timeout(60 * SECOND).await;
+        assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
+        let tries = tries.now();
+        assert!((5..=8).contains(&tries), "{tries}");
+        // The first refusal may be of a change just now. Behind each other one the leader is asked before and after the server.
+        assert_eq!(looks.now(), 2 * (tries - 1));
+        assert_eq!(errors(), vec!["/limit"; if comes_back { 0 } else { tries - 1 }]);
+        let tried = limit.try_acquire().await.expect_err("nothing is granted in doubt").to_string();
+        assert!(tried.ends_with("its number has changed, and the server does not show it yet"), "{tried}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_number_that_its_server_has_missed_is_logged_for_who_waits_for_a_permit() {
+    let errors = diverged();
+    let (ours, theirs) = two();
+    let other = limit(&theirs, 1);
+    let permit = now(other.acquire()).expect("free");
+    let mut head = spawn(limit(&ours, 1).acquire().into_future());
+    waits(&mut head).await;
+    ours.freeze("/limit");
+    other.set_permits(2).await.expect("allowed");
+    assert!(timeout(60 * SECOND, &mut head).await.is_err(), "its server does not show that there is one");
+    let told = errors();
+    assert!((4..=6).contains(&told.len()) && told.iter().all(|node| node == "/limit"), "{told:?}");
+    ours.cut();
+    ours.heal();
+    drop(ends(head).await.expect("no panic").expect("granted"));
+    assert!(permit.is_held());
 }
 
 /// The server has missed the transaction in which the contender before us left the queue with its permit.
 #[tokio::test(start_paused = true)]
-async fn a_head_that_passes_over_a_ghost_counts_the_permit_that_its_server_does_not_show() {
-    let (ours, theirs) = two();
-    let other = limit(&theirs, 1);
-    let first = now(other.acquire()).expect("free");
-    let mut second = tokio_test::task::spawn(other.acquire().into_future());
-    assert_pending!(second.poll());
-    let mut third = spawn(limit(&ours, 1).acquire().into_future());
-    waits(&mut third).await;
-    drop(first);
-    assert_eq!(ours.children("/limit/permits"), Vec::<String>::new());
-    let place = theirs.children("/limit/queue").into_iter().find(|name| name.ends_with('1')).expect("the second");
-    let (owner, _) = place.split_once("-WRITE-").expect("a contender");
-    ours.freeze(format!("/limit/queue/{place}"));
-    ours.freeze(format!("/limit/permits/{owner}-PERMIT-1"));
-    let second = assert_ready_ok!(second.poll());
-    assert!(timeout(600 * SECOND, &mut third).await.is_err(), "there is a permit too many");
-    assert!(second.is_held());
-    drop(second);
-    drop(timeout(700 * SECOND, third).await.expect("it looks").expect("no panic").expect("granted"));
+async fn a_head_that_passes_over_a_ghost_counts_the_permits_that_its_server_does_not_show() {
+    let unhindered = (1..3).map(|count| (count, None));
+    let cases = unhindered.chain(no_answers().into_iter().map(|failure| (1, Some(failure))));
+    for (count, hindered) in cases {
+        let (ours, theirs) = two();
+        let other = limit(&theirs, count);
+        let first = now(other.acquire_many(count)).expect("free");
+        let mut second = tokio_test::task::spawn(other.acquire_many(count).into_future());
+        assert_pending!(second.poll());
+        let (looks, failure) = (Count::default(), hindered.clone());
+        let line = Hindered::new(&ours, move |asked| match asked {
+            Asked::Transact([Operation::Check { path, .. }]) if path.starts_with("/limit/permits/") => {
+                looks.one_more();
+                failure.clone()
+            }
+            _ => None,
+        });
+        let mut third = spawn(Semaphore::new(&line, "/limit", count).expect("valid").acquire().into_future());
+        waits(&mut third).await;
+        drop(first);
+        assert_eq!(ours.children("/limit/permits"), Vec::<String>::new());
+        let place = theirs.children("/limit/queue").into_iter().find(|name| name.ends_with('1')).expect("the second");
+        let (owner, _) = place.split_once("-WRITE-").expect("a contender");
+        ours.freeze(format!("/limit/queue/{place}"));
+        ours.freeze(format!("/limit/permits/{owner}-PERMIT-{count}"));
+        let second = assert_ready_ok!(second.poll());
+        assert!(timeout(600 * SECOND, &mut third).await.is_err(), "there is a permit too many");
+        assert!(second.is_held());
+        drop(second);
+        if hindered.is_some() {
+            ours.cut();
+            ours.heal();
+        }
+        drop(timeout(700 * SECOND, third).await.expect("it looks").expect("no panic").expect("granted"));
+    }
 }
 
 /// Its server is stopped, as an error has said that it should be, while it reads the ghost's node.
@@ -443,12 +637,16 @@ async fn a_copy_that_is_not_told_of_a_commit_has_it_at_its_first_look() {
     let live = copy.await.expect("a value");
     let mut changes = live.changes();
     assert_eq!(**changes.next().await.expect("open").expect("a value"), 2);
+    // The pauses begin anew when it hears something.
+    sleep(600 * SECOND).await;
+    value.update(|value| *value = 3).await.expect("free");
+    assert_eq!(**timeout(SECOND, changes.next()).await.expect("told").expect("open").expect("a value"), 3);
     let began = Instant::now();
     ours.forget_watches();
-    value.update(|value| *value = 3).await.expect("free");
-    assert_eq!(**ends(changes.next()).await.expect("open").expect("a value"), 3);
+    value.update(|value| *value = 4).await.expect("free");
+    assert_eq!(**ends(changes.next()).await.expect("open").expect("a value"), 4);
     assert!(began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
-    assert_eq!((**live.get(), errors()), (3, vec![]));
+    assert_eq!((**live.get(), errors()), (4, vec![]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -539,7 +737,7 @@ async fn an_observer_that_is_not_told_of_a_change_of_the_leader_sees_it_at_its_f
         };
         let first = leads(&theirs);
         sleep(SECOND).await;
-        let mut changes = Leadership::new(&ours, PATH).expect("valid").changes();
+        let mut changes = Leadership::new(&counted(&ours), PATH).expect("valid").changes();
         let term = changes.next().await.expect("open").expect("readable").expect("it leads").term;
         let node = sole_node(&theirs, PATH);
         silence(&ours, &node);
@@ -560,15 +758,19 @@ async fn an_observer_that_is_not_told_of_a_change_of_the_leader_sees_it_at_its_f
 #[tokio::test(start_paused = true)]
 async fn a_holder_that_is_not_told_of_a_waiter_sees_it_at_its_first_look() {
     let (ours, theirs) = two();
-    let held = write(&lock_of(&ours));
-    let mut contended = spawn(async move { held.contended().await.map(|who| who.mode()) });
-    waits(&mut contended).await;
+    let held = now(lock_of(&ours).read()).expect("free");
+    let contended = spawn(async move { held.contended().await.map(|who| who.mode()) });
+    // The pauses begin anew when it hears something.
+    sleep(600 * SECOND).await;
+    let reader = read(&lock_of(&theirs));
+    sleep(SECOND).await;
     ours.forget_watches();
     let mut waiter = writing(&lock_of(&theirs));
     assert_pending!(waiter.poll());
     let began = Instant::now();
     assert_eq!(ends(contended).await.expect("no panic").expect("held"), Mode::Write);
     assert!(began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
+    drop(reader);
 }
 
 // Nodes that are kept in continuous use.

@@ -157,7 +157,7 @@ impl Count {
     /// Counts once more. Returns how often there was one before.
     pub fn one_more(&self) -> usize {
         let before = self.0.fetch_add(1, Ordering::Relaxed);
-        assert!(before < 500, "this is asked for ever");
+        assert!(before < 500 || std::thread::panicking(), "this is asked for ever");
         before
     }
 
