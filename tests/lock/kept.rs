@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use support::scene::*;
 use support::server::shared_server;
-use support::wire::{Close, Frames, Op, Rule};
+use support::wire::{Close, Frames, Op, Proxy, Rule};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing_core::span::{Attributes, Id, Record};
 use tracing_core::{Event, Level, Metadata, Subscriber};
@@ -263,6 +264,14 @@ impl Subscriber for Warnings {
     fn exit(&self, _span: &Id) {}
 }
 
+/// Others may not write its nodes.
+async fn owner(address: &str) -> ZooKeeper {
+    let guests = Permissions::READ | Permissions::CREATE | Permissions::DELETE;
+    let acl = Acl::creator().allow("world", "anyone", guests);
+    let owner = ZooKeeper::builder().digest("owner", "secret").acl(acl).session_timeout(CALM);
+    owner.connect(address).await.expect("the server can be reached")
+}
+
 /// Fault 67. A contender without WRITE on the directory waits until the node was idle for long, and logs that once.
 #[tokio::test]
 async fn an_ask_that_an_acl_refuses_is_logged_once_and_the_idle_time_waited_for() {
@@ -273,11 +282,7 @@ async fn an_ask_that_an_acl_refuses_is_logged_once_and_the_idle_time_waited_for(
         let all = WARNINGS.lock().expect("no panic");
         all.iter().filter(|text| text.contains("cannot ask") && text.contains(path)).count()
     };
-    let guests = Permissions::READ | Permissions::CREATE | Permissions::DELETE;
-    let acl = Acl::creator().allow("world", "anyone", guests);
-    let owner = ZooKeeper::builder().digest("owner", "secret").acl(acl).session_timeout(CALM);
-    let owner = owner.connect(&shared_server().address()).await.unwrap();
-    let guest = connect(&shared_server().address()).await;
+    let (owner, guest) = (owner(&shared_server().address()).await, connect(&shared_server().address()).await);
     let idle = Duration::from_secs(2);
     let kept = RwLock::builder(&owner, path).keep(idle).build().unwrap();
     let lock = lock_at(&guest, path);
@@ -291,6 +296,37 @@ async fn an_ask_that_an_acl_refuses_is_logged_once_and_the_idle_time_waited_for(
         guard.release().await.unwrap();
     }
     assert_eq!(version(&guest, path).await, 0);
+}
+
+/// Fault 109. It takes half a minute: a node in use lists its queue no more often.
+#[tokio::test]
+async fn a_kept_node_in_continuous_use_is_given_up_to_one_who_may_not_ask() {
+    let path = "/kept-acl/busy";
+    let proxy = Proxy::start(shared_server().address());
+    let (owner, guest) = (owner(&proxy.address()).await, connect(&shared_server().address()).await);
+    let kept = RwLock::builder(&owner, path).keep(Duration::from_secs(1)).build().unwrap();
+    let lock = lock_at(&guest, path);
+    let (told, mut tokens) = watch::channel(0);
+    let uses = tokio::spawn(async move {
+        loop {
+            let guard = kept.read().await.expect("granted");
+            told.send_replace(guard.fencing_token());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    eventually("both watches", || async { proxy.count(Op::GetData) == 2 }).await;
+    proxy.reset();
+    let first = *soon("a use", tokens.wait_for(|token| *token > 0)).await.unwrap();
+    let guard = within(3 * SOON, "the end of its use", lock.write()).await.unwrap();
+    assert_eq!(*tokens.borrow(), first, "one node served all uses");
+    let requests = proxy.requests().into_iter().filter(|(_, names)| names.contains(path)).map(|(op, _)| op);
+    let listings = requests.take_while(|op| *op != Op::Delete).filter(|op| *op == Op::GetChildren2);
+    assert_eq!(listings.count(), 1);
+    assert_eq!(version(&guest, path).await, 0, "nobody has asked");
+    let token = guard.fencing_token();
+    guard.release().await.unwrap();
+    eventually("the next use", || async { *tokens.borrow() > token }).await;
+    uses.abort();
 }
 
 /// Fault 68. The directory is changed after the keeper has armed its watch, and before its node is there.

@@ -122,9 +122,60 @@ async fn each_server_of_an_ensemble_is_asked_and_one_that_is_away_is_named() {
     assert!(held.is_held());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_are_asked_below_the_path_at_the_end_of_the_connect_string() {
+    let (path, server) = ("/zklock/check/below", shared_server().address());
+    let below = format!("{server}/zklock/root");
+    // A lock of the same path lies beside that root.
+    let (_whole, outside) = server_lock(path).await;
+    let zk = connect(&below).await;
+    let held = (outside.write().await.unwrap(), lock_at(&zk, path).write().await.unwrap());
+    let clean = check(&below, path).await;
+    assert_eq!((clean.code, clean.stdout), (Some(0), format!("{path}: nothing odd\n")), "{}", clean.stderr);
+    let said = json(&below, path).await;
+    assert_eq!(
+        (&said["servers"][0]["server"], &said["servers"][0]["mode"]),
+        (&server.clone().into(), &"standalone".into())
+    );
+
+    // Its nodes are compared with the sessions that the server knows, and with the other servers' nodes below the root.
+    let ghost = check(&format!("{}/zklock/root", forgetful(server.clone(), session(&zk).await.id()).await), path).await;
+    let cure = format!("remove it with zklock break {path} {}", held.1.fencing_token());
+    assert!(ghost.code == Some(1) && ghost.stdout.contains(&cure), "{ghost:#?}");
+    let other = Server::start();
+    let odd = check(&format!("{server},{}/zklock/root", other.address()), path).await;
+    let told = format!(": {server} (standalone) shows it, and {} (standalone) does not: ", other.address());
+    assert!(odd.code == Some(1) && odd.stdout.contains(&told), "{odd:#?}");
+    assert_eq!(odd.stdout.lines().filter(|line| line.contains(&told)).count(), 1, "{odd:#?}");
+}
+
+/// Where the loopback interface has no address of IPv6, there is nothing to check.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_is_asked_at_an_address_of_ipv6() {
+    let (path, server) = ("/zklock/check/ipv6", shared_server().address());
+    let (zk, lock) = server_lock(path).await;
+    let Ok(listener) = TcpListener::bind("[::1]:0").await else { return };
+    let held = lock.write().await.unwrap();
+    let address = forwarded(listener, server.clone(), None);
+    assert!(address.starts_with("[::1]:"), "{address}");
+    let clean = check(&address, path).await;
+    assert_eq!((clean.code, clean.stdout), (Some(0), format!("{path}: nothing odd\n")), "{}", clean.stderr);
+    let said = json(&format!("{server},{address}"), path).await;
+    assert_eq!((&said["servers"][1]["server"], &said["servers"][1]["mode"]), (&address.into(), &"standalone".into()));
+
+    let listener = TcpListener::bind("[::1]:0").await.unwrap();
+    let ghost = check(&forwarded(listener, server, Some(session(&zk).await.id())), path).await;
+    let cure = format!("remove it with zklock break {path} {}", held.fencing_token());
+    assert!(ghost.code == Some(1) && ghost.stdout.contains(&cure), "{ghost:#?}");
+}
+
 /// Carries every connection to the server, but hides one session from its answers to `dump`.
 async fn forgetful(server: String, session: i64) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    forwarded(TcpListener::bind("127.0.0.1:0").await.unwrap(), server, Some(session))
+}
+
+/// As [`forgetful`], if there is a session to hide. Returns where it listens.
+fn forwarded(listener: TcpListener, server: String, hidden: Option<i64>) -> String {
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move {
         while let Ok((mut client, _)) = listener.accept().await {
@@ -133,10 +184,10 @@ async fn forgetful(server: String, session: i64) -> String {
                 let (mut word, mut upstream) = ([0; 4], TcpStream::connect(&server).await.unwrap());
                 client.read_exact(&mut word).await.unwrap();
                 upstream.write_all(&word).await.unwrap();
-                if &word != b"dump" {
+                let Some(session) = hidden.filter(|_| &word == b"dump") else {
                     let _ = copy_bidirectional(&mut client, &mut upstream).await;
                     return;
-                }
+                };
                 let mut answer = String::new();
                 upstream.read_to_string(&mut answer).await.unwrap();
                 let (sessions, nodes) = answer.split_once("ephemeral nodes dump:").unwrap();
