@@ -12,10 +12,12 @@ use zk_rwlock::coordinator::{Ending, Session};
 use zk_rwlock::{Error, HoldState, Loss, RwLock, ZooKeeper, ZooKeeperBuilder};
 
 /// The timeout of sessions that expire in a test, or that heartbeats keep alive.
-const SHORT: Duration = Duration::from_secs(2);
+const SHORT: Duration = Duration::from_secs(3);
 
-/// The timeout of a session whose server answers late, and the server's tick as the client is given it.
+/// The timeout of a session whose server answers late.
 const SLOW: Duration = Duration::from_secs(4);
+
+/// The servers' tick, as the clients are given it. The default would leave a lease little room for pauses of a busy machine.
 const TICK: Duration = Duration::from_millis(500);
 
 /// A session behind a proxy, a lock whose directory exists already, and an operator with a direct connection.
@@ -30,7 +32,8 @@ struct Stage {
 
 impl Stage {
     async fn set(directory: &str, session_timeout: Duration) -> Stage {
-        Stage::set_with(directory, ZooKeeper::builder().session_timeout(session_timeout).connect_timeout(SOON)).await
+        let builder = ZooKeeper::builder().session_timeout(session_timeout);
+        Stage::set_with(directory, builder.tick_time(TICK).connect_timeout(SOON)).await
     }
 
     async fn set_with(directory: &str, builder: ZooKeeperBuilder) -> Stage {
