@@ -429,7 +429,10 @@ async fn the_head_passes_over_all_the_permits_of_a_session_together() {
     let errors = diverged();
     let (ours, theirs) = two();
     let other = limit(&theirs, 20);
-    let permits: Vec<_> = (0..20).map(|_| now(other.acquire()).expect("free")).collect();
+    let mut permits = Vec::new();
+    for _ in 0..20 {
+        permits.push(other.acquire().await.expect("free"));
+    }
     let began = Instant::now();
     let line = counted(&ours);
     let mut head = spawn(Semaphore::new(&line, "/limit", 20).expect("valid").acquire_many(20).into_future());
