@@ -73,7 +73,7 @@ impl Acquisition {
     pub(crate) async fn grant(&self, held: &Hold, grant: Grant) -> Result<(), Error> {
         // A waiter whose watch on its own node was used up by another client's write may have been evicted without
         // noticing.
-        let is_deaf = grant.signal.is_some() && !held.own_node().is_armed() && held.loss().is_none();
+        let is_deaf = grant.signal.is_some() && held.loss().is_none() && !held.own_node().is_armed();
         let granted = if is_deaf { None } else { self.granted(held, &grant) };
         match granted {
             Some(answer) => answer,

@@ -122,7 +122,7 @@ impl Keeper {
     fn replaced(&self, entry: Option<Arc<Entry>>) {
         if let Some(entry) = entry {
             let mut older = self.older.lock();
-            older.retain(|kept| kept.upgrade().is_some_and(|kept| kept.hold().is_some()));
+            older.retain(|kept| kept.strong_count() > 0);
             older.push(Arc::downgrade(&entry.kept));
             drop(older);
             entry.kept.give_up(Why::Replaced);

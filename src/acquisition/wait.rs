@@ -13,6 +13,7 @@ use crate::hold::hold::Hold;
 use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
 use crate::queue::waiter::{Departure, News, Predecessor, Step, Waiter};
+use crate::session::errand::errand;
 use crate::session::keep_alive;
 use crate::session::listings::Names;
 use crate::session::loss::Loss;
@@ -138,7 +139,11 @@ impl Acquisition {
     async fn arm(&self, behind: &Behind<'_>, is_asked: &AtomicBool) -> Result<Watch, Failure> {
         let (ticket, own_node) = (behind.held.ticket(), behind.held.own_node());
         let session = ticket.session();
-        let own = own_node.ask_to_watch(session);
+        // On the session's thread: a second look may end this wait before the answer has come.
+        let own = own_node.ask_to_watch(session).map(|asked| {
+            let own_node = Arc::clone(own_node);
+            errand(session, Box::pin(async move { own_node.watched(asked).await }), drop)
+        });
         let watch = session.watch(&ticket.child(&behind.predecessor.name));
         if behind.asks && !is_asked.swap(true, Ordering::Relaxed) {
             self.kept.iter().for_each(|kept| kept.asks());
@@ -147,7 +152,7 @@ impl Acquisition {
         // The predecessor's watch is answered last. Waiting for it first wakes the task once, and not twice.
         let watch = watch.await;
         if let Some(own) = own {
-            match own_node.watched(own).await {
+            match own.await {
                 Err(failure @ (Failure::Unknown(_) | Failure::Over(_))) => return Err(failure),
                 Err(failure) => keep_alive::cannot_watch(own_node, &failure),
                 Ok(()) => {}

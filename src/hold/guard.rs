@@ -230,9 +230,8 @@ macro_rules! guard {
             /// The path of the lock's node.
             ///
             /// A ZooKeeper transaction of any client that checks that this node exists is done only while the lock is
-            /// held. Once a caller has asked for the path, the next contender of this session waits until the node is
-            /// removed, so that the check stays exact. So a [kept](crate::RwLockBuilder::keep) WRITE node is given up
-            /// after this use.
+            /// held. So that the check stays exact, a [kept](crate::RwLockBuilder::keep) WRITE node is given up after
+            /// this use, once a caller has asked for the path.
             pub fn path(&self) -> String {
                 self.held.own_node().path_for_others()
             }

@@ -141,16 +141,15 @@ impl<'guard> Transaction<'guard> {
         let checks = operations.len();
         operations.extend(wanted);
         // A transaction stays unsettled if its answer is lost. It does so too if it goes through another session than
-        // the lock's: the requests of two sessions have no common order. The next local contender then waits until the
-        // ensemble has removed our node.
+        // the lock's: the requests of two sessions have no common order. The next use of a kept node then waits for another
+        // node.
         let session = speaker.ticket().session();
         let bytes = session.request_bytes(&operations);
         if bytes > size_limit {
             return Err(Error::invalid(format!("a transaction of {bytes} bytes; at most {size_limit} may be sent")));
         }
         locks.iter().for_each(|lock| lock.own_node().write_begins());
-        // Somebody else may have given the lock back: the end of a leader's term does. The next local holder does not wait
-        // for what begins only now.
+        // Somebody else may have given the lock back: the end of a leader's term does.
         if let Some(lock) = locks.iter().find(|lock| lock.own_node().has_left()) {
             locks.iter().for_each(|lock| lock.own_node().write_settled());
             return Err(locks.lost(lock, Loss::Removed));

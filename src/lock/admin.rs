@@ -134,9 +134,7 @@ impl RwLock {
     ///
     /// This is for operators who have seen in the [`queue`](RwLock::queue) that a member hangs. A holder is told at
     /// once, by [`Loss::Removed`](crate::Loss::Removed), but perhaps only after the next contender was let in. A waiter
-    /// gets [`Error::Evicted`], and is never granted the lock, with one exception: a contender of its own session may
-    /// let it in while the news is on its way to that session. Then it hears of the removal as a holder does. While a
-    /// session is cut off, it lets in no contender.
+    /// gets [`Error::Evicted`], and is never granted the lock.
     ///
     /// No other member is ever hit. A token is given once. A node's name is given once, too, because it contains the
     /// random id of one acquisition. So it is enough to look at the token, and then to delete by name.

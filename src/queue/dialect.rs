@@ -65,8 +65,6 @@ use crate::queue::native;
 ///   go on, and past 2147483647 their contenders no longer exclude each other.
 /// - **Access**: a waiter of any library reads the node that it waits for, and so does ours. A contender that an
 ///   [`acl`](crate::ZooKeeperBuilder::acl) keeps from reading fails when it would have to wait.
-/// - **What the numbers prove** without a listing holds in every dialect, because every create in the directory takes a
-///   number, whichever library sends it.
 /// - **[`keep`](crate::RwLockBuilder::keep)** is refused, because contenders of other libraries do not ask.
 /// - [`MultiLock`](crate::MultiLock), guarded transactions, tokens and the detection of a loss are as in the native
 ///   dialect.

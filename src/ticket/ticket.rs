@@ -105,7 +105,7 @@ impl Ticket {
         &self.owner
     }
 
-    /// On which connection the node was asked for, as [`Upkeep::connection`] counts them.
+    /// On which connection the node was asked for, as `Upkeep::connection` counts them.
     pub(crate) fn connection(&self) -> u64 {
         self.node.lock().connection
     }

@@ -344,7 +344,7 @@ fn a_newcomer_never_counts_permits_as_they_were_before_the_one_ahead_took_some()
 }
 
 /// The one before it is of its session, comes to be the head after another session's contender has taken permits, and
-/// gives up. Then the newcomer is the head by its book alone, and its look is older than that taking.
+/// gives up. Then the newcomer is the head, and its look is older than that taking.
 #[test]
 fn a_newcomer_whose_predecessor_gave_up_never_counts_permits_as_they_were() {
     for polls in 0..25 {

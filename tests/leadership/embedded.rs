@@ -453,7 +453,7 @@ fn a_loss_that_is_seen_with_the_end_of_the_work_does_not_end_the_campaign() {
     assert_eq!((zk.children(PATH).len(), zk.watches()), (0, 0));
 }
 
-/// Were it sent, it could be carried out before the removal of our node is repeated, and under the next local leader.
+/// Were it sent, it could be carried out before the removal of our node is repeated, and under the next leader.
 #[test]
 fn a_transaction_of_a_term_that_was_given_up_is_refused_without_being_sent() {
     let zk = Memory::new();
