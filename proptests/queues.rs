@@ -79,7 +79,7 @@ impl Waits {
     fn follow(&mut self, mut step: Step, names: &[String]) {
         loop {
             step = match step {
-                Step::List => self.waiter.next(News::Listed { names, given_up: &[] }),
+                Step::List => self.waiter.next(News::Listed { names, leaving: &[] }),
                 Step::Await { predecessor, .. } => {
                     self.awaits = Some(predecessor.name.to_string());
                     return;

@@ -114,7 +114,7 @@
 //! | the health check of a candidate fails; it succeeds again | warn; info | `path`, `data`; for how long it was `unhealthy` |
 //! | the connection is lost while a lock is held; it is back in time | warn; info | `node`, `left` |
 //! | a held lock was lost, also if no caller looks | warn | `node`, `cause` |
-//! | a wait takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting) | warn | `path`, `label`; `mode`, `waited` and `blockers`, or `node` if the turn has come and its future is not polled |
+//! | a wait takes longer than [`warn_after_waiting`](RwLockBuilder::warn_after_waiting), 30 s by default | warn | `path`, `label`; `mode`, `waited`, `blockers` and `others` that wait as long, or `node` if the turn has come and its future is not polled |
 //! | a hold takes longer than [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `label`, `node`, `token`, `held` |
 //!
 //! With the feature `metrics` the library counts and measures. The module `metrics` has the table.
@@ -133,7 +133,9 @@
 mod acquisition;
 mod call;
 mod error;
+mod guard;
 mod hold;
+mod keep;
 mod leadership;
 mod lock;
 mod memory;
@@ -153,12 +155,12 @@ mod validation;
 mod value;
 mod zookeeper;
 
-pub use crate::acquisition::builder::{Acquire, Granting, Guard};
 pub use crate::call::Call;
 pub use crate::error::error::Error;
 pub use crate::error::value::{ValueError, Written};
+pub use crate::guard::acquire::{Acquire, Granting, Guard};
+pub use crate::guard::guard::{ReadGuard, WriteGuard};
 pub use crate::hold::changes::Changes;
-pub use crate::hold::guard::{ReadGuard, WriteGuard};
 pub use crate::hold::hold::NodeData;
 pub use crate::hold::transaction::Transaction;
 pub use crate::leadership::leader::Leader;

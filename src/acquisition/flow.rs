@@ -1,63 +1,132 @@
 //! An acquisition from its first request until the lock is granted or given up; knows neither turns nor the hold's end.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use tokio::time::Instant;
 use tracing::Instrument;
 
-use crate::acquisition::enqueue::is_used_up;
 use crate::acquisition::request::Acquisition;
-use crate::acquisition::wait::{Patience, Wait};
-use crate::acquisition::waiting::Waiting;
-use crate::call;
+use crate::acquisition::waiting::{Patience, Wait, Waiting};
+use crate::call::{self, SESSION_TRIES};
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
+use crate::queue::contender::{Contender, Owner};
+use crate::queue::metadata::Metadata;
+use crate::queue::mode;
 use crate::queue::turn;
-use crate::session::request::Failure;
+use crate::queue::waiter::Take;
+use crate::session::listings::Names;
+use crate::session::loss::Loss;
+use crate::session::nodes::HandOff;
+use crate::session::request::{Failure, Operation};
+use crate::session::retry;
 use crate::snapshot::on_wait::OnWait;
+use crate::sync::random;
+use crate::telemetry::meter;
+use crate::ticket::ticket::Ticket;
 use crate::validation;
 
 /// How often an acquisition that finds the directory's numbers used up has the directory made anew. Other contenders
 /// may be doing the same.
 const RESTARTS: u32 = 8;
 
+/// How often a directory may vanish after it was made and before we enter it. More often means that something is wrong.
+pub(crate) const DIRECTORY_TRIES: usize = 64;
+
+/// Whether no contender may hold the lock by this number: two contenders may get the same, or a later one a lower
+/// number.
+pub(crate) fn is_used_up(contender: &Contender) -> bool {
+    !(0..mode::REFUSED_FROM).contains(&contender.sequence())
+}
+
+/// How often a quorum may confirm our node without a valid lease. More often means that something is wrong.
+pub(crate) const LEASE_TRIES: u32 = 100;
+
+/// A turn that has come, with the evidence for it.
+pub(crate) struct Grant {
+    /// The signal that shows it. `None` if a listing does.
+    pub(crate) signal: Option<Arc<HandOff>>,
+    pub(crate) kind: GrantKind,
+    /// The contender had to wait.
+    pub(crate) has_waited: bool,
+    /// Those who have left the queue although our server shows them there.
+    pub(crate) ghosts: Vec<Arc<str>>,
+}
+
+/// By what it was known that the lock could be taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GrantKind {
+    /// A listing right after the create.
+    AtOnce,
+    /// A later listing.
+    Look,
+    /// The holder's signal.
+    HandOff,
+    /// The node was held already, and is kept.
+    Kept,
+}
+
+impl GrantKind {
+    /// As traces and metrics show it.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            GrantKind::AtOnce => "at once",
+            GrantKind::Look => "look",
+            GrantKind::HandOff => "hand-off",
+            GrantKind::Kept => "kept",
+        }
+    }
+}
+
+impl Grant {
+    /// The grant for a waiter's evidence.
+    pub(crate) fn by(take: Take, held: &Hold) -> Grant {
+        let (ticket, nodes) = (held.ticket(), held.ticket().session().upkeep().nodes());
+        let signal = take.signalled_by.map(|name| nodes.hand_off(&ticket.child(&name).into()));
+        let kind = match (&signal, take.has_waited) {
+            (Some(_), _) => GrantKind::HandOff,
+            (None, true) => GrantKind::Look,
+            (None, false) => GrantKind::AtOnce,
+        };
+        Grant { signal, kind, has_waited: take.has_waited, ghosts: take.ghosts }
+    }
+}
+
 impl Acquisition {
     /// Queues up, and waits until the lock is granted.
     pub(crate) async fn acquire(&mut self) -> Result<Box<Hold>, Error> {
-        let checked = self.check_wanted().and_then(|_| self.options.timeout());
+        let checked = self.check().and_then(|()| self.options.timeout());
         let answer = match checked {
             Err(error) => Err(error),
-            Ok(None) if self.handle.warn_waiting.is_none() => {
+            Ok(None) => {
                 let on_wait = self.options.on_wait.take().map(OnWait::new);
                 self.enter(Patience::Wait, None, on_wait).await
             }
             // Boxed, because few of thousands of waiters need it: a waiter's future is as large as its largest step.
-            Ok(timeout) => Box::pin(self.enter_watched(timeout)).await,
+            Ok(Some(timeout)) => Box::pin(self.enter_in_time(timeout)).await,
         };
         self.reported(answer)
     }
 
-    async fn enter_watched(&mut self, timeout: Option<Duration>) -> Result<Box<Hold>, Error> {
-        let waiting = Arc::new(Waiting::begin());
+    async fn enter_in_time(&mut self, timeout: Duration) -> Result<Box<Hold>, Error> {
+        let waiting = Waiting::default();
         let on_wait = self.options.on_wait.take().map(OnWait::new);
-        let granted = self.warned(|| waiting.unwarned(), self.enter(Patience::Wait, Some(&waiting), on_wait));
-        match timeout {
-            None => granted.await,
-            Some(timeout) => self.within(timeout, &waiting, granted).await,
-        }
+        self.within(timeout, &waiting, self.enter(Patience::Wait, Some(&waiting), on_wait)).await
     }
 
     /// Queues up and waits. `waiting`, if given, records the contenders in the way.
     pub(crate) async fn enter(
         &self,
         patience: Patience,
-        waiting: Option<&Arc<Waiting>>,
+        waiting: Option<&Waiting>,
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Hold>, Error> {
-        if self.wanted.is_some() {
-            Box::pin(self.check_number()).await?;
+        if let Some(goal) = &self.goal {
+            goal.check_first().await?;
         }
-        let (mut held, mut look) = Box::pin(self.queue_up()).await?;
+        let began = Instant::now();
+        let (mut held, mut look) = self.warned_of(Box::pin(self.queue_up())).await?;
         let mut tries = 0;
         while is_used_up(held.contender()) {
             tries += 1;
@@ -66,23 +135,25 @@ impl Acquisition {
             }
             (held, look) = Box::pin(self.queue_up()).await?;
         }
-        if let Some(kept) = &self.kept {
-            kept.watch_over(&held, held.ticket().armed().await);
+        if let Some(sharing) = &self.sharing {
+            sharing.entered(&held, held.ticket().armed().await);
         }
         self.trace.entered(held.position());
-        if let Some(waiting) = waiting {
-            self.warn_in_background(&held, waiting);
-        }
+        let _queued = self.queued(&held, began);
         let mut wait = Wait { patience, waiting, on_wait, look, directory: None };
         let turn = tokio::select! {
             biased;
             turn = self.wait_for_turn(&held, &mut wait) => turn,
             // A loss ends the wait also while an answer is outstanding.
-            loss = held.lost() => Err(self.evicted(loss)),
+            loss = held.lost() => Err(self.handle.evicted(loss)),
         };
-        let granted = match (turn, &self.wanted) {
-            (Ok(grant), None) => self.grant(&held, grant).await,
-            (Ok(grant), Some(wanted)) => Box::pin(self.take_permits_unless_lost(wanted, &held, grant, &mut wait)).await,
+        let granted = match (turn, &self.goal) {
+            (Ok(take), None) => self.grant(&held, Grant::by(take, &held)).await,
+            (Ok(take), Some(goal)) => tokio::select! {
+                biased;
+                exchanged = goal.exchange(self, &held, take, &mut wait) => exchanged,
+                loss = held.lost() => Err(self.handle.evicted(loss)),
+            },
             (Err(error), _) => Err(error),
         };
         match granted {
@@ -100,22 +171,16 @@ impl Acquisition {
         }
     }
 
-    /// Acquires without waiting. Writes nothing if the lock is taken.
-    pub(crate) async fn attempt(self, timeout: Option<Duration>) -> Result<Box<Hold>, Error> {
-        self.attempt_beside(timeout, None, || ()).await
+    /// Refuses what can never be granted. Sends nothing.
+    fn check(&self) -> Result<(), Error> {
+        self.goal.as_ref().map_or(Ok(()), |goal| goal.check())
     }
 
-    /// As [`Self::attempt`], beside a node of this name: it is in the way of nobody, because `let_go` removes it.
-    pub(crate) async fn attempt_beside(
-        mut self,
-        timeout: Option<Duration>,
-        own: Option<&str>,
-        let_go: impl FnOnce() + Send,
-    ) -> Result<Box<Hold>, Error> {
+    /// Acquires without waiting. Writes nothing if the lock is taken.
+    pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<Hold>, Error> {
         let span = self.begin();
         let attempt = async {
-            let limit = self.look_beside(own).await?;
-            let_go();
+            let limit = self.look().await?;
             self.take_now(limit).await
         };
         let reported = async { self.reported(call::in_time(&self.handle.coordinator, timeout, attempt).await) };
@@ -124,24 +189,22 @@ impl Acquisition {
 
     /// Fails if a newcomer would have to wait. Writes nothing. Returns the session timeout.
     pub(crate) async fn look(&self) -> Result<Duration, Error> {
-        self.look_beside(None).await
-    }
-
-    /// As [`Self::look`], but the node of this name does not count.
-    async fn look_beside(&self, own: Option<&str>) -> Result<Duration, Error> {
         validation::check_label(self.label())?;
-        self.check_wanted()?;
+        self.check()?;
         let path = &self.handle.path;
         let seen = call::on_a_session(&self.handle.coordinator, |session| async move {
             let names = call::names(&session, path, false).await?;
             Ok((session, names))
         });
-        let (session, mut names) = seen.await.map_err(|failure| Error::from_failure(failure, "list", path))?;
-        names.retain(|name| Some(&name[..]) != own);
+        let (session, names) = seen.await.map_err(|failure| Error::from_failure(failure, "list", path))?;
         self.handle.check_for_foreign(&names)?;
         let newcomer = (self.handle.dialect, self.mode);
         let is_free = turn::ahead_of_newcomer(self.handle.dialect, self.mode, &names).is_empty();
-        if self.is_room(&session).await? != Some(false) && is_free {
+        let is_there = match &self.goal {
+            Some(goal) => goal.is_there(&session).await? != Some(false),
+            None => true,
+        };
+        if is_there && is_free {
             return Ok(session.timeout());
         }
         Err(Error::WouldBlock { blockers: self.handle.site.blockers_of_newcomer(&session, &names, newcomer).await })
@@ -151,5 +214,167 @@ impl Acquisition {
     /// `limit`.
     pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<Hold>, Error> {
         call::bounded(&self.handle.coordinator, limit, self.enter(Patience::GiveUp, None, None)).await
+    }
+
+    /// Takes a ticket at the end of the queue, and lists the queue with it.
+    pub(crate) async fn queue_up(&self) -> Result<(Box<Hold>, Option<Result<Names, Failure>>), Error> {
+        let handle = &self.handle;
+        // By this number we tell our node from all others, also after the answer to its create was lost.
+        let owner = Owner::new(handle.dialect, handle.dialect.new_owner(&handle.host, self.sharing.is_some(), random));
+        let note = Metadata {
+            host: handle.host.clone(),
+            pid: std::process::id(),
+            label: self.options.label.clone(),
+            since: SystemTime::now(),
+            permits: self.goal.as_ref().map(|goal| goal.count()),
+        };
+        let data = note.encode();
+        // Each waiter watches two nodes: its own, and its predecessor's.
+        let mut watched = 2 * (handle.path.len() + owner.len() + "/READ-lock-0000000000".len());
+        if self.sharing.is_some() {
+            watched += handle.path.len();
+        }
+        watched += handle.site.watched_by_the_head();
+        let mut tries = 0;
+        let (ticket, look) = loop {
+            let session_slot =
+                handle.coordinator.session_slot(watched).await.map_err(|failure| self.handle.stop(failure))?;
+            let ticket = Ticket::new(session_slot, Arc::clone(&handle.path), owner.clone(), self.sharing.is_some());
+            tries += 1;
+            match self.take_place(&ticket, &data).await {
+                Ok(look) => break (ticket, look),
+                // The session ended unnoticed while it was idle. It had no node of ours, so a fresh session will do.
+                Err(Failure::Over(_)) if tries < SESSION_TRIES => {
+                    call::is_known_to_be_over(ticket.session()).await;
+                }
+                Err(Failure::NoAuth(lacks)) if ticket.unmake_directory().await => {
+                    return Err(Error::shut_out(&handle.path, lacks));
+                }
+                Err(failure) => return Err(self.handle.stop(failure)),
+            }
+        };
+        let held = Hold::new(ticket, handle.shown(), &handle.coordinator, data)
+            .ok_or_else(|| self.handle.stop(Failure::NoNode))?;
+        Ok((held, look))
+    }
+
+    /// Creates the node in the directory, and lists the children. Gives no listing if the answer to the create was lost.
+    pub(crate) async fn take_place(
+        &self,
+        ticket: &Ticket,
+        data: &[u8],
+    ) -> Result<Option<Result<Names, Failure>>, Failure> {
+        let (mut missing, mut unknown) = (0, 0_u32);
+        loop {
+            // All requests are on their way before one is answered.
+            ticket.ask_for_node(self.mode, data);
+            let (listing, is_sent) = ticket.list_or_join();
+            self.goal.iter().for_each(|goal| goal.look_along(ticket, is_sent));
+            // The listing is answered after the create, so waiting for the listing first wakes the task once, and not
+            // twice.
+            let look = listing.await;
+            match ticket.entered().await {
+                Ok(()) => return Ok(Some(look)),
+                // The directory can vanish again between its making and the next try: the server reaps it when it is
+                // empty.
+                Err(Failure::NoNode) if missing < DIRECTORY_TRIES => {
+                    missing += 1;
+                    let has_to_stay = self.handle.dialect.keeps_directories();
+                    match ticket.make_directory(has_to_stay).await {
+                        // A directory above it may be a container, too, if Curator made it.
+                        Ok(()) | Err(Failure::NoNode) => {}
+                        Err(failure) => return Err(failure),
+                    }
+                }
+                Err(Failure::Unknown(_)) if unknown < retry::UNKNOWN_TRIES => {
+                    unknown += 1;
+                    if ticket.recover().await? {
+                        return Ok(None);
+                    }
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// Leaves a directory whose numbers are used up. Says whether the directory may be made anew: it may if only
+    /// contenders are left in it that will find the numbers used up, too.
+    pub(crate) async fn restarts(&self, held: Box<Hold>) -> Result<bool, Error> {
+        let (ticket, dialect) = (held.ticket(), self.handle.dialect);
+        match ticket.leave().await {
+            Ok(()) | Err(Failure::NoNode) => {}
+            Err(Failure::NoAuth(lacks)) => return Err(Error::stays(held.own_node().path(), lacks)),
+            Err(failure) => return Err(self.handle.stop(failure)),
+        }
+        if dialect.keeps_directories() {
+            return Ok(false);
+        }
+        let is_passing = |name: &String| Contender::parse_as(name, dialect).is_some_and(|other| is_used_up(&other));
+        match retry::until_known(ticket.session(), || ticket.list()).await {
+            Ok(names) => Ok(names.iter().all(is_passing)),
+            Err(Failure::NoNode) => Ok(true),
+            Err(failure) => Err(self.handle.stop(failure)),
+        }
+    }
+
+    /// Takes the lock, now that no contender before us excludes us.
+    ///
+    /// Our evidence may be old, if we were cut off. Only under a valid lease is it certain that the session still
+    /// exists, and with it our own node. Without a valid lease a quorum is asked first.
+    pub(crate) async fn grant(&self, held: &Hold, grant: Grant) -> Result<(), Error> {
+        // A waiter whose watch on its own node was used up by another client's write may have been evicted without
+        // noticing.
+        let is_deaf = grant.signal.is_some() && held.loss().is_none() && !held.own_node().is_armed();
+        let granted = if is_deaf { None } else { self.granted(held, &grant) };
+        match granted {
+            Some(answer) => answer,
+            None => Box::pin(self.grant_once_confirmed(held, &grant)).await,
+        }
+    }
+
+    /// As [`Self::grant`], but `None` if a quorum has to be asked.
+    pub(crate) fn granted(&self, held: &Hold, grant: &Grant) -> Option<Result<(), Error>> {
+        let (session, own_node) = (held.ticket().session(), held.own_node());
+        if let Some(loss) = held.loss() {
+            return Some(Err(Error::Evicted(loss)));
+        }
+        own_node.hold(own_node.epoch(session.lease())?);
+        if let Some(signal) = &grant.signal {
+            session.upkeep().nodes().confirm_gone(signal, own_node);
+        }
+        let kind = grant.kind.as_str();
+        meter::granted(self.aim(), kind);
+        let (sequence, token) = (held.contender().sequence(), held.position().czxid);
+        tracing::debug!(path = &**self.handle.shown(), mode = %self.aim(), sequence, token, kind, "granted");
+        Some(Ok(()))
+    }
+
+    pub(crate) async fn grant_once_confirmed(&self, held: &Hold, grant: &Grant) -> Result<(), Error> {
+        let (session, own_node) = (held.ticket().session(), held.own_node());
+        for tries in 0..LEASE_TRIES {
+            if tries > 1 {
+                session.sleep(session.timeout() / 20).await;
+            }
+            let check = [Operation::Check { path: own_node.path(), version: None }];
+            match retry::until_known(session, || session.transact(&check)).await {
+                Ok(_) => {}
+                Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => own_node.lose(Loss::Removed),
+                Err(failure) => return Err(self.handle.stop(failure)),
+            }
+            if let Some(answer) = self.granted(held, grant) {
+                return answer;
+            }
+        }
+        // The servers' answers take longer than the lease, or the server does not show whose session this is.
+        Err(Error::Unreachable("the servers' answers come too late for the lease".to_owned()))
+    }
+
+    /// Records the hold for tracing, and for the warning that it lasts long.
+    pub(crate) fn begin_hold(&self, held: &Hold) {
+        // Of a node that is shared, each use is traced.
+        if self.sharing.is_some() {
+            return self.trace.granted_to_others(held.position());
+        }
+        held.granted(self.holding(held));
     }
 }

@@ -1,75 +1,30 @@
-//! Which contenders are in the way of an acquisition, for errors and warnings; decides nothing.
+//! What is told of an acquisition while it waits: the error of its timeout, the warning that it takes long; decides nothing.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tracing::Instrument;
 
-use crate::acquisition::limit::Wanted;
-use crate::acquisition::options::Options;
-use crate::acquisition::request::Acquisition;
+use crate::acquisition::request::{Acquisition, Handle, Waiter};
 use crate::acquisition::waiting::{Waiting, Waits};
 use crate::call;
+use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::hold::trace::Holding;
-use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
+use crate::queue::mode::Aim;
 use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
+
+/// How often the task that warns looks at a queue, at most.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// How long before its timeout an acquisition looks up which contenders are in its way, at most.
 pub(crate) const LOOK_UP_AHEAD: Duration = Duration::from_millis(200);
 
 impl Acquisition {
-    pub(crate) fn warn(&self, limit: Duration, blockers: &Blockers) {
-        let (path, label) = (&**self.handle.shown(), self.label());
-        tracing::warn!(path, mode = %self.aim(), label, waited = ?limit, %blockers, "it takes long to acquire a lock");
-    }
-
-    /// Lets a background task of the session warn if the acquisition takes long. An acquisition that is not polled
-    /// cannot warn by itself. Once its turn has come, it blocks all contenders behind it.
-    pub(crate) fn warn_in_background(&self, held: &Hold, waiting: &Arc<Waiting>) {
-        let Some(limit) = self.handle.warn_waiting.filter(|_| waiting.takes_warning_on()) else {
-            return;
-        };
-        let options = Options { label: self.options.label.clone(), ..Options::default() };
-        let mut acquisition = Acquisition::new(Arc::clone(&self.handle), self.mode, options);
-        acquisition.wanted = self.wanted.as_ref().map(|wanted| Box::new(Wanted::new(wanted.count)));
-        let (session, own_node, me) =
-            (Arc::clone(held.ticket().session()), Arc::clone(held.own_node()), held.contender().clone());
-        let (left, its_own) = (limit.saturating_sub(waiting.began.elapsed()), Arc::downgrade(waiting));
-        let warning = async move {
-            if own_node.is_holding() {
-                return;
-            }
-            let found = acquisition.turn_and_blockers(&session, &me).await;
-            let is_its_turn = matches!(found, Some((Turn::Granted, _)))
-                && matches!(acquisition.is_room(&session).await, Ok(Some(true)));
-            // While cut off, the last listing is the best answer.
-            let seen = || its_own.upgrade().map(|waiting| waiting.seen_in_the_way()).unwrap_or_default();
-            let blockers = found.map_or_else(seen, |(_, blockers)| blockers);
-            if is_its_turn {
-                session.sleep(LOOK_UP_AHEAD).await;
-            }
-            if is_its_turn && !own_node.is_holding() {
-                let (path, node, label) = (&**acquisition.handle.shown(), me.name(), acquisition.label());
-                tracing::warn!(
-                    path,
-                    mode = %acquisition.aim(),
-                    label,
-                    node,
-                    waited = ?limit,
-                    "the turn of an acquisition has come, and its future is not polled: all behind it wait"
-                );
-            } else {
-                acquisition.warn(limit, &blockers);
-            }
-        };
-        let warning = watchdog(held.ticket().session(), left, warning.instrument(self.trace.span()));
-        *waiting.background.lock() = Some(warning);
-    }
-
     /// What is told of a hold, or of one use of a kept one, until it ends.
     pub(crate) fn holding(&self, hold: &Hold) -> Holding {
         let (path, position) = (self.handle.shown(), hold.position());
@@ -89,18 +44,49 @@ impl Acquisition {
         holding
     }
 
-    /// Whether it is our turn, and the contenders in the way. `None` if that cannot be read soon.
-    pub(crate) async fn turn_and_blockers(
+    /// Waits for the place in the queue, and warns if that takes long: no background task can, without a session.
+    pub(crate) async fn warned_of<G>(&self, queued: impl Future<Output = G>) -> G {
+        let Some(limit) = self.handle.warn_waiting else { return queued.await };
+        let mut queued = std::pin::pin!(queued);
+        if let Some(answer) = call::unless(self.handle.coordinator.sleep(limit), &mut queued).await {
+            return answer;
+        }
+        self.handle.warn(self.aim(), self.label(), &Blockers::default(), 0);
+        queued.await
+    }
+
+    /// Waits for the grant until the timeout. The error then names the contenders in the way, by `waiting`.
+    pub(crate) async fn within<G>(
         &self,
-        session: &Arc<dyn Session>,
-        me: &Contender,
-    ) -> Option<(Turn, Blockers)> {
-        let look = async {
-            let names = session.children(&self.handle.path).await.ok()?;
-            let blockers = self.handle.site.blockers(session, &names, me).await;
-            Some((turn::turn(me, &names), blockers))
-        };
-        call::unless(session.sleep(LOOK_UP_AHEAD), look).await.flatten()
+        timeout: Duration,
+        waiting: &Waiting,
+        granted: impl Future<Output = Result<G, Error>>,
+    ) -> Result<G, Error> {
+        let mut granted = std::pin::pin!(granted);
+        let look_up = LOOK_UP_AHEAD.min(timeout / 5);
+        let mut late = call::late(&self.handle.coordinator, timeout);
+        let is_late = |blockers, cut_off| Err(Error::Timeout { waited: timeout, blockers, cut_off });
+        tokio::select! {
+            biased;
+            answer = &mut granted => return answer,
+            cut_off = &mut late => return is_late(waiting.seen_in_the_way(), cut_off),
+            () = self.handle.coordinator.sleep(timeout - look_up) => {}
+        }
+        // While cut off, the last listing is the best answer.
+        let mut blockers = waiting.seen_in_the_way();
+        let mut looking = std::pin::pin!(self.in_the_way(waiting));
+        let mut looked = false;
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut granted => return answer,
+                found = &mut looking, if !looked => {
+                    blockers = found;
+                    looked = true;
+                }
+                cut_off = &mut late => return is_late(blockers, cut_off),
+            }
+        }
     }
 
     /// The contenders in the way of a waiter, as far as that can be read now.
@@ -112,6 +98,113 @@ impl Acquisition {
         match session.children(&self.handle.path).await {
             Ok(names) => self.handle.site.blockers(&session, &names, &me).await,
             Err(_) => seen.blockers,
+        }
+    }
+}
+
+/// An acquisition that has its place in the queue. It waits until this is dropped.
+pub(crate) struct Queued<'a> {
+    handle: &'a Handle,
+    number: u64,
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.handle.waiters.leave(self.number);
+    }
+}
+
+impl Acquisition {
+    /// Lets a background task of the session warn if the acquisition takes long. An acquisition that is not polled cannot
+    /// warn by itself. Once its turn has come, it blocks all contenders behind it.
+    pub(crate) fn queued(&self, held: &Hold, began: Instant) -> Option<Queued<'_>> {
+        let limit = self.handle.warn_waiting?;
+        let (session, position) = (Arc::clone(held.ticket().session()), Arc::clone(held.position()));
+        let (label, span) = (self.options.label.clone(), self.trace.span());
+        let is_warned_of = began.elapsed() >= limit;
+        let goal = self.goal.clone();
+        let waiter = Waiter { began, session, position, label, span, goal, is_warned_of };
+        let (number, is_first) = self.handle.waiters.enter(waiter);
+        if is_first {
+            Watchdog::begin(&self.handle, limit, held.ticket().session());
+        }
+        Some(Queued { handle: &self.handle, number })
+    }
+}
+
+/// The task that warns of the acquisitions of one handle that wait for long, until it or its session ends.
+struct Watchdog(Weak<Handle>);
+
+impl Watchdog {
+    fn begin(handle: &Arc<Handle>, limit: Duration, session: &Arc<dyn Session>) {
+        let mut watchdog = Watchdog(Arc::downgrade(handle));
+        // A session that nobody else uses is closed.
+        let weak = Arc::downgrade(session);
+        let sleep = move |time| weak.upgrade().map(|session| session.sleep(time));
+        session.spawn(Box::pin(async move {
+            while let Some(next) = watchdog.0.upgrade().map(|handle| handle.waiters.next(limit)) {
+                // Whoever comes from now on is not late before that.
+                let Some(late) = sleep(next.unwrap_or(limit)) else { return };
+                late.await;
+                let Some(handle) = watchdog.0.upgrade() else { return };
+                if let Some((waiter, others)) = handle.waiters.due(limit) {
+                    let span = waiter.span.clone();
+                    handle.warn_of(waiter, others).instrument(span).await;
+                    drop(handle);
+                    let Some(pause) = sleep(PAUSE) else { return };
+                    pause.await;
+                } else if next.is_none() && handle.waiters.is_over() {
+                    watchdog.0 = Weak::new();
+                }
+            }
+        }));
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        if let Some(handle) = self.0.upgrade() {
+            handle.waiters.is_unwatched();
+        }
+    }
+}
+
+impl Handle {
+    pub(crate) fn warn(&self, aim: Aim, label: Option<&str>, blockers: &Blockers, others: usize) {
+        let (path, waited) = (&**self.shown(), self.warn_waiting.unwrap_or_default());
+        let others = (others > 0).then_some(others);
+        tracing::warn!(path, mode = %aim, label, ?waited, %blockers, others, "it takes long to acquire a lock");
+    }
+
+    /// Warns of an acquisition that waits for long.
+    async fn warn_of(&self, waiter: Waiter, others: usize) {
+        let Waiter { session, position, label, goal, .. } = &waiter;
+        let me = &position.contender;
+        let look = async {
+            let names = session.children(&self.path).await.ok()?;
+            Some((turn::turn(me, &names), self.site.blockers(session, &names, me).await))
+        };
+        let found = call::unless(session.sleep(LOOK_UP_AHEAD), look).await.flatten();
+        let mut is_its_turn = matches!(found, Some((Turn::Granted, _)));
+        if let Some(goal) = goal.as_ref().filter(|_| is_its_turn) {
+            is_its_turn = matches!(goal.is_there(session).await, Ok(Some(true)));
+        }
+        if is_its_turn {
+            session.sleep(LOOK_UP_AHEAD).await;
+        }
+        let aim = if goal.is_some() { Aim::Permit } else { Aim::Lock(me.mode()) };
+        if is_its_turn && waiter.waits() {
+            let (path, node, waited) = (&**self.shown(), me.name(), self.warn_waiting.unwrap_or_default());
+            tracing::warn!(
+                path,
+                mode = %aim,
+                label,
+                node,
+                ?waited,
+                "the turn of an acquisition has come, and its future is not polled: all behind it wait"
+            );
+        } else if waiter.waits() {
+            self.warn(aim, label.as_deref(), &found.map(|(_, blockers)| blockers).unwrap_or_default(), others);
         }
     }
 }

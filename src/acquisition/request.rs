@@ -1,18 +1,154 @@
-//! One acquisition: what the caller asks for, and how it fails; sends nothing.
+//! One acquisition: where it queues up, what it is after, and how it fails; sends nothing.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
+use async_trait::async_trait;
+use tokio::time::Instant;
 use tracing::Span;
 
-use crate::acquisition::handle::Handle;
-use crate::acquisition::limit::Wanted;
-use crate::acquisition::options::Options;
+use crate::acquisition::waiting::Wait;
+use crate::call::Limit;
 use crate::error::error::Error;
-use crate::hold::kept::Kept;
+use crate::hold::hold::Hold;
 use crate::hold::trace::{self, Acquiring};
+use crate::queue::dialect::Dialect;
 use crate::queue::mode::{Aim, Mode};
+use crate::queue::turn;
+use crate::queue::waiter::Take;
+use crate::session::contract::{Coordinator, Session};
 use crate::session::loss::Loss;
-use crate::session::request::{Ending, Failure};
+use crate::session::position::Position;
+use crate::session::request::{Ending, Failure, Watch};
+use crate::snapshot::on_wait::Listener;
+use crate::snapshot::site::Site;
+use crate::sync::Mutex;
+use crate::ticket::ask::Asking;
+use crate::ticket::ticket::Ticket;
+use crate::validation;
+
+/// How long an acquisition waits before it is warned of, unless the user says otherwise.
+pub(crate) const WARN_AFTER: Duration = Duration::from_secs(30);
+
+/// What all clones of a lock's handle share: where the lock is kept, and its options.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) coordinator: Arc<dyn Coordinator>,
+    /// The queue's directory.
+    pub(crate) path: Arc<str>,
+    /// Where to look for contenders in the way.
+    pub(crate) site: Site,
+    pub(crate) host: String,
+    pub(crate) label: Option<String>,
+    pub(crate) dialect: Dialect,
+    pub(crate) warn_waiting: Option<Duration>,
+    pub(crate) warn_holding: Option<Duration>,
+    pub(crate) asking: Arc<Asking>,
+    pub(crate) waiters: Waiters,
+}
+
+impl Handle {
+    /// The path that the user gave.
+    pub(crate) fn shown(&self) -> &Arc<str> {
+        &self.site.path
+    }
+
+    /// Fails if the directory has a contender that may go by another rule.
+    pub(crate) fn check_for_foreign(&self, names: &[String]) -> Result<(), Error> {
+        turn::foreign(self.dialect, names).map_or(Ok(()), |node| Err(self.doubt(node)))
+    }
+
+    pub(crate) fn doubt(&self, foreign: &str) -> Error {
+        let speaks = self.dialect.foreign(foreign).unwrap_or(self.dialect);
+        let (path, node) = (self.path.to_string(), foreign.to_owned());
+        Error::ForeignContender { path, node, speaks, dialect: self.dialect }
+    }
+
+    /// Why an acquisition ends that has lost its node.
+    pub(crate) fn evicted(&self, loss: Loss) -> Error {
+        match loss {
+            Loss::SessionOver(ending) => self.stop(Failure::Over(ending)),
+            loss => Error::Evicted(loss),
+        }
+    }
+
+    /// Why an acquisition ends whose request has failed.
+    pub(crate) fn stop(&self, failure: Failure) -> Error {
+        match failure {
+            // The directory was deleted while our node was in it, and our node with it.
+            Failure::NoNode => Error::Evicted(Loss::Removed),
+            Failure::Over(ending @ (Ending::Expired | Ending::Replaced)) => Error::Evicted(Loss::SessionOver(ending)),
+            failure => Error::from_failure(failure, "enter", &self.path),
+        }
+    }
+}
+
+/// The options of one acquisition.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    pub(crate) limit: Option<Limit>,
+    pub(crate) label: Option<String>,
+    pub(crate) on_wait: Option<Box<Listener>>,
+}
+
+impl Options {
+    /// How long the acquisition may take if it starts now.
+    ///
+    /// # Errors
+    /// An option was wrong, or the deadline has passed.
+    pub(crate) fn timeout(&self) -> Result<Option<Duration>, Error> {
+        validation::check_label(self.label.as_deref())?;
+        if self.on_wait.as_ref().is_some_and(|listener| listener.every == Some(Duration::ZERO)) {
+            return Err(Error::invalid("an interval of zero between looks at the queue"));
+        }
+        if matches!(self.limit, Some(Limit::Timeout(Duration::ZERO))) {
+            return Err(Error::invalid("a timeout of zero; to not wait at all, use a try_ method"));
+        }
+        self.limit.map(Limit::left).transpose()
+    }
+}
+
+/// Who else than the acquisition's caller will hold by its node. Other contenders can ask for such a node.
+pub(crate) trait Sharing: fmt::Debug + Send + Sync {
+    /// The node is there. `asked` fires when another contender asks for it; `None` if nothing tells of that.
+    fn entered(&self, held: &Hold, asked: Option<Watch>);
+}
+
+/// What the head of the queue exchanges its place for. Without a goal, the head holds the lock.
+#[async_trait]
+pub(crate) trait Goal: fmt::Debug + Send + Sync {
+    /// How much of it is wanted.
+    fn count(&self) -> u32;
+
+    /// Refuses what can never be granted. Sends nothing.
+    fn check(&self) -> Result<(), Error>;
+
+    /// As [`Goal::check`], by what the ensemble says.
+    async fn check_first(&self) -> Result<(), Error>;
+
+    /// Sends a look, right behind the create of our node, and behind the listing of the queue if that is sent now.
+    fn look_along(&self, ticket: &Ticket, is_listed: bool);
+
+    /// The queue is listed anew, so the look that was sent is too old.
+    fn forget_look(&self);
+
+    /// Waits for what [`Goal::look_along`] has asked for, and fails if what is wanted can never be had.
+    async fn looked(&self, held: &Hold) -> Result<(), Error>;
+
+    /// Whether the head of the queue could make the exchange now; `None` if that cannot be read.
+    async fn is_there(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error>;
+
+    /// Makes the exchange, now that our turn has come. Waits until it can be made.
+    async fn exchange(
+        &self,
+        acquisition: &Acquisition,
+        held: &Hold,
+        turn: Take,
+        wait: &mut Wait<'_>,
+    ) -> Result<(), Error>;
+}
 
 /// One acquisition under way.
 #[derive(Debug)]
@@ -21,22 +157,20 @@ pub(crate) struct Acquisition {
     pub(crate) mode: Mode,
     pub(crate) options: Options,
     pub(crate) trace: Acquiring,
-    /// The uses that will share its node, which is to be kept.
-    pub(crate) kept: Option<Arc<Kept>>,
-    /// The permits that it is after.
-    pub(crate) wanted: Option<Box<Wanted>>,
+    pub(crate) sharing: Option<Arc<dyn Sharing>>,
+    pub(crate) goal: Option<Arc<dyn Goal>>,
 }
 
 impl Acquisition {
     /// Without a label of its own the acquisition has the lock's label.
     pub(crate) fn new(handle: Arc<Handle>, mode: Mode, mut options: Options) -> Acquisition {
         options.label = options.label.or_else(|| handle.label.clone());
-        Acquisition { handle, mode, options, trace: Acquiring::default(), kept: None, wanted: None }
+        Acquisition { handle, mode, options, trace: Acquiring::default(), sharing: None, goal: None }
     }
 
     /// What it is after.
     pub(crate) fn aim(&self) -> Aim {
-        if self.handle.limit.is_some() { Aim::Permit } else { Aim::Lock(self.mode) }
+        if self.goal.is_some() { Aim::Permit } else { Aim::Lock(self.mode) }
     }
 
     pub(crate) fn label(&self) -> Option<&str> {
@@ -44,7 +178,7 @@ impl Acquisition {
     }
 
     pub(crate) fn begin(&mut self) -> Span {
-        self.trace = Acquiring::begin(self.handle.shown(), self.aim(), self.label(), self.kept.is_some());
+        self.trace = Acquiring::begin(self.handle.shown(), self.aim(), self.label(), self.sharing.is_some());
         self.trace.span()
     }
 
@@ -52,20 +186,87 @@ impl Acquisition {
     pub(crate) fn reported<G>(&self, answer: Result<G, Error>) -> Result<G, Error> {
         answer.inspect_err(|error| trace::not_granted(self.handle.shown(), self.aim(), error))
     }
+}
 
-    pub(crate) fn evicted(&self, loss: Loss) -> Error {
-        match loss {
-            Loss::SessionOver(ending) => self.stop(Failure::Over(ending)),
-            loss => Error::Evicted(loss),
-        }
+/// The acquisitions of one handle that wait in the queue, so that one task can warn of all that wait for long.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    next: u64,
+    all: BTreeMap<u64, Waiter>,
+    /// A task warns of them.
+    is_watched: bool,
+}
+
+/// One acquisition that waits in the queue.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiter {
+    pub(crate) began: Instant,
+    pub(crate) session: Arc<dyn Session>,
+    pub(crate) position: Arc<Position>,
+    pub(crate) label: Option<String>,
+    pub(crate) span: Span,
+    pub(crate) goal: Option<Arc<dyn Goal>>,
+    pub(crate) is_warned_of: bool,
+}
+
+impl Waiters {
+    /// Enters a waiter. Returns its number, and whether a task has to be begun that warns.
+    pub(crate) fn enter(&self, waiter: Waiter) -> (u64, bool) {
+        let mut table = self.0.lock();
+        let number = table.next;
+        table.next += 1;
+        table.all.insert(number, waiter);
+        (number, !std::mem::replace(&mut table.is_watched, true))
     }
 
-    pub(crate) fn stop(&self, failure: Failure) -> Error {
-        match failure {
-            // The directory was deleted while our node was in it, and our node with it.
-            Failure::NoNode => Error::Evicted(Loss::Removed),
-            Failure::Over(ending @ (Ending::Expired | Ending::Replaced)) => Error::Evicted(Loss::SessionOver(ending)),
-            failure => Error::from_failure(failure, "enter", &self.handle.path),
-        }
+    pub(crate) fn leave(&self, number: u64) {
+        let waiter = self.0.lock().all.remove(&number);
+        drop(waiter);
+    }
+
+    /// How soon the first of those that nothing was said of will have waited for so long.
+    pub(crate) fn next(&self, limit: Duration) -> Option<Duration> {
+        self.0.lock().unwarned().next().map(|waiter| limit.saturating_sub(waiter.began.elapsed()))
+    }
+
+    /// The first that has waited for so long, and how many others have.
+    pub(crate) fn due(&self, limit: Duration) -> Option<(Waiter, usize)> {
+        let mut table = self.0.lock();
+        let mut due = table.unwarned().filter(|waiter| waiter.began.elapsed() >= limit);
+        let first = due.next().map(|waiter| {
+            waiter.is_warned_of = true;
+            waiter.clone()
+        })?;
+        let others = due.map(|waiter| waiter.is_warned_of = true).count();
+        Some((first, others))
+    }
+
+    /// The task that warns ends, unless there is something to say yet. Returns whether it ends.
+    pub(crate) fn is_over(&self) -> bool {
+        let mut table = self.0.lock();
+        let is_over = table.unwarned().next().is_none();
+        table.is_watched = !is_over;
+        is_over
+    }
+
+    /// The task that warns has ended with its session. The next waiter begins another.
+    pub(crate) fn is_unwatched(&self) {
+        self.0.lock().is_watched = false;
+    }
+}
+
+impl Table {
+    fn unwarned(&mut self) -> impl Iterator<Item = &mut Waiter> {
+        self.all.values_mut().filter(|waiter| !waiter.is_warned_of && waiter.waits())
+    }
+}
+
+impl Waiter {
+    /// Whether it has neither been granted nor given up.
+    pub(crate) fn waits(&self) -> bool {
+        !self.position.own_node.is_holding() && !self.position.own_node.has_left()
     }
 }

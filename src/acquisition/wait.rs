@@ -3,19 +3,15 @@
 
 use std::sync::Arc;
 
-use crate::acquisition::ask::ask;
-use crate::acquisition::grant::Grant;
-use crate::acquisition::keep::Keeper;
 use crate::acquisition::request::Acquisition;
-use crate::acquisition::waiting::Waiting;
+use crate::acquisition::waiting::{Patience, Wait};
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
-use crate::queue::waiter::{Departure, News, Predecessor, Step, Waiter};
+use crate::queue::waiter::{Departure, News, Predecessor, Step, Take, Waiter};
 use crate::session::errand::errand;
 use crate::session::keep_alive;
-use crate::session::listings::Names;
 use crate::session::loss::Loss;
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
@@ -23,25 +19,7 @@ use crate::session::second_look::{self, SecondLook, check};
 use crate::snapshot::on_wait::OnWait;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::meter;
-
-/// What to do if the turn has not come.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Patience {
-    Wait,
-    GiveUp,
-}
-
-/// What an acquisition that has its ticket keeps until its turn has come.
-pub(crate) struct Wait<'a> {
-    pub(crate) patience: Patience,
-    /// Records the contenders in the way.
-    pub(crate) waiting: Option<&'a Arc<Waiting>>,
-    pub(crate) on_wait: Option<Box<OnWait>>,
-    /// The listing that was requested together with the node. `None` after a create whose answer was lost.
-    pub(crate) look: Option<Result<Names, Failure>>,
-    /// What the last listing showed of the directory itself, if it is needed next.
-    pub(crate) directory: Option<Stat>,
-}
+use crate::ticket::ask::ask;
 
 /// What a waiter waits for.
 struct Behind<'a> {
@@ -58,9 +36,9 @@ impl Acquisition {
     /// Carries out what a [`Waiter`] decides, until our turn has come.
     ///
     /// Each of thousands of waiters keeps every value that is alive across this wait, so nothing else is done here.
-    pub(crate) async fn wait_for_turn(&self, held: &Hold, wait: &mut Wait<'_>) -> Result<Grant, Error> {
-        if let Some(wanted) = &self.wanted {
-            Box::pin(self.first_look(wanted, held)).await?;
+    pub(crate) async fn wait_for_turn(&self, held: &Hold, wait: &mut Wait<'_>) -> Result<Take, Error> {
+        if let Some(goal) = &self.goal {
+            goal.looked(held).await?;
         }
         let mut waiter = Waiter::new(held.contender(), self.handle.dialect.hands_off());
         let mut step = Step::List;
@@ -76,7 +54,7 @@ impl Acquisition {
                     };
                     waiter.next(News::Departed(departure))
                 }
-                Step::Take(take) => return Ok(Grant::by(take, held)),
+                Step::Take(take) => return Ok(take),
                 Step::Evicted => return Err(Error::Evicted(held.loss().unwrap_or(Loss::Removed))),
                 Step::Foreign(name) => return Err(self.handle.doubt(&name)),
             }
@@ -90,18 +68,18 @@ impl Acquisition {
         let names = match wait.look.take() {
             // The listing's answer was lost: ask again.
             None | Some(Err(Failure::Unknown(_))) => {
-                self.forget_look();
+                self.goal.iter().for_each(|goal| goal.forget_look());
                 retry::until_known(session, || ticket.list()).await
             }
             Some(names) => names,
         };
-        let names = names.map_err(|failure| self.stop(failure))?;
+        let names = names.map_err(|failure| self.handle.stop(failure))?;
         ticket.remove_strays(&names);
         if !waiter.has_waited() {
             meter::entered(self.aim(), names.len().saturating_sub(1));
         }
-        let given_up = self.handle.keeper.as_ref().map(Keeper::given_up).unwrap_or_default();
-        let step = waiter.next(News::Listed { names: &names, given_up: &given_up });
+        let leaving = session.upkeep().nodes().leaving_soon(ticket.directory());
+        let step = waiter.next(News::Listed { names: &names, leaving: &leaving });
         if !matches!(step, Step::Await { .. }) {
             return Ok(step);
         }
@@ -127,7 +105,7 @@ impl Acquisition {
         match retry::until_known(behind.held.ticket().session(), || self.arm(behind, &is_asked)).await {
             Ok(watch) => Ok(Some(watch)),
             Err(Failure::NoNode) => Ok(None),
-            Err(failure) => Err(self.stop(failure)),
+            Err(failure) => Err(self.handle.stop(failure)),
         }
     }
 
@@ -146,7 +124,7 @@ impl Acquisition {
         });
         let watch = session.watch(&ticket.child(&behind.predecessor.name));
         if behind.asks && !is_asked.swap(true, Ordering::Relaxed) {
-            self.kept.iter().for_each(|kept| kept.asks());
+            own_node.asks();
             ask(&self.handle.path, &self.handle.asking, session, behind.directory);
         }
         // The predecessor's watch is answered last. Waiting for it first wakes the task once, and not twice.
@@ -195,7 +173,7 @@ impl Acquisition {
         };
         loop {
             let missed = behind.held.misses(&mut look, || vec![check(node.clone(), None)]).await;
-            missed.map_err(|loss| self.evicted(loss))?;
+            missed.map_err(|loss| self.handle.evicted(loss))?;
             match &reader {
                 Some(reader) if second_look::is_there(session, ticket.child(reader), None).await != Some(false) => {}
                 _ => {

@@ -1,53 +1,44 @@
-//! Where an acquisition waits, by its last listing: for its timeout's error, and for the reads that share it; sends
-//! nothing.
+//! What is known of an acquisition while it waits: for its timeout's error, and for those who share its node; sends nothing.
 
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
-use tokio::sync::oneshot;
-use tokio::time::Instant;
-
 use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
 use crate::session::contract::Session;
+use crate::session::listings::Names;
+use crate::session::request::{Failure, Stat};
+use crate::snapshot::on_wait::OnWait;
 use crate::snapshot::progress::Progress;
-use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
-/// Where an acquisition waits, for the error of its timeout, and for the warning that it takes long.
-pub(crate) struct Waiting {
-    pub(crate) began: Instant,
-    waits: Mutex<Option<Waits>>,
-    /// Whether the warning is taken on. One is enough: the acquisition's own, or the background task's.
-    is_warned_of: AtomicBool,
-    /// Ends the background task's part when this is dropped.
-    pub(crate) background: Mutex<Option<oneshot::Sender<()>>>,
+/// What to do if the turn has not come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    Wait,
+    GiveUp,
 }
 
+/// What an acquisition that has its ticket keeps until its turn has come.
+pub(crate) struct Wait<'a> {
+    pub(crate) patience: Patience,
+    /// Records the contenders in the way.
+    pub(crate) waiting: Option<&'a Waiting>,
+    pub(crate) on_wait: Option<Box<OnWait>>,
+    /// The listing that was requested together with the node. `None` after a create whose answer was lost.
+    pub(crate) look: Option<Result<Names, Failure>>,
+    /// What the last listing showed of the directory itself, if it is needed next.
+    pub(crate) directory: Option<Stat>,
+}
+
+/// Where an acquisition waits, for the error of its timeout.
+#[derive(Default)]
+pub(crate) struct Waiting(Mutex<Option<Waits>>);
+
 impl Waiting {
-    pub(crate) fn begin() -> Waiting {
-        Waiting {
-            began: Instant::now(),
-            waits: Mutex::default(),
-            is_warned_of: AtomicBool::new(false),
-            background: Mutex::default(),
-        }
-    }
-
     pub(crate) fn waits(&self) -> MutexGuard<'_, Option<Waits>> {
-        self.waits.lock()
-    }
-
-    /// Takes the warning on, if nothing else has.
-    pub(crate) fn takes_warning_on(&self) -> bool {
-        !self.is_warned_of.swap(true, Ordering::Relaxed)
-    }
-
-    /// Who is in the way of an acquisition that warns itself: nobody is known yet. One with a ticket leaves the warning to
-    /// the session's background task.
-    pub(crate) fn unwarned(&self) -> Option<Blockers> {
-        self.takes_warning_on().then(Blockers::default)
+        self.0.lock()
     }
 
     /// Records what the acquisition saw when it listed the queue.
@@ -60,8 +51,7 @@ impl Waiting {
     /// The acquisition has ended: what it waited for is in the way of nobody.
     pub(crate) fn ends(&self) {
         let waits = self.waits().take();
-        let background = self.background.lock().take();
-        drop((waits, background));
+        drop(waits);
     }
 
     /// The contenders in the way by the last listing.

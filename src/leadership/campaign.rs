@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::call;
 use crate::error::error::Error;
-use crate::hold::guard::WriteGuard;
+use crate::guard::guard::WriteGuard;
 use crate::leadership::pause::{self, Pauses};
 use crate::leadership::term::Term;
 use crate::lock::rw_lock::RwLock;
@@ -120,7 +120,7 @@ impl Candidate {
         let until = self.rest.lock().1;
         let left = until.map(|until| until.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero());
         if let Some(left) = left {
-            self.lock.handle.coordinator.sleep(left).await;
+            self.lock.handle().coordinator.sleep(left).await;
         }
     }
 
@@ -138,7 +138,7 @@ impl Candidate {
     async fn until_healthy(&self) {
         if let Some((interval, check)) = &self.health {
             while !self.is_healthy(*interval, check).await {
-                self.lock.handle.coordinator.sleep(*interval).await;
+                self.lock.handle().coordinator.sleep(*interval).await;
             }
         }
     }
@@ -146,7 +146,7 @@ impl Candidate {
     async fn until_unhealthy(&self) {
         let Some((interval, check)) = &self.health else { return pending().await };
         loop {
-            self.lock.handle.coordinator.sleep(*interval).await;
+            self.lock.handle().coordinator.sleep(*interval).await;
             if !self.is_healthy(*interval, check).await {
                 return;
             }
@@ -155,7 +155,7 @@ impl Candidate {
 
     /// A check without an answer has failed.
     async fn is_healthy(&self, interval: Duration, check: &Check) -> bool {
-        let is_healthy = call::unless(self.lock.handle.coordinator.sleep(interval), check()).await.unwrap_or(false);
+        let is_healthy = call::unless(self.lock.handle().coordinator.sleep(interval), check()).await.unwrap_or(false);
         let mut unhealthy = self.unhealthy.lock();
         let before = *unhealthy;
         *unhealthy = (!is_healthy).then(|| before.unwrap_or_else(Instant::now));
@@ -172,7 +172,7 @@ impl Candidate {
     }
 
     fn data(&self) -> Option<&str> {
-        self.lock.handle.label.as_deref()
+        self.lock.handle().label.as_deref()
     }
 }
 

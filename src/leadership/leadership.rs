@@ -74,7 +74,8 @@ impl Leadership {
 
     /// As [`Leadership::new`], with options.
     pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: impl AsRef<str>) -> LeadershipBuilder {
-        LeadershipBuilder { lock: RwLock::builder(coordinator, path), data: None, health: None, pause: PAUSE }
+        let lock = RwLock::builder(coordinator, path).warn_after_waiting(None);
+        LeadershipBuilder { lock, data: None, health: None, pause: PAUSE }
     }
 
     /// Campaigns, and runs `work` while this candidate leads. Returns what the work gives when it ends by itself; `None`
@@ -251,7 +252,7 @@ impl Leadership {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn leader(&self) -> Call<Option<Leader>> {
-        observe::leader(&self.candidate.lock.handle)
+        observe::leader(self.candidate.lock.handle())
     }
 
     /// Who leads, and each change of that, beginning with the present leader.
@@ -282,7 +283,7 @@ impl Leadership {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> LeaderChanges {
-        LeaderChanges::new(&self.candidate.lock.handle)
+        LeaderChanges::new(self.candidate.lock.handle())
     }
 
     /// The lock, for its queue and for operators.
@@ -393,7 +394,7 @@ impl LeadershipBuilder {
             self.lock = self.lock.label(data);
         }
         let lock = self.lock.build()?;
-        if lock.handle.keeper.is_some() {
+        if lock.lock.keeper.is_some() {
             return Err(Error::invalid("keep in a leadership; a leader that resigns hands over"));
         }
         Ok(Leadership { candidate: Arc::new(Candidate::new(lock, self.health, self.pause)) })

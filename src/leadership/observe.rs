@@ -14,7 +14,7 @@ use std::time::Duration;
 use futures_core::Stream;
 use futures_util::{StreamExt, stream};
 
-use crate::acquisition::handle::Handle;
+use crate::acquisition::request::Handle;
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::leadership::leader::{Leader, leading};

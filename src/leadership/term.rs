@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::error::Error;
-use crate::hold::guard::WriteGuard;
+use crate::guard::guard::WriteGuard;
 use crate::hold::hold::NodeData;
 use crate::hold::transaction::Transaction;
 

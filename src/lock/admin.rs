@@ -3,8 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::acquisition::ask;
-use crate::acquisition::handle::Handle;
+use crate::acquisition::request::Handle;
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::lock::rw_lock::RwLock;
@@ -14,6 +13,7 @@ use crate::session::request::{Failure, Operation};
 use crate::snapshot::read;
 use crate::snapshot::record::{self, Record};
 use crate::sync::OnceLock;
+use crate::ticket::ask;
 
 impl Handle {
     /// The queue. If `is_synced`, it is no older than this call.
@@ -125,7 +125,7 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn queue(&self) -> Call<Queue> {
-        let handle = Arc::clone(&self.handle);
+        let handle = Arc::clone(self.handle());
         Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, handle.queue_and_record()).await })
     }
 
@@ -160,7 +160,7 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
-        let handle = Arc::clone(&self.handle);
+        let handle = Arc::clone(self.handle());
         Call::new(move |timeout| async move { call::in_time(&handle.coordinator, timeout, handle.evict(token)).await })
     }
 
@@ -193,7 +193,7 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn forget(&self) -> Call<Option<Done>> {
-        let handle = Arc::clone(&self.handle);
+        let handle = Arc::clone(self.handle());
         Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, handle.forget()).await })
     }
 
@@ -233,7 +233,7 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn ask(&self) -> Call<()> {
-        let handle = Arc::clone(&self.handle);
+        let handle = Arc::clone(self.handle());
         Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, handle.ask()).await })
     }
 }

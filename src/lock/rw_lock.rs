@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquisition::builder::Acquire;
-use crate::acquisition::handle::Handle;
-use crate::acquisition::join;
-use crate::acquisition::keep::Keeper;
+use crate::acquisition::request::{Handle, WARN_AFTER, Waiters};
 use crate::call::Call;
 use crate::error::error::Error;
-use crate::hold::guard::{ReadGuard, WriteGuard};
+use crate::guard::acquire::Acquire;
+use crate::guard::guard::{ReadGuard, WriteGuard};
+use crate::keep::join::Lock;
+use crate::keep::keeper::Keeper;
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::queue::native;
@@ -55,7 +55,7 @@ use crate::validation;
 /// ```
 #[derive(Clone)]
 pub struct RwLock {
-    pub(crate) handle: Arc<Handle>,
+    pub(crate) lock: Arc<Lock>,
 }
 
 impl RwLock {
@@ -83,15 +83,19 @@ impl RwLock {
             host: None,
             label: None,
             dialect: Dialect::default(),
-            warn_waiting: None,
+            warn_waiting: Some(WARN_AFTER),
             warn_holding: None,
             idle: None,
         }
     }
 
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.lock.handle
+    }
+
     /// The lock's directory.
     pub fn path(&self) -> &str {
-        &self.handle.path
+        &self.handle().path
     }
 
     /// Acquires the lock to read: shared with other readers.
@@ -118,7 +122,7 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn read(&self) -> Acquire<ReadGuard> {
-        Acquire::new(Arc::clone(&self.handle))
+        Acquire::new(Arc::clone(&self.lock))
     }
 
     /// Acquires the lock to write: alone.
@@ -146,7 +150,7 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn write(&self) -> Acquire<WriteGuard> {
-        Acquire::new(Arc::clone(&self.handle))
+        Acquire::new(Arc::clone(&self.lock))
     }
 
     /// Acquires the lock to read if no writer holds it or waits for it. Does not wait. Writes nothing to the ensemble
@@ -175,8 +179,8 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn try_read(&self) -> Call<ReadGuard> {
-        let handle = Arc::clone(&self.handle);
-        Call::new(|timeout| async move { join::attempt(handle, Mode::Read, timeout).await.map(ReadGuard::new) })
+        let lock = Arc::clone(&self.lock);
+        Call::new(|timeout| async move { lock.attempt(Mode::Read, timeout).await.map(ReadGuard::new) })
     }
 
     /// Acquires the lock to write if no contender holds it or waits for it. Does not wait. Writes nothing to the
@@ -206,8 +210,8 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn try_write(&self) -> Call<WriteGuard> {
-        let handle = Arc::clone(&self.handle);
-        Call::new(|timeout| async move { join::attempt(handle, Mode::Write, timeout).await.map(WriteGuard::new) })
+        let lock = Arc::clone(&self.lock);
+        Call::new(|timeout| async move { lock.attempt(Mode::Write, timeout).await.map(WriteGuard::new) })
     }
 
     /// Blocks the thread until the lock is acquired to read: [`RwLock::read`] for code that is not async.
@@ -253,8 +257,8 @@ impl RwLock {
 impl fmt::Debug for RwLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RwLock")
-            .field("path", &self.handle.path)
-            .field("host", &self.handle.host)
+            .field("path", &self.handle().path)
+            .field("host", &self.handle().host)
             .finish_non_exhaustive()
     }
 }
@@ -307,15 +311,17 @@ impl RwLockBuilder {
         self
     }
 
-    /// Logs one warning for an acquisition that has waited this long, with the contenders in the way. Default: never,
-    /// because the user decides what is long, and because each waiter then has a timer, and keeps some names.
+    /// Logs one warning for an acquisition that has waited this long, with the contenders in the way. Default: 30 s. `None`
+    /// turns it off.
     ///
     /// Once the acquisition has a place in the queue, the warning comes from a background task of the session. So it
     /// comes also if the future is not polled, as in a runtime that is blocked. If the acquisition's turn has come by
-    /// then, and the future is still not polled, the warning says that. Uses that wait for
-    /// one node that is to be [kept](Self::keep) get one warning together.
-    pub fn warn_after_waiting(mut self, limit: Duration) -> Self {
-        self.warn_waiting = Some(limit);
+    /// then, and the future is still not polled, the warning says that. One warning stands for all acquisitions of this
+    /// handle and its clones that are late at that moment: it names the first, and says how many `others` there are. The
+    /// next comes a second later at the earliest. A use that waits for other uses of a [kept](Self::keep) node is warned of
+    /// up to a quarter later.
+    pub fn warn_after_waiting(mut self, limit: impl Into<Option<Duration>>) -> Self {
+        self.warn_waiting = limit.into();
         self
     }
 
@@ -350,10 +356,11 @@ impl RwLockBuilder {
     /// - [`release`](ReadGuard::release) waits for nothing while the node is kept.
     /// - [`downgrade`](WriteGuard::downgrade) turns the kept node into a READ node, which is kept on.
     /// - The [label](Acquire::label) in the queue is that of the acquisition that made the node.
-    /// - If a node is asked for before it was used again, the next acquisitions keep nothing: one, then three, then more,
-    ///   and at most 64. So a lock that many processes fight for is not slower.
+    /// - If a node is asked for before it was used again, the next use keeps nothing.
+    /// - A `try_` method joins a node that is kept, and keeps none itself. It gives up an idle node that does not cover it.
+    /// - With [`Duration::ZERO`] no node stays idle: the uses that overlap share one, which goes with the last of them.
     ///
-    /// Zero is refused, and so is any [`dialect`](Self::dialect) but the native one.
+    /// Any [`dialect`](Self::dialect) but the native one is refused.
     ///
     /// # Examples
     ///
@@ -399,9 +406,6 @@ impl RwLockBuilder {
             validation::check_host(host)?;
         }
         validation::check_label(self.label.as_deref())?;
-        if self.idle == Some(Duration::ZERO) {
-            return Err(Error::invalid("an idle time of zero; to keep no node between uses, leave keep out"));
-        }
         if !self.dialect.hands_off() && self.idle.is_some() {
             return Err(Error::invalid(format!(
                 "keep in the dialect {}, in which nobody asks for a lock that is only kept",
@@ -409,20 +413,20 @@ impl RwLockBuilder {
             )));
         }
         let path: Arc<str> = self.path.into();
-        Ok(RwLock {
-            handle: Arc::new(Handle {
-                coordinator: self.coordinator,
-                site: Site::of_lock(Arc::clone(&path)),
-                limit: None,
-                path,
-                host: self.host.unwrap_or_else(native::machine),
-                label: self.label,
-                dialect: self.dialect,
-                warn_waiting: self.warn_waiting,
-                warn_holding: self.warn_holding,
-                keeper: self.idle.map(Keeper::new),
-                asking: Arc::default(),
-            }),
-        })
+        let handle = Handle {
+            coordinator: self.coordinator,
+            site: Site::of_lock(Arc::clone(&path)),
+            path,
+            host: self.host.unwrap_or_else(native::machine),
+            label: self.label,
+            dialect: self.dialect,
+            warn_waiting: self.warn_waiting,
+            warn_holding: self.warn_holding,
+            asking: Arc::default(),
+            waiters: Waiters::default(),
+        };
+        let handle = Arc::new(handle);
+        let keeper = self.idle.map(|idle| Keeper::new(&handle, idle));
+        Ok(RwLock { lock: Arc::new(Lock { handle, keeper }) })
     }
 }

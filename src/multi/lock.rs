@@ -8,12 +8,12 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use crate::acquisition::builder::{Acquire, Granting, Guard};
-use crate::acquisition::options::Options;
 use crate::acquisition::request::Acquisition;
+use crate::acquisition::request::Options;
 use crate::call::Limit;
 use crate::call::{self, Call};
 use crate::error::error::Error;
+use crate::guard::acquire::{Acquire, Granting, Guard};
 use crate::hold::hold::Hold;
 use crate::hold::trace;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
@@ -276,7 +276,7 @@ impl MultiLockBuilder {
     }
 
     /// As [`RwLockBuilder::warn_after_waiting`], for each of the locks.
-    pub fn warn_after_waiting(mut self, limit: Duration) -> Self {
+    pub fn warn_after_waiting(mut self, limit: impl Into<Option<Duration>>) -> Self {
         self.options = self.options.warn_after_waiting(limit);
         self
     }
@@ -320,7 +320,7 @@ impl Guard for MultiGuard {
 
 /// Waits for one of the locks.
 async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Hold>, Error> {
-    let mut acquisition = Acquisition::new(Arc::clone(&lock.handle), mode, options);
+    let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, options);
     let span = acquisition.begin();
     acquisition.acquire().instrument(span).await
 }
@@ -328,7 +328,7 @@ async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Hold>, 
 /// Takes one of the locks after a look, without waiting for any contender, and waits for the servers no longer than
 /// `limit`.
 async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Hold>, Error> {
-    let mut acquisition = Acquisition::new(Arc::clone(&lock.handle), mode, Options::default());
+    let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, Options::default());
     let span = acquisition.begin();
     let take = async { acquisition.reported(acquisition.take_now(limit).await) };
     take.instrument(span).await
@@ -336,7 +336,7 @@ async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Hold
 
 /// Fails if the lock is taken. Writes nothing. Returns the session timeout.
 async fn look(lock: &RwLock, mode: Mode) -> Result<Duration, Error> {
-    Acquisition::new(Arc::clone(&lock.handle), mode, Options::default()).look().await
+    Acquisition::new(Arc::clone(lock.handle()), mode, Options::default()).look().await
 }
 
 /// Reports why one of the locks was not granted. Then none was.

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquisition::builder::{Acquire, Granting, Guard};
-use crate::acquisition::handle::Handle;
-use crate::acquisition::join;
-use crate::acquisition::options::Options;
+use crate::acquisition::request::Handle;
+use crate::acquisition::request::Options;
 use crate::call::{self, Call};
 use crate::error::error::Error;
-use crate::hold::guard::WriteGuard;
+use crate::guard::acquire::{Acquire, Granting, Guard};
+use crate::guard::guard::WriteGuard;
 use crate::hold::trace;
+use crate::keep::join::Lock;
 use crate::lock::rw_lock::RwLock;
 use crate::once::guard::OnceGuard;
 use crate::queue::done::{self, Now};
@@ -117,13 +117,13 @@ impl RwLock {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn try_once_in(&self, period: Duration) -> Call<Option<OnceGuard>> {
-        let handle = Arc::clone(&self.handle);
+        let lock = Arc::clone(&self.lock);
         Call::new(move |timeout| async move {
-            let rest = Rest::new(&handle, None, period)?;
-            let late = late(&handle, timeout);
-            let guard = join::attempt(Arc::clone(&handle), Mode::Write, timeout).await.map(WriteGuard::new)?;
+            let rest = Rest::new(&lock, None, period)?;
+            let late = late(&lock.handle, timeout);
+            let guard = lock.attempt(Mode::Write, timeout).await.map(WriteGuard::new)?;
             let limit = guard.held().ticket().session().timeout();
-            call::in_time_for(late, call::bounded(&handle.coordinator, limit, rest.judge(guard))).await
+            call::in_time_for(late, call::bounded(&lock.handle.coordinator, limit, rest.judge(guard))).await
         })
     }
 }
@@ -132,15 +132,15 @@ impl RwLock {
 const AIM: Aim = Aim::Lock(Mode::Write);
 
 impl Guard for Option<OnceGuard> {
-    type Source = (Arc<Handle>, Duration);
+    type Source = (Arc<Lock>, Duration);
 
-    fn acquire((handle, period): Self::Source, options: Options) -> Granting<Option<OnceGuard>> {
+    fn acquire((lock, period): Self::Source, options: Options) -> Granting<Option<OnceGuard>> {
         Granting::by(async move {
-            let rest = Rest::new(&handle, options.label.clone(), period);
+            let rest = Rest::new(&lock, options.label.clone(), period);
             let checked = rest.and_then(|rest| Ok((rest, options.timeout()?)));
-            let (rest, timeout) = checked.inspect_err(|error| trace::not_granted(&handle.path, AIM, error))?;
-            let late = late(&handle, timeout);
-            let guard = Acquire::<WriteGuard> { source: handle, options }.await?;
+            let (rest, timeout) = checked.inspect_err(|error| trace::not_granted(&lock.handle.path, AIM, error))?;
+            let late = late(&lock.handle, timeout);
+            let guard = Acquire::<WriteGuard> { source: lock, options }.await?;
             call::in_time_for(late, rest.judge(guard)).await
         })
     }
@@ -154,11 +154,11 @@ struct Rest {
 }
 
 impl Rest {
-    fn new(handle: &Handle, label: Option<String>, period: Duration) -> Result<Rest, Error> {
+    fn new(Lock { handle, keeper }: &Lock, label: Option<String>, period: Duration) -> Result<Rest, Error> {
         if period.is_zero() {
             return Err(Error::invalid("once in a period of zero"));
         }
-        if handle.keeper.is_some() {
+        if keeper.is_some() {
             return Err(Error::invalid(
                 "once_in on a lock that is kept: work that is done once in a while needs no kept node, and other hosts would \
                  wait until it is given up; open the lock without keep",

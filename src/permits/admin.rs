@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use crate::acquisition::handle::Handle;
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::permits::semaphore::Semaphore;
+use crate::permits::take::Stock;
 use crate::queue::member::{Member, MemberState, Queue};
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::session::contract::Session;
@@ -45,8 +45,10 @@ impl Semaphore {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn queue(&self) -> Call<Queue> {
-        let handle = Arc::clone(&self.handle);
-        Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, queue(&handle, false)).await })
+        let stock = Arc::clone(&self.stock);
+        Call::new(
+            |timeout| async move { call::in_time(&stock.handle.coordinator, timeout, queue(&stock, false)).await },
+        )
     }
 
     /// Removes the holder or waiter that has this [token](crate::Member::token), and returns it. `None` if nobody has it, and
@@ -75,10 +77,10 @@ impl Semaphore {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn evict(&self, token: i64) -> Call<Option<Member>> {
-        let handle = Arc::clone(&self.handle);
-        Call::new(
-            move |timeout| async move { call::in_time(&handle.coordinator, timeout, evict(&handle, token)).await },
-        )
+        let stock = Arc::clone(&self.stock);
+        Call::new(move |timeout| async move {
+            call::in_time(&stock.handle.coordinator, timeout, evict(&stock, token)).await
+        })
     }
 
     /// Reads how many permits the semaphore has; `None` if nobody has said so yet.
@@ -89,8 +91,8 @@ impl Semaphore {
     /// # Errors
     /// [`Error::DoubtfulPermits`] if something else is there. Otherwise see [`Error`].
     pub fn permits(&self) -> Call<Option<u32>> {
-        let handle = Arc::clone(&self.handle);
-        Call::new(|timeout| async move { call::in_time(&handle.coordinator, timeout, number(&handle)).await })
+        let stock = Arc::clone(&self.stock);
+        Call::new(|timeout| async move { call::in_time(&stock.handle.coordinator, timeout, number(&stock)).await })
     }
 
     /// Changes the number of permits, for all. Makes the semaphore's node if it is missing.
@@ -125,30 +127,25 @@ impl Semaphore {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn set_permits(&self, permits: u32) -> Call<()> {
-        let handle = Arc::clone(&self.handle);
-        Call::new(
-            move |timeout| async move { call::in_time(&handle.coordinator, timeout, set(&handle, permits)).await },
-        )
+        let stock = Arc::clone(&self.stock);
+        Call::new(move |timeout| async move {
+            call::in_time(&stock.handle.coordinator, timeout, set(&stock, permits)).await
+        })
     }
 }
 
-fn doubtful(handle: &Handle, what: String) -> Error {
-    Error::DoubtfulPermits { path: handle.shown().to_string(), what }
-}
-
 /// What the data of the semaphore's node say.
-fn decoded(handle: &Handle, data: &[u8]) -> Result<Option<u32>, Error> {
-    permits::decode(data)
-        .map_err(|what| doubtful(handle, format!("its data are {what:?}, and not a number of permits")))
+fn decoded(stock: &Stock, data: &[u8]) -> Result<Option<u32>, Error> {
+    permits::decode(data).map_err(|what| stock.doubt(format!("its data are {what:?}, and not a number of permits")))
 }
 
 /// The queue. If `is_synced`, it is no older than this call.
-async fn queue(handle: &Handle, is_synced: bool) -> Result<Queue, Error> {
-    let path = handle.shown();
-    let known = handle.limit.as_ref().and_then(|limit| limit.known());
-    let seen = call::on_a_session(&handle.coordinator, |session| async move {
+async fn queue(stock: &Stock, is_synced: bool) -> Result<Queue, Error> {
+    let path = stock.handle.shown();
+    let known = stock.limit.known();
+    let seen = call::on_a_session(&stock.handle.coordinator, |session| async move {
         let node = call::answered(&session, || retry::data(&session, path, is_synced)).await?;
-        let number = decoded(handle, node.as_ref().map(|(data, _)| &data[..]).unwrap_or_default());
+        let number = decoded(stock, node.as_ref().map(|(data, _)| &data[..]).unwrap_or_default());
         let number = number.map(|number| number.or(known));
         let (taken, queued) = snapshot::names(&session, path, is_synced).await?;
         let queue = match &number {
@@ -161,55 +158,53 @@ async fn queue(handle: &Handle, is_synced: bool) -> Result<Queue, Error> {
         seen.await.map_err(|failure| Error::from_failure(failure, "read the queue of", path))?;
     number?;
     if let Err(name) = permits::taken(&taken) {
-        return Err(doubtful(handle, format!("{name:?} is no permit")));
+        return Err(stock.doubt(format!("{name:?} is no permit")));
     }
-    queue.ok_or_else(|| doubtful(handle, "nobody has said yet how many permits it has".to_owned()))
+    queue.ok_or_else(|| stock.doubt("nobody has said yet how many permits it has".to_owned()))
 }
 
-async fn evict(handle: &Handle, token: i64) -> Result<Option<Member>, Error> {
+async fn evict(stock: &Stock, token: i64) -> Result<Option<Member>, Error> {
     // A server that lags might not show a member that other clients see already.
-    let members = queue(handle, true).await?.members;
+    let members = queue(stock, true).await?.members;
     let Some(member) = members.into_iter().find(|member| member.token == Some(token)) else {
         return Ok(None);
     };
     let part = if member.state == MemberState::Holds { PERMITS } else { QUEUE };
-    let node = format!("{}/{part}/{}", handle.shown(), member.node);
-    Ok(call::removes(&handle.coordinator, handle.shown(), &node).await?.then_some(member))
+    let node = format!("{}/{part}/{}", stock.handle.shown(), member.node);
+    Ok(call::removes(&stock.handle.coordinator, stock.handle.shown(), &node).await?.then_some(member))
 }
 
-async fn number(handle: &Handle) -> Result<Option<u32>, Error> {
-    let path = handle.shown();
-    let node = call::on_a_session(&handle.coordinator, |session| async move {
+async fn number(stock: &Stock) -> Result<Option<u32>, Error> {
+    let path = stock.handle.shown();
+    let node = call::on_a_session(&stock.handle.coordinator, |session| async move {
         call::answered(&session, || retry::data(&session, path, false)).await
     });
     let node = node.await.map_err(|failure| Error::from_failure(failure, "read the permits of", path))?;
-    node.map_or(Ok(None), |(data, _)| decoded(handle, &data))
+    node.map_or(Ok(None), |(data, _)| decoded(stock, &data))
 }
 
-async fn set(handle: &Handle, permits: u32) -> Result<(), Error> {
+async fn set(stock: &Stock, permits: u32) -> Result<(), Error> {
     if permits == 0 {
         return Err(Error::invalid("a semaphore of no permits; it has at least one"));
     }
-    let path = handle.shown();
-    let set = call::on_a_session(&handle.coordinator, |session| async move {
-        call::answered(&session, || try_to_set(handle, &session, permits)).await
+    let path = stock.handle.shown();
+    let set = call::on_a_session(&stock.handle.coordinator, |session| async move {
+        call::answered(&session, || try_to_set(stock, &session, permits)).await
     });
     set.await.map_err(|failure| Error::from_failure(failure, "set the permits of", path))??;
-    if let Some(limit) = &handle.limit {
-        limit.is_set(permits);
-    }
+    stock.limit.is_set(permits);
     Ok(())
 }
 
-async fn try_to_set(handle: &Handle, session: &Arc<dyn Session>, permits: u32) -> Result<Result<(), Error>, Failure> {
-    let path = handle.shown();
+async fn try_to_set(stock: &Stock, session: &Arc<dyn Session>, permits: u32) -> Result<Result<(), Error>, Failure> {
+    let path = stock.handle.shown();
     loop {
         let Some((data, stat)) = retry::data(session, path, true).await? else {
             directory::make(session, path, true, |_| {}).await?;
             continue;
         };
         // Who has never been a semaphore may have data that somebody needs.
-        if let Err(error) = decoded(handle, &data)
+        if let Err(error) = decoded(stock, &data)
             && retry::data(session, &format!("{path}/{PERMITS}"), false).await?.is_none()
         {
             return Ok(Err(error));

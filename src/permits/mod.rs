@@ -1,5 +1,7 @@
 //! A semaphore: at most so many holders at once; knows no backend, and nothing of how a turn is decided.
 
 pub(crate) mod admin;
+pub(crate) mod limit;
 pub(crate) mod permit;
 pub(crate) mod semaphore;
+pub(crate) mod take;

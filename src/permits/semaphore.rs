@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use tracing::Instrument;
 
-use crate::acquisition::builder::{Acquire, Granting, Guard};
-use crate::acquisition::handle::Handle;
-use crate::acquisition::limit::{Limit, Wanted};
-use crate::acquisition::options::Options;
-use crate::acquisition::request::Acquisition;
+use crate::acquisition::request::{Acquisition, Handle, Options, WARN_AFTER, Waiters};
 use crate::call::Call;
 use crate::error::error::Error;
+use crate::guard::acquire::{Acquire, Granting, Guard};
+use crate::permits::limit::Limit;
 use crate::permits::permit::Permit;
+use crate::permits::take::{Stock, Wanted};
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
 use crate::queue::native;
@@ -69,7 +68,7 @@ use crate::validation;
 /// ```
 #[derive(Clone)]
 pub struct Semaphore {
-    pub(super) handle: Arc<Handle>,
+    pub(super) stock: Arc<Stock>,
 }
 
 impl Semaphore {
@@ -101,14 +100,14 @@ impl Semaphore {
             permits: None,
             host: None,
             label: None,
-            warn_waiting: None,
+            warn_waiting: Some(WARN_AFTER),
             warn_holding: None,
         }
     }
 
     /// The semaphore's node.
     pub fn path(&self) -> &str {
-        self.handle.shown()
+        self.stock.handle.shown()
     }
 
     /// Acquires a permit.
@@ -169,7 +168,7 @@ impl Semaphore {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn acquire_many(&self, permits: u32) -> Acquire<Permit> {
-        Acquire::new((Arc::clone(&self.handle), permits))
+        Acquire::new((Arc::clone(&self.stock), permits))
     }
 
     /// Acquires a permit if one is free and nobody waits. Does not wait. Writes nothing to the ensemble if there is none.
@@ -210,7 +209,7 @@ impl Semaphore {
     /// # Errors
     /// As for [`try_acquire`](Self::try_acquire) and [`acquire_many`](Self::acquire_many).
     pub fn try_acquire_many(&self, permits: u32) -> Call<Permit> {
-        let acquisition = acquisition(Arc::clone(&self.handle), permits, Options::default());
+        let acquisition = acquisition(Arc::clone(&self.stock), permits, Options::default());
         Call::new(move |timeout| async move {
             let held = acquisition.attempt(timeout).await?;
             Ok(Permit::new(held, permits))
@@ -239,25 +238,28 @@ impl Semaphore {
 
 impl fmt::Debug for Semaphore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Semaphore").field("path", &self.path()).field("host", &self.handle.host).finish_non_exhaustive()
+        f.debug_struct("Semaphore")
+            .field("path", &self.path())
+            .field("host", &self.stock.handle.host)
+            .finish_non_exhaustive()
     }
 }
 
 impl Guard for Permit {
     /// With how many permits are wanted.
-    type Source = (Arc<Handle>, u32);
+    type Source = (Arc<Stock>, u32);
 
-    fn acquire((handle, permits): Self::Source, options: Options) -> Granting<Permit> {
-        let mut acquisition = acquisition(handle, permits, options);
+    fn acquire((stock, permits): Self::Source, options: Options) -> Granting<Permit> {
+        let mut acquisition = acquisition(stock, permits, options);
         let span = acquisition.begin();
         let work = async move { acquisition.acquire().await.map(|held| Permit::new(held, permits)) };
         Granting::by(work.instrument(span))
     }
 }
 
-fn acquisition(handle: Arc<Handle>, permits: u32, options: Options) -> Acquisition {
-    let mut acquisition = Acquisition::new(handle, Mode::Write, options);
-    acquisition.wanted = Some(Box::new(Wanted::new(permits)));
+fn acquisition(stock: Arc<Stock>, permits: u32, options: Options) -> Acquisition {
+    let mut acquisition = Acquisition::new(Arc::clone(&stock.handle), Mode::Write, options);
+    acquisition.goal = Some(Arc::new(Wanted::new(stock, permits)));
     acquisition
 }
 
@@ -299,8 +301,8 @@ impl SemaphoreBuilder {
     }
 
     /// As [`RwLockBuilder::warn_after_waiting`](crate::RwLockBuilder::warn_after_waiting).
-    pub fn warn_after_waiting(mut self, limit: Duration) -> Self {
-        self.warn_waiting = Some(limit);
+    pub fn warn_after_waiting(mut self, limit: impl Into<Option<Duration>>) -> Self {
+        self.warn_waiting = limit.into();
         self
     }
 
@@ -324,20 +326,20 @@ impl SemaphoreBuilder {
             return Err(Error::invalid("a semaphore of no permits; it has at least one"));
         }
         let site = Site::of_semaphore(self.path.into());
-        Ok(Semaphore {
-            handle: Arc::new(Handle {
-                coordinator: self.coordinator,
-                path: Arc::clone(&site.queue),
-                site,
-                limit: Some(Limit::new(self.permits)),
-                host: self.host.unwrap_or_else(native::machine),
-                label: self.label,
-                dialect: Dialect::Native,
-                warn_waiting: self.warn_waiting,
-                warn_holding: self.warn_holding,
-                keeper: None,
-                asking: Arc::default(),
-            }),
-        })
+        let taken = site.permits.clone().unwrap_or_default();
+        let handle = Handle {
+            coordinator: self.coordinator,
+            path: Arc::clone(&site.queue),
+            site,
+            host: self.host.unwrap_or_else(native::machine),
+            label: self.label,
+            dialect: Dialect::Native,
+            warn_waiting: self.warn_waiting,
+            warn_holding: self.warn_holding,
+            asking: Arc::default(),
+            waiters: Waiters::default(),
+        };
+        let stock = Stock { handle: Arc::new(handle), limit: Limit::new(self.permits), taken };
+        Ok(Semaphore { stock: Arc::new(stock) })
     }
 }

@@ -7,8 +7,6 @@ pub(crate) mod member;
 pub(crate) mod metadata;
 pub(crate) mod mode;
 pub(crate) mod native;
-pub(crate) mod payoff;
 pub(crate) mod permits;
 pub(crate) mod turn;
-pub(crate) mod uses;
 pub(crate) mod waiter;

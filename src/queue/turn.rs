@@ -102,11 +102,11 @@ where
 }
 
 /// Whether `me`, a writer that waits for readers, has to ask for a node that one of them may only keep. It asks for the
-/// readers that came after the last writer before it: that writer asks for the others. Those that are `given_up` need not be
+/// readers that came after the last writer before it: that writer asks for the others. Those that are `leaving` by themselves need not be
 /// asked for.
-pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], given_up: &[String]) -> bool {
+pub(crate) fn is_reader_kept_before(me: &Contender, queue: &[String], leaving: &[String]) -> bool {
     // Most names are passed over by their last characters: a waiter may list ten thousand names.
-    let kept = queue.iter().filter(|name| native::may_keep(name) && !given_up.contains(name));
+    let kept = queue.iter().filter(|name| native::may_keep(name) && !leaving.contains(name));
     let before = |name: &String| me.dialect().slot(name).filter(|it| it.sequence < me.sequence());
     let readers = kept.filter_map(before).filter(|it| it.mode == Mode::Read);
     let Some(newest) = readers.map(|it| it.sequence).max() else { return false };

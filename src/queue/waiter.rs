@@ -57,8 +57,8 @@ pub enum News<'a> {
     Listed {
         /// The names in the directory, in any order.
         names: &'a [String],
-        /// Those of them that are given up already, and need not be asked for.
-        given_up: &'a [String],
+        /// Those of them that leave soon by themselves, and need not be asked for.
+        leaving: &'a [String],
     },
     /// What became of the predecessor: the answer to [`Step::Await`].
     Departed(Departure),
@@ -117,7 +117,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
     /// What to do next, now that the last step has brought this news.
     pub fn next(&mut self, news: News<'_>) -> Step {
         match news {
-            News::Listed { names, given_up } => self.after_listing(names, given_up),
+            News::Listed { names, leaving } => self.after_listing(names, leaving),
             News::Departed(departure) => self.after_departure(departure),
         }
     }
@@ -132,7 +132,7 @@ impl<C: Borrow<Contender>> Waiter<C> {
         !self.ghosts.is_empty()
     }
 
-    fn after_listing(&mut self, names: &[String], given_up: &[String]) -> Step {
+    fn after_listing(&mut self, names: &[String], leaving: &[String]) -> Step {
         self.ghosts.retain(|ghost| names.iter().any(|name| **name == **ghost));
         let without_ghosts: Vec<String>;
         let names = if self.ghosts.is_empty() {
@@ -149,8 +149,8 @@ impl<C: Borrow<Contender>> Waiter<C> {
             (Turn::Granted, None) => self.take(None),
             (Turn::Behind(nearest), None) => {
                 let is_kept = match nearest.mode() {
-                    Mode::Write => native::keeps(nearest.name()) && given_up.iter().all(|name| name != nearest.name()),
-                    Mode::Read => turn::is_reader_kept_before(self.me.borrow(), names, given_up),
+                    Mode::Write => native::keeps(nearest.name()) && leaving.iter().all(|name| name != nearest.name()),
+                    Mode::Read => turn::is_reader_kept_before(self.me.borrow(), names, leaving),
                 };
                 // One change of the directory asks for every node that was there when ours was created.
                 let asks = is_kept && !self.has_asked;

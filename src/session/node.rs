@@ -29,7 +29,7 @@ use tokio::sync::futures::Notified;
 use crate::session::lease::{Lease, Moment};
 use crate::session::loss::{HoldState, Loss};
 use crate::session::request::{Event, Failure, Reply, Watch};
-use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, Notify};
 use crate::telemetry::meter;
 
@@ -61,6 +61,8 @@ pub(crate) struct OwnNode {
     commits: AtomicU32,
     /// The epoch of the lease in which the node is held, and one; 0 if it is not held, or lost.
     held_in: AtomicU64,
+    /// Its owner has asked for every node in the directory that is only kept, and so for this one.
+    has_asked: AtomicBool,
     listener: Weak<dyn Listener>,
     /// When the library learnt of the node.
     entered: Moment,
@@ -115,6 +117,7 @@ impl OwnNode {
             writes,
             commits: AtomicU32::new(0),
             held_in,
+            has_asked: AtomicBool::new(false),
             listener,
             entered,
             this: Weak::clone(this),
@@ -180,6 +183,15 @@ impl OwnNode {
     /// Whether a transaction may yet be carried out.
     pub(crate) fn may_yet_write(&self) -> bool {
         self.unsettled.load(Ordering::Relaxed) > 0
+    }
+
+    /// Its owner asks for every node in the directory that is only kept.
+    pub(crate) fn asks(&self) {
+        self.has_asked.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_asked(&self) -> bool {
+        self.has_asked.load(Ordering::Acquire)
     }
 
     /// The node is about to be replaced; [`OwnNode::moved`] ends this.

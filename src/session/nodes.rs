@@ -1,6 +1,6 @@
 //! The own nodes on one session, and what must be done for them; does none of it itself.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::session::lease::Lease;
@@ -51,6 +51,8 @@ struct Members {
     handed_off: HashMap<Arc<str>, HandedOff>,
     /// The last of these nodes that was gone indeed.
     gone: Option<Arc<HandOff>>,
+    /// Nodes that leave by themselves with their last use.
+    leaving: Vec<Weak<OwnNode>>,
     over: bool,
 }
 
@@ -141,6 +143,20 @@ impl OwnNodes {
         handed.granted.push(Arc::clone(own_node));
         drop(members);
         self.unwatched.notify_one();
+    }
+
+    /// This node is no longer kept. It leaves with its last use, and nobody has to ask for it.
+    pub(crate) fn leaves_soon(&self, own_node: &Arc<OwnNode>) {
+        let mut members = self.members.lock();
+        members.leaving.retain(|node| node.strong_count() > 0);
+        members.leaving.push(Arc::downgrade(own_node));
+    }
+
+    /// The names of the nodes in this directory that nobody has to ask for.
+    pub(crate) fn leaving_soon(&self, directory: &str) -> Vec<String> {
+        let leaving: Vec<_> = self.members.lock().leaving.iter().filter_map(Weak::upgrade).collect();
+        let name = |node: Arc<OwnNode>| Some(node.path().strip_prefix(directory)?.strip_prefix('/')?.to_owned());
+        leaving.into_iter().filter_map(name).collect()
     }
 
     /// The paths of the nodes to check: the nodes whose hand-off let in a contender that still holds.

@@ -34,6 +34,11 @@ impl Site {
         Site { path, queue, permits: Some(permits) }
     }
 
+    /// How many bytes of paths the first in the queue watches: a semaphore's number, and its permits.
+    pub(crate) fn watched_by_the_head(&self) -> usize {
+        self.permits.as_ref().map_or(0, |permits| self.path.len() + permits.len())
+    }
+
     /// Those in the way of `me`, as far as they can be read. The names are those in the queue.
     pub(crate) async fn blockers(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Blockers {
         match &self.permits {

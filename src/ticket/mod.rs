@@ -1,5 +1,6 @@
 //! One place in a queue: taken, found again, given back; knows nothing of turns.
 
+pub(crate) mod ask;
 pub(crate) mod directory;
 pub(crate) mod exchange;
 pub(crate) mod removal;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquisition::builder::{Acquire, Granting, Guard};
-use crate::acquisition::handle::Handle;
-use crate::acquisition::options::Options;
+use crate::acquisition::request::Options;
 use crate::call::{self, Call};
 use crate::error::error::Error;
-use crate::hold::guard::{ReadGuard, WriteGuard};
+use crate::guard::acquire::{Acquire, Granting, Guard};
+use crate::guard::guard::{ReadGuard, WriteGuard};
 use crate::hold::trace;
+use crate::keep::join::Lock;
 use crate::queue::mode::{Aim, Mode};
 use crate::value::guard::{SharedReadGuard, SharedWriteGuard};
 use crate::value::shared::Shared;
@@ -185,13 +185,15 @@ impl<T: Send + Sync + 'static> Rest<T> {
         Rest { store, label, instead: None }
     }
 
-    fn lock(&self) -> Arc<Handle> {
-        Arc::clone(&self.store.lock.handle)
+    fn lock(&self) -> Arc<Lock> {
+        Arc::clone(&self.store.lock.lock)
     }
 
     /// How long the acquisition may take. Reports a deadline that has passed.
     fn timeout(&self, options: &Options, mode: Mode) -> Result<Option<Duration>, Error> {
-        options.timeout().inspect_err(|error| trace::not_granted(&self.store.lock.handle.path, Aim::Lock(mode), error))
+        options
+            .timeout()
+            .inspect_err(|error| trace::not_granted(&self.store.lock.handle().path, Aim::Lock(mode), error))
     }
 
     fn late(&self, timeout: Option<Duration>) -> call::Late {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::error::value::Written;
-use crate::hold::guard::{ReadGuard, WriteGuard};
+use crate::guard::guard::{ReadGuard, WriteGuard};
 use crate::session::loss::Loss;
 use crate::value::codec::Stored;
 use crate::value::commit::Base;

@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
-use crate::hold::guard::ReadGuard;
+use crate::guard::guard::ReadGuard;
 use crate::hold::hold::Hold;
 use crate::lock::rw_lock::RwLock;
 use crate::session::loss::Loss;
@@ -76,7 +76,7 @@ impl<T> Store<T> {
     }
 
     pub(crate) fn label(&self) -> Option<String> {
-        self.lock.handle.label.clone()
+        self.lock.handle().label.clone()
     }
 }
 
@@ -105,7 +105,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     ) -> Result<(Vec<u8>, Written), Error> {
         let own_node = held.own_node();
         let written = Written {
-            host: self.lock.handle.host.clone(),
+            host: self.lock.handle().host.clone(),
             label: label.clone(),
             token: held.position().czxid,
             commit: own_node.next_commit(),

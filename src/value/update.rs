@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::acquisition::builder::{Acquire, Granting, Guard};
-use crate::acquisition::options::Options;
+use crate::acquisition::request::Options;
 use crate::call::{self, Limit};
 use crate::error::error::Error;
 use crate::error::value::Written;
+use crate::guard::acquire::{Acquire, Granting, Guard};
 use crate::session::loss::Loss;
 use crate::session::request::Failure;
 use crate::value::guard::SharedWriteGuard;

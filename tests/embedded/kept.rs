@@ -269,11 +269,13 @@ fn a_try_write_of_the_same_handle_is_not_in_its_own_way() {
     let (zk, kept, _) = two();
     drop(read(&kept));
     drop(now(kept.try_write()).expect("only kept"));
-    assert_eq!(line(&zk), [Mode::Write]);
-    let guard = now(kept.try_write()).expect("kept");
-    let Error::WouldBlock { blockers } = now(kept.try_read()).unwrap_err() else { panic!("a write runs") };
-    assert_eq!(blockers.ahead, 1);
-    drop(guard);
+    assert_eq!(line(&zk), [], "it keeps no node");
+    for _ in 0..2 {
+        let guard = now(kept.try_write()).expect("free");
+        let Error::WouldBlock { blockers } = now(kept.try_read()).unwrap_err() else { panic!("a write runs") };
+        assert_eq!(blockers.ahead, 1);
+        drop(guard);
+    }
 }
 
 #[test]
@@ -470,13 +472,92 @@ fn all_who_wait_hear_of_a_failure_and_the_next_one_enters_afresh() {
     drop(read(&kept));
 }
 
+#[test]
+fn an_acquisition_that_asks_for_the_node_of_another_process_keeps_its_own_the_next_time() {
+    let (zk, kept, _) = two();
+    let another = keeping(&zk.connect());
+    drop(read(&another));
+    drop(write(&kept));
+    assert_eq!(line(&zk), [], "it has asked for all nodes, its own among them");
+    drop(write(&kept));
+    assert_eq!(line(&zk), [Mode::Write]);
+}
+
+#[test]
+fn a_node_that_is_asked_for_before_it_was_used_again_is_not_kept_the_next_time_and_then_is() {
+    let (zk, kept, other) = two();
+    for is_kept in [true, false, true, false] {
+        drop(read(&kept));
+        assert_eq!(!line(&zk).is_empty(), is_kept);
+        drop(write(&other));
+        assert_eq!(line(&zk), []);
+    }
+    drop((read(&kept), read(&kept)));
+    drop(write(&other));
+    drop(read(&kept));
+    assert_eq!(line(&zk), [Mode::Read], "the last one was used twice");
+}
+
+// Without an idle time.
+
+fn sharing(zk: &Memory) -> RwLock {
+    RwLock::builder(zk, DIRECTORY).keep(Duration::ZERO).build().expect("valid")
+}
+
+#[test]
+fn without_an_idle_time_uses_that_overlap_share_a_node_which_goes_with_the_last() {
+    let (zk, _, _) = two();
+    let lock = sharing(&zk);
+    let (one, two) = (read(&lock), read(&lock));
+    drop(one);
+    let three = read(&lock);
+    drop(two);
+    assert_eq!((line(&zk), three.path()), (vec![Mode::Read], read(&lock).path()));
+    now(three.release()).expect("held");
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn without_an_idle_time_writes_that_wait_for_each_other_take_turns_under_one_node() {
+    let (zk, _, _) = two();
+    let lock = sharing(&zk);
+    let first = write(&lock);
+    let mut others = [(); 3].map(|()| writing(&lock));
+    others.iter_mut().for_each(|it| assert_pending!(it.poll()));
+    let (token, before) = (first.fencing_token(), zk.requests());
+    drop(first);
+    for it in &mut others {
+        let guard = assert_ready_ok!(it.poll());
+        assert_eq!(guard.fencing_token(), token);
+        assert_eq!(zk.requests(), before, "the node goes with the last");
+        drop(guard);
+    }
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn without_an_idle_time_a_node_whose_only_use_gives_up_is_gone() {
+    let (zk, _, other) = two();
+    let lock = sharing(&zk);
+    let held = write(&other);
+    let mut waits = writing(&lock);
+    assert_pending!(waits.poll());
+    drop(waits);
+    drop(held);
+    assert_nothing_left(&zk);
+    let running = write(&lock);
+    let mut waits = writing(&lock);
+    assert_pending!(waits.poll());
+    drop(running);
+    drop(waits);
+    assert_nothing_left(&zk);
+}
+
 // Input.
 
 #[test]
 fn what_cannot_be_kept_is_refused_with_the_reason() {
     let zk = Memory::new();
-    let zero = RwLock::builder(&zk, DIRECTORY).keep(Duration::ZERO).build().expect_err("zero");
-    assert!(matches!(&zero, Error::InvalidInput(problem) if problem.contains("keep")), "{zero}");
     for dialect in [Dialect::Curator, Dialect::CuratorMutex, Dialect::Kazoo] {
         let error = RwLock::builder(&zk, DIRECTORY).dialect(dialect).keep(IDLE).build().expect_err("nobody asks");
         assert!(matches!(&error, Error::InvalidInput(problem) if problem.contains("keep")), "{error}");

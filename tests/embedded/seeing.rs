@@ -499,6 +499,65 @@ async fn one_whose_turn_has_come_and_that_nobody_polls_is_warned_of_as_such() {
     assert_eq!(log.open_spans(), 0, "nothing is left in the background");
 }
 
+/// Nobody has asked for it: who waits for itself in one process finds out by the log.
+#[tokio::test(start_paused = true)]
+async fn a_wait_of_thirty_seconds_is_warned_of_by_default_for_a_lock_and_a_semaphore_and_not_for_a_candidate() {
+    let zk = Memory::new();
+    let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
+    let silent = RwLock::builder(&zk, "/silent").warn_after_waiting(None).build().expect("valid");
+    let semaphore = Semaphore::builder(&zk, "/semaphore").permits(1).build().expect("valid");
+    let candidates = [(); 2].map(|()| Leadership::new(&zk, "/leaders").expect("valid"));
+    let _held = (now(lock.write()).expect("free"), now(silent.write()).expect("free"));
+    let _permit = now(semaphore.acquire()).expect("free");
+    let mut leads = task::spawn(candidates[0].lead(|_| std::future::pending::<()>()));
+    assert_pending!(leads.poll());
+    let (log, _guard) = Log::start();
+    let warnings = || log.lines().iter().filter(|line| line.starts_with("WARN")).cloned().collect::<Vec<_>>();
+    let waiting = [lock.write().into_future(), silent.write().into_future()];
+    let mut waiting = waiting.map(task::spawn);
+    waiting.iter_mut().for_each(|it| assert_pending!(it.poll()));
+    let mut permit = task::spawn(semaphore.acquire().into_future());
+    assert_pending!(permit.poll());
+    let mut candidate = task::spawn(candidates[1].lead(|_| std::future::pending::<()>()));
+    assert_pending!(candidate.poll());
+    tokio::time::advance(Duration::from_secs(29)).await;
+    assert_eq!(warnings(), Vec::<String>::new());
+    for _ in 0..100 {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        tokio::task::yield_now().await;
+    }
+    let warnings = warnings();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings.iter().all(|line| line.contains("it takes long to acquire a lock")), "{warnings:?}");
+    assert!(warnings.iter().all(|line| line.contains("(this process)")), "{warnings:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_warning_stands_for_all_waiters_of_a_handle_that_are_late_and_looks_once() {
+    let zk = Memory::new();
+    let second = Duration::from_secs(1);
+    let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(second * 5).build().expect("valid");
+    let held = now(lock.write()).expect("free");
+    let (log, _guard) = Log::start();
+    let mut waiting = [(); 20].map(|()| task::spawn(lock.write().into_future()));
+    waiting.iter_mut().for_each(|it| assert_pending!(it.poll()));
+    tokio::time::advance(second).await;
+    let mut late = task::spawn(lock.write().label("late").into_future());
+    assert_pending!(late.poll());
+    let before = zk.requests();
+    for _ in 0..20 {
+        tokio::time::advance(second).await;
+        tokio::task::yield_now().await;
+    }
+    let warnings: Vec<_> = log.lines().into_iter().filter(|line| line.starts_with("WARN")).collect();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].ends_with(" others=19"), "{warnings:?}");
+    assert!(warnings[1].contains("label=\"late\"") && !warnings[1].contains("others"), "{warnings:?}");
+    // For each: a listing, and a read of each of at most eight contenders that it names.
+    assert!(zk.requests() - before <= 2 * 9, "{} requests", zk.requests() - before);
+    drop(held);
+}
+
 /// An acquisition that is cut off has no place in the queue yet, and no session to warn from.
 #[tokio::test(start_paused = true)]
 async fn one_that_has_no_place_yet_warns_itself() {

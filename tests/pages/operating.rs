@@ -27,7 +27,7 @@ async fn seeing_inside() -> Result<(), Error> {
     use zk_rwlock::RwLock;
 
     let lock = RwLock::builder(&zk, "/locks/config")
-        .warn_after_waiting(Duration::from_secs(30)) // logs which contenders are in the way
+        .warn_after_waiting(Duration::from_secs(10)) // logs which contenders are in the way; 30 s by default
         .warn_after_holding(Duration::from_secs(60)) // logs the holder's label
         .build()?;
     let guard = lock.write().label("rebuild").on_wait(|progress| eprintln!("waiting at {progress}")).await?;

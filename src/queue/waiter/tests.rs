@@ -13,7 +13,7 @@ fn waiter(hands_off: bool) -> Waiter<Contender> {
 impl Waiter<Contender> {
     fn lists(&mut self, of: &[&str]) -> Step {
         let names: Vec<String> = of.iter().map(|name| (*name).to_owned()).collect();
-        self.next(News::Listed { names: &names, given_up: &[] })
+        self.next(News::Listed { names: &names, leaving: &[] })
     }
 
     fn departs(&mut self, departure: Departure) -> Step {
@@ -89,10 +89,10 @@ fn a_waiter_asks_once_for_what_may_only_be_kept_and_leaves_it_to_a_writer_betwee
     assert!(!asks(waiter(true).lists(&[plain, ME])));
     assert!(!asks(waiter(true).lists(&[kept[0], FIRST, ME])), "the writer between the two asks");
 
-    let given_up = [kept[1].to_owned()];
+    let leaving = [kept[1].to_owned()];
     let lists = |of: &[&str]| {
         let names: Vec<String> = of.iter().map(|name| (*name).to_owned()).collect();
-        asks(waiter(true).next(News::Listed { names: &names, given_up: &given_up }))
+        asks(waiter(true).next(News::Listed { names: &names, leaving: &leaving }))
     };
     assert!(!lists(&[kept[1], ME]), "it goes without being asked");
     assert!(lists(&[kept[0], kept[1], ME]), "the other one has to be asked for");

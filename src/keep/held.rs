@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
-use crate::hold::kept::KeptUse;
+use crate::keep::kept::KeptUse;
 use crate::queue::contender::Contender;
 
 /// What a guard holds. Several guards may share it.

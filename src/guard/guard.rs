@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::error::error::Error;
 use crate::hold::changes::Changes;
-use crate::hold::held::Held;
 use crate::hold::hold::{Hold, NodeData};
 use crate::hold::transaction::Transaction;
+use crate::keep::held::Held;
 use crate::queue::contender::Contender;
 use crate::session::loss::{HoldState, Loss};
 

@@ -47,12 +47,10 @@ struct Waiting<W> {
 
 /// What becomes of a use that asks to join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Joined {
-    /// It runs, under this number.
-    Runs(u64),
-    /// It waits, under this number.
-    Waits(u64),
-    /// The node does not cover it, or was asked for.
+pub(crate) enum Joined<R, W> {
+    Runs(R),
+    Waits(W),
+    /// There is no node, or it does not cover the use, or was asked for.
     Refused,
 }
 
@@ -70,8 +68,8 @@ impl<W: Clone> Uses<W> {
         Uses { mode, is_granted: false, is_asked: false, next: 0, running: Vec::new(), waiting: BTreeMap::new() }
     }
 
-    /// A use of this mode asks to join.
-    pub(crate) fn join(&mut self, mode: Mode) -> Joined {
+    /// A use of this mode asks to join. It runs or waits under the number given.
+    pub(crate) fn join(&mut self, mode: Mode) -> Joined<u64, u64> {
         if self.is_asked || (mode == Mode::Write && self.mode == Mode::Read) {
             return Joined::Refused;
         }
@@ -186,6 +184,16 @@ impl<W: Clone> Uses<W> {
     /// How many uses run and wait.
     pub(crate) fn len(&self) -> usize {
         self.running.len() + self.waiting.len()
+    }
+
+    /// The number and the mode of the first use that waits.
+    pub(crate) fn first_waiting(&self) -> Option<(u64, Mode)> {
+        self.waiting.first_key_value().map(|(number, it)| (*number, it.mode))
+    }
+
+    /// How many uses wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
     }
 
     /// Whether a use waits.

@@ -8,12 +8,13 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use crate::acquisition::request::Handle;
 use crate::acquisition::waiting::Waiting;
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
-use crate::hold::kept::{Join, Kept, KeptUse, WaitingUse, Why};
+use crate::keep::kept::{Kept, KeptUse, WaitingUse, Why};
+use crate::keep::uses::Joined;
 use crate::queue::mode::Mode;
-use crate::queue::payoff::Payoff;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, SharedMutex};
 
@@ -22,60 +23,56 @@ pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Hold>, Error>> + S
 
 /// The nodes that one lock's handle keeps.
 pub(crate) struct Keeper {
+    handle: Arc<Handle>,
     idle: Duration,
     /// The newest node. Only this one is joined.
     newest: SharedMutex<Option<Arc<Entry>>>,
-    /// The nodes before it that are given up, and may still be in use.
-    older: Mutex<Vec<Weak<Kept>>>,
-    reads: Arc<Mutex<Payoff>>,
-    writes: Arc<Mutex<Payoff>>,
-}
-
-/// What a use finds that wants to join.
-pub(crate) enum Found {
-    Runs(KeptUse),
-    Waits(WaitingEntry),
-    /// There is no node to join, and none is to be kept now.
-    Nothing,
+    /// Whether the last node of this mode was kept in vain: then the next use keeps nothing.
+    reads_in_vain: Arc<AtomicBool>,
+    writes_in_vain: Arc<AtomicBool>,
 }
 
 impl Keeper {
-    pub(crate) fn new(idle: Duration) -> Keeper {
-        let (reads, writes) = (Arc::default(), Arc::default());
-        Keeper { idle, newest: SharedMutex::default(), older: Mutex::default(), reads, writes }
+    pub(crate) fn new(handle: &Arc<Handle>, idle: Duration) -> Keeper {
+        let (reads_in_vain, writes_in_vain) = (Arc::default(), Arc::default());
+        Keeper { handle: Arc::clone(handle), idle, newest: SharedMutex::default(), reads_in_vain, writes_in_vain }
     }
 
     /// Joins the newest node, if it covers this mode and is still kept.
-    pub(crate) fn join(&self, mode: Mode) -> Found {
+    pub(crate) fn join(&self, mode: Mode) -> Joined<KeptUse, WaitingEntry> {
         // Millions of times a second: no clone of the entry, which all tasks would count in one place.
         let newest = self.newest.read();
         let used = newest.as_ref().and_then(|entry| entry.kept.join_now(mode));
         drop(newest);
         match used.filter(|used| used.hold().held_at().is_some()) {
-            Some(used) => Found::Runs(used),
+            Some(used) => Joined::Runs(used),
             None => self.join_patiently(mode),
         }
     }
 
-    fn join_patiently(&self, mode: Mode) -> Found {
+    fn join_patiently(&self, mode: Mode) -> Joined<KeptUse, WaitingEntry> {
         let newest = self.newest.write().clone();
-        newest.map_or(Found::Nothing, |entry| entry.join(mode))
+        newest.map_or(Joined::Refused, |entry| entry.join(mode))
     }
 
     /// As [`Keeper::join`]. If there is nothing to join, begins to acquire a node, unless that has not paid off lately.
-    pub(crate) fn join_or_begin(&self, mode: Mode, begin: impl Fn(&Arc<Kept>) -> (Work, Arc<Waiting>)) -> Found {
+    pub(crate) fn join_or_begin(
+        &self,
+        mode: Mode,
+        begin: impl Fn(&Arc<Kept>) -> (Work, Arc<Waiting>),
+    ) -> Joined<KeptUse, WaitingEntry> {
         loop {
             let before = self.newest.write().clone();
-            match before.as_ref().map_or(Found::Nothing, |entry| entry.join(mode)) {
-                Found::Nothing => {}
+            match before.as_ref().map_or(Joined::Refused, |entry| entry.join(mode)) {
+                Joined::Refused => {}
                 found => return found,
             }
             let Some(kept) = self.begins(mode) else {
                 self.replaced(before);
-                return Found::Nothing;
+                return Joined::Refused;
             };
             let (work, waiting) = begin(&kept);
-            let entry = Entry::new(kept, Progress::UnderWay(work), waiting);
+            let entry = Entry::new(kept, work, waiting);
             let found = entry.join(mode);
             let mut newest = self.newest.write();
             // Another use may have been as fast.
@@ -88,51 +85,25 @@ impl Keeper {
         }
     }
 
-    /// A node of this mode that may be kept; `None` if that has not paid off lately.
-    pub(crate) fn begins(&self, mode: Mode) -> Option<Arc<Kept>> {
-        let payoff = match mode {
-            Mode::Read => &self.reads,
-            Mode::Write => &self.writes,
+    /// A node of this mode that may be kept; `None` if the last one was kept in vain.
+    fn begins(&self, mode: Mode) -> Option<Arc<Kept>> {
+        let in_vain = match mode {
+            Mode::Read => &self.reads_in_vain,
+            Mode::Write => &self.writes_in_vain,
         };
-        let keeps = payoff.lock().keeps();
-        keeps.then(|| Kept::new(mode, self.idle, payoff))
+        let keeps = !in_vain.swap(false, Ordering::AcqRel);
+        keeps.then(|| Kept::new(&self.handle, mode, self.idle, in_vain))
     }
 
-    /// The name of the newest node, if it is idle.
-    pub(crate) fn idle_node(&self) -> Option<String> {
-        let kept = self.newest.write().as_ref().map(|entry| Arc::clone(&entry.kept))?;
-        let hold = kept.hold().filter(|_| kept.uses() == 0)?;
-        Some(hold.contender().name().to_owned())
-    }
-
-    /// Keeps a node that was acquired already.
-    pub(crate) fn adopt(&self, kept: &Arc<Kept>) {
-        let entry = Entry::new(Arc::clone(kept), Progress::Ended, Arc::new(Waiting::begin()));
-        let before = self.newest.write().replace(entry);
-        self.replaced(before);
-    }
-
-    /// Gives the newest node up, because this process wants the lock in another mode: it would wait for itself.
+    /// Gives the newest node up if it is idle, because it does not cover what this process wants now.
     pub(crate) fn let_go(&self) {
-        let newest = self.newest.write().take();
+        let newest = self.newest.write().take_if(|entry| entry.kept.is_unused());
         self.replaced(newest);
     }
 
     /// This node is not joined any more.
     fn replaced(&self, entry: Option<Arc<Entry>>) {
-        if let Some(entry) = entry {
-            let mut older = self.older.lock();
-            older.retain(|kept| kept.strong_count() > 0);
-            older.push(Arc::downgrade(&entry.kept));
-            drop(older);
-            entry.kept.give_up(Why::Replaced);
-        }
-    }
-
-    /// The names of the nodes that are given up already, and still in use. Nobody has to ask for them.
-    pub(crate) fn given_up(&self) -> Vec<String> {
-        let older: Vec<_> = self.older.lock().iter().filter_map(Weak::upgrade).collect();
-        older.iter().filter_map(|kept| kept.hold()).map(|hold| hold.contender().name().to_owned()).collect()
+        entry.iter().for_each(|entry| entry.kept.give_up(Why::Replaced));
     }
 }
 
@@ -154,9 +125,9 @@ impl fmt::Debug for Keeper {
 /// A node that is kept, from the beginning of its acquisition.
 pub(crate) struct Entry {
     kept: Arc<Kept>,
-    /// Locked while the acquisition is polled. Whatever the poll does may have another use looked at, on the same thread:
-    /// so nothing waits for this lock.
-    progress: Mutex<Progress>,
+    /// The acquisition, until it is granted, or has failed, or is given up. Locked while it is polled. Whatever the poll
+    /// does may have another use looked at, on the same thread: so nothing waits for this lock.
+    work: Mutex<Option<Work>>,
     /// A use was to poll the acquisition and has found it locked. Whoever polls it now polls it once more.
     is_wanted: AtomicBool,
     /// Why the acquisition failed, from before its uses are refused.
@@ -165,12 +136,6 @@ pub(crate) struct Entry {
     waker: Waker,
     /// Where the acquisition waits, for the errors of the uses' timeouts.
     pub(crate) waiting: Arc<Waiting>,
-}
-
-enum Progress {
-    UnderWay(Work),
-    /// Granted, or failed, or given up.
-    Ended,
 }
 
 struct WakeAll(Weak<Kept>);
@@ -184,33 +149,33 @@ impl Wake for WakeAll {
 }
 
 impl Entry {
-    fn new(kept: Arc<Kept>, progress: Progress, waiting: Arc<Waiting>) -> Arc<Entry> {
+    fn new(kept: Arc<Kept>, work: Work, waiting: Arc<Waiting>) -> Arc<Entry> {
         let waker = Waker::from(Arc::new(WakeAll(Arc::downgrade(&kept))));
-        let (progress, is_wanted, error) = (Mutex::new(progress), AtomicBool::new(false), OnceLock::new());
-        Arc::new(Entry { kept, progress, is_wanted, error, waker, waiting })
+        let (work, is_wanted, error) = (Mutex::new(Some(work)), AtomicBool::new(false), OnceLock::new());
+        Arc::new(Entry { kept, work, is_wanted, error, waker, waiting })
     }
 
-    fn join(self: &Arc<Self>, mode: Mode) -> Found {
+    fn join(self: &Arc<Self>, mode: Mode) -> Joined<KeptUse, WaitingEntry> {
         match self.kept.join(mode) {
-            Join::Runs(used) => Found::Runs(used),
-            Join::Waits(waiting) => Found::Waits(WaitingEntry { entry: Arc::clone(self), waiting: Some(waiting) }),
-            Join::Refused => Found::Nothing,
+            Joined::Runs(used) => Joined::Runs(used),
+            Joined::Waits(waiting) => Joined::Waits(WaitingEntry { entry: Arc::clone(self), waiting: Some(waiting) }),
+            Joined::Refused => Joined::Refused,
         }
     }
 
     /// Polls the acquisition as far as it gets. Every use that waits for it does so. So a use that is not polled, or
     /// gives up, does not hold up the others. Returns whether it has ended just now.
     fn advance(&self) -> bool {
-        let (mut progress, answer) = loop {
+        let (ended, answer) = loop {
             self.is_wanted.store(true, Ordering::SeqCst);
             // It may even be this use that polls it now, further up the stack.
-            let Some(mut progress) = self.progress.try_lock() else { return false };
+            let Some(mut work) = self.work.try_lock() else { return false };
             self.is_wanted.store(false, Ordering::SeqCst);
-            let Progress::UnderWay(work) = &mut *progress else { return false };
-            if let Poll::Ready(answer) = work.as_mut().poll(&mut Context::from_waker(&self.waker)) {
-                break (progress, answer);
+            let Some(under_way) = work.as_mut() else { return false };
+            if let Poll::Ready(answer) = under_way.as_mut().poll(&mut Context::from_waker(&self.waker)) {
+                break (work.take(), answer);
             }
-            drop(progress);
+            drop(work);
             if self.is_wanted.load(Ordering::SeqCst) {
                 continue;
             }
@@ -220,8 +185,6 @@ impl Entry {
             }
             return false;
         };
-        let ended = std::mem::replace(&mut *progress, Progress::Ended);
-        drop(progress);
         drop(ended);
         self.waiting.ends();
         match answer {
@@ -236,14 +199,11 @@ impl Entry {
 
     /// No use waits any more, so the acquisition is given up. A use that polls it now does that afterwards.
     fn abandon(&self) {
-        let Some(mut progress) = self.progress.try_lock() else { return };
-        let work = match &*progress {
-            Progress::UnderWay(_) => std::mem::replace(&mut *progress, Progress::Ended),
-            Progress::Ended => return,
-        };
-        drop(progress);
-        self.waiting.ends();
-        self.kept.failed();
+        let work = self.work.try_lock().and_then(|mut work| work.take());
+        if work.is_some() {
+            self.waiting.ends();
+            self.kept.failed();
+        }
         drop(work);
     }
 }

@@ -8,50 +8,159 @@
 //! - It takes them in one transaction with its place, which the ensemble refuses to whoever has lost that place, and to
 //!   whoever goes by an old number of permits.
 
+use std::fmt;
 use std::sync::Arc;
 
-use crate::acquisition::grant::{Grant, GrantKind};
-use crate::acquisition::limit::{Look, Seen, Wanted, too_few};
-use crate::acquisition::request::Acquisition;
-use crate::acquisition::wait::{Patience, Wait};
+use async_trait::async_trait;
+
+use crate::acquisition::flow::{Grant, GrantKind};
+use crate::acquisition::request::{Acquisition, Goal, Handle};
+use crate::acquisition::waiting::{Patience, Wait};
 use crate::call;
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
+use crate::permits::limit::{Limit, too_few};
 use crate::queue::contender::Contender;
 use crate::queue::metadata;
 use crate::queue::permits::{self, Room};
+use crate::queue::waiter::Take;
 use crate::session::contract::Session;
 use crate::session::loss::Loss;
 use crate::session::nodes::HandOff;
-use crate::session::request::{Event, Failure, Kind, Operation, Stat, Watch};
+use crate::session::request::{Event, Failure, Kind, Operation, Reply, Stat, Watch};
 use crate::session::retry;
 use crate::session::second_look::{self, SecondLook, check};
+use crate::sync::Mutex;
 use crate::ticket::exchange::{Exchange, NotExchanged};
 use crate::ticket::ticket::Ticket;
 
 /// The operation that a refusal names.
 const TAKE: &str = "take a permit of";
 
-impl Acquisition {
-    /// Refuses what can never be granted. Sends nothing. Returns whether the number of permits has to be read first.
-    pub(crate) fn check_wanted(&self) -> Result<bool, Error> {
-        match (&self.wanted, &self.handle.limit) {
-            (Some(wanted), Some(limit)) => limit.check(self.handle.shown(), wanted.count),
-            _ => Ok(false),
+/// A semaphore as all clones of its handle know it.
+#[derive(Debug)]
+pub struct Stock {
+    pub(crate) handle: Arc<Handle>,
+    pub(crate) limit: Limit,
+    /// The directory of the permits that are taken.
+    pub(crate) taken: Arc<str>,
+}
+
+/// What an acquisition of permits is after.
+pub(crate) struct Wanted {
+    stock: Arc<Stock>,
+    count: u32,
+    look: Mutex<Look>,
+}
+
+/// The look at the permits that goes out together with the create of the node in the queue.
+#[derive(Default)]
+enum Look {
+    #[default]
+    Nothing,
+    Asked {
+        names: Reply<Vec<String>>,
+        number: Reply<(Vec<u8>, Stat)>,
+    },
+    Seen(Seen),
+}
+
+/// A semaphore at one moment.
+#[derive(Debug)]
+struct Seen {
+    number: u32,
+    /// The version of the semaphore's node, whose data are the number.
+    version: i32,
+    /// The nodes of those who hold permits.
+    names: Vec<String>,
+}
+
+impl Wanted {
+    pub(crate) fn new(stock: Arc<Stock>, count: u32) -> Wanted {
+        Wanted { stock, count, look: Mutex::default() }
+    }
+
+    /// Stores this look, and returns the last one.
+    fn replace(&self, look: Look) -> Look {
+        std::mem::replace(&mut *self.look.lock(), look)
+    }
+
+    /// What the newcomer's look has shown, if it was the head by then.
+    fn seen_as_head(&self, grant: &Grant) -> Option<Seen> {
+        match self.replace(Look::Nothing) {
+            Look::Seen(seen) if !grant.has_waited => Some(seen),
+            _ => None,
         }
     }
 
-    /// Fails if there are fewer permits than wanted, by what the ensemble says.
-    pub(super) async fn check_number(&self) -> Result<(), Error> {
-        let (Some(wanted), true) = (&self.wanted, self.check_wanted()?) else { return Ok(()) };
-        let path = self.handle.shown();
-        let read = call::on_a_session(&self.handle.coordinator, |session| async move {
+    /// Exchanges our place for the permits. `false` if we have to look again. `refused` is the version of the number that the
+    /// leader did not have the last time.
+    async fn try_exchange(
+        &self,
+        held: &Hold,
+        version: i32,
+        refused: &mut Option<i32>,
+        patience: Patience,
+    ) -> Result<bool, Error> {
+        let Stock { handle, taken, .. } = &*self.stock;
+        let name = permits::name(&held.ticket().owner().to_string(), self.count);
+        let to = format!("{taken}/{name}");
+        let exchange = Exchange { to, data: held.note(), unchanged: (handle.shown(), version) };
+        match held.exchange(&exchange).await {
+            Ok(()) => Ok(true),
+            Err(NotExchanged::Changed) => {
+                if refused.replace(version) == Some(version) {
+                    if patience == Patience::GiveUp {
+                        return Err(self
+                            .stock
+                            .doubt("its number has changed, and the server does not show it yet".to_owned()));
+                    }
+                    let session = held.ticket().session();
+                    second_look::report(session, handle.shown().to_string(), *refused);
+                    SecondLook::new(session).pause().await;
+                }
+                Ok(false)
+            }
+            Err(NotExchanged::NoDirectory) => {
+                make_directory(held.ticket().session(), taken)
+                    .await
+                    .map_err(|failure| self.stock.no_permit(failure))?;
+                Ok(false)
+            }
+            Err(NotExchanged::Evicted) => Err(self.stock.no_permit(Failure::NoNode)),
+            Err(NotExchanged::Failed(failure)) => Err(self.stock.no_permit(failure)),
+        }
+    }
+}
+
+impl fmt::Debug for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wanted").field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Goal for Wanted {
+    fn count(&self) -> u32 {
+        self.count
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.stock.limit.check(self.stock.handle.shown(), self.count).map(drop)
+    }
+
+    async fn check_first(&self) -> Result<(), Error> {
+        let path = self.stock.handle.shown();
+        if !self.stock.limit.check(path, self.count)? {
+            return Ok(());
+        }
+        let read = call::on_a_session(&self.stock.handle.coordinator, |session| async move {
             let node = call::answered(&session, || session.data(path)).await?;
             Ok((session, node))
         });
         match read.await {
-            Ok((session, node)) => match self.agree(&session, node).await?.0 {
-                number if wanted.count > number => Err(too_few(path, wanted.count, number)),
+            Ok((session, node)) => match self.stock.agree(&session, node).await?.0 {
+                number if self.count > number => Err(too_few(path, self.count, number)),
                 _ => Ok(()),
             },
             // It is made with the queue.
@@ -60,54 +169,102 @@ impl Acquisition {
         }
     }
 
-    /// Asks for what there is to see of the permits, right behind the create of our node, and behind the listing of the
-    /// queue if there is one. Not if that is sent only later: what it shows could be newer than what we see here.
-    pub(super) fn look_at_permits(&self, ticket: &Ticket, is_listed: bool) {
-        if let (Some(wanted), Some(permits)) = (&self.wanted, &self.handle.site.permits) {
-            let session = ticket.session();
-            let asked = || Look::Asked { names: session.children(permits), number: session.data(self.handle.shown()) };
-            drop(wanted.replace(if is_listed { asked() } else { Look::Nothing }));
-        }
+    /// If the listing is sent only later, the look could be newer than what the listing shows: then none is sent.
+    fn look_along(&self, ticket: &Ticket, is_listed: bool) {
+        let (session, path) = (ticket.session(), self.stock.handle.shown());
+        let asked = || Look::Asked { names: session.children(&self.stock.taken), number: session.data(path) };
+        drop(self.replace(if is_listed { asked() } else { Look::Nothing }));
     }
 
-    /// The queue is listed anew. What was seen of the permits is older.
-    pub(super) fn forget_look(&self) {
-        if let Some(wanted) = &self.wanted {
-            drop(wanted.replace(Look::Nothing));
-        }
+    fn forget_look(&self) {
+        drop(self.replace(Look::Nothing));
     }
 
-    /// What the newcomer's look has shown, if it was the head by then.
-    fn seen_as_head(wanted: &Wanted, grant: &Grant) -> Option<Seen> {
-        match wanted.replace(Look::Nothing) {
-            Look::Seen(seen) if !grant.has_waited => Some(seen),
-            _ => None,
-        }
-    }
-
-    /// Waits for what [`Self::look_at_permits`] has asked for, and fails if these permits can never be had.
-    pub(super) async fn first_look(&self, wanted: &Wanted, held: &Hold) -> Result<(), Error> {
-        let Look::Asked { names, number } = wanted.replace(Look::Nothing) else { return Ok(()) };
+    async fn looked(&self, held: &Hold) -> Result<(), Error> {
+        let Look::Asked { names, number } = self.replace(Look::Nothing) else { return Ok(()) };
         let ticket = held.ticket();
         let (names, number) = (names.await, number.await);
         let node = match number {
             Ok(node) => node,
             // The head looks again.
             Err(Failure::Unknown(_) | Failure::NoNode) => return Ok(()),
-            Err(failure) => return Err(self.no_permit(failure)),
+            Err(failure) => return Err(self.stock.no_permit(failure)),
         };
-        let (number, version) = self.agree(ticket.session(), node).await?;
-        if wanted.count > number {
-            return Err(too_few(self.handle.shown(), wanted.count, number));
+        let (number, version) = self.stock.agree(ticket.session(), node).await?;
+        if self.count > number {
+            return Err(too_few(self.stock.handle.shown(), self.count, number));
         }
         if let Ok(names) = names
             && ticket.session().upkeep().connection() == ticket.connection()
         {
-            drop(wanted.replace(Look::Seen(Seen { number, version, names })));
+            drop(self.replace(Look::Seen(Seen { number, version, names })));
         }
         Ok(())
     }
 
+    async fn is_there(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error> {
+        let (names, number) = (session.children(&self.stock.taken), session.data(self.stock.handle.shown()));
+        let names = names.await.or_else(retry::none_without_directory);
+        let number = match number.await {
+            Ok((data, _)) => permits::decode(&data).ok(),
+            Err(Failure::NoNode) => return Ok(Some(true)),
+            Err(_) => None,
+        };
+        if let Some(Some(number)) = number {
+            self.stock.limit.sees(self.stock.handle.shown(), number)?;
+            if self.count > number {
+                return Err(too_few(self.stock.handle.shown(), self.count, number));
+            }
+        }
+        let (Ok(names), Some(number)) = (names, number) else { return Ok(None) };
+        Ok(Some(match number {
+            Some(number) => permits::room(number, &names, self.count) == Ok(Room::Enough),
+            None => names.is_empty(),
+        }))
+    }
+
+    async fn exchange(
+        &self,
+        acquisition: &Acquisition,
+        held: &Hold,
+        turn: Take,
+        wait: &mut Wait<'_>,
+    ) -> Result<(), Error> {
+        let mut grant = Grant::by(turn, held);
+        let mut view = View::new(&self.stock, held, &mut grant);
+        let mut refused = None;
+        let mut seen = self.seen_as_head(&grant);
+        loop {
+            let now = match seen.take() {
+                Some(now) => now,
+                None => view.look().await?,
+            };
+            match permits::room(now.number, &now.names, self.count) {
+                Err(name) => return Err(self.stock.doubt(format!("{name:?} is no permit"))),
+                Ok(Room::Never) => return Err(too_few(self.stock.handle.shown(), self.count, now.number)),
+                Ok(Room::Enough) => {
+                    if self.try_exchange(held, now.version, &mut refused, wait.patience).await? {
+                        break;
+                    }
+                    // The number may have changed without a word from the watch yet.
+                    view.number = None;
+                }
+                Ok(Room::Short) => {
+                    grant.kind = GrantKind::Look;
+                    self.stock.report_short(held, &now, wait).await?;
+                    view.wait_for_change(&now, wait).await?;
+                }
+            }
+        }
+        // The transaction has just confirmed our place, so there is no need to ask for it.
+        match acquisition.granted(held, &grant) {
+            Some(answer) => answer,
+            None => acquisition.grant_once_confirmed(held, &grant).await,
+        }
+    }
+}
+
+impl Stock {
     /// The number of permits that the semaphore's node gives, and the node's version. Writes the number if nobody has
     /// yet.
     async fn agree(
@@ -116,26 +273,25 @@ impl Acquisition {
         (mut data, mut stat): (Vec<u8>, Stat),
     ) -> Result<(u32, i32), Error> {
         let path = self.handle.shown();
-        let Some(limit) = &self.handle.limit else { return Err(Error::invalid("a lock has no permits")) };
         loop {
             match permits::decode(&data) {
                 Err(what) => {
-                    return Err(self.doubt_of_permits(format!("its data are {what:?}, and not a number of permits")));
+                    return Err(self.doubt(format!("its data are {what:?}, and not a number of permits")));
                 }
                 Ok(Some(number)) => {
-                    limit.sees(path, number)?;
+                    self.limit.sees(path, number)?;
                     return Ok((number, stat.version));
                 }
                 Ok(None) => {}
             }
-            let Some(number) = limit.known() else {
-                return Err(self.doubt_of_permits("nobody has said yet how many permits it has".to_owned()));
+            let Some(number) = self.limit.known() else {
+                return Err(self.doubt("nobody has said yet how many permits it has".to_owned()));
             };
             let set =
                 [Operation::Set { path: path.to_string(), data: permits::encode(number), version: Some(stat.version) }];
             match retry::until_known(session, || session.transact(&set)).await {
                 Ok(_) => {
-                    limit.is_set(number);
+                    self.limit.is_set(number);
                     return Ok((number, stat.version.wrapping_add(1)));
                 }
                 // Another contender came first, or an earlier try of ours.
@@ -144,98 +300,6 @@ impl Acquisition {
             }
             (data, stat) =
                 retry::until_known(session, || session.data(path)).await.map_err(|failure| self.no_permit(failure))?;
-        }
-    }
-
-    /// Takes the permits, now that we are the head of the queue. Waits until there are enough.
-    pub(super) async fn take_permits_unless_lost(
-        &self,
-        wanted: &Wanted,
-        held: &Hold,
-        grant: Grant,
-        wait: &mut Wait<'_>,
-    ) -> Result<(), Error> {
-        tokio::select! {
-            biased;
-            taken = self.take_permits(wanted, held, grant, wait) => taken,
-            loss = held.lost() => Err(self.evicted(loss)),
-        }
-    }
-
-    async fn take_permits(
-        &self,
-        wanted: &Wanted,
-        held: &Hold,
-        mut grant: Grant,
-        wait: &mut Wait<'_>,
-    ) -> Result<(), Error> {
-        let mut view = View::new(self, held, &mut grant);
-        let mut refused = None;
-        let mut seen = Self::seen_as_head(wanted, &grant);
-        loop {
-            let now = match seen.take() {
-                Some(now) => now,
-                None => view.look().await?,
-            };
-            match permits::room(now.number, &now.names, wanted.count) {
-                Err(name) => return Err(self.doubt_of_permits(format!("{name:?} is no permit"))),
-                Ok(Room::Never) => return Err(too_few(self.handle.shown(), wanted.count, now.number)),
-                Ok(Room::Enough) => {
-                    if self.exchange(wanted, held, now.version, &mut refused, wait.patience).await? {
-                        break;
-                    }
-                    // The number may have changed without a word from the watch yet.
-                    view.number = None;
-                }
-                Ok(Room::Short) => {
-                    grant.kind = GrantKind::Look;
-                    self.report_short(held, &now, wait).await?;
-                    view.wait_for_change(&now, wait).await?;
-                }
-            }
-        }
-        // The transaction has just confirmed our place, so there is no need to ask for it.
-        match self.granted(held, &grant) {
-            Some(answer) => answer,
-            None => self.grant_once_confirmed(held, &grant).await,
-        }
-    }
-
-    /// Exchanges our place for the permits. `false` if we have to look again. `refused` is the version of the number that the
-    /// leader did not have the last time.
-    async fn exchange(
-        &self,
-        wanted: &Wanted,
-        held: &Hold,
-        version: i32,
-        refused: &mut Option<i32>,
-        patience: Patience,
-    ) -> Result<bool, Error> {
-        let Some(directory) = &self.handle.site.permits else { return Err(Error::invalid("a lock has no permits")) };
-        let name = permits::name(&held.ticket().owner().to_string(), wanted.count);
-        let to = format!("{directory}/{name}");
-        let exchange = Exchange { to, data: held.note(), unchanged: (self.handle.shown(), version) };
-        match held.exchange(&exchange).await {
-            Ok(()) => Ok(true),
-            Err(NotExchanged::Changed) => {
-                if refused.replace(version) == Some(version) {
-                    if patience == Patience::GiveUp {
-                        return Err(self.doubt_of_permits(
-                            "its number has changed, and the server does not show it yet".to_owned(),
-                        ));
-                    }
-                    let session = held.ticket().session();
-                    second_look::report(session, self.handle.shown().to_string(), *refused);
-                    SecondLook::new(session).pause().await;
-                }
-                Ok(false)
-            }
-            Err(NotExchanged::NoDirectory) => {
-                make_directory(held.ticket().session(), directory).await.map_err(|failure| self.no_permit(failure))?;
-                Ok(false)
-            }
-            Err(NotExchanged::Evicted) => Err(self.no_permit(Failure::NoNode)),
-            Err(NotExchanged::Failed(failure)) => Err(self.no_permit(failure)),
         }
     }
 
@@ -257,36 +321,9 @@ impl Acquisition {
         Ok(())
     }
 
-    /// Whether the head of the queue could take these permits, if that can be read.
-    ///
-    /// # Errors
-    /// The semaphore has another number of permits than the user gave, or fewer than are wanted.
-    pub(super) async fn is_room(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error> {
-        let (Some(wanted), Some(permits)) = (&self.wanted, &self.handle.site.permits) else { return Ok(Some(true)) };
-        let (names, number) = (session.children(permits), session.data(self.handle.shown()));
-        let names = names.await.or_else(retry::none_without_directory);
-        let number = match number.await {
-            Ok((data, _)) => permits::decode(&data).ok(),
-            Err(Failure::NoNode) => return Ok(Some(true)),
-            Err(_) => None,
-        };
-        if let (Some(Some(number)), Some(limit)) = (number, &self.handle.limit) {
-            limit.sees(self.handle.shown(), number)?;
-            if wanted.count > number {
-                return Err(too_few(self.handle.shown(), wanted.count, number));
-            }
-        }
-        let (Ok(names), Some(number)) = (names, number) else { return Ok(None) };
-        Ok(Some(match number {
-            Some(number) => permits::room(number, &names, wanted.count) == Ok(Room::Enough),
-            None => names.is_empty(),
-        }))
-    }
-
     /// Adds the permits of those whom our server still shows in the queue. It has missed that they left, so it may have
     /// missed that they left with permits.
     async fn add_unseen(&self, ticket: &Ticket, ghosts: &[Arc<str>], names: &mut Vec<String>) -> Result<(), Failure> {
-        let Some(directory) = &self.handle.site.permits else { return Ok(()) };
         let session = ticket.session();
         for ghost in ghosts.iter().filter_map(|name| Contender::parse(name)) {
             let data = match retry::until_known(session, || session.data(&ticket.child(ghost.name()))).await {
@@ -298,7 +335,7 @@ impl Acquisition {
             let owner = format!("{}~{}", ghost.host(), ghost.id().unwrap_or_default());
             let name = permits::name(&owner, metadata::read(&data).permits.unwrap_or(1));
             if !names.contains(&name)
-                && second_look::is_there(session, format!("{directory}/{name}"), None).await != Some(false)
+                && second_look::is_there(session, format!("{}/{name}", self.taken), None).await != Some(false)
             {
                 names.push(name);
             }
@@ -306,13 +343,13 @@ impl Acquisition {
         Ok(())
     }
 
-    fn doubt_of_permits(&self, what: String) -> Error {
+    pub(super) fn doubt(&self, what: String) -> Error {
         Error::DoubtfulPermits { path: self.handle.shown().to_string(), what }
     }
 
     fn no_permit(&self, failure: Failure) -> Error {
         match failure {
-            Failure::NoNode | Failure::Over(_) => self.stop(failure),
+            Failure::NoNode | Failure::Over(_) => self.handle.stop(failure),
             failure => Error::from_failure(failure, TAKE, self.handle.shown()),
         }
     }
@@ -320,7 +357,7 @@ impl Acquisition {
 
 /// What the head of the queue sees of the semaphore, and watches.
 struct View<'a> {
-    acquisition: &'a Acquisition,
+    stock: &'a Stock,
     held: &'a Hold,
     /// The connection by which we know that we are the head, or on which we have looked after a sync.
     connection: u64,
@@ -338,16 +375,16 @@ struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    fn new(acquisition: &'a Acquisition, held: &'a Hold, grant: &mut Grant) -> View<'a> {
+    fn new(stock: &'a Stock, held: &'a Hold, grant: &mut Grant) -> View<'a> {
         let signal = grant.signal.clone().filter(|signal| !signal.is_confirmed());
         let (connection, ghosts) = (held.ticket().connection(), std::mem::take(&mut grant.ghosts));
-        View { acquisition, held, connection, number: None, names: None, signal, ghosts, gone: Vec::new() }
+        View { stock, held, connection, number: None, names: None, signal, ghosts, gone: Vec::new() }
     }
 
     fn fault(&self, failure: Failure) -> Error {
         match self.held.loss() {
-            Some(loss) => self.acquisition.evicted(loss),
-            None => self.acquisition.no_permit(failure),
+            Some(loss) => self.stock.handle.evicted(loss),
+            None => self.stock.no_permit(failure),
         }
     }
 
@@ -359,7 +396,7 @@ impl<'a> View<'a> {
             match self.try_to_look(&session).await {
                 Ok(Some((mut names, node))) => {
                     names.retain(|name| !self.gone.contains(name));
-                    let unseen = self.acquisition.add_unseen(self.held.ticket(), &self.ghosts, &mut names).await;
+                    let unseen = self.stock.add_unseen(self.held.ticket(), &self.ghosts, &mut names).await;
                     unseen.map_err(|failure| self.fault(failure))?;
                     // Another server may have said that there is no ghost: only its listing has the ghost's permits.
                     if session.upkeep().connection() != self.connection {
@@ -368,7 +405,7 @@ impl<'a> View<'a> {
                     let known = self.number.as_ref().map(|(number, version, _)| (*number, *version));
                     let (number, version) = match (known, node) {
                         (Some(known), _) => known,
-                        (None, Some(node)) => self.acquisition.agree(&session, node).await?,
+                        (None, Some(node)) => self.stock.agree(&session, node).await?,
                         (None, None) => continue,
                     };
                     return Ok(Seen { number, version, names });
@@ -389,8 +426,8 @@ impl<'a> View<'a> {
         &mut self,
         session: &Arc<dyn Session>,
     ) -> Result<Option<(Vec<String>, Option<(Vec<u8>, Stat)>)>, Failure> {
-        let (path, upkeep) = (self.acquisition.handle.shown(), session.upkeep());
-        let Some(directory) = &self.acquisition.handle.site.permits else { return Err(Failure::NoNode) };
+        let (path, upkeep) = (self.stock.handle.shown(), session.upkeep());
+        let directory = &self.stock.taken;
         let connection = upkeep.connection();
         // All requests are on their way before one is answered.
         let synced = (connection != self.connection).then(|| session.sync(path));
@@ -441,7 +478,7 @@ impl<'a> View<'a> {
 
     /// Watches the number of permits, unless it has changed since `now`.
     async fn watch_number(&mut self, now: &Seen) -> Result<(), Error> {
-        let (session, path) = (self.held.ticket().session(), self.acquisition.handle.shown());
+        let (session, path) = (self.held.ticket().session(), self.stock.handle.shown());
         let (watch, node) = (session.watch(path), session.data(path));
         match (watch.await, node.await) {
             (Ok(watch), Ok((_, stat))) if stat.version == now.version => {
@@ -450,7 +487,7 @@ impl<'a> View<'a> {
             }
             // It has changed, or the next look finds out why it cannot be read.
             (Ok(_), Ok(_)) | (Err(Failure::Unknown(_)), _) | (_, Err(Failure::Unknown(_))) => Ok(()),
-            (Err(failure), _) | (_, Err(failure)) => Err(self.acquisition.no_permit(failure)),
+            (Err(failure), _) | (_, Err(failure)) => Err(self.stock.no_permit(failure)),
         }
     }
 
@@ -459,13 +496,9 @@ impl<'a> View<'a> {
         if self.number.is_none() {
             self.watch_number(now).await?;
         }
-        let (Some((_, _, number)), Some(names), Some(directory)) =
-            (&mut self.number, &mut self.names, &self.acquisition.handle.site.permits)
-        else {
-            return Ok(());
-        };
-        let (session, path) = (self.held.ticket().session(), self.acquisition.handle.shown());
-        let node = |name: &str| format!("{directory}/{name}");
+        let (Some((_, _, number)), Some(names)) = (&mut self.number, &mut self.names) else { return Ok(()) };
+        let (session, path) = (self.held.ticket().session(), self.stock.handle.shown());
+        let node = |name: &str| format!("{}/{name}", self.stock.taken);
         let checks = || {
             let holders = now.names.iter().map(|name| check(node(name), None));
             std::iter::once(check(path.to_string(), Some(now.version))).chain(holders).collect()
@@ -482,7 +515,7 @@ impl<'a> View<'a> {
         let changed = match &mut wait.on_wait {
             None => changed.await,
             Some(on_wait) => {
-                let (site, me) = (&self.acquisition.handle.site, self.held.contender());
+                let (site, me) = (&self.stock.handle.site, self.held.contender());
                 tokio::select! {
                     biased;
                     changed = changed => changed,
@@ -495,7 +528,7 @@ impl<'a> View<'a> {
             Change::Number(Event::Over) | Change::Names(Event::Over) => return std::future::pending().await,
             Change::Number(_) => self.number = None,
             Change::Names(_) => self.names = None,
-            Change::Missed(Err(loss)) => return Err(self.acquisition.evicted(loss)),
+            Change::Missed(Err(loss)) => return Err(self.stock.handle.evicted(loss)),
             Change::Missed(Ok(0)) => {
                 second_look::report(session, path.to_string(), Some(now.version));
                 self.number = None;

@@ -9,15 +9,14 @@ use std::time::{Duration, Instant};
 
 use tracing::Instrument;
 
-use crate::acquisition::handle::Handle;
-use crate::acquisition::keep::Found;
-use crate::acquisition::options::Options;
-use crate::acquisition::request::Acquisition;
+use crate::acquisition::request::{Acquisition, Options};
 use crate::call::Limit;
 use crate::error::error::Error;
-use crate::hold::guard::{ReadGuard, WriteGuard};
-use crate::hold::held::Held;
+use crate::guard::guard::{ReadGuard, WriteGuard};
 use crate::hold::trace::Acquiring;
+use crate::keep::held::Held;
+use crate::keep::join::{self, Lock};
+use crate::keep::uses::Joined;
 use crate::queue::mode::Mode;
 use crate::snapshot::on_wait::Listener;
 use crate::snapshot::progress::Progress;
@@ -65,6 +64,7 @@ pub struct Granting<G>(Stage<G>);
 enum Stage<G> {
     /// Most acquisitions of a lock whose node is kept only join that node. They need nothing on the heap.
     Joining {
+        lock: Arc<Lock>,
         acquisition: Acquisition,
         guard: fn(Held) -> G,
     },
@@ -82,12 +82,12 @@ impl<G: 'static> Future for Granting<G> {
     type Output = Result<G, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Stage::Joining { acquisition, guard } = &mut self.0 {
-            ready!(acquisition.proceeds(context));
+        if let Stage::Joining { lock, acquisition, guard } = &mut self.0 {
+            ready!(join::proceeds(context));
             let guard = *guard;
-            let (found, timeout) = match acquisition.join() {
-                Ok((Found::Runs(used), _)) => {
-                    let held = Held::Kept(acquisition.begin_use(used));
+            let (joined, timeout) = match lock.join(acquisition) {
+                Ok((Joined::Runs(used), _)) => {
+                    let held = Held::Kept(join::begin_use(acquisition, used));
                     self.0 = Stage::Over;
                     return Poll::Ready(Ok(guard(held)));
                 }
@@ -97,8 +97,8 @@ impl<G: 'static> Future for Granting<G> {
                     return Poll::Ready(Err(error));
                 }
             };
-            if let Stage::Joining { mut acquisition, .. } = std::mem::replace(&mut self.0, Stage::Over) {
-                let work = async move { acquisition.acquire_patiently(found, timeout).await.map(guard) };
+            if let Stage::Joining { lock, mut acquisition, .. } = std::mem::replace(&mut self.0, Stage::Over) {
+                let work = async move { lock.acquire(&mut acquisition, joined, timeout).await.map(guard) };
                 self.0 = Stage::Working(Box::pin(work));
             }
         }
@@ -217,28 +217,27 @@ impl<G: Guard> fmt::Debug for Acquire<G> {
 }
 
 impl Guard for WriteGuard {
-    type Source = Arc<Handle>;
+    type Source = Arc<Lock>;
 
-    fn acquire(handle: Arc<Handle>, options: Options) -> Granting<WriteGuard> {
-        acquire(handle, Mode::Write, options, WriteGuard::new)
+    fn acquire(lock: Arc<Lock>, options: Options) -> Granting<WriteGuard> {
+        acquire(lock, Mode::Write, options, WriteGuard::new)
     }
 }
 
 impl Guard for ReadGuard {
-    type Source = Arc<Handle>;
+    type Source = Arc<Lock>;
 
-    fn acquire(handle: Arc<Handle>, options: Options) -> Granting<ReadGuard> {
-        acquire(handle, Mode::Read, options, ReadGuard::new)
+    fn acquire(lock: Arc<Lock>, options: Options) -> Granting<ReadGuard> {
+        acquire(lock, Mode::Read, options, ReadGuard::new)
     }
 }
 
 /// Acquires the lock, by a node of its own or by one that this process keeps.
-fn acquire<G: 'static>(handle: Arc<Handle>, mode: Mode, options: Options, guard: fn(Held) -> G) -> Granting<G> {
-    let is_kept = handle.keeper.is_some();
-    let mut acquisition = Acquisition::new(handle, mode, options);
+fn acquire<G: 'static>(lock: Arc<Lock>, mode: Mode, options: Options, guard: fn(Held) -> G) -> Granting<G> {
+    let mut acquisition = Acquisition::new(Arc::clone(&lock.handle), mode, options);
     let span = acquisition.begin();
-    if is_kept {
-        let joining = Granting(Stage::Joining { acquisition, guard });
+    if lock.keeper.is_some() {
+        let joining = Granting(Stage::Joining { lock, acquisition, guard });
         return if span.is_disabled() { joining } else { Granting::by(joining.instrument(span)) };
     }
     let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(Held::alone(hold))) });

@@ -8,23 +8,28 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use crate::acquisition::request::{Handle, Sharing};
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::hold::trace::Holding;
+use crate::keep::uses::{Joined, Standing, Uses};
 use crate::queue::contender::Contender;
+use crate::queue::member::Blockers;
 use crate::queue::mode::Mode;
-use crate::queue::payoff::Payoff;
-use crate::queue::uses::{Joined, Standing, Uses};
 use crate::session::lease::Moment;
 use crate::session::loss::Loss;
 use crate::session::request::{Ending, Event, Watch};
+use crate::snapshot::read;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, Notify};
 use crate::telemetry::meter;
 
 /// A node that several uses share, one after the other or together.
 pub(crate) struct Kept {
+    handle: Arc<Handle>,
     idle: Duration,
-    payoff: Arc<Mutex<Payoff>>,
+    /// Set if the node is asked for before it was used again.
+    in_vain: Arc<AtomicBool>,
     state: Mutex<State>,
     /// A use began to wait.
     crowded: Notify,
@@ -37,8 +42,6 @@ struct State {
     granted: Option<Arc<Granted>>,
     /// When the last use ended.
     used: Moment,
-    /// Its own acquisition has asked for other nodes.
-    has_asked: bool,
     /// Why no use joins it any more.
     why: Option<Why>,
     /// From its grant, if it was not asked for before, until the node is given up.
@@ -101,36 +104,29 @@ impl Why {
     }
 }
 
-/// A use that wants to join.
-pub(crate) enum Join {
-    Runs(KeptUse),
-    Waits(WaitingUse),
-    /// The node does not cover it, or is not kept any more.
-    Refused,
-}
-
 impl Kept {
     /// A node that is being acquired.
-    pub(crate) fn new(mode: Mode, idle: Duration, payoff: &Arc<Mutex<Payoff>>) -> Arc<Kept> {
+    pub(crate) fn new(handle: &Arc<Handle>, mode: Mode, idle: Duration, in_vain: &Arc<AtomicBool>) -> Arc<Kept> {
         let (uses, used) = (Uses::new(mode), Moment::ZERO);
-        let state = State { uses, granted: None, used, has_asked: false, why: None, counted: None, watched_over: None };
-        let (payoff, state, crowded) = (Arc::clone(payoff), Mutex::new(state), Notify::new());
-        Arc::new_cyclic(|this| Kept { idle, payoff, state, crowded, this: Weak::clone(this) })
+        let state = State { uses, granted: None, used, why: None, counted: None, watched_over: None };
+        let (handle, in_vain) = (Arc::clone(handle), Arc::clone(in_vain));
+        let (state, crowded) = (Mutex::new(state), Notify::new());
+        Arc::new_cyclic(|this| Kept { handle, idle, in_vain, state, crowded, this: Weak::clone(this) })
     }
 
-    pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> Join {
+    pub(crate) fn join(self: &Arc<Self>, mode: Mode) -> Joined<KeptUse, WaitingUse> {
         let mut state = self.state.lock();
         match state.uses.join(mode) {
-            Joined::Refused => Join::Refused,
+            Joined::Refused => Joined::Refused,
             Joined::Waits(number) => {
                 drop(state);
                 self.crowded.notify_waiters();
-                Join::Waits(WaitingUse { kept: Arc::clone(self), number, is_over: false })
+                Joined::Waits(WaitingUse { kept: Arc::clone(self), number, is_over: false })
             }
             Joined::Runs(number) => {
                 let granted = state.granted.clone();
                 drop(state);
-                self.run(number, granted).map_or(Join::Refused, Join::Runs)
+                self.run(number, granted).map_or(Joined::Refused, Joined::Runs)
             }
         }
     }
@@ -154,43 +150,19 @@ impl Kept {
         Some(used)
     }
 
-    /// Watches over the node from now on, which was created and may not be granted yet. `watch` fires when another
-    /// contender asks for the node. Without it the node is not kept.
-    pub(crate) fn watch_over(&self, hold: &Hold, watch: Option<Watch>) {
-        let Some(watch) = watch else { return self.give_up(Why::Unsure) };
-        let (end, ended) = oneshot::channel();
-        let ((own_node, session), kept) = (hold.node_and_session(), Weak::clone(&self.this));
-        let mut state = self.state.lock();
-        state.watched_over = Some(end);
-        drop(state);
-        let task = Arc::clone(&session);
-        task.spawn(Box::pin(async move {
-            let why = tokio::select! {
-                biased;
-                _ = ended => return,
-                event = watch => match event {
-                    Event::Changed => Why::Asked,
-                    // A directory that is gone had no nodes left, so ours is gone, too.
-                    Event::Deleted | Event::Over => Why::Lost,
-                },
-                () = own_node.ended(&session) => Why::Lost,
-                () = unasked::is_idle(&kept, &session) => Why::Idle,
-                () = unasked::is_in_the_way(&kept, &session) => Why::Asked,
-            };
-            let why = own_node.loss(session.lease()).map_or(why, Why::by);
-            if let Some(kept) = kept.upgrade() {
-                kept.give_up(why);
-            }
-        }));
-    }
-
     /// The node is granted. The uses that wait may begin.
     pub(crate) fn granted(self: &Arc<Self>, hold: Arc<Hold>) {
         let mut state = self.state.lock();
         state.used = hold.now();
         state.granted = Some(Arc::new(Granted { kept: Arc::clone(self), hold }));
-        state.counted = (!state.uses.is_asked()).then(meter::KeptNode::begin);
-        let woken = state.uses.granted();
+        let is_asked = state.uses.is_asked();
+        state.counted = (!is_asked).then(meter::KeptNode::begin);
+        let mut woken = state.uses.granted();
+        if is_asked {
+            state.leaves_soon();
+        } else if self.idle.is_zero() && state.uses.is_idle() {
+            woken.extend(state.ask(Why::Idle));
+        }
         let gone = state.end_if_over();
         drop(state);
         wake(woken);
@@ -200,16 +172,20 @@ impl Kept {
     /// Admits no further use. The node is given up with the last use that it has, at once if it has none.
     pub(crate) fn give_up(&self, why: Why) {
         let mut state = self.state.lock();
-        let is_first = !state.uses.is_asked();
         let woken = state.ask(why);
-        let (uses, has_asked, gone) = (state.uses.count(), state.has_asked, state.end_if_over());
+        let gone = state.end_if_over();
         drop(state);
-        if is_first && why == Why::Asked && !has_asked {
-            self.payoff.lock().asked_after(uses);
-        }
         wake(woken);
         // Sends the removal.
         drop(gone.map(Gone::end));
+    }
+
+    /// Another contender asks for the node. Not the node's own acquisition, which asks for all nodes if it has to wait.
+    fn is_asked_for(&self) {
+        let state = self.state.lock();
+        if !state.uses.is_asked() {
+            self.in_vain.store(state.uses.count() <= 1, Ordering::Release);
+        }
     }
 
     /// The node could not be acquired: all uses that wait are refused.
@@ -235,9 +211,24 @@ impl Kept {
         self.state.lock().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
     }
 
-    /// The acquisition of this node has to ask for other nodes. Then it is asked for itself, because all are.
-    pub(crate) fn asks(&self) {
-        self.state.lock().has_asked = true;
+    /// The number and the mode of the first use that waits for others, and how many wait. None waits for others before the
+    /// grant.
+    fn granted_and_waiting(&self) -> Option<(u64, Mode, usize)> {
+        let state = self.state.lock();
+        let (number, mode) = state.granted.as_ref().and_then(|_| state.uses.first_waiting())?;
+        Some((number, mode, state.uses.waiting()))
+    }
+
+    /// The node, whose uses are in the way of others of this process.
+    pub(crate) fn as_blockers(&self) -> Blockers {
+        let hold = self.hold();
+        hold.map(|it| read::blocked_by(it.contender(), it.note(), it.position().czxid)).unwrap_or_default()
+    }
+
+    /// Whether the node is held, and by no use.
+    pub(crate) fn is_unused(&self) -> bool {
+        let state = self.state.lock();
+        state.granted.is_some() && state.uses.is_idle()
     }
 
     /// How many uses run and wait.
@@ -267,7 +258,7 @@ impl Kept {
         if state.uses.mode() == Mode::Write && hold.own_node().may_yet_write() {
             woken = state.ask(Why::Unsure);
         }
-        woken.extend(state.uses.leave(number));
+        woken.extend(state.leave(number, self.idle));
         state.used = state.used.max(now);
         let gone = state.end_if_over();
         drop(state);
@@ -286,11 +277,67 @@ impl Kept {
     }
 }
 
+impl Sharing for Kept {
+    /// Watches over the node from now on, which may not be granted yet. A node is not kept if nothing tells when it is asked
+    /// for.
+    fn entered(&self, hold: &Hold, asked: Option<Watch>) {
+        let Some(watch) = asked else { return self.give_up(Why::Unsure) };
+        let (end, ended) = oneshot::channel();
+        let ((own_node, session), kept) = (hold.node_and_session(), Weak::clone(&self.this));
+        let mut state = self.state.lock();
+        state.watched_over = Some(end);
+        drop(state);
+        let task = Arc::clone(&session);
+        task.spawn(Box::pin(async move {
+            let why = tokio::select! {
+                biased;
+                _ = ended => return,
+                event = watch => match event {
+                    Event::Changed => Why::Asked,
+                    // A directory that is gone had no nodes left, so ours is gone, too.
+                    Event::Deleted | Event::Over => Why::Lost,
+                },
+                () = own_node.ended(&session) => Why::Lost,
+                () = unasked::is_idle(&kept, &session) => Why::Idle,
+                () = unasked::is_in_the_way(&kept, &session) => Why::Asked,
+                never = unasked::warns(&kept, &session) => match never {},
+            };
+            let why = own_node.loss(session.lease()).map_or(why, Why::by);
+            if let Some(kept) = kept.upgrade() {
+                if why == Why::Asked && !own_node.has_asked() {
+                    kept.is_asked_for();
+                }
+                kept.give_up(why);
+            }
+        }));
+    }
+}
+
 impl State {
     /// No use joins any more. Returns the uses to wake.
     fn ask(&mut self, why: Why) -> Vec<Waker> {
         self.why.get_or_insert(why);
+        if !self.uses.is_asked() && !self.uses.is_idle() {
+            self.leaves_soon();
+        }
         self.uses.asked()
+    }
+
+    /// A use has ended, or waits no longer. Returns the uses to wake.
+    fn leave(&mut self, number: u64, idle: Duration) -> Vec<Waker> {
+        let mut woken = self.uses.leave(number);
+        if idle.is_zero() && self.granted.is_some() && self.uses.is_idle() {
+            woken.extend(self.ask(Why::Idle));
+        }
+        woken
+    }
+
+    /// Nobody has to ask for the node any more.
+    fn leaves_soon(&self) {
+        if let Some(granted) = &self.granted {
+            let (own_node, session) = granted.hold.node_and_session();
+            session.upkeep().nodes().leaves_soon(&own_node);
+        }
     }
 
     /// The hold, if no use is left and none can come.
@@ -461,7 +508,7 @@ impl Drop for WaitingUse {
             return;
         }
         let mut state = self.kept.state.lock();
-        let woken = state.uses.leave(self.number);
+        let woken = state.leave(self.number, self.kept.idle);
         let gone = state.end_if_over();
         drop(state);
         wake(woken);

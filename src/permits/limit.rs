@@ -1,9 +1,6 @@
-//! How many permits a semaphore has, as far as its handle knows, and how many an acquisition is after; sends nothing.
-
-use std::fmt;
+//! How many permits a semaphore has, as far as its handle knows; sends nothing.
 
 use crate::error::error::Error;
-use crate::session::request::{Reply, Stat};
 use crate::sync::{Mutex, MutexGuard};
 
 /// The number of a semaphore's permits, as its handle knows it. All clones of the handle share this.
@@ -75,51 +72,6 @@ impl Limit {
 
 pub(crate) fn too_few(path: &str, wanted: u32, permits: u32) -> Error {
     Error::TooFewPermits { path: path.to_owned(), wanted, permits }
-}
-
-/// What an acquisition of permits is after.
-pub(crate) struct Wanted {
-    pub(crate) count: u32,
-    look: Mutex<Look>,
-}
-
-/// The look at the permits that goes out together with the create of the node in the queue.
-#[derive(Default)]
-pub(crate) enum Look {
-    #[default]
-    Nothing,
-    Asked {
-        names: Reply<Vec<String>>,
-        number: Reply<(Vec<u8>, Stat)>,
-    },
-    Seen(Seen),
-}
-
-/// A semaphore at one moment.
-#[derive(Debug)]
-pub(crate) struct Seen {
-    pub(crate) number: u32,
-    /// The version of the semaphore's node, whose data are the number.
-    pub(crate) version: i32,
-    /// The nodes of those who hold permits.
-    pub(crate) names: Vec<String>,
-}
-
-impl Wanted {
-    pub(crate) fn new(count: u32) -> Wanted {
-        Wanted { count, look: Mutex::default() }
-    }
-
-    /// Keeps this look, and returns the last one.
-    pub(crate) fn replace(&self, look: Look) -> Look {
-        std::mem::replace(&mut *self.look.lock(), look)
-    }
-}
-
-impl fmt::Debug for Wanted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Wanted").field("count", &self.count).finish_non_exhaustive()
-    }
 }
 
 #[cfg(test)]

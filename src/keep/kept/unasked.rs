@@ -1,9 +1,12 @@
-//! What ends a kept node that nobody has asked for: that it was idle for long, or that a contender waits all the same.
+//! What nobody tells of a kept node: that it was idle for long, that a contender waits all the same, that its own uses wait
+//! for long.
 
+use std::convert::Infallible;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::Kept;
+use crate::queue::mode::Aim;
 use crate::queue::turn;
 use crate::session::contract::Session;
 use crate::session::listing;
@@ -15,8 +18,15 @@ const IDLE_LOOK: Duration = Duration::from_millis(10);
 /// How often to look whether a contender waits whose ask was not heard: at most, and at least.
 const QUEUE_LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
+/// How often a use is seen waiting before it is warned of.
+const LOOKS: u32 = 4;
+
 /// Waits until the node was idle for as long as it may be.
 pub(super) async fn is_idle(kept: &Weak<Kept>, session: &Arc<dyn Session>) {
+    // Without an idle time, the last use gives the node up by itself.
+    if kept.upgrade().is_some_and(|kept| kept.idle.is_zero()) {
+        return std::future::pending().await;
+    }
     loop {
         let now = session.lease().now();
         let Some(left) = kept.upgrade().map(|kept| kept.may_idle(now)) else { return };
@@ -45,6 +55,30 @@ pub(super) async fn is_in_the_way(kept: &Weak<Kept>, session: &Arc<dyn Session>)
         {
             return;
         }
+    }
+    std::future::pending().await
+}
+
+/// Warns of uses that wait for long for others under this node.
+pub(super) async fn warns(kept: &Weak<Kept>, session: &Arc<dyn Session>) -> Infallible {
+    // Millions of uses may wait in a second. So none of them has a timer: the first that waits is looked at now and then.
+    let mut first = None;
+    while let Some(limit) = kept.upgrade().and_then(|kept| kept.handle.warn_waiting) {
+        if !retry::slept(session, (limit / LOOKS).max(IDLE_LOOK)).await {
+            break;
+        }
+        let Some(kept) = kept.upgrade() else { break };
+        let waits = kept.granted_and_waiting();
+        first = match (waits, first) {
+            (Some((number, mode, _)), Some((before, seen))) if number == before => {
+                if seen == LOOKS {
+                    let others = waits.map_or(0, |(_, _, all)| all - 1);
+                    kept.handle.warn(Aim::Lock(mode), None, &kept.as_blockers(), others);
+                }
+                Some((number, seen + 1))
+            }
+            _ => waits.map(|(number, ..)| (number, 1)),
+        };
     }
     std::future::pending().await
 }

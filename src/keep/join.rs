@@ -1,0 +1,216 @@
+//! How an acquisition joins a node that its process keeps, or acquires one to be kept; knows neither queue nor turns.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::acquisition::flow::GrantKind;
+use crate::acquisition::request::{Acquisition, Handle, Options};
+use crate::acquisition::waiting::{Patience, Waiting, looked_since};
+use crate::call::{self, Limit};
+use crate::error::error::Error;
+use crate::hold::trace::Acquiring;
+use crate::keep::held::Held;
+use crate::keep::keeper::{Keeper, WaitingEntry, Work};
+use crate::keep::kept::{Kept, KeptUse};
+use crate::keep::uses::Joined;
+use crate::queue::mode::Mode;
+use crate::snapshot::on_wait::OnWait;
+use crate::snapshot::progress::Progress;
+use crate::telemetry::meter;
+
+/// A lock's handle, with the nodes that it keeps.
+#[derive(Debug)]
+pub struct Lock {
+    pub(crate) handle: Arc<Handle>,
+    /// If the user asked for nodes to be kept.
+    pub(crate) keeper: Option<Keeper>,
+}
+
+/// A task that does nothing but join must let other tasks run, too. Tokio counts 128 steps of a task before it must;
+/// a use is so short that each fourth is a step.
+pub(crate) fn proceeds(context: &mut Context<'_>) -> Poll<()> {
+    thread_local!(static USES: Cell<u8> = const { Cell::new(0) });
+    let uses = USES.get().wrapping_add(1);
+    USES.set(uses);
+    if !uses.is_multiple_of(4) { Poll::Ready(()) } else { pin!(tokio::task::consume_budget()).poll(context) }
+}
+
+impl Lock {
+    /// What there is to join, and how long this acquisition may take.
+    pub(crate) fn join(
+        &self,
+        acquisition: &Acquisition,
+    ) -> Result<(Joined<KeptUse, WaitingEntry>, Option<Duration>), Error> {
+        // Its deadline may have passed before the first poll.
+        let timeout = acquisition.reported(acquisition.options.timeout())?;
+        let joined = self.keeper.as_ref().map_or(Joined::Refused, |keeper| keeper.join(acquisition.mode));
+        Ok((joined, timeout))
+    }
+
+    /// Acquires the lock, now that there is no kept node to join without waiting: waits for one, or acquires one, or acquires
+    /// the lock by a node of its own.
+    pub(crate) async fn acquire(
+        &self,
+        acquisition: &mut Acquisition,
+        joined: Joined<KeptUse, WaitingEntry>,
+        timeout: Option<Duration>,
+    ) -> Result<Held, Error> {
+        let Some(keeper) = &self.keeper else { return acquisition.acquire().await.map(Held::alone) };
+        let answer = match enter(acquisition, keeper, joined, timeout).await {
+            Ok(Some(used)) => return Ok(Held::Kept(begin_use(acquisition, used))),
+            Ok(None) => acquisition.acquire().await.map(Held::alone),
+            Err(error) => acquisition.reported(Err(error)),
+        };
+        // The error of a timeout tells of the whole wait, of which the last part alone has timed out.
+        answer.map_err(|error| match (error, timeout) {
+            (Error::Timeout { blockers, cut_off, .. }, Some(waited)) => Error::Timeout { waited, blockers, cut_off },
+            (error, _) => error,
+        })
+    }
+
+    /// Takes the lock if no contender is in the way, or joins a node that this process keeps.
+    pub(crate) async fn attempt(&self, mode: Mode, timeout: Option<Duration>) -> Result<Held, Error> {
+        let mut acquisition = Acquisition::new(Arc::clone(&self.handle), mode, Options::default());
+        if let Some(keeper) = &self.keeper {
+            match keeper.join(mode) {
+                Joined::Runs(used) => {
+                    let _span = acquisition.begin();
+                    return Ok(Held::Kept(begin_use(&acquisition, used)));
+                }
+                Joined::Waits(waits) => {
+                    if waits.kept().hold().is_some() {
+                        return acquisition.reported(Err(Error::WouldBlock { blockers: waits.kept().as_blockers() }));
+                    }
+                    // Another use has begun to acquire a node. It may have to wait for it, and this one must not.
+                }
+                // A node that is only kept would be in the way.
+                Joined::Refused => keeper.let_go(),
+            }
+        }
+        acquisition.attempt(timeout).await.map(Held::alone)
+    }
+}
+
+/// Waits for a node that is kept, or is being acquired to be kept. `None` if this acquisition has to enter the queue
+/// by itself.
+async fn enter(
+    acquisition: &mut Acquisition,
+    keeper: &Keeper,
+    mut joined: Joined<KeptUse, WaitingEntry>,
+    timeout: Option<Duration>,
+) -> Result<Option<KeptUse>, Error> {
+    let began = Instant::now();
+    let left = || timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
+    loop {
+        if let Joined::Refused = joined {
+            joined = keeper.join_or_begin(acquisition.mode, |kept| for_all(acquisition, kept));
+        }
+        let mut waits = match std::mem::replace(&mut joined, Joined::Refused) {
+            Joined::Runs(used) => return Ok(Some(used)),
+            Joined::Refused => break,
+            Joined::Waits(waits) => waits,
+        };
+        match wait_for(acquisition, &mut waits, left()).await? {
+            Some(used) => return Ok(Some(used)),
+            // It queues up behind the contender that asked, with a node of its own. Reads can share one.
+            None if acquisition.mode == Mode::Write => break,
+            None => {}
+        }
+    }
+    if let Some(left) = left() {
+        acquisition.options.limit = Some(Limit::Timeout(left.max(Duration::from_millis(1))));
+    }
+    Ok(None)
+}
+
+/// Waits until the use may run; `None` if the node is not kept any more.
+async fn wait_for(
+    acquisition: &Acquisition,
+    waits: &mut WaitingEntry,
+    left: Option<Duration>,
+) -> Result<Option<KeptUse>, Error> {
+    let (waiting, kept) = (Arc::clone(waits.waiting()), Arc::clone(waits.kept()));
+    let on_wait = acquisition.options.on_wait.clone().map(OnWait::new);
+    if kept.hold().is_some() {
+        return wait_for_others(acquisition, waits, &kept, on_wait, left).await;
+    }
+    let granted = async {
+        let mut granted = std::pin::pin!(waits.granted());
+        if let Some(mut on_wait) = on_wait {
+            tokio::select! {
+                biased;
+                answer = &mut granted => return answer,
+                () = tell_of(&acquisition.handle, &waiting, &mut on_wait) => {}
+            }
+        }
+        granted.await
+    };
+    let answer = match left {
+        None => granted.await,
+        Some(left) => acquisition.within(left, &waiting, granted).await,
+    };
+    match answer {
+        Err(Error::Timeout { waited, blockers, cut_off }) if blockers.ahead == 0 => {
+            Err(Error::Timeout { waited, blockers: kept.as_blockers(), cut_off })
+        }
+        answer => answer,
+    }
+}
+
+/// Waits for other uses of this process, under a node that is granted.
+async fn wait_for_others(
+    acquisition: &Acquisition,
+    waits: &mut WaitingEntry,
+    kept: &Kept,
+    on_wait: Option<Box<OnWait>>,
+    left: Option<Duration>,
+) -> Result<Option<KeptUse>, Error> {
+    if let Some(mut on_wait) = on_wait {
+        let (path, uses) = (Arc::clone(&acquisition.handle.path), kept.uses());
+        on_wait.tell_at_once(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
+    }
+    let Some(left) = left else { return waits.granted().await };
+    let late = || Err(Error::Timeout { waited: left, blockers: kept.as_blockers(), cut_off: None });
+    call::unless(acquisition.handle.coordinator.sleep(left), waits.granted()).await.unwrap_or_else(late)
+}
+
+/// Reports how far the shared acquisition has come, whenever that changes.
+async fn tell_of(handle: &Handle, waiting: &Waiting, on_wait: &mut OnWait) {
+    let mut waits = looked_since(waiting, 0).await;
+    loop {
+        on_wait.tell(&waits.session, &handle.site, waits.me.dialect(), waits.seen.clone()).await;
+        waits = tokio::select! {
+            biased;
+            later = looked_since(waiting, waits.looks) => later,
+            () = on_wait.keep_looking(&waits.session, &handle.site, &waits.me) => return,
+        };
+    }
+}
+
+/// The acquisition of a node that several uses share. Each use has its own timeout. The error of that timeout names
+/// the contenders that the shared acquisition waits for.
+fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> (Work, Arc<Waiting>) {
+    let waiting = Arc::new(Waiting::default());
+    let options = Options { label: first.options.label.clone(), ..Options::default() };
+    let mut all = Acquisition::new(Arc::clone(&first.handle), first.mode, options);
+    all.sharing = Some(Arc::clone(kept) as _);
+    let span = all.begin();
+    all.trace.for_others(&first.trace);
+    let its_own = Arc::clone(&waiting);
+    let work = async move { all.enter(Patience::Wait, Some(&its_own), None).await };
+    (Acquiring::around(span, Box::pin(work)), waiting)
+}
+
+/// A use of a kept node begins.
+pub(crate) fn begin_use(acquisition: &Acquisition, mut used: KeptUse) -> KeptUse {
+    meter::granted(acquisition.aim(), GrantKind::Kept.as_str());
+    acquisition.trace.entered(used.hold().position());
+    used.granted(acquisition.holding(used.hold()));
+    used
+}

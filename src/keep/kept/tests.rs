@@ -1,0 +1,59 @@
+use super::*;
+use crate::lock::rw_lock::RwLock;
+use crate::memory::client::Memory;
+
+const IDLE: Duration = Duration::from_secs(1);
+
+/// A node that is being acquired, with so many uses that wait for it, and whether it was kept in vain.
+fn entering(uses: usize) -> (Arc<Kept>, Vec<Joined<KeptUse, WaitingUse>>, Arc<AtomicBool>) {
+    let (lock, in_vain) = (RwLock::new(&Memory::new(), "/a").unwrap(), Arc::default());
+    let kept = Kept::new(lock.handle(), Mode::Read, IDLE, &in_vain);
+    let uses = (0..uses).map(|_| kept.join(Mode::Read)).collect();
+    (kept, uses, in_vain)
+}
+
+#[test]
+fn a_node_is_kept_in_vain_that_is_asked_for_before_it_was_used_again() {
+    for (uses, is_in_vain) in [(1, true), (2, false), (3, false)] {
+        let (kept, _uses, in_vain) = entering(uses);
+        in_vain.store(!is_in_vain, Ordering::Release);
+        kept.is_asked_for();
+        assert_eq!(in_vain.load(Ordering::Acquire), is_in_vain, "{uses} uses");
+    }
+}
+
+#[test]
+fn a_node_that_is_given_up_already_is_not_judged_again() {
+    for why in [Why::Idle, Why::Lost, Why::Closed, Why::Replaced, Why::Unsure, Why::Asked] {
+        let (kept, _uses, in_vain) = entering(1);
+        kept.give_up(why);
+        kept.is_asked_for();
+        assert!(!in_vain.load(Ordering::Acquire), "{why:?}");
+    }
+}
+
+#[test]
+fn a_node_is_abandoned_once_the_last_use_that_waits_has_gone() {
+    let (kept, mut uses, _) = entering(2);
+    assert!(!kept.is_abandoned());
+    uses.pop();
+    assert!(!kept.is_abandoned());
+    uses.pop();
+    assert!(kept.is_abandoned());
+}
+
+#[test]
+fn a_node_that_is_not_granted_yet_is_not_idle() {
+    let (kept, uses, _) = entering(1);
+    drop(uses);
+    assert_eq!(kept.may_idle(Moment::ZERO.saturating_add(10 * IDLE)), IDLE);
+}
+
+/// The names that `zk_rwlock_kept_given_up_total` is documented with.
+#[test]
+fn every_reason_to_give_a_node_up_has_its_name_in_the_metrics() {
+    let closed = Why::by(Loss::SessionOver(Ending::Closed));
+    let names = [Why::Asked, Why::Idle, Why::by(Loss::Removed), closed, Why::Replaced, Why::Unsure].map(Why::label);
+    assert_eq!(names, ["asked", "idle", "lost", "closed", "replaced", "unsure"]);
+    assert_eq!(Why::by(Loss::LeaseRanOut), Why::Lost);
+}
