@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::acquisition::request::Acquisition;
-use crate::acquisition::waiting::{Patience, Wait, Waiting};
+use crate::acquisition::waiting::{IfTaken, Wait, Waiting};
 use crate::call::{self, SESSION_TRIES};
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
@@ -101,7 +101,7 @@ impl Acquisition {
             Err(error) => Err(error),
             Ok(None) => {
                 let on_wait = self.options.on_wait.take().map(OnWait::new);
-                self.enter(Patience::Wait, None, on_wait).await
+                self.enter(IfTaken::Wait, None, on_wait).await
             }
             // Boxed, because few of thousands of waiters need it: a waiter's future is as large as its largest step.
             Ok(Some(timeout)) => Box::pin(self.enter_in_time(timeout)).await,
@@ -112,13 +112,13 @@ impl Acquisition {
     async fn enter_in_time(&mut self, timeout: Duration) -> Result<Box<Hold>, Error> {
         let waiting = Waiting::default();
         let on_wait = self.options.on_wait.take().map(OnWait::new);
-        self.within(timeout, &waiting, self.enter(Patience::Wait, Some(&waiting), on_wait)).await
+        self.within(timeout, &waiting, self.enter(IfTaken::Wait, Some(&waiting), on_wait)).await
     }
 
     /// Queues up and waits. `waiting`, if given, records the contenders in the way.
     pub(crate) async fn enter(
         &self,
-        patience: Patience,
+        patience: IfTaken,
         waiting: Option<&Waiting>,
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Hold>, Error> {
@@ -213,7 +213,7 @@ impl Acquisition {
     /// Takes the lock after a look, without waiting for any contender, and waits for the servers no longer than
     /// `limit`.
     pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<Hold>, Error> {
-        call::bounded(&self.handle.coordinator, limit, self.enter(Patience::GiveUp, None, None)).await
+        call::bounded(&self.handle.coordinator, limit, self.enter(IfTaken::GiveUp, None, None)).await
     }
 
     /// Takes a ticket at the end of the queue, and lists the queue with it.

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use crate::acquisition::request::{Acquisition, Handle, Waiter};
+use crate::acquisition::request::{Acquisition, Handle, WaitingContender};
 use crate::acquisition::waiting::{Waiting, Waits};
 use crate::call;
 use crate::error::error::Error;
@@ -123,7 +123,7 @@ impl Acquisition {
         let (label, span) = (self.options.label.clone(), self.trace.span());
         let is_warned_of = began.elapsed() >= limit;
         let goal = self.goal.clone();
-        let waiter = Waiter { began, session, position, label, span, goal, is_warned_of };
+        let waiter = WaitingContender { began, session, position, label, span, goal, is_warned_of };
         let (number, is_first) = self.handle.waiters.enter(waiter);
         if is_first {
             Watchdog::begin(&self.handle, limit, held.ticket().session());
@@ -177,8 +177,8 @@ impl Handle {
     }
 
     /// Warns of an acquisition that waits for long.
-    async fn warn_of(&self, waiter: Waiter, others: usize) {
-        let Waiter { session, position, label, goal, .. } = &waiter;
+    async fn warn_of(&self, waiter: WaitingContender, others: usize) {
+        let WaitingContender { session, position, label, goal, .. } = &waiter;
         let me = &position.contender;
         let look = async {
             let names = session.children(&self.path).await.ok()?;

@@ -195,14 +195,14 @@ pub(crate) struct Waiters(Mutex<Table>);
 #[derive(Debug, Default)]
 struct Table {
     next: u64,
-    all: BTreeMap<u64, Waiter>,
+    all: BTreeMap<u64, WaitingContender>,
     /// A task warns of them.
     is_watched: bool,
 }
 
 /// One acquisition that waits in the queue.
 #[derive(Clone, Debug)]
-pub(crate) struct Waiter {
+pub(crate) struct WaitingContender {
     pub(crate) began: Instant,
     pub(crate) session: Arc<dyn Session>,
     pub(crate) position: Arc<Position>,
@@ -214,7 +214,7 @@ pub(crate) struct Waiter {
 
 impl Waiters {
     /// Enters a waiter. Returns its number, and whether a task has to be begun that warns.
-    pub(crate) fn enter(&self, waiter: Waiter) -> (u64, bool) {
+    pub(crate) fn enter(&self, waiter: WaitingContender) -> (u64, bool) {
         let mut table = self.0.lock();
         let number = table.next;
         table.next += 1;
@@ -233,7 +233,7 @@ impl Waiters {
     }
 
     /// The first that has waited for so long, and how many others have.
-    pub(crate) fn due(&self, limit: Duration) -> Option<(Waiter, usize)> {
+    pub(crate) fn due(&self, limit: Duration) -> Option<(WaitingContender, usize)> {
         let mut table = self.0.lock();
         let mut due = table.unwarned().filter(|waiter| waiter.began.elapsed() >= limit);
         let first = due.next().map(|waiter| {
@@ -259,12 +259,12 @@ impl Waiters {
 }
 
 impl Table {
-    fn unwarned(&mut self) -> impl Iterator<Item = &mut Waiter> {
+    fn unwarned(&mut self) -> impl Iterator<Item = &mut WaitingContender> {
         self.all.values_mut().filter(|waiter| !waiter.is_warned_of && waiter.waits())
     }
 }
 
-impl Waiter {
+impl WaitingContender {
     /// Whether it has neither been granted nor given up.
     pub(crate) fn waits(&self) -> bool {
         !self.position.own_node.is_holding() && !self.position.own_node.has_left()

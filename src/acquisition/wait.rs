@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::acquisition::request::Acquisition;
-use crate::acquisition::waiting::{Patience, Wait};
+use crate::acquisition::waiting::{IfTaken, Wait};
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
 use crate::queue::contender::Contender;
@@ -84,7 +84,7 @@ impl Acquisition {
             return Ok(step);
         }
         wait.directory = names.directory;
-        if wait.patience == Patience::GiveUp {
+        if wait.patience == IfTaken::GiveUp {
             let blockers = self.handle.site.blockers(session, &names, me).await;
             return Err(Error::WouldBlock { blockers });
         }

@@ -15,14 +15,14 @@ use crate::sync::{Mutex, MutexGuard};
 
 /// What to do if the turn has not come.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum IfTaken {
     Wait,
     GiveUp,
 }
 
 /// What an acquisition that has its ticket keeps until its turn has come.
 pub(crate) struct Wait<'a> {
-    pub(crate) patience: Patience,
+    pub(crate) patience: IfTaken,
     /// Records the contenders in the way.
     pub(crate) waiting: Option<&'a Waiting>,
     pub(crate) on_wait: Option<Box<OnWait>>,

@@ -42,13 +42,13 @@ pub struct Changes {
     holds: Arc<[OneHold]>,
     last: Option<HoldState>,
     /// The wait for the next state, while it is pending. The mutex is never contended: it makes this `Sync`.
-    wait: Mutex<Option<Wait>>,
+    wait: Mutex<Option<NextState>>,
 }
 
 /// A held node, and its session.
 pub(crate) type OneHold = (Arc<OwnNode>, Arc<dyn Session>);
 
-type Wait = Pin<Box<dyn Future<Output = Option<HoldState>> + Send>>;
+type NextState = Pin<Box<dyn Future<Output = Option<HoldState>> + Send>>;
 
 impl Changes {
     pub(crate) fn new(holds: impl IntoIterator<Item = OneHold>) -> Changes {

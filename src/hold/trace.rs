@@ -14,7 +14,7 @@ use tracing::{Instrument, Span};
 use crate::error::error::Error;
 use crate::queue::mode::{Aim, Mode};
 use crate::session::position::Position;
-use crate::telemetry::meter::{self, Wait};
+use crate::telemetry::meter::{self, WaitTimer};
 
 type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 
@@ -22,7 +22,7 @@ type Work<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 #[derive(Debug, Default)]
 pub(crate) struct Acquiring {
     spans: Option<Box<Spans>>,
-    wait: Wait,
+    wait: WaitTimer,
 }
 
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Acquiring {
     pub(crate) fn begin(path: &Arc<str>, aim: Aim, label: Option<&str>, is_for_several: bool) -> Acquiring {
         let acquire = tracing::debug_span!("acquire", path = &**path, mode = %aim, label, sequence = Empty, token = Empty, waited = Empty);
         let spans = (!acquire.is_disabled()).then(|| Spans { acquire, caller: Span::current(), began: Instant::now() });
-        let wait = if is_for_several { Wait::default() } else { Wait::begin(aim, path) };
+        let wait = if is_for_several { WaitTimer::default() } else { WaitTimer::begin(aim, path) };
         Acquiring { spans: spans.map(Box::new), wait }
     }
 

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::acquisition::flow::GrantKind;
 use crate::acquisition::request::{Acquisition, Handle, Options};
-use crate::acquisition::waiting::{Patience, Waiting, looked_since};
+use crate::acquisition::waiting::{IfTaken, Waiting, looked_since};
 use crate::call::{self, Limit};
 use crate::error::error::Error;
 use crate::hold::trace::Acquiring;
@@ -203,7 +203,7 @@ fn for_all(first: &Acquisition, kept: &Arc<Kept>) -> (Work, Arc<Waiting>) {
     let span = all.begin();
     all.trace.for_others(&first.trace);
     let its_own = Arc::clone(&waiting);
-    let work = async move { all.enter(Patience::Wait, Some(&its_own), None).await };
+    let work = async move { all.enter(IfTaken::Wait, Some(&its_own), None).await };
     (Acquiring::around(span, Box::pin(work)), waiting)
 }
 

@@ -30,13 +30,13 @@ pub(crate) struct Kept {
     idle: Duration,
     /// Set if the node is asked for before it was used again.
     in_vain: Arc<AtomicBool>,
-    state: Mutex<State>,
+    state: Mutex<KeptState>,
     /// A use began to wait.
     crowded: Notify,
     this: Weak<Kept>,
 }
 
-struct State {
+struct KeptState {
     uses: Uses<Waker>,
     /// From the grant until the node is given up.
     granted: Option<Arc<Granted>>,
@@ -108,7 +108,7 @@ impl Kept {
     /// A node that is being acquired.
     pub(crate) fn new(handle: &Arc<Handle>, mode: Mode, idle: Duration, in_vain: &Arc<AtomicBool>) -> Arc<Kept> {
         let (uses, used) = (Uses::new(mode), Moment::ZERO);
-        let state = State { uses, granted: None, used, why: None, counted: None, watched_over: None };
+        let state = KeptState { uses, granted: None, used, why: None, counted: None, watched_over: None };
         let (handle, in_vain) = (Arc::clone(handle), Arc::clone(in_vain));
         let (state, crowded) = (Mutex::new(state), Notify::new());
         Arc::new_cyclic(|this| Kept { handle, idle, in_vain, state, crowded, this: Weak::clone(this) })
@@ -313,7 +313,7 @@ impl Sharing for Kept {
     }
 }
 
-impl State {
+impl KeptState {
     /// No use joins any more. Returns the uses to wake.
     fn ask(&mut self, why: Why) -> Vec<Waker> {
         self.why.get_or_insert(why);

@@ -27,12 +27,12 @@ pub(crate) struct Uses<W> {
     is_granted: bool,
     is_asked: bool,
     next: u64,
-    running: Vec<Running>,
-    waiting: BTreeMap<u64, Waiting<W>>,
+    running: Vec<RunningUse>,
+    waiting: BTreeMap<u64, QueuedUse<W>>,
 }
 
 #[derive(Clone, Debug)]
-struct Running {
+struct RunningUse {
     number: u64,
     mode: Mode,
     /// How many guards share it.
@@ -40,7 +40,7 @@ struct Running {
 }
 
 #[derive(Clone, Debug)]
-struct Waiting<W> {
+struct QueuedUse<W> {
     mode: Mode,
     waker: Option<W>,
 }
@@ -78,7 +78,7 @@ impl<W: Clone> Uses<W> {
         }
         let number = self.next;
         self.next += 1;
-        self.waiting.insert(number, Waiting { mode, waker: None });
+        self.waiting.insert(number, QueuedUse { mode, waker: None });
         Joined::Waits(number)
     }
 
@@ -92,7 +92,7 @@ impl<W: Clone> Uses<W> {
     fn run(&mut self, mode: Mode) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.running.push(Running { number, mode, shares: 1 });
+        self.running.push(RunningUse { number, mode, shares: 1 });
         number
     }
 
@@ -224,7 +224,7 @@ impl<W: Clone> Uses<W> {
                 break;
             }
             let (number, waiting) = first.remove_entry();
-            self.running.push(Running { number, mode, shares: 1 });
+            self.running.push(RunningUse { number, mode, shares: 1 });
             woken.extend(waiting.waker);
         }
         woken
@@ -241,7 +241,7 @@ impl<W: Clone> Uses<W> {
 }
 
 /// Whether a use of this mode may run beside these. A write runs alone, so the first of them speaks for all.
-fn admits(running: &[Running], mode: Mode) -> bool {
+fn admits(running: &[RunningUse], mode: Mode) -> bool {
     running.first().is_none_or(|first| !first.mode.excludes(mode))
 }
 

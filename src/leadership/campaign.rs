@@ -194,7 +194,7 @@ pub(crate) struct Campaign<'a> {
 
 impl Campaign<'_> {
     /// The next term; `None` once the candidate is stopped.
-    pub(crate) async fn next(&self) -> Result<Option<Turn<'_>>, Error> {
+    pub(crate) async fn next(&self) -> Result<Option<CampaignTurn<'_>>, Error> {
         let mut status = self.candidate.status.subscribe();
         let granted = tokio::select! {
             biased;
@@ -208,7 +208,7 @@ impl Campaign<'_> {
         });
         let (path, data) = (self.candidate.lock.path(), self.candidate.data());
         tracing::info!(path, term = term.number(), data, "a term begins");
-        Ok(Some(Turn { candidate: self.candidate, term, begun, is_told: false }))
+        Ok(Some(CampaignTurn { candidate: self.candidate, term, begun, is_told: false }))
     }
 }
 
@@ -219,7 +219,7 @@ impl Drop for Campaign<'_> {
 }
 
 /// A term, while its work runs. Dropping this ends it, whoever else has the term.
-pub(crate) struct Turn<'a> {
+pub(crate) struct CampaignTurn<'a> {
     candidate: &'a Candidate,
     term: Term,
     begun: Instant,
@@ -227,7 +227,7 @@ pub(crate) struct Turn<'a> {
     is_told: bool,
 }
 
-impl Turn<'_> {
+impl CampaignTurn<'_> {
     pub(crate) fn term(&self) -> Term {
         self.term.clone()
     }
@@ -283,7 +283,7 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for CampaignTurn<'_> {
     fn drop(&mut self) {
         self.tell("dropped");
         // Dropping the future lets the removal go on in the background.

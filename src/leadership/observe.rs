@@ -125,10 +125,10 @@ struct Observer {
     ghosts: Vec<String>,
 }
 
-type Change = Pin<Box<dyn Future<Output = Seen> + Send>>;
+type Change = Pin<Box<dyn Future<Output = SeenLeader> + Send>>;
 
 /// What has ended the wait for another leader.
-enum Seen {
+enum SeenLeader {
     Event(Event),
     /// No event has told that this candidate has left.
     Missed(String),
@@ -147,9 +147,9 @@ impl Observer {
                 let seen = change.await;
                 self.change = None;
                 match seen {
-                    Seen::Event(Event::Over) => self.session_is_over().await,
-                    Seen::Event(_) => {}
-                    Seen::Missed(name) => self.ghosts.push(name),
+                    SeenLeader::Event(Event::Over) => self.session_is_over().await,
+                    SeenLeader::Event(_) => {}
+                    SeenLeader::Missed(name) => self.ghosts.push(name),
                 }
             }
             let seen = match self.session().await {
@@ -215,11 +215,11 @@ fn pause(handle: &Handle) -> Change {
     let pause = handle.coordinator.sleep(PAUSE);
     Box::pin(async move {
         pause.await;
-        Seen::Event(Event::Changed)
+        SeenLeader::Event(Event::Changed)
     })
 }
 
-type News = Result<Option<Leader>, Error>;
+type LeaderNews = Result<Option<Leader>, Error>;
 
 /// The leader among these names, but for those that have left.
 fn leading_but(ghosts: &[String], dialect: Dialect, names: &[String]) -> Option<Contender> {
@@ -233,34 +233,34 @@ fn somebody_comes(
     handle: &Handle,
     ghosts: Vec<String>,
     mut change: Watch,
-) -> impl Future<Output = Seen> + Send + use<> {
+) -> impl Future<Output = SeenLeader> + Send + use<> {
     let (path, dialect) = (Arc::clone(&handle.path), handle.dialect);
     async move {
         let mut look = SecondLook::new(&session);
         loop {
             tokio::select! {
                 biased;
-                event = &mut change => return Seen::Event(event),
+                event = &mut change => return SeenLeader::Event(event),
                 () = look.pause() => {}
             }
             let names = session.children(&path).await;
             if !names.is_ok_and(|names| leading_but(&ghosts, dialect, &names).is_none()) {
-                return Seen::Event(Event::Changed);
+                return SeenLeader::Event(Event::Changed);
             }
         }
     }
 }
 
 /// Waits until the candidate that leads has left, also if no event tells of it.
-async fn it_leaves(session: Arc<dyn Session>, node: String, name: String, change: Watch) -> Seen {
+async fn it_leaves(session: Arc<dyn Session>, node: String, name: String, change: Watch) -> SeenLeader {
     let mut look = SecondLook::new(&session);
     tokio::select! {
         biased;
-        event = change => return Seen::Event(event),
+        event = change => return SeenLeader::Event(event),
         _ = look.finds(|| vec![check(node.clone(), None)]) => {}
     }
     second_look::report(&session, node, None);
-    Seen::Missed(name)
+    SeenLeader::Missed(name)
 }
 
 /// Who leads, and what ends when that may have changed.
@@ -268,7 +268,7 @@ async fn look_and_watch(
     session: &Arc<dyn Session>,
     handle: &Handle,
     ghosts: &mut Vec<String>,
-) -> Result<(News, Change), Failure> {
+) -> Result<(LeaderNews, Change), Failure> {
     let (path, dialect) = (&handle.path, handle.dialect);
     loop {
         let names = match retry::until_known(session, || session.children(path)).await {
@@ -276,7 +276,9 @@ async fn look_and_watch(
             Err(Failure::NoNode) => {
                 let (session, path) = (Arc::clone(session), Arc::clone(path));
                 let made = async move {
-                    Seen::Event(existence::possible(&session, &path).await.map_or(Event::Over, |()| Event::Changed))
+                    SeenLeader::Event(
+                        existence::possible(&session, &path).await.map_or(Event::Over, |()| Event::Changed),
+                    )
                 };
                 return Ok((Ok(None), Box::pin(made)));
             }

@@ -7,7 +7,7 @@ use crate::sync::{Mutex, Notify};
 
 /// A session's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum LinkState {
     Up,
     Down,
     Over(Ending),
@@ -15,23 +15,23 @@ pub(super) enum State {
 
 /// It changes at once, and tells so later, in the order in which the tasks began to wait.
 pub(super) struct Link {
-    state: Mutex<State>,
+    state: Mutex<LinkState>,
     changed: Notify,
 }
 
 impl Link {
     pub(super) fn up() -> Link {
-        Link { state: Mutex::new(State::Up), changed: Notify::new() }
+        Link { state: Mutex::new(LinkState::Up), changed: Notify::new() }
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> LinkState {
         *self.state.lock()
     }
 
     /// Changes from now on, unless it is over.
-    pub(super) fn change(&self, to: State) {
+    pub(super) fn change(&self, to: LinkState) {
         let mut state = self.state.lock();
-        if !matches!(*state, State::Over(_)) {
+        if !matches!(*state, LinkState::Over(_)) {
             *state = to;
         }
     }
@@ -41,7 +41,7 @@ impl Link {
     }
 
     /// Waits until it is such as `is_awaited` has an answer to.
-    pub(super) async fn until<T>(&self, is_awaited: impl Fn(State) -> Option<T>) -> T {
+    pub(super) async fn until<T>(&self, is_awaited: impl Fn(LinkState) -> Option<T>) -> T {
         loop {
             // Registered before looking, so that a change in between is not missed.
             let mut changed = pin!(self.changed.notified());

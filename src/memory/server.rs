@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use crate::memory::clock::Clock;
 use crate::memory::executor::Executor;
 use crate::memory::index::Index;
-use crate::memory::link::{Link, State};
+use crate::memory::link::{Link, LinkState};
 use crate::memory::tree::{
     Change, Node, Owned, Stamp, Tree, children_key, children_of, commit, deletion, is_from, parent_of,
 };
@@ -149,12 +149,12 @@ impl Ensemble {
 
 impl SessionState {
     fn is_up(&self) -> bool {
-        self.link.state() == State::Up
+        self.link.state() == LinkState::Up
     }
 
     /// Changes the link now: a request that comes before the notification finds the link as it is. The notification for
     /// the tasks that wait for the link comes later.
-    fn link_changes(&self, to: State) -> Fired {
+    fn link_changes(&self, to: LinkState) -> Fired {
         let link = Arc::clone(&self.link);
         link.change(to);
         Box::new(move || link.tell())
@@ -389,7 +389,7 @@ impl World {
         let upkeep = Arc::clone(&state.upkeep);
         // Now, and not with the notifications: as soon as the world is unlocked, another thread may be granted the lock.
         upkeep.lease().end(why);
-        let link = state.link_changes(State::Over(why));
+        let link = state.link_changes(LinkState::Over(why));
         fired.push(Box::new(move || upkeep.end(why)));
         fired.push(link);
         for (key, armed) in std::mem::take(&mut state.watches) {
@@ -412,7 +412,7 @@ impl World {
         };
         state.seen = self.zxid;
         state.cut = Some(Instant::now());
-        fired.push(state.link_changes(State::Down));
+        fired.push(state.link_changes(LinkState::Down));
         let upkeep = Arc::clone(&state.upkeep);
         fired.push(Box::new(move || {
             upkeep.steady(false);
@@ -435,7 +435,7 @@ impl World {
         }));
         state.cut = None;
         state.frozen.clear();
-        let link = state.link_changes(State::Up);
+        let link = state.link_changes(LinkState::Up);
         let tree = Arc::clone(&self.tree);
         // The server compares what it has with what the client has seen, as it does for SetWatches.
         let missed = state.watches.keys().filter_map(|key| {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::Instant;
 
-use crate::memory::link::{Link, State};
+use crate::memory::link::{Link, LinkState};
 use crate::memory::server::{Ensemble, Fired, World};
 use crate::memory::tree::{Node, Tree, children_key, children_of};
 use crate::session::contract::Session;
@@ -78,15 +78,15 @@ impl Session for MemorySession {
 
     async fn connected(&self) -> Result<(), Ending> {
         let is_known = |state| match state {
-            State::Up => Some(Ok(())),
-            State::Down => None,
-            State::Over(why) => Some(Err(why)),
+            LinkState::Up => Some(Ok(())),
+            LinkState::Down => None,
+            LinkState::Over(why) => Some(Err(why)),
         };
         self.link.until(is_known).await
     }
 
     async fn over(&self) -> Ending {
-        let is_over = |state| if let State::Over(why) = state { Some(why) } else { None };
+        let is_over = |state| if let LinkState::Over(why) = state { Some(why) } else { None };
         self.link.until(is_over).await
     }
 

@@ -66,7 +66,8 @@ pub(super) fn commit(
     session: i64,
     operations: &[Operation],
 ) -> Result<Committed, (usize, Failure)> {
-    let mut transaction = Transaction { tree, at, session, changes: Vec::new(), owned: Vec::new(), undo: Vec::new() };
+    let mut transaction =
+        TreeTransaction { tree, at, session, changes: Vec::new(), owned: Vec::new(), undo: Vec::new() };
     let mut outcomes = Vec::with_capacity(operations.len());
     for (index, operation) in operations.iter().enumerate() {
         match transaction.apply(operation) {
@@ -81,7 +82,7 @@ pub(super) fn commit(
 }
 
 /// A transaction of which some operations are applied.
-struct Transaction<'a> {
+struct TreeTransaction<'a> {
     tree: &'a mut Tree,
     at: Stamp,
     /// The owner of the ephemeral nodes that it creates.
@@ -92,7 +93,7 @@ struct Transaction<'a> {
     undo: Vec<(String, Option<Node>)>,
 }
 
-impl Transaction<'_> {
+impl TreeTransaction<'_> {
     fn apply(&mut self, operation: &Operation) -> Result<(Outcome, String), Failure> {
         match operation {
             Operation::Create { path, data, kind } => Ok((Outcome::Created, self.create(path, data, *kind)?)),

@@ -119,7 +119,7 @@ impl RwLock {
     pub fn try_once_in(&self, period: Duration) -> Call<Option<OnceGuard>> {
         let lock = Arc::clone(&self.lock);
         Call::new(move |timeout| async move {
-            let rest = Rest::new(&lock, None, period)?;
+            let rest = Judging::new(&lock, None, period)?;
             let late = late(&lock.handle, timeout);
             let guard = lock.attempt(Mode::Write, timeout).await.map(WriteGuard::new)?;
             let limit = guard.held().ticket().session().timeout();
@@ -136,7 +136,7 @@ impl Guard for Option<OnceGuard> {
 
     fn acquire((lock, period): Self::Source, options: Options) -> Granting<Option<OnceGuard>> {
         Granting::by(async move {
-            let rest = Rest::new(&lock, options.label.clone(), period);
+            let rest = Judging::new(&lock, options.label.clone(), period);
             let checked = rest.and_then(|rest| Ok((rest, options.timeout()?)));
             let (rest, timeout) = checked.inspect_err(|error| trace::not_granted(&lock.handle.path, AIM, error))?;
             let late = late(&lock.handle, timeout);
@@ -147,14 +147,14 @@ impl Guard for Option<OnceGuard> {
 }
 
 /// What remains to be done once the lock is granted.
-struct Rest {
+struct Judging {
     host: String,
     label: Option<String>,
     period: Duration,
 }
 
-impl Rest {
-    fn new(Lock { handle, keeper }: &Lock, label: Option<String>, period: Duration) -> Result<Rest, Error> {
+impl Judging {
+    fn new(Lock { handle, keeper }: &Lock, label: Option<String>, period: Duration) -> Result<Judging, Error> {
         if period.is_zero() {
             return Err(Error::invalid("once in a period of zero"));
         }
@@ -165,7 +165,7 @@ impl Rest {
             ));
         }
         validation::check_directory(&done::path_of(&handle.path))?;
-        Ok(Rest { host: handle.host.clone(), label: label.or_else(|| handle.label.clone()), period })
+        Ok(Judging { host: handle.host.clone(), label: label.or_else(|| handle.label.clone()), period })
     }
 
     /// Looks whether the work is due. If not, gives the lock back.

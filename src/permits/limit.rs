@@ -5,10 +5,10 @@ use crate::sync::{Mutex, MutexGuard};
 
 /// The number of a semaphore's permits, as its handle knows it. All clones of the handle share this.
 #[derive(Debug)]
-pub(crate) struct Limit(Mutex<Known>);
+pub(crate) struct PermitLimit(Mutex<KnownNumber>);
 
 #[derive(Clone, Copy, Debug)]
-enum Known {
+enum KnownNumber {
     Nothing,
     /// The user gave it. It has not been compared with the ensemble's yet.
     Given(u32),
@@ -16,16 +16,16 @@ enum Known {
     Seen(u32),
 }
 
-impl Limit {
-    pub(crate) fn new(given: Option<u32>) -> Limit {
-        Limit(Mutex::new(given.map_or(Known::Nothing, Known::Given)))
+impl PermitLimit {
+    pub(crate) fn new(given: Option<u32>) -> PermitLimit {
+        PermitLimit(Mutex::new(given.map_or(KnownNumber::Nothing, KnownNumber::Given)))
     }
 
     /// The number to begin with, if the ensemble has none.
     pub(crate) fn known(&self) -> Option<u32> {
         match *self.state() {
-            Known::Nothing => None,
-            Known::Given(number) | Known::Seen(number) => Some(number),
+            KnownNumber::Nothing => None,
+            KnownNumber::Given(number) | KnownNumber::Seen(number) => Some(number),
         }
     }
 
@@ -36,11 +36,11 @@ impl Limit {
     pub(crate) fn sees(&self, path: &str, number: u32) -> Result<(), Error> {
         let mut known = self.state();
         match *known {
-            Known::Given(ours) if ours != number => {
+            KnownNumber::Given(ours) if ours != number => {
                 Err(Error::OtherPermits { path: path.to_owned(), ours, theirs: number })
             }
             _ => {
-                *known = Known::Seen(number);
+                *known = KnownNumber::Seen(number);
                 Ok(())
             }
         }
@@ -48,7 +48,7 @@ impl Limit {
 
     /// The number was changed for all by this handle.
     pub(crate) fn is_set(&self, number: u32) {
-        *self.state() = Known::Seen(number);
+        *self.state() = KnownNumber::Seen(number);
     }
 
     /// Refuses what cannot be had by what the user gave. Returns whether the ensemble has to be asked first, because it may
@@ -58,14 +58,14 @@ impl Limit {
             return Err(Error::invalid("no permits are asked for; at least one is"));
         }
         match *self.state() {
-            Known::Given(permits) if wanted > permits => Err(too_few(path, wanted, permits)),
-            Known::Given(_) => Ok(false),
-            Known::Seen(permits) => Ok(wanted > permits),
-            Known::Nothing => Ok(wanted > 1),
+            KnownNumber::Given(permits) if wanted > permits => Err(too_few(path, wanted, permits)),
+            KnownNumber::Given(_) => Ok(false),
+            KnownNumber::Seen(permits) => Ok(wanted > permits),
+            KnownNumber::Nothing => Ok(wanted > 1),
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, Known> {
+    fn state(&self) -> MutexGuard<'_, KnownNumber> {
         self.0.lock()
     }
 }
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     /// What a handle says of so many permits that are wanted: ask the ensemble first, or not, or that they are too many.
-    fn check(limit: &Limit, wanted: u32) -> Result<bool, u32> {
+    fn check(limit: &PermitLimit, wanted: u32) -> Result<bool, u32> {
         limit.check("/s", wanted).map_err(|error| match error {
             Error::TooFewPermits { wanted: asked, permits, .. } if asked == wanted => permits,
             other => panic!("{other}"),
@@ -88,17 +88,17 @@ mod tests {
 
     #[test]
     fn more_permits_than_the_user_gave_are_refused_without_a_request() {
-        let limit = Limit::new(Some(3));
+        let limit = PermitLimit::new(Some(3));
         assert_eq!(limit.known(), Some(3));
         assert_eq!([1, 2, 3, 4].map(|wanted| check(&limit, wanted)), [Ok(false), Ok(false), Ok(false), Err(3)]);
     }
 
     #[test]
     fn more_permits_than_were_seen_are_asked_for() {
-        let unknown = Limit::new(None);
+        let unknown = PermitLimit::new(None);
         assert_eq!(unknown.known(), None);
         assert_eq!([1, 2].map(|wanted| check(&unknown, wanted)), [Ok(false), Ok(true)]);
-        let limit = Limit::new(Some(3));
+        let limit = PermitLimit::new(Some(3));
         limit.is_set(5);
         assert_eq!(limit.known(), Some(5));
         assert_eq!([4, 5, 6].map(|wanted| check(&limit, wanted)), [Ok(false), Ok(false), Ok(true)]);
@@ -106,19 +106,19 @@ mod tests {
 
     #[test]
     fn no_permits_are_never_asked_for() {
-        for limit in [Limit::new(None), Limit::new(Some(1))] {
+        for limit in [PermitLimit::new(None), PermitLimit::new(Some(1))] {
             assert!(matches!(limit.check("/s", 0), Err(Error::InvalidInput(_))));
         }
     }
 
     #[test]
     fn another_number_than_the_user_gave_is_refused_at_the_first_look_alone() {
-        let limit = Limit::new(Some(3));
+        let limit = PermitLimit::new(Some(3));
         assert!(matches!(limit.sees("/s", 4), Err(Error::OtherPermits { ours: 3, theirs: 4, .. })));
         assert_eq!(limit.known(), Some(3));
         assert!(limit.sees("/s", 3).is_ok() && limit.sees("/s", 4).is_ok());
         assert_eq!(limit.known(), Some(4));
-        let unknown = Limit::new(None);
+        let unknown = PermitLimit::new(None);
         assert!(unknown.sees("/s", 2).is_ok());
         assert_eq!(unknown.known(), Some(2));
     }

@@ -10,7 +10,7 @@ use crate::acquisition::request::{Acquisition, Handle, Options, WARN_AFTER, Wait
 use crate::call::Call;
 use crate::error::error::Error;
 use crate::guard::acquire::{Acquire, Granting, Guard};
-use crate::permits::limit::Limit;
+use crate::permits::limit::PermitLimit;
 use crate::permits::permit::Permit;
 use crate::permits::take::{Stock, Wanted};
 use crate::queue::dialect::Dialect;
@@ -339,7 +339,7 @@ impl SemaphoreBuilder {
             asking: Arc::default(),
             waiters: Waiters::default(),
         };
-        let stock = Stock { handle: Arc::new(handle), limit: Limit::new(self.permits), taken };
+        let stock = Stock { handle: Arc::new(handle), limit: PermitLimit::new(self.permits), taken };
         Ok(Semaphore { stock: Arc::new(stock) })
     }
 }

@@ -15,11 +15,11 @@ use async_trait::async_trait;
 
 use crate::acquisition::flow::{Grant, GrantKind};
 use crate::acquisition::request::{Acquisition, Goal, Handle};
-use crate::acquisition::waiting::{Patience, Wait};
+use crate::acquisition::waiting::{IfTaken, Wait};
 use crate::call;
 use crate::error::error::Error;
 use crate::hold::hold::Hold;
-use crate::permits::limit::{Limit, too_few};
+use crate::permits::limit::{PermitLimit, too_few};
 use crate::queue::contender::Contender;
 use crate::queue::metadata;
 use crate::queue::permits::{self, Room};
@@ -41,7 +41,7 @@ const TAKE: &str = "take a permit of";
 #[derive(Debug)]
 pub struct Stock {
     pub(crate) handle: Arc<Handle>,
-    pub(crate) limit: Limit,
+    pub(crate) limit: PermitLimit,
     /// The directory of the permits that are taken.
     pub(crate) taken: Arc<str>,
 }
@@ -62,12 +62,12 @@ enum Look {
         names: Reply<Vec<String>>,
         number: Reply<(Vec<u8>, Stat)>,
     },
-    Seen(Seen),
+    Seen(SeenPermits),
 }
 
 /// A semaphore at one moment.
 #[derive(Debug)]
-struct Seen {
+struct SeenPermits {
     number: u32,
     /// The version of the semaphore's node, whose data are the number.
     version: i32,
@@ -86,7 +86,7 @@ impl Wanted {
     }
 
     /// What the newcomer's look has shown, if it was the head by then.
-    fn seen_as_head(&self, grant: &Grant) -> Option<Seen> {
+    fn seen_as_head(&self, grant: &Grant) -> Option<SeenPermits> {
         match self.replace(Look::Nothing) {
             Look::Seen(seen) if !grant.has_waited => Some(seen),
             _ => None,
@@ -100,7 +100,7 @@ impl Wanted {
         held: &Hold,
         version: i32,
         refused: &mut Option<i32>,
-        patience: Patience,
+        patience: IfTaken,
     ) -> Result<bool, Error> {
         let Stock { handle, taken, .. } = &*self.stock;
         let name = permits::name(&held.ticket().owner().to_string(), self.count);
@@ -110,7 +110,7 @@ impl Wanted {
             Ok(()) => Ok(true),
             Err(NotExchanged::Changed) => {
                 if refused.replace(version) == Some(version) {
-                    if patience == Patience::GiveUp {
+                    if patience == IfTaken::GiveUp {
                         return Err(self
                             .stock
                             .doubt("its number has changed, and the server does not show it yet".to_owned()));
@@ -197,7 +197,7 @@ impl Goal for Wanted {
         if let Ok(names) = names
             && ticket.session().upkeep().connection() == ticket.connection()
         {
-            drop(self.replace(Look::Seen(Seen { number, version, names })));
+            drop(self.replace(Look::Seen(SeenPermits { number, version, names })));
         }
         Ok(())
     }
@@ -304,10 +304,10 @@ impl Stock {
     }
 
     /// There are too few permits. Reports who has them, or gives up.
-    async fn report_short(&self, held: &Hold, now: &Seen, wait: &mut Wait<'_>) -> Result<(), Error> {
+    async fn report_short(&self, held: &Hold, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
         let (session, site, me) = (held.ticket().session(), &self.handle.site, held.contender());
         let alone = [me.name().to_owned()];
-        if wait.patience == Patience::GiveUp {
+        if wait.patience == IfTaken::GiveUp {
             return Err(Error::WouldBlock { blockers: site.blockers(session, &alone, me).await });
         }
         if let Some(on_wait) = &mut wait.on_wait {
@@ -389,7 +389,7 @@ impl<'a> View<'a> {
     }
 
     /// Looks at the semaphore, and watches its permits.
-    async fn look(&mut self) -> Result<Seen, Error> {
+    async fn look(&mut self) -> Result<SeenPermits, Error> {
         let session = Arc::clone(self.held.ticket().session());
         let mut tries = 0;
         loop {
@@ -408,7 +408,7 @@ impl<'a> View<'a> {
                         (None, Some(node)) => self.stock.agree(&session, node).await?,
                         (None, None) => continue,
                     };
-                    return Ok(Seen { number, version, names });
+                    return Ok(SeenPermits { number, version, names });
                 }
                 Ok(None) => {}
                 Err(Failure::Unknown(_)) if tries < retry::UNKNOWN_TRIES => {
@@ -477,7 +477,7 @@ impl<'a> View<'a> {
     }
 
     /// Watches the number of permits, unless it has changed since `now`.
-    async fn watch_number(&mut self, now: &Seen) -> Result<(), Error> {
+    async fn watch_number(&mut self, now: &SeenPermits) -> Result<(), Error> {
         let (session, path) = (self.held.ticket().session(), self.stock.handle.shown());
         let (watch, node) = (session.watch(path), session.data(path));
         match (watch.await, node.await) {
@@ -492,7 +492,7 @@ impl<'a> View<'a> {
     }
 
     /// Waits until a permit may have been given back, or the number of permits may have changed, since `now`.
-    async fn wait_for_change(&mut self, now: &Seen, wait: &mut Wait<'_>) -> Result<(), Error> {
+    async fn wait_for_change(&mut self, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
         if self.number.is_none() {
             self.watch_number(now).await?;
         }

@@ -51,14 +51,14 @@ pub struct Lease {
     settling: Duration,
     margin: Duration,
     clock: Clock,
-    state: Mutex<State>,
+    state: Mutex<LeaseState>,
     /// What the state says, for [`Lease::covered_at`]: a kept node is checked millions of times a second.
     valid_until: AtomicU64,
     valid_in: AtomicU64,
 }
 
 #[derive(Debug)]
-struct State {
+struct LeaseState {
     /// `None` while every moment counts.
     end: Option<Moment>,
     /// The newest touch that counts; unlike `end`, kept when the lease runs out.
@@ -108,7 +108,7 @@ impl Lease {
 
     /// A lease on a clock of the backend's own.
     pub fn with_clock(timeout: Duration, clock: Box<dyn Fn() -> Moment + Send + Sync>) -> Lease {
-        let state = State {
+        let state = LeaseState {
             end: Some(Duration::ZERO),
             counted: Duration::ZERO,
             touches: VecDeque::new(),
@@ -380,7 +380,7 @@ impl Lease {
         (nanos(now) < until).then_some(now)
     }
 
-    fn publish(&self, state: &State) {
+    fn publish(&self, state: &LeaseState) {
         let until = match (state.over, state.end) {
             (Some(_), _) => 0,
             (None, None) => u64::MAX,
@@ -418,7 +418,7 @@ fn nanos(moment: Moment) -> u64 {
     u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl State {
+impl LeaseState {
     /// Ends the epoch if the lease has run out. Every hold of that epoch stays lost, even if a late answer renews the
     /// lease.
     ///

@@ -40,7 +40,7 @@ pub(crate) struct Asked {
 }
 
 /// Knows the lease that nodes are kept under, and hears what becomes of them.
-pub(crate) trait Listener: fmt::Debug + Send + Sync {
+pub(crate) trait NodeListener: fmt::Debug + Send + Sync {
     fn lease(&self) -> &Lease;
 
     /// A stranger's write has used up the watch on this node.
@@ -50,7 +50,7 @@ pub(crate) trait Listener: fmt::Debug + Send + Sync {
 /// One node of ours: where it is, what for, and whether it was lost.
 #[derive(Debug)]
 pub(crate) struct OwnNode {
-    state: Mutex<State>,
+    state: Mutex<NodeState>,
     changed: Notify,
     /// How many transactions under this hold have an unknown outcome. A path that was given to the caller counts as
     /// one.
@@ -63,14 +63,14 @@ pub(crate) struct OwnNode {
     held_in: AtomicU64,
     /// Its owner has asked for every node in the directory that is only kept, and so for this one.
     has_asked: AtomicBool,
-    listener: Weak<dyn Listener>,
+    listener: Weak<dyn NodeListener>,
     /// When the library learnt of the node.
     entered: Moment,
     this: Weak<OwnNode>,
 }
 
 #[derive(Debug)]
-struct State {
+struct NodeState {
     path: String,
     phase: Phase,
     /// While it waits: the epoch since which the lease has been valid without a gap, if it has been valid at all.
@@ -97,8 +97,8 @@ enum Phase {
 }
 
 impl OwnNode {
-    pub(crate) fn new<L: Listener + 'static>(path: String, listener: &Arc<L>) -> Arc<OwnNode> {
-        let state = Mutex::new(State {
+    pub(crate) fn new<L: NodeListener + 'static>(path: String, listener: &Arc<L>) -> Arc<OwnNode> {
+        let state = Mutex::new(NodeState {
             path,
             phase: Phase::Waiting,
             valid_since: None,
@@ -281,7 +281,7 @@ impl OwnNode {
         lease.covered_at(self.held_in.load(Ordering::Acquire).checked_sub(1)?)
     }
 
-    fn publish(&self, state: &State) {
+    fn publish(&self, state: &NodeState) {
         let held_in = match (state.loss, state.phase) {
             (None, Phase::Holding(epoch) | Phase::Moving(Some(epoch))) => epoch + 1,
             _ => 0,
@@ -397,7 +397,7 @@ fn tell(news: Option<(String, Loss)>) {
     }
 }
 
-impl State {
+impl NodeState {
     fn is_holding(&self) -> bool {
         matches!(self.phase, Phase::Holding(_) | Phase::Moving(Some(_)))
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::session::lease::{Lease, Moment};
 use crate::session::listings::Listings;
-use crate::session::node::{Listener, OwnNode};
+use crate::session::node::{NodeListener, OwnNode};
 use crate::session::nodes::OwnNodes;
 use crate::session::request::Ending;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -125,7 +125,7 @@ impl Upkeep {
     }
 }
 
-impl Listener for Upkeep {
+impl NodeListener for Upkeep {
     fn lease(&self) -> &Lease {
         &self.lease
     }

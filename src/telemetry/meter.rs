@@ -12,12 +12,12 @@ use {crate::telemetry::metrics as names, crate::telemetry::recorder, ::metrics::
 
 /// An acquisition, counted as waiting until this is dropped.
 #[derive(Debug, Default)]
-pub(crate) struct Wait(#[cfg(feature = "metrics")] Option<Present>);
+pub(crate) struct WaitTimer(#[cfg(feature = "metrics")] Option<Present>);
 
-impl Wait {
+impl WaitTimer {
     #[cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "nothing is measured"))]
-    pub(crate) fn begin(aim: Aim, path: &Arc<str>) -> Wait {
-        Wait(
+    pub(crate) fn begin(aim: Aim, path: &Arc<str>) -> WaitTimer {
+        WaitTimer(
             #[cfg(feature = "metrics")]
             Some(Present::begin(names::WAITING, aim, path)),
         )

@@ -18,7 +18,7 @@ const MEASUREMENTS: usize = 100_000;
 static METADATA: Metadata<'static> = Metadata::new("zk_rwlock", Level::INFO, None);
 
 static UNTOLD: Mutex<Untold> = Mutex::new(Untold {
-    news: News { counts: BTreeMap::new(), gauges: BTreeMap::new(), measured: Vec::new() },
+    news: Measurement { counts: BTreeMap::new(), gauges: BTreeMap::new(), measured: Vec::new() },
     gauges: BTreeMap::new(),
     has_thread: false,
     taken: 0,
@@ -29,7 +29,7 @@ static UNTOLD: Mutex<Untold> = Mutex::new(Untold {
 static CHANGED: Condvar = Condvar::new();
 
 struct Untold {
-    news: News,
+    news: Measurement,
     /// What each gauge shows, unless it is zero.
     gauges: BTreeMap<Key, i64>,
     has_thread: bool,
@@ -39,13 +39,13 @@ struct Untold {
 }
 
 #[derive(Default)]
-struct News {
+struct Measurement {
     counts: BTreeMap<Key, u64>,
     gauges: BTreeMap<Key, i64>,
     measured: Vec<(Key, f64)>,
 }
 
-impl News {
+impl Measurement {
     fn is_empty(&self) -> bool {
         self.counts.is_empty() && self.gauges.is_empty() && self.measured.is_empty()
     }

@@ -47,11 +47,11 @@ pub(crate) struct Ticket {
     owner: Owner,
     /// The process may keep the node between uses.
     keeps: bool,
-    node: Mutex<Node>,
+    node: Mutex<TicketNode>,
 }
 
-struct Node {
-    step: Step,
+struct TicketNode {
+    step: PlaceStep,
     /// On which connection the node was asked for.
     connection: u64,
     /// When a node was first asked for.
@@ -68,7 +68,7 @@ struct Node {
     arming: Option<Reply<Watch>>,
 }
 
-enum Step {
+enum PlaceStep {
     /// No node was asked for, or the request was refused.
     Absent,
     Coming(Reply<Created>),
@@ -79,8 +79,8 @@ enum Step {
 
 impl Ticket {
     pub(crate) fn new(session_slot: SessionSlot, directory: Arc<str>, owner: Owner, keeps: bool) -> Ticket {
-        let node = Node {
-            step: Step::Absent,
+        let node = TicketNode {
+            step: PlaceStep::Absent,
             connection: 0,
             asked: None,
             unsure: false,
@@ -118,7 +118,7 @@ impl Ticket {
         let arming = self.keeps.then(|| self.session().watch(&self.directory));
         let reply = self.session().create(&prefix, data, Kind::EphemeralSequential);
         let mut node = self.node.lock();
-        (node.step, node.connection) = (Step::Coming(reply), connection);
+        (node.step, node.connection) = (PlaceStep::Coming(reply), connection);
         node.asked.get_or_insert(now);
         let old = std::mem::replace(&mut node.arming, arming);
         drop(node);
@@ -138,12 +138,12 @@ impl Ticket {
     /// Dropping the future keeps the request. Dropping the ticket removes the node that the request makes.
     pub(crate) async fn entered(&self) -> Result<(), Failure> {
         let answer = poll_fn(|context| match &mut self.node.lock().step {
-            Step::Coming(reply) => reply.as_mut().poll(context),
+            PlaceStep::Coming(reply) => reply.as_mut().poll(context),
             _ => Poll::Ready(Err(Failure::Unknown("no node was asked for".to_owned()))),
         })
         .await;
         let mut node = self.node.lock();
-        node.step = Step::Absent;
+        node.step = PlaceStep::Absent;
         match answer {
             Ok(created) => {
                 drop(node);
@@ -313,7 +313,7 @@ impl Ticket {
         session.upkeep().nodes().watch(&position.own_node);
         let mut node = self.node.lock();
         node.unsure = false;
-        node.step = Step::Standing(downgraded);
+        node.step = PlaceStep::Standing(downgraded);
         Ok(())
     }
 
@@ -330,7 +330,7 @@ impl Ticket {
     /// We stand at the node outside.
     pub(super) fn is_outside(&self, position: Arc<Position>) {
         let mut node = self.node.lock();
-        node.step = Step::Standing(position);
+        node.step = PlaceStep::Standing(position);
         node.is_outside = true;
         node.doubtful = None;
     }
@@ -351,22 +351,22 @@ impl Ticket {
         let mut node = self.node.lock();
         let birth = Birth { ctime: created.ctime, asked: node.asked.unwrap_or(answered), answered };
         let position = Position { contender, czxid: created.czxid, birth, own_node, number };
-        node.step = Step::Standing(Arc::new(position));
+        node.step = PlaceStep::Standing(Arc::new(position));
         Ok(())
     }
 
     /// The position of our node, once there is one.
     pub(crate) fn position(&self) -> Option<Arc<Position>> {
         match &self.node.lock().step {
-            Step::Standing(position) => Some(Arc::clone(position)),
+            PlaceStep::Standing(position) => Some(Arc::clone(position)),
             _ => None,
         }
     }
 
     fn take_position(&self) -> Option<Arc<Position>> {
         let mut node = self.node.lock();
-        match std::mem::replace(&mut node.step, Step::Left) {
-            Step::Standing(position) => Some(position),
+        match std::mem::replace(&mut node.step, PlaceStep::Left) {
+            PlaceStep::Standing(position) => Some(position),
             other => {
                 node.step = other;
                 None
@@ -381,8 +381,8 @@ impl Drop for Ticket {
         let (step, unsure, doubtful) = {
             let mut node = self.node.lock();
             let step = match &node.step {
-                Step::Standing(_) => None,
-                _ => Some(std::mem::replace(&mut node.step, Step::Left)),
+                PlaceStep::Standing(_) => None,
+                _ => Some(std::mem::replace(&mut node.step, PlaceStep::Left)),
             };
             (step, node.unsure, node.doubtful.take())
         };
@@ -390,7 +390,7 @@ impl Drop for Ticket {
         match step {
             // Dropping the future lets the removal go on in the background.
             None => drop(self.leave()),
-            Some(Step::Coming(reply)) => {
+            Some(PlaceStep::Coming(reply)) => {
                 session.clone().spawn(Box::pin(remove_when_created(session, directory, owner, reply, unsure)));
                 return;
             }
@@ -407,19 +407,19 @@ impl Drop for Ticket {
     }
 }
 
-impl std::fmt::Debug for Node {
+impl std::fmt::Debug for TicketNode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Node").field("step", &self.step).field("unsure", &self.unsure).finish_non_exhaustive()
     }
 }
 
-impl std::fmt::Debug for Step {
+impl std::fmt::Debug for PlaceStep {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Step::Absent => f.write_str("Absent"),
-            Step::Coming(_) => f.write_str("Coming"),
-            Step::Standing(position) => write!(f, "Standing({})", position.contender),
-            Step::Left => f.write_str("Left"),
+            PlaceStep::Absent => f.write_str("Absent"),
+            PlaceStep::Coming(_) => f.write_str("Coming"),
+            PlaceStep::Standing(position) => write!(f, "Standing({})", position.contender),
+            PlaceStep::Left => f.write_str("Left"),
         }
     }
 }

@@ -11,7 +11,7 @@ use futures_util::StreamExt;
 use crate::error::error::Error;
 use crate::sync::watch;
 use crate::value::codec::Stored;
-use crate::value::known::{Known, News};
+use crate::value::known::{Known, ValueNews};
 use crate::value::store::Store;
 
 /// The values of a [`Shared`](crate::Shared), in the order in which they come. Made by
@@ -80,15 +80,15 @@ impl<T: Send + Sync + 'static> Stream for ValueChanges<T> {
             this.store.begin_if_wanted();
             let news = this.known.borrow_and_update().news_after(this.seen);
             return Poll::Ready(match news {
-                Some(News::Value(value)) => {
+                Some(ValueNews::Value(value)) => {
                     this.seen = value.news;
                     Some(this.store.cache.made(&value))
                 }
-                Some(News::Trouble(news, error)) => {
+                Some(ValueNews::Trouble(news, error)) => {
                     this.seen = news;
                     Some(Err(error))
                 }
-                Some(News::Over) => None,
+                Some(ValueNews::Over) => None,
                 None => {
                     let known = &this.known;
                     let changed = this.changed.get_or_insert_with(|| changed(known.clone()));

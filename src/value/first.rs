@@ -33,7 +33,7 @@ impl<T: Send + Sync + 'static> Store<T> {
             Err(error) => return begun.failed(self.cache.fault(error)),
         };
         let (stop, stopped) = oneshot::channel();
-        let first = First {
+        let first = InitialWrite {
             store: Arc::downgrade(self),
             lock: self.lock.clone(),
             known: self.cache.subscribe(),
@@ -61,7 +61,7 @@ impl<T: Send + Sync + 'static> Store<T> {
 }
 
 /// The initial value, on its way into the node. It does not keep the handle alive.
-struct First<T> {
+struct InitialWrite<T> {
     store: Weak<Store<T>>,
     lock: RwLock,
     known: watch::Receiver<Known<T>>,
@@ -70,7 +70,7 @@ struct First<T> {
     payload: Vec<u8>,
 }
 
-impl<T: Send + Sync + 'static> First<T> {
+impl<T: Send + Sync + 'static> InitialWrite<T> {
     /// Returns when there is a value, whoever wrote it.
     async fn write(mut self) -> Result<(), Error> {
         let mut known = self.known.clone();

@@ -101,13 +101,13 @@ impl<T> Known<T> {
     }
 
     /// The news after `seen`: the newest value first, then what went wrong.
-    pub(crate) fn news_after(&self, seen: u64) -> Option<News<T>> {
+    pub(crate) fn news_after(&self, seen: u64) -> Option<ValueNews<T>> {
         let value = self.newest.as_ref().filter(|newest| newest.news > seen);
         let trouble = self.trouble.as_ref().filter(|(news, _)| *news > seen);
         match (value, trouble) {
-            (Some(value), _) => Some(News::Value(Arc::clone(value))),
-            (None, Some((news, error))) => Some(News::Trouble(*news, error.clone())),
-            (None, None) => self.over.as_ref().map(|_| News::Over),
+            (Some(value), _) => Some(ValueNews::Value(Arc::clone(value))),
+            (None, Some((news, error))) => Some(ValueNews::Trouble(*news, error.clone())),
+            (None, None) => self.over.as_ref().map(|_| ValueNews::Over),
         }
     }
 
@@ -162,7 +162,7 @@ impl<T> Known<T> {
     }
 }
 
-pub(crate) enum News<T> {
+pub(crate) enum ValueNews<T> {
     Value(Arc<Seen<T>>),
     Trouble(u64, Error),
     Over,
@@ -250,12 +250,12 @@ mod tests {
         assert!(known.committed(b"b", 4));
         assert!(known.troubled(trouble("a")) && !known.troubled(trouble("a")) && known.troubled(trouble("b")));
         let seen = known.news;
-        assert!(matches!(known.news_after(seen - 1), Some(News::Trouble(news, _)) if news == seen));
+        assert!(matches!(known.news_after(seen - 1), Some(ValueNews::Trouble(news, _)) if news == seen));
         // A value from before our own commit ends the trouble, and is no news.
         assert!(known.read(b"a".to_vec(), 10, 3, 1) && known.news_after(seen).is_none());
         assert!(known.troubled(trouble("b")) && known.read(b"b".to_vec(), 10, 4, 1));
-        assert!(matches!(known.news_after(known.news - 1), Some(News::Value(value)) if value.version == 4));
+        assert!(matches!(known.news_after(known.news - 1), Some(ValueNews::Value(value)) if value.version == 4));
         known.over = Some(trouble("c"));
-        assert!(matches!(known.news_after(known.news), Some(News::Over)) && known.over().is_some());
+        assert!(matches!(known.news_after(known.news), Some(ValueNews::Over)) && known.over().is_some());
     }
 }

@@ -47,10 +47,10 @@ const FAREWELL: Duration = Duration::from_millis(250);
 /// ```
 #[derive(Clone)]
 pub struct ZooKeeper {
-    ensemble: Arc<Ensemble>,
+    ensemble: Arc<Sessions>,
 }
 
-struct Ensemble {
+struct Sessions {
     servers: Servers,
     options: ZooKeeperBuilder,
     background: Arc<BackgroundThread>,
@@ -166,7 +166,7 @@ impl ZooKeeperBuilder {
             path: servers.to_string(),
             reason: error.to_string(),
         })?;
-        let ensemble = Ensemble {
+        let ensemble = Sessions {
             servers: servers.clone(),
             options: self,
             background,
@@ -241,7 +241,7 @@ impl fmt::Debug for ZooKeeper {
     }
 }
 
-impl Drop for Ensemble {
+impl Drop for Sessions {
     /// Closes the sessions, and gives the server a moment to end them. Without that, a program that ends right after
     /// dropping its last guard would leave the lock taken for a whole session timeout.
     ///
@@ -261,7 +261,7 @@ impl Drop for Ensemble {
     }
 }
 
-impl Ensemble {
+impl Sessions {
     /// A slot on the first live session that has room. Forgets the sessions that are over, and the further ones without
     /// a user.
     fn session_slot(&self, watched_bytes: usize) -> Option<SessionSlot> {

@@ -67,19 +67,19 @@ impl Identity {
     }
 
     /// The owner of a node that the session creates now.
-    pub(super) fn owner(self: &Arc<Self>) -> Owner {
-        Owner { connection: self.connection(), identity: Arc::clone(self) }
+    pub(super) fn owner(self: &Arc<Self>) -> NodeOwner {
+        NodeOwner { connection: self.connection(), identity: Arc::clone(self) }
     }
 }
 
 /// The owner that a node of this session must have.
-pub(super) struct Owner {
+pub(super) struct NodeOwner {
     identity: Arc<Identity>,
     /// The connection on which the create was sent.
     connection: u64,
 }
 
-impl Owner {
+impl NodeOwner {
     /// Checks a node that was created. If it belongs to another session, the server has replaced this one.
     pub(super) fn created(&self, created: Created) -> Result<Created, Failure> {
         let ephemeral_owner = created.ephemeral_owner;

@@ -139,13 +139,13 @@ mod encrypted {
         async fn hear(&mut self) -> io::Result<usize> {
             loop {
                 self.stream.readable().await?;
-                match self.tls.read_tls(&mut Now(&self.stream)) {
+                match self.tls.read_tls(&mut UntilNow(&self.stream)) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                     Err(error) => return Err(error),
                     Ok(read) => {
                         if let Err(error) = self.tls.process_new_packets() {
                             // Tells the peer why, as far as the socket takes it.
-                            let _ = self.tls.write_tls(&mut Now(&self.stream));
+                            let _ = self.tls.write_tls(&mut UntilNow(&self.stream));
                             return Err(io::Error::other(error));
                         }
                         return Ok(read);
@@ -157,7 +157,7 @@ mod encrypted {
         async fn flush(&mut self) -> io::Result<()> {
             while self.tls.wants_write() {
                 self.stream.writable().await?;
-                match self.tls.write_tls(&mut Now(&self.stream)) {
+                match self.tls.write_tls(&mut UntilNow(&self.stream)) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                     Err(error) => return Err(error),
                     Ok(_) => {}
@@ -168,15 +168,15 @@ mod encrypted {
     }
 
     /// A socket that does now what it can, and does not wait.
-    struct Now<'a>(&'a TcpStream);
+    struct UntilNow<'a>(&'a TcpStream);
 
-    impl Read for Now<'_> {
+    impl Read for UntilNow<'_> {
         fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
             self.0.try_read(into)
         }
     }
 
-    impl Write for Now<'_> {
+    impl Write for UntilNow<'_> {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.try_write(bytes)
         }

@@ -18,10 +18,10 @@ const BETWEEN_TRIALS: Duration = Duration::from_secs(1);
 
 /// What is known of the time without a session, or without a connection of the session.
 #[derive(Debug, Default)]
-pub(super) struct Outage(Mutex<Known>);
+pub(super) struct Outage(Mutex<KnownRefusal>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownRefusal {
     /// When the last session lost its connection, if that session is over and no other has begun.
     since: Option<Instant>,
     /// When the next session may be asked for, if the last one was lost.
@@ -40,7 +40,7 @@ struct Refusal {
 }
 
 impl Outage {
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KnownRefusal> {
         self.0.lock()
     }
 

@@ -47,7 +47,7 @@ pub(super) struct ZooKeeperSession {
     abilities: Arc<Abilities>,
     pipeline: Arc<Pipeline>,
     upkeep: Arc<Upkeep>,
-    link: watch::Sender<Link>,
+    link: watch::Sender<SessionLink>,
     /// When the connection was lost. `None` while it is up.
     lost: Mutex<Option<Instant>>,
     finished: Arc<Finished>,
@@ -65,7 +65,7 @@ pub(super) struct ZooKeeperSession {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Link {
+enum SessionLink {
     Up,
     Down,
     Over(Ending),
@@ -120,7 +120,7 @@ impl ZooKeeperSession {
                 acl,
                 abilities,
                 upkeep,
-                link: watch::Sender::new(Link::Up),
+                link: watch::Sender::new(SessionLink::Up),
                 lost: Mutex::new(None),
                 finished: Arc::default(),
                 background: Arc::clone(background),
@@ -237,7 +237,7 @@ impl ZooKeeperSession {
     }
 
     pub(super) fn is_up(&self) -> bool {
-        *self.link.borrow() == Link::Up
+        *self.link.borrow() == SessionLink::Up
     }
 
     /// When the connection was lost. `None` while it is up.
@@ -245,11 +245,11 @@ impl ZooKeeperSession {
         *self.lost.lock()
     }
 
-    fn link_is(&self, now: Link) {
+    fn link_is(&self, now: SessionLink) {
         let mut lost = self.lost.lock();
         match now {
-            Link::Up => *lost = None,
-            Link::Down | Link::Over(_) => drop(lost.get_or_insert_with(Instant::now)),
+            SessionLink::Up => *lost = None,
+            SessionLink::Down | SessionLink::Over(_) => drop(lost.get_or_insert_with(Instant::now)),
         }
     }
 
@@ -277,12 +277,12 @@ impl ZooKeeperSession {
     }
 
     fn is_over(&self, why: Ending) {
-        self.link_is(Link::Over(why));
+        self.link_is(SessionLink::Over(why));
         self.upkeep.end(why);
         self.link.send_if_modified(|link| {
-            let first = !matches!(link, Link::Over(_));
+            let first = !matches!(link, SessionLink::Over(_));
             if first {
-                *link = Link::Over(why);
+                *link = SessionLink::Over(why);
             }
             first
         });
@@ -330,16 +330,16 @@ impl Session for ZooKeeperSession {
     }
 
     async fn connected(&self) -> Result<(), Ending> {
-        match self.link.subscribe().wait_for(|link| *link != Link::Down).await.map(|link| *link) {
-            Ok(Link::Over(why)) => Err(why),
+        match self.link.subscribe().wait_for(|link| *link != SessionLink::Down).await.map(|link| *link) {
+            Ok(SessionLink::Over(why)) => Err(why),
             Ok(_) => Ok(()),
             Err(_) => Err(self.upkeep.lease().over().unwrap_or(Ending::Closed)),
         }
     }
 
     async fn over(&self) -> Ending {
-        match self.link.subscribe().wait_for(|link| matches!(link, Link::Over(_))).await.map(|link| *link) {
-            Ok(Link::Over(why)) => why,
+        match self.link.subscribe().wait_for(|link| matches!(link, SessionLink::Over(_))).await.map(|link| *link) {
+            Ok(SessionLink::Over(why)) => why,
             _ => self.upkeep.lease().over().unwrap_or(Ending::Closed),
         }
     }
@@ -489,44 +489,44 @@ async fn follow_state(
     mut states: zk::StateWatcher,
     session: Weak<ZooKeeperSession>,
     upkeep: Arc<Upkeep>,
-    link: watch::Sender<Link>,
+    link: watch::Sender<SessionLink>,
     finished: Arc<Finished>,
 ) {
     let mut state = states.peek_state();
     loop {
         let now = match state {
-            zk::SessionState::SyncConnected => Link::Up,
+            zk::SessionState::SyncConnected => SessionLink::Up,
             // A read-only server cannot confirm anything.
-            zk::SessionState::Disconnected | zk::SessionState::ConnectedReadOnly => Link::Down,
-            zk::SessionState::AuthFailed => Link::Over(Ending::AuthFailed),
-            zk::SessionState::Expired => Link::Over(Ending::Expired),
-            zk::SessionState::Closed => Link::Over(Ending::Closed),
+            zk::SessionState::Disconnected | zk::SessionState::ConnectedReadOnly => SessionLink::Down,
+            zk::SessionState::AuthFailed => SessionLink::Over(Ending::AuthFailed),
+            zk::SessionState::Expired => SessionLink::Over(Ending::Expired),
+            zk::SessionState::Closed => SessionLink::Over(Ending::Closed),
         };
         let was = *link.borrow();
-        if let Some(session) = session.upgrade().filter(|_| !matches!(was, Link::Over(_))) {
+        if let Some(session) = session.upgrade().filter(|_| !matches!(was, SessionLink::Over(_))) {
             session.link_is(now);
         }
-        if let Link::Over(ending) = now {
+        if let SessionLink::Over(ending) = now {
             upkeep.end(ending);
         }
-        if let Some(session) = session.upgrade().filter(|_| was != now && !matches!(now, Link::Over(_))) {
+        if let Some(session) = session.upgrade().filter(|_| was != now && !matches!(now, SessionLink::Over(_))) {
             session.identity.connection_changes();
             // Answers arrive on this thread too, and the next connection's answers arrive after the news of it. So the
             // lease hears that the old connection is lost before it hears of any of them.
-            session.upkeep.connected(now == Link::Up);
-            if now == Link::Up {
+            session.upkeep.connected(now == SessionLink::Up);
+            if now == SessionLink::Up {
                 session.has_a_connection();
                 session.identity.ask();
             }
         }
         link.send_if_modified(|link| {
-            let changes = *link != now && !matches!(link, Link::Over(_));
+            let changes = *link != now && !matches!(link, SessionLink::Over(_));
             if changes {
                 *link = now;
             }
             changes
         });
-        if let Link::Over(_) = now {
+        if let SessionLink::Over(_) = now {
             break;
         }
         state = states.changed().await;

@@ -352,7 +352,7 @@ pub(crate) enum Task {
     /// The same, live, until interrupted. `zklock ls --help` says what the states mean.
     ///
     /// In the background (`zklock watch PATH &`) nothing is drawn, and after `fg` again.
-    Watch(Watch),
+    Watch(WatchOrder),
     /// Ask the processes that only keep a lock to give it up.
     ///
     /// A process may keep a lock between uses. Each one that does gives it up: at once, or when the uses that run have
@@ -449,7 +449,7 @@ pub(crate) struct Ls {
 /// `zklock watch`
 #[derive(Debug, Args)]
 #[command(override_usage = "zklock watch [OPTIONS] PATH")]
-pub(crate) struct Watch {
+pub(crate) struct WatchOrder {
     /// The lock.
     #[arg(value_name = "PATH")]
     pub(crate) path: String,

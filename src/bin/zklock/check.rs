@@ -25,7 +25,7 @@ pub(crate) struct Odd {
 }
 
 /// A node of the directory. Its `Stat` is `None` if we may not read it.
-type Node = (String, Option<Stat>);
+type ShownNode = (String, Option<Stat>);
 
 pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&check.path, connection).await?;
@@ -48,12 +48,12 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
             what: format!("its session {owner:#x} is over, and it stays: {cure}"),
         }
     }));
-    for note in servers.iter().filter(|_| !check.json).filter_map(servers::Server::note) {
+    for note in servers.iter().filter(|_| !check.json).filter_map(servers::ServerReport::note) {
         output::say(&note);
     }
     let text = if check.json {
         let odd = odd.iter().map(|odd| json!({ "kind": odd.kind, "node": odd.node, "what": odd.what }));
-        let servers: Vec<_> = servers.iter().map(servers::Server::json).collect();
+        let servers: Vec<_> = servers.iter().map(servers::ServerReport::json).collect();
         format!("{:#}\n", json!({ "path": check.path, "odd": odd.collect::<Vec<_>>(), "servers": servers }))
     } else if odd.is_empty() {
         format!("{}: nothing odd\n", check.path)
@@ -72,9 +72,9 @@ pub(crate) async fn check(check: &Check, connection: &Connection) -> Result<u8, 
 /// What there is to look at.
 struct Nodes {
     /// In the directory of the lock, or of the semaphore's queue.
-    directory: Vec<Node>,
+    directory: Vec<ShownNode>,
     /// If it is a semaphore: its number of permits, if that is one, and the nodes of those who have some.
-    semaphore: Option<(Option<u32>, Vec<Node>)>,
+    semaphore: Option<(Option<u32>, Vec<ShownNode>)>,
 }
 
 impl Nodes {
@@ -133,7 +133,7 @@ async fn nodes_of_either(zk: &ZooKeeper, path: &str) -> Result<Nodes, Exit> {
 }
 
 /// What is odd about those who have permits, and about their number.
-fn oddities_of_permits(path: &str, number: Option<u32>, nodes: &[Node]) -> Vec<Odd> {
+fn oddities_of_permits(path: &str, number: Option<u32>, nodes: &[ShownNode]) -> Vec<Odd> {
     let (mut odd, mut taken) = (Vec::new(), 0);
     for (name, stat) in nodes {
         let mut add = |kind, what: &str| odd.push(Odd { kind, node: Some(name.clone()), what: what.to_owned() });
@@ -176,7 +176,7 @@ fn fault(failure: Failure, path: &str) -> Exit {
 }
 
 /// Every node in the directory. The library's queue leaves out nodes that are no contenders.
-async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
+async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<ShownNode>, Exit> {
     let session_slot = zk.session_slot(0).await.map_err(|failure| fault(failure, path))?;
     let session = session_slot.session();
     let names = match connect::answered(session, session.children(path)).await {
@@ -201,7 +201,7 @@ async fn nodes(zk: &ZooKeeper, path: &str) -> Result<Vec<Node>, Exit> {
 }
 
 /// What is odd about these nodes, in the order of the nodes. What is odd about the counter comes last.
-fn oddities(nodes: &[Node], dialect: Dialect) -> Vec<Odd> {
+fn oddities(nodes: &[ShownNode], dialect: Dialect) -> Vec<Odd> {
     let contenders: Vec<_> = nodes.iter().filter_map(|(name, _)| Contender::parse_as(name, dialect)).collect();
     let mut sharers = BTreeMap::<i64, Vec<&Contender>>::new();
     for contender in &contenders {
@@ -281,7 +281,7 @@ mod tests {
 
     use super::*;
 
-    fn node(name: &str, ephemeral_owner: i64, version: i32) -> Node {
+    fn node(name: &str, ephemeral_owner: i64, version: i32) -> ShownNode {
         (
             name.to_owned(),
             Some(Stat { czxid: 1, version, ctime: UNIX_EPOCH, mtime: UNIX_EPOCH, ephemeral_owner, data_length: 0 }),
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn each_oddity_of_a_semaphore_is_told() {
-        let kinds = |number, nodes: &[Node]| {
+        let kinds = |number, nodes: &[ShownNode]| {
             oddities_of_permits("/l", number, nodes).into_iter().map(|odd| odd.kind).collect::<Vec<_>>()
         };
         assert_eq!(kinds(Some(3), &[node("a~1-PERMIT-2", 7, 0), node("b~2-PERMIT-1", 7, 0)]), [""; 0]);
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn each_oddity_is_told_of_its_node() {
         let kinds =
-            |nodes: &[Node]| oddities(nodes, Dialect::Native).into_iter().map(|odd| odd.kind).collect::<Vec<_>>();
+            |nodes: &[ShownNode]| oddities(nodes, Dialect::Native).into_iter().map(|odd| odd.kind).collect::<Vec<_>>();
         assert_eq!(kinds(&[]), [""; 0]);
         assert_eq!(kinds(&[node("a~1-READ-0000000001", 7, 0), node("b~2-WRITE-0000000002", 7, 0)]), [""; 0]);
         assert_eq!(kinds(&[node("config", 0, 3)]), ["foreign"]);

@@ -15,7 +15,7 @@ use crate::tie;
 
 /// What happened to the command's own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum ChildEvent {
     Stopped(Signal),
     Ended,
 }
@@ -49,7 +49,7 @@ impl Reaped {
 pub(crate) struct Child {
     process: Process,
     group: Pid,
-    events: UnboundedReceiver<Event>,
+    events: UnboundedReceiver<ChildEvent>,
     terminal: Option<Terminal>,
     /// Whether it had the terminal when it was stopped together with us.
     was_foreground: bool,
@@ -75,7 +75,7 @@ impl Child {
         let (sender, events) = mpsc::unbounded_channel();
         thread::spawn(move || {
             while let Some(event) = next_event(group) {
-                if sender.send(event).is_err() || event == Event::Ended {
+                if sender.send(event).is_err() || event == ChildEvent::Ended {
                     return;
                 }
             }
@@ -88,8 +88,8 @@ impl Child {
         Ok(Child { process, group, events, terminal, was_foreground: false })
     }
 
-    pub(crate) async fn next_event(&mut self) -> Event {
-        self.events.recv().await.unwrap_or(Event::Ended)
+    pub(crate) async fn next_event(&mut self) -> ChildEvent {
+        self.events.recv().await.unwrap_or(ChildEvent::Ended)
     }
 
     /// Signals the whole process group.
@@ -165,7 +165,7 @@ impl Child {
 }
 
 /// Blocks until something has happened to the process. A process that has ended is left to be reaped.
-fn next_event(process: Pid) -> Option<Event> {
+fn next_event(process: Pid) -> Option<ChildEvent> {
     loop {
         match waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT) {
             Ok(Some(status)) if status.stopped() => {
@@ -173,10 +173,10 @@ fn next_event(process: Pid) -> Option<Event> {
                 let stop = waitid(WaitId::Pid(process), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG).ok().flatten();
                 let signal = stop.and_then(|stop| stop.stopping_signal()).and_then(Signal::from_named_raw);
                 if let Some(signal) = signal {
-                    return Some(Event::Stopped(signal));
+                    return Some(ChildEvent::Stopped(signal));
                 }
             }
-            Ok(Some(_)) => return Some(Event::Ended),
+            Ok(Some(_)) => return Some(ChildEvent::Ended),
             Ok(None) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return None,
         }

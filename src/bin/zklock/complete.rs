@@ -18,7 +18,7 @@ use zk_rwlock::{Contender, Dialect, Memory, RwLock};
 
 use crate::arguments::{Arguments, Connection};
 use crate::connect::connect_within;
-use crate::cursor::{self, Candidate, Wanted};
+use crate::cursor::{self, Completion, WantedWord};
 use crate::exit::Exit;
 use crate::output;
 
@@ -43,8 +43,8 @@ pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
     let mut program = Arguments::command();
     program.build();
     let answer = match (cursor::wanted(&program, &words), words.last()) {
-        (Wanted::Words(words), _) => told(&words),
-        (Wanted::Path { mut words, options }, Some(current)) => {
+        (WantedWord::Words(words), _) => told(&words),
+        (WantedWord::Path { mut words, options }, Some(current)) => {
             let line = [OsString::from("zklock")].into_iter().chain(options).chain(["ls".into(), "/".into()]);
             if let Ok(arguments) = Arguments::try_parse_from(line) {
                 let paths = tokio::time::timeout(PATIENCE, paths(current, &arguments.connection)).await;
@@ -52,9 +52,9 @@ pub(crate) async fn complete(shell: Shell) -> Result<u8, Exit> {
             }
             told(&words)
         }
-        (Wanted::File, _) => "file\n".to_owned(),
-        (Wanted::Command(at), _) => format!("command {at}\n"),
-        (Wanted::Nothing | Wanted::Path { .. }, _) => return Ok(0),
+        (WantedWord::File, _) => "file\n".to_owned(),
+        (WantedWord::Command(at), _) => format!("command {at}\n"),
+        (WantedWord::Nothing | WantedWord::Path { .. }, _) => return Ok(0),
     };
     output::print(&answer)?;
     Ok(0)
@@ -73,8 +73,8 @@ fn words(shell: Shell, line: &str) -> Vec<String> {
     typed.iter().enumerate().map(word).collect()
 }
 
-fn told(words: &[Candidate]) -> String {
-    let line = |Candidate { word, meaning }: &Candidate| match meaning.is_empty() {
+fn told(words: &[Completion]) -> String {
+    let line = |Completion { word, meaning }: &Completion| match meaning.is_empty() {
         true => format!("{word}\n"),
         false => format!("{word}\t{meaning}\n"),
     };
@@ -82,7 +82,7 @@ fn told(words: &[Candidate]) -> String {
 }
 
 /// The paths of the ensemble that begin like this one. Those that go on end with a slash.
-async fn paths(current: &str, connection: &Connection) -> Vec<Candidate> {
+async fn paths(current: &str, connection: &Connection) -> Vec<Completion> {
     let Some((directory, _)) = (if current.is_empty() { "/" } else { current }).rsplit_once('/') else {
         return Vec::new();
     };
@@ -100,7 +100,7 @@ async fn paths(current: &str, connection: &Connection) -> Vec<Candidate> {
         }
     }
     zk.close().await;
-    paths.into_iter().map(|word| Candidate { word, meaning: String::new() }).collect()
+    paths.into_iter().map(|word| Completion { word, meaning: String::new() }).collect()
 }
 
 /// The locks and directories of locks right below this one, which is empty for the root.

@@ -10,26 +10,26 @@ const DIALECTS: [Dialect; 4] = [Dialect::Native, Dialect::Curator, Dialect::Cura
 
 /// A word that can stand at the cursor, and what it means.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Candidate {
+pub(crate) struct Completion {
     pub(crate) word: String,
     pub(crate) meaning: String,
 }
 
-impl Candidate {
+impl Completion {
     /// As the value in one word with its option.
-    fn after(self, option: &str) -> Candidate {
-        Candidate { word: format!("{option}={}", self.word), ..self }
+    fn after(self, option: &str) -> Completion {
+        Completion { word: format!("{option}={}", self.word), ..self }
     }
 }
 
 /// What can stand at the cursor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum WantedWord {
     Nothing,
-    Words(Vec<Candidate>),
+    Words(Vec<Completion>),
     /// One of these words, or a path of the ensemble that these options lead to.
     Path {
-        words: Vec<Candidate>,
+        words: Vec<Completion>,
         options: Vec<OsString>,
     },
     /// A file of this machine.
@@ -39,8 +39,8 @@ pub(crate) enum Wanted {
 }
 
 /// What can stand at the end of the last of these words. The first one is the program itself; `program` is built.
-pub(crate) fn wanted(program: &Command, words: &[String]) -> Wanted {
-    let Some((current, before)) = words.split_last() else { return Wanted::Nothing };
+pub(crate) fn wanted(program: &Command, words: &[String]) -> WantedWord {
+    let Some((current, before)) = words.split_last() else { return WantedWord::Nothing };
     let (mut task, mut options) = (None, Vec::new());
     let (mut places, mut is_escaped, mut has_line) = (0, false, false);
     let mut at = 1;
@@ -75,34 +75,36 @@ pub(crate) fn wanted(program: &Command, words: &[String]) -> Wanted {
     if !is_escaped && current.starts_with('-') {
         return match current.split_once('=') {
             Some((name, value)) => match option(command, name).map(|(option, _)| value_of(option, value)) {
-                Some(Wanted::Words(words)) => Wanted::Words(words.into_iter().map(|word| word.after(name)).collect()),
-                other => other.unwrap_or(Wanted::Nothing),
+                Some(WantedWord::Words(words)) => {
+                    WantedWord::Words(words.into_iter().map(|word| word.after(name)).collect())
+                }
+                other => other.unwrap_or(WantedWord::Nothing),
             },
-            None => Wanted::Words(options_of(command, current)),
+            None => WantedWord::Words(options_of(command, current)),
         };
     }
     match task {
         None => {
             let words = if is_escaped { Vec::new() } else { tasks(program, current) };
-            Wanted::Path { words, options }
+            WantedWord::Path { words, options }
         }
         Some(task) => match task.get_positionals().nth(places) {
-            Some(place) if place.get_id() == "path" => Wanted::Path { words: Vec::new(), options },
-            Some(place) if place.get_id() == "task" => Wanted::Words(tasks(program, current)),
+            Some(place) if place.get_id() == "path" => WantedWord::Path { words: Vec::new(), options },
+            Some(place) if place.get_id() == "task" => WantedWord::Words(tasks(program, current)),
             Some(place) => value_of(place, current),
-            None => Wanted::Nothing,
+            None => WantedWord::Nothing,
         },
     }
 }
 
 /// What can stand in the words after the lock's path, which begin at `at`.
-fn after_path(words: &[String], at: usize, has_line: bool) -> Wanted {
+fn after_path(words: &[String], at: usize, has_line: bool) -> WantedWord {
     let first = words.get(at).filter(|_| at + 1 < words.len());
     match first.map(String::as_str) {
-        _ if has_line => Wanted::Nothing,
-        Some("--") => Wanted::Command(at + 1),
-        Some("-c" | "--command") => Wanted::Nothing,
-        _ => Wanted::Command(at),
+        _ if has_line => WantedWord::Nothing,
+        Some("--") => WantedWord::Command(at + 1),
+        Some("-c" | "--command") => WantedWord::Nothing,
+        _ => WantedWord::Command(at),
     }
 }
 
@@ -139,37 +141,37 @@ fn option<'a>(command: &'a Command, word: &str) -> Option<(&'a Arg, bool)> {
     last
 }
 
-fn value_of(of: &Arg, current: &str) -> Wanted {
-    let named = |word: String| Candidate { word, meaning: String::new() };
+fn value_of(of: &Arg, current: &str) -> WantedWord {
+    let named = |word: String| Completion { word, meaning: String::new() };
     let words: Vec<String> = match of.get_id().as_str() {
         "dialect" => DIALECTS.iter().map(Dialect::to_string).collect(),
-        _ if of.get_value_hint() == ValueHint::FilePath => return Wanted::File,
+        _ if of.get_value_hint() == ValueHint::FilePath => return WantedWord::File,
         _ => of.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect(),
     };
     match words.is_empty() {
-        true => Wanted::Nothing,
-        false => Wanted::Words(words.into_iter().filter(|word| word.starts_with(current)).map(named).collect()),
+        true => WantedWord::Nothing,
+        false => WantedWord::Words(words.into_iter().filter(|word| word.starts_with(current)).map(named).collect()),
     }
 }
 
-fn options_of(command: &Command, current: &str) -> Vec<Candidate> {
+fn options_of(command: &Command, current: &str) -> Vec<Completion> {
     let mut candidates = Vec::new();
     for option in command.get_arguments().filter(|option| !option.is_hide_set() && !option.is_positional()) {
         let meaning = option.get_help().map(|help| first_sentence(&help.to_string())).unwrap_or_default();
         let long = option.get_long().map(|long| format!("--{long}"));
         let short = option.get_short().map(|short| format!("-{short}"));
         for word in long.into_iter().chain(short).filter(|word| word.starts_with(current)) {
-            candidates.push(Candidate { word, meaning: meaning.clone() });
+            candidates.push(Completion { word, meaning: meaning.clone() });
         }
     }
     candidates
 }
 
 /// The subcommands that people type.
-fn tasks(program: &Command, current: &str) -> Vec<Candidate> {
+fn tasks(program: &Command, current: &str) -> Vec<Completion> {
     let shown = program.get_subcommands().filter(|task| !task.is_hide_set() && task.get_name().starts_with(current));
     let about = |task: &Command| task.get_about().map(|about| first_sentence(&about.to_string())).unwrap_or_default();
-    shown.map(|task| Candidate { word: task.get_name().to_owned(), meaning: about(task) }).collect()
+    shown.map(|task| Completion { word: task.get_name().to_owned(), meaning: about(task) }).collect()
 }
 
 fn first_sentence(text: &str) -> String {
@@ -185,7 +187,7 @@ mod tests {
     use super::*;
     use crate::arguments::Arguments;
 
-    fn wanted_in(line: &str) -> Wanted {
+    fn wanted_in(line: &str) -> WantedWord {
         let mut program = Arguments::command();
         program.build();
         wanted(&program, &line.split(' ').map(str::to_owned).collect::<Vec<_>>())
@@ -193,14 +195,16 @@ mod tests {
 
     fn words_in(line: &str) -> Vec<String> {
         match wanted_in(line) {
-            Wanted::Words(words) | Wanted::Path { words, .. } => words.into_iter().map(|word| word.word).collect(),
+            WantedWord::Words(words) | WantedWord::Path { words, .. } => {
+                words.into_iter().map(|word| word.word).collect()
+            }
             other => panic!("{line:?}: {other:?}"),
         }
     }
 
     fn options_in(line: &str) -> Vec<OsString> {
         match wanted_in(line) {
-            Wanted::Path { options, .. } => options,
+            WantedWord::Path { options, .. } => options,
             other => panic!("{line:?}: {other:?}"),
         }
     }
@@ -218,8 +222,8 @@ mod tests {
             assert_eq!(words_in(line), Vec::<String>::new(), "{line}");
         }
         for task in ["ls", "watch", "ask", "forget", "break", "check", "permits"] {
-            assert!(matches!(wanted_in(&format!("zklock {task} ")), Wanted::Path { .. }), "{task}");
-            assert_eq!(wanted_in(&format!("zklock {task} /l ")), Wanted::Nothing, "{task}");
+            assert!(matches!(wanted_in(&format!("zklock {task} ")), WantedWord::Path { .. }), "{task}");
+            assert_eq!(wanted_in(&format!("zklock {task} /l ")), WantedWord::Nothing, "{task}");
         }
     }
 
@@ -241,12 +245,12 @@ mod tests {
             ("zklock /l --", 2),
             ("zklock /l -c", 2),
         ] {
-            assert_eq!(wanted_in(line), Wanted::Command(at), "{line}");
+            assert_eq!(wanted_in(line), WantedWord::Command(at), "{line}");
         }
         for line in
             ["zklock /l -c ", "zklock -c make /l ", "zklock /l --command ma", "zklock -c ", "zklock --command=ma"]
         {
-            assert_eq!(wanted_in(line), Wanted::Nothing, "{line}");
+            assert_eq!(wanted_in(line), WantedWord::Nothing, "{line}");
         }
     }
 
@@ -262,10 +266,10 @@ mod tests {
         assert_eq!(words_in("zklock completions b"), ["bash"]);
         assert_eq!(words_in("zklock man wa"), ["watch"]);
         for line in ["zklock --auth-file ", "zklock ls --tls-ca /e", "zklock --tls-key=", "zklock -n --sasl-file x"] {
-            assert_eq!(wanted_in(line), Wanted::File, "{line}");
+            assert_eq!(wanted_in(line), WantedWord::File, "{line}");
         }
         for line in ["zklock -w ", "zklock -nw ", "zklock --auth ", "zklock --bogus=", "zklock break /l 4"] {
-            assert_eq!(wanted_in(line), Wanted::Nothing, "{line}");
+            assert_eq!(wanted_in(line), WantedWord::Nothing, "{line}");
         }
     }
 
@@ -281,7 +285,7 @@ mod tests {
         let mut program = Arguments::command();
         program.build();
         let all = options_of(&program, "").into_iter().chain(tasks(&program, ""));
-        for Candidate { word, meaning } in all {
+        for Completion { word, meaning } in all {
             assert!(!meaning.is_empty() && !meaning.contains(['\n', '\t']), "{word}: {meaning:?}");
         }
     }

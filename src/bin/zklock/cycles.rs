@@ -15,7 +15,7 @@ struct Process {
 
 /// A process that waits for a lock, and the process that holds the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wait {
+pub(crate) struct Edge {
     who: Process,
     path: String,
     holder: Process,
@@ -25,7 +25,7 @@ pub(crate) struct Wait {
 ///
 /// It is not certain that the processes are stuck: the task that waits may be another than the task that holds. Waits
 /// within one process are left out, because the tasks of one process wait for each other all day.
-pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Wait>> {
+pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Edge>> {
     let waits = waits(queues);
     let mut found = Vec::new();
     for start in waits.keys() {
@@ -36,21 +36,21 @@ pub(crate) fn cycles(queues: &[Queue]) -> Vec<Vec<Wait>> {
     found
 }
 
-pub(crate) fn json_of(cycles: &[Vec<Wait>]) -> Value {
+pub(crate) fn json_of(cycles: &[Vec<Edge>]) -> Value {
     let process = |process: &Process| json!({ "host": process.host, "pid": process.pid });
-    let wait = |wait: &Wait| json!({ "waits": process(&wait.who), "path": wait.path, "holds": process(&wait.holder) });
+    let wait = |wait: &Edge| json!({ "waits": process(&wait.who), "path": wait.path, "holds": process(&wait.holder) });
     cycles.iter().map(|cycle| Value::from(cycle.iter().map(wait).collect::<Vec<_>>())).collect()
 }
 
 /// A waiter waits until all holders have left, whether they are right before it or further ahead.
-fn waits(queues: &[Queue]) -> BTreeMap<Process, Vec<Wait>> {
-    let mut all: BTreeMap<Process, Vec<Wait>> = BTreeMap::new();
+fn waits(queues: &[Queue]) -> BTreeMap<Process, Vec<Edge>> {
+    let mut all: BTreeMap<Process, Vec<Edge>> = BTreeMap::new();
     // Of several holders of permits, one that leaves may be enough.
     for queue in queues.iter().filter(|queue| queue.permits.is_none_or(|all| all == 1)) {
         let waiting = queue.members.iter().filter(|member| matches!(member.state, MemberState::Waits { .. }));
         for who in waiting.filter_map(process) {
             for holder in queue.holders().filter_map(process).filter(|holder| *holder != who) {
-                let wait = Wait { who: who.clone(), path: queue.path.clone(), holder };
+                let wait = Edge { who: who.clone(), path: queue.path.clone(), holder };
                 let waits = all.entry(who.clone()).or_default();
                 if !waits.contains(&wait) {
                     waits.push(wait);
@@ -65,8 +65,8 @@ fn process(member: &Member) -> Option<Process> {
     member.pid.map(|pid| Process { host: member.host.clone(), pid })
 }
 
-fn shortest(waits: &BTreeMap<Process, Vec<Wait>>, start: &Process) -> Option<Vec<Wait>> {
-    let (mut seen, mut ways) = (BTreeSet::new(), VecDeque::from([Vec::<Wait>::new()]));
+fn shortest(waits: &BTreeMap<Process, Vec<Edge>>, start: &Process) -> Option<Vec<Edge>> {
+    let (mut seen, mut ways) = (BTreeSet::new(), VecDeque::from([Vec::<Edge>::new()]));
     while let Some(way) = ways.pop_front() {
         let at = way.last().map_or(start, |wait| &wait.holder);
         for wait in waits.get(at).into_iter().flatten() {
@@ -83,7 +83,7 @@ fn shortest(waits: &BTreeMap<Process, Vec<Wait>>, start: &Process) -> Option<Vec
     None
 }
 
-impl fmt::Display for Wait {
+impl fmt::Display for Edge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} waits for {}, which {} holds", self.who, self.path, self.holder)
     }

@@ -6,7 +6,7 @@ use zk_rwlock::{Changes, Error, Loss, OnceGuard, Permit, ReadGuard, WriteGuard};
 
 /// A guard of any kind.
 #[derive(Debug)]
-pub(crate) enum Guard {
+pub(crate) enum CommandGuard {
     Read(ReadGuard),
     Write(WriteGuard),
     /// With --once-in, and the command is due.
@@ -17,21 +17,21 @@ pub(crate) enum Guard {
 macro_rules! either {
     ($guard:expr, $held:ident => $answer:expr) => {
         match $guard {
-            Guard::Read($held) => $answer,
-            Guard::Write($held) => $answer,
-            Guard::Once($held) => $answer,
-            Guard::Permit($held) => $answer,
+            CommandGuard::Read($held) => $answer,
+            CommandGuard::Write($held) => $answer,
+            CommandGuard::Once($held) => $answer,
+            CommandGuard::Permit($held) => $answer,
         }
     };
 }
 
-impl Guard {
+impl CommandGuard {
     /// What the command is told of it.
     pub(crate) fn mode(&self) -> &'static str {
         match self {
-            Guard::Read(_) => "READ",
-            Guard::Write(_) | Guard::Once(_) => "WRITE",
-            Guard::Permit(_) => "PERMIT",
+            CommandGuard::Read(_) => "READ",
+            CommandGuard::Write(_) | CommandGuard::Once(_) => "WRITE",
+            CommandGuard::Permit(_) => "PERMIT",
         }
     }
 

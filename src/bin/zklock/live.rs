@@ -10,7 +10,7 @@ use rustix::process::Signal as RawSignal;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use zk_rwlock::{Error, MemberState, Queue};
 
-use crate::arguments::{Connection, Watch};
+use crate::arguments::{Connection, WatchOrder};
 use crate::connect::connect_to;
 use crate::exit::{self, Exit};
 use crate::output::{self, shorten, shorten_in_the_middle, width};
@@ -24,7 +24,7 @@ const TICK: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(3);
 
 /// Shows the queue until interrupted.
-pub(crate) async fn watch(watch: &Watch, connection: &Connection) -> Result<u8, Exit> {
+pub(crate) async fn watch(watch: &WatchOrder, connection: &Connection) -> Result<u8, Exit> {
     let zk = connect_to(&watch.path, connection).await?;
     let place = Place::whatever(&zk, &watch.path, connection.dialect)?;
     if output::is_screen(&io::stdout()) && !watch.json {
@@ -119,7 +119,7 @@ impl Screen {
     }
 }
 
-async fn in_lines(place: &Place, watch: &Watch) -> Result<u8, Exit> {
+async fn in_lines(place: &Place, watch: &WatchOrder) -> Result<u8, Exit> {
     let mut last = None;
     while output::is_read() {
         let mut looked = pin!(place.queue());

@@ -12,10 +12,10 @@ use zk_rwlock::{
 };
 
 use crate::arguments::{Connection, Run};
-use crate::child::{Child, Event, Reaped};
+use crate::child::{Child, ChildEvent, Reaped};
 use crate::connect::{connect_within, told};
 use crate::exit::{self, Exit};
-use crate::guard::Guard;
+use crate::guard::CommandGuard;
 use crate::output::{say, shorten, tame};
 use crate::place::Place;
 use crate::signals::Signals;
@@ -171,7 +171,7 @@ fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Diale
 }
 
 /// `None` if there is nothing to run under the lock, because it was done already.
-async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<Guard>, Error> {
+async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<CommandGuard>, Error> {
     let started = Instant::now();
     if run.does_not_wait() {
         return try_to_acquire(place, run).await;
@@ -209,15 +209,15 @@ fn what(run: &Run) -> &'static str {
     }
 }
 
-async fn try_to_acquire(place: &Place, run: &Run) -> Result<Option<Guard>, Error> {
+async fn try_to_acquire(place: &Place, run: &Run) -> Result<Option<CommandGuard>, Error> {
     let lock = match place {
-        Place::Semaphore(semaphore) => return Ok(Some(Guard::Permit(semaphore.try_acquire().await?))),
+        Place::Semaphore(semaphore) => return Ok(Some(CommandGuard::Permit(semaphore.try_acquire().await?))),
         Place::Lock(lock) | Place::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
-        Some(period) => lock.try_once_in(period).await?.map(Guard::Once),
-        None if run.shared => Some(Guard::Read(lock.try_read().await?)),
-        None => Some(Guard::Write(lock.try_write().await?)),
+        Some(period) => lock.try_once_in(period).await?.map(CommandGuard::Once),
+        None if run.shared => Some(CommandGuard::Read(lock.try_read().await?)),
+        None => Some(CommandGuard::Write(lock.try_write().await?)),
     })
 }
 
@@ -225,17 +225,17 @@ async fn wait_for(
     place: &Place,
     run: &Run,
     tell: impl FnMut(&Progress) + Send + 'static,
-) -> Result<Option<Guard>, Error> {
+) -> Result<Option<CommandGuard>, Error> {
     let lock = match place {
         Place::Semaphore(semaphore) => {
-            return Ok(Some(Guard::Permit(bounded(semaphore.acquire(), run, tell).await?)));
+            return Ok(Some(CommandGuard::Permit(bounded(semaphore.acquire(), run, tell).await?)));
         }
         Place::Lock(lock) | Place::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
-        Some(period) => bounded(lock.write(), run, tell).once_in(period).await?.map(Guard::Once),
-        None if run.shared => Some(Guard::Read(bounded(lock.read(), run, tell).await?)),
-        None => Some(Guard::Write(bounded(lock.write(), run, tell).await?)),
+        Some(period) => bounded(lock.write(), run, tell).once_in(period).await?.map(CommandGuard::Once),
+        None if run.shared => Some(CommandGuard::Read(bounded(lock.read(), run, tell).await?)),
+        None => Some(CommandGuard::Write(bounded(lock.write(), run, tell).await?)),
     })
 }
 
@@ -293,7 +293,13 @@ async fn cut_off(why: Loss, zk: &ZooKeeper) -> String {
 }
 
 /// Runs the command until it ends or the lock is lost.
-async fn hold(guard: &Guard, run: &Run, order: &Order, zk: &ZooKeeper, signals: &mut Signals) -> Result<Reaped, Exit> {
+async fn hold(
+    guard: &CommandGuard,
+    run: &Run,
+    order: &Order,
+    zk: &ZooKeeper,
+    signals: &mut Signals,
+) -> Result<Reaped, Exit> {
     signals.listen_to_all()?;
     let environment = [
         ("ZKLOCK_PATH", order.path.clone()),
@@ -331,8 +337,8 @@ async fn hold(guard: &Guard, run: &Run, order: &Order, zk: &ZooKeeper, signals: 
                 None => std::future::pending().await,
             },
             event = child.next_event() => match event {
-                Event::Stopped(by) => child.was_stopped(by),
-                Event::Ended => {
+                ChildEvent::Stopped(by) => child.was_stopped(by),
+                ChildEvent::Ended => {
                     // If the lock was lost in that very moment, it was lost while the command ran.
                     let held = guard.is_held();
                     let reaped = child.reap();
@@ -357,8 +363,8 @@ async fn hold(guard: &Guard, run: &Run, order: &Order, zk: &ZooKeeper, signals: 
 ///
 /// # Errors
 /// That is not recorded, or not known to be. Then the command is run again.
-async fn record(guard: &Guard, run: &Run, reaped: Reaped, signals: &mut Signals) -> Result<(), Exit> {
-    let Guard::Once(once) = guard else { return Ok(()) };
+async fn record(guard: &CommandGuard, run: &Run, reaped: Reaped, signals: &mut Signals) -> Result<(), Exit> {
+    let CommandGuard::Once(once) = guard else { return Ok(()) };
     if reaped.code != 0 {
         return Ok(());
     }
@@ -396,7 +402,7 @@ fn grace(wanted: Duration, left: Duration) -> (Duration, Duration) {
 /// a quarter of the session timeout was left. KILL is sent when a sixth of that quarter is left. If another contender
 /// may have the lock by now, there is no grace. If somebody removed the node on purpose, the command has the usual
 /// grace.
-async fn stop(guard: &Guard, run: &Run, child: &mut Child) -> &'static str {
+async fn stop(guard: &CommandGuard, run: &Run, child: &mut Child) -> &'static str {
     let (grace, reserve) = grace(run.grace, guard.session_left());
     let started = Instant::now();
     if !grace.is_zero() {
@@ -407,7 +413,7 @@ async fn stop(guard: &Guard, run: &Run, child: &mut Child) -> &'static str {
         while started.elapsed() < grace && guard.session_left() > reserve {
             tokio::select! {
                 biased;
-                event = child.next_event() => if event == Event::Ended {
+                event = child.next_event() => if event == ChildEvent::Ended {
                     // Processes that the command has left behind must not go on either.
                     child.signal(Signal::KILL);
                     return "the command has ended on TERM";
@@ -417,14 +423,14 @@ async fn stop(guard: &Guard, run: &Run, child: &mut Child) -> &'static str {
         }
     }
     child.signal(Signal::KILL);
-    while child.next_event().await != Event::Ended {}
+    while child.next_event().await != ChildEvent::Ended {}
     "the command was killed"
 }
 
 /// Releases the lock and ends the session, in one round trip: the release goes first, so the next contender knows it for
 /// one, and the session would take the node along. Waits for that, but no longer than the lock could block other
 /// contenders.
-async fn give_back(guard: Guard, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) {
+async fn give_back(guard: CommandGuard, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) {
     let limit = if guard.is_held() { connection.session_timeout } else { FAREWELL };
     // The release is polled first, and is sent then. Once the session is over its answer says nothing new.
     let both = async { tokio::join!(biased; guard.release(), zk.close()) };

@@ -32,7 +32,7 @@ const LOSSES: [([u32; 3], [u32; 3], u32); 4] = [
 
 /// What one server says.
 #[derive(Debug, Default)]
-pub(crate) struct Server {
+pub(crate) struct ServerReport {
     name: String,
     version: Option<String>,
     mode: Option<String>,
@@ -50,10 +50,10 @@ pub(crate) async fn look(
     nodes: &BTreeMap<String, Stat>,
     directories: &[String],
     connection: &Connection,
-) -> Result<Vec<Server>, Exit> {
+) -> Result<Vec<ServerReport>, Exit> {
     let names = each_server(&connect::hosts(connection)?).map_err(|error| told(error, connection))?;
     let asked = join_all(names.iter().map(|name| ask(name, connection))).await;
-    let (mut servers, clients): (Vec<Server>, Vec<Option<ZooKeeper>>) = asked.into_iter().unzip();
+    let (mut servers, clients): (Vec<ServerReport>, Vec<Option<ZooKeeper>>) = asked.into_iter().unzip();
     for round in 0..3 {
         let looks = join_all(clients.iter().map(|client| look_through(client.as_ref(), directories))).await;
         for (server, look) in servers.iter_mut().zip(looks) {
@@ -93,7 +93,7 @@ async fn word(name: &str, word: &str, connection: &Connection) -> Result<String,
     four_letter_word(name, word, &options, patience).await
 }
 
-async fn ask(name: &str, connection: &Connection) -> (Server, Option<ZooKeeper>) {
+async fn ask(name: &str, connection: &Connection) -> (ServerReport, Option<ZooKeeper>) {
     let connected = async {
         let connected = connect::options(patience(connection), connection)?.connect(name).await;
         connected.map_err(|error| told(error, connection))
@@ -103,7 +103,8 @@ async fn ask(name: &str, connection: &Connection) -> (Server, Option<ZooKeeper>)
     let line = |begins: &str| said.lines().find_map(|line| line.strip_prefix(begins)).map(|rest| tame(rest.trim()));
     // Such as 3.8.0-5a02a05eddb5, built on 2022-02-25.
     let version = line("Zookeeper version: ").map(|rest| rest.split(['-', ',']).next().unwrap_or_default().to_owned());
-    let mut server = Server { name: without_root(name).to_owned(), version, mode: line("Mode: "), ..Server::default() };
+    let mut server =
+        ServerReport { name: without_root(name).to_owned(), version, mode: line("Mode: "), ..ServerReport::default() };
     match connected {
         Ok(client) => (server, Some(client)),
         Err(exit) => {
@@ -151,9 +152,9 @@ fn sessions(dump: &str) -> Option<BTreeSet<i64>> {
 
 /// The nodes that one server shows before and after another does not. A node that has left never comes again, so one of
 /// the two is wrong.
-pub(crate) fn diverged(servers: &[Server]) -> Vec<Odd> {
-    let looked: Vec<&Server> = servers.iter().filter(|server| server.looks.len() == 3).collect();
-    let named = |servers: Vec<&&Server>| servers.iter().map(|it| it.called()).collect::<Vec<_>>().join(", ");
+pub(crate) fn diverged(servers: &[ServerReport]) -> Vec<Odd> {
+    let looked: Vec<&ServerReport> = servers.iter().filter(|server| server.looks.len() == 3).collect();
+    let named = |servers: Vec<&&ServerReport>| servers.iter().map(|it| it.called()).collect::<Vec<_>>().join(", ");
     let nodes: BTreeSet<&String> = looked.iter().flat_map(|server| &server.looks[0]).collect();
     let tell = |node: &String| {
         let shows = |look: usize| looked.iter().filter(move |server| server.looks[look].contains(node));
@@ -171,7 +172,7 @@ pub(crate) fn diverged(servers: &[Server]) -> Vec<Odd> {
 }
 
 /// The nodes that every server shows, and whose session no server knows that may be asked.
-pub(crate) fn ghosts<'n>(servers: &[Server], nodes: &'n BTreeMap<String, Stat>) -> Vec<(&'n String, &'n Stat)> {
+pub(crate) fn ghosts<'n>(servers: &[ServerReport], nodes: &'n BTreeMap<String, Stat>) -> Vec<(&'n String, &'n Stat)> {
     let known: Vec<&BTreeSet<i64>> = servers.iter().filter_map(|server| server.sessions.as_ref()).collect();
     let mut looks = servers.iter().filter_map(|server| server.looks.last()).peekable();
     if known.is_empty() || looks.peek().is_none() {
@@ -183,7 +184,7 @@ pub(crate) fn ghosts<'n>(servers: &[Server], nodes: &'n BTreeMap<String, Stat>) 
     nodes.iter().filter(|(node, stat)| is_ghost(node, stat)).collect()
 }
 
-impl Server {
+impl ServerReport {
     /// The server, and whether it leads.
     fn called(&self) -> String {
         self.mode.as_ref().map_or_else(|| self.name.clone(), |mode| format!("{} ({mode})", self.name))
@@ -235,9 +236,9 @@ mod tests {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    fn server(name: &str, looks: [&[&str]; 3], sessions: Option<&[i64]>) -> Server {
+    fn server(name: &str, looks: [&[&str]; 3], sessions: Option<&[i64]>) -> ServerReport {
         let sessions = sessions.map(|sessions| sessions.iter().copied().collect());
-        Server { name: name.to_owned(), looks: looks.map(set).into(), sessions, ..Server::default() }
+        ServerReport { name: name.to_owned(), looks: looks.map(set).into(), sessions, ..ServerReport::default() }
     }
 
     #[test]
@@ -307,7 +308,7 @@ mod tests {
     fn releases_with_known_losses_are_named_in_an_ensemble() {
         let losses = |version: &str, mode: &str| {
             let (version, mode) = (Some(version.to_owned()), Some(mode.to_owned()));
-            Server { version, mode, ..Server::default() }.losses()
+            ServerReport { version, mode, ..ServerReport::default() }.losses()
         };
         assert_eq!(losses("3.8.0", "follower"), [4541, 4785]);
         assert_eq!(losses("3.8.5", "leader"), [4541]);

@@ -13,12 +13,12 @@ use crate::output::{shorten, tame, wrapped};
 const LABEL_SHOWN: usize = 40;
 
 /// A line of a table, and the colour that it may have.
-struct Line {
+struct TableLine {
     text: String,
     colour: &'static str,
 }
 
-impl Line {
+impl TableLine {
     fn painted(&self, colourful: bool) -> String {
         match colourful && !self.colour.is_empty() {
             true => format!("\x1b[{}m{}\x1b[0m", self.colour, self.text),
@@ -42,12 +42,12 @@ pub(crate) fn table(queue: &Queue, columns: Option<usize>, colourful: bool) -> S
 
 /// The same, cut to so many columns and rows. The last row says how many members were left out.
 pub(crate) fn table_within(queue: &Queue, columns: usize, rows: usize, colourful: bool) -> Vec<String> {
-    let plain = |text: String| Line { text: shorten(&text, columns), colour: "" };
+    let plain = |text: String| TableLine { text: shorten(&text, columns), colour: "" };
     let first = match (free(queue), queue.members.is_empty()) {
         (None, true) => Some("free".to_owned()),
         (free, _) => free,
     };
-    let mut table: Vec<Line> = first.into_iter().map(plain).collect();
+    let mut table: Vec<TableLine> = first.into_iter().map(plain).collect();
     table.extend(lines(queue, Some(columns)));
     table.extend(last_done(queue).map(plain));
     if table.len() > rows {
@@ -83,13 +83,13 @@ fn last_done(queue: &Queue) -> Option<String> {
 }
 
 /// A line for the headings and one for each member; none if there is no member.
-fn lines(queue: &Queue, most: Option<usize>) -> Vec<Line> {
+fn lines(queue: &Queue, most: Option<usize>) -> Vec<TableLine> {
     if queue.members.is_empty() {
         return Vec::new();
     }
     let colours = std::iter::once("1").chain(queue.members.iter().map(|member| colour(&member.state)));
     let lines = layout::lines(columns(queue), most).into_iter();
-    lines.zip(colours).map(|(text, colour)| Line { text, colour }).collect()
+    lines.zip(colours).map(|(text, colour)| TableLine { text, colour }).collect()
 }
 
 /// Every queue of a survey, each under its path.

@@ -66,9 +66,9 @@ pub(crate) fn pace() -> Duration {
 /// that, or the contenders in the way, have changed. Dropping the future removes the live line. What is over within a
 /// second is not worth a mail from cron, nor a word on the terminal that another program has.
 pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiver<usize>) {
-    let mut line = Line::default();
+    let mut line = StatusLine::default();
     let started = Instant::now();
-    let (mut last, mut told): (Option<Waiting>, Option<Waiting>) = (None, None);
+    let (mut last, mut told): (Option<WaitLog>, Option<WaitLog>) = (None, None);
     loop {
         tokio::select! {
             change = places.changed() => {
@@ -77,7 +77,7 @@ pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiv
                 }
                 let place = *places.borrow_and_update();
                 let holders = waits_at.queue().await.map(|queue| queue.holders().cloned().collect());
-                let seen = Waiting { place, holders: holders.unwrap_or_default() };
+                let seen = WaitLog { place, holders: holders.unwrap_or_default() };
                 last = Some(seen);
             }
             // How long ago that was changes all the time, and showing that takes no request. The foreground
@@ -87,7 +87,7 @@ pub(crate) async fn show(waits_at: &Place, what: &str, mut places: watch::Receiv
         let Some(seen) = &last else { continue };
         if is_live() {
             line.draw(|detail| seen.words(waits_at.path(), what, Some(started.elapsed()), detail));
-        } else if started.elapsed() >= SECOND && told.as_ref().map(Waiting::gist) != Some(seen.gist()) {
+        } else if started.elapsed() >= SECOND && told.as_ref().map(WaitLog::gist) != Some(seen.gist()) {
             output::say(&seen.words(waits_at.path(), what, None, WHOLE));
             told = last.clone();
         }
@@ -100,13 +100,13 @@ fn is_live() -> bool {
 
 /// Our place in the queue.
 #[derive(Clone, Debug)]
-struct Waiting {
+struct WaitLog {
     /// Counted from 1.
     place: usize,
     holders: Vec<Member>,
 }
 
-impl Waiting {
+impl WaitLog {
     fn words(&self, path: &str, what: &str, waited: Option<Duration>, detail: Detail) -> String {
         let waited = waited.map_or_else(String::new, |waited| format!(" {}", table::rounded(waited)));
         let path = if detail.has_path { format!(" {path}") } else { String::new() };
@@ -166,11 +166,11 @@ fn host(member: &Member, longest: usize) -> String {
 
 /// A line on the terminal that the next text overwrites.
 #[derive(Debug, Default)]
-struct Line {
+struct StatusLine {
     is_drawn: bool,
 }
 
-impl Line {
+impl StatusLine {
     /// Draws the words with as much detail as the terminal has room for.
     fn draw(&mut self, words: impl Fn(Detail) -> String) {
         let (columns, _) = terminal::size(io::stderr());
@@ -183,7 +183,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for StatusLine {
     fn drop(&mut self) {
         // In the background, that line has gone up and another is there, such as a prompt.
         if self.is_drawn && is_live() {
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     /// So many that hold, on a host with a long name.
-    fn behind(holders: usize) -> Waiting {
+    fn behind(holders: usize) -> WaitLog {
         let zk = Memory::new();
         let lock = RwLock::builder(&zk, "/l").host("web.example").label("migrate").build().expect("a valid path");
         let _held: Vec<_> = (0..holders).map(|_| lock.read().blocking().expect("shared")).collect();
@@ -207,7 +207,7 @@ mod tests {
         for member in &mut members {
             (member.pid, member.since) = (Some(4711), None);
         }
-        Waiting { place: holders + 1, holders: members }
+        WaitLog { place: holders + 1, holders: members }
     }
 
     #[test]
