@@ -392,6 +392,8 @@ async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) {
 /// What the judge has said of all histories.
 #[derive(Default)]
 struct Verdict {
+    /// What is being searched: a search may take for ever.
+    searched: Arc<Mutex<String>>,
     faults: Vec<String>,
     histories: usize,
     operations: usize,
@@ -402,8 +404,8 @@ struct Verdict {
 }
 
 impl Verdict {
-    fn of(cells: &[Arc<Cell>]) -> Verdict {
-        let mut verdict = Verdict::default();
+    fn of(cells: &[Arc<Cell>], searched: Arc<Mutex<String>>) -> Verdict {
+        let mut verdict = Verdict { searched, ..Verdict::default() };
         for cell in cells {
             verdict.judge(&format!("the node under lock {}", cell.number), &locked(&cell.bare));
             let shared = locked(&cell.shared);
@@ -412,6 +414,7 @@ impl Verdict {
                 // A commit of unknown outcome that only a copy has shown is in no order.
                 let looks: Vec<u64> = looks.iter().copied().filter(|saw| *saw == 0 || written.contains(saw)).collect();
                 verdict.looks += looks.len();
+                *locked(&verdict.searched) = format!("client {client}: {looks:?} of {written:?}");
                 if !is_followed(&written, &looks) {
                     let what = format!("client {client}'s copy of shared value {} went back", cell.number);
                     verdict.faults.push(format!("{what}: {looks:?} of {written:?}"));
@@ -426,6 +429,7 @@ impl Verdict {
         self.histories += 1;
         self.operations += events.len();
         self.unknown += events.iter().filter(|event| event.until.is_none()).count();
+        *locked(&self.searched) = format!("{what}: {events:#?}");
         let Some(written) = serialized(events) else {
             let lines: Vec<String> = events.iter().map(|event| format!("  {event:?}\n")).collect();
             self.faults.push(format!("no order of what was done explains {what}:\n{}", lines.concat()));
@@ -433,6 +437,7 @@ impl Verdict {
         };
         // The judge itself is tried on some of them.
         for (how, wrong) in falsified(events).into_iter().filter(|_| self.histories <= 12) {
+            *locked(&self.searched) = format!("{how} in {what}: {wrong:#?}");
             match serialized(&wrong) {
                 None => *self.refused.entry(how).or_default() += 1,
                 Some(_) => self.faults.push(format!("{how} in {what} was not found")),
@@ -455,8 +460,15 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
         proxy.heal();
     }
     let cells = locked(&world.cells).clone();
-    let judged = tokio::task::spawn_blocking(move || Verdict::of(&cells));
-    let verdict = timeout(JUDGED_WITHIN, judged).await.expect("the search ends soon").expect("it does not panic");
+    let searched = Arc::default();
+    let judged = tokio::task::spawn_blocking({
+        let searched = Arc::clone(&searched);
+        move || Verdict::of(&cells, searched)
+    });
+    let Ok(verdict) = timeout(JUDGED_WITHIN, judged).await else {
+        panic!("the search does not end: {}", locked(&searched));
+    };
+    let verdict = verdict.expect("it does not panic");
     println!(
         "{} histories of {} operations, {} of them of unknown outcome, and {} looks at copies; falsified ones refused: {:?}",
         verdict.histories, verdict.operations, verdict.unknown, verdict.looks, verdict.refused

@@ -6,7 +6,7 @@ use zk_rwlock::{Changes, Error, Loss, OnceGuard, Permit, ReadGuard, WriteGuard};
 
 /// A guard of any kind.
 #[derive(Debug)]
-pub(crate) enum CommandGuard {
+pub(crate) enum Grip {
     Read(ReadGuard),
     Write(WriteGuard),
     /// With --once-in, and the command is due.
@@ -17,21 +17,21 @@ pub(crate) enum CommandGuard {
 macro_rules! either {
     ($guard:expr, $held:ident => $answer:expr) => {
         match $guard {
-            CommandGuard::Read($held) => $answer,
-            CommandGuard::Write($held) => $answer,
-            CommandGuard::Once($held) => $answer,
-            CommandGuard::Permit($held) => $answer,
+            Grip::Read($held) => $answer,
+            Grip::Write($held) => $answer,
+            Grip::Once($held) => $answer,
+            Grip::Permit($held) => $answer,
         }
     };
 }
 
-impl CommandGuard {
+impl Grip {
     /// What the command is told of it.
     pub(crate) fn mode(&self) -> &'static str {
         match self {
-            CommandGuard::Read(_) => "READ",
-            CommandGuard::Write(_) | CommandGuard::Once(_) => "WRITE",
-            CommandGuard::Permit(_) => "PERMIT",
+            Grip::Read(_) => "READ",
+            Grip::Write(_) | Grip::Once(_) => "WRITE",
+            Grip::Permit(_) => "PERMIT",
         }
     }
 

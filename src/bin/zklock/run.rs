@@ -15,7 +15,7 @@ use crate::arguments::{Connection, Run};
 use crate::child::{Child, ChildEvent, Reaped};
 use crate::connect::{connect_within, told};
 use crate::exit::{self, Exit};
-use crate::guard::CommandGuard;
+use crate::guard::Grip;
 use crate::output::{say, shorten, tame};
 use crate::place::Place;
 use crate::signals::Signals;
@@ -171,7 +171,7 @@ fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Diale
 }
 
 /// `None` if there is nothing to run under the lock, because it was done already.
-async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<CommandGuard>, Error> {
+async fn acquire(place: &Place, run: &Run, is_verbose: bool) -> Result<Option<Grip>, Error> {
     let started = Instant::now();
     if run.does_not_wait() {
         return try_to_acquire(place, run).await;
@@ -209,15 +209,15 @@ fn what(run: &Run) -> &'static str {
     }
 }
 
-async fn try_to_acquire(place: &Place, run: &Run) -> Result<Option<CommandGuard>, Error> {
+async fn try_to_acquire(place: &Place, run: &Run) -> Result<Option<Grip>, Error> {
     let lock = match place {
-        Place::Semaphore(semaphore) => return Ok(Some(CommandGuard::Permit(semaphore.try_acquire().await?))),
+        Place::Semaphore(semaphore) => return Ok(Some(Grip::Permit(semaphore.try_acquire().await?))),
         Place::Lock(lock) | Place::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
-        Some(period) => lock.try_once_in(period).await?.map(CommandGuard::Once),
-        None if run.shared => Some(CommandGuard::Read(lock.try_read().await?)),
-        None => Some(CommandGuard::Write(lock.try_write().await?)),
+        Some(period) => lock.try_once_in(period).await?.map(Grip::Once),
+        None if run.shared => Some(Grip::Read(lock.try_read().await?)),
+        None => Some(Grip::Write(lock.try_write().await?)),
     })
 }
 
@@ -225,17 +225,17 @@ async fn wait_for(
     place: &Place,
     run: &Run,
     tell: impl FnMut(&Progress) + Send + 'static,
-) -> Result<Option<CommandGuard>, Error> {
+) -> Result<Option<Grip>, Error> {
     let lock = match place {
         Place::Semaphore(semaphore) => {
-            return Ok(Some(CommandGuard::Permit(bounded(semaphore.acquire(), run, tell).await?)));
+            return Ok(Some(Grip::Permit(bounded(semaphore.acquire(), run, tell).await?)));
         }
         Place::Lock(lock) | Place::Either(lock, ..) => lock,
     };
     Ok(match run.once_in {
-        Some(period) => bounded(lock.write(), run, tell).once_in(period).await?.map(CommandGuard::Once),
-        None if run.shared => Some(CommandGuard::Read(bounded(lock.read(), run, tell).await?)),
-        None => Some(CommandGuard::Write(bounded(lock.write(), run, tell).await?)),
+        Some(period) => bounded(lock.write(), run, tell).once_in(period).await?.map(Grip::Once),
+        None if run.shared => Some(Grip::Read(bounded(lock.read(), run, tell).await?)),
+        None => Some(Grip::Write(bounded(lock.write(), run, tell).await?)),
     })
 }
 
@@ -293,13 +293,7 @@ async fn cut_off(why: Loss, zk: &ZooKeeper) -> String {
 }
 
 /// Runs the command until it ends or the lock is lost.
-async fn hold(
-    guard: &CommandGuard,
-    run: &Run,
-    order: &Order,
-    zk: &ZooKeeper,
-    signals: &mut Signals,
-) -> Result<Reaped, Exit> {
+async fn hold(guard: &Grip, run: &Run, order: &Order, zk: &ZooKeeper, signals: &mut Signals) -> Result<Reaped, Exit> {
     signals.listen_to_all()?;
     let environment = [
         ("ZKLOCK_PATH", order.path.clone()),
@@ -363,8 +357,8 @@ async fn hold(
 ///
 /// # Errors
 /// That is not recorded, or not known to be. Then the command is run again.
-async fn record(guard: &CommandGuard, run: &Run, reaped: Reaped, signals: &mut Signals) -> Result<(), Exit> {
-    let CommandGuard::Once(once) = guard else { return Ok(()) };
+async fn record(guard: &Grip, run: &Run, reaped: Reaped, signals: &mut Signals) -> Result<(), Exit> {
+    let Grip::Once(once) = guard else { return Ok(()) };
     if reaped.code != 0 {
         return Ok(());
     }
@@ -402,7 +396,7 @@ fn grace(wanted: Duration, left: Duration) -> (Duration, Duration) {
 /// a quarter of the session timeout was left. KILL is sent when a sixth of that quarter is left. If another contender
 /// may have the lock by now, there is no grace. If somebody removed the node on purpose, the command has the usual
 /// grace.
-async fn stop(guard: &CommandGuard, run: &Run, child: &mut Child) -> &'static str {
+async fn stop(guard: &Grip, run: &Run, child: &mut Child) -> &'static str {
     let (grace, reserve) = grace(run.grace, guard.session_left());
     let started = Instant::now();
     if !grace.is_zero() {
@@ -430,7 +424,7 @@ async fn stop(guard: &CommandGuard, run: &Run, child: &mut Child) -> &'static st
 /// Releases the lock and ends the session, in one round trip: the release goes first, so the next contender knows it for
 /// one, and the session would take the node along. Waits for that, but no longer than the lock could block other
 /// contenders.
-async fn give_back(guard: CommandGuard, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) {
+async fn give_back(guard: Grip, zk: &ZooKeeper, connection: &Connection, signals: &mut Signals) {
     let limit = if guard.is_held() { connection.session_timeout } else { FAREWELL };
     // The release is polled first, and is sent then. Once the session is over its answer says nothing new.
     let both = async { tokio::join!(biased; guard.release(), zk.close()) };
