@@ -178,8 +178,7 @@ fn kept_nodes_are_counted_while_they_are_kept_and_by_the_cause_of_their_end() {
             end(&zk, lock.clone());
             drop(lock);
             assert_eq!(kept(seen, cause)[1], 1.0, "{cause}");
-            let (after, given_up) = if cause == "replaced" { (0.0, 2.0) } else { (0.0, 1.0) };
-            assert_eq!(kept(seen, cause), [after, 1.0, given_up], "{cause}: the end");
+            assert_eq!(kept(seen, cause), [0.0, 1.0, 1.0], "{cause}: the end");
         });
     }
 }

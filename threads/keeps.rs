@@ -10,12 +10,12 @@ use zk_rwlock::{Error, RwLock};
 use crate::explore::explore;
 use crate::locks::{LONG, cut_short};
 use crate::witness::Witness;
-use crate::world::{Client, World, draw, tarries};
+use crate::world::{Client, World, draw, tarries, warned};
 
 const PATH: &str = "/lock";
 
 fn keeping(client: &Client) -> RwLock {
-    RwLock::builder(client, PATH).host("h").keep(LONG).build().expect("a lock")
+    RwLock::builder(client, PATH).host("h").warn_after_waiting(warned()).keep(LONG).build().expect("a lock")
 }
 
 async fn reads_or_writes(lock: &RwLock, witness: &Witness) -> Result<(), Error> {
@@ -66,7 +66,10 @@ fn uses_that_give_up_when_their_node_is_granted_leave_it_to_the_one_that_asked()
         // No timer ends a node that nobody gives up.
         let (world, witness) = (World::whose_timers_fire(false), Witness::of_lock());
         let (ours, theirs) = (world.client(), world.client());
-        let (kept, plain) = (keeping(&ours), RwLock::builder(&theirs, PATH).host("h").build().expect("a lock"));
+        let (kept, plain) = (
+            keeping(&ours),
+            RwLock::builder(&theirs, PATH).host("h").warn_after_waiting(warned()).build().expect("a lock"),
+        );
         let first = block_on(plain.write().into_future()).expect("a guard");
         let users = (0..3).map(|_| {
             let (kept, witness) = (kept.clone(), Arc::clone(&witness));
@@ -94,7 +97,10 @@ fn all_that_wait_for_a_node_hear_that_it_cannot_be_acquired() {
     explore(500, || {
         let (world, witness) = (World::whose_timers_fire(false), Witness::of_lock());
         let (ours, theirs) = (world.client(), world.client());
-        let (kept, plain) = (keeping(&ours), RwLock::builder(&theirs, PATH).host("h").build().expect("a lock"));
+        let (kept, plain) = (
+            keeping(&ours),
+            RwLock::builder(&theirs, PATH).host("h").warn_after_waiting(warned()).build().expect("a lock"),
+        );
         let first = block_on(plain.write().into_future()).expect("a guard");
         let users = (0..3).map(|_| {
             let (kept, witness) = (kept.clone(), Arc::clone(&witness));
@@ -122,7 +128,10 @@ fn a_kept_node_is_asked_for_while_its_use_downgrades() {
         // No timer ends a node that nobody asks for.
         let (world, witness) = (World::whose_timers_fire(false), Witness::of_lock());
         let client = world.client();
-        let (kept, plain) = (keeping(&client), RwLock::builder(&client, PATH).host("h").build().expect("a lock"));
+        let (kept, plain) = (
+            keeping(&client),
+            RwLock::builder(&client, PATH).host("h").warn_after_waiting(warned()).build().expect("a lock"),
+        );
         let writer = block_on(kept.write().into_future()).expect("a guard");
         let (asking, seen) = (plain.clone(), Arc::clone(&witness));
         let asker = thread::spawn(move || {

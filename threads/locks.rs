@@ -13,7 +13,7 @@ use zk_rwlock::{Error, Memory, RwLock};
 
 use crate::explore::{explore, replay_each};
 use crate::witness::Witness;
-use crate::world::{Client, World, draw, tarries};
+use crate::world::{Client, World, draw, tarries, warned};
 
 const PATH: &str = "/lock";
 /// Timers fire when the schedule lets them, however long they are.
@@ -117,7 +117,7 @@ impl Plan {
         // Of two handles one belongs to several threads, so that uses of one node meet.
         let handles: Vec<RwLock> = (0..3)
             .map(|number| {
-                let builder = RwLock::builder(&clients[number % 2], PATH).host("h");
+                let builder = RwLock::builder(&clients[number % 2], PATH).host("h").warn_after_waiting(warned());
                 let keeps = self.keeps && draw(4) > 0;
                 if keeps { builder.keep(LONG).build() } else { builder.build() }.expect("a lock")
             })
@@ -169,7 +169,7 @@ fn a_holder_hears_of_the_one_that_it_keeps_out() {
         // A timer that ends a kept node would have the waiter come with a node of its own, of which the holder hears, too.
         let (world, witness) = (World::whose_timers_fire(draw(4) == 0), Witness::of_lock());
         let client = world.client();
-        let builder = RwLock::builder(&client, PATH).host("h");
+        let builder = RwLock::builder(&client, PATH).host("h").warn_after_waiting(warned());
         let lock = if draw(4) > 0 { builder.keep(LONG).build() } else { builder.build() }.expect("a lock");
         let (other, seen) = (lock.clone(), Arc::clone(&witness));
         let guard = block_on(lock.write().into_future()).expect("a guard");

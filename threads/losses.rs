@@ -10,7 +10,7 @@ use zk_rwlock::{Error, HoldState, MultiLock, RwLock, Semaphore};
 
 use crate::explore::explore;
 use crate::locks::LONG;
-use crate::world::{Client, World, draw, tarries};
+use crate::world::{Client, World, draw, tarries, warned};
 
 const PATH: &str = "/lock";
 
@@ -38,10 +38,21 @@ fn a_holder_whose_node_is_removed_hears_of_it() {
     explore(800, || {
         let world = World::whose_timers_fire(false);
         let client = world.client();
-        let lock = RwLock::builder(&client, PATH).host("h");
+        let lock = RwLock::builder(&client, PATH).host("h").warn_after_waiting(warned());
         let (kept, lock) = (lock.clone().keep(LONG).build().expect("a lock"), lock.build().expect("a lock"));
-        let pool = Semaphore::builder(&client, "/pool").permits(2).host("h").build().expect("a semaphore");
-        let both = MultiLock::builder(&client).write("/one").write("/two").host("h").build().expect("locks");
+        let pool = Semaphore::builder(&client, "/pool")
+            .permits(2)
+            .host("h")
+            .warn_after_waiting(warned())
+            .build()
+            .expect("a semaphore");
+        let both = MultiLock::builder(&client)
+            .write("/one")
+            .write("/two")
+            .host("h")
+            .warn_after_waiting(warned())
+            .build()
+            .expect("locks");
         let kind = draw(5);
         let directory = [PATH, PATH, PATH, "/pool/permits", ["/one", "/two"][draw(2)]][kind];
         let is_granted = Arc::new(AtomicBool::new(false));
@@ -69,7 +80,9 @@ fn a_waiter_whose_node_is_removed_is_told_so() {
     explore(800, || {
         let world = World::whose_timers_fire(false);
         let (ours, theirs) = (world.client(), world.client());
-        let lock = |client: &Client| RwLock::builder(client, PATH).host("h").build().expect("a lock");
+        let lock = |client: &Client| {
+            RwLock::builder(client, PATH).host("h").warn_after_waiting(warned()).build().expect("a lock")
+        };
         let (first, waiting) = (lock(&ours), lock([&ours, &theirs][draw(2)]));
         let guard = block_on(first.write().into_future()).expect("a guard");
         let waiter = thread::spawn(move || block_on(waiting.write().into_future()).map(drop));

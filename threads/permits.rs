@@ -9,7 +9,7 @@ use zk_rwlock::{Error, Semaphore};
 use crate::explore::explore;
 use crate::locks::{LONG, cut_short, troubles};
 use crate::witness::Witness;
-use crate::world::{World, draw};
+use crate::world::{World, draw, warned};
 
 const PATH: &str = "/pool";
 const PERMITS: u32 = 2;
@@ -37,8 +37,14 @@ async fn one_use(kind: usize, pool: &Semaphore, witness: &Witness) -> Result<(),
 fn threads_take_permits(is_rough: bool) {
     let (world, witness) = (World::new(), Witness::of_permits(2));
     let clients = [world.client(), world.client()];
-    let pools = [0, 1]
-        .map(|of| Semaphore::builder(&clients[of], PATH).permits(PERMITS).host("h").build().expect("a semaphore"));
+    let pools = [0, 1].map(|of| {
+        Semaphore::builder(&clients[of], PATH)
+            .permits(PERMITS)
+            .host("h")
+            .warn_after_waiting(warned())
+            .build()
+            .expect("a semaphore")
+    });
     let kinds = [draw(KINDS), draw(KINDS)];
     let workers: Vec<_> = (0..3)
         .map(|_| {

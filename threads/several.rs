@@ -9,7 +9,7 @@ use zk_rwlock::{Error, Mode, MultiGuard, MultiLock, RwLock};
 use crate::explore::explore;
 use crate::locks::{LONG, cut_short, troubles};
 use crate::witness::{Says, Witness};
-use crate::world::{Client, World, draw, tarries};
+use crate::world::{Client, World, draw, tarries, warned};
 
 const PATHS: [&str; 3] = ["/a", "/b", "/c"];
 
@@ -36,10 +36,13 @@ fn some_of_them(client: &Client) -> (MultiLock, Vec<(usize, Mode)>) {
     which.swap(1, 1 + draw(2));
     which.truncate(2 + draw(2));
     let which: Vec<_> = which.into_iter().map(|at| (at, [Mode::Write, Mode::Read][draw(2)])).collect();
-    let locks = which.iter().fold(MultiLock::builder(client).host("h"), |locks, (at, mode)| match mode {
-        Mode::Write => locks.write(PATHS[*at]),
-        Mode::Read => locks.read(PATHS[*at]),
-    });
+    let locks =
+        which.iter().fold(MultiLock::builder(client).host("h").warn_after_waiting(warned()), |locks, (at, mode)| {
+            match mode {
+                Mode::Write => locks.write(PATHS[*at]),
+                Mode::Read => locks.read(PATHS[*at]),
+            }
+        });
     (locks.build().expect("locks"), which)
 }
 
@@ -75,7 +78,8 @@ fn threads_take_several(is_rough: bool) {
         let (client, witnesses) = (clients[number % 2].clone(), witnesses.clone());
         thread::spawn(move || {
             let at = draw(3);
-            let lock = RwLock::builder(&client, PATHS[at]).host("h").build().expect("a lock");
+            let lock =
+                RwLock::builder(&client, PATHS[at]).host("h").warn_after_waiting(warned()).build().expect("a lock");
             let lock = (lock, at);
             for _ in 0..2 {
                 tarries(32);

@@ -9,7 +9,7 @@ use zk_rwlock::{Error, Format, FormatError, Shared};
 
 use crate::explore::explore;
 use crate::locks::{LONG, cut_short, troubles};
-use crate::world::{Client, World, draw, tarries};
+use crate::world::{Client, World, draw, tarries, warned};
 
 const PATH: &str = "/value";
 const LOCK: &str = "/value/lock";
@@ -32,7 +32,9 @@ impl Format<u64> for Decimal {
 }
 
 fn shared(client: &Client) -> Shared<u64> {
-    let builder = Shared::with_format(client, PATH, Decimal).initial(|| 0).lock(|lock| lock.host("h"));
+    let builder = Shared::with_format(client, PATH, Decimal)
+        .initial(|| 0)
+        .lock(|lock| lock.host("h").warn_after_waiting(warned()));
     if draw(2) == 0 { builder.keep(LONG) } else { builder }.build().expect("a value")
 }
 

@@ -50,6 +50,11 @@ struct Routes {
     tasks: Tasks,
 }
 
+/// Whether a handle warns of its waiters, at once: time stands still.
+pub(crate) fn warned() -> Option<Duration> {
+    (draw(2) == 0).then_some(Duration::ZERO)
+}
+
 impl World {
     /// A world of one of four kinds, as the schedule draws it.
     pub(crate) fn new() -> World {

@@ -124,47 +124,42 @@ impl Acquisition {
         let is_warned_of = began.elapsed() >= limit;
         let goal = self.goal.clone();
         let waiter = WaitingContender { began, session, position, label, span, goal, is_warned_of };
-        let (number, is_first) = self.handle.waiters.enter(waiter);
-        if is_first {
-            Watchdog::begin(&self.handle, limit, held.ticket().session());
+        let (number, watched) = self.handle.waiters.enter(waiter);
+        if let Some(ended) = watched {
+            let session = held.ticket().session();
+            let watch = watch(Arc::downgrade(&self.handle), limit, Arc::downgrade(session));
+            session.spawn(Box::pin(async move {
+                tokio::select! {
+                    biased;
+                    _ = ended => {}
+                    _ = watch => {}
+                }
+            }));
         }
         Some(Queued { handle: &self.handle, number })
     }
 }
 
-/// The task that warns of the acquisitions of one handle that wait for long, until it or its session ends.
-struct Watchdog(Weak<Handle>);
-
-impl Watchdog {
-    fn begin(handle: &Arc<Handle>, limit: Duration, session: &Arc<dyn Session>) {
-        let mut watchdog = Watchdog(Arc::downgrade(handle));
-        // A session that nobody else uses is closed.
-        let weak = Arc::downgrade(session);
-        let sleep = move |time| weak.upgrade().map(|session| session.sleep(time));
-        session.spawn(Box::pin(async move {
-            while let Some(next) = watchdog.0.upgrade().map(|handle| handle.waiters.next(limit)) {
-                // Whoever comes from now on is not late before that.
-                let Some(late) = sleep(next.unwrap_or(limit)) else { return };
-                late.await;
-                let Some(handle) = watchdog.0.upgrade() else { return };
-                if let Some((waiter, others)) = handle.waiters.due(limit) {
-                    let span = waiter.span.clone();
-                    handle.warn_of(waiter, others).instrument(span).await;
-                    drop(handle);
-                    let Some(pause) = sleep(PAUSE) else { return };
-                    pause.await;
-                } else if next.is_none() && handle.waiters.is_over() {
-                    watchdog.0 = Weak::new();
-                }
-            }
-        }));
-    }
-}
-
-impl Drop for Watchdog {
-    fn drop(&mut self) {
-        if let Some(handle) = self.0.upgrade() {
-            handle.waiters.is_unwatched();
+/// Warns of the acquisitions of one handle that wait for long, until none has waited for a while.
+async fn watch(handle: Weak<Handle>, limit: Duration, session: Weak<dyn Session>) -> Option<()> {
+    // A session that nobody else uses is closed. A timer that is over at once belongs to a runtime that is gone.
+    let sleep = async |time: Duration| {
+        let (begun, timer) = (Instant::now(), session.upgrade()?.sleep(time));
+        timer.await;
+        (begun.elapsed() >= time / 2).then_some(())
+    };
+    loop {
+        let next = handle.upgrade()?.waiters.next(limit);
+        // Whoever comes from now on is not late before that.
+        sleep(next.unwrap_or(limit)).await?;
+        let handle = handle.upgrade()?;
+        if let Some((waiter, others)) = handle.waiters.due(limit) {
+            let span = waiter.span.clone();
+            handle.warn_of(waiter, others).instrument(span).await;
+            drop(handle);
+            sleep(PAUSE).await?;
+        } else if next.is_none() && handle.waiters.is_over() {
+            return None;
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::Span;
 
@@ -196,8 +197,8 @@ pub(crate) struct Waiters(Mutex<Table>);
 struct Table {
     next: u64,
     all: BTreeMap<u64, WaitingContender>,
-    /// A task warns of them.
-    is_watched: bool,
+    /// Ends the task that warns of them, when it is dropped.
+    watched: Option<oneshot::Sender<()>>,
 }
 
 /// One acquisition that waits in the queue.
@@ -213,13 +214,22 @@ pub(crate) struct WaitingContender {
 }
 
 impl Waiters {
-    /// Enters a waiter. Returns its number, and whether a task has to be begun that warns.
-    pub(crate) fn enter(&self, waiter: WaitingContender) -> (u64, bool) {
+    /// Enters a waiter. Returns its number; and what ends the task that warns, if one has to be begun.
+    pub(crate) fn enter(&self, waiter: WaitingContender) -> (u64, Option<oneshot::Receiver<()>>) {
         let mut table = self.0.lock();
         let number = table.next;
         table.next += 1;
         table.all.insert(number, waiter);
-        (number, !std::mem::replace(&mut table.is_watched, true))
+        // The last task may have ended with its session.
+        let is_watched = table.watched.as_ref().is_some_and(|watched| !watched.is_closed());
+        let begun = (!is_watched).then(oneshot::channel);
+        (
+            number,
+            begun.map(|(end, ended)| {
+                table.watched = Some(end);
+                ended
+            }),
+        )
     }
 
     pub(crate) fn leave(&self, number: u64) {
@@ -248,13 +258,8 @@ impl Waiters {
     pub(crate) fn is_over(&self) -> bool {
         let mut table = self.0.lock();
         let is_over = table.unwarned().next().is_none();
-        table.is_watched = !is_over;
+        table.watched.take_if(|_| is_over);
         is_over
-    }
-
-    /// The task that warns has ended with its session. The next waiter begins another.
-    pub(crate) fn is_unwatched(&self) {
-        self.0.lock().is_watched = false;
     }
 }
 

@@ -50,6 +50,8 @@ pub(crate) trait NodeListener: fmt::Debug + Send + Sync {
 /// One node of ours: where it is, what for, and whether it was lost.
 #[derive(Debug)]
 pub(crate) struct OwnNode {
+    /// Among the nodes of its session.
+    pub(super) number: u64,
     state: Mutex<NodeState>,
     changed: Notify,
     /// How many transactions under this hold have an unknown outcome. A path that was given to the caller counts as
@@ -97,7 +99,7 @@ enum Phase {
 }
 
 impl OwnNode {
-    pub(crate) fn new<L: NodeListener + 'static>(path: String, listener: &Arc<L>) -> Arc<OwnNode> {
+    pub(super) fn new<L: NodeListener + 'static>(path: String, number: u64, listener: &Arc<L>) -> Arc<OwnNode> {
         let state = Mutex::new(NodeState {
             path,
             phase: Phase::Waiting,
@@ -111,6 +113,7 @@ impl OwnNode {
         let (unsettled, writes, held_in) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicU64::new(0));
         let listener: Weak<L> = Arc::downgrade(listener);
         Arc::new_cyclic(|this| OwnNode {
+            number,
             state,
             changed,
             unsettled,

@@ -71,23 +71,23 @@ struct HandedOff {
 }
 
 impl OwnNodes {
-    /// Enters a node; it stays until [`OwnNodes::strike`].
-    pub(crate) fn enter(&self, own_node: &Arc<OwnNode>) -> u64 {
+    /// Enters a node, which is made with the number given; it stays until [`OwnNodes::strike`].
+    pub(super) fn enter(&self, make: impl FnOnce(u64) -> Arc<OwnNode>) -> Arc<OwnNode> {
         let mut members = self.members.lock();
-        let number = members.next;
+        let own_node = make(members.next);
         members.next += 1;
-        members.all.insert(number, Arc::clone(own_node));
+        members.all.insert(own_node.number, Arc::clone(&own_node));
         let is_first = members.all.len() == 1;
         drop(members);
         if is_first {
             self.stir();
         }
-        self.watch(own_node);
-        number
+        self.watch(&own_node);
+        own_node
     }
 
-    pub(crate) fn strike(&self, number: u64) {
-        self.members.lock().all.remove(&number);
+    pub(crate) fn strike(&self, own_node: &OwnNode) {
+        self.members.lock().all.remove(&own_node.number);
     }
 
     /// Asks keep-alive to watch the node soon.
@@ -270,13 +270,9 @@ mod tests {
         upkeep
     }
 
-    /// Nodes with these names, entered in this order, and their numbers.
-    fn enter<const N: usize>(upkeep: &Arc<Upkeep>, names: [&str; N]) -> [(Arc<OwnNode>, u64); N] {
-        names.map(|name| {
-            let own_node = OwnNode::new(format!("/a/{name}"), upkeep);
-            let number = upkeep.nodes().enter(&own_node);
-            (own_node, number)
-        })
+    /// Nodes with these names, entered in this order.
+    fn enter<const N: usize>(upkeep: &Arc<Upkeep>, names: [&str; N]) -> [Arc<OwnNode>; N] {
+        names.map(|name| upkeep.enter(format!("/a/{name}")))
     }
 
     fn names(own_nodes: &[Arc<OwnNode>]) -> Vec<String> {
@@ -287,7 +283,7 @@ mod tests {
     fn a_node_is_watched_at_the_second_call_unless_it_has_left() {
         let upkeep = upkeep();
         let nodes = upkeep.nodes();
-        let [_, (gone, _)] = enter(&upkeep, ["1", "2"]);
+        let [_, gone] = enter(&upkeep, ["1", "2"]);
         let to_watch = || {
             let (due, more) = nodes.to_watch(GRACE);
             (names(&due), more)
@@ -298,7 +294,7 @@ mod tests {
         assert_eq!(to_watch(), (vec!["/a/1".to_owned()], true));
         assert_eq!(to_watch(), (vec!["/a/3".to_owned()], false));
         assert_eq!(to_watch(), (vec![], false));
-        let [(gone, _)] = enter(&upkeep, ["4"]);
+        let [gone] = enter(&upkeep, ["4"]);
         gone.left();
         assert_eq!(to_watch(), (vec![], false));
         enter(&upkeep, ["5"]);
@@ -311,20 +307,20 @@ mod tests {
         let nodes = upkeep.nodes();
         let is_stirred = || pin!(nodes.stirred.notified()).enable();
         assert!(nodes.is_empty() && !is_stirred());
-        let [(_, first)] = enter(&upkeep, ["1"]);
+        let [first] = enter(&upkeep, ["1"]);
         assert!(is_stirred());
-        let [(_, second)] = enter(&upkeep, ["2"]);
+        let [second] = enter(&upkeep, ["2"]);
         assert!(!is_stirred());
-        nodes.strike(first);
+        nodes.strike(&first);
         assert!(!nodes.is_empty());
-        nodes.strike(second);
+        nodes.strike(&second);
         assert!(nodes.is_empty());
     }
 
     #[test]
     fn each_holder_is_checked_or_one_waiter_if_there_is_none() {
         let upkeep = upkeep();
-        let [(first, _), (second, _), (third, _)] = enter(&upkeep, ["1", "2", "3"]);
+        let [first, second, third] = enter(&upkeep, ["1", "2", "3"]);
         let to_check = || {
             let mut paths: Vec<_> = upkeep.nodes().to_check().into_iter().map(|(_, path)| path).collect();
             paths.sort();
@@ -346,7 +342,7 @@ mod tests {
     fn a_hand_off_is_checked_once_for_all_that_it_let_in_and_still_hold() {
         let upkeep = upkeep();
         let nodes = upkeep.nodes();
-        let [(holder, _), (other, _)] = enter(&upkeep, ["2", "3"]);
+        let [holder, other] = enter(&upkeep, ["2", "3"]);
         let path: Arc<str> = Arc::from("/a/1");
         let signal = nodes.hand_off(&path);
         nodes.confirm_gone(&signal, &holder);
@@ -365,7 +361,7 @@ mod tests {
     fn the_last_node_that_was_gone_after_its_hand_off_is_not_checked_again() {
         let upkeep = upkeep();
         let nodes = upkeep.nodes();
-        let [(holder, _)] = enter(&upkeep, ["3"]);
+        let [holder] = enter(&upkeep, ["3"]);
         holder.hold(0);
         let [gone, there]: [Arc<str>; 2] = ["/a/1", "/a/2"].map(Arc::from);
         for (path, is_gone) in [(&there, false), (&gone, true)] {
@@ -386,7 +382,7 @@ mod tests {
     #[test]
     fn the_end_of_a_session_is_the_reason_of_each_loss_whatever_is_heard_next() {
         let upkeep = upkeep();
-        let [(holder, _), (waiter, _), (removed, _)] = enter(&upkeep, ["1", "2", "3"]);
+        let [holder, waiter, removed] = enter(&upkeep, ["1", "2", "3"]);
         holder.hold(upkeep.lease().epoch().unwrap());
         removed.lose(Loss::Removed);
         assert!(!upkeep.nodes().is_over());

@@ -26,5 +26,4 @@ pub(crate) struct Position {
     pub(crate) czxid: i64,
     pub(crate) birth: Birth,
     pub(crate) own_node: Arc<OwnNode>,
-    pub(crate) number: u64,
 }

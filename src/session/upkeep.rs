@@ -98,6 +98,11 @@ impl Upkeep {
         &self.nodes
     }
 
+    /// There is an own node at this path. It is kept alive and watched until [`OwnNodes::strike`].
+    pub(crate) fn enter(self: &Arc<Self>, path: String) -> Arc<OwnNode> {
+        self.nodes.enter(|number| OwnNode::new(path, number, self))
+    }
+
     /// How often the connection was lost. Two answers between which this stays the same are of one connection.
     pub(crate) fn connection(&self) -> u64 {
         self.connection.load(Ordering::Acquire)
@@ -160,8 +165,7 @@ mod tests {
     }
 
     fn holding(upkeep: &Arc<Upkeep>) -> Arc<OwnNode> {
-        let own_node = OwnNode::new("/lock/node".to_owned(), upkeep);
-        upkeep.nodes().enter(&own_node);
+        let own_node = upkeep.enter("/lock/node".to_owned());
         own_node.hold(upkeep.lease().epoch().expect("it has just begun"));
         own_node
     }

@@ -80,7 +80,7 @@ mod tests {
         let read = move || Duration::from_millis(hands.load(Ordering::SeqCst));
         let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
         upkeep.began(upkeep.lease().now());
-        let own_node = OwnNode::new("/lock/node".to_owned(), &upkeep);
+        let own_node = upkeep.enter("/lock/node".to_owned());
         own_node.hold(upkeep.lease().epoch().unwrap());
         let forward = move |milliseconds| {
             clock.fetch_add(milliseconds, Ordering::SeqCst);

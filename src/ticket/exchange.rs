@@ -94,8 +94,8 @@ impl Ticket {
             }
         };
         own_node.moved(exchange.to.clone());
-        let (contender, birth, number) = (position.contender.clone(), position.birth, position.number);
-        let held = Position { contender, czxid: stat.czxid, birth, own_node: Arc::clone(own_node), number };
+        let (contender, birth) = (position.contender.clone(), position.birth);
+        let held = Position { contender, czxid: stat.czxid, birth, own_node: Arc::clone(own_node) };
         self.is_outside(Arc::new(held));
         session.upkeep().nodes().watch(own_node);
         Ok(())

@@ -29,7 +29,6 @@ use crate::session::lease::Moment;
 use crate::session::listing;
 use crate::session::listings::Names;
 use crate::session::loss::Loss;
-use crate::session::node::OwnNode;
 use crate::session::position::{Birth, Position};
 use crate::session::request::{Created, Failure, Kind, Operation, Reply, Watch};
 use crate::session::retry::{before_next_try, none_without_directory, synced, until_known};
@@ -252,7 +251,7 @@ impl Ticket {
         let may_signal = self.owner.dialect().hands_off() && !session.upkeep().is_signal_refused();
         let signal = may_signal && held_alone && loss != Some(Loss::Interfered);
         position.own_node.left();
-        session.upkeep().nodes().strike(position.number);
+        session.upkeep().nodes().strike(&position.own_node);
         let reply = if signal { hand_off(&session, &path) } else { session.delete(&path) };
         let is_old = !(0..mode::RESTART_FROM).contains(&position.contender.sequence());
         let is_old = is_old && !self.owner.dialect().keeps_directories();
@@ -286,8 +285,7 @@ impl Ticket {
         self.node.lock().unsure = true;
         position.own_node.moving();
         let (czxid, own_node) = (position.czxid, Arc::clone(&position.own_node));
-        let (number, birth) = (position.number, position.birth);
-        let downgraded = Arc::new(Position { contender, czxid, birth, own_node, number });
+        let downgraded = Arc::new(Position { contender, czxid, birth: position.birth, own_node });
         let mut tries = 0;
         loop {
             match session.transact(&swap).await {
@@ -345,12 +343,11 @@ impl Ticket {
         let Some(contender) = Contender::parse_as(name, self.owner.dialect()) else {
             return Err(Failure::Refused(format!("the server named the node {name:?}, which is no contender's name")));
         };
-        let own_node = OwnNode::new(self.child(name), session.upkeep());
-        let number = session.upkeep().nodes().enter(&own_node);
+        let own_node = session.upkeep().enter(self.child(name));
         let answered = session.lease().now();
         let mut node = self.node.lock();
         let birth = Birth { ctime: created.ctime, asked: node.asked.unwrap_or(answered), answered };
-        let position = Position { contender, czxid: created.czxid, birth, own_node, number };
+        let position = Position { contender, czxid: created.czxid, birth, own_node };
         node.step = PlaceStep::Standing(Arc::new(position));
         Ok(())
     }

@@ -81,10 +81,14 @@ pub async fn session(zk: &ZooKeeper) -> Arc<dyn Session> {
 
 /// The names in a lock's directory, none if it is missing.
 pub async fn children(zk: &ZooKeeper, directory: &str) -> Vec<String> {
-    match session(zk).await.children(directory).await {
-        Ok(children) => children,
-        Err(Failure::NoNode) => Vec::new(),
-        Err(failure) => panic!("{directory} cannot be listed: {failure}"),
+    loop {
+        match session(zk).await.children(directory).await {
+            Ok(children) => return children,
+            Err(Failure::NoNode) => return Vec::new(),
+            // On a busy machine a server may hear of a client too late, and close its connection.
+            Err(Failure::Unknown(_)) => tokio::time::sleep(INTERVAL).await,
+            Err(failure) => panic!("{directory} cannot be listed: {failure}"),
+        }
     }
 }
 

@@ -48,8 +48,7 @@ impl Noted {
 
     /// A node that holds.
     fn holder(&self, name: &str) -> Arc<OwnNode> {
-        let own_node = OwnNode::new(name.to_owned(), &self.upkeep);
-        self.upkeep.nodes().enter(&own_node);
+        let own_node = self.upkeep.enter(name.to_owned());
         own_node.hold(self.upkeep.lease().epoch().unwrap());
         own_node
     }

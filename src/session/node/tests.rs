@@ -12,7 +12,7 @@ use crate::sync::atomic::AtomicBool;
 fn holding() -> (Arc<OwnNode>, Arc<Upkeep>) {
     let upkeep = Arc::new(Upkeep::new(Lease::new(Duration::from_secs(6))));
     upkeep.began(upkeep.lease().now());
-    let own_node = OwnNode::new("/lock/node".to_owned(), &upkeep);
+    let own_node = OwnNode::new("/lock/node".to_owned(), 0, &upkeep);
     own_node.hold(upkeep.lease().epoch().unwrap());
     assert!(own_node.held_at(upkeep.lease()).is_some());
     (own_node, upkeep)
@@ -66,7 +66,7 @@ fn a_node_found_removed_after_the_lease_ran_out_was_lost_with_the_lease() {
         let upkeep = Arc::new(Upkeep::new(Lease::with_clock(Duration::from_secs(6), Box::new(read))));
         let lease = upkeep.lease();
         upkeep.began(lease.now());
-        let own_node = OwnNode::new("/lock/node".to_owned(), &upkeep);
+        let own_node = OwnNode::new("/lock/node".to_owned(), 0, &upkeep);
         own_node.hold(lease.epoch().unwrap());
         assert_eq!(own_node.loss(lease), None);
 
