@@ -1,7 +1,7 @@
 //! A call that asks the ensemble and waits for no contender, and how long it may take; knows no concrete backend.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -55,6 +55,30 @@ pub struct Call<T> {
     begin: Option<Box<Begin<T>>>,
     answer: Option<Answer<T>>,
 }
+
+/// Blocks the thread until something that can be awaited is done: for programs that are not async.
+///
+/// Needs no runtime. A call from an async task blocks that task's thread. The sessions live on a thread of their own, and are not
+/// disturbed. [`Acquire`](crate::Acquire) and [`Call`] have `blocking` without this trait, too.
+///
+/// # Examples
+///
+/// ```
+/// use zk_rwlock::{Blocking, Error, Memory, RwLock};
+///
+/// let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+/// let guard = lock.write().blocking()?;
+/// guard.release().blocking()?;
+/// # Ok::<(), Error>(())
+/// ```
+pub trait Blocking: IntoFuture + Sized {
+    /// Blocks the thread until this is done, and gives its output.
+    fn blocking(self) -> Self::Output {
+        pollster::block_on(self.into_future())
+    }
+}
+
+impl<F: IntoFuture> Blocking for F {}
 
 /// How long something may take, counted from its first poll.
 #[derive(Clone, Copy, Debug)]

@@ -40,7 +40,7 @@
 //! # Where to look
 //!
 //! - [`RwLock`]: the lock, its fairness, and how to acquire it: [`read`](RwLock::read), [`write`](RwLock::write),
-//!   `try_*`, `blocking_*`. [`RwLockBuilder`] has its options, among them [`keep`](RwLockBuilder::keep)
+//!   `try_*`; with [`Blocking`], each also without a runtime. [`RwLockBuilder`] has its options, among them [`keep`](RwLockBuilder::keep)
 //!   for a process that uses the lock often.
 //! - [`Acquire`]: an acquisition that has not started, for every kind of guard, with its options: a timeout, a label,
 //!   and [`on_wait`](Acquire::on_wait), which reports [`Progress`] to a waiter. Await it, or
@@ -155,7 +155,7 @@ mod validation;
 mod value;
 mod zookeeper;
 
-pub use crate::call::Call;
+pub use crate::call::{Blocking, Call};
 pub use crate::error::error::Error;
 pub use crate::error::value::{ValueError, Written};
 pub use crate::guard::acquire::{Acquire, Granting, Guard};

@@ -641,7 +641,7 @@ impl Rude {
             Rude::Waits(until) => assert!(until.lock().expect("no panic").recv().is_err()),
             // A panic without its message on the terminal.
             Rude::Panics => std::panic::resume_unwind(Box::new("as recorders may")),
-            Rude::Locks(lock) => drop(lock.blocking_write()),
+            Rude::Locks(lock) => drop(lock.write().blocking()),
         }
     }
 }

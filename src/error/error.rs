@@ -1,5 +1,6 @@
 //! What went wrong, by what the caller can do about it; knows no lock and no backend.
 
+use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use crate::session::request::{Denied, Ending, Failure};
 
 /// Why a lock operation did not succeed.
 ///
-/// Its text includes the text of its [`source`](std::error::Error::source). It converts into an [`io::Error`] whose
+/// Its text includes the text of its [`source`](std::error::Error::source), and is also what `{:?}` shows: of a `main` that
+/// fails, or of an `unwrap`. It converts into an [`io::Error`] whose
 /// kind says the same, as far as the standard library has a kind for it. [`into_inner`](io::Error::into_inner) gives
 /// this error back.
 ///
@@ -24,18 +26,18 @@ use crate::session::request::{Denied, Ending, Failure};
 /// # use std::error::Error as _;
 /// # use std::io;
 /// # use std::time::Duration;
-/// # use zk_rwlock::{Error, Loss, Memory, RwLock};
+/// # use zk_rwlock::{Blocking, Error, Loss, Memory, RwLock};
 /// fn migrate(lock: &RwLock) -> io::Result<()> {
 ///     let guard = lock.write().timeout(Duration::from_millis(10)).blocking()?;
-///     Ok(guard.blocking_release()?)
+///     Ok(guard.release().blocking()?)
 /// }
 /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
-/// let _held = lock.blocking_read()?;
+/// let _held = lock.read().blocking()?;
 /// assert_eq!(migrate(&lock).unwrap_err().kind(), io::ErrorKind::TimedOut);
 /// assert_eq!(Error::Lost(Loss::Removed).source().unwrap().to_string(), Loss::Removed.to_string());
 /// # Ok::<(), Error>(())
 /// ```
-#[derive(Clone, Debug, Error)]
+#[derive(Clone, Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The call itself was wrong, and nothing was sent. Mend the program or its configuration.
@@ -243,6 +245,13 @@ pub enum Error {
         /// What the server said.
         reason: String,
     },
+}
+
+/// As [`Display`](fmt::Display): `main` shows an error so, and its reader needs the text.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {

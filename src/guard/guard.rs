@@ -108,11 +108,6 @@ macro_rules! guard {
                 self.held.lost().await
             }
 
-            /// Blocks the thread until the lock is lost: [`lost`](Self::lost) for code that is not async. Needs no runtime.
-            pub fn blocking_lost(&self) -> Loss {
-                pollster::block_on(self.lost())
-            }
-
             /// For how long the ensemble surely keeps the session, and so keeps every conflicting contender out, unless
             /// somebody removes the lock's node. It ends one session timeout after the sending of the newest request
             /// that the leader has surely heard of. Zero once that time is over.
@@ -264,14 +259,6 @@ macro_rules! guard {
                 self.held.data(path.as_ref()).await
             }
 
-            /// [`data`](Self::data) for code that is not async: blocks the thread, and needs no runtime.
-            ///
-            /// # Errors
-            /// As for [`data`](Self::data).
-            pub fn blocking_data(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
-                pollster::block_on(self.data(path))
-            }
-
             /// Starts a transaction that is committed only if the lock is still held then. See [`Transaction`].
             pub fn transaction(&self) -> Transaction<'_> {
                 Transaction::under(&self.held)
@@ -335,15 +322,6 @@ impl ReadGuard {
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
     }
-
-    /// Blocks the thread until the lock is given back: [`release`](Self::release) for code that is not async. Needs no
-    /// runtime.
-    ///
-    /// # Errors
-    /// As for [`release`](Self::release).
-    pub fn blocking_release(self) -> Result<(), Error> {
-        pollster::block_on(self.release())
-    }
 }
 
 impl WriteGuard {
@@ -363,15 +341,6 @@ impl WriteGuard {
     /// then it stays, and keeps the lock taken, until its session ends.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
-    }
-
-    /// Blocks the thread until the lock is given back: [`release`](Self::release) for code that is not async. Needs no
-    /// runtime.
-    ///
-    /// # Errors
-    /// As for [`release`](Self::release).
-    pub fn blocking_release(self) -> Result<(), Error> {
-        pollster::block_on(self.release())
     }
 
     /// Turns the write lock into a read lock, in place and in one transaction. No contender writes in between. Readers
@@ -401,13 +370,5 @@ impl WriteGuard {
     pub async fn downgrade(mut self) -> Result<ReadGuard, Error> {
         self.held.downgrade().await?;
         Ok(ReadGuard::new(self.held))
-    }
-
-    /// [`downgrade`](Self::downgrade) for code that is not async: blocks the thread, and needs no runtime.
-    ///
-    /// # Errors
-    /// As for [`downgrade`](Self::downgrade).
-    pub fn blocking_downgrade(self) -> Result<ReadGuard, Error> {
-        pollster::block_on(self.downgrade())
     }
 }

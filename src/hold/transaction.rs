@@ -185,14 +185,6 @@ impl<'guard> Transaction<'guard> {
             Err(failure) => Err(Error::from_failure(failure, "commit under the lock", speaker.directory())),
         }
     }
-
-    /// [`commit`](Self::commit) for code that is not async: blocks the thread, and needs no runtime.
-    ///
-    /// # Errors
-    /// As for [`commit`](Self::commit).
-    pub fn blocking_commit(self) -> Result<Vec<Outcome>, Error> {
-        pollster::block_on(self.commit())
-    }
 }
 
 impl<'guard> Locks<'guard> {

@@ -213,45 +213,6 @@ impl RwLock {
         let lock = Arc::clone(&self.lock);
         Call::new(|timeout| async move { lock.attempt(Mode::Write, timeout).await.map(WriteGuard::new) })
     }
-
-    /// Blocks the thread until the lock is acquired to read: [`RwLock::read`] for code that is not async.
-    ///
-    /// Needs no runtime. A call from an async task blocks that task's thread. The session lives on a thread of its own,
-    /// and is not disturbed. With options: [`Acquire::blocking`].
-    ///
-    /// # Errors
-    /// As for [`RwLock::read`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use zk_rwlock::{Error, Memory, RwLock};
-    /// let lock = RwLock::new(&Memory::new(), "/locks/config")?;
-    /// let guard = lock.blocking_read()?;
-    /// # Ok::<(), Error>(())
-    /// ```
-    pub fn blocking_read(&self) -> Result<ReadGuard, Error> {
-        self.read().blocking()
-    }
-
-    /// Blocks the thread until the lock is acquired to write: [`RwLock::write`] for code that is not async.
-    ///
-    /// As for [`RwLock::blocking_read`]. With options: [`Acquire::blocking`].
-    ///
-    /// # Errors
-    /// As for [`RwLock::write`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use zk_rwlock::{Error, Memory, RwLock};
-    /// let lock = RwLock::new(&Memory::new(), "/locks/config")?;
-    /// let guard = lock.blocking_write()?;
-    /// # Ok::<(), Error>(())
-    /// ```
-    pub fn blocking_write(&self) -> Result<WriteGuard, Error> {
-        self.write().blocking()
-    }
 }
 
 impl fmt::Debug for RwLock {

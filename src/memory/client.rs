@@ -103,11 +103,6 @@ impl Memory {
         Coordinator::close(self).await;
     }
 
-    /// [`Memory::close`] for code that is not async.
-    pub fn blocking_close(&self) {
-        pollster::block_on(self.close());
-    }
-
     /// The ensemble gives this client's session up, and deletes its nodes. The client learns of it at once or, if it is
     /// [cut](Memory::cut) off, when it is healed. It gets a fresh session with its next acquisition.
     pub fn expire(&self) {

@@ -212,11 +212,6 @@ impl MultiGuard {
         self.taken.lost().await
     }
 
-    /// Blocks the thread until the lock is lost: [`lost`](Self::lost) for code that is not async. Needs no runtime.
-    pub fn blocking_lost(&self) -> (&str, Loss) {
-        pollster::block_on(self.lost())
-    }
-
     /// For how long the ensemble surely keeps all the locks' sessions. See
     /// [`WriteGuard::session_left`](crate::WriteGuard::session_left).
     pub fn session_left(&self) -> Duration {
@@ -325,14 +320,6 @@ impl MultiGuard {
         }
     }
 
-    /// [`data`](Self::data) for code that is not async: blocks the thread, and needs no runtime.
-    ///
-    /// # Errors
-    /// As for [`data`](Self::data).
-    pub fn blocking_data(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
-        pollster::block_on(self.data(path))
-    }
-
     /// Starts a transaction that is committed only if all the locks are still held then. See [`Transaction`].
     ///
     /// # Examples
@@ -377,15 +364,6 @@ impl MultiGuard {
             Some(lost) => Err(lost),
             None => released.into_iter().rev().collect(),
         }
-    }
-
-    /// Blocks the thread until all the locks are given back: [`release`](Self::release) for code that is not async.
-    /// Needs no runtime.
-    ///
-    /// # Errors
-    /// As for [`release`](Self::release).
-    pub fn blocking_release(self) -> Result<(), Error> {
-        pollster::block_on(self.release())
     }
 }
 

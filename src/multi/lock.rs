@@ -176,25 +176,6 @@ impl MultiLock {
         taken.complete()
     }
 
-    /// Blocks the thread until all the locks are acquired: [`MultiLock::lock`] for code that is not async.
-    ///
-    /// Needs no runtime. With options: [`Acquire::blocking`].
-    ///
-    /// # Errors
-    /// As for [`MultiLock::lock`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock};
-    /// let both = MultiLock::new(&Memory::new(), [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)])?;
-    /// let guard = both.blocking_lock()?;
-    /// # Ok::<(), Error>(())
-    /// ```
-    pub fn blocking_lock(&self) -> Result<MultiGuard, Error> {
-        self.lock().blocking()
-    }
-
     async fn acquire(&self, options: Options) -> Result<MultiGuard, Error> {
         let timeout = options.timeout().map_err(|error| match &*self.locks {
             [(lock, mode), ..] => refused(lock, *mode, error),

@@ -110,14 +110,6 @@ impl OnceGuard {
         }
     }
 
-    /// [`done`](Self::done) for code that is not async: blocks the thread, and needs no runtime.
-    ///
-    /// # Errors
-    /// As for [`done`](Self::done).
-    pub fn blocking_done(&self) -> Result<(), Error> {
-        pollster::block_on(self.done())
-    }
-
     /// The path of the record: that of the lock, with `.done` at its end.
     pub fn record(&self) -> String {
         done::path_of(self.guard.held().directory())
@@ -129,14 +121,6 @@ impl OnceGuard {
     /// As for [`WriteGuard::release`].
     pub async fn release(self) -> Result<(), Error> {
         self.guard.release().await
-    }
-
-    /// [`release`](Self::release) for code that is not async: blocks the thread, and needs no runtime.
-    ///
-    /// # Errors
-    /// As for [`WriteGuard::release`].
-    pub fn blocking_release(self) -> Result<(), Error> {
-        self.guard.blocking_release()
     }
 }
 

@@ -103,11 +103,6 @@ impl Permit {
         self.held.lost().await
     }
 
-    /// Blocks the thread until the permits are lost: [`lost`](Self::lost) for code that is not async. Needs no runtime.
-    pub fn blocking_lost(&self) -> Loss {
-        pollster::block_on(self.lost())
-    }
-
     /// For how long the ensemble surely keeps the session, and so the permits. See
     /// [`WriteGuard::session_left`](crate::WriteGuard::session_left).
     pub fn session_left(&self) -> Duration {
@@ -210,14 +205,6 @@ impl Permit {
         self.held.data(path.as_ref()).await
     }
 
-    /// [`data`](Self::data) for code that is not async: blocks the thread, and needs no runtime.
-    ///
-    /// # Errors
-    /// As for [`data`](Self::data).
-    pub fn blocking_data(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
-        pollster::block_on(self.data(path))
-    }
-
     /// Starts a transaction that is committed only if the permits are still held then. See [`Transaction`].
     ///
     /// # Examples
@@ -248,15 +235,6 @@ impl Permit {
     /// it stays, and keeps the permits taken, until its session ends.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
-    }
-
-    /// Blocks the thread until the permits are given back: [`release`](Self::release) for code that is not async. Needs no
-    /// runtime.
-    ///
-    /// # Errors
-    /// As for [`release`](Self::release).
-    pub fn blocking_release(self) -> Result<(), Error> {
-        pollster::block_on(self.release())
     }
 }
 

@@ -215,25 +215,6 @@ impl Semaphore {
             Ok(Permit::new(held, permits))
         })
     }
-
-    /// Blocks the thread until a permit is acquired: [`acquire`](Self::acquire) for code that is not async.
-    ///
-    /// Needs no runtime. With options: [`Acquire::blocking`].
-    ///
-    /// # Errors
-    /// As for [`acquire`](Self::acquire).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use zk_rwlock::{Error, Memory, Semaphore};
-    /// let permit = Semaphore::new(&Memory::new(), "/limits/geocoder", 1)?.blocking_acquire()?;
-    /// permit.blocking_release()?;
-    /// # Ok::<(), Error>(())
-    /// ```
-    pub fn blocking_acquire(&self) -> Result<Permit, Error> {
-        self.acquire().blocking()
-    }
 }
 
 impl fmt::Debug for Semaphore {

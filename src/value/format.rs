@@ -45,6 +45,10 @@ pub type FormatError = Box<dyn Error + Send + Sync>;
 /// assert_eq!(*counter.read().await?, 42);
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot write and read a `{T}`",
+    note = "with the format `Json` a value needs `serde::Serialize` and `serde::de::DeserializeOwned`; `Raw` is for bytes, such as `Vec<u8>` and `String`"
+)]
 pub trait Format<T>: Send + Sync + 'static {
     /// The name of the format. It is kept beside the value, and compared before anything is decoded. At most 64
     /// letters, digits, `.`, `_`, `+` and `-`.

@@ -61,11 +61,6 @@ macro_rules! shared_guard {
                 self.guard.lost().await
             }
 
-            /// Blocks the thread until the lock is lost: [`lost`](Self::lost) for code that is not async. Needs no runtime.
-            pub fn blocking_lost(&self) -> Loss {
-                pollster::block_on(self.lost())
-            }
-
             #[doc = concat!("The token of this grant: see [`", stringify!($lock), "::fencing_token`].")]
             pub fn fencing_token(&self) -> i64 {
                 self.guard.fencing_token()
@@ -81,15 +76,6 @@ macro_rules! shared_guard {
             /// deleted.
             pub async fn release(self) -> Result<(), Error> {
                 self.guard.release().await
-            }
-
-            /// Blocks the thread until the lock is given back: [`release`](Self::release) for code that is not async.
-            /// Needs no runtime.
-            ///
-            /// # Errors
-            /// As for [`release`](Self::release).
-            pub fn blocking_release(self) -> Result<(), Error> {
-                pollster::block_on(self.release())
             }
         }
 
@@ -193,14 +179,6 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         Ok(written)
     }
 
-    /// [`commit`](Self::commit) for code that is not async: blocks the thread, and needs no runtime.
-    ///
-    /// # Errors
-    /// As for [`commit`](Self::commit).
-    pub fn blocking_commit(&mut self) -> Result<Written, Error> {
-        pollster::block_on(self.commit())
-    }
-
     /// The writer of the value before the last commit of this guard, or of that commit. `None` if there is no value
     /// yet.
     pub fn written(&self) -> Option<&Written> {
@@ -219,14 +197,6 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
         let guard = self.guard.downgrade().await?;
         let stored = self.store.read_under(&guard).await?;
         Ok(SharedReadGuard::new(stored, guard))
-    }
-
-    /// [`downgrade`](Self::downgrade) for code that is not async: blocks the thread, and needs no runtime.
-    ///
-    /// # Errors
-    /// As for [`downgrade`](Self::downgrade).
-    pub fn blocking_downgrade(self) -> Result<SharedReadGuard<T>, Error> {
-        pollster::block_on(self.downgrade())
     }
 }
 

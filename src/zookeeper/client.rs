@@ -83,15 +83,6 @@ impl ZooKeeper {
         ZooKeeper::builder().connect(servers).await
     }
 
-    /// Blocks the thread until a session is established: [`ZooKeeper::connect`] for code that is not async. Needs no
-    /// runtime.
-    ///
-    /// # Errors
-    /// As for [`ZooKeeper::connect`].
-    pub fn blocking_connect(servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
-        pollster::block_on(ZooKeeper::connect(servers))
-    }
-
     /// Options for a connection.
     pub fn builder() -> ZooKeeperBuilder {
         ZooKeeperBuilder::new()
@@ -135,24 +126,9 @@ impl ZooKeeper {
     pub async fn close(&self) {
         Coordinator::close(self).await;
     }
-
-    /// Blocks the thread until every session has ended: [`ZooKeeper::close`] for code that is not async. Needs no
-    /// runtime.
-    pub fn blocking_close(&self) {
-        pollster::block_on(self.close());
-    }
 }
 
 impl ZooKeeperBuilder {
-    /// Blocks the thread until a session is established: [`connect`](Self::connect) for code that is not async. Needs
-    /// no runtime.
-    ///
-    /// # Errors
-    /// As for [`connect`](Self::connect).
-    pub fn blocking_connect(self, servers: impl AsRef<str>) -> Result<ZooKeeper, Error> {
-        pollster::block_on(self.connect(servers))
-    }
-
     /// Connects. See [`ZooKeeper::connect`].
     ///
     /// # Errors

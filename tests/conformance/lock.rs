@@ -739,18 +739,18 @@ pub async fn a_plain_thread_acquires_by_blocking<H: Harness>(h: &H) {
     let s = Stage::set(h).await;
     let (a, b) = (s.a.clone(), s.b.clone());
     let plain = thread::spawn(move || {
-        let (one, two) = (a.blocking_read().expect("free"), b.blocking_read().expect("shared"));
+        let (one, two) = (a.read().blocking().expect("free"), b.read().blocking().expect("shared"));
         assert!(one.is_held() && two.is_held());
         let late = b.write().timeout(Duration::from_millis(50)).blocking();
         assert!(late.is_err_and(|error| error.is_timeout()));
         drop((one, two));
-        drop(b.blocking_write().expect("freed"));
+        drop(b.write().blocking().expect("freed"));
     });
     joined(plain).await.expect("the thread acquires and releases");
 
     let held = soon("a free lock", s.a.write()).await.expect("free");
     let b = s.b.clone();
-    let waits = thread::spawn(move || b.blocking_write().map(drop));
+    let waits = thread::spawn(move || b.write().blocking().map(drop));
     line_becomes(&s.a, "W+ W-").await;
     held.release().await.expect("held");
     joined(waits).await.expect("does not panic").expect("granted");

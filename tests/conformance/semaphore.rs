@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Session};
-use zk_rwlock::{Error, HoldState, Loss, MemberState, Mode, Permit, RwLock, Semaphore, Survey};
+use zk_rwlock::{Blocking, Error, HoldState, Loss, MemberState, Mode, Permit, RwLock, Semaphore, Survey};
 
 use support::harness::Harness;
 use support::scene::{SOON, eventually, granted, refused, soon, with_time_enough};
@@ -599,9 +599,9 @@ pub async fn a_plain_thread_acquires_a_permit_by_blocking<H: Harness>(h: &H) {
     let s = Stage::set(h, 1).await;
     let semaphore = s.a.clone();
     let worked = tokio::task::spawn_blocking(move || {
-        let held = semaphore.blocking_acquire().expect("free");
+        let held = semaphore.acquire().blocking().expect("free");
         assert!(semaphore.try_acquire().blocking().is_err_and(|error| error.is_would_block()));
-        held.blocking_release()
+        held.release().blocking()
     });
     soon("the thread", worked).await.expect("no panic").expect("held");
     s.becomes_empty().await;

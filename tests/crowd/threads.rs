@@ -46,8 +46,8 @@ impl Holders {
 fn use_lock(lock: &RwLock, holders: &Holders, mut dice: Seeded, is_over: &AtomicBool) {
     while !is_over.load(Ordering::Relaxed) {
         match dice.below(16) {
-            0..=8 => holders.read(lock.blocking_read()),
-            9..=11 => holders.write(lock.blocking_write()),
+            0..=8 => holders.read(lock.read().blocking()),
+            9..=11 => holders.write(lock.write().blocking()),
             12 => match lock.read().timeout(Duration::from_micros(dice.below(300) + 1)).blocking() {
                 Err(error) if error.is_timeout() => {}
                 granted => holders.read(granted),

@@ -35,7 +35,7 @@ fn set_up(block: &str) -> (Connection, Vec<String>) {
 /// The tokens of two holders, one after the other.
 fn tokens() -> (i64, i64) {
     let lock = RwLock::new(&Memory::new(), "/locks/orders").expect("valid");
-    let token = || lock.blocking_write().expect("free").fencing_token();
+    let token = || lock.write().blocking().expect("free").fencing_token();
     (token(), token())
 }
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use support::polled::now;
 use zk_rwlock::{
-    Blockers, Ending, Error, Failure, Loss, Memory, Mode, MultiLock, RwLock, Semaphore, Shared, Survey, ValueError,
-    ZooKeeper,
+    Blockers, Blocking, Ending, Error, Failure, Loss, Memory, Mode, MultiLock, RwLock, Semaphore, Shared, Survey,
+    ValueError, ZooKeeper,
 };
 
 const LONG: Duration = Duration::from_secs(600);
@@ -19,28 +19,28 @@ fn a_program_without_a_runtime_can_do_all_that_others_can() {
     let zk = Memory::new();
     let lock = RwLock::new(&zk, "/locks/config").unwrap();
     let writer = lock.write().timeout(LONG).label("migrate").blocking().unwrap();
-    writer.transaction().create("/config", "v1").blocking_commit().unwrap();
-    assert_eq!(writer.blocking_data("/config").unwrap().unwrap().data, b"v1");
+    writer.transaction().create("/config", "v1").commit().blocking().unwrap();
+    assert_eq!(writer.data("/config").blocking().unwrap().unwrap().data, b"v1");
     assert_eq!(lock.queue().blocking().unwrap().holders().count(), 1);
     assert!(lock.try_read().blocking().unwrap_err().is_would_block());
-    let reader = writer.blocking_downgrade().unwrap();
-    lock.try_read().blocking().unwrap().blocking_release().unwrap();
-    reader.blocking_release().unwrap();
+    let reader = writer.downgrade().blocking().unwrap();
+    lock.try_read().blocking().unwrap().release().blocking().unwrap();
+    reader.release().blocking().unwrap();
 
     let both = MultiLock::new(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)]).unwrap();
-    let guard = both.blocking_lock().unwrap();
-    assert_eq!(guard.blocking_data("/config").unwrap().unwrap().data, b"v1");
-    guard.blocking_release().unwrap();
+    let guard = both.lock().blocking().unwrap();
+    assert_eq!(guard.data("/config").blocking().unwrap().unwrap().data, b"v1");
+    guard.release().blocking().unwrap();
 
     let limit: Shared<u32> = Shared::builder(&zk, "/limit").initial(|| 1).build().unwrap();
     let mut value = limit.write().blocking().unwrap();
     *value = 2;
-    value.blocking_commit().unwrap();
-    let value = value.blocking_downgrade().unwrap();
+    value.commit().blocking().unwrap();
+    let value = value.downgrade().blocking().unwrap();
     assert_eq!(*value, 2);
-    value.blocking_release().unwrap();
-    zk.blocking_close();
-    assert!(matches!(lock.blocking_read(), Err(Error::Closed(_))));
+    value.release().blocking().unwrap();
+    zk.close().blocking();
+    assert!(matches!(lock.read().blocking(), Err(Error::Closed(_))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -92,20 +92,20 @@ fn a_parent_that_is_missing_is_named() {
 fn the_blocking_release_of_what_was_lost_is_an_error_too() {
     let zk = Memory::new();
     let lock = |path: &str| RwLock::new(&zk, path).unwrap();
-    let read = lock("/read").blocking_read().unwrap();
-    let write = lock("/write").blocking_write().unwrap();
-    let both = MultiLock::new(&zk, [("/a", Mode::Write), ("/b", Mode::Read)]).unwrap().blocking_lock().unwrap();
+    let read = lock("/read").read().blocking().unwrap();
+    let write = lock("/write").write().blocking().unwrap();
+    let both = MultiLock::new(&zk, [("/a", Mode::Write), ("/b", Mode::Read)]).unwrap().lock().blocking().unwrap();
     let once = lock("/job").try_once_in(LONG).blocking().unwrap().unwrap();
-    let permit = Semaphore::builder(&zk, "/permits").permits(2).build().unwrap().blocking_acquire().unwrap();
-    write.transaction().create("/config", "v1").blocking_commit().unwrap();
-    assert_eq!(permit.blocking_data("/config").unwrap().unwrap().data, b"v1");
+    let permit = Semaphore::builder(&zk, "/permits").permits(2).build().unwrap().acquire().blocking().unwrap();
+    write.transaction().create("/config", "v1").commit().blocking().unwrap();
+    assert_eq!(permit.data("/config").blocking().unwrap().unwrap().data, b"v1");
     zk.expire();
     for released in [
-        read.blocking_release(),
-        write.blocking_release(),
-        both.blocking_release(),
-        once.blocking_release(),
-        permit.blocking_release(),
+        read.release().blocking(),
+        write.release().blocking(),
+        both.release().blocking(),
+        once.release().blocking(),
+        permit.release().blocking(),
     ] {
         assert!(released.as_ref().is_err_and(Error::is_lost), "{released:?}");
     }
@@ -113,7 +113,7 @@ fn the_blocking_release_of_what_was_lost_is_an_error_too() {
 
 #[test]
 fn a_connection_that_cannot_be_is_refused_without_a_runtime_too() {
-    assert!(matches!(ZooKeeper::blocking_connect("no list"), Err(Error::InvalidInput(_))));
+    assert!(matches!(ZooKeeper::connect("no list").blocking(), Err(Error::InvalidInput(_))));
 }
 
 #[test]
@@ -165,8 +165,8 @@ fn a_path_may_be_any_kind_of_text() {
     let both = MultiLock::builder(&zk).read(&owned).write(&counted).build().unwrap();
     assert_eq!(both.paths().count(), 2);
     assert!(Shared::<u32>::new(&zk, &owned).is_ok());
-    let guard = both.blocking_lock().unwrap();
-    guard.transaction().create(String::from("/made"), "").check_exists(&owned).blocking_commit().unwrap();
+    let guard = both.lock().blocking().unwrap();
+    guard.transaction().create(String::from("/made"), "").check_exists(&owned).commit().blocking().unwrap();
     assert_eq!(Survey::below(&zk, String::from("/locks")).blocking().unwrap().queues.len(), 2);
 }
 

@@ -602,7 +602,7 @@ fn a_clone_on_another_thread_joins_too() {
     let before = zk.requests();
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| (0..1_000).for_each(|_| drop(kept.blocking_read().expect("kept"))));
+            scope.spawn(|| (0..1_000).for_each(|_| drop(kept.read().blocking().expect("kept"))));
         }
     });
     assert_eq!(zk.requests(), before);

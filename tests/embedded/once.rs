@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Session};
-use zk_rwlock::{Dialect, Error, Loss, Memory, OnceGuard, RwLock};
+use zk_rwlock::{Blocking, Dialect, Error, Loss, Memory, OnceGuard, RwLock};
 
 const DIRECTORY: &str = "/cron/report";
 
@@ -674,7 +674,7 @@ fn a_taken_lock_is_said_to_be_taken_by_a_try() {
 fn a_thread_without_a_runtime_works_once_in_a_while() {
     let (_zk, _other, a, b) = two();
     let guard = a.write().once_in(PERIOD).blocking().expect("free").expect("due");
-    guard.blocking_done().expect("recorded");
-    guard.blocking_release().expect("held");
+    guard.done().blocking().expect("recorded");
+    guard.release().blocking().expect("held");
     assert!(b.try_once_in(PERIOD).blocking().expect("free").is_none());
 }

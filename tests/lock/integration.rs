@@ -535,7 +535,7 @@ fn a_panic_gives_the_lock_back() {
     let runtime = Runtime::new().unwrap();
     let zk = runtime.block_on(connect(&server.address()));
     let lock = lock_at(&zk, "/locks/panic");
-    let guard = lock.blocking_write().unwrap();
+    let guard = lock.write().blocking().unwrap();
     let panicked = catch_unwind(AssertUnwindSafe(move || {
         let _guard = guard;
         std::panic::resume_unwind(Box::new("as a panic does, but silently"));

@@ -802,7 +802,7 @@ fn guards_and_futures_can_go_to_other_threads() {
     sent(&locks.lock().into_future());
     fn borrowed<T: Send>(_: &T) {}
     borrowed(&locks.try_lock());
-    let guard = locks.blocking_lock().expect("free");
+    let guard = locks.lock().blocking().expect("free");
     sent(&guard);
     shared(&guard);
     borrowed(&guard.lost());
@@ -812,7 +812,7 @@ fn guards_and_futures_can_go_to_other_threads() {
     let mut changes = guard.changes();
     borrowed(&changes.next());
     std::thread::spawn(move || drop(guard)).join().expect("dropping does not panic");
-    assert!(locks.blocking_lock().is_ok());
+    assert!(locks.lock().blocking().is_ok());
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -426,7 +426,7 @@ fn the_life_of_a_child() {
     let (server, path) = (word().to_owned(), word().to_owned());
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let zk = runtime.block_on(connect_with(&server, SHORT));
-    let _held = open(&zk, &path, 2).blocking_acquire().unwrap();
+    let _held = open(&zk, &path, 2).acquire().blocking().unwrap();
     say("held");
     loop {
         thread::park();

@@ -62,7 +62,7 @@ async fn kazoo() -> Result<(), Error> {
     let (zk, path) = (Memory::new(), "/locks/config");
     // shown
     let lock = RwLock::builder(&zk, path).host("web-1").build()?;
-    let guard = lock.blocking_write()?;
+    let guard = lock.write().blocking()?;
     let its = lock.clone();
     let waiting = tokio::spawn(async move { its.read().await });
     waiting.abort();

@@ -397,26 +397,26 @@ async fn executors_and_panics_that_abort() -> Result<(), Error> {
 fn programs_without_a_runtime() -> std::io::Result<()> {
     // page: programs-without-a-runtime
     use std::time::Duration;
-    use zk_rwlock::{Memory, RwLock};
+    use zk_rwlock::{Blocking, Memory, RwLock};
 
     fn main() -> std::io::Result<()> {
-        let zk = Memory::new(); // or: ZooKeeper::blocking_connect("zk1:2181,zk2:2181,zk3:2181")?
+        let zk = Memory::new(); // or: ZooKeeper::connect("zk1:2181,zk2:2181,zk3:2181").blocking()?
         let lock = RwLock::new(&zk, "/locks/report")?;
 
         match lock.try_write().timeout(Duration::from_secs(5)).blocking() {
             Err(error) if error.is_would_block() => eprintln!("{error}"),
-            taken => taken?.blocking_release()?,
+            taken => taken?.release().blocking()?,
         }
         let guard = lock.write().label("monthly report").timeout(Duration::from_secs(60)).blocking()?;
         for page in 1..=12 {
             if !guard.is_held() {
                 break; // somebody else may have the lock
             }
-            guard.transaction().create(format!("/page-{page}"), "done").blocking_commit()?;
+            guard.transaction().create(format!("/page-{page}"), "done").commit().blocking()?;
         }
         println!("{}", lock.queue().blocking()?);
-        guard.blocking_release()?;
-        zk.blocking_close();
+        guard.release().blocking()?;
+        zk.close().blocking();
         Ok(())
     }
     // end

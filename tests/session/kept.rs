@@ -209,7 +209,7 @@ fn the_life_of_a_child() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let zk = runtime.block_on(connect_with(server, SESSION_TIMEOUT));
     let lock = keeping(&zk, path);
-    let token = lock.blocking_write().unwrap().fencing_token();
+    let token = lock.write().blocking().unwrap().fencing_token();
     say("kept");
     let mut last_let_in = clock();
     loop {

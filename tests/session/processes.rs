@@ -48,7 +48,7 @@ fn the_life_of_a_child() {
 
 /// Holds until it is killed.
 fn hold(lock: &RwLock) {
-    let _guard = lock.blocking_write().unwrap();
+    let _guard = lock.write().blocking().unwrap();
     say("held");
     loop {
         thread::park();
@@ -57,7 +57,7 @@ fn hold(lock: &RwLock) {
 
 /// Asks its guard all the time, without any help from a runtime, until it says no.
 fn watch(lock: &RwLock) {
-    let guard = lock.blocking_write().unwrap();
+    let guard = lock.write().blocking().unwrap();
     say("held");
     let mut last_yes = clock();
     loop {
@@ -73,7 +73,7 @@ fn watch(lock: &RwLock) {
 
 /// Drops the guard, then everything else, and returns from `main` as soon as it can.
 fn drop_and_return(lock: RwLock, zk: ZooKeeper) {
-    let guard = lock.blocking_write().unwrap();
+    let guard = lock.write().blocking().unwrap();
     say("held");
     drop(guard);
     drop((lock, zk));
@@ -82,7 +82,7 @@ fn drop_and_return(lock: RwLock, zk: ZooKeeper) {
 
 /// Releases, and ends while the handles still live, as those in a `static` do.
 fn release_and_exit(lock: &RwLock) {
-    let guard = lock.blocking_write().unwrap();
+    let guard = lock.write().blocking().unwrap();
     say("held");
     pollster::block_on(guard.release()).unwrap();
     std::process::exit(0);
@@ -90,7 +90,7 @@ fn release_and_exit(lock: &RwLock) {
 
 /// Drops the handles first, and the guard last.
 fn return_with_guard(lock: RwLock, zk: ZooKeeper) {
-    let guard = lock.blocking_write().unwrap();
+    let guard = lock.write().blocking().unwrap();
     say("held");
     drop((lock, zk));
     drop(guard);
