@@ -92,7 +92,10 @@ impl Ledger {
             age: 0,
             may_change_number: has(&|action| matches!(action, Action::SetPermits(_))),
             may_lose_often: losses >= PATIENT,
-            may_remove: has(&|action| matches!(action, Action::Remove(_) | Action::Clear(_) | Action::Restore)),
+            // A directory that is made anew begins with the numbers again. Beside a node that a server still shows, the
+            // same number is a tie, which evicts.
+            may_remove: has(&|action| matches!(action, Action::Remove(_) | Action::Clear(_) | Action::Restore))
+                || (has(&|action| matches!(action, Action::Freeze(_))) && has(&|action| action == Action::Reap)),
             may_expire: has(&|action| matches!(action, Action::Expire | Action::Restore)),
             may_cut: has(&|action| matches!(action, Action::Cut(_) | Action::Restore)),
             has_one_node: used.len() == 1 && is_settled && !schedule.are_blind,
