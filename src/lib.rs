@@ -170,7 +170,7 @@ pub use crate::leadership::term::Term;
 pub use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 pub use crate::memory::client::{Backup, Memory};
 pub use crate::multi::guard::MultiGuard;
-pub use crate::multi::lock::{MultiLock, MultiLockBuilder};
+pub use crate::multi::lock::MultiLock;
 pub use crate::once::guard::OnceGuard;
 pub use crate::permits::permit::Permit;
 pub use crate::permits::semaphore::{Semaphore, SemaphoreBuilder};

@@ -11,10 +11,11 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use support::polled::{now, poll_up_to};
 use support::scene::{connect_with, eventually, lock_at};
 use support::server::Server;
+use support::several::several;
 use support::slow::Slow;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
-use zk_rwlock::{Leadership, Memory, Mode, MultiLock, Raw, RwLock, Semaphore, Shared};
+use zk_rwlock::{Leadership, Memory, Mode, Raw, RwLock, Semaphore, Shared};
 
 const DIRECTORY: &str = "/lock";
 
@@ -284,7 +285,7 @@ fn of_several_locks_the_one_that_is_not_to_be_had_is_counted_once() {
             let zk = Memory::new();
             let _held = [write(&zk, "/b").await, write(&zk, "/c").await];
             let all = ["/a", "/b", "/c"].map(|path| (path, Mode::Write));
-            let locks = MultiLock::new(&zk, all).expect("valid");
+            let locks = several(&zk, all).expect("valid");
             assert!(locks.try_lock().await.is_err());
             assert!(locks.lock().timeout(Duration::from_secs(1)).await.is_err());
         });
@@ -452,7 +453,7 @@ fn a_deadline_that_has_passed_counts_as_a_timeout_for_one_lock_several_and_a_val
         let write = "zk_rwlock_timeouts_total{mode=\"write\"}";
         assert!(now(RwLock::new(&zk, DIRECTORY).expect("valid").write().deadline(past)).is_err());
         assert_eq!(seen.value(write), 1.0);
-        let both = MultiLock::new(&zk, [("/a", Mode::Write), ("/b", Mode::Read)]).expect("valid");
+        let both = several(&zk, [("/a", Mode::Write), ("/b", Mode::Read)]).expect("valid");
         assert!(now(both.lock().deadline(past)).is_err());
         assert_eq!(seen.value(write), 2.0);
         let shared: Shared<String> = Shared::with_format(&zk, "/value", Raw).build().expect("valid");
@@ -575,7 +576,7 @@ fn permits_several_locks_and_terms_are_shown_while_they_are_held() {
         assert_eq!(seen.at("/limit", "permit"), [1.0, 1.0]);
         drop((both, waits));
         let held = now(RwLock::new(&zk, "/b").expect("valid").read()).expect("free");
-        let locks = MultiLock::new(&zk, [("/a", Mode::Write), ("/b", Mode::Write)]).expect("valid");
+        let locks = several(&zk, [("/a", Mode::Write), ("/b", Mode::Write)]).expect("valid");
         let mut all = task::spawn(locks.lock().into_future());
         assert_pending!(all.poll());
         assert_eq!((seen.at("/a", "write"), seen.at("/b", "write")), ([0.0, 1.0], [1.0, 0.0]));

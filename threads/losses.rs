@@ -6,7 +6,7 @@ use std::sync::Arc;
 use shuttle::future::block_on;
 use shuttle::sync::atomic::{AtomicBool, Ordering};
 use shuttle::thread;
-use zk_rwlock::{Error, HoldState, MultiLock, RwLock, Semaphore};
+use zk_rwlock::{Error, HoldState, Mode, MultiLock, RwLock, Semaphore};
 
 use crate::explore::explore;
 use crate::locks::LONG;
@@ -46,13 +46,9 @@ fn a_holder_whose_node_is_removed_hears_of_it() {
             .warn_after_waiting(warned())
             .build()
             .expect("a semaphore");
-        let both = MultiLock::builder(&client)
-            .write("/one")
-            .write("/two")
-            .host("h")
-            .warn_after_waiting(warned())
-            .build()
-            .expect("locks");
+        let open =
+            |path| RwLock::builder(&client, path).host("h").warn_after_waiting(warned()).build().expect("a lock");
+        let both = MultiLock::new(["/one", "/two"].map(|path| (open(path), Mode::Write))).expect("locks");
         let kind = draw(5);
         let directory = [PATH, PATH, PATH, "/pool/permits", ["/one", "/two"][draw(2)]][kind];
         let is_granted = Arc::new(AtomicBool::new(false));

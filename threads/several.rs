@@ -36,14 +36,10 @@ fn some_of_them(client: &Client) -> (MultiLock, Vec<(usize, Mode)>) {
     which.swap(1, 1 + draw(2));
     which.truncate(2 + draw(2));
     let which: Vec<_> = which.into_iter().map(|at| (at, [Mode::Write, Mode::Read][draw(2)])).collect();
-    let locks =
-        which.iter().fold(MultiLock::builder(client).host("h").warn_after_waiting(warned()), |locks, (at, mode)| {
-            match mode {
-                Mode::Write => locks.write(PATHS[*at]),
-                Mode::Read => locks.read(PATHS[*at]),
-            }
-        });
-    (locks.build().expect("locks"), which)
+    let warned = warned();
+    let open = |at: usize| RwLock::builder(client, PATHS[at]).host("h").warn_after_waiting(warned).build();
+    let locks = which.iter().map(|(at, mode)| (open(*at).expect("a lock"), *mode));
+    (MultiLock::new(locks).expect("locks"), which)
 }
 
 type Witnesses = [Arc<Witness>; 3];

@@ -348,15 +348,6 @@ impl RwLockBuilder {
         self
     }
 
-    pub(crate) fn coordinator(&self) -> Arc<dyn Coordinator> {
-        Arc::clone(&self.coordinator)
-    }
-
-    /// The same options, for the lock in another directory.
-    pub(crate) fn at(&self, path: String) -> RwLockBuilder {
-        RwLockBuilder { path, ..self.clone() }
-    }
-
     /// Opens the lock. Nothing is sent.
     ///
     /// # Errors

@@ -133,9 +133,11 @@ impl MultiGuard {
     /// # Examples
     ///
     /// ```
-    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock};
+    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
     /// # tokio_test::block_on(async {
-    /// # let both = MultiLock::new(&Memory::new(), [("/locks/a", Mode::Write), ("/locks/b", Mode::Write)])?;
+    /// # let zk = Memory::new();
+    /// # let [a, b] = [RwLock::new(&zk, "/locks/a")?, RwLock::new(&zk, "/locks/b")?];
+    /// # let both = MultiLock::new([(&a, Mode::Write), (&b, Mode::Write)])?;
     /// let earlier = both.lock().await?.fencing_token("/locks/a").unwrap();
     /// let guard = both.lock().await?;
     /// assert!(guard.fencing_token("/locks/a").unwrap() > earlier);
@@ -170,10 +172,11 @@ impl MultiGuard {
     /// # Examples
     ///
     /// ```
-    /// # use zk_rwlock::{Error, HoldState, Loss, Memory, Mode, MultiLock};
+    /// # use zk_rwlock::{Error, HoldState, Loss, Memory, Mode, MultiLock, RwLock};
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();
-    /// # let both = MultiLock::new(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)])?;
+    /// # let [a, b] = [RwLock::new(&zk, "/locks/a")?, RwLock::new(&zk, "/locks/b")?];
+    /// # let both = MultiLock::new([(&a, Mode::Write), (&b, Mode::Read)])?;
     /// let guard = both.lock().await?;
     /// let mut changes = guard.changes();
     /// assert_eq!(changes.next().await, Some(HoldState::Held));
@@ -197,10 +200,12 @@ impl MultiGuard {
     /// # Examples
     ///
     /// ```
-    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock};
+    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
     /// # async fn process_batch() {}
     /// # tokio_test::block_on(async {
-    /// # let both = MultiLock::new(&Memory::new(), [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)])?;
+    /// # let zk = Memory::new();
+    /// # let [a, b] = [RwLock::new(&zk, "/locks/a")?, RwLock::new(&zk, "/locks/b")?];
+    /// # let both = MultiLock::new([(&a, Mode::Write), (&b, Mode::Read)])?;
     /// let guard = both.lock().await?;
     /// tokio::select! {
     ///     () = process_batch() => guard.release().await?,
@@ -235,7 +240,8 @@ impl MultiGuard {
     /// # use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();
-    /// # let both = MultiLock::new(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Write)])?;
+    /// # let [a, b] = [RwLock::new(&zk, "/locks/a")?, RwLock::new(&zk, "/locks/b")?];
+    /// # let both = MultiLock::new([(&a, Mode::Write), (&b, Mode::Write)])?;
     /// # let lock_b = RwLock::new(&zk, "/locks/b")?;
     /// let guard = both.lock().await?;
     /// # tokio::spawn(async move { lock_b.read().await });
@@ -268,9 +274,11 @@ impl MultiGuard {
     /// # Examples
     ///
     /// ```
-    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock};
+    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
     /// # tokio_test::block_on(async {
-    /// # let both = MultiLock::new(&Memory::new(), [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)])?;
+    /// # let zk = Memory::new();
+    /// # let [a, b] = [RwLock::new(&zk, "/locks/a")?, RwLock::new(&zk, "/locks/b")?];
+    /// # let both = MultiLock::new([(&a, Mode::Write), (&b, Mode::Read)])?;
     /// let guard = both.lock().await?;
     /// assert_eq!(guard.run(async { 42 }).await?, 42);
     /// # Ok::<(), Error>(()) }).unwrap();
@@ -297,9 +305,11 @@ impl MultiGuard {
     /// # Examples
     ///
     /// ```
-    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock};
+    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
     /// # tokio_test::block_on(async {
-    /// # let both = MultiLock::new(&Memory::new(), [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)])?;
+    /// # let zk = Memory::new();
+    /// # let [a, b] = [RwLock::new(&zk, "/locks/a")?, RwLock::new(&zk, "/locks/b")?];
+    /// # let both = MultiLock::new([(&a, Mode::Write), (&b, Mode::Read)])?;
     /// let guard = both.lock().await?;
     /// assert_eq!(guard.data("/config").await?, None);
     /// # Ok::<(), Error>(()) }).unwrap();
@@ -325,10 +335,11 @@ impl MultiGuard {
     /// # Examples
     ///
     /// ```
-    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock};
+    /// # use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();
-    /// # let both = MultiLock::new(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)])?;
+    /// # let [a, b] = [RwLock::new(&zk, "/locks/a")?, RwLock::new(&zk, "/locks/b")?];
+    /// # let both = MultiLock::new([(&a, Mode::Write), (&b, Mode::Read)])?;
     /// let guard = both.lock().await?;
     /// guard.transaction().create("/config", "v1").commit().await?;
     ///

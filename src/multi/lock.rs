@@ -1,5 +1,6 @@
 //! Several locks at once: all or none; knows no queue and no backend.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,20 +9,16 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use crate::acquisition::request::Acquisition;
-use crate::acquisition::request::Options;
-use crate::call::Limit;
-use crate::call::{self, Call};
+use crate::acquisition::request::{Acquisition, Options};
+use crate::call::{self, Call, Limit};
 use crate::error::error::Error;
 use crate::guard::acquire::{Acquire, Granting, Guard};
 use crate::hold::hold::Hold;
 use crate::hold::trace;
-use crate::lock::rw_lock::{RwLock, RwLockBuilder};
+use crate::lock::rw_lock::RwLock;
 use crate::multi::guard::{MultiGuard, Taken};
-use crate::queue::dialect::Dialect;
 use crate::queue::mode::{Aim, Mode};
 use crate::session::contract::Coordinator;
-use crate::validation;
 
 /// Several read/write locks that are taken together: all or none.
 ///
@@ -41,17 +38,14 @@ use crate::validation;
 ///
 /// ```
 /// use std::time::Duration;
-/// use zk_rwlock::{Error, Memory, MultiLock};
+/// use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
 /// # tokio_test::block_on(async {
 /// let zk = Memory::new(); // or: ZooKeeper::connect("127.0.0.1:2181").await?
-/// let transfer = MultiLock::builder(&zk)
-///     .write("/locks/accounts/7")
-///     .write("/locks/accounts/3")
-///     .read("/locks/rates")
-///     .label("transfer")
-///     .build()?;
+/// let [from, to] = [RwLock::new(&zk, "/locks/accounts/7")?, RwLock::new(&zk, "/locks/accounts/3")?];
+/// let rates = RwLock::new(&zk, "/locks/rates")?;
+/// let transfer = MultiLock::new([(&from, Mode::Write), (&to, Mode::Write), (&rates, Mode::Read)])?;
 ///
-/// let guard = transfer.lock().timeout(Duration::from_secs(30)).await?;
+/// let guard = transfer.lock().label("transfer").timeout(Duration::from_secs(30)).await?;
 /// guard.transaction().create("/transfer", "7 to 3").commit().await?; // only if all three are held
 /// guard.release().await?;
 /// # Ok::<(), Error>(()) }).unwrap();
@@ -64,31 +58,35 @@ pub struct MultiLock {
 }
 
 impl MultiLock {
-    /// Opens the locks that are kept in these directories, each with the mode in which it is taken. Nothing is sent.
+    /// Takes these locks together, each in its mode. Nothing is sent. All of them are of one ensemble; each has its own options.
+    /// A lock that is [kept](crate::RwLockBuilder::keep) is taken by a node of its own here.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are no locks, if a path comes twice, or if [`RwLock::new`] would refuse a path.
+    /// [`Error::InvalidInput`] if there are no locks, or if a path comes twice.
     ///
     /// # Examples
     ///
     /// ```
-    /// use zk_rwlock::{Memory, Mode, MultiLock};
-    /// let locks = MultiLock::new(&Memory::new(), [("/locks/b", Mode::Write), ("/locks/a", Mode::Read)]).unwrap();
+    /// use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
+    /// let zk = Memory::new();
+    /// let (accounts, rates) = (RwLock::new(&zk, "/locks/b")?, RwLock::new(&zk, "/locks/a")?);
+    /// let locks = MultiLock::new([(&accounts, Mode::Write), (&rates, Mode::Read)])?;
     /// assert_eq!(locks.paths().collect::<Vec<_>>(), ["/locks/a", "/locks/b"]);
+    /// # Ok::<(), Error>(())
     /// ```
-    pub fn new<C, P>(coordinator: &C, locks: impl IntoIterator<Item = (P, Mode)>) -> Result<MultiLock, Error>
-    where
-        C: Coordinator + Clone,
-        P: AsRef<str>,
-    {
-        let mut builder = MultiLock::builder(coordinator);
-        builder.locks.extend(locks.into_iter().map(|(path, mode)| (path.as_ref().to_owned(), mode)));
-        builder.build()
-    }
-
-    /// As [`MultiLock::new`], with options.
-    pub fn builder<C: Coordinator + Clone>(coordinator: &C) -> MultiLockBuilder {
-        MultiLockBuilder { options: RwLock::builder(coordinator, "/"), locks: Vec::new() }
+    pub fn new<L: Borrow<RwLock>>(locks: impl IntoIterator<Item = (L, Mode)>) -> Result<MultiLock, Error> {
+        let mut locks: Vec<_> = locks.into_iter().map(|(lock, mode)| (lock.borrow().clone(), mode)).collect();
+        locks.sort_by(|(one, _), (other, _)| one.path().cmp(other.path()));
+        // A node has only one valid path, so no other spelling is taken for another lock.
+        if let Some(twice) = locks.windows(2).find(|pair| pair[0].0.path() == pair[1].0.path()) {
+            let path = twice[0].0.path();
+            return Err(Error::invalid(format!("path {path:?} comes twice; a lock can be held in one mode only")));
+        }
+        let Some((first, _)) = locks.first() else {
+            return Err(Error::invalid("no lock; a MultiLock needs at least one"));
+        };
+        let coordinator = Arc::clone(&first.handle().coordinator);
+        Ok(MultiLock { locks: locks.into(), coordinator })
     }
 
     /// The locks' directories, in the order in which they are taken.
@@ -118,7 +116,8 @@ impl MultiLock {
     /// # tokio::time::pause();
     /// # let zk = Memory::new();
     /// let held = RwLock::new(&zk, "/locks/b")?.write().label("migrate v42").await?;
-    /// let both = MultiLock::new(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Write)])?;
+    /// let [a, b] = [RwLock::new(&zk, "/locks/a")?, RwLock::new(&zk, "/locks/b")?];
+    /// let both = MultiLock::new([(&a, Mode::Write), (&b, Mode::Write)])?;
     /// let late = both.lock().timeout(Duration::from_millis(10)).await.unwrap_err();
     /// assert!(late.is_timeout() && late.to_string().starts_with("/locks/b: not granted within 10ms"), "{late}");
     /// assert!(late.to_string().contains("migrate v42"));
@@ -147,7 +146,8 @@ impl MultiLock {
     /// # use zk_rwlock::{Error, Memory, Mode, MultiLock, RwLock};
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();
-    /// # let both = MultiLock::new(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)])?;
+    /// # let [a, b] = [RwLock::new(&zk, "/locks/a")?, RwLock::new(&zk, "/locks/b")?];
+    /// # let both = MultiLock::new([(&a, Mode::Write), (&b, Mode::Read)])?;
     /// let reader = RwLock::new(&zk, "/locks/a")?.read().await?;
     /// match both.try_lock().await {
     ///     Ok(guard) => { /* work on both */ }
@@ -213,81 +213,6 @@ impl MultiLock {
 impl fmt::Debug for MultiLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.locks.iter().map(|(lock, mode)| (lock.path(), mode))).finish()
-    }
-}
-
-/// The locks of a [`MultiLock`], and their options. Made by [`MultiLock::builder`].
-#[derive(Debug)]
-#[must_use = "nothing is opened before `build`"]
-pub struct MultiLockBuilder {
-    /// The options of each lock, without its path.
-    options: RwLockBuilder,
-    locks: Vec<(String, Mode)>,
-}
-
-impl MultiLockBuilder {
-    /// Adds the lock in directory `path`, taken to read: shared with other readers.
-    pub fn read(mut self, path: impl AsRef<str>) -> Self {
-        self.locks.push((path.as_ref().to_owned(), Mode::Read));
-        self
-    }
-
-    /// Adds the lock in directory `path`, taken to write: alone.
-    pub fn write(mut self, path: impl AsRef<str>) -> Self {
-        self.locks.push((path.as_ref().to_owned(), Mode::Write));
-        self
-    }
-
-    /// As [`RwLockBuilder::host`], for all the locks.
-    pub fn host(mut self, host: impl Into<String>) -> Self {
-        self.options = self.options.host(host);
-        self
-    }
-
-    /// As [`RwLockBuilder::label`], for all the locks.
-    pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.options = self.options.label(label);
-        self
-    }
-
-    /// As [`RwLockBuilder::dialect`], for all the locks.
-    pub fn dialect(mut self, dialect: Dialect) -> Self {
-        self.options = self.options.dialect(dialect);
-        self
-    }
-
-    /// As [`RwLockBuilder::warn_after_waiting`], for each of the locks.
-    pub fn warn_after_waiting(mut self, limit: impl Into<Option<Duration>>) -> Self {
-        self.options = self.options.warn_after_waiting(limit);
-        self
-    }
-
-    /// As [`RwLockBuilder::warn_after_holding`], for each of the locks. The first lock is held while the last is waited
-    /// for.
-    pub fn warn_after_holding(mut self, limit: Duration) -> Self {
-        self.options = self.options.warn_after_holding(limit);
-        self
-    }
-
-    /// Opens the locks. Nothing is sent.
-    ///
-    /// # Errors
-    /// [`Error::InvalidInput`] if there are no locks, if one comes twice, or if an option was wrong.
-    pub fn build(self) -> Result<MultiLock, Error> {
-        let mut named = self.locks;
-        if named.is_empty() {
-            return Err(Error::invalid("no path; a MultiLock needs at least one"));
-        }
-        // A node has only one valid path. Any other spelling is refused, and not taken for another node.
-        named.iter().try_for_each(|(path, _)| validation::check_directory(path))?;
-        named.sort_by(|(one, _), (other, _)| one.cmp(other));
-        if let Some(twice) = named.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            let path = &twice[0].0;
-            return Err(Error::invalid(format!("path {path:?} comes twice; a lock can be held in one mode only")));
-        }
-        let coordinator = self.options.coordinator();
-        let open = |(path, mode)| Ok((self.options.at(path).build()?, mode));
-        Ok(MultiLock { locks: named.into_iter().map(open).collect::<Result<_, Error>>()?, coordinator })
     }
 }
 

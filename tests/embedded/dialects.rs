@@ -453,7 +453,8 @@ async fn old_and_used_up_numbers_are_restarted_except_under_kazoo() {
 async fn several_locks_are_taken_together_in_the_dialect_of_all() {
     for dialect in FOREIGN {
         let s = Scene::set(dialect).await;
-        let both = MultiLock::builder(&s.zk).write(PATH).read("/locks/other").dialect(dialect).build().unwrap();
+        let open = |path| RwLock::builder(&s.zk, path).dialect(dialect).build().unwrap();
+        let both = MultiLock::new([(open(PATH), Mode::Write), (open("/locks/other"), Mode::Read)]).unwrap();
         let held = both.lock().await.unwrap();
         held.transaction().create("/done", "by both").commit().await.unwrap();
         assert!(s.lock.try_write().await.unwrap_err().is_would_block());

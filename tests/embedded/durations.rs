@@ -3,6 +3,7 @@
 use std::future::IntoFuture;
 use std::time::{Duration, Instant};
 
+use support::several::several;
 use tokio::time::{sleep, timeout};
 use tokio_test::{assert_pending, task};
 use zk_rwlock::coordinator::Coordinator;
@@ -62,8 +63,9 @@ async fn options_of_any_length_are_refused_or_obeyed() {
             }
         }
         let memory = Memory::new();
-        let all = MultiLock::builder(&memory).write("/one").read("/two");
-        if let Some(all) = built(all.warn_after_waiting(one).warn_after_holding(one).build()) {
+        let open = |path| RwLock::builder(&memory, path).warn_after_waiting(one).warn_after_holding(one).build();
+        if let (Some(first), Some(second)) = (built(open("/one")), built(open("/two"))) {
+            let all = MultiLock::new([(first, Mode::Write), (second, Mode::Read)]).expect("two");
             let holder = RwLock::new(&memory.connect(), "/two").expect("valid").write().await.expect("free");
             let mut waits = task::spawn(all.lock().into_future());
             assert_pending!(waits.poll());
@@ -123,7 +125,7 @@ async fn limits_of_any_length_are_refused_or_obeyed() {
             assert_eq!(waits.is_err(), limit > LONG, "{limit:?}");
             assert_eq!(timeout(LONG, lock(&cut).queue().deadline(deadline)).await.is_err(), limit > LONG, "{limit:?}");
         }
-        let both = MultiLock::new(&memory.connect(), [("/free", Mode::Write), ("/lock", Mode::Write)]).expect("valid");
+        let both = several(&memory.connect(), [("/free", Mode::Write), ("/lock", Mode::Write)]).expect("valid");
         is_as_limited(limit, timeout(LONG, both.lock().timeout(limit)).await);
         drop(memory.connect().sleep(limit));
     }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use support::polled::now;
+use support::several::several;
 use zk_rwlock::{
-    Blockers, Blocking, Ending, Error, Failure, Loss, Memory, Mode, MultiLock, RwLock, Semaphore, Shared, Survey,
-    ValueError, ZooKeeper,
+    Blockers, Blocking, Ending, Error, Failure, Loss, Memory, Mode, RwLock, Semaphore, Shared, Survey, ValueError,
+    ZooKeeper,
 };
 
 const LONG: Duration = Duration::from_secs(600);
@@ -27,7 +28,7 @@ fn a_program_without_a_runtime_can_do_all_that_others_can() {
     lock.try_read().blocking().unwrap().release().blocking().unwrap();
     reader.release().blocking().unwrap();
 
-    let both = MultiLock::new(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)]).unwrap();
+    let both = several(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)]).unwrap();
     let guard = both.lock().blocking().unwrap();
     assert_eq!(guard.data("/config").blocking().unwrap().unwrap().data, b"v1");
     guard.release().blocking().unwrap();
@@ -94,7 +95,7 @@ fn the_blocking_release_of_what_was_lost_is_an_error_too() {
     let lock = |path: &str| RwLock::new(&zk, path).unwrap();
     let read = lock("/read").read().blocking().unwrap();
     let write = lock("/write").write().blocking().unwrap();
-    let both = MultiLock::new(&zk, [("/a", Mode::Write), ("/b", Mode::Read)]).unwrap().lock().blocking().unwrap();
+    let both = several(&zk, [("/a", Mode::Write), ("/b", Mode::Read)]).unwrap().lock().blocking().unwrap();
     let once = lock("/job").try_once_in(LONG).blocking().unwrap().unwrap();
     let permit = Semaphore::builder(&zk, "/permits").permits(2).build().unwrap().acquire().blocking().unwrap();
     write.transaction().create("/config", "v1").commit().blocking().unwrap();
@@ -124,7 +125,7 @@ fn a_deadline_that_has_passed_sends_nothing() {
     assert!(now(lock.write().deadline(past).into_future()).unwrap_err().is_timeout());
     assert!(now(lock.try_write().deadline(past)).unwrap_err().is_timeout());
     assert!(now(lock.queue().deadline(past)).unwrap_err().is_timeout());
-    let both = MultiLock::new(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)]).unwrap();
+    let both = several(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Read)]).unwrap();
     assert!(now(both.lock().deadline(past).into_future()).unwrap_err().is_timeout());
     assert_eq!((zk.session_id(), zk.requests()), (None, 0));
     // The limit that was set last counts.
@@ -162,7 +163,7 @@ fn a_path_may_be_any_kind_of_text() {
     for lock in [RwLock::new(&zk, &owned), RwLock::new(&zk, owned.clone()), RwLock::builder(&zk, &counted).build()] {
         assert!(lock.unwrap().path().starts_with("/locks/"));
     }
-    let both = MultiLock::builder(&zk).read(&owned).write(&counted).build().unwrap();
+    let both = several(&zk, [(owned.as_str(), Mode::Read), (&counted, Mode::Write)]).unwrap();
     assert_eq!(both.paths().count(), 2);
     assert!(Shared::<u32>::new(&zk, &owned).is_ok());
     let guard = both.lock().blocking().unwrap();

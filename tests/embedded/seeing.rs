@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use support::hindered::{Asked, Hindered};
 use support::polled::now;
+use support::several::several;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
 use tracing::field::{Field, Visit};
@@ -16,9 +17,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Metadata, Span, Subscriber};
 use tracing_core::span::Current;
-use zk_rwlock::{
-    Error, Leadership, MemberState, Memory, Mode, MultiLock, Permit, RwLock, Semaphore, Survey, WriteGuard,
-};
+use zk_rwlock::{Error, Leadership, MemberState, Memory, Mode, Permit, RwLock, Semaphore, Survey, WriteGuard};
 
 const DIRECTORY: &str = "/lock";
 
@@ -310,7 +309,7 @@ fn a_dropped_acquisition_closes_its_span_and_a_refused_one_also_says_why() {
 async fn every_way_not_to_be_granted_is_told_once() {
     let (zk, lock) = prepared();
     let sharing = RwLock::builder(&zk, DIRECTORY).keep(Duration::from_secs(9)).build().expect("valid");
-    let both = MultiLock::new(&zk, [("/a", Mode::Write), (DIRECTORY, Mode::Write)]).expect("valid");
+    let both = several(&zk, [("/a", Mode::Write), (DIRECTORY, Mode::Write)]).expect("valid");
     let _held = lock.write().await.expect("free");
     let second = Duration::from_secs(1);
     let (log, _guard) = Log::start();

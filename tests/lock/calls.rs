@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use support::scene::*;
 use support::server::shared_server;
+use support::several::several;
 use support::wire::{Close, Frames, Op, Proxy, Rule};
 use zk_rwlock::coordinator::Ending;
 use zk_rwlock::{Error, Memory, Mode, MultiLock, Queue, RwLock, Shared, Survey, ZooKeeper};
@@ -35,7 +36,7 @@ impl Handles {
         let zk = connect_with(&proxy.address(), SHORT).await;
         let below = |name: &str| format!("{directory}/{name}");
         let lock = lock_at(&zk, &below("one"));
-        let both = MultiLock::new(&zk, [(below("one"), Mode::Write), (below("two"), Mode::Read)]).unwrap();
+        let both = several(&zk, [(below("one"), Mode::Write), (below("two"), Mode::Read)]).unwrap();
         let value = Shared::builder(&zk, below("value")).initial(|| 1).build().unwrap();
         Handles { zk, lock, both, value }
     }

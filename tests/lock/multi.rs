@@ -12,6 +12,7 @@ use futures::StreamExt;
 use support::polled::now;
 use support::scene::*;
 use support::server::shared_server;
+use support::several::several;
 use support::slow::Slow;
 use support::two::TwoSessions;
 use tokio::task::JoinSet;
@@ -28,7 +29,7 @@ use Mode::{Read, Write};
 type Acquiring = Spawn<Pin<Box<dyn Future<Output = Result<MultiGuard, Error>> + Send>>>;
 
 fn multi<C: Coordinator + Clone>(zk: &C, locks: &[(&str, Mode)]) -> MultiLock {
-    MultiLock::new(zk, locks.iter().copied()).expect("valid")
+    several(zk, locks.iter().copied()).expect("valid")
 }
 
 fn acquiring(lock: &MultiLock) -> Acquiring {
@@ -302,7 +303,7 @@ const PATIENCE: u32 = 10;
 fn a_path_that_comes_twice_in_any_spelling_or_no_path_at_all_is_refused() {
     let zk = Memory::new();
     let refusals = [
-        (vec![], "no path; a MultiLock needs at least one"),
+        (vec![], "no lock; a MultiLock needs at least one"),
         (vec!["/a", "/b", "/a"], "path \"/a\" comes twice; a lock can be held in one mode only"),
         (vec!["/a", "/a/"], "path \"/a/\" must not end with '/'"),
         (vec!["/a", "//a"], "path \"//a\" has an empty component"),
@@ -312,12 +313,10 @@ fn a_path_that_comes_twice_in_any_spelling_or_no_path_at_all_is_refused() {
         (vec!["/a", "/"], "path \"/\" cannot be a lock directory"),
     ];
     for (paths, reason) in refusals {
-        let refused = MultiLock::new(&zk, paths.into_iter().map(|path| (path, Read))).unwrap_err();
+        let refused = several(&zk, paths.into_iter().map(|path| (path, Read))).unwrap_err();
         assert_eq!(refused.to_string(), format!("invalid input: {reason}"));
     }
-    let refused = MultiLock::builder(&zk).read("/a").write("/a").build().unwrap_err();
-    assert!(matches!(refused, Error::InvalidInput(_)));
-    assert!(matches!(MultiLock::builder(&zk).read("/a").host("").build(), Err(Error::InvalidInput(_))));
+    assert!(matches!(several(&zk, [("/a", Read), ("/a", Write)]), Err(Error::InvalidInput(_))));
     let locks = multi(&zk, &[("/a", Read)]);
     assert!(matches!(now(locks.lock().timeout(Duration::ZERO).into_future()), Err(Error::InvalidInput(_))));
     assert!(matches!(now(locks.lock().label("two\nlines").into_future()), Err(Error::InvalidInput(_))));
@@ -327,7 +326,8 @@ fn a_path_that_comes_twice_in_any_spelling_or_no_path_at_all_is_refused() {
 #[test]
 fn the_label_stands_in_the_queues_of_all_the_locks() {
     let zk = Memory::new();
-    let locks = MultiLock::builder(&zk).read("/a").write("/b").host("web-1").label("nightly").build().unwrap();
+    let open = |path| RwLock::builder(&zk, path).host("web-1").label("nightly").build().unwrap();
+    let locks = MultiLock::new([(open("/a"), Read), (open("/b"), Write)]).unwrap();
     for (label, shown) in [(None, "nightly"), (Some("by hand"), "by hand")] {
         let builder = locks.lock();
         let guard = now(if let Some(label) = label { builder.label(label) } else { builder }.into_future()).unwrap();
@@ -840,7 +840,7 @@ async fn transfers_that_name_their_accounts_in_any_order_lose_nothing() {
                 let to = (from + 1 + random.below(ACCOUNTS - 1)) % ACCOUNTS;
                 let [from, to] = [from, to].map(|account| format!("/accounts/{account}"));
                 let lock_of = |account: &str| format!("/locks{account}");
-                let both = MultiLock::builder(&zk).write(lock_of(&from)).write(lock_of(&to)).build().unwrap();
+                let both = several(&zk, [(lock_of(&from), Write), (lock_of(&to), Write)]).unwrap();
                 let guard = both.lock().timeout(SOON).await.unwrap();
                 let balance = async |account: &str| {
                     let node = guard.data(account).await.unwrap().expect("an account");
@@ -914,7 +914,7 @@ async fn on_a_server_all_are_kept_in_one_session_and_go_with_it() {
     let server = shared_server();
     let (zk, other) = (connect(&server.address()).await, connect(&server.address()).await);
     let paths: Vec<String> = (0..20).map(|number| format!("/locks/many/{number:02}")).collect();
-    let locks = MultiLock::new(&zk, paths.iter().map(|path| (path.as_str(), Write))).unwrap();
+    let locks = several(&zk, paths.iter().map(|path| (path.as_str(), Write))).unwrap();
     let guard = soon("the grant", locks.lock()).await.unwrap();
     let mut owners = Vec::new();
     for node in guard.nodes() {

@@ -9,11 +9,12 @@ use async_trait::async_trait;
 use support::rules::{Frames, Rule};
 use support::scene::{connect, eventually, granted, line_becomes, lock_at, refused, session, soon, writer};
 use support::server::{Server, shared_server};
+use support::several::several;
 use support::wire::{Op, Proxy};
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation, SessionSlot};
-use zk_rwlock::{Acquire, Error, Loss, Memory, Mode, MultiLock, RwLock, WriteGuard, ZooKeeper};
+use zk_rwlock::{Acquire, Error, Loss, Memory, Mode, RwLock, WriteGuard, ZooKeeper};
 
 /// What ZooKeeper says to a client without permission.
 const NO_AUTH: i32 = -102;
@@ -224,7 +225,7 @@ async fn a_transaction_through_another_session_keeps_the_next_one_out() {
     let other = connect(&shared_server().address()).await;
     let (a, b) = (t.lock.path().to_owned(), format!("{}-b", t.lock.path()));
     let clients = InTurn([t.zk.clone(), other], Arc::default());
-    let several = MultiLock::new(&clients, [(&a[..], Mode::Write), (&b[..], Mode::Write)]).unwrap();
+    let several = several(&clients, [(&a[..], Mode::Write), (&b[..], Mode::Write)]).unwrap();
     let guard = several.lock().await.unwrap();
     let value = format!("{}-value", t.lock.path().replace('/', "-").replacen('-', "/", 1));
     guard.transaction().create(&value, "1").commit().await.unwrap();

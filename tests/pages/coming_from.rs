@@ -39,7 +39,8 @@ async fn apache_curator() -> Result<(), Error> {
     let reader = guard.downgrade().await?;
     drop(reader);
 
-    let both = MultiLock::new(&zk, [("/locks/a", Mode::Write), ("/locks/b", Mode::Write)])?;
+    let (a, b) = (RwLock::new(&zk, "/locks/a")?, RwLock::new(&zk, "/locks/b")?);
+    let both = MultiLock::new([(&a, Mode::Write), (&b, Mode::Write)])?;
     both.lock().await?.release().await?;
     // end
     Ok(())

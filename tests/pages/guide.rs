@@ -244,15 +244,12 @@ async fn several_locks_at_once() -> Result<(), Error> {
     let zk = Memory::new();
     // page: several-locks-at-once
     use std::time::Duration;
-    use zk_rwlock::MultiLock;
+    use zk_rwlock::{Mode, MultiLock, RwLock};
 
-    let all = MultiLock::builder(&zk)
-        .write("/locks/accounts/7")
-        .write("/locks/accounts/3")
-        .read("/locks/rates")
-        .label("transfer")
-        .build()?;
-    let guard = all.lock().timeout(Duration::from_secs(30)).await?; // the error says which lock could not be taken
+    let open = |path| RwLock::new(&zk, path);
+    let (from, to, rates) = (open("/locks/accounts/7")?, open("/locks/accounts/3")?, open("/locks/rates")?);
+    let all = MultiLock::new([(&from, Mode::Write), (&to, Mode::Write), (&rates, Mode::Read)])?;
+    let guard = all.lock().label("transfer").timeout(Duration::from_secs(30)).await?; // the error says which lock failed
     guard.transaction().create("/transfer-42", "from 7 to 3").commit().await?; // only if each is held
     let token_of_7 = guard.fencing_token("/locks/accounts/7").expect("one of them");
     guard.release().await?; // the last one first

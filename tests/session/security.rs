@@ -5,11 +5,11 @@ use support::scene::{
     soon, with_time_enough, within, writer,
 };
 use support::server::shared_server;
+use support::several::several;
 use support::wire::{Op, Proxy};
 use zk_rwlock::coordinator::{Failure, Kind, Operation};
 use zk_rwlock::{
-    Acl, Error, HoldState, Loss, Mode, MultiLock, Permissions, Semaphore, Shared, Transaction, ZooKeeper,
-    ZooKeeperBuilder,
+    Acl, Error, HoldState, Loss, Mode, Permissions, Semaphore, Shared, Transaction, ZooKeeper, ZooKeeperBuilder,
 };
 use zookeeper_client as zk;
 
@@ -386,7 +386,7 @@ async fn each_refusal_names_the_right_that_is_missing_the_node_and_the_user() {
     let guest = user(&address, "guest").await;
     let lock = lock_at(&guest, directory);
     let limit = Semaphore::builder(&guest, directory).permits(1).build().unwrap();
-    let both = MultiLock::new(&guest, [(directory, Mode::Write), ("/partly-8/lock", Mode::Write)]).unwrap();
+    let both = several(&guest, [(directory, Mode::Write), ("/partly-8/lock", Mode::Write)]).unwrap();
     let value: Shared<u32> = Shared::builder(&guest, above).build().unwrap();
     let own = lock_at(&guest, "/partly-8/lock").write().await.unwrap();
     let commit = async |change: Transaction<'_>| change.commit().await.unwrap_err();

@@ -23,6 +23,7 @@ pub mod program;
 pub mod rules;
 pub mod scene;
 pub mod server;
+pub mod several;
 pub mod simulated;
 pub mod slow;
 pub mod snapshot;

@@ -1,0 +1,14 @@
+//! Several locks of one client, by their paths.
+
+use zk_rwlock::coordinator::Coordinator;
+use zk_rwlock::{Error, Mode, MultiLock, RwLock};
+
+/// The locks in these directories, to be taken together.
+pub fn several<C, P>(client: &C, locks: impl IntoIterator<Item = (P, Mode)>) -> Result<MultiLock, Error>
+where
+    C: Coordinator + Clone,
+    P: AsRef<str>,
+{
+    let open = |(path, mode): (P, Mode)| Ok((RwLock::new(client, path)?, mode));
+    MultiLock::new(locks.into_iter().map(open).collect::<Result<Vec<_>, Error>>()?)
+}
