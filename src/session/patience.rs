@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// From this session timeout on, a silent connection is given up sooner than the client crate would.
+/// From this session timeout on, a silent connection is given up sooner than the client crate would, and before the next
+/// heartbeat is due. Only the client crate's pings then keep a quiet connection.
 const LONG: Duration = Duration::from_secs(3);
 
 /// A shorter limit would take every pause of a server for a break.
