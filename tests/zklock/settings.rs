@@ -30,6 +30,13 @@ async fn refusal(mut command: Command, option: &str, value: &str, by_option: boo
 }
 
 #[tokio::test]
+async fn a_subcommand_that_is_misspelt_is_told_as_it_is_spelt() {
+    let run = ended(zklock_on("127.0.0.1:1", &["lss"])).await;
+    assert_eq!(run.code, Some(64), "{run:#?}");
+    assert!(run.stderr.ends_with("nor a subcommand; did you mean ls?\n"), "{run:#?}");
+}
+
+#[tokio::test]
 async fn a_wrong_setting_is_told_by_the_name_by_which_it_was_given() {
     for (option, variable, value, problem) in WRONG {
         for by_option in [true, false] {

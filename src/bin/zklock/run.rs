@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
+use clap::CommandFactory;
 use rustix::process::Signal;
 use tokio::sync::watch;
 use zk_rwlock::coordinator::Coordinator;
@@ -11,7 +12,7 @@ use zk_rwlock::{
     Acquire, ConnectionState, Dialect, Error, HoldState, Loss, Memory, Progress, RwLock, Semaphore, ZooKeeper,
 };
 
-use crate::arguments::{Connection, Run};
+use crate::arguments::{Arguments, Connection, Run};
 use crate::child::{Child, ChildEvent, Reaped};
 use crate::connect::{connect_within, told};
 use crate::exit::{self, Exit};
@@ -103,13 +104,22 @@ struct Order {
     label: String,
 }
 
+/// The subcommand that this word is most like. Clap measures likeness so, too.
+fn meant(word: &str) -> Option<String> {
+    let program = Arguments::command();
+    let names = program.get_subcommands().filter(|task| !task.is_hide_set()).map(|task| task.get_name());
+    let like = names.map(|name| (strsim::jaro(word, name), name)).filter(|(likeness, _)| *likeness > 0.7);
+    like.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, name)| name.to_owned())
+}
+
 impl Order {
     fn read(run: &Run) -> Result<Order, Exit> {
         let mut words = run.words.iter().cloned();
         let path = words.next().ok_or_else(|| Exit::usage("which lock, and what to run? See zklock --help"))?;
         let path = path.into_string().map_err(|path| Exit::usage(format!("{path:?} is no path in ZooKeeper")))?;
         if !path.starts_with('/') {
-            let problem = format!("{path:?} is neither a lock, which starts with a slash, nor a subcommand");
+            let meant = meant(&path).map(|task| format!("; did you mean {task}?")).unwrap_or_default();
+            let problem = format!("{path:?} is neither a lock, which starts with a slash, nor a subcommand{meant}");
             return Err(Exit::usage(problem));
         }
         let mut command: Vec<OsString> = words.collect();
@@ -449,10 +459,17 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::arguments::Arguments;
 
     fn read(words: &[&str]) -> Arguments {
         Arguments::try_parse_from(["zklock"].iter().chain(words)).expect("these are arguments")
+    }
+
+    #[test]
+    fn a_word_that_is_almost_a_subcommand_is_answered_with_that_subcommand() {
+        for (word, task) in [("lss", "ls"), ("wach", "watch"), ("brake", "break"), ("chekc", "check")] {
+            assert_eq!(meant(word).as_deref(), Some(task));
+        }
+        assert_eq!(["migrate", "true", "web-1"].map(meant), [None, None, None]);
     }
 
     fn order(words: &[&str]) -> Order {
