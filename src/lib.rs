@@ -48,9 +48,9 @@
 //! - [`Call`]: a call that waits for no other contender, such as `try_*` or a look at the queue, or that waits for a value.
 //!   Await it, bound it, or [block](Call::blocking) the thread.
 //! - [`ReadGuard`], [`WriteGuard`]: what holding means: [`release`](WriteGuard::release) or drop,
-//!   [`is_held`](WriteGuard::is_held), [`lost`](WriteGuard::lost), [`run`](WriteGuard::run),
-//!   [`fencing_token`](WriteGuard::fencing_token), [`downgrade`](WriteGuard::downgrade),
-//!   [`share`](ReadGuard::share), [`contended`](WriteGuard::contended).
+//!   [`is_held`](Hold::is_held), [`lost`](Hold::lost), [`run`](Hold::run),
+//!   [`fencing_token`](Hold::fencing_token), [`downgrade`](WriteGuard::downgrade),
+//!   [`share`](ReadGuard::share), [`contended`](Hold::contended).
 //! - [`HoldState`], [`Changes`]: held, in doubt or lost, and a stream of these states. [`Loss`]: why a lock was lost.
 //! - [`Transaction`]: writes that ZooKeeper does only while the lock is held. It gives an [`Outcome`] for each.
 //!   [`NodeData`] is what a guard reads.
@@ -88,7 +88,7 @@
 //! heard of a request if its answer came half a tick, and some slack, before another request was sent that a quorum
 //! acknowledged. Each fifth of the session timeout the library reads, to make such a request. While a lock is held or
 //! waited for, it also sends a check-only transaction, by which the read counts. Both run on a thread of the library's
-//! own. [`is_held`](WriteGuard::is_held) compares the clock itself, so it is right also in the first call after the
+//! own. [`is_held`](Hold::is_held) compares the clock itself, so it is right also in the first call after the
 //! process was stopped.
 //!
 //! Two things are outside the lease. A request that is already under way to another system may arrive after the lock
@@ -160,8 +160,9 @@ pub use crate::error::error::Error;
 pub use crate::error::value::{ValueError, Written};
 pub use crate::guard::acquire::{Acquire, Granting, Guard};
 pub use crate::guard::guard::{ReadGuard, WriteGuard};
+pub use crate::guard::hold::Hold;
 pub use crate::hold::changes::Changes;
-pub use crate::hold::hold::NodeData;
+pub use crate::hold::tenure::NodeData;
 pub use crate::hold::transaction::Transaction;
 pub use crate::leadership::leader::Leader;
 pub use crate::leadership::leadership::{Leadership, LeadershipBuilder};

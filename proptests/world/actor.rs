@@ -166,7 +166,7 @@ impl Held {
     /// Reports what becomes of the hold.
     pub(crate) fn changes(&self) -> Option<Changes> {
         match self {
-            Held::Reader(guards) => guards.first().map(ReadGuard::changes),
+            Held::Reader(guards) => guards.first().map(|guard| guard.changes()),
             Held::Writer(guard) => Some(guard.changes()),
             Held::ValueReader(guard) => Some(guard.lock().changes()),
             Held::ValueWriter(guard) => Some(guard.lock().changes()),

@@ -10,7 +10,7 @@ use crate::acquisition::request::Acquisition;
 use crate::acquisition::waiting::{IfTaken, Wait, Waiting};
 use crate::call::{self, SESSION_TRIES};
 use crate::error::error::Error;
-use crate::hold::hold::Hold;
+use crate::hold::tenure::Tenure;
 use crate::queue::contender::{Contender, Owner};
 use crate::queue::metadata::Metadata;
 use crate::queue::mode;
@@ -81,7 +81,7 @@ impl GrantKind {
 
 impl Grant {
     /// The grant for a waiter's evidence.
-    pub(crate) fn by(take: Take, held: &Hold) -> Grant {
+    pub(crate) fn by(take: Take, held: &Tenure) -> Grant {
         let (ticket, nodes) = (held.ticket(), held.ticket().session().upkeep().nodes());
         let signal = take.signalled_by.map(|name| nodes.hand_off(&ticket.child(&name).into()));
         let kind = match (&signal, take.has_waited) {
@@ -95,7 +95,7 @@ impl Grant {
 
 impl Acquisition {
     /// Queues up, and waits until the lock is granted.
-    pub(crate) async fn acquire(&mut self) -> Result<Box<Hold>, Error> {
+    pub(crate) async fn acquire(&mut self) -> Result<Box<Tenure>, Error> {
         let checked = self.check().and_then(|()| self.options.timeout());
         let answer = match checked {
             Err(error) => Err(error),
@@ -109,7 +109,7 @@ impl Acquisition {
         self.reported(answer)
     }
 
-    async fn enter_in_time(&mut self, timeout: Duration) -> Result<Box<Hold>, Error> {
+    async fn enter_in_time(&mut self, timeout: Duration) -> Result<Box<Tenure>, Error> {
         let waiting = Waiting::default();
         let on_wait = self.options.on_wait.take().map(OnWait::new);
         self.within(timeout, &waiting, self.enter(IfTaken::Wait, Some(&waiting), on_wait)).await
@@ -121,7 +121,7 @@ impl Acquisition {
         patience: IfTaken,
         waiting: Option<&Waiting>,
         on_wait: Option<Box<OnWait>>,
-    ) -> Result<Box<Hold>, Error> {
+    ) -> Result<Box<Tenure>, Error> {
         if let Some(goal) = &self.goal {
             goal.check_first().await?;
         }
@@ -177,7 +177,7 @@ impl Acquisition {
     }
 
     /// Acquires without waiting. Writes nothing if the lock is taken.
-    pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<Hold>, Error> {
+    pub(crate) async fn attempt(mut self, timeout: Option<Duration>) -> Result<Box<Tenure>, Error> {
         let span = self.begin();
         let attempt = async {
             let limit = self.look().await?;
@@ -212,12 +212,12 @@ impl Acquisition {
 
     /// Takes the lock after a look, without waiting for any contender, and waits for the servers no longer than
     /// `limit`.
-    pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<Hold>, Error> {
+    pub(crate) async fn take_now(&self, limit: Duration) -> Result<Box<Tenure>, Error> {
         call::bounded(&self.handle.coordinator, limit, self.enter(IfTaken::GiveUp, None, None)).await
     }
 
     /// Takes a ticket at the end of the queue, and lists the queue with it.
-    pub(crate) async fn queue_up(&self) -> Result<(Box<Hold>, Option<Result<Names, Failure>>), Error> {
+    pub(crate) async fn queue_up(&self) -> Result<(Box<Tenure>, Option<Result<Names, Failure>>), Error> {
         let handle = &self.handle;
         // By this number we tell our node from all others, also after the answer to its create was lost.
         let owner = Owner::new(handle.dialect, handle.dialect.new_owner(&handle.host, self.sharing.is_some(), random));
@@ -253,7 +253,7 @@ impl Acquisition {
                 Err(failure) => return Err(self.handle.stop(failure)),
             }
         };
-        let held = Hold::new(ticket, handle.shown(), &handle.coordinator, data)
+        let held = Tenure::new(ticket, handle.shown(), &handle.coordinator, data)
             .ok_or_else(|| self.handle.stop(Failure::NoNode))?;
         Ok((held, look))
     }
@@ -299,7 +299,7 @@ impl Acquisition {
 
     /// Leaves a directory whose numbers are used up. Says whether the directory may be made anew: it may if only
     /// contenders are left in it that will find the numbers used up, too.
-    pub(crate) async fn restarts(&self, held: Box<Hold>) -> Result<bool, Error> {
+    pub(crate) async fn restarts(&self, held: Box<Tenure>) -> Result<bool, Error> {
         let (ticket, dialect) = (held.ticket(), self.handle.dialect);
         match ticket.leave().await {
             Ok(()) | Err(Failure::NoNode) => {}
@@ -321,7 +321,7 @@ impl Acquisition {
     ///
     /// Our evidence may be old, if we were cut off. Only under a valid lease is it certain that the session still
     /// exists, and with it our own node. Without a valid lease a quorum is asked first.
-    pub(crate) async fn grant(&self, held: &Hold, grant: Grant) -> Result<(), Error> {
+    pub(crate) async fn grant(&self, held: &Tenure, grant: Grant) -> Result<(), Error> {
         // A waiter whose watch on its own node was used up by another client's write may have been evicted without
         // noticing.
         let is_deaf = grant.signal.is_some() && held.loss().is_none() && !held.own_node().is_armed();
@@ -333,7 +333,7 @@ impl Acquisition {
     }
 
     /// As [`Self::grant`], but `None` if a quorum has to be asked.
-    pub(crate) fn granted(&self, held: &Hold, grant: &Grant) -> Option<Result<(), Error>> {
+    pub(crate) fn granted(&self, held: &Tenure, grant: &Grant) -> Option<Result<(), Error>> {
         let (session, own_node) = (held.ticket().session(), held.own_node());
         if let Some(loss) = held.loss() {
             return Some(Err(Error::Evicted(loss)));
@@ -349,7 +349,7 @@ impl Acquisition {
         Some(Ok(()))
     }
 
-    pub(crate) async fn grant_once_confirmed(&self, held: &Hold, grant: &Grant) -> Result<(), Error> {
+    pub(crate) async fn grant_once_confirmed(&self, held: &Tenure, grant: &Grant) -> Result<(), Error> {
         let (session, own_node) = (held.ticket().session(), held.own_node());
         for tries in 0..LEASE_TRIES {
             if tries > 1 {
@@ -370,7 +370,7 @@ impl Acquisition {
     }
 
     /// Records the hold for tracing, and for the warning that it lasts long.
-    pub(crate) fn begin_hold(&self, held: &Hold) {
+    pub(crate) fn begin_hold(&self, held: &Tenure) {
         // Of a node that is shared, each use is traced.
         if self.sharing.is_some() {
             return self.trace.granted_to_others(held.position());

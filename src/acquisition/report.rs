@@ -11,7 +11,7 @@ use crate::acquisition::request::{Acquisition, Handle, WaitingContender};
 use crate::acquisition::waiting::{Waiting, Waits};
 use crate::call;
 use crate::error::error::Error;
-use crate::hold::hold::Hold;
+use crate::hold::tenure::Tenure;
 use crate::hold::trace::Holding;
 use crate::queue::member::Blockers;
 use crate::queue::mode::Aim;
@@ -26,7 +26,7 @@ pub(crate) const LOOK_UP_AHEAD: Duration = Duration::from_millis(200);
 
 impl Acquisition {
     /// What is told of a hold, or of one use of a kept one, until it ends.
-    pub(crate) fn holding(&self, hold: &Hold) -> Holding {
+    pub(crate) fn holding(&self, hold: &Tenure) -> Holding {
         let (path, position) = (self.handle.shown(), hold.position());
         let mut holding = self.trace.granted(self.aim(), path, self.label(), position);
         if let Some(limit) = self.handle.warn_holding {
@@ -117,7 +117,7 @@ impl Drop for Queued<'_> {
 impl Acquisition {
     /// Lets a background task of the session warn if the acquisition takes long. An acquisition that is not polled cannot
     /// warn by itself. Once its turn has come, it blocks all contenders behind it.
-    pub(crate) fn queued(&self, held: &Hold, began: Instant) -> Option<Queued<'_>> {
+    pub(crate) fn queued(&self, held: &Tenure, began: Instant) -> Option<Queued<'_>> {
         let limit = self.handle.warn_waiting?;
         let (session, position) = (Arc::clone(held.ticket().session()), Arc::clone(held.position()));
         let (label, span) = (self.options.label.clone(), self.trace.span());

@@ -13,7 +13,7 @@ use tracing::Span;
 use crate::acquisition::waiting::Wait;
 use crate::call::Limit;
 use crate::error::error::Error;
-use crate::hold::hold::Hold;
+use crate::hold::tenure::Tenure;
 use crate::hold::trace::{self, Acquiring};
 use crate::queue::dialect::Dialect;
 use crate::queue::mode::{Aim, Mode};
@@ -114,7 +114,7 @@ impl Options {
 /// Who else than the acquisition's caller will hold by its node. Other contenders can ask for such a node.
 pub(crate) trait Sharing: fmt::Debug + Send + Sync {
     /// The node is there. `asked` fires when another contender asks for it; `None` if nothing tells of that.
-    fn entered(&self, held: &Hold, asked: Option<Watch>);
+    fn entered(&self, held: &Tenure, asked: Option<Watch>);
 }
 
 /// What the head of the queue exchanges its place for. Without a goal, the head holds the lock.
@@ -136,7 +136,7 @@ pub(crate) trait Goal: fmt::Debug + Send + Sync {
     fn forget_look(&self);
 
     /// Waits for what [`Goal::look_along`] has asked for, and fails if what is wanted can never be had.
-    async fn looked(&self, held: &Hold) -> Result<(), Error>;
+    async fn looked(&self, held: &Tenure) -> Result<(), Error>;
 
     /// Whether the head of the queue could make the exchange now; `None` if that cannot be read.
     async fn is_there(&self, session: &Arc<dyn Session>) -> Result<Option<bool>, Error>;
@@ -145,7 +145,7 @@ pub(crate) trait Goal: fmt::Debug + Send + Sync {
     async fn exchange(
         &self,
         acquisition: &Acquisition,
-        held: &Hold,
+        held: &Tenure,
         turn: Take,
         wait: &mut Wait<'_>,
     ) -> Result<(), Error>;

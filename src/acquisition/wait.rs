@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::acquisition::request::Acquisition;
 use crate::acquisition::waiting::{IfTaken, Wait};
 use crate::error::error::Error;
-use crate::hold::hold::Hold;
+use crate::hold::tenure::Tenure;
 use crate::queue::contender::Contender;
 use crate::queue::mode::Mode;
 use crate::queue::waiter::{Departure, News, Predecessor, Step, Take, Waiter};
@@ -23,7 +23,7 @@ use crate::ticket::ask::ask;
 
 /// What a waiter waits for.
 struct Behind<'a> {
-    held: &'a Hold,
+    held: &'a Tenure,
     predecessor: &'a Predecessor,
     /// Whether to ask the predecessor to give its node up.
     asks: bool,
@@ -36,7 +36,7 @@ impl Acquisition {
     /// Carries out what a [`Waiter`] decides, until our turn has come.
     ///
     /// Each of thousands of waiters keeps every value that is alive across this wait, so nothing else is done here.
-    pub(crate) async fn wait_for_turn(&self, held: &Hold, wait: &mut Wait<'_>) -> Result<Take, Error> {
+    pub(crate) async fn wait_for_turn(&self, held: &Tenure, wait: &mut Wait<'_>) -> Result<Take, Error> {
         if let Some(goal) = &self.goal {
             goal.looked(held).await?;
         }
@@ -62,7 +62,7 @@ impl Acquisition {
     }
 
     /// Lists the queue. If a contender has to be waited for, reports the contenders in the way.
-    async fn list(&self, held: &Hold, wait: &mut Wait<'_>, waiter: &mut Waiter<&Contender>) -> Result<Step, Error> {
+    async fn list(&self, held: &Tenure, wait: &mut Wait<'_>, waiter: &mut Waiter<&Contender>) -> Result<Step, Error> {
         let (ticket, me) = (held.ticket(), held.contender());
         let session = ticket.session();
         let names = match wait.look.take() {

@@ -1,18 +1,14 @@
-//! The guards of one lock: what a holder can do; knows neither how the lock was acquired nor what its queue looks like.
+//! The guards of one lock: what a holder can do beside holding; knows neither how the lock was acquired nor what its queue looks like.
 
 use std::fmt;
-use std::future::Future;
-use std::time::Duration;
+use std::ops::Deref;
 
 use crate::error::error::Error;
-use crate::hold::changes::Changes;
-use crate::hold::hold::{Hold, NodeData};
-use crate::hold::transaction::Transaction;
+use crate::guard::hold::Hold;
 use crate::keep::held::Held;
-use crate::queue::contender::Contender;
-use crate::session::loss::{HoldState, Loss};
 
 /// The lock, held to read: shared with other readers. Made by [`RwLock::read`](crate::RwLock::read).
+/// It derefs to [`Hold`], with all that holding means.
 ///
 /// Dropping the guard gives the lock back in the background: from any thread, also outside a runtime and in a panic. A
 /// program that ends right after that should [`release`](Self::release) the guard, or also drop its lock and
@@ -20,10 +16,11 @@ use crate::session::loss::{HoldState, Loss};
 /// request with it.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct ReadGuard {
-    held: Held,
+    hold: Hold,
 }
 
-/// The lock, held to write: alone. Made by [`RwLock::write`](crate::RwLock::write).
+/// The lock, held to write: alone. Made by [`RwLock::write`](crate::RwLock::write). It derefs to
+/// [`Hold`], with all that holding means.
 ///
 /// Dropping the guard gives the lock back in the background: from any thread, also outside a runtime and in a panic. A
 /// program that ends right after that should [`release`](Self::release) the guard, or also drop its lock and
@@ -31,261 +28,40 @@ pub struct ReadGuard {
 /// request with it.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct WriteGuard {
-    held: Held,
+    hold: Hold,
 }
 
 macro_rules! guard {
-    ($guard:ident, $acquire:literal) => {
+    ($guard:ident) => {
         impl $guard {
-            pub(crate) fn held(&self) -> &Hold {
-                &self.held
+            pub(crate) fn new(held: Held) -> $guard {
+                $guard { hold: Hold::new(held) }
             }
+        }
 
-            /// Whether the lock is still held. The last moment of `true` lies before any conflicting grant.
-            ///
-            /// There is one exception: if somebody deletes the lock's node by hand, its holder and the next contender
-            /// hear of it at the same time.
-            ///
-            /// The answer comes from the clock and costs no request. So it is right also in the first call after the
-            /// process was stopped, or its runtime blocked. Once `false`, it stays `false`.
-            pub fn is_held(&self) -> bool {
-                self.held.loss().is_none()
-            }
+        impl Deref for $guard {
+            type Target = Hold;
 
-            /// How sure it is that the lock is held: like [`is_held`](Self::is_held), but it also shows that the
-            /// connection is lost while the lock is not.
-            pub fn state(&self) -> HoldState {
-                self.held.state()
-            }
-
-            /// The changes of [`state`](Self::state), as they come.
-            ///
-            /// # Examples
-            ///
-            /// ```
-            /// # use zk_rwlock::{Error, HoldState, Loss, Memory, RwLock};
-            /// # tokio_test::block_on(async {
-            /// # let zk = Memory::new();
-            /// # let lock = RwLock::new(&zk, "/locks/config")?;
-            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
-            /// let mut changes = guard.changes();
-            /// assert_eq!(changes.next().await, Some(HoldState::Held));
-            /// zk.cut();
-            /// assert!(matches!(changes.next().await, Some(HoldState::Suspect { .. })));
-            /// zk.expire();
-            /// zk.heal();
-            /// assert!(matches!(changes.next().await, Some(HoldState::Lost { why: Loss::SessionOver(_) })));
-            /// assert_eq!(changes.next().await, None);
-            /// # Ok::<(), Error>(()) }).unwrap();
-            /// ```
-            pub fn changes(&self) -> Changes {
-                self.held.changes()
-            }
-
-            /// Waits until the lock is lost, and says why. It answers at the latest when the session's lease runs out,
-            /// which is before the ensemble can give the lock to another contender. It is pending for as long as the
-            /// lock is held.
-            ///
-            /// # Cancel safety
-            /// Nothing is lost by dropping the future.
-            ///
-            /// # Examples
-            ///
-            /// ```
-            /// # use zk_rwlock::{Error, Memory, RwLock};
-            /// # async fn process_batch() {}
-            /// # tokio_test::block_on(async {
-            /// # let zk = Memory::new();
-            /// # let lock = RwLock::new(&zk, "/locks/config")?;
-            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
-            /// tokio::select! {
-            ///     () = process_batch() => guard.release().await?,
-            ///     why = guard.lost() => eprintln!("stopped, because {why}"),
-            /// }
-            /// # Ok::<(), Error>(()) }).unwrap();
-            /// ```
-            pub async fn lost(&self) -> Loss {
-                self.held.lost().await
-            }
-
-            /// For how long the ensemble surely keeps the session, and so keeps every conflicting contender out, unless
-            /// somebody removes the lock's node. It ends one session timeout after the sending of the newest request
-            /// that the leader has surely heard of. Zero once that time is over.
-            ///
-            /// [`ZooKeeperBuilder::stop_margin`](crate::ZooKeeperBuilder::stop_margin), a sixth of the session timeout,
-            /// is left when the lease runs out and [`lost`](Self::lost) answers. It is the time to stop work that
-            /// cannot be dropped, such as another process.
-            ///
-            /// # Examples
-            ///
-            /// ```
-            /// # use std::time::Duration;
-            /// # use zk_rwlock::{Error, Memory, RwLock};
-            /// # tokio_test::block_on(async {
-            /// # let zk = Memory::new();
-            /// # let lock = RwLock::new(&zk, "/locks/config")?;
-            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
-            /// assert!(guard.session_left() > Duration::ZERO);
-            /// zk.expire();
-            /// assert_eq!(guard.session_left(), Duration::ZERO);
-            /// # Ok::<(), Error>(()) }).unwrap();
-            /// ```
-            pub fn session_left(&self) -> Duration {
-                self.held.session_left()
-            }
-
-            /// Waits until a contender queues up that this guard keeps out, and gives the first such contender. A
-            /// [`ReadGuard`] keeps out writers, a [`WriteGuard`] readers too. Ready at once if such a contender waits
-            /// already.
-            ///
-            /// With this a long piece of work can make way at a good moment. Nothing forces it to. After this guard is
-            /// released, a waiting writer may still have to wait for other readers.
-            ///
-            /// If the node is [kept](crate::RwLockBuilder::keep), uses of the same process that wait for this guard count,
-            /// too. They have no node of their own: the contender given is then this guard's own.
-            ///
-            /// It costs nothing unless it is called. A call costs a listing with a watch on the lock's directory. A
-            /// writer's guard lists once more when a contender came. A reader's guard lists once more whenever a reader
-            /// comes or goes, at most 50 times a second: so let one reader of many call it. Dropping the future ends
-            /// the watch.
-            ///
-            /// # Cancel safety
-            /// Nothing is lost by dropping the future.
-            ///
-            /// # Errors
-            /// [`Error::Lost`] once the lock is lost; [`Error::PermissionDenied`] if the directory may not be read.
-            ///
-            /// # Examples
-            ///
-            /// ```
-            /// # use zk_rwlock::{Error, Memory, RwLock};
-            /// # async fn next_step() {}
-            /// # tokio_test::block_on(async {
-            /// # let zk = Memory::new();
-            /// # let lock = RwLock::new(&zk, "/locks/config")?;
-            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
-            /// # let other = lock.clone();
-            /// # let late = tokio::spawn(async move { other.write().await });
-            /// let mut contended = std::pin::pin!(guard.contended());
-            /// let first = loop {
-            ///     tokio::select! {
-            ///         biased;
-            ///         first = &mut contended => break first?,
-            ///         () = next_step() => {}
-            ///     }
-            /// #   tokio::task::yield_now().await;
-            /// };
-            /// println!("making way for {first}");
-            /// # Ok::<(), Error>(()) }).unwrap();
-            /// ```
-            pub async fn contended(&self) -> Result<Contender, Error> {
-                self.held.contended().await
-            }
-
-            /// Runs `work` while the lock is held, and drops it as soon as the lock is lost.
-            ///
-            /// Dropping takes effect at the work's next await point. Requests that the work has sent to other systems
-            /// go on there, hence the [fencing token](Self::fencing_token).
-            ///
-            /// # Cancel safety
-            /// Dropping the future drops `work`.
-            ///
-            /// # Errors
-            /// [`Error::Lost`], also if the work was done but the lock had been lost by then.
-            ///
-            /// # Examples
-            ///
-            /// ```
-            /// # use zk_rwlock::{Error, Memory, RwLock};
-            /// # tokio_test::block_on(async {
-            /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
-            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
-            /// let answer = guard.run(async { 42 }).await?;
-            /// # assert_eq!(answer, 42);
-            /// # Ok::<(), Error>(()) }).unwrap();
-            /// ```
-            pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-                self.held.run(work).await
-            }
-
-            /// A number that is higher than the token of every earlier holder that excluded this one.
-            ///
-            /// Send it along with every write to another system, and have that system refuse a number lower than the
-            /// highest it has seen. Then a holder that was stopped, or whose packets were late, does no harm. The
-            /// number is that of the transaction that made the lock's node (`czxid`), and the ensemble counts all its
-            /// transactions together. So it rises even if the lock's directory is deleted and made anew.
-            /// [`downgrade`](WriteGuard::downgrade) and [`share`](ReadGuard::share) keep it.
-            ///
-            /// Guards that use one [kept](crate::RwLockBuilder::keep) node have one token. So tokens rise with each
-            /// node, and not with each use within a process.
-            pub fn fencing_token(&self) -> i64 {
-                self.held.position().czxid
-            }
-
-            /// The path of the lock's node.
-            ///
-            /// A ZooKeeper transaction of any client that checks that this node exists is done only while the lock is
-            /// held. So that the check stays exact, a [kept](crate::RwLockBuilder::keep) WRITE node is given up after
-            /// this use, once a caller has asked for the path.
-            pub fn path(&self) -> String {
-                self.held.own_node().path_for_others()
-            }
-
-            /// Reads any node; `None` if it does not exist.
-            ///
-            /// It reads on the lock's own session. So it sees everything that earlier holders which excluded this one
-            /// wrote to ZooKeeper before they released. A read on another connection might not.
-            ///
-            /// # Cancel safety
-            /// Only reads.
-            ///
-            /// # Errors
-            /// [`Error::Lost`] if the lock is gone; [`Error::PermissionDenied`], [`Error::InvalidInput`].
-            ///
-            /// # Examples
-            ///
-            /// ```
-            /// # use zk_rwlock::{Error, Memory, RwLock};
-            /// # tokio_test::block_on(async {
-            /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
-            #[doc = concat!("let guard = lock.", $acquire, "().await?;")]
-            /// match guard.data("/config").await? {
-            ///     Some(config) => println!("version {}: {} bytes", config.version, config.data.len()),
-            ///     None => println!("not configured yet"),
-            /// }
-            /// # Ok::<(), Error>(()) }).unwrap();
-            /// ```
-            pub async fn data(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
-                self.held.data(path.as_ref()).await
-            }
-
-            /// Starts a transaction that is committed only if the lock is still held then. See [`Transaction`].
-            pub fn transaction(&self) -> Transaction<'_> {
-                Transaction::under(&self.held)
+            fn deref(&self) -> &Hold {
+                &self.hold
             }
         }
 
         impl fmt::Debug for $guard {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                let mut debug = f.debug_struct(stringify!($guard));
-                debug.field("path", &self.held.own_node().path()).field("fencing_token", &self.fencing_token());
-                debug.field("is_held", &self.is_held()).finish()
+                self.hold.describe(f.debug_struct(stringify!($guard)))
             }
         }
     };
 }
 
-guard!(ReadGuard, "read");
-guard!(WriteGuard, "write");
+guard!(ReadGuard);
+guard!(WriteGuard);
 
 impl ReadGuard {
-    pub(crate) fn new(held: Held) -> ReadGuard {
-        ReadGuard { held }
-    }
-
     /// Whether its node is kept between uses.
     pub(crate) fn is_kept(&self) -> bool {
-        matches!(self.held, Held::Kept(_))
+        matches!(self.hold.held(), Held::Kept(_))
     }
 
     /// One more guard on the same node, without queueing. Use it for a re-entrant read.
@@ -305,7 +81,7 @@ impl ReadGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn share(&self) -> ReadGuard {
-        ReadGuard { held: self.held.share() }
+        ReadGuard::new(self.hold.held().share())
     }
 
     /// Gives the lock back, and returns when its node is surely gone. If several guards share one node, by
@@ -320,15 +96,11 @@ impl ReadGuard {
     /// [`Error::Lost`] if the lock had been lost before. [`Error::PermissionDenied`] if the node may not be deleted:
     /// then it stays, and keeps the lock taken, until its session ends.
     pub async fn release(self) -> Result<(), Error> {
-        self.held.release().await
+        self.hold.into_held().release().await
     }
 }
 
 impl WriteGuard {
-    pub(crate) fn new(held: Held) -> WriteGuard {
-        WriteGuard { held }
-    }
-
     /// Gives the lock back, and returns when its node is surely gone, or at once if the node is
     /// [kept](crate::RwLockBuilder::keep).
     ///
@@ -340,7 +112,7 @@ impl WriteGuard {
     /// [`Error::Lost`] if the lock had been lost before. [`Error::PermissionDenied`] if the node may not be deleted:
     /// then it stays, and keeps the lock taken, until its session ends.
     pub async fn release(self) -> Result<(), Error> {
-        self.held.release().await
+        self.hold.into_held().release().await
     }
 
     /// Turns the write lock into a read lock, in place and in one transaction. No contender writes in between. Readers
@@ -368,7 +140,7 @@ impl WriteGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn downgrade(mut self) -> Result<ReadGuard, Error> {
-        self.held.downgrade().await?;
-        Ok(ReadGuard::new(self.held))
+        self.hold.held_mut().downgrade().await?;
+        Ok(ReadGuard { hold: self.hold })
     }
 }

@@ -2,3 +2,4 @@
 
 pub(crate) mod acquire;
 pub(crate) mod guard;
+pub(crate) mod hold;

@@ -17,8 +17,8 @@ use crate::session::loss::HoldState;
 use crate::session::node::OwnNode;
 use crate::sync::Mutex;
 
-/// The changes of a guard's [`HoldState`]. Made by [`ReadGuard::changes`](crate::ReadGuard::changes),
-/// [`WriteGuard::changes`](crate::WriteGuard::changes) and [`MultiGuard::changes`](crate::MultiGuard::changes).
+/// The changes of a guard's [`HoldState`]. Made by [`Hold::changes`](crate::Hold::changes)
+/// and [`MultiGuard::changes`](crate::MultiGuard::changes).
 ///
 /// It is also a [`Stream`] of what [`next`](Self::next) gives, for the combinators of `futures` and `tokio-stream`.
 ///

@@ -1,6 +1,7 @@
 //! Holding: what a hold is, its transactions, how it is lost; knows nothing of acquiring.
 
 pub(crate) mod changes;
-pub(crate) mod hold;
+mod contended;
+pub(crate) mod tenure;
 pub(crate) mod trace;
 pub(crate) mod transaction;

@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use crate::error::error::Error;
-use crate::hold::hold::Hold;
+use crate::hold::tenure::Tenure;
 use crate::session::loss::Loss;
 use crate::session::request::{Failure, Kind, Operation, Outcome, parent};
 use crate::validation::{self, REQUEST_LIMIT};
 
 /// Operations on any nodes, committed in one ZooKeeper transaction with a check that the lock is still held.
 ///
-/// Made by [`ReadGuard::transaction`](crate::ReadGuard::transaction) and
-/// [`WriteGuard::transaction`](crate::WriteGuard::transaction), and by
+/// Made by [`Hold::transaction`](crate::Hold::transaction), and by
 /// [`MultiGuard::transaction`](crate::MultiGuard::transaction), which checks each of its locks. Nothing is sent before
 /// [`commit`](Transaction::commit). Then all operations take effect, or none does. This protection alone needs no
 /// clock: the ensemble orders the check of the lock's node, your operations and the requests of every other contender.
@@ -39,18 +38,18 @@ pub struct Transaction<'guard> {
 /// The locks that have to be held.
 #[derive(Debug)]
 enum Locks<'guard> {
-    One(&'guard Hold),
+    One(&'guard Tenure),
     /// Not empty. The last one was granted last.
-    Many(&'guard [Hold]),
+    Many(&'guard [Tenure]),
 }
 
 impl<'guard> Transaction<'guard> {
-    pub(crate) fn under(lock: &'guard Hold) -> Self {
+    pub(crate) fn under(lock: &'guard Tenure) -> Self {
         Transaction { locks: Locks::One(lock), operations: Vec::new(), size_limit: REQUEST_LIMIT }
     }
 
     /// A transaction under several locks, at least one.
-    pub(crate) fn under_all(locks: &'guard [Hold]) -> Self {
+    pub(crate) fn under_all(locks: &'guard [Tenure]) -> Self {
         Transaction { locks: Locks::Many(locks), operations: Vec::new(), size_limit: REQUEST_LIMIT }
     }
 
@@ -136,7 +135,7 @@ impl<'guard> Transaction<'guard> {
         let Some(speaker) = locks.iter().last() else {
             return Err(Error::invalid("a transaction under no lock"));
         };
-        let position = |lock: &Hold| Operation::Check { path: lock.own_node().path(), version: None };
+        let position = |lock: &Tenure| Operation::Check { path: lock.own_node().path(), version: None };
         let mut operations: Vec<_> = locks.iter().map(position).collect();
         let checks = operations.len();
         operations.extend(wanted);
@@ -149,7 +148,7 @@ impl<'guard> Transaction<'guard> {
             return Err(Error::invalid(format!("a transaction of {bytes} bytes; at most {size_limit} may be sent")));
         }
         locks.iter().for_each(|lock| lock.own_node().write_begins());
-        // Somebody else may have given the lock back: the end of a leader's term does.
+        // Somebody else may have given the lock back since we looked: the end of a leader's term does.
         if let Some(lock) = locks.iter().find(|lock| lock.own_node().has_left()) {
             locks.iter().for_each(|lock| lock.own_node().write_settled());
             return Err(locks.lost(lock, Loss::Removed));
@@ -188,7 +187,7 @@ impl<'guard> Transaction<'guard> {
 }
 
 impl<'guard> Locks<'guard> {
-    fn iter(&self) -> impl Iterator<Item = &'guard Hold> {
+    fn iter(&self) -> impl Iterator<Item = &'guard Tenure> {
         let (one, many) = match *self {
             Locks::One(lock) => (Some(lock), &[][..]),
             Locks::Many(locks) => (None, locks),
@@ -196,7 +195,7 @@ impl<'guard> Locks<'guard> {
         one.into_iter().chain(many)
     }
 
-    fn lost(&self, lock: &Hold, loss: Loss) -> Error {
+    fn lost(&self, lock: &Tenure, loss: Loss) -> Error {
         match self {
             Locks::One(_) => Error::Lost(loss),
             Locks::Many(_) => Error::Lost(loss).of_one(lock.directory()),

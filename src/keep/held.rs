@@ -4,18 +4,18 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::error::error::Error;
-use crate::hold::hold::Hold;
+use crate::hold::tenure::Tenure;
 use crate::keep::kept::KeptUse;
 use crate::queue::contender::Contender;
 
 /// What a guard holds. Several guards may share it.
 pub(crate) enum Held {
-    Alone(Arc<Hold>),
+    Alone(Arc<Tenure>),
     Kept(KeptUse),
 }
 
 impl Held {
-    pub(crate) fn alone(hold: Box<Hold>) -> Held {
+    pub(crate) fn alone(hold: Box<Tenure>) -> Held {
         Held::Alone(Arc::from(hold))
     }
 
@@ -57,9 +57,9 @@ impl Held {
 }
 
 impl Deref for Held {
-    type Target = Hold;
+    type Target = Tenure;
 
-    fn deref(&self) -> &Hold {
+    fn deref(&self) -> &Tenure {
         match self {
             Held::Alone(hold) => hold,
             Held::Kept(used) => used.hold(),

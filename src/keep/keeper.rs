@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::acquisition::request::Handle;
 use crate::acquisition::waiting::Waiting;
 use crate::error::error::Error;
-use crate::hold::hold::Hold;
+use crate::hold::tenure::Tenure;
 use crate::keep::kept::{Kept, KeptUse, WaitingUse, Why};
 use crate::keep::uses::Joined;
 use crate::queue::mode::Mode;
@@ -19,7 +19,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock, SharedMutex};
 
 /// The acquisition of a node that is to be kept. Any of the uses that wait for it may poll it.
-pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Hold>, Error>> + Send>>;
+pub(crate) type Work = Pin<Box<dyn Future<Output = Result<Box<Tenure>, Error>> + Send>>;
 
 /// The nodes that one lock's handle keeps.
 pub(crate) struct Keeper {

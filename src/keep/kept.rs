@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::acquisition::request::{Handle, Sharing};
 use crate::error::error::Error;
-use crate::hold::hold::Hold;
+use crate::hold::tenure::Tenure;
 use crate::hold::trace::Holding;
 use crate::keep::uses::{Joined, Standing, Uses};
 use crate::queue::contender::Contender;
@@ -53,7 +53,7 @@ struct KeptState {
 /// A node that was granted, and its hold: what each use points to, with one count for both.
 struct Granted {
     kept: Arc<Kept>,
-    hold: Arc<Hold>,
+    hold: Arc<Tenure>,
 }
 
 /// What remains of a node that is given up. Drop it once the state is unlocked: the end of the background task wakes that
@@ -151,7 +151,7 @@ impl Kept {
     }
 
     /// The node is granted. The uses that wait may begin.
-    pub(crate) fn granted(self: &Arc<Self>, hold: Arc<Hold>) {
+    pub(crate) fn granted(self: &Arc<Self>, hold: Arc<Tenure>) {
         let mut state = self.state.lock();
         state.used = hold.now();
         state.granted = Some(Arc::new(Granted { kept: Arc::clone(self), hold }));
@@ -207,7 +207,7 @@ impl Kept {
     }
 
     /// The hold, from its grant until it is given up.
-    pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
+    pub(crate) fn hold(&self) -> Option<Arc<Tenure>> {
         self.state.lock().granted.as_ref().map(|granted| Arc::clone(&granted.hold))
     }
 
@@ -250,7 +250,7 @@ impl Kept {
     }
 
     /// A use has ended. Gives the hold, if it was the last use of a node that is to be given up.
-    fn end(&self, number: u64, hold: &Hold, now: Moment) -> Option<Arc<Hold>> {
+    fn end(&self, number: u64, hold: &Tenure, now: Moment) -> Option<Arc<Tenure>> {
         let mut state = self.state.lock();
         let mut woken = Vec::new();
         // A write of this use may yet be carried out, for as long as the node is there. So the next write must not run
@@ -280,7 +280,7 @@ impl Kept {
 impl Sharing for Kept {
     /// Watches over the node from now on, which may not be granted yet. A node is not kept if nothing tells when it is asked
     /// for.
-    fn entered(&self, hold: &Hold, asked: Option<Watch>) {
+    fn entered(&self, hold: &Tenure, asked: Option<Watch>) {
         let Some(watch) = asked else { return self.give_up(Why::Unsure) };
         let (end, ended) = oneshot::channel();
         let ((own_node, session), kept) = (hold.node_and_session(), Weak::clone(&self.this));
@@ -354,7 +354,7 @@ impl KeptState {
 
 impl Gone {
     /// Reports that a kept node is given up. Gives the hold.
-    fn end(self) -> Arc<Hold> {
+    fn end(self) -> Arc<Tenure> {
         let Gone { granted, why, counted, uses, idle_for, watched_over } = self;
         let hold = Arc::clone(&granted.hold);
         drop(watched_over);
@@ -395,7 +395,7 @@ impl KeptUse {
         KeptUse { granted, number, told: None, is_changing: false, is_over: false }
     }
 
-    pub(crate) fn hold(&self) -> &Arc<Hold> {
+    pub(crate) fn hold(&self) -> &Arc<Tenure> {
         &self.granted.hold
     }
 
@@ -435,7 +435,7 @@ impl KeptUse {
     }
 
     /// Ends the use. Gives the hold, if the node goes with it.
-    fn end(&mut self, now: impl FnOnce(&Hold) -> Moment) -> Option<Arc<Hold>> {
+    fn end(&mut self, now: impl FnOnce(&Tenure) -> Moment) -> Option<Arc<Tenure>> {
         self.told = None;
         if std::mem::replace(&mut self.is_over, true) {
             return None;
@@ -471,7 +471,7 @@ impl KeptUse {
 
 impl Drop for KeptUse {
     fn drop(&mut self) {
-        drop(self.end(Hold::now));
+        drop(self.end(Tenure::now));
     }
 }
 

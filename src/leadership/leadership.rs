@@ -153,7 +153,7 @@ impl Leadership {
     }
 
     /// Whether this candidate leads. The last moment of `true` lies before another candidate leads. The answer comes from
-    /// the clock, and costs no request: see [`WriteGuard::is_held`](crate::WriteGuard::is_held).
+    /// the clock, and costs no request: see [`Hold::is_held`](crate::Hold::is_held).
     pub fn is_leader(&self) -> bool {
         self.term().is_some()
     }

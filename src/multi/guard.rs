@@ -9,7 +9,7 @@ use futures_util::future::{join_all, select_all};
 
 use crate::error::error::Error;
 use crate::hold::changes::{Changes, worst_of};
-use crate::hold::hold::{Hold, NodeData};
+use crate::hold::tenure::{NodeData, Tenure};
 use crate::hold::transaction::Transaction;
 use crate::lock::rw_lock::RwLock;
 use crate::queue::contender::Contender;
@@ -21,7 +21,7 @@ use crate::validation;
 #[derive(Default)]
 pub(crate) struct Taken {
     /// In the order in which they were taken, which is the order of their paths.
-    locks: Vec<Hold>,
+    locks: Vec<Tenure>,
     first_loss: OnceLock<(String, Loss)>,
 }
 
@@ -30,7 +30,7 @@ impl Taken {
     pub(crate) async fn add(
         &mut self,
         lock: &RwLock,
-        granted: impl Future<Output = Result<Box<Hold>, Error>>,
+        granted: impl Future<Output = Result<Box<Tenure>, Error>>,
     ) -> Result<(), Error> {
         let held = tokio::select! {
             biased;
@@ -64,11 +64,11 @@ impl Taken {
             if let Some(loss) = self.loss() {
                 return loss;
             }
-            first_of(self.locks.iter().map(Hold::lost)).await;
+            first_of(self.locks.iter().map(Tenure::lost)).await;
         }
     }
 
-    fn find(&self, path: &str) -> Option<&Hold> {
+    fn find(&self, path: &str) -> Option<&Tenure> {
         self.locks.iter().find(|held| held.directory() == path)
     }
 }
@@ -125,7 +125,7 @@ impl MultiGuard {
         self.taken.locks.iter().map(|held| held.own_node().path_for_others())
     }
 
-    /// The [fencing token](crate::WriteGuard::fencing_token) of the lock in directory `path`. `None` if no lock of this
+    /// The [fencing token](crate::Hold::fencing_token) of the lock in directory `path`. `None` if no lock of this
     /// guard is there.
     ///
     /// Give each resource the token of the lock that guards it: tokens of different locks do not compare.
@@ -154,7 +154,7 @@ impl MultiGuard {
         self.taken.locks.iter().map(|held| (held.directory(), held.position().czxid))
     }
 
-    /// Whether all the locks are still held. See [`WriteGuard::is_held`](crate::WriteGuard::is_held).
+    /// Whether all the locks are still held. See [`Hold::is_held`](crate::Hold::is_held).
     pub fn is_held(&self) -> bool {
         self.taken.loss().is_none()
     }
@@ -163,7 +163,7 @@ impl MultiGuard {
     pub fn state(&self) -> HoldState {
         match self.taken.loss() {
             Some((_, why)) => HoldState::Lost { why },
-            None => worst_of(self.taken.locks.iter().map(Hold::state)).unwrap_or(HoldState::Held),
+            None => worst_of(self.taken.locks.iter().map(Tenure::state)).unwrap_or(HoldState::Held),
         }
     }
 
@@ -186,7 +186,7 @@ impl MultiGuard {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn changes(&self) -> Changes {
-        Changes::new(self.taken.locks.iter().map(Hold::node_and_session))
+        Changes::new(self.taken.locks.iter().map(Tenure::node_and_session))
     }
 
     /// Waits until the first of the locks is lost, and gives its directory and why it was lost. It answers before the
@@ -218,14 +218,13 @@ impl MultiGuard {
     }
 
     /// For how long the ensemble surely keeps all the locks' sessions. See
-    /// [`WriteGuard::session_left`](crate::WriteGuard::session_left).
+    /// [`Hold::session_left`](crate::Hold::session_left).
     pub fn session_left(&self) -> Duration {
-        self.taken.locks.iter().map(Hold::session_left).min().unwrap_or_default()
+        self.taken.locks.iter().map(Tenure::session_left).min().unwrap_or_default()
     }
 
     /// Waits until a contender queues up that one of the locks keeps out. Gives that lock's directory, and the first
-    /// such contender there. See [`WriteGuard::contended`](crate::WriteGuard::contended) and, for locks that are taken
-    /// to read, [`ReadGuard::contended`](crate::ReadGuard::contended).
+    /// such contender there. See [`Hold::contended`](crate::Hold::contended).
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -263,7 +262,7 @@ impl MultiGuard {
     }
 
     /// Runs `work` while all the locks are held, and drops it as soon as one is lost. See
-    /// [`WriteGuard::run`](crate::WriteGuard::run).
+    /// [`Hold::run`](crate::Hold::run).
     ///
     /// # Cancel safety
     /// Dropping the future drops `work`.
@@ -366,7 +365,7 @@ impl MultiGuard {
     pub async fn release(mut self) -> Result<(), Error> {
         let loss = self.taken.loss().map(lost_error);
         let locks = mem::take(&mut self.taken.locks);
-        let release = |held: Hold| async {
+        let release = |held: Tenure| async {
             let path = held.directory().to_owned();
             held.release().await.map_err(|error| error.of_one(&path))
         };

@@ -13,7 +13,7 @@ use crate::acquisition::request::{Acquisition, Options};
 use crate::call::{self, Call, Limit};
 use crate::error::error::Error;
 use crate::guard::acquire::{Acquire, Granting, Guard};
-use crate::hold::hold::Hold;
+use crate::hold::tenure::Tenure;
 use crate::hold::trace;
 use crate::lock::rw_lock::RwLock;
 use crate::multi::guard::{MultiGuard, Taken};
@@ -225,7 +225,7 @@ impl Guard for MultiGuard {
 }
 
 /// Waits for one of the locks.
-async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Hold>, Error> {
+async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Tenure>, Error> {
     let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, options);
     let span = acquisition.begin();
     acquisition.acquire().instrument(span).await
@@ -233,7 +233,7 @@ async fn take(lock: &RwLock, mode: Mode, options: Options) -> Result<Box<Hold>, 
 
 /// Takes one of the locks after a look, without waiting for any contender, and waits for the servers no longer than
 /// `limit`.
-async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Hold>, Error> {
+async fn take_now(lock: &RwLock, mode: Mode, limit: Duration) -> Result<Box<Tenure>, Error> {
     let mut acquisition = Acquisition::new(Arc::clone(lock.handle()), mode, Options::default());
     let span = acquisition.begin();
     let take = async { acquisition.reported(acquisition.take_now(limit).await) };

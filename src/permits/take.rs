@@ -18,7 +18,7 @@ use crate::acquisition::request::{Acquisition, Goal, Handle};
 use crate::acquisition::waiting::{IfTaken, Wait};
 use crate::call;
 use crate::error::error::Error;
-use crate::hold::hold::Hold;
+use crate::hold::tenure::Tenure;
 use crate::permits::limit::{PermitLimit, too_few};
 use crate::queue::contender::Contender;
 use crate::queue::metadata;
@@ -97,7 +97,7 @@ impl Wanted {
     /// leader did not have the last time.
     async fn try_exchange(
         &self,
-        held: &Hold,
+        held: &Tenure,
         version: i32,
         refused: &mut Option<i32>,
         patience: IfTaken,
@@ -180,7 +180,7 @@ impl Goal for Wanted {
         drop(self.replace(Look::Nothing));
     }
 
-    async fn looked(&self, held: &Hold) -> Result<(), Error> {
+    async fn looked(&self, held: &Tenure) -> Result<(), Error> {
         let Look::Asked { names, number } = self.replace(Look::Nothing) else { return Ok(()) };
         let ticket = held.ticket();
         let (names, number) = (names.await, number.await);
@@ -226,7 +226,7 @@ impl Goal for Wanted {
     async fn exchange(
         &self,
         acquisition: &Acquisition,
-        held: &Hold,
+        held: &Tenure,
         turn: Take,
         wait: &mut Wait<'_>,
     ) -> Result<(), Error> {
@@ -304,7 +304,7 @@ impl Stock {
     }
 
     /// There are too few permits. Reports who has them, or gives up.
-    async fn report_short(&self, held: &Hold, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
+    async fn report_short(&self, held: &Tenure, now: &SeenPermits, wait: &mut Wait<'_>) -> Result<(), Error> {
         let (session, site, me) = (held.ticket().session(), &self.handle.site, held.contender());
         let alone = [me.name().to_owned()];
         if wait.patience == IfTaken::GiveUp {
@@ -358,7 +358,7 @@ impl Stock {
 /// What the head of the queue sees of the semaphore, and watches.
 struct View<'a> {
     stock: &'a Stock,
-    held: &'a Hold,
+    held: &'a Tenure,
     /// The connection by which we know that we are the head, or on which we have looked after a sync.
     connection: u64,
     /// The number of permits and the version of the node that gives it, with the watch on that node.
@@ -375,7 +375,7 @@ struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    fn new(stock: &'a Stock, held: &'a Hold, grant: &mut Grant) -> View<'a> {
+    fn new(stock: &'a Stock, held: &'a Tenure, grant: &mut Grant) -> View<'a> {
         let signal = grant.signal.clone().filter(|signal| !signal.is_confirmed());
         let (connection, ghosts) = (held.ticket().connection(), std::mem::take(&mut grant.ghosts));
         View { stock, held, connection, number: None, names: None, signal, ghosts, gone: Vec::new() }

@@ -40,14 +40,14 @@ use crate::queue::native;
 /// A difference that no name shows cannot be refused. kazoo's plain `Lock` is named like its `WriteLock` but does not
 /// wait for readers: where there are readers, give `Lock` `extra_lock_patterns=["__rlock__"]`. `Client::lock` with a
 /// filter of its own waits for the nodes that the filter lets through. A holder of another library learns late, or not
-/// at all, that it has lost its session or its node. The [token](crate::WriteGuard::fencing_token) protects against
+/// at all, that it has lost its session or its node. The [token](crate::Hold::fencing_token) protects against
 /// such a holder. The token of another library's holder is the `czxid` of its node, in the same order as ours.
 ///
 /// # What else differs from the native dialect
 /// - **Hand-off**: a client that may write to nodes, as Curator's `Revoker` does, could forge the signal by which a
 ///   writer hands over to the next. So a writer's release is a plain delete, a change of a node's data only makes a
 ///   waiter list again, and a hand-off costs a listing. A request to revoke is not obeyed: ask
-///   [`contended`](crate::WriteGuard::contended).
+///   [`contended`](crate::Hold::contended).
 /// - **Downgrade** works in place: readers and writers of each library take the new node for the reader that it is. A
 ///   thread of Curator that reads under its own write lock has two nodes of one number: readers wait for the writer's
 ///   node, writers for both.

@@ -30,7 +30,7 @@ pub struct Done {
     pub pid: Option<u32>,
     /// The label that it gives: what was done.
     pub label: Option<String>,
-    /// The [fencing token](crate::WriteGuard::fencing_token) under which it was done.
+    /// The [fencing token](crate::Hold::fencing_token) under which it was done.
     pub token: Option<i64>,
 }
 

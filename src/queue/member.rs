@@ -48,7 +48,7 @@ pub struct Member {
     /// permits, when it was granted them. `None` if its node could not be read.
     pub since: Option<SystemTime>,
     /// The ensemble-wide number of the transaction that created its node. It is the
-    /// [fencing token](crate::WriteGuard::fencing_token) of its guard, unless the holder has downgraded. `None` if its
+    /// [fencing token](crate::Hold::fencing_token) of its guard, unless the holder has downgraded. `None` if its
     /// node could not be read.
     ///
     /// No two nodes ever have the same token. [`RwLock::evict`](crate::RwLock::evict) takes it.

@@ -4,15 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::session::contract::Session;
-use crate::session::loss::Loss;
 use crate::session::node::{Asked, OwnNode};
 
 impl OwnNode {
-    /// Waits until the node is lost, at the latest when the lease runs out.
-    pub(crate) async fn lost(&self, session: &Arc<dyn Session>) -> Loss {
-        self.until(session, || self.loss(session.lease())).await
-    }
-
     /// Waits until the hold is over, whether released or lost.
     pub(crate) async fn ended(&self, session: &Arc<dyn Session>) {
         let look = || (self.has_left() || self.loss(session.lease()).is_some()).then_some(());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::error::value::ValueError;
-use crate::hold::hold::{Hold, NodeData};
+use crate::hold::tenure::{NodeData, Tenure};
 use crate::hold::transaction::Transaction;
 use crate::session::contract::{Coordinator, Session};
 use crate::session::loss::Loss;
@@ -53,7 +53,7 @@ enum Fate {
 
 /// One commit.
 pub(crate) struct Commit<'a> {
-    pub(crate) held: &'a Hold,
+    pub(crate) held: &'a Tenure,
     pub(crate) coordinator: &'a Arc<dyn Coordinator>,
     pub(crate) path: &'a str,
     pub(crate) bytes: &'a [u8],

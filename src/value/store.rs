@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::guard::guard::ReadGuard;
-use crate::hold::hold::Hold;
+use crate::hold::tenure::Tenure;
 use crate::lock::rw_lock::RwLock;
 use crate::session::loss::Loss;
 use crate::session::node::OwnNode;
@@ -85,7 +85,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     pub(crate) fn seal(
         &self,
         value: &T,
-        held: &Hold,
+        held: &Tenure,
         label: &Option<String>,
         base: Base,
     ) -> Result<(Vec<u8>, Written), Error> {
@@ -93,13 +93,13 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 
     /// As [`Store::seal`], for a value that was made into bytes before.
-    pub(crate) fn wrap(&self, payload: &[u8], held: &Hold, base: Base) -> Result<(Vec<u8>, Written), Error> {
+    pub(crate) fn wrap(&self, payload: &[u8], held: &Tenure, base: Base) -> Result<(Vec<u8>, Written), Error> {
         self.sealed(held, &self.label(), |written| self.cache.terms.wrap(payload, written, base.mark))
     }
 
     fn sealed(
         &self,
-        held: &Hold,
+        held: &Tenure,
         label: &Option<String>,
         seal: impl FnOnce(&Written) -> Result<Vec<u8>, ValueError>,
     ) -> Result<(Vec<u8>, Written), Error> {
@@ -122,7 +122,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 
     /// Writes the bytes into the node. Returns the version that this made.
-    pub(crate) async fn put(&self, held: &Hold, bytes: &[u8], written: &Written, base: Base) -> Result<i32, Error> {
+    pub(crate) async fn put(&self, held: &Tenure, bytes: &[u8], written: &Written, base: Base) -> Result<i32, Error> {
         let Written { token, commit, .. } = *written;
         let mark = Mark { token, commit };
         let (coordinator, path) = (&self.cache.coordinator, &self.cache.path);
@@ -131,7 +131,7 @@ impl<T: Send + Sync + 'static> Store<T> {
 
     /// What our next commit may replace, after a commit of ours with an unknown outcome: the node's content, if we
     /// wrote it. It must not replace what an earlier holder, or a client without the lock, has written.
-    pub(crate) async fn base(&self, held: &Hold, before: Base) -> Result<Base, Error> {
+    pub(crate) async fn base(&self, held: &Tenure, before: Base) -> Result<Base, Error> {
         if let Some(loss) = held.loss() {
             return Err(Error::Lost(loss));
         }
@@ -163,7 +163,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 
     /// The value, read under the lock, and how many transactions had been sent before.
-    async fn read(&self, held: &Hold) -> Result<(Option<usize>, Stored<T>), Error> {
+    async fn read(&self, held: &Tenure) -> Result<(Option<usize>, Stored<T>), Error> {
         let mut tries = 0;
         loop {
             let writes = held.own_node().settled_writes();
@@ -180,7 +180,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 
     /// Writes the first value, unless another reader was faster.
-    async fn begin(&self, held: &Hold, value: T, base: Base) -> Result<(), Error> {
+    async fn begin(&self, held: &Tenure, value: T, base: Base) -> Result<(), Error> {
         let (bytes, written) = self.seal(&value, held, &self.label(), base)?;
         drop(value);
         match self.put(held, &bytes, &written, base).await {
@@ -194,7 +194,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 
     /// What a write begins with: the present value, or the initial one, which is not in the node yet.
-    pub(crate) async fn load(&self, held: &Hold) -> Result<Loaded<T>, Error> {
+    pub(crate) async fn load(&self, held: &Tenure) -> Result<Loaded<T>, Error> {
         let (bytes, base) = self.node(held).await?;
         match (self.cache.terms.open(&bytes), &self.cache.terms.initial) {
             (Ok(Stored { value, written }), _) => Ok(Loaded { value, written: Some(written), base }),
@@ -204,13 +204,13 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 
     /// What a write begins with if it replaces whatever the node holds.
-    pub(crate) async fn load_instead(&self, held: &Hold, value: T) -> Result<Loaded<T>, Error> {
+    pub(crate) async fn load_instead(&self, held: &Tenure, value: T) -> Result<Loaded<T>, Error> {
         let (bytes, base) = self.node(held).await?;
         let written = Envelope::open(&bytes).ok().map(|(envelope, _)| envelope.written);
         Ok(Loaded { value, written, base })
     }
 
-    async fn node(&self, held: &Hold) -> Result<(Vec<u8>, Base), Error> {
+    async fn node(&self, held: &Tenure) -> Result<(Vec<u8>, Base), Error> {
         let node = held.data(&self.cache.path).await?;
         let base = Base::of(node.as_ref());
         Ok((node.map(|node| node.data).unwrap_or_default(), base))

@@ -99,7 +99,7 @@ impl ZooKeeper {
     /// is replaced by a fresh one, as an acquisition would do. And each server is asked, on a connection of its own,
     /// [why](ConnectionState::Connecting::why) there is none. So the first answers may lack the reason.
     ///
-    /// `Connected` says nothing about a lock. A guard's [`state`](crate::WriteGuard::state) does.
+    /// `Connected` says nothing about a lock. A guard's [`state`](crate::Hold::state) does.
     ///
     /// # Examples
     ///

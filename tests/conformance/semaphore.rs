@@ -112,7 +112,7 @@ pub async fn at_most_as_many_hold_as_there_are_permits<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
     let mut held = take_all(&s.a, 2).await;
     held.extend(take_all(&s.b, 1).await);
-    assert!(held.iter().all(Permit::is_held));
+    assert!(held.iter().all(|permit| permit.is_held()));
     let (one, two) = (s.queue_up(&s.a, 1).await, s.queue_up(&s.b, 1).await);
     line_becomes(&s.b, "1+ 1+ 1+ 1- 1-").await;
     assert!(!one.is_finished() && !two.is_finished());
@@ -319,7 +319,7 @@ pub async fn a_lowered_number_throws_nobody_out<H: Harness>(h: &H) {
     let mut held = take_all(&s.a, 3).await;
     let waits = s.queue_up(&s.b, 1).await;
     soon("the change", s.a.set_permits(1)).await.expect("it may be written");
-    assert!(held.iter().all(Permit::is_held));
+    assert!(held.iter().all(|permit| permit.is_held()));
     assert_eq!(s.b.queue().await.expect("readable").free(), Some(0));
     for _ in 0..2 {
         held.remove(0).release().await.expect("held");

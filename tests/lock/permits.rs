@@ -184,7 +184,7 @@ async fn a_permit_that_is_given_back_wakes_one_of_forty() {
     assert_eq!(looks, [Op::GetChildren, Op::GetData, Op::GetData, Op::GetData, Op::GetData]);
     assert!(waiting.iter().skip(1).all(|(tapped, _)| but_for_the_settling(tapped).is_empty()));
     assert!(waiting.iter().all(|(_, task)| !task.is_finished()));
-    assert!(from.proxy.count(Op::GetChildren) == 0 && held.iter().all(Permit::is_held));
+    assert!(from.proxy.count(Op::GetChildren) == 0 && held.iter().all(|permit| permit.is_held()));
 }
 
 /// The requests, without those that the test settles with.

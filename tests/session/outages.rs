@@ -23,13 +23,13 @@ trait Guard: Send + 'static {
 
 impl Guard for ReadGuard {
     fn is_held(&self) -> bool {
-        ReadGuard::is_held(self)
+        zk_rwlock::Hold::is_held(self)
     }
 }
 
 impl Guard for WriteGuard {
     fn is_held(&self) -> bool {
-        WriteGuard::is_held(self)
+        zk_rwlock::Hold::is_held(self)
     }
 }
 

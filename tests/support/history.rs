@@ -55,7 +55,7 @@ macro_rules! guard {
             const MODE: Mode = $mode;
 
             fn is_held(&self) -> bool {
-                $guard::is_held(self)
+                zk_rwlock::Hold::is_held(self)
             }
 
             fn token(&self) -> i64 {

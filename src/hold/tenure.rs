@@ -8,13 +8,12 @@ use crate::error::error::Error;
 use crate::hold::changes::{Changes, OneHold};
 use crate::hold::trace::Holding;
 use crate::queue::contender::Contender;
-use crate::queue::turn;
 use crate::session::contract::Coordinator;
 use crate::session::lease::Moment;
 use crate::session::loss::{HoldState, Loss};
 use crate::session::node::OwnNode;
 use crate::session::position::Position;
-use crate::session::request::{Event, Failure, Operation, Stat};
+use crate::session::request::{Failure, Operation, Stat};
 use crate::session::retry;
 use crate::session::second_look::{SecondLook, check};
 use crate::sync::{Mutex, OnceLock};
@@ -23,12 +22,9 @@ use crate::ticket::removal::Leaving;
 use crate::ticket::ticket::Ticket;
 use crate::validation;
 
-/// A holder that waits for contention lists the queue no more often than this.
-const LOOK_PAUSE: Duration = Duration::from_millis(20);
-
 /// A ticket, and what belongs to it once it is granted. The ticket is given back when the hold is dropped.
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub(crate) struct Tenure {
     ticket: Ticket,
     position: Arc<Position>,
     /// Where it stands since a downgrade, or since its place was exchanged for a permit.
@@ -41,7 +37,7 @@ pub(crate) struct Hold {
     _coordinator: Arc<dyn Coordinator>,
 }
 
-impl Hold {
+impl Tenure {
     /// `None` if the ticket has no node yet.
     ///
     /// It is boxed, because several futures pass it on, and each would keep room for all of it.
@@ -50,11 +46,11 @@ impl Hold {
         directory: &Arc<str>,
         coordinator: &Arc<dyn Coordinator>,
         data: Vec<u8>,
-    ) -> Option<Box<Hold>> {
+    ) -> Option<Box<Tenure>> {
         let (position, holding) = (ticket.position()?, Mutex::default());
         let (directory, _coordinator) = (Arc::clone(directory), Arc::clone(coordinator));
         let moved = OnceLock::new();
-        Some(Box::new(Hold { ticket, position, moved, directory, data, holding, _coordinator }))
+        Some(Box::new(Tenure { ticket, position, moved, directory, data, holding, _coordinator }))
     }
 
     /// The lock was granted. `holding` ends with the hold.
@@ -83,19 +79,21 @@ impl Hold {
         self.ticket.session().lease().now()
     }
 
-    /// Why the lock was lost, if it was.
+    /// Why the lock is not held any more, if it is not. Somebody else may have given it back: the end of a leader's term
+    /// does.
     pub(crate) fn loss(&self) -> Option<Loss> {
-        self.own_node().loss(self.ticket.session().lease())
+        let given_back = || self.own_node().has_left().then_some(Loss::Removed);
+        self.own_node().loss(self.ticket.session().lease()).or_else(given_back)
     }
 
-    /// The present moment, if the lock is held; `None` if only [`Hold::loss`] can tell.
+    /// The present moment, if the lock is held; `None` if only [`Tenure::loss`] can tell.
     pub(crate) fn held_at(&self) -> Option<Moment> {
         self.own_node().held_at(self.ticket.session().lease())
     }
 
-    /// Waits until the lock is lost.
+    /// Waits until the lock is not held any more.
     pub(crate) async fn lost(&self) -> Loss {
-        self.own_node().lost(self.ticket.session()).await
+        self.own_node().until(self.ticket.session(), || self.loss()).await
     }
 
     /// What its node says for people to read.
@@ -110,12 +108,18 @@ impl Hold {
 
     /// How sure it is that the lock is held.
     pub(crate) fn state(&self) -> HoldState {
-        self.own_node().hold_state(self.ticket.session().lease())
+        match self.loss() {
+            Some(why) => HoldState::Lost { why },
+            None => self.own_node().hold_state(self.ticket.session().lease()),
+        }
     }
 
     /// For how long the ensemble surely keeps the hold's session.
     pub(crate) fn session_left(&self) -> Duration {
-        self.ticket.session().lease().session_left()
+        match self.own_node().has_left() {
+            false => self.ticket.session().lease().session_left(),
+            true => Duration::ZERO,
+        }
     }
 
     pub(crate) fn node_and_session(&self) -> OneHold {
@@ -124,15 +128,6 @@ impl Hold {
 
     pub(crate) fn changes(&self) -> Changes {
         Changes::new([self.node_and_session()])
-    }
-
-    /// Waits until a contender waits that this hold keeps out, and gives the first one.
-    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
-        tokio::select! {
-            biased;
-            loss = self.lost() => Err(Error::Lost(loss)),
-            first = self.somebody_kept_out() => first,
-        }
     }
 
     /// Waits until one of these checks fails at the leader, although nothing was heard of that. Returns its index, or the loss
@@ -150,38 +145,6 @@ impl Hold {
         })
     }
 
-    async fn somebody_kept_out(&self) -> Result<Contender, Error> {
-        let (session, directory) = (self.ticket.session(), self.ticket.directory());
-        let (mut last_change, mut look) = (None::<Moment>, SecondLook::new(session));
-        loop {
-            let seen = retry::until_known(session, || session.watch_children(directory)).await;
-            let (names, change) = seen.map_err(|failure| self.lost_by(failure, "watch"))?;
-            if let Some(first) = turn::first_kept_out(self.contender(), &names) {
-                return Ok(first);
-            }
-            // A long listing would take memory for as long as the watch is out.
-            drop(names);
-            tokio::select! {
-                biased;
-                event = change => {
-                    if event == Event::Over {
-                        // The session is over: `lost` says what that means for the hold.
-                        return std::future::pending().await;
-                    }
-                    look.heard();
-                }
-                // The event may have been lost.
-                () = look.pause() => {}
-            }
-            // Readers may come and go by the thousand: pause between two listings.
-            let since = last_change.map(|last| self.now().saturating_sub(last));
-            if let Some(rest) = since.and_then(|since| LOOK_PAUSE.checked_sub(since)) {
-                session.sleep(rest).await;
-            }
-            last_change = Some(self.now());
-        }
-    }
-
     pub(crate) async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
         tokio::select! {
             biased;
@@ -192,9 +155,7 @@ impl Hold {
 
     pub(crate) async fn data(&self, path: &str) -> Result<Option<NodeData>, Error> {
         validation::check(path)?;
-        // Somebody else may have given the lock back: the end of a leader's term does.
-        let given_back = || self.own_node().has_left().then_some(Loss::Removed);
-        if let Some(loss) = self.loss().or_else(given_back) {
+        if let Some(loss) = self.loss() {
             return Err(Error::Lost(loss));
         }
         match retry::data(self.ticket.session(), path, false).await {
@@ -268,8 +229,7 @@ impl Hold {
     }
 }
 
-/// What a node holds, as [`ReadGuard::data`](crate::ReadGuard::data) and
-/// [`WriteGuard::data`](crate::WriteGuard::data) read it.
+/// What a node holds, as [`Hold::data`](crate::Hold::data) reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeData {

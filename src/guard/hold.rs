@@ -1,0 +1,274 @@
+//! What holding means, whatever is held; knows neither how the hold was acquired nor what its queue looks like.
+
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use crate::error::error::Error;
+use crate::hold::changes::Changes;
+use crate::hold::tenure::NodeData;
+use crate::hold::transaction::Transaction;
+use crate::keep::held::Held;
+use crate::queue::contender::Contender;
+use crate::session::loss::{HoldState, Loss};
+
+/// Something that is held: what [`ReadGuard`](crate::ReadGuard), [`WriteGuard`](crate::WriteGuard),
+/// [`Permit`](crate::Permit) and a leader's [`Term`](crate::Term) have in common. They deref to it.
+///
+/// Below, "the lock" is also a semaphore's permits, or a leader's term.
+pub struct Hold {
+    held: Held,
+}
+
+impl Hold {
+    pub(crate) fn new(held: Held) -> Hold {
+        Hold { held }
+    }
+
+    pub(crate) fn held(&self) -> &Held {
+        &self.held
+    }
+
+    pub(crate) fn held_mut(&mut self) -> &mut Held {
+        &mut self.held
+    }
+
+    pub(crate) fn into_held(self) -> Held {
+        self.held
+    }
+
+    /// The fields that `Debug` shows, of this and of what derefs to it.
+    pub(crate) fn describe(&self, mut debug: fmt::DebugStruct<'_, '_>) -> fmt::Result {
+        debug.field("path", &self.held.own_node().path()).field("fencing_token", &self.fencing_token());
+        debug.field("is_held", &self.is_held()).finish()
+    }
+
+    /// Whether the lock is still held. The last moment of `true` lies before any conflicting grant.
+    ///
+    /// There is one exception: if somebody deletes the lock's node by hand, its holder and the next contender
+    /// hear of it at the same time.
+    ///
+    /// The answer comes from the clock and costs no request. So it is right also in the first call after the
+    /// process was stopped, or its runtime blocked. Once `false`, it stays `false`.
+    pub fn is_held(&self) -> bool {
+        self.held.loss().is_none()
+    }
+
+    /// How sure it is that the lock is held: like [`is_held`](Self::is_held), but it also shows that the
+    /// connection is lost while the lock is not.
+    pub fn state(&self) -> HoldState {
+        self.held.state()
+    }
+
+    /// The changes of [`state`](Self::state), as they come.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, HoldState, Loss, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// # let lock = RwLock::new(&zk, "/locks/config")?;
+    /// let guard = lock.write().await?;
+    /// let mut changes = guard.changes();
+    /// assert_eq!(changes.next().await, Some(HoldState::Held));
+    /// zk.cut();
+    /// assert!(matches!(changes.next().await, Some(HoldState::Suspect { .. })));
+    /// zk.expire();
+    /// zk.heal();
+    /// assert!(matches!(changes.next().await, Some(HoldState::Lost { why: Loss::SessionOver(_) })));
+    /// assert_eq!(changes.next().await, None);
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn changes(&self) -> Changes {
+        self.held.changes()
+    }
+
+    /// Waits until the lock is lost, and says why. It answers at the latest when the session's lease runs out,
+    /// which is before the ensemble can give the lock to another contender. It is pending for as long as the
+    /// lock is held.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping the future.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # async fn process_batch() {}
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// # let lock = RwLock::new(&zk, "/locks/config")?;
+    /// let guard = lock.write().await?;
+    /// tokio::select! {
+    ///     () = process_batch() => guard.release().await?,
+    ///     why = guard.lost() => eprintln!("stopped, because {why}"),
+    /// }
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub async fn lost(&self) -> Loss {
+        self.held.lost().await
+    }
+
+    /// For how long the ensemble surely keeps the session, and so keeps every conflicting contender out, unless
+    /// somebody removes the lock's node. It ends one session timeout after the sending of the newest request
+    /// that the leader has surely heard of. Zero once that time is over.
+    ///
+    /// [`ZooKeeperBuilder::stop_margin`](crate::ZooKeeperBuilder::stop_margin), a sixth of the session timeout,
+    /// is left when the lease runs out and [`lost`](Self::lost) answers. It is the time to stop work that
+    /// cannot be dropped, such as another process.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// # let lock = RwLock::new(&zk, "/locks/config")?;
+    /// let guard = lock.write().await?;
+    /// assert!(guard.session_left() > Duration::ZERO);
+    /// zk.expire();
+    /// assert_eq!(guard.session_left(), Duration::ZERO);
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub fn session_left(&self) -> Duration {
+        self.held.session_left()
+    }
+
+    /// Waits until a contender queues up that this guard keeps out, and gives the first such contender. A
+    /// [`ReadGuard`](crate::ReadGuard) keeps out writers, a [`WriteGuard`](crate::WriteGuard) readers too. Ready at once if such a contender waits
+    /// already.
+    ///
+    /// With this a long piece of work can make way at a good moment. Nothing forces it to. After this guard is
+    /// released, a waiting writer may still have to wait for other readers.
+    ///
+    /// If the node is [kept](crate::RwLockBuilder::keep), uses of the same process that wait for this guard count,
+    /// too. They have no node of their own: the contender given is then this guard's own.
+    ///
+    /// It costs nothing unless it is called. A call costs a listing with a watch on the lock's directory. A
+    /// writer's guard lists once more when a contender came. A reader's guard lists once more whenever a reader
+    /// comes or goes, at most 50 times a second: so let one reader of many call it. Dropping the future ends
+    /// the watch.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping the future.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] once the lock is lost; [`Error::PermissionDenied`] if the directory may not be read.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # async fn next_step() {}
+    /// # tokio_test::block_on(async {
+    /// # let zk = Memory::new();
+    /// # let lock = RwLock::new(&zk, "/locks/config")?;
+    /// let guard = lock.write().await?;
+    /// # let other = lock.clone();
+    /// # let late = tokio::spawn(async move { other.write().await });
+    /// let mut contended = std::pin::pin!(guard.contended());
+    /// let first = loop {
+    ///     tokio::select! {
+    ///         biased;
+    ///         first = &mut contended => break first?,
+    ///         () = next_step() => {}
+    ///     }
+    /// #   tokio::task::yield_now().await;
+    /// };
+    /// println!("making way for {first}");
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub async fn contended(&self) -> Result<Contender, Error> {
+        self.held.contended().await
+    }
+
+    /// Runs `work` while the lock is held, and drops it as soon as the lock is lost.
+    ///
+    /// Dropping takes effect at the work's next await point. Requests that the work has sent to other systems
+    /// go on there, hence the [fencing token](Self::fencing_token).
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops `work`.
+    ///
+    /// # Errors
+    /// [`Error::Lost`], also if the work was done but the lock had been lost by then.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let guard = lock.write().await?;
+    /// let answer = guard.run(async { 42 }).await?;
+    /// # assert_eq!(answer, 42);
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
+        self.held.run(work).await
+    }
+
+    /// A number that is higher than the token of every earlier holder that excluded this one.
+    ///
+    /// Send it along with every write to another system, and have that system refuse a number lower than the
+    /// highest it has seen. Then a holder that was stopped, or whose packets were late, does no harm. The
+    /// number is that of the transaction that made the lock's node (`czxid`), and the ensemble counts all its
+    /// transactions together. So it rises even if the lock's directory is deleted and made anew.
+    /// [`downgrade`](crate::WriteGuard::downgrade) and [`share`](crate::ReadGuard::share) keep it.
+    ///
+    /// Guards that use one [kept](crate::RwLockBuilder::keep) node have one token. So tokens rise with each
+    /// node, and not with each use within a process.
+    pub fn fencing_token(&self) -> i64 {
+        self.held.position().czxid
+    }
+
+    /// The path of the lock's node.
+    ///
+    /// A ZooKeeper transaction of any client that checks that this node exists is done only while the lock is
+    /// held. So that the check stays exact, a [kept](crate::RwLockBuilder::keep) WRITE node is given up after
+    /// this use, once a caller has asked for the path.
+    pub fn path(&self) -> String {
+        self.held.own_node().path_for_others()
+    }
+
+    /// Reads any node; `None` if it does not exist.
+    ///
+    /// It reads on the lock's own session. So it sees everything that earlier holders which excluded this one
+    /// wrote to ZooKeeper before they released. A read on another connection might not.
+    ///
+    /// # Cancel safety
+    /// Only reads.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the lock is gone; [`Error::PermissionDenied`], [`Error::InvalidInput`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, RwLock};
+    /// # tokio_test::block_on(async {
+    /// # let lock = RwLock::new(&Memory::new(), "/locks/config")?;
+    /// let guard = lock.write().await?;
+    /// match guard.data("/config").await? {
+    ///     Some(config) => println!("version {}: {} bytes", config.version, config.data.len()),
+    ///     None => println!("not configured yet"),
+    /// }
+    /// # Ok::<(), Error>(()) }).unwrap();
+    /// ```
+    pub async fn data(&self, path: impl AsRef<str>) -> Result<Option<NodeData>, Error> {
+        self.held.data(path.as_ref()).await
+    }
+
+    /// Starts a transaction that is committed only if the lock is still held then. See [`Transaction`].
+    pub fn transaction(&self) -> Transaction<'_> {
+        Transaction::under(&self.held)
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.describe(f.debug_struct("Hold"))
+    }
+}

@@ -1,0 +1,93 @@
+//! Whom a hold keeps out: a writer behind a reader, anybody behind a writer, or who finds too few permits.
+
+use std::time::Duration;
+
+use crate::error::error::Error;
+use crate::hold::tenure::Tenure;
+use crate::queue::contender::Contender;
+use crate::queue::permits::{self, PERMITS, Room};
+use crate::queue::{metadata, turn};
+use crate::session::lease::Moment;
+use crate::session::request::{Event, Failure};
+use crate::session::retry;
+use crate::session::second_look::SecondLook;
+
+/// A holder that waits for contention looks at the queue no more often than this.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+
+impl Tenure {
+    /// Waits until a contender waits that this hold keeps out, and gives the first one.
+    pub(crate) async fn contended(&self) -> Result<Contender, Error> {
+        tokio::select! {
+            biased;
+            loss = self.lost() => Err(Error::Lost(loss)),
+            first = self.somebody_waits() => first,
+        }
+    }
+
+    async fn somebody_waits(&self) -> Result<Contender, Error> {
+        loop {
+            let first = self.somebody_kept_out().await?;
+            if self.directory() == &**self.ticket().directory() || self.finds_too_few(&first).await? {
+                return Ok(first);
+            }
+            // It is about to take permits that are free.
+            self.ticket().session().sleep(LOOK_PAUSE).await;
+        }
+    }
+
+    async fn somebody_kept_out(&self) -> Result<Contender, Error> {
+        let (session, directory) = (self.ticket().session(), self.ticket().directory());
+        let (mut last_change, mut look) = (None::<Moment>, SecondLook::new(session));
+        loop {
+            let seen = retry::until_known(session, || session.watch_children(directory)).await;
+            let (names, change) = seen.map_err(|failure| self.lost_by(failure, "watch"))?;
+            if let Some(first) = turn::first_kept_out(self.contender(), &names) {
+                return Ok(first);
+            }
+            // A long listing would take memory for as long as the watch is out.
+            drop(names);
+            tokio::select! {
+                biased;
+                event = change => {
+                    if event == Event::Over {
+                        // The session is over: `lost` says what that means for the hold.
+                        return std::future::pending().await;
+                    }
+                    look.heard();
+                }
+                // The event may have been lost.
+                () = look.pause() => {}
+            }
+            // Readers may come and go by the thousand: pause between two listings.
+            let since = last_change.map(|last| self.now().saturating_sub(last));
+            if let Some(rest) = since.and_then(|since| LOOK_PAUSE.checked_sub(since)) {
+                session.sleep(rest).await;
+            }
+            last_change = Some(self.now());
+        }
+    }
+
+    /// Whether there are too few permits for this contender, which is the first in the queue.
+    async fn finds_too_few(&self, first: &Contender) -> Result<bool, Error> {
+        let (session, queue) = (self.ticket().session(), self.ticket().directory());
+        let Some((semaphore, _)) = queue.rsplit_once('/') else { return Ok(true) };
+        let (node, taken) = (format!("{queue}/{}", first.name()), format!("{semaphore}/{PERMITS}"));
+        let read = || async {
+            // All are on their way before one is answered.
+            let (node, number, names) = (session.data(&node), session.data(semaphore), session.children(&taken));
+            Ok((node.await.map(|(data, _)| metadata::read(&data).permits), number.await?.0, names.await?))
+        };
+        let (wanted, number, names) =
+            retry::until_known(session, read).await.map_err(|failure| self.lost_by(failure, "read"))?;
+        let wanted = match wanted {
+            // It took its permits, or gave up.
+            Err(Failure::NoNode) => return Ok(false),
+            Err(_) => None,
+            Ok(wanted) => wanted,
+        };
+        let number = permits::decode(&number).ok().flatten();
+        let room = wanted.zip(number).map(|(wanted, number)| permits::room(number, &names, wanted));
+        Ok(room != Some(Ok(Room::Enough)))
+    }
+}
