@@ -54,6 +54,7 @@ mod tests {
 
     use super::*;
     use crate::session::lease::Lease;
+    use crate::session::loss::Loss;
     use crate::session::stub::{Answers, Stub};
     use crate::session::upkeep::Upkeep;
 
@@ -107,7 +108,7 @@ mod tests {
             forward(6_000);
             tokio::time::Instant::now()
         };
-        let (why, woke) = tokio::join!(own_node.lost(&session), wakes);
+        let (why, woke) = tokio::join!(own_node.until(&session, || own_node.loss(session.lease())), wakes);
         assert_eq!(why, Loss::LeaseRanOut);
         assert!(woke.elapsed() <= Duration::from_millis(300), "{:?}", woke.elapsed());
     }
