@@ -122,6 +122,10 @@ async fn process(number: u32, arguments: &Arguments) -> common::Result<()> {
     let name = format!("process {number}");
     let zk = arguments.backend.connect().await?;
     let config = open(&zk, &name)?;
+    let copy = match arguments.without_lock {
+        true => None,
+        false => Some(config.live().timeout(PATIENCE).await?),
+    };
     for _ in 0..arguments.changes {
         if arguments.without_lock {
             publish_unlocked(&zk).await?;
@@ -132,7 +136,7 @@ async fn process(number: u32, arguments: &Arguments) -> common::Result<()> {
             guard.check()?;
             guard.release().await?; // an error if the lock was lost while we read
             // What a request handler would look at, without the lock: a copy that a watch keeps fresh.
-            config.latest().map_or(Ok(0), |copy| copy.check())?;
+            copy.as_ref().map_or(Ok(0), |copy| copy.get().check())?;
         }
         publish(&config, &name).await?;
     }

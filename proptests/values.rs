@@ -8,6 +8,7 @@ use proptest::option;
 use proptest::prelude::*;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use support::copy::Copied;
 use zk_rwlock::{Format, FormatError, Json, Memory, Raw, Shared, ValueError};
 
 /// What a configuration may be made of, nested.
@@ -48,6 +49,7 @@ where
 {
     let (zk, path) = (Memory::new(), "/proptests/value");
     let there = Shared::with_format(&zk.connect(), path, format).build().expect("a valid path");
+    let there = Copied::of(&there);
     let here = Shared::with_format(&zk, path, format).build().expect("a valid path");
     pollster::block_on(async {
         for _ in 0..2 {
@@ -132,6 +134,7 @@ proptest! {
     fn any_bytes_in_the_node_are_read_or_refused(head in "(zk-rwlock value [0-9]\n)?([a-z]{1,6}=[^\n]{0,12}\n){0,8}\n?", tail in vec(any::<u8>(), 0..40)) {
         let zk = Memory::new();
         let shared: Shared<BTreeSet<u8>> = Shared::new(&zk, "/proptests/value").expect("a valid path");
+        let shared = Copied::of(&shared);
         let bytes = [head.as_bytes(), &tail].concat();
         pollster::block_on(async {
             let guard = shared.lock().write().await.expect("free");
@@ -167,6 +170,7 @@ proptest! {
     #[test]
     fn what_can_be_read_is_the_last_that_could_be_written(values in vec(any::<u8>(), 1..40)) {
         let shared = Shared::with_format(&Memory::new(), "/proptests/odd", Odd).initial(|| 1).build().expect("valid");
+        let shared = Copied::of(&shared);
         pollster::block_on(async {
             let mut last = 1;
             for value in values {

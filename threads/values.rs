@@ -109,7 +109,7 @@ fn follows(shared: &Shared<u64>) {
     let mut changes = shared.changes();
     for _ in 0..4 {
         match draw(2) {
-            0 => drop(shared.latest().map(|value| sees(**value))),
+            0 => drop(block_on(cut_short(draw(3), shared.live())).map(|live| live.map(|live| sees(**live.get())))),
             _ => drop(block_on(cut_short(draw(3), changes.next())).flatten().map(|value| value.map(|it| sees(**it)))),
         }
         tarries(32);
@@ -127,7 +127,7 @@ fn threads_share_a_value(is_rough: bool) {
     }
     if is_rough {
         // What is begun while a session is lost goes on in a thread of the library's own, and there is none here.
-        values.iter().for_each(|value| drop(value.latest()));
+        values.iter().for_each(|value| drop(value.changes()));
     }
     let kinds = [draw(KINDS), draw(KINDS), draw(KINDS)];
     let workers = (0..3).map(|number| {

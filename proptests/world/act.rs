@@ -4,6 +4,7 @@ use std::future::IntoFuture;
 use std::task::Poll;
 use std::time::Duration;
 
+use support::copy::Copied;
 use tokio_test::task;
 use zk_rwlock::{Acquire, Call, Error, Guard, Mode, NodeData, RwLock, Semaphore, Shared};
 
@@ -132,7 +133,7 @@ impl World {
         if self.cut[self.client_of(i)] {
             return;
         }
-        if let Some(copy) = self.handles[handle].value.as_ref().and_then(Shared::latest) {
+        if let Some(copy) = self.handles[handle].value.as_ref().and_then(Copied::latest) {
             self.ledger.saw_copy(handle, **copy);
         }
     }

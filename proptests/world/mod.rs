@@ -12,6 +12,7 @@ pub(crate) mod shrink;
 
 use std::sync::Arc;
 
+use support::copy::Copied;
 use support::wired::Wired;
 use zk_rwlock::coordinator::{Coordinator, Kind, Session};
 use zk_rwlock::{Backup, Memory, RwLock, RwLockBuilder, Semaphore, Shared};
@@ -36,7 +37,7 @@ const RETRIES: usize = 80;
 struct Handle {
     plan: plan::Handle,
     lock: RwLock,
-    value: Option<Shared<u64>>,
+    value: Option<Copied<u64>>,
     limit: Semaphore,
 }
 
@@ -83,7 +84,7 @@ fn open(plan: &plan::Handle, client: &Wired, permits: u32) -> Handle {
         None => options(RwLock::builder(client, LOCK)).build().expect("valid"),
     };
     let limit = Semaphore::builder(client, LIMIT).permits(permits).build().expect("valid");
-    Handle { plan: plan.clone(), lock, value, limit }
+    Handle { plan: plan.clone(), lock, value: value.as_ref().map(Copied::of), limit }
 }
 
 impl World {

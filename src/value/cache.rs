@@ -19,8 +19,8 @@ use crate::session::retry;
 use crate::session::second_look::{self, SecondLook};
 use crate::sync::{Mutex, OnceLock, watch};
 use crate::value::background::{self, Reserving};
-use crate::value::codec::{Initial, Stored, Terms};
-use crate::value::known::{CopyState, First, Known, Seen};
+use crate::value::codec::{Stored, Terms};
+use crate::value::known::{CopyState, Known, Seen};
 
 /// How long to wait before the next try after a refusal, or after a request that could not be sent.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -152,41 +152,9 @@ impl<T: Send + Sync + 'static> Cache<T> {
         });
     }
 
-    /// There is no value. If none has come yet, an initial one is wanted, and not that error.
+    /// There is no value.
     fn unset(&self) {
-        self.known.send_if_modified(|known| match (&self.terms.initial, known.first) {
-            (Some(_), First::NotWanted | First::Refused) if known.newest.is_none() => {
-                known.first = First::Wanted;
-                true
-            }
-            (Some(_), _) if known.newest.is_none() => false,
-            _ => known.troubled(self.fault(ValueError::Unset)),
-        });
-    }
-
-    /// A new caller wants the value. If the initial one was refused, the reason may be gone by now.
-    pub(crate) fn wants_again(&self) {
-        self.known.send_if_modified(|known| {
-            let tries_again = known.first == First::Refused && known.newest.is_none();
-            if tries_again {
-                (known.first, known.trouble) = (First::Wanted, None);
-            }
-            tries_again
-        });
-    }
-
-    /// Takes it on to write the initial value, if that is wanted.
-    pub(crate) fn set_out(self: &Arc<Self>) -> Option<(Begun<T>, &Initial<T>)> {
-        let initial = self.terms.initial.as_ref()?;
-        let mut is_wanted = false;
-        self.known.send_if_modified(|known| {
-            is_wanted = known.first == First::Wanted && known.newest.is_none();
-            if is_wanted {
-                known.first = First::Begun;
-            }
-            false
-        });
-        is_wanted.then(|| (Begun { cache: Arc::downgrade(self), next: First::Wanted }, initial))
+        self.troubled(self.fault(ValueError::Unset));
     }
 
     fn troubled(&self, error: Error) {
@@ -195,30 +163,6 @@ impl<T: Send + Sync + 'static> Cache<T> {
 
     pub(crate) fn over(&self, error: Error) {
         self.known.send_modify(|known| known.over = Some(error));
-    }
-}
-
-/// The initial value is being written. Whoever drops this halfway leaves it to the next caller.
-pub(crate) struct Begun<T> {
-    cache: Weak<Cache<T>>,
-    next: First,
-}
-
-impl<T> Begun<T> {
-    /// It is written, or refused with an error.
-    pub(crate) fn ends(mut self, error: Option<Error>) {
-        self.next = if error.is_some() { First::Refused } else { First::NotWanted };
-        if let (Some(cache), Some(error)) = (self.cache.upgrade(), error) {
-            cache.known.send_if_modified(|known| known.troubled(error));
-        }
-    }
-}
-
-impl<T> Drop for Begun<T> {
-    fn drop(&mut self) {
-        if let Some(cache) = self.cache.upgrade() {
-            cache.known.send_modify(|known| known.first = self.next);
-        }
     }
 }
 
@@ -371,17 +315,15 @@ mod tests {
     use super::*;
     use crate::memory::client::Memory;
     use crate::session::request::Ending;
-    use crate::value::codec::Initial;
     use crate::value::format::Raw;
 
     fn trouble(reason: &str) -> Error {
         Error::Unreachable(reason.to_owned())
     }
 
-    /// A copy that follows nothing by itself, of values that begin with `initial`.
-    fn copy(initial: Option<Initial<String>>) -> Arc<Cache<String>> {
-        let terms = Terms { initial, ..Terms::new(Raw) };
-        let copy = Cache::new(Arc::new(Memory::new()), "/value".to_owned(), terms);
+    /// A copy that follows nothing by itself.
+    fn copy() -> Arc<Cache<String>> {
+        let copy = Cache::new(Arc::new(Memory::new()), "/value".to_owned(), Terms::new(Raw));
         let (stop, _) = oneshot::channel();
         copy.following.set(stop).expect("it does not follow yet");
         copy
@@ -389,7 +331,7 @@ mod tests {
 
     #[test]
     fn a_commit_is_in_the_copy_at_once_unless_it_made_the_node() {
-        let copy = copy(None);
+        let copy = copy();
         let version = |copy: &Cache<String>| copy.known.borrow().newest.as_ref().map(|newest| newest.version);
         let lease = Lease::new(Duration::from_secs(6));
         copy.committed(&lease, b"x", 1);
@@ -406,26 +348,9 @@ mod tests {
 
     #[test]
     fn a_copy_that_cannot_follow_says_why() {
-        let copy = copy(None);
+        let copy = copy();
         assert!(matches!(copy.state(), CopyState::Fetching));
         copy.troubled(trouble("a"));
         assert!(matches!(copy.state(), CopyState::Behind(Error::Unreachable(reason)) if reason == "a"));
-    }
-
-    #[test]
-    fn an_initial_value_is_wanted_once_and_not_after_another_has_come() {
-        let initial: fn() -> Option<Initial<String>> = || Some(Box::new(String::new));
-        let copy_of = copy(initial());
-        assert!(copy_of.set_out().is_none(), "it is not known yet that there is none");
-        copy_of.unset();
-        let begun = copy_of.set_out().expect("it is wanted");
-        copy_of.unset();
-        assert!(copy_of.set_out().is_none() && copy_of.known.borrow().trouble.is_none(), "it is on its way");
-        drop(begun);
-        assert!(copy_of.set_out().is_some(), "whoever began has given up");
-        let late = copy(initial());
-        late.unset();
-        late.known.send_modify(|known| assert!(known.read(Vec::new(), 10, 0, 0)));
-        assert!(late.set_out().is_none());
     }
 }

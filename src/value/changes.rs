@@ -9,7 +9,7 @@ use futures_core::Stream;
 use futures_util::StreamExt;
 
 use crate::error::error::Error;
-use crate::sync::watch;
+use crate::sync::{Mutex, watch};
 use crate::value::codec::Stored;
 use crate::value::known::{Known, ValueNews};
 use crate::value::store::Store;
@@ -37,9 +37,13 @@ pub struct ValueChanges<T> {
     store: Arc<Store<T>>,
     known: watch::Receiver<Known<T>>,
     seen: u64,
+    /// Writes the initial value, while there is none. The mutex is never contended: it makes this `Sync`.
+    begins: Mutex<Option<Begins>>,
     /// Ends at the next change of the copy, which may be no news.
     changed: Option<Changed>,
 }
+
+type Begins = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
 type Changed = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 
@@ -47,8 +51,8 @@ impl<T: Send + Sync + 'static> ValueChanges<T> {
     /// Starts the watch, if it has not been started.
     pub(crate) fn of(store: &Arc<Store<T>>) -> ValueChanges<T> {
         store.cache.follow();
-        store.cache.wants_again();
-        ValueChanges { store: Arc::clone(store), known: store.cache.subscribe(), seen: 0, changed: None }
+        let (known, begins) = (store.cache.subscribe(), Mutex::default());
+        ValueChanges { store: Arc::clone(store), known, seen: 0, begins, changed: None }
     }
 
     /// The error with which the coordinator was closed.
@@ -77,8 +81,13 @@ impl<T: Send + Sync + 'static> Stream for ValueChanges<T> {
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
         loop {
-            this.store.begin_if_wanted();
-            let news = this.known.borrow_and_update().news_after(this.seen);
+            let known = this.known.borrow_and_update();
+            let (news, is_begun) = (known.news_after(this.seen), known.newest.is_some());
+            drop(known);
+            if is_begun {
+                // Whoever wrote the first value.
+                *this.begins.get_mut() = None;
+            }
             return Poll::Ready(match news {
                 Some(ValueNews::Value(value)) => {
                     this.seen = value.news;
@@ -86,10 +95,24 @@ impl<T: Send + Sync + 'static> Stream for ValueChanges<T> {
                 }
                 Some(ValueNews::Trouble(news, error)) => {
                     this.seen = news;
+                    if !is_begun && this.store.begins_after(&error) {
+                        let store = Arc::clone(&this.store);
+                        let begins = Box::pin(async move { store.begin_unasked().await });
+                        this.begins.get_mut().get_or_insert(begins);
+                        continue;
+                    }
                     Some(Err(error))
                 }
                 Some(ValueNews::Over) => None,
                 None => {
+                    if let Some(begins) = this.begins.get_mut()
+                        && let Poll::Ready(begun) = begins.as_mut().poll(context)
+                    {
+                        *this.begins.get_mut() = None;
+                        if let Err(error) = begun {
+                            return Poll::Ready(Some(Err(error)));
+                        }
+                    }
                     let known = &this.known;
                     let changed = this.changed.get_or_insert_with(|| changed(known.clone()));
                     ready!(changed.as_mut().poll(context));

@@ -116,7 +116,7 @@ impl<T: 'static> Terms<T> {
         Ok(Stored { value: value?, written })
     }
 
-    /// The bytes of a value, with what is kept beside it. Fails if they could not be read again.
+    /// The bytes of a value, with what is kept beside it. The value is read back, so that nobody commits what nobody can read.
     pub(crate) fn seal(&self, value: &T, written: &Written, after: Option<Mark>) -> Result<Vec<u8>, ValueError> {
         let payload = self.format.encode(value).map_err(unwritable)?;
         let bytes = self.wrap(&payload, written, after)?;
@@ -124,15 +124,8 @@ impl<T: 'static> Terms<T> {
         Ok(bytes)
     }
 
-    /// The bytes of a value alone. Fails if they could not be read again.
-    pub(crate) fn payload(&self, value: &T) -> Result<Vec<u8>, ValueError> {
-        let payload = self.format.encode(value).map_err(unwritable)?;
-        self.format.decode(&payload).map_err(unwritable)?;
-        Ok(payload)
-    }
-
     /// These bytes of a value, with what is kept beside it.
-    pub(crate) fn wrap(&self, payload: &[u8], written: &Written, after: Option<Mark>) -> Result<Vec<u8>, ValueError> {
+    fn wrap(&self, payload: &[u8], written: &Written, after: Option<Mark>) -> Result<Vec<u8>, ValueError> {
         let envelope = Envelope { format: self.name.clone(), written: written.clone(), after };
         let bytes = envelope.seal(payload);
         if bytes.len() > self.size_limit {

@@ -2,9 +2,6 @@
 
 use std::error::Error;
 
-#[cfg(feature = "json")]
-use crate::value::finite::Finite;
-
 /// The error of a [`Format`].
 pub type FormatError = Box<dyn Error + Send + Sync>;
 
@@ -68,8 +65,8 @@ pub trait Format<T>: Send + Sync + 'static {
 }
 
 /// JSON, by serde. People can read it with `zkCli`, too. Numbers come back exactly, floating ones to the last bit. JSON
-/// has no infinities and no NaN: they are [refused](crate::ValueError::Unwritable). Values that JSON cannot tell apart
-/// (`Some(None)` and `None`) come back as the same value.
+/// has no infinities and no NaN: it writes `null` in their place. An `f64` does not read that back, so the commit is
+/// [refused](crate::ValueError::Unwritable); an `Option<f64>` comes back as `None`. `Some(None)` comes back as `None`, too.
 #[cfg(feature = "json")]
 #[cfg_attr(docsrs, doc(cfg(feature = "json")))]
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,11 +79,7 @@ impl<T: serde::Serialize + serde::de::DeserializeOwned> Format<T> for Json {
     }
 
     fn encode(&self, value: &T) -> Result<Vec<u8>, FormatError> {
-        let bytes = serde_json::to_vec(value)?;
-        if bytes.windows(4).any(|four| four == b"null") {
-            value.serialize(Finite)?;
-        }
-        Ok(bytes)
+        Ok(serde_json::to_vec(value)?)
     }
 
     fn decode(&self, bytes: &[u8]) -> Result<T, FormatError> {

@@ -8,7 +8,7 @@ use crate::session::lease::Lease;
 use crate::sync::{Mutex, MutexGuard, OnceLock};
 use crate::value::codec::Stored;
 
-/// How fresh the copy is. Given by [`Shared::copy_state`](crate::Shared::copy_state).
+/// How fresh the copy is. Given by [`Live::state`](crate::Live::state).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CopyState {
@@ -19,7 +19,7 @@ pub enum CopyState {
     /// The connection is lost. A change since then arrives when the connection is back.
     Disconnected,
     /// The node now holds no value, or cannot be read, or this client's server was found to have missed what the ensemble
-    /// has: repair that server. [`Shared::latest`](crate::Shared::latest) goes on giving the last value.
+    /// has: repair that server. [`Live::get`](crate::Live::get) goes on giving the last value.
     Behind(Error),
     /// The coordinator was closed. Nothing more will come.
     Over(Error),
@@ -28,30 +28,16 @@ pub enum CopyState {
 /// What is known of the node.
 pub(crate) struct Known<T> {
     /// The newest bytes that looked like a value.
-    pub(super) newest: Option<Arc<Seen<T>>>,
+    pub(crate) newest: Option<Arc<Seen<T>>>,
     /// Why the node's present content is no value.
     pub(super) trouble: Option<(u64, Error)>,
     /// Counts the news.
     pub(super) news: u64,
     /// The news of a commit of our own that no read has shown yet; 0 if there is none.
     own: u64,
-    pub(super) first: First,
     /// The lease of the session that has read the node and watches it.
     pub(super) lease: Option<Arc<Lease>>,
     pub(super) over: Option<Error>,
-}
-
-/// How far it is with the initial value.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum First {
-    #[default]
-    NotWanted,
-    /// There is no value yet, and the next caller makes the initial one.
-    Wanted,
-    /// A caller has made it, and it is being written.
-    Begun,
-    /// It could not be written, and the trouble says why. The next new caller tries again.
-    Refused,
 }
 
 /// What the node held at one time.
@@ -73,16 +59,11 @@ impl<T> Seen<T> {
 
 impl<T> Default for Known<T> {
     fn default() -> Self {
-        Known { newest: None, trouble: None, news: 0, own: 0, first: First::default(), lease: None, over: None }
+        Known { newest: None, trouble: None, news: 0, own: 0, lease: None, over: None }
     }
 }
 
 impl<T> Known<T> {
-    /// Whether a value has come.
-    pub(crate) fn has_value(&self) -> bool {
-        self.newest.is_some()
-    }
-
     /// Why nothing more will come.
     pub(crate) fn over(&self) -> Option<&Error> {
         self.over.as_ref()
@@ -197,7 +178,7 @@ mod tests {
     #[test]
     fn whatever_is_read_is_what_there_is_now_also_after_the_ensemble_came_back_as_it_was_before() {
         let mut known = read(10, 3);
-        assert!(known.has_value() && known.over().is_none());
+        assert!(known.newest.is_some() && known.over().is_none());
         for (bytes, czxid, version, is_news) in [
             (b"a", 10, 3, false),
             (b"b", 10, 4, true),

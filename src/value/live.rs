@@ -27,9 +27,14 @@ impl<T: Send + Sync + 'static> Live<T> {
     /// The newest value that has come from the ensemble. It takes no lock, sends nothing and waits for nothing.
     ///
     /// # How old it may be
-    /// As [`Shared::latest`]: milliseconds while connected. While disconnected it is as old as the disconnection, however
-    /// long that lasts, and [`state`](Self::state) says so. It goes back to an older value only if the ensemble does, as
-    /// after a restore from a backup. If the node is deleted, or holds something that is no value, the last value stays.
+    /// While connected, the copy is as old as the server's view, which is usually behind other servers by milliseconds.
+    /// A server that is cut off from its leader gives up after `syncLimit` ticks. While disconnected, the copy is as old as
+    /// the disconnection, however long that lasts, and [`state`](Self::state) says so. It catches up after the reconnect,
+    /// even if the session has ended. It goes back to an older value only if the ensemble does, as after a restore from a
+    /// backup. Commits of this handle, and of its clones, are in it when they return, unless they made the node anew.
+    ///
+    /// If the node is deleted, or holds something that is no value, the last value stays, and `state` and
+    /// [`changes`](Self::changes) say why. Only the first call after a change decodes the new bytes.
     ///
     /// # Examples
     ///
@@ -76,8 +81,8 @@ impl<T> fmt::Debug for Live<T> {
 }
 
 impl<T: Send + Sync + 'static> Shared<T> {
-    /// Waits for the first value, and then gives a copy that always has one: [`latest`](Self::latest) without the
-    /// `Option`, for a service that needs its configuration before it starts.
+    /// Waits for the first value, and then gives a copy that always has one, for a service that needs its configuration
+    /// before it starts.
     ///
     /// Waits until the connection is there and the node has been read. If there is no value yet, and an
     /// [initial](crate::SharedBuilder::initial) one was given, that is written first, under the lock to read. So it then
@@ -122,7 +127,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
 
     /// Waits until the value is as `is_wanted` wants it, and gives that value: at once, if the present one is.
     ///
-    /// The value is seen as by [`latest`](Self::latest), without a lock, so it may have changed again by now. A value that
+    /// The value is seen as by [`live`](Self::live), without a lock, so it may have changed again by now. A value that
     /// came and went between two looks is passed over. `is_wanted` is called once for each value that is seen. The call
     /// waits for as long as it takes, also for the first value and while the connection is lost: bound it with
     /// [`timeout`](Call::timeout).

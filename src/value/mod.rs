@@ -7,9 +7,6 @@ pub(crate) mod changes;
 pub(crate) mod codec;
 pub(crate) mod commit;
 pub(crate) mod envelope;
-#[cfg(feature = "json")]
-pub(crate) mod finite;
-pub(crate) mod first;
 pub(crate) mod format;
 pub(crate) mod guard;
 pub(crate) mod known;

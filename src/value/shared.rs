@@ -10,11 +10,10 @@ use crate::session::contract::Coordinator;
 use crate::validation;
 use crate::value::cache::Cache;
 use crate::value::changes::ValueChanges;
-use crate::value::codec::{Stored, Terms};
+use crate::value::codec::Terms;
 #[cfg(feature = "json")]
 use crate::value::format::Json;
 use crate::value::format::{Format, FormatError};
-use crate::value::known::CopyState;
 use crate::value::store::Store;
 
 /// A value that many machines share behind a read/write lock, as many tasks share a `tokio::sync::RwLock<T>`.
@@ -23,8 +22,7 @@ use crate::value::store::Store;
 /// guard whose changes are written by [`commit`](crate::SharedWriteGuard::commit), in a transaction that checks that
 /// the lock is held. Without it they are discarded. [`update`](Self::update) does all of that in one call.
 ///
-/// [`live`](Self::live) gives a copy in this process, kept fresh by a watch, for hot paths, and [`latest`](Self::latest)
-/// the same copy without waiting for the first value. [`changes`](Self::changes) gives the values in the order in which
+/// [`live`](Self::live) gives a copy in this process, kept fresh by a watch, for hot paths. [`changes`](Self::changes) gives the values in the order in which
 /// they come, and [`wait_for`](Self::wait_for) waits for one of them. A handle is cheap to clone, and clones share the
 /// copy.
 ///
@@ -137,53 +135,6 @@ impl<T: Send + Sync + 'static> Shared<T> {
 }
 
 impl<T: Send + Sync + 'static> Shared<T> {
-    /// The newest value that has come from the ensemble: a copy in this process, kept fresh by a watch. It takes no
-    /// lock, sends nothing and waits for nothing, so that a server can ask for it in each request.
-    ///
-    /// The first call starts the watch, and usually gives `None`: wait for the first value with [`live`](Self::live). The
-    /// watch lasts for as long as a clone of this handle does. After that a call costs a look and an `Arc`. Only the first
-    /// call after a change decodes the new bytes.
-    ///
-    /// If a call finds that there is no value yet, and an [initial](SharedBuilder::initial) one was given, it makes that
-    /// value, which is then written in the background, under the lock to read. A later call gives it.
-    ///
-    /// # How old it may be
-    /// While connected, the copy is as old as the server's view, which is usually behind other servers by milliseconds.
-    /// A server that is cut off from its leader gives up after `syncLimit` ticks. While disconnected, the copy is as
-    /// old as the disconnection. It catches up after the reconnect, even if the session has ended. It goes back to an
-    /// older value only if the ensemble does, as after a restore from a backup. Commits of this handle, and of its clones, are in it when they return, unless they made the
-    /// node. [`copy_state`](Self::copy_state) says how fresh it is.
-    ///
-    /// If the node is deleted, or holds something that is no value, the last value stays, and `copy_state` and
-    /// [`changes`](Self::changes) say why.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[cfg(feature = "json")]
-    /// # tokio_test::block_on(async {
-    /// # use zk_rwlock::{Error, Memory, Shared};
-    /// # let zk = Memory::new();
-    /// let limit: Shared<u32> = Shared::new(&zk, "/limits/requests")?;
-    /// limit.write().replacing(100).await?.commit().await?;
-    ///
-    /// limit.live().await?; // once, at the start
-    /// assert_eq!(**limit.latest().expect("has come"), 100);
-    /// # Ok::<(), Error>(()) }).unwrap();
-    /// ```
-    pub fn latest(&self) -> Option<Arc<Stored<T>>> {
-        self.store.cache.follow();
-        self.store.begin_if_wanted();
-        self.store.cache.latest()
-    }
-
-    /// How fresh [`latest`](Self::latest) is now. Waits for nothing. Like `latest`, the first call starts the watch.
-    pub fn copy_state(&self) -> CopyState {
-        self.store.cache.follow();
-        self.store.begin_if_wanted();
-        self.store.cache.state()
-    }
-
     /// The values, in the order in which they come, beginning with the present one, or with the
     /// [initial](SharedBuilder::initial) one, which is then written first. See [`ValueChanges`].
     pub fn changes(&self) -> ValueChanges<T> {
@@ -229,7 +180,7 @@ pub struct SharedBuilder<T> {
 
 impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// The value to begin with. Whoever finds no value writes it: once, under the lock. That is the first reader, or the
-    /// first caller of [`live`](Shared::live), [`latest`](Shared::latest), [`changes`](Shared::changes) or
+    /// first caller of [`live`](Shared::live), [`changes`](Shared::changes) or
     /// [`wait_for`](Shared::wait_for), who waits for a writer that holds the lock. A write that finds no value begins with
     /// it. A value that is deleted later is written again by a reader, and not by whoever only follows. Default: none.
     pub fn initial(mut self, initial: impl Fn() -> T + Send + Sync + 'static) -> Self {
@@ -242,7 +193,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     ///
     /// Under a kept READ node the value is read once. Until the node is asked for, [`read`](Shared::read) then gives the
     /// newest committed value, exactly, without a request and without a wait. What it costs is that each writer asks
-    /// this process, and waits until it has given the lock up. [`latest`](Shared::latest) holds up no writer, and may be
+    /// this process, and waits until it has given the lock up. [`live`](Shared::live) holds up no writer, and may be
     /// older.
     ///
     /// # Examples

@@ -1,8 +1,7 @@
 //! The value's node while the lock is held: read, begun, written; knows the lock only by its host and its label.
 
 use std::sync::{Arc, Weak};
-
-use tokio::sync::oneshot;
+use std::time::Duration;
 
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
@@ -19,14 +18,15 @@ use crate::value::codec::Stored;
 use crate::value::commit::{self, Base, Commit};
 use crate::value::envelope::{self, Envelope, Mark};
 
+/// How long to wait before the next try, after a lost connection.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// What the clones of a [`Shared`](crate::Shared) have in common.
 pub(crate) struct Store<T> {
     /// Dropped first, so that the watch and its session slot are given up before the coordinator is.
     pub(crate) cache: Arc<Cache<T>>,
     pub(crate) lock: RwLock,
     found: Mutex<Option<Found<T>>>,
-    /// Ends the writing of the initial value in the background, when this is dropped.
-    first: Mutex<Option<oneshot::Sender<()>>>,
 }
 
 /// The value that the last read found that had to ask for it, under a kept node.
@@ -47,7 +47,7 @@ pub(crate) struct Loaded<T> {
 
 impl<T> Store<T> {
     pub(crate) fn new(cache: Arc<Cache<T>>, lock: RwLock) -> Store<T> {
-        Store { cache, lock, found: Mutex::new(None), first: Mutex::default() }
+        Store { cache, lock, found: Mutex::new(None) }
     }
 
     /// The value that an earlier read has found under the same kept node. It cannot have changed since: a writer would
@@ -69,12 +69,6 @@ impl<T> Store<T> {
         }
     }
 
-    /// The initial value is being written in the background, until `stop` is dropped.
-    pub(crate) fn writes_first(&self, stop: oneshot::Sender<()>) {
-        let before = self.first.lock().replace(stop);
-        drop(before);
-    }
-
     pub(crate) fn label(&self) -> Option<String> {
         self.lock.handle().label.clone()
     }
@@ -89,20 +83,6 @@ impl<T: Send + Sync + 'static> Store<T> {
         label: &Option<String>,
         base: Base,
     ) -> Result<(Vec<u8>, Written), Error> {
-        self.sealed(held, label, |written| self.cache.terms.seal(value, written, base.mark))
-    }
-
-    /// As [`Store::seal`], for a value that was made into bytes before.
-    pub(crate) fn wrap(&self, payload: &[u8], held: &Tenure, base: Base) -> Result<(Vec<u8>, Written), Error> {
-        self.sealed(held, &self.label(), |written| self.cache.terms.wrap(payload, written, base.mark))
-    }
-
-    fn sealed(
-        &self,
-        held: &Tenure,
-        label: &Option<String>,
-        seal: impl FnOnce(&Written) -> Result<Vec<u8>, ValueError>,
-    ) -> Result<(Vec<u8>, Written), Error> {
         let own_node = held.own_node();
         let written = Written {
             host: self.lock.handle().host.clone(),
@@ -112,7 +92,7 @@ impl<T: Send + Sync + 'static> Store<T> {
             at: envelope::now(),
             schema: self.cache.terms.schema,
         };
-        match seal(&written) {
+        match self.cache.terms.seal(value, &written, base.mark) {
             Ok(bytes) => Ok((bytes, written)),
             Err(error) => {
                 own_node.commit_not_sent(written.commit);
@@ -191,6 +171,30 @@ impl<T: Send + Sync + 'static> Store<T> {
             Err(Error::TransactionRefused { reason: Failure::NodeExists | Failure::BadVersion, .. }) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether the initial value is to be written now: there is none, and one was given.
+    pub(crate) fn begins_after(&self, error: &Error) -> bool {
+        self.cache.terms.initial.is_some() && error.value_error() == Some(&ValueError::Unset)
+    }
+
+    /// Writes the initial value for a caller that only follows: as a reader does that finds none. A lost connection is waited
+    /// for.
+    pub(crate) async fn begin_unasked(&self) -> Result<(), Error> {
+        loop {
+            match self.begin_as_reader().await {
+                Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. } | Error::Lost(_) | Error::Evicted(_)) => {
+                    self.cache.coordinator.sleep(PAUSE).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn begin_as_reader(&self) -> Result<(), Error> {
+        let guard = self.lock.read().await?;
+        self.read_under(&guard).await?;
+        Ok(())
     }
 
     /// What a write begins with: the present value, or the initial one, which is not in the node yet.

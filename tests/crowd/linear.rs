@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use support::copy::Copied;
 use support::scene::{CALM, Seeded};
 use support::wire::Proxy;
 use tokio::task::JoinSet;
@@ -61,7 +62,7 @@ struct Open {
     cell: Arc<Cell>,
     lock: RwLock,
     register: String,
-    shared: Shared<u64>,
+    shared: Copied<u64>,
 }
 
 struct Client {
@@ -89,7 +90,7 @@ impl Client {
         };
         let (lock, shared) = (lock.build().expect("valid"), shared.build().expect("valid"));
         let register = format!("/linear-{}", cell.number);
-        Arc::clone(open.insert(Arc::new(Open { cell, lock, register, shared })))
+        Arc::clone(open.insert(Arc::new(Open { cell, lock, register, shared: Copied::of(&shared) })))
     }
 }
 

@@ -5,6 +5,7 @@
 
 pub mod candidate;
 pub mod clock;
+pub mod copy;
 pub mod ensemble;
 pub mod fake;
 pub mod fleet;

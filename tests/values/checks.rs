@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Session};
 use zk_rwlock::{CopyState, Error, Format, FormatError, Json, Raw, Shared, Stored, ValueChanges, ValueError, Written};
 
+use support::copy::Copied;
 use support::harness::Harness;
 use support::scene::{eventually, soon};
 
@@ -661,6 +662,7 @@ pub(crate) async fn next_error<T: Send + Sync + 'static>(changes: &mut ValueChan
 pub(crate) async fn the_copy_and_the_changes_follow_what_others_commit(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), counter(&two, &path));
+    let here = Copied::of(&here);
     write(&there, 1).await;
     let mut changes = here.changes();
     let first = next(&mut changes).await;
@@ -716,6 +718,7 @@ pub(crate) async fn the_changes_are_a_stream_that_wakes_whoever_polls_it(h: &imp
 pub(crate) async fn our_own_commits_are_in_the_copy_when_they_return(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let shared = counter(&zk, &path);
+    let shared = Copied::of(&shared);
     write(&shared, 0).await;
     next(&mut shared.changes()).await;
     let mut guard = shared.write().await.unwrap();
@@ -731,6 +734,7 @@ pub(crate) async fn a_value_that_is_made_later_is_told_however_much_of_its_path_
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let path = format!("{path}/not/there/yet");
     let (here, there): (Shared<u64>, _) = (Shared::new(&one, &path).unwrap(), counter(&two, &path));
+    let here = Copied::of(&here);
     let mut changes = here.changes();
     assert_eq!(value_error(&next_error(&mut changes).await), &ValueError::Unset);
     assert!(here.latest().is_none());
@@ -744,6 +748,7 @@ pub(crate) async fn a_value_that_is_made_later_is_told_however_much_of_its_path_
 pub(crate) async fn a_deletion_and_foreign_bytes_are_told_and_the_last_value_stays(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), counter(&two, &path));
+    let here = Copied::of(&here);
     write(&there, 1).await;
     let mut changes = here.changes();
     next(&mut changes).await;
@@ -778,6 +783,7 @@ pub(crate) async fn a_deletion_and_foreign_bytes_are_told_and_the_last_value_sta
 pub(crate) async fn what_happened_while_cut_off_is_told_afterwards(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), counter(&two, &path));
+    let here = Copied::of(&here);
     write(&there, 1).await;
     let mut changes = here.changes();
     next(&mut changes).await;
@@ -795,6 +801,7 @@ pub(crate) async fn what_happened_while_cut_off_is_told_afterwards(h: &impl Harn
 pub(crate) async fn the_end_of_a_session_does_not_end_the_watch(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), counter(&two, &path));
+    let here = Copied::of(&here);
     write(&there, 1).await;
     let mut changes = here.changes();
     next(&mut changes).await;
@@ -813,6 +820,7 @@ pub(crate) async fn the_end_of_a_session_does_not_end_the_watch(h: &impl Harness
 pub(crate) async fn a_coordinator_that_is_closed_ends_the_changes_and_the_last_value_stays(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let shared = counter(&zk, &path);
+    let shared = Copied::of(&shared);
     write(&shared, 1).await;
     let mut changes = shared.changes();
     next(&mut changes).await;
@@ -827,6 +835,7 @@ pub(crate) async fn many_threads_ask_for_the_copy_at_once_and_it_never_goes_back
     const LAST: u64 = 100;
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), counter(&two, &path));
+    let here = Copied::of(&here);
     write(&there, 0).await;
     next(&mut here.changes()).await;
     let threads: Vec<_> = (0..3)

@@ -14,6 +14,7 @@ use zk_rwlock::coordinator::{Coordinator, Kind};
 use zk_rwlock::{CopyState, Error, Format, FormatError, Loss, Memory, RwLock, Shared, ValueError};
 
 use crate::checks::{bytes, counter, next, next_error, put, session, value_error, write};
+use support::copy::Copied;
 use support::harness::Harness;
 use support::polled::{now, poll_up_to};
 use support::scene::{eventually, soon, with_time_enough};
@@ -42,7 +43,7 @@ pub(crate) async fn the_initial_value_serves_whoever_begins_with_the_changes_or_
     };
     let handles = [open(&one), open(&two), open(&one), open(&two)];
     let mut first = JoinSet::new();
-    for (number, shared) in handles.iter().cloned().enumerate() {
+    for (number, shared) in handles.iter().map(Copied::of).enumerate() {
         first.spawn(async move {
             match number < 2 {
                 true => next(&mut shared.changes()).await,
@@ -83,6 +84,7 @@ pub(crate) async fn the_initial_value_waits_for_a_writer_and_gives_way_to_its_va
 pub(crate) async fn an_initial_value_that_cannot_be_written_is_an_error_of_the_changes(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
     let shared = Shared::builder(&zk, &path).initial(|| Some(f64::NAN)).build().unwrap();
+    let shared = Copied::of(&shared);
     for error in [next_error(&mut shared.changes()).await, soon("the refusal", shared.live()).await.unwrap_err()] {
         assert!(matches!(value_error(&error), ValueError::Unwritable { .. }), "{error}");
     }
@@ -224,6 +226,7 @@ pub(crate) async fn an_update_whose_node_was_removed_ends_with_that_error(h: &im
 pub(crate) async fn waiting_for_a_value_ends_with_the_first_that_is_wanted(h: &impl Harness) {
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (bare(&one, &path), bare(&two, &path));
+    let here = Copied::of(&here);
     let any = tokio::spawn(here.wait_for(|_| true));
     let large = tokio::spawn(here.wait_for(|value| *value >= 3));
     eventually("it is known that there is none", || async { matches!(here.copy_state(), CopyState::Behind(_)) }).await;
@@ -356,6 +359,7 @@ fn the_last_handle_takes_the_writing_of_the_initial_value_with_it() {
     let zk = Memory::new();
     let held = bare(&zk.connect(), "/cut").write().replacing(1).blocking().unwrap();
     let shared = counter(&zk, "/cut");
+    let shared = Copied::of(&shared);
     assert!(shared.latest().is_none() && shared.latest().is_none());
     assert_eq!(zk.children("/cut/lock").len(), 2, "it waits for the writer");
     drop(shared);
@@ -367,7 +371,7 @@ fn the_last_handle_takes_the_writing_of_the_initial_value_with_it() {
 /// Numbers in text. Whatever is asked of it first looks at the copy of the value that it serves, and notes its thread.
 #[derive(Clone, Default)]
 struct Curious {
-    copy: Arc<std::sync::Mutex<Option<Shared<u64>>>>,
+    copy: Arc<std::sync::Mutex<Option<Copied<u64>>>>,
     threads: Arc<std::sync::Mutex<HashSet<ThreadId>>>,
 }
 
@@ -408,6 +412,7 @@ pub(crate) async fn a_format_is_asked_on_the_callers_threads_alone_and_under_no_
         Shared::with_format(client, &path, format.clone()).initial(|| 0).build().expect("a valid path")
     };
     let (here, there) = (open(&one, &format), open(&two, &other));
+    let here = Copied::of(&here);
     *format.copy.lock().unwrap() = Some(here.clone());
     let uses = thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();

@@ -7,6 +7,7 @@ use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation};
 use zk_rwlock::{Acl, Error, Memory, Permissions, Raw, Shared, ValueError, ZooKeeper};
 
 use crate::checks::{self, session};
+use support::copy::Copied;
 use support::hindered::{Asked, Hindered};
 use support::polled::now;
 use support::scene::{CALM, becomes_empty, connect, connect_with, soon};
@@ -57,6 +58,7 @@ async fn a_read_costs_one_request_beside_the_lock_a_commit_one_the_copy_none() {
     let wire = Proxy::start(server.address());
     let zk = connect(&wire.address()).await;
     let shared = counter(&zk, "/shared/cost");
+    let shared = Copied::of(&shared);
     let lock = shared.lock();
     let of_a_read = usual(&wire, async || lock.read().await.unwrap().release().await.unwrap()).await;
     assert_eq!(of_a_read, (vec![], vec![Op::Create2, Op::GetChildren2, Op::Delete]));
