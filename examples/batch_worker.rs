@@ -169,7 +169,7 @@ async fn process(work: Duration, victim: Option<Memory>) {
     sleep(work / 2).await;
     if let Some(victim) = victim {
         println!("the ensemble gives up the session of worker 1");
-        victim.expire();
+        victim.faults().expire();
     }
     sleep(work / 2).await;
 }

@@ -19,8 +19,9 @@ use common::Client;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use zk_rwlock::Shared;
 use zk_rwlock::coordinator::{Coordinator, Operation};
-use zk_rwlock::{Format, Json, Raw, Shared};
+use zk_rwlock::format::{Format, Json, Raw};
 
 const PATH: &str = "/zk-rwlock-examples/shared_config";
 

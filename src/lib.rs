@@ -132,13 +132,13 @@
 
 mod acquisition;
 mod call;
-mod error;
+pub mod error;
 mod guard;
 mod hold;
 mod keep;
 mod leadership;
 mod lock;
-mod memory;
+pub mod memory;
 mod multi;
 mod once;
 mod permits;
@@ -157,7 +157,7 @@ mod zookeeper;
 
 pub use crate::call::{Blocking, Call};
 pub use crate::error::error::Error;
-pub use crate::error::value::{ValueError, Written};
+pub use crate::error::value::Written;
 pub use crate::guard::acquire::{Acquire, Granting, Guard};
 pub use crate::guard::guard::{ReadGuard, WriteGuard};
 pub use crate::guard::hold::Hold;
@@ -169,7 +169,7 @@ pub use crate::leadership::leadership::{Leadership, LeadershipBuilder};
 pub use crate::leadership::observe::LeaderChanges;
 pub use crate::leadership::term::Term;
 pub use crate::lock::rw_lock::{RwLock, RwLockBuilder};
-pub use crate::memory::client::{Backup, Memory};
+pub use crate::memory::client::Memory;
 pub use crate::multi::guard::MultiGuard;
 pub use crate::multi::lock::MultiLock;
 pub use crate::once::guard::OnceGuard;
@@ -180,18 +180,15 @@ pub use crate::queue::dialect::Dialect;
 pub use crate::queue::done::Done;
 pub use crate::queue::member::{Blockers, Member, MemberState, Queue};
 pub use crate::queue::mode::Mode;
-pub use crate::session::connection::{ConnectionState, CutOff};
+pub use crate::session::connection::ConnectionState;
 pub use crate::session::loss::{HoldState, Loss};
-pub use crate::session::request::{Denied, Ending, Failure, Outcome};
+pub use crate::session::request::Outcome;
 pub use crate::snapshot::progress::Progress;
 pub use crate::snapshot::survey::Survey;
 #[cfg(feature = "metrics")]
 pub use crate::telemetry::metrics;
 pub use crate::value::changes::ValueChanges;
 pub use crate::value::codec::Stored;
-#[cfg(feature = "json")]
-pub use crate::value::format::Json;
-pub use crate::value::format::{Format, FormatError, Raw};
 pub use crate::value::guard::{SharedReadGuard, SharedWriteGuard};
 pub use crate::value::known::CopyState;
 pub use crate::value::live::Live;
@@ -199,11 +196,6 @@ pub use crate::value::shared::{Shared, SharedBuilder};
 pub use crate::value::update::Updated;
 pub use crate::zookeeper::client::ZooKeeper;
 pub use crate::zookeeper::options::ZooKeeperBuilder;
-#[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
-pub use crate::zookeeper::security::Sasl;
-pub use crate::zookeeper::security::{Acl, Permissions};
-#[cfg(feature = "tls")]
-pub use crate::zookeeper::tls::Tls;
 
 /// The inside of the lock, for authors of a backend, a tool or a model of it. **Semantic versioning does not cover this
 /// module**: it may change in any release.
@@ -215,9 +207,11 @@ pub use crate::zookeeper::tls::Tls;
 /// Whose turn it is follows from the names of the nodes alone: [`turn()`](coordinator::turn) is that one decision, and
 /// [`Turn`](coordinator::Turn) the answer. How a contender waits is a value that takes news and gives steps:
 /// [`Waiter`](coordinator::Waiter).
+#[doc(hidden)]
 pub mod coordinator {
     pub use crate::queue::contender::Contender;
     pub use crate::queue::done::read as done_of;
+    pub use crate::queue::mode::{REFUSED_FROM, RESTART_FROM};
     pub use crate::queue::permits::permits_of;
     pub use crate::queue::turn::{Turn, turn};
     pub use crate::queue::waiter::{Departure, News, Predecessor, Step, Take, Waiter};
@@ -232,6 +226,13 @@ pub mod coordinator {
     pub use crate::session::upkeep::Upkeep;
     pub use crate::zookeeper::probe::four_letter_word;
     pub use crate::zookeeper::servers::each_server;
+}
+
+/// How the value of a [`Shared`] becomes bytes.
+pub mod format {
+    #[cfg(feature = "json")]
+    pub use crate::value::format::Json;
+    pub use crate::value::format::{Format, FormatError, Raw};
 }
 
 /// How to use one lock well, task by task.
@@ -280,9 +281,14 @@ pub mod guarantees {}
 ///
 /// [keep]: crate::guide#keep-the-lock-between-uses
 ///
-#[cfg(all(doc, not(doctest)))]
-#[doc = include_str!("../docs/security.md")]
-pub mod security {}
+#[cfg_attr(all(doc, not(doctest)), doc = include_str!("../docs/security.md"))]
+pub mod security {
+    #[cfg(any(feature = "sasl-digest-md5", zk_rwlock_gssapi))]
+    pub use crate::zookeeper::security::Sasl;
+    pub use crate::zookeeper::security::{Acl, Permissions};
+    #[cfg(feature = "tls")]
+    pub use crate::zookeeper::tls::Tls;
+}
 
 /// What each step costs the ensemble.
 ///

@@ -15,7 +15,8 @@ use support::several::several;
 use support::slow::Slow;
 use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
-use zk_rwlock::{Leadership, Memory, Mode, Raw, RwLock, Semaphore, Shared};
+use zk_rwlock::format::Raw;
+use zk_rwlock::{Leadership, Memory, Mode, RwLock, Semaphore, Shared};
 
 const DIRECTORY: &str = "/lock";
 
@@ -161,8 +162,8 @@ fn kept_nodes_are_counted_while_they_are_kept_and_by_the_cause_of_their_end() {
     let ends: [(&str, End<'_>); 7] = [
         ("asked", &|zk, _| drop(now(other(zk).write()).expect("asked for"))),
         ("asked", &|zk, _| now(other(zk).ask()).expect("allowed")),
-        ("lost", &|zk, _| zk.expire()),
-        ("lost", &|zk, _| zk.remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]))),
+        ("lost", &|zk, _| zk.faults().expire()),
+        ("lost", &|zk, _| zk.faults().remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]))),
         ("closed", &|_, lock| drop(lock)),
         ("closed", &|zk, _| now(zk.close())),
         ("replaced", &|_, lock| drop(now(lock.try_write()))),
@@ -192,7 +193,7 @@ fn a_kept_node_that_is_asked_for_counts_until_its_last_use_ends() {
         let guards = [now(lock.read()).expect("free"), now(lock.read()).expect("shared")];
         now(RwLock::new(&zk.connect(), DIRECTORY).expect("valid").ask()).expect("allowed");
         assert_eq!(kept(seen, "asked"), [1.0, 0.0, 0.0]);
-        zk.expire();
+        zk.faults().expire();
         drop(guards);
         assert_eq!(kept(seen, "asked"), [0.0, 1.0, 1.0], "what ended it is that it was asked for");
     });
@@ -253,12 +254,12 @@ fn refusals_and_losses_are_counted_by_their_causes() {
         assert!(now(beside.try_write()).is_err());
         assert_eq!(seen.value("zk_rwlock_would_block_total{mode=\"read\"}"), 1.0);
         assert_eq!(seen.value("zk_rwlock_would_block_total{mode=\"write\"}"), 1.0);
-        zk.remove(held.path());
+        zk.faults().remove(held.path());
         assert!(!held.is_held() && !held.is_held());
         assert_eq!(seen.value("zk_rwlock_losses_total{cause=\"removed\"}"), 1.0);
         drop(held);
         let held = now(lock.write()).expect("free");
-        zk.expire();
+        zk.faults().expire();
         assert_eq!(seen.value("zk_rwlock_losses_total{cause=\"session-over\"}"), 1.0);
         drop(held);
     });
@@ -365,13 +366,13 @@ fn recoveries_are_counted_and_nodes_that_await_their_removal() {
         let zk = Memory::new();
         let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
         drop(now(lock.read()).expect("free"));
-        zk.lose_next_reply();
+        zk.faults().lose_next_reply();
         let held = now(lock.write()).expect("free");
         assert_eq!(seen.value("zk_rwlock_recoveries_total"), 1.0);
-        zk.cut();
+        zk.faults().cut();
         drop(held);
         assert!(seen.value("zk_rwlock_removals_pending") >= 1.0);
-        zk.heal();
+        zk.faults().heal();
         assert_eq!(seen.value("zk_rwlock_removals_pending"), 0.0);
         assert!(zk.children(DIRECTORY).is_empty());
     });
@@ -493,10 +494,10 @@ fn a_place_that_is_lost_while_it_waits_is_no_lost_lock() {
         let mut waits = task::spawn(lock.write().into_future());
         assert_pending!(waits.poll());
         let waiter = zk.children(DIRECTORY).into_iter().find(|name| !holder.contains(name)).expect("it waits");
-        zk.remove(format!("{DIRECTORY}/{waiter}"));
+        zk.faults().remove(format!("{DIRECTORY}/{waiter}"));
         assert!(assert_ready!(waits.poll()).is_err());
         assert!(!seen.0.render().contains("zk_rwlock_losses_total"), "{}", seen.0.render());
-        zk.remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]));
+        zk.faults().remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]));
         assert!(!held.is_held());
         assert_eq!(seen.value("zk_rwlock_losses_total{cause=\"removed\"}"), 1.0);
     });
@@ -527,7 +528,7 @@ fn what_waits_and_what_holds_is_shown_by_path_until_it_is_granted_given_up_or_dr
         assert_pending!(late.poll());
         assert_eq!(seen.at(DIRECTORY, "write"), [2.0, 0.0]);
         // The session of the first holder and the first writer ends.
-        zk.expire();
+        zk.faults().expire();
         assert!(assert_ready!(waits.poll()).is_err() && !held.is_held());
         assert_eq!((seen.at(DIRECTORY, "write"), seen.at(DIRECTORY, "read")), ([1.0, 0.0], [0.0, 3.0]));
         drop(held);
@@ -560,7 +561,7 @@ fn uses_of_a_kept_node_hold_and_wait_and_the_idle_node_does_not() {
         drop(held);
         assert_eq!((seen.at(DIRECTORY, "write"), kept(seen, "idle")[0]), ([0.0, 0.0], 1.0));
         drop(now(lock.try_write()).expect("idle"));
-        zk.expire();
+        zk.faults().expire();
         drop(now(lock.try_write()).expect("free"));
     });
 }
@@ -681,7 +682,7 @@ fn a_recorder_that_waits_panics_or_takes_a_lock_itself_holds_up_and_breaks_nothi
                 drop([now(kept.read()).expect("free"), now(kept.read()).expect("kept")]);
                 now(lock.ask()).expect("allowed");
             }
-            zk.remove(now(lock.write()).expect("free").path());
+            zk.faults().remove(now(lock.write()).expect("free").path());
             drop(now(Semaphore::new(&zk, "/limit", 1).expect("valid").acquire()));
         };
         let (closed, gate) = mpsc::channel();

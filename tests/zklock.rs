@@ -26,7 +26,8 @@ use support::wire::Proxy;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use zk_rwlock::coordinator::{Failure, Kind};
-use zk_rwlock::{Acl, Dialect, Loss, Permissions, RwLock, ZooKeeper};
+use zk_rwlock::security::{Acl, Permissions};
+use zk_rwlock::{Dialect, Loss, RwLock, ZooKeeper};
 
 /// The session timeout of commands that a test cuts off.
 const SHORT: Duration = Duration::from_secs(2);

@@ -45,7 +45,7 @@ fn no_use_begins_under_a_node_whose_session_is_over() {
         let users: Vec<_> = users.collect();
         for _ in 0..2 {
             tarries(96);
-            client.memory.expire();
+            client.memory.faults().expire();
             let is_held = match draw(2) {
                 0 => block_on(lock.read().into_future()).map(|guard| guard.is_held()),
                 _ => block_on(lock.write().into_future()).map(|guard| guard.is_held()),
@@ -112,7 +112,7 @@ fn all_that_wait_for_a_node_hear_that_it_cannot_be_acquired() {
         });
         let users: Vec<_> = users.collect();
         tarries(256);
-        ours.memory.expire();
+        ours.memory.faults().expire();
         tarries(64);
         drop(witness.works(first));
         users.into_iter().for_each(|user| user.join().expect("no panic"));

@@ -25,7 +25,7 @@ impl Says for Term {
 }
 
 fn candidate(client: &Client) -> Leadership {
-    Leadership::builder(client, PATH).host("h").build().expect("a candidate")
+    Leadership::builder(client, PATH).lock(|lock| lock.host("h")).build().expect("a candidate")
 }
 
 /// Leads so often, for some steps each time. What has a term may look at it for longer than it lasts.

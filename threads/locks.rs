@@ -84,18 +84,18 @@ pub(crate) fn troubles(clients: &[Client; 2]) {
 
 fn trouble(kind: usize, memory: &Memory) {
     match kind {
-        0 => memory.expire(),
+        0 => memory.faults().expire(),
         1 => {
-            memory.cut();
+            memory.faults().cut();
             thread::yield_now();
-            memory.heal();
+            memory.faults().heal();
         }
-        2 => memory.lose_next_reply(),
-        3 => memory.lose_next_request(),
+        2 => memory.faults().lose_next_reply(),
+        3 => memory.faults().lose_next_request(),
         _ => {
-            memory.lag();
+            memory.faults().lag();
             thread::yield_now();
-            memory.catch_up();
+            memory.faults().catch_up();
         }
     }
 }

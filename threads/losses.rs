@@ -42,8 +42,8 @@ fn a_holder_whose_node_is_removed_hears_of_it() {
         let (kept, lock) = (lock.clone().keep(LONG).build().expect("a lock"), lock.build().expect("a lock"));
         let pool = Semaphore::builder(&client, "/pool")
             .permits(2)
-            .host("h")
-            .warn_after_waiting(warned())
+            .lock(|lock| lock.host("h"))
+            .lock(|lock| lock.warn_after_waiting(warned()))
             .build()
             .expect("a semaphore");
         let open =
@@ -65,7 +65,7 @@ fn a_holder_whose_node_is_removed_hears_of_it() {
         }
         tarries(64);
         let name = client.memory.children(directory).into_iter().next().expect("a node");
-        client.memory.remove(format!("{directory}/{name}"));
+        client.memory.faults().remove(format!("{directory}/{name}"));
         holder.join().expect("no panic");
         world.ends(&[PATH, "/pool/queue", "/pool/permits", "/one", "/two"]);
     });
@@ -90,7 +90,7 @@ fn a_waiter_whose_node_is_removed_is_told_so() {
             }
         };
         tarries(128);
-        ours.memory.remove(format!("{PATH}/{name}"));
+        ours.memory.faults().remove(format!("{PATH}/{name}"));
         let told = waiter.join().expect("no panic");
         assert!(matches!(told, Err(Error::Evicted(_))), "{told:?}");
         drop((guard, first));

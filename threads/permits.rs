@@ -40,8 +40,8 @@ fn threads_take_permits(is_rough: bool) {
     let pools = [0, 1].map(|of| {
         Semaphore::builder(&clients[of], PATH)
             .permits(PERMITS)
-            .host("h")
-            .warn_after_waiting(warned())
+            .lock(|lock| lock.host("h"))
+            .lock(|lock| lock.warn_after_waiting(warned()))
             .build()
             .expect("a semaphore")
     });

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use shuttle::future::block_on;
 use shuttle::sync::Mutex;
 use shuttle::thread;
-use zk_rwlock::{Error, Format, FormatError, Shared};
+use zk_rwlock::format::{Format, FormatError};
+use zk_rwlock::{Error, Shared};
 
 use crate::explore::explore;
 use crate::locks::{LONG, cut_short, troubles};
@@ -35,7 +36,7 @@ fn shared(client: &Client) -> Shared<u64> {
     let builder = Shared::with_format(client, PATH, Decimal)
         .initial(|| 0)
         .lock(|lock| lock.host("h").warn_after_waiting(warned()));
-    if draw(2) == 0 { builder.keep(LONG) } else { builder }.build().expect("a value")
+    if draw(2) == 0 { builder.lock(|lock| lock.keep(LONG)) } else { builder }.build().expect("a value")
 }
 
 /// The numbers that are known to have been committed. Each commit writes the number after the one that it has read.

@@ -193,7 +193,7 @@ impl World {
                 self.cut[client] = true;
             }
             Action::Heal => {
-                memory.heal();
+                memory.faults().heal();
                 self.cut[client] = false;
             }
             Action::Expire => {
@@ -201,43 +201,43 @@ impl World {
                     // The ensemble waits for the whole session timeout, and the lease is shorter.
                     tokio::time::advance(LONG).await;
                 }
-                memory.expire();
+                memory.faults().expire();
             }
             Action::LoseReply => {
-                memory.lose_next_reply();
+                memory.faults().lose_next_reply();
                 self.lost_messages += 1;
             }
             Action::LoseRequest => {
-                memory.lose_next_request();
+                memory.faults().lose_next_request();
                 self.lost_messages += 1;
             }
             Action::Lag => {
-                memory.lag();
+                memory.faults().lag();
                 self.lagging[client] = true;
             }
             Action::CatchUp => {
-                memory.catch_up();
+                memory.faults().catch_up();
                 self.lagging[client] = false;
             }
             Action::Forget => {
-                memory.forget_watches();
+                memory.faults().forget_watches();
                 self.are_unheard = true;
             }
             // A server that lags may not show the node yet. One that never shows a contender lets others in beside it, whatever they do.
             Action::Freeze(part) if !self.lagging[client] => {
                 if let Some(node) = self.node_in(part, i) {
-                    memory.freeze(node);
+                    memory.faults().freeze(node);
                     self.are_unheard = true;
                 }
             }
-            Action::Reap => memory.reap_containers(),
+            Action::Reap => memory.faults().reap_containers(),
             Action::Remove(part) if all_hear => {
                 if let Some(node) = self.node_in(part, i) {
-                    memory.remove(node);
+                    memory.faults().remove(node);
                 }
             }
-            Action::Clear(part) if all_hear => memory.remove(World::directory(part)),
-            Action::BackUp => self.backup = Some(memory.back_up()),
+            Action::Clear(part) if all_hear => memory.faults().remove(World::directory(part)),
+            Action::BackUp => self.backup = Some(memory.faults().back_up()),
             _ => {}
         }
     }
@@ -258,7 +258,7 @@ impl World {
             client.cut(0);
         }
         tokio::time::advance(LONG).await;
-        self.clients[0].memory.restore(&backup);
+        self.clients[0].memory.faults().restore(&backup);
         self.observer = World::observe(&self.outsider).await;
         // Each has lost what it held. Whoever is about to find that out lets go.
         self.check_all_lost();

@@ -4,7 +4,9 @@ use std::collections::{HashMap, HashSet};
 
 use support::wired::Wired;
 use zk_rwlock::coordinator::permits_of;
-use zk_rwlock::{Contender, CopyState, Dialect, Error, HoldState, Loss, Mode, ValueError};
+use zk_rwlock::error::PermitsError;
+use zk_rwlock::error::ValueError;
+use zk_rwlock::{Contender, CopyState, Dialect, Error, HoldState, Loss, Mode};
 
 use crate::world::actor::{Actor, Claim, Claimed, Held, Listener, Waits, Work};
 use crate::world::plan::{Action, Schedule, Step};
@@ -201,7 +203,8 @@ impl Ledger {
         }
         let is_expected = match error {
             // A handle that was never used before finds a number that others have changed.
-            Error::TooFewPermits { .. } | Error::OtherPermits { .. } | Error::OutcomeUnknown { .. } => true,
+            Error::Permits { reason: PermitsError::TooFew { .. } | PermitsError::Other { .. }, .. }
+            | Error::OutcomeUnknown { .. } => true,
             Error::ForeignContender { .. } => self.has_strangers,
             // Several answers in a row were lost, so the size may be the reason.
             Error::Value { error: ValueError::TooLarge { limit: None, .. }, .. } => self.may_lose_often,

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use support::copy::Copied;
 use support::wired::Wired;
 use zk_rwlock::coordinator::{Coordinator, Kind, Session};
-use zk_rwlock::{Backup, Memory, RwLock, RwLockBuilder, Semaphore, Shared};
+use zk_rwlock::memory::Backup;
+use zk_rwlock::{Memory, RwLock, RwLockBuilder, Semaphore, Shared};
 
 use crate::world::actor::{Actor, Commits, Listener};
 use crate::world::checks::Ledger;
@@ -217,8 +218,8 @@ impl World {
     async fn come_to_rest(&mut self) {
         for client in &self.clients {
             client.flow();
-            client.memory.heal();
-            client.memory.catch_up();
+            client.memory.faults().heal();
+            client.memory.faults().catch_up();
         }
         self.is_asleep = [false; ACTORS];
         self.lay_ghosts();
@@ -266,7 +267,7 @@ impl World {
     /// The ensemble gives up the sessions that it remembers and that nobody has any more.
     fn lay_ghosts(&mut self) {
         for ghost in std::mem::take(&mut self.ghosts) {
-            self.clients[0].memory.remove(ghost);
+            self.clients[0].memory.faults().remove(ghost);
         }
     }
 

@@ -101,9 +101,6 @@ impl Options {
     /// An option was wrong, or the deadline has passed.
     pub(crate) fn timeout(&self) -> Result<Option<Duration>, Error> {
         validation::check_label(self.label.as_deref())?;
-        if self.on_wait.as_ref().is_some_and(|listener| listener.every == Some(Duration::ZERO)) {
-            return Err(Error::invalid("an interval of zero between looks at the queue"));
-        }
         if matches!(self.limit, Some(Limit::Timeout(Duration::ZERO))) {
             return Err(Error::invalid("a timeout of zero; to not wait at all, use a try_ method"));
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::error::permits::PermitsError;
 use crate::error::value::ValueError;
 use crate::queue::dialect::Dialect;
 use crate::queue::member::Blockers;
@@ -89,7 +90,7 @@ pub enum Error {
 
     /// The ensemble does not allow the operation. `delete` and `create` are permissions of the *parent* node.
     ///
-    /// When the operation is [`ENTER_OWN_DIRECTORY`](Error::ENTER_OWN_DIRECTORY), mend the [`Acl`](crate::Acl) that
+    /// When the operation is [`ENTER_OWN_DIRECTORY`](Error::ENTER_OWN_DIRECTORY), mend the [`Acl`](crate::security::Acl) that
     /// this client gives to the nodes that it makes.
     ///
     /// No node is left behind, except in one case: when the operation is [`DELETE_OWN_NODE`](Error::DELETE_OWN_NODE),
@@ -105,8 +106,8 @@ pub enum Error {
         lacks: Box<Denied>,
     },
 
-    /// The servers refuse the [`Acl`](crate::Acl) that this client gives to its nodes. After `sasl` or `digest`, that is
-    /// [`Acl::creator`](crate::Acl::creator) by default, and they have not authenticated this client: servers that are
+    /// The servers refuse the [`Acl`](crate::security::Acl) that this client gives to its nodes. After `sasl` or `digest`, that is
+    /// [`Acl::creator`](crate::security::Acl::creator) by default, and they have not authenticated this client: servers that are
     /// not set up for SASL pass over a login with it. Set the servers up, or mend the ACL.
     #[error(
         "the servers refuse the ACL of this client's nodes, so they may not have authenticated this client: {path}"
@@ -146,38 +147,14 @@ pub enum Error {
         dialect: Dialect,
     },
 
-    /// A [`Semaphore`](crate::Semaphore) has another number of permits than this handle was opened with. Nothing was granted.
-    /// Give all users the same number, or change it for all with [`set_permits`](crate::Semaphore::set_permits).
-    #[error("{path} has {theirs} permits, and was opened here with {ours}")]
-    OtherPermits {
+    /// The [`Semaphore`](crate::Semaphore) grants nothing, because of its number of permits. The reason says what to do.
+    #[error("{path} {reason}")]
+    Permits {
         /// The semaphore.
         path: String,
-        /// The number given here.
-        ours: u32,
-        /// The number that the ensemble keeps.
-        theirs: u32,
-    },
-
-    /// More permits are wanted than the [`Semaphore`](crate::Semaphore) has, so they could never be granted. Ask for fewer,
-    /// or raise the number for all with [`set_permits`](crate::Semaphore::set_permits).
-    #[error("{wanted} permits are wanted of {path}, which has {permits}")]
-    TooFewPermits {
-        /// The semaphore.
-        path: String,
-        /// How many are wanted.
-        wanted: u32,
-        /// How many there are.
-        permits: u32,
-    },
-
-    /// Something in the nodes of a [`Semaphore`](crate::Semaphore) is not of this library, so nothing shows how many permits
-    /// are free, and none is granted. Remove it, or use another path.
-    #[error("{path} cannot be counted: {what}")]
-    DoubtfulPermits {
-        /// The semaphore.
-        path: String,
-        /// What is wrong.
-        what: String,
+        /// What is wrong with the number.
+        #[source]
+        reason: PermitsError,
     },
 
     /// One lock of a [`MultiLock`](crate::MultiLock) failed, and none of them is held.
@@ -258,7 +235,7 @@ impl Error {
     /// The operation of a [`PermissionDenied`](Error::PermissionDenied) that leaves a node behind.
     pub const DELETE_OWN_NODE: &str = "delete our own node (it stays until its session ends)";
 
-    /// The operation of a [`PermissionDenied`](Error::PermissionDenied) that the caller's own [`Acl`](crate::Acl)
+    /// The operation of a [`PermissionDenied`](Error::PermissionDenied) that the caller's own [`Acl`](crate::security::Acl)
     /// causes. The directory is removed again, so no other client finds it.
     pub const ENTER_OWN_DIRECTORY: &str = "enter the directory that it made (the ACL of this client shuts the client out: allow its own user to read, create and delete)";
 
@@ -372,8 +349,10 @@ impl From<Error> for io::Error {
             Error::EphemeralParent { .. } => ErrorKind::NotADirectory,
             Error::SequenceExhausted { .. } => ErrorKind::QuotaExceeded,
             Error::ForeignContender { .. } => ErrorKind::ResourceBusy,
-            Error::OtherPermits { .. } | Error::TooFewPermits { .. } => ErrorKind::InvalidInput,
-            Error::DoubtfulPermits { .. } => ErrorKind::InvalidData,
+            Error::Permits { reason: PermitsError::Other { .. } | PermitsError::TooFew { .. }, .. } => {
+                ErrorKind::InvalidInput
+            }
+            Error::Permits { .. } => ErrorKind::InvalidData,
             Error::TransactionRefused { reason: Failure::NoNode | Failure::NoParent(_), .. } => ErrorKind::NotFound,
             Error::TransactionRefused { reason: Failure::NodeExists, .. } => ErrorKind::AlreadyExists,
             Error::TransactionRefused { reason: Failure::NoAuth(_), .. } => ErrorKind::PermissionDenied,

@@ -1,4 +1,11 @@
-//! Errors, by what the caller can do about them; knows no lock and no backend.
+//! What can go wrong, by what the caller can do about it: the parts of an [`Error`](crate::Error).
 
+#[allow(clippy::module_inception)]
 pub(crate) mod error;
+pub(crate) mod permits;
 pub(crate) mod value;
+
+pub use self::permits::PermitsError;
+pub use self::value::ValueError;
+pub use crate::session::connection::CutOff;
+pub use crate::session::request::{Denied, Ending, Failure};

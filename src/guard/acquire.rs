@@ -163,8 +163,7 @@ impl<G: Guard> Acquire<G> {
     /// The acquisition finds out when it lists the queue anyway: at first, and when its predecessor has left but it has
     /// to go on waiting. It also lists the queue on purpose: after each second, or after as many milliseconds as its
     /// place times the length of the queue, if that is more. So all waiters that listen read fewer than 10,000 names a
-    /// second together, however many they are. To hear sooner or less often, use
-    /// [`on_wait_every`](Self::on_wait_every). Each call of `tell` also costs one read for each contender that it names
+    /// second together, however many they are. Each call of `tell` also costs one read for each contender that it names
     /// (at most 8).
     ///
     /// While `tell` runs, the acquisition waits for it. If `tell` panics, the place in the queue is given up. With
@@ -180,15 +179,7 @@ impl<G: Guard> Acquire<G> {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn on_wait(mut self, tell: impl FnMut(&Progress) + Send + 'static) -> Self {
-        self.options.on_wait = Some(Listener::boxed(tell, None));
-        self
-    }
-
-    /// As [`on_wait`](Self::on_wait), but lists the queue on purpose after each `interval`.
-    ///
-    /// Each listing costs the server an answer as long as the queue. Zero is refused.
-    pub fn on_wait_every(mut self, interval: Duration, tell: impl FnMut(&Progress) + Send + 'static) -> Self {
-        self.options.on_wait = Some(Listener::boxed(tell, Some(interval)));
+        self.options.on_wait = Some(Listener::boxed(tell));
         self
     }
 

@@ -308,12 +308,6 @@ pub struct LeadershipBuilder {
 }
 
 impl LeadershipBuilder {
-    /// As [`RwLockBuilder::host`].
-    pub fn host(mut self, host: impl Into<String>) -> Self {
-        self.lock = self.lock.host(host);
-        self
-    }
-
     /// What others read of this candidate while it leads: the address of its service, say. At most 256 bytes, without
     /// control characters. Default: nothing.
     ///

@@ -353,22 +353,40 @@ impl RwLockBuilder {
     /// # Errors
     /// [`Error::InvalidInput`] says which option was wrong, and how.
     pub fn build(self) -> Result<RwLock, Error> {
-        validation::check_directory(&self.path)?;
-        if let Some(host) = &self.host {
-            validation::check_host(host)?;
-        }
-        validation::check_label(self.label.as_deref())?;
         if !self.dialect.hands_off() && self.idle.is_some() {
             return Err(Error::invalid(format!(
                 "keep in the dialect {}, in which nobody asks for a lock that is only kept",
                 self.dialect
             )));
         }
-        let path: Arc<str> = self.path.into();
-        let handle = Handle {
+        let idle = self.idle;
+        let handle = Arc::new(self.handle(Site::of_lock)?);
+        let keeper = idle.map(|idle| Keeper::new(&handle, idle));
+        Ok(RwLock { lock: Arc::new(Lock { handle, keeper }) })
+    }
+
+    /// The handle of a semaphore at this path, whose queue is a lock's.
+    pub(crate) fn for_semaphore(self) -> Result<Handle, Error> {
+        if self.idle.is_some() {
+            return Err(Error::invalid("keep in a semaphore; permits that nobody uses are given back"));
+        }
+        if self.dialect != Dialect::Native {
+            return Err(Error::invalid(format!("a semaphore in the dialect {}; it has only its own", self.dialect)));
+        }
+        self.handle(Site::of_semaphore)
+    }
+
+    fn handle(self, site: impl FnOnce(Arc<str>) -> Site) -> Result<Handle, Error> {
+        validation::check_directory(&self.path)?;
+        if let Some(host) = &self.host {
+            validation::check_host(host)?;
+        }
+        validation::check_label(self.label.as_deref())?;
+        let site = site(self.path.into());
+        Ok(Handle {
             coordinator: self.coordinator,
-            site: Site::of_lock(Arc::clone(&path)),
-            path,
+            path: Arc::clone(&site.queue),
+            site,
             host: self.host.unwrap_or_else(native::machine),
             label: self.label,
             dialect: self.dialect,
@@ -376,9 +394,6 @@ impl RwLockBuilder {
             warn_holding: self.warn_holding,
             asking: Arc::default(),
             waiters: Waiters::default(),
-        };
-        let handle = Arc::new(handle);
-        let keeper = self.idle.map(|idle| Keeper::new(&handle, idle));
-        Ok(RwLock { lock: Arc::new(Lock { handle, keeper }) })
+        })
     }
 }

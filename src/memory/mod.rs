@@ -1,4 +1,6 @@
-//! The embedded backend: an ensemble in this process; knows no locks.
+//! The embedded backend: an ensemble in this process, and its [`Faults`]. See [`Memory`](crate::Memory).
+//!
+//! It knows no locks.
 
 mod clock;
 mod executor;
@@ -9,3 +11,6 @@ mod session;
 mod tree;
 
 pub(crate) mod client;
+pub(crate) mod faults;
+
+pub use self::faults::{Backup, Faults};

@@ -112,12 +112,7 @@ pub struct MultiGuard {
 }
 
 impl MultiGuard {
-    /// The locks' directories, in the order in which they were taken.
-    pub fn paths(&self) -> impl Iterator<Item = &str> {
-        self.taken.locks.iter().map(|held| held.directory())
-    }
-
-    /// The path of each lock's node, in the same order.
+    /// The path of each lock's node, in the order in which the locks were taken.
     ///
     /// A ZooKeeper transaction of any client that checks that these nodes exist is done only while all the locks are
     /// held.

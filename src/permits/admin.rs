@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::call::{self, Call};
 use crate::error::error::Error;
+use crate::error::permits::PermitsError;
 use crate::permits::semaphore::Semaphore;
 use crate::permits::take::Stock;
 use crate::queue::member::{Member, MemberState, Queue};
@@ -26,7 +27,7 @@ impl Semaphore {
     /// Only reads.
     ///
     /// # Errors
-    /// [`Error::DoubtfulPermits`] if something else is there. [`Error::Unreachable`] if no server answers in time, or session
+    /// [`Error::Permits`] if something else is there. [`Error::Unreachable`] if no server answers in time, or session
     /// after session ends. Otherwise see [`Error`].
     ///
     /// # Examples
@@ -89,7 +90,7 @@ impl Semaphore {
     /// Only reads.
     ///
     /// # Errors
-    /// [`Error::DoubtfulPermits`] if something else is there. Otherwise see [`Error`].
+    /// [`Error::Permits`] if something else is there. Otherwise see [`Error`].
     pub fn permits(&self) -> Call<Option<u32>> {
         let stock = Arc::clone(&self.stock);
         Call::new(|timeout| async move { call::in_time(&stock.handle.coordinator, timeout, number(&stock)).await })
@@ -99,14 +100,14 @@ impl Semaphore {
     ///
     /// Nobody who holds is thrown out: if fewer permits are left than are taken, none is granted until enough are given
     /// back. Acquisitions that wait go by the new number. One that wants more than there are fails with
-    /// [`Error::TooFewPermits`], once it is the first in the queue. From now on programs must open the semaphore with the
+    /// [`Error::Permits`], once it is the first in the queue. From now on programs must open the semaphore with the
     /// new number, but handles that were used before go on.
     ///
     /// # Cancel safety
     /// After the future is dropped the number may have been changed, or not.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] for zero. [`Error::DoubtfulPermits`] if the node has data that are no number of permits, and
+    /// [`Error::InvalidInput`] for zero. [`Error::Permits`] if the node has data that are no number of permits, and
     /// no permit was ever taken there.
     /// [`Error::PermissionDenied`] if this client may not write the semaphore's node. After [`Error::Unreachable`],
     /// [`Error::Timeout`] and [`Error::OutcomeUnknown`] the number may have been changed, or not. Otherwise see [`Error`].
@@ -123,7 +124,7 @@ impl Semaphore {
     /// let two = geocoder.acquire().await?;
     ///
     /// let stale = Semaphore::new(&zk, "/limits/geocoder", 1)?;
-    /// assert!(matches!(stale.acquire().await, Err(Error::OtherPermits { ours: 1, theirs: 2, .. })));
+    /// assert!(matches!(stale.acquire().await, Err(Error::Permits { reason: PermitsError::Other { ours: 1, theirs: 2 }, .. })));
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn set_permits(&self, permits: u32) -> Call<()> {
@@ -136,7 +137,9 @@ impl Semaphore {
 
 /// What the data of the semaphore's node say.
 fn decoded(stock: &Stock, data: &[u8]) -> Result<Option<u32>, Error> {
-    permits::decode(data).map_err(|what| stock.doubt(format!("its data are {what:?}, and not a number of permits")))
+    permits::decode(data).map_err(|what| {
+        stock.doubt(PermitsError::Doubtful(format!("its data are {what:?}, and not a number of permits")))
+    })
 }
 
 /// The queue. If `is_synced`, it is no older than this call.
@@ -158,9 +161,9 @@ async fn queue(stock: &Stock, is_synced: bool) -> Result<Queue, Error> {
         seen.await.map_err(|failure| Error::from_failure(failure, "read the queue of", path))?;
     number?;
     if let Err(name) = permits::taken(&taken) {
-        return Err(stock.doubt(format!("{name:?} is no permit")));
+        return Err(stock.doubt(PermitsError::Doubtful(format!("{name:?} is no permit"))));
     }
-    queue.ok_or_else(|| stock.doubt("nobody has said yet how many permits it has".to_owned()))
+    queue.ok_or_else(|| stock.doubt(PermitsError::Unset))
 }
 
 async fn evict(stock: &Stock, token: i64) -> Result<Option<Member>, Error> {

@@ -1,6 +1,7 @@
 //! How many permits a semaphore has, as far as its handle knows; sends nothing.
 
 use crate::error::error::Error;
+use crate::error::permits::PermitsError;
 use crate::sync::{Mutex, MutexGuard};
 
 /// The number of a semaphore's permits, as its handle knows it. All clones of the handle share this.
@@ -36,9 +37,7 @@ impl PermitLimit {
     pub(crate) fn sees(&self, path: &str, number: u32) -> Result<(), Error> {
         let mut known = self.state();
         match *known {
-            KnownNumber::Given(ours) if ours != number => {
-                Err(Error::OtherPermits { path: path.to_owned(), ours, theirs: number })
-            }
+            KnownNumber::Given(ours) if ours != number => Err(of(path, PermitsError::Other { ours, theirs: number })),
             _ => {
                 *known = KnownNumber::Seen(number);
                 Ok(())
@@ -70,8 +69,13 @@ impl PermitLimit {
     }
 }
 
+/// What is wrong with the number of the semaphore at this path.
+pub(crate) fn of(path: &str, reason: PermitsError) -> Error {
+    Error::Permits { path: path.to_owned(), reason }
+}
+
 pub(crate) fn too_few(path: &str, wanted: u32, permits: u32) -> Error {
-    Error::TooFewPermits { path: path.to_owned(), wanted, permits }
+    of(path, PermitsError::TooFew { wanted, permits })
 }
 
 #[cfg(test)]
@@ -81,7 +85,9 @@ mod tests {
     /// What a handle says of so many permits that are wanted: ask the ensemble first, or not, or that they are too many.
     fn check(limit: &PermitLimit, wanted: u32) -> Result<bool, u32> {
         limit.check("/s", wanted).map_err(|error| match error {
-            Error::TooFewPermits { wanted: asked, permits, .. } if asked == wanted => permits,
+            Error::Permits { reason: PermitsError::TooFew { wanted: asked, permits }, .. } if asked == wanted => {
+                permits
+            }
             other => panic!("{other}"),
         })
     }
@@ -114,7 +120,10 @@ mod tests {
     #[test]
     fn another_number_than_the_user_gave_is_refused_at_the_first_look_alone() {
         let limit = PermitLimit::new(Some(3));
-        assert!(matches!(limit.sees("/s", 4), Err(Error::OtherPermits { ours: 3, theirs: 4, .. })));
+        assert!(matches!(
+            limit.sees("/s", 4),
+            Err(Error::Permits { reason: PermitsError::Other { ours: 3, theirs: 4 }, .. })
+        ));
         assert_eq!(limit.known(), Some(3));
         assert!(limit.sees("/s", 3).is_ok() && limit.sees("/s", 4).is_ok());
         assert_eq!(limit.known(), Some(4));

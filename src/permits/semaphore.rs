@@ -2,23 +2,19 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tracing::Instrument;
 
-use crate::acquisition::request::{Acquisition, Handle, Options, WARN_AFTER, Waiters};
+use crate::acquisition::request::{Acquisition, Options};
 use crate::call::Call;
 use crate::error::error::Error;
 use crate::guard::acquire::{Acquire, Granting, Guard};
+use crate::lock::rw_lock::{RwLock, RwLockBuilder};
 use crate::permits::limit::PermitLimit;
 use crate::permits::permit::Permit;
 use crate::permits::take::{Stock, Wanted};
-use crate::queue::dialect::Dialect;
 use crate::queue::mode::Mode;
-use crate::queue::native;
 use crate::session::contract::Coordinator;
-use crate::snapshot::site::Site;
-use crate::validation;
 
 /// A number of permits, shared by all processes that open the same path of the same ensemble: at most so many hold one at
 /// once, in the whole fleet.
@@ -29,7 +25,7 @@ use crate::validation;
 ///
 /// # The number
 /// The ensemble keeps the number, in the data of the semaphore's node: `permits=10`. Whoever comes first writes it. A handle
-/// that was opened with another number gets [`Error::OtherPermits`] at its first use. [`set_permits`](Self::set_permits)
+/// that was opened with another number gets [`Error::Permits`] at its first use. [`set_permits`](Self::set_permits)
 /// changes the number for all: handles that have seen the old one go by the new one from then on, acquisitions that wait
 /// notice, and nobody who holds is thrown out.
 ///
@@ -90,19 +86,11 @@ impl Semaphore {
     ///
     /// ```
     /// # use zk_rwlock::{Memory, Semaphore};
-    /// let limit = Semaphore::builder(&Memory::new(), "/limits/geocoder").permits(10).host("web-1").build().unwrap();
+    /// let limit = Semaphore::builder(&Memory::new(), "/limits/geocoder").permits(10).build().unwrap();
     /// assert_eq!(limit.path(), "/limits/geocoder");
     /// ```
     pub fn builder<C: Coordinator + Clone>(coordinator: &C, path: impl AsRef<str>) -> SemaphoreBuilder {
-        SemaphoreBuilder {
-            coordinator: Arc::new(coordinator.clone()),
-            path: path.as_ref().to_owned(),
-            permits: None,
-            host: None,
-            label: None,
-            warn_waiting: Some(WARN_AFTER),
-            warn_holding: None,
-        }
+        SemaphoreBuilder { lock: RwLock::builder(coordinator, path), permits: None }
     }
 
     /// The semaphore's node.
@@ -120,7 +108,7 @@ impl Semaphore {
     /// neither node nor watch behind, as soon as the server can be reached.
     ///
     /// # Errors
-    /// [`Error::OtherPermits`] if the semaphore has another number of permits than this handle was opened with.
+    /// [`Error::Permits`] if the semaphore has another number of permits than this handle was opened with.
     /// [`Error::Timeout`], which names the holders, only if a [`timeout`](Acquire::timeout) was given. Otherwise see
     /// [`Error`].
     ///
@@ -150,7 +138,7 @@ impl Semaphore {
     /// As for [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// [`Error::TooFewPermits`] if the semaphore does not have so many: before anything is sent, if it follows from the
+    /// [`Error::Permits`] if the semaphore does not have so many: before anything is sent, if it follows from the
     /// number that this handle was opened with. It comes also to an acquisition that waits, as the first in the queue, when
     /// the number falls below what it wants. [`Error::InvalidInput`] if no permits are asked for. Otherwise as for
     /// [`acquire`](Self::acquire).
@@ -164,7 +152,7 @@ impl Semaphore {
     /// let connections = Semaphore::new(&zk, "/limits/connections", 10)?;
     /// let three = connections.acquire_many(3).await?;
     /// assert_eq!(three.count(), 3);
-    /// assert!(matches!(connections.acquire_many(11).await, Err(Error::TooFewPermits { wanted: 11, permits: 10, .. })));
+    /// assert!(matches!(connections.acquire_many(11).await, Err(Error::Permits { reason: PermitsError::TooFew { wanted: 11, permits: 10 }, .. })));
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub fn acquire_many(&self, permits: u32) -> Acquire<Permit> {
@@ -248,48 +236,33 @@ fn acquisition(stock: Arc<Stock>, permits: u32, options: Options) -> Acquisition
 #[derive(Clone, Debug)]
 #[must_use = "nothing is opened before `build`"]
 pub struct SemaphoreBuilder {
-    coordinator: Arc<dyn Coordinator>,
-    path: String,
+    lock: RwLockBuilder,
     permits: Option<u32>,
-    host: Option<String>,
-    label: Option<String>,
-    warn_waiting: Option<Duration>,
-    warn_holding: Option<Duration>,
 }
 
 impl SemaphoreBuilder {
     /// How many permits there are. Give all users of the path the same number: see [`Semaphore`](Semaphore#the-number).
     ///
-    /// Default: the number that the ensemble has. If it has none, acquisitions fail with [`Error::DoubtfulPermits`]. Zero is
+    /// Default: the number that the ensemble has. If it has none, acquisitions fail with [`Error::Permits`]. Zero is
     /// refused.
     pub fn permits(mut self, permits: u32) -> Self {
         self.permits = Some(permits);
         self
     }
 
-    /// The host that the nodes of this process name. Default: the machine's name.
+    /// Options of the queue: host, label and warnings. To [keep](RwLockBuilder::keep) permits between uses, or to queue in
+    /// another [dialect](RwLockBuilder::dialect), is refused.
     ///
-    /// Letters, digits, `.`, `_` and `-`, at most 64 bytes.
-    pub fn host(mut self, host: impl Into<String>) -> Self {
-        self.host = Some(host.into());
-        self
-    }
-
-    /// The label of every acquisition that sets none itself. Default: no label.
-    pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.label = Some(label.into());
-        self
-    }
-
-    /// As [`RwLockBuilder::warn_after_waiting`](crate::RwLockBuilder::warn_after_waiting).
-    pub fn warn_after_waiting(mut self, limit: impl Into<Option<Duration>>) -> Self {
-        self.warn_waiting = limit.into();
-        self
-    }
-
-    /// As [`RwLockBuilder::warn_after_holding`](crate::RwLockBuilder::warn_after_holding).
-    pub fn warn_after_holding(mut self, limit: Duration) -> Self {
-        self.warn_holding = Some(limit);
+    /// # Examples
+    ///
+    /// ```
+    /// # use zk_rwlock::{Error, Memory, Semaphore};
+    /// # let zk = Memory::new();
+    /// let limit = Semaphore::builder(&zk, "/limits/geocoder").permits(3).lock(|lock| lock.label("nightly")).build()?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn lock(mut self, options: impl FnOnce(RwLockBuilder) -> RwLockBuilder) -> Self {
+        self.lock = options(self.lock);
         self
     }
 
@@ -298,28 +271,11 @@ impl SemaphoreBuilder {
     /// # Errors
     /// [`Error::InvalidInput`] says which option was wrong, and how.
     pub fn build(self) -> Result<Semaphore, Error> {
-        validation::check_directory(&self.path)?;
-        if let Some(host) = &self.host {
-            validation::check_host(host)?;
-        }
-        validation::check_label(self.label.as_deref())?;
         if self.permits == Some(0) {
             return Err(Error::invalid("a semaphore of no permits; it has at least one"));
         }
-        let site = Site::of_semaphore(self.path.into());
-        let taken = site.permits.clone().unwrap_or_default();
-        let handle = Handle {
-            coordinator: self.coordinator,
-            path: Arc::clone(&site.queue),
-            site,
-            host: self.host.unwrap_or_else(native::machine),
-            label: self.label,
-            dialect: Dialect::Native,
-            warn_waiting: self.warn_waiting,
-            warn_holding: self.warn_holding,
-            asking: Arc::default(),
-            waiters: Waiters::default(),
-        };
+        let handle = self.lock.for_semaphore()?;
+        let taken = handle.site.permits.clone().unwrap_or_default();
         let stock = Stock { handle: Arc::new(handle), limit: PermitLimit::new(self.permits), taken };
         Ok(Semaphore { stock: Arc::new(stock) })
     }

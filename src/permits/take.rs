@@ -18,8 +18,9 @@ use crate::acquisition::request::{Acquisition, Goal, Handle};
 use crate::acquisition::waiting::{IfTaken, Wait};
 use crate::call;
 use crate::error::error::Error;
+use crate::error::permits::PermitsError;
 use crate::hold::tenure::Tenure;
-use crate::permits::limit::{PermitLimit, too_few};
+use crate::permits::limit::{self, PermitLimit, too_few};
 use crate::queue::contender::Contender;
 use crate::queue::metadata;
 use crate::queue::permits::{self, Room};
@@ -111,9 +112,9 @@ impl Wanted {
             Err(NotExchanged::Changed) => {
                 if refused.replace(version) == Some(version) {
                     if patience == IfTaken::GiveUp {
-                        return Err(self
-                            .stock
-                            .doubt("its number has changed, and the server does not show it yet".to_owned()));
+                        return Err(self.stock.doubt(PermitsError::Doubtful(
+                            "its number has changed, and the server does not show it yet".to_owned(),
+                        )));
                     }
                     let session = held.ticket().session();
                     second_look::report(session, handle.shown().to_string(), *refused);
@@ -240,7 +241,7 @@ impl Goal for Wanted {
                 None => view.look().await?,
             };
             match permits::room(now.number, &now.names, self.count) {
-                Err(name) => return Err(self.stock.doubt(format!("{name:?} is no permit"))),
+                Err(name) => return Err(self.stock.doubt(PermitsError::Doubtful(format!("{name:?} is no permit")))),
                 Ok(Room::Never) => return Err(too_few(self.stock.handle.shown(), self.count, now.number)),
                 Ok(Room::Enough) => {
                     if self.try_exchange(held, now.version, &mut refused, wait.patience).await? {
@@ -276,7 +277,8 @@ impl Stock {
         loop {
             match permits::decode(&data) {
                 Err(what) => {
-                    return Err(self.doubt(format!("its data are {what:?}, and not a number of permits")));
+                    return Err(self
+                        .doubt(PermitsError::Doubtful(format!("its data are {what:?}, and not a number of permits"))));
                 }
                 Ok(Some(number)) => {
                     self.limit.sees(path, number)?;
@@ -285,7 +287,7 @@ impl Stock {
                 Ok(None) => {}
             }
             let Some(number) = self.limit.known() else {
-                return Err(self.doubt("nobody has said yet how many permits it has".to_owned()));
+                return Err(self.doubt(PermitsError::Unset));
             };
             let set =
                 [Operation::Set { path: path.to_string(), data: permits::encode(number), version: Some(stat.version) }];
@@ -343,8 +345,8 @@ impl Stock {
         Ok(())
     }
 
-    pub(super) fn doubt(&self, what: String) -> Error {
-        Error::DoubtfulPermits { path: self.handle.shown().to_string(), what }
+    pub(super) fn doubt(&self, reason: PermitsError) -> Error {
+        limit::of(self.handle.shown(), reason)
     }
 
     fn no_permit(&self, failure: Failure) -> Error {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::queue::dialect::Dialect;
-use crate::queue::mode::{self, Mode, Slot};
+use crate::queue::mode::{Mode, Slot};
 use crate::queue::native;
 
 /// One acquisition in the queue, as the name of its node describes it.
@@ -18,14 +18,6 @@ pub struct Contender {
 }
 
 impl Contender {
-    /// From this [sequence number](Contender::sequence) on, the last contender to leave a directory deletes it, which
-    /// restarts the numbers. In kazoo's dialect the directory stays.
-    pub const RESTART_FROM: i64 = mode::RESTART_FROM;
-
-    /// From this [sequence number](Contender::sequence) on, no contender may enter: see
-    /// [`Error::SequenceExhausted`](crate::Error::SequenceExhausted).
-    pub const REFUSED_FROM: i64 = mode::REFUSED_FROM;
-
     /// Reads the name of a lock directory's child; `None` if the name is not a contender's.
     ///
     /// The id is optional, so that nodes made by other programs after the same scheme take part in the queue.

@@ -3,11 +3,11 @@
 use std::fmt;
 
 /// From this sequence number on, the last contender to leave a directory deletes it. That restarts the numbers.
-pub(crate) const RESTART_FROM: i64 = 1 << 30;
+pub const RESTART_FROM: i64 = 1 << 30;
 
 /// From this sequence number on, no contender may enter. The counter of ZooKeeper 3.6 and later sticks at 2147483647
 /// and gives this number to several contenders; the counter of 3.5 wraps to a negative number (ZOOKEEPER-4372).
-pub(crate) const REFUSED_FROM: i64 = (1 << 31) - (1 << 20);
+pub const REFUSED_FROM: i64 = (1 << 31) - (1 << 20);
 
 /// What a contender asks for: to share the lock with readers, or to hold it alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -12,22 +12,20 @@ use crate::snapshot::progress::Progress;
 use crate::snapshot::site::Site;
 use crate::sync::Mutex;
 
-/// How long a waiter pauses at least between two looks for changes, unless the caller has given an interval.
+/// How long a waiter pauses at least between two looks for changes.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// The caller's function that hears of its wait.
 #[derive(Clone)]
 pub(crate) struct Listener {
     tell: Arc<Mutex<Tell>>,
-    /// How often to look, if the caller has given an interval.
-    pub(crate) every: Option<Duration>,
 }
 
 type Tell = dyn FnMut(&Progress) + Send;
 
 impl Listener {
-    pub(crate) fn boxed(tell: impl FnMut(&Progress) + Send + 'static, every: Option<Duration>) -> Box<Listener> {
-        Box::new(Listener { tell: Arc::new(Mutex::new(tell)), every })
+    pub(crate) fn boxed(tell: impl FnMut(&Progress) + Send + 'static) -> Box<Listener> {
+        Box::new(Listener { tell: Arc::new(Mutex::new(tell)) })
     }
 }
 
@@ -76,12 +74,12 @@ impl OnWait {
     fn pause(&self) -> Duration {
         let size = self.heard.as_ref().map_or(0, |heard| heard.place.saturating_mul(heard.length));
         let by_size = Duration::from_millis(u64::try_from(size).unwrap_or(u64::MAX));
-        self.listener.every.unwrap_or(by_size.max(PAUSE_MIN))
+        by_size.max(PAUSE_MIN)
     }
 }
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").field("every", &self.every).finish_non_exhaustive()
+        f.debug_struct("Listener").finish_non_exhaustive()
     }
 }

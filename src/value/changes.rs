@@ -63,7 +63,7 @@ impl<T: Send + Sync + 'static> ValueChanges<T> {
     /// Waits for the next value. The first call gives the present value, as soon as it has come. Values that came and
     /// went between two calls are skipped, but never the newest. `None` once the coordinator was closed.
     ///
-    /// An error says, once, that the node holds no value now ([`ValueError`](crate::ValueError) says why), that it cannot be
+    /// An error says, once, that the node holds no value now ([`ValueError`](crate::error::ValueError) says why), that it cannot be
     /// watched just now, or that this client's server has missed what the ensemble has ([`Error::Refused`]). If no value was there from the beginning, the [initial](crate::SharedBuilder::initial) one comes
     /// in place of that error. The next value ends that state. A lost connection, or the end of a session, is no error: the watch is
     /// set up again, and a missed change is reported then.

@@ -5,7 +5,7 @@ use std::error::Error;
 /// The error of a [`Format`].
 pub type FormatError = Box<dyn Error + Send + Sync>;
 
-/// How values of type `T` are written down. The default is [`Json`](crate::Json). To choose another, see
+/// How values of type `T` are written down. The default is [`Json`](crate::format::Json). To choose another, see
 /// [`Shared::with_format`](crate::Shared::with_format).
 ///
 /// [`decode`](Format::decode) must read what [`encode`](Format::encode) made. A commit tries that before it sends
@@ -14,7 +14,8 @@ pub type FormatError = Box<dyn Error + Send + Sync>;
 /// # Examples
 ///
 /// ```
-/// use zk_rwlock::{Error, Format, FormatError, Memory, Shared};
+/// use zk_rwlock::format::{Format, FormatError};
+/// use zk_rwlock::{Error, Memory, Shared};
 ///
 /// /// Numbers, big-endian.
 /// struct BigEndian;
@@ -66,7 +67,7 @@ pub trait Format<T>: Send + Sync + 'static {
 
 /// JSON, by serde. People can read it with `zkCli`, too. Numbers come back exactly, floating ones to the last bit. JSON
 /// has no infinities and no NaN: it writes `null` in their place. An `f64` does not read that back, so the commit is
-/// [refused](crate::ValueError::Unwritable); an `Option<f64>` comes back as `None`. `Some(None)` comes back as `None`, too.
+/// [refused](crate::error::ValueError::Unwritable); an `Option<f64>` comes back as `None`. `Some(None)` comes back as `None`, too.
 #[cfg(feature = "json")]
 #[cfg_attr(docsrs, doc(cfg(feature = "json")))]
 #[derive(Clone, Copy, Debug, Default)]
@@ -92,7 +93,8 @@ impl<T: serde::Serialize + serde::de::DeserializeOwned> Format<T> for Json {
 /// # Examples
 ///
 /// ```
-/// # use zk_rwlock::{Error, Memory, Raw, Shared};
+/// # use zk_rwlock::format::Raw;
+/// # use zk_rwlock::{Error, Memory, Shared};
 /// # tokio_test::block_on(async {
 /// let blob: Shared<Vec<u8>> = Shared::with_format(&Memory::new(), "/blob", Raw).build()?;
 /// blob.write().replacing(vec![0, 255]).await?.commit().await?;

@@ -101,7 +101,7 @@ impl<T> SharedReadGuard<T> {
     }
 
     /// The value alone. The lock is given back in the background. The value is cloned if other reads have it, too,
-    /// because its lock is [kept](crate::SharedBuilder::keep).
+    /// because its lock is [kept](crate::RwLockBuilder::keep).
     pub fn into_inner(self) -> T
     where
         T: Clone,
@@ -139,8 +139,8 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     ///
     /// # Errors
     /// - [`Error::Lost`]: the lock is gone. The node holds the old value, or a later holder's.
-    /// - [`Error::Value`]: the value [cannot be written down](crate::ValueError::Unwritable), or is [too
-    ///   large](crate::ValueError::TooLarge). The node holds the old value.
+    /// - [`Error::Value`]: the value [cannot be written down](crate::error::ValueError::Unwritable), or is [too
+    ///   large](crate::error::ValueError::TooLarge). The node holds the old value.
     /// - [`Error::TransactionRefused`]: a client that does not hold the lock wrote or deleted the node, and its change
     ///   stays. Release, and acquire again. With [`NoAuth`](crate::coordinator::Failure::NoAuth), the ACL of the node
     ///   does not let us write, or the ACL of the node above it, if there is no node yet.

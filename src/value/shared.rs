@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::error::error::Error;
 use crate::lock::rw_lock::{RwLock, RwLockBuilder};
@@ -26,7 +25,7 @@ use crate::value::store::Store;
 /// they come, and [`wait_for`](Self::wait_for) waits for one of them. A handle is cheap to clone, and clones share the
 /// copy.
 ///
-/// The value is written as [`Json`](crate::Json), by serde, or in a [`Format`] of your own.
+/// The value is written as [`Json`](crate::format::Json), by serde, or in a [`Format`] of your own.
 ///
 /// # Where it is kept
 /// Below `path` are two nodes: `lock`, the directory of the lock, and `value`, an ordinary node. The value node begins
@@ -47,7 +46,7 @@ use crate::value::store::Store;
 /// {"endpoint":"db-1","password":"secret"}
 /// ```
 ///
-/// These lines tell our values from foreign bytes. Foreign bytes are an [error](crate::ValueError::Foreign), and stay
+/// These lines tell our values from foreign bytes. Foreign bytes are an [error](crate::error::ValueError::Foreign), and stay
 /// as they are. An empty node counts as one that was never written, so that an operator can make it beforehand, with an
 /// ACL of its own.
 ///
@@ -100,7 +99,7 @@ where
     /// Opens the value that is kept at `path`, as JSON. Nothing is sent. Missing nodes are made when needed.
     ///
     /// Until a value is [written](crate::Acquire::replacing), reading gives
-    /// [`ValueError::Unset`](crate::ValueError::Unset). [`SharedBuilder::initial`] prevents that.
+    /// [`ValueError::Unset`](crate::error::ValueError::Unset). [`SharedBuilder::initial`] prevents that.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if `path` is not an absolute ZooKeeper path, or is the root or in `/zookeeper`.
@@ -188,8 +187,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         self
     }
 
-    /// Keeps the lock between uses, until another contender asks for it: see [`RwLockBuilder::keep`]. Default: it is not
-    /// kept.
+    /// Options of the lock: host, label, warnings, and whether it is [kept](RwLockBuilder::keep) between uses.
     ///
     /// Under a kept READ node the value is read once. Until the node is asked for, [`read`](Shared::read) then gives the
     /// newest committed value, exactly, without a request and without a wait. What it costs is that each writer asks
@@ -204,35 +202,15 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// # use std::time::Duration;
     /// # use zk_rwlock::{Error, Memory, Shared};
     /// # let zk = Memory::new();
-    /// let limit: Shared<u32> =
-    ///     Shared::builder(&zk, "/limits/requests").initial(|| 100).keep(Duration::from_secs(60)).build()?;
+    /// let limit: Shared<u32> = Shared::builder(&zk, "/limits/requests")
+    ///     .initial(|| 100)
+    ///     .lock(|lock| lock.host("web-1").keep(Duration::from_secs(60)))
+    ///     .build()?;
     /// assert_eq!(*limit.read().await?, 100);
     /// let before = zk.requests();
     /// assert_eq!(*limit.read().await?, 100);
     /// assert_eq!(zk.requests(), before);
     /// # Ok::<(), Error>(()) }).unwrap();
-    /// ```
-    pub fn keep(mut self, idle: Duration) -> Self {
-        self.lock = self.lock.keep(idle);
-        self
-    }
-
-    /// Options of the lock: host, label, warnings, and so on.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[cfg(feature = "json")]
-    /// # fn main() -> Result<(), zk_rwlock::Error> {
-    /// # use std::time::Duration;
-    /// # use zk_rwlock::{Memory, Shared};
-    /// # let zk = Memory::new();
-    /// let limit: Shared<u32> = Shared::builder(&zk, "/limits/requests")
-    ///     .lock(|lock| lock.host("web-1").warn_after_holding(Duration::from_secs(60)))
-    ///     .build()?;
-    /// # Ok(()) }
-    /// # #[cfg(not(feature = "json"))]
-    /// # fn main() {}
     /// ```
     pub fn lock(mut self, options: impl FnOnce(RwLockBuilder) -> RwLockBuilder) -> Self {
         self.lock = options(self.lock);
@@ -242,7 +220,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// The version of the type, which is kept beside the value. Raise it when programs that know only the last version
     /// must not touch what newer programs have written. Default: 1.
     ///
-    /// A value of a newer schema is [`ValueError::NewerSchema`](crate::ValueError::NewerSchema), and stays as it is. A
+    /// A value of a newer schema is [`ValueError::NewerSchema`](crate::error::ValueError::NewerSchema), and stays as it is. A
     /// value of an older schema goes through [`migrate`](Self::migrate).
     pub fn schema(mut self, schema: u32) -> Self {
         self.terms.schema = schema;
@@ -251,7 +229,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
 
     /// Makes a value of ours from one that was written with an older schema. The function gets that schema, and the
     /// bytes as the format wrote them. Without it such a value is
-    /// [`ValueError::OlderSchema`](crate::ValueError::OlderSchema).
+    /// [`ValueError::OlderSchema`](crate::error::ValueError::OlderSchema).
     ///
     /// Reading such a value changes nothing in the ensemble. The next commit writes it in our schema, which older
     /// programs cannot read.
@@ -287,7 +265,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     }
 
     /// How many bytes a value may take, with the lines beside it. A larger value is
-    /// [`ValueError::TooLarge`](crate::ValueError::TooLarge), and nothing is sent. Default: 1,044,479, which fits into
+    /// [`ValueError::TooLarge`](crate::error::ValueError::TooLarge), and nothing is sent. Default: 1,044,479, which fits into
     /// what servers take by default. Lower it if the servers' `jute.maxbuffer` is lower. Raise it only if
     /// `jute.maxbuffer` is higher everywhere, also on all clients that may read the node.
     pub fn size_limit(mut self, bytes: usize) -> Self {

@@ -23,7 +23,7 @@ use crate::error::error::Error;
 /// - A client that has only [`READ`](Permissions::READ) can see the queue, and steal nothing.
 ///
 /// ```
-/// use zk_rwlock::{Acl, Permissions};
+/// use zk_rwlock::security::{Acl, Permissions};
 /// let acl = Acl::creator().allow("world", "anyone", Permissions::READ);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -29,7 +29,8 @@ use crate::sync::Mutex;
 /// # Examples
 ///
 /// ```no_run
-/// # use zk_rwlock::{Tls, ZooKeeper};
+/// # use zk_rwlock::security::Tls;
+/// # use zk_rwlock::ZooKeeper;
 /// # async fn main_of_yours() -> Result<(), Box<dyn std::error::Error>> {
 /// let read = std::fs::read_to_string;
 /// let tls = Tls::from_ca_pem(&read("ca.pem")?)?.identity_pem(&read("web-1.pem")?, &read("web-1.key")?)?;

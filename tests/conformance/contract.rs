@@ -6,8 +6,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use zk_rwlock::RwLock;
 use zk_rwlock::coordinator::{Coordinator, Event, Failure, Kind, Operation, Outcome, Reply, Session, Watch};
-use zk_rwlock::{Ending, RwLock};
+use zk_rwlock::error::Ending;
 
 use support::harness::Harness;
 use support::scene::{eventually, soon};

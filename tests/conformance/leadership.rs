@@ -16,7 +16,8 @@ use support::scene::{eventually, soon};
 const PAUSE: Duration = Duration::from_millis(10);
 
 fn candidate<C: Coordinator + Clone>(client: &C, path: &str, host: &str) -> Leadership {
-    let builder = Leadership::builder(client, path).host(host).data(format!("http://{host}")).pause(PAUSE);
+    let builder =
+        Leadership::builder(client, path).lock(|lock| lock.host(host)).data(format!("http://{host}")).pause(PAUSE);
     builder.build().expect("valid")
 }
 
@@ -228,7 +229,8 @@ pub async fn an_unhealthy_candidate_resigns_and_comes_back_when_it_is_well(h: &i
         let is_well = *wellness.borrow();
         async move { is_well }
     };
-    let builder = Leadership::builder(&mine, &path).host("host-a").pause(PAUSE).health(2 * PAUSE, check);
+    let builder =
+        Leadership::builder(&mine, &path).lock(|lock| lock.host("host-a")).pause(PAUSE).health(2 * PAUSE, check);
     let mut a = Candidate::campaigns(builder.build().expect("valid"));
     // It does not campaign before it is well.
     let others = h.client().await;
@@ -311,7 +313,7 @@ pub async fn wrong_options_are_refused_before_anything_is_sent(h: &impl Harness)
     let builder = || Leadership::builder(&zk, &path);
     for (wrong, reason) in [
         (Leadership::new(&zk, "relative"), "must start with '/'"),
-        (builder().host("a/b").build(), "host"),
+        (builder().lock(|lock| lock.host("a/b")).build(), "host"),
         (builder().data("two\nlines").build(), r#"data "two\nlines" contains"#),
         (builder().data("x".repeat(257)).build(), "invalid input: data of 257 bytes"),
         (builder().pause(Duration::ZERO).build(), "a pause of zero"),

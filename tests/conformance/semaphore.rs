@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation, Session};
+use zk_rwlock::error::PermitsError;
 use zk_rwlock::{Blocking, Error, HoldState, Loss, MemberState, Mode, Permit, RwLock, Semaphore, Survey};
 
 use support::harness::Harness;
@@ -30,7 +31,7 @@ impl<C: Coordinator + Clone> Stage<C> {
         let (mine, theirs, operator) = (h.client().await, h.client().await, h.client().await);
         let path = h.directory();
         let open = |client: &C, host: &str| {
-            Semaphore::builder(client, &path).permits(permits).host(host).build().expect("valid")
+            Semaphore::builder(client, &path).permits(permits).lock(|lock| lock.host(host)).build().expect("valid")
         };
         let operator = Arc::clone(operator.session_slot(0).await.expect("the session is alive").session());
         Stage { a: open(&mine, "host-a"), b: open(&theirs, "host-b"), mine, theirs, operator, path }
@@ -235,15 +236,15 @@ pub async fn another_number_of_permits_is_an_error_that_says_both<H: Harness>(h:
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     let other = Semaphore::new(&s.theirs, &s.path, 4).expect("valid");
     let error = soon("the refusal", other.acquire()).await.expect_err("another number");
-    assert!(matches!(error, Error::OtherPermits { ours: 4, theirs: 3, .. }), "{error}");
+    assert!(matches!(error, Error::Permits { reason: PermitsError::Other { ours: 4, theirs: 3 }, .. }), "{error}");
     assert_eq!(error.to_string(), format!("{} has 3 permits, and was opened here with 4", s.path));
     let error = soon("the refusal", other.try_acquire()).await.expect_err("another number");
-    assert!(matches!(error, Error::OtherPermits { ours: 4, theirs: 3, .. }), "{error}");
+    assert!(matches!(error, Error::Permits { reason: PermitsError::Other { ours: 4, theirs: 3 }, .. }), "{error}");
     // Also where none is free, and others wait: it would never be granted.
     let rest = soon("free permits", s.a.acquire_many(2)).await.expect("free");
     let refused = async || {
         let error = soon("the refusal", other.try_acquire()).await.expect_err("another number");
-        assert!(matches!(error, Error::OtherPermits { ours: 4, theirs: 3, .. }), "{error}");
+        assert!(matches!(error, Error::Permits { reason: PermitsError::Other { ours: 4, theirs: 3 }, .. }), "{error}");
     };
     refused().await;
     let waits = s.queue_up(&s.a, 1).await;
@@ -264,8 +265,8 @@ pub async fn of_two_first_numbers_one_is_written_and_the_other_refused<H: Harnes
         let (two, three) = soon("both", async { tokio::join!(two.acquire().into_future(), three.acquire()) }).await;
         let number = open(&s.mine, 1).permits().await.expect("readable");
         match (number, two, three) {
-            (Some(2), Ok(_), Err(Error::OtherPermits { ours: 3, theirs: 2, .. })) => {}
-            (Some(3), Err(Error::OtherPermits { ours: 2, theirs: 3, .. }), Ok(_)) => {}
+            (Some(2), Ok(_), Err(Error::Permits { reason: PermitsError::Other { ours: 3, theirs: 2 }, .. })) => {}
+            (Some(3), Err(Error::Permits { reason: PermitsError::Other { ours: 2, theirs: 3 }, .. }), Ok(_)) => {}
             all => panic!("{all:?}"),
         }
     }
@@ -276,11 +277,11 @@ pub async fn a_handle_without_a_number_goes_by_the_ensembles<H: Harness>(h: &H) 
     let plain = Semaphore::builder(&s.theirs, &s.path).build().expect("valid");
     assert_eq!(plain.permits().await.expect("readable"), None);
     let error = soon("the refusal", plain.acquire()).await.expect_err("no number");
-    assert!(matches!(error, Error::DoubtfulPermits { .. }), "{error}");
+    assert!(matches!(error, Error::Permits { .. }), "{error}");
     let held = soon("a free permit", s.a.acquire()).await.expect("free");
     assert_eq!(plain.permits().await.expect("readable"), Some(2));
     let error = soon("the refusal", plain.acquire_many(3)).await.expect_err("too many");
-    assert!(matches!(error, Error::TooFewPermits { wanted: 3, permits: 2, .. }), "{error}");
+    assert!(matches!(error, Error::Permits { reason: PermitsError::TooFew { wanted: 3, permits: 2 }, .. }), "{error}");
     let other = soon("a free permit", plain.acquire()).await.expect("free");
     assert!(plain.try_acquire().await.is_err_and(|error| error.is_would_block()));
     drop((held, other));
@@ -291,7 +292,10 @@ pub async fn more_permits_than_there_are_are_refused_before_anything_is_sent<H: 
     let s = Stage::set(h, 3).await;
     let error = soon("the refusal", s.a.acquire_many(4)).await.expect_err("too many");
     assert_eq!(error.to_string(), format!("4 permits are wanted of {}, which has 3", s.path));
-    assert!(matches!(s.a.try_acquire_many(4).await, Err(Error::TooFewPermits { wanted: 4, permits: 3, .. })));
+    assert!(matches!(
+        s.a.try_acquire_many(4).await,
+        Err(Error::Permits { reason: PermitsError::TooFew { wanted: 4, permits: 3 }, .. })
+    ));
     assert!(matches!(s.a.acquire_many(0).await, Err(Error::InvalidInput(_))));
     assert!(matches!(s.a.try_acquire_many(0).await, Err(Error::InvalidInput(_))));
     assert_eq!(s.operator.data(&s.path).await, Err(Failure::NoNode));
@@ -311,7 +315,10 @@ pub async fn a_raised_number_lets_in_who_waits<H: Harness>(h: &H) {
     s.becomes_empty().await;
     assert_eq!(soon("free permits", s.a.acquire_many(5)).await.expect("free").count(), 5);
     let late = Semaphore::new(&s.mine, &s.path, 2).expect("valid");
-    assert!(matches!(late.acquire().await, Err(Error::OtherPermits { ours: 2, theirs: 5, .. })));
+    assert!(matches!(
+        late.acquire().await,
+        Err(Error::Permits { reason: PermitsError::Other { ours: 2, theirs: 5 }, .. })
+    ));
 }
 
 pub async fn a_lowered_number_throws_nobody_out<H: Harness>(h: &H) {
@@ -330,7 +337,7 @@ pub async fn a_lowered_number_throws_nobody_out<H: Harness>(h: &H) {
     held.remove(0).release().await.expect("held");
     assert!(granted(waits).await.is_held());
     let error = soon("the refusal", s.a.acquire_many(2)).await.expect_err("too many");
-    assert!(matches!(error, Error::TooFewPermits { wanted: 2, permits: 1, .. }), "{error}");
+    assert!(matches!(error, Error::Permits { reason: PermitsError::TooFew { wanted: 2, permits: 1 }, .. }), "{error}");
 }
 
 pub async fn who_waits_for_more_than_there_are_left_gets_an_error<H: Harness>(h: &H) {
@@ -340,7 +347,10 @@ pub async fn who_waits_for_more_than_there_are_left_gets_an_error<H: Harness>(h:
     soon("the change", s.a.set_permits(2)).await.expect("it may be written");
     for task in [head, next] {
         let error = refused(task).await;
-        assert!(matches!(error, Error::TooFewPermits { wanted: 3, permits: 2, .. }), "{error}");
+        assert!(
+            matches!(error, Error::Permits { reason: PermitsError::TooFew { wanted: 3, permits: 2 }, .. }),
+            "{error}"
+        );
     }
     assert!(granted(last).await.is_held() && held.is_held());
 }
@@ -477,7 +487,7 @@ pub async fn a_node_that_is_no_permit_is_an_error_and_no_grant<H: Harness>(h: &H
         s.operator.create(&foreign, &[], Kind::Persistent).await.expect("created");
         let error = soon("the refusal", s.a.acquire()).await.expect_err("doubtful");
         assert_eq!(error.to_string(), format!("{} cannot be counted: {name:?} is no permit", s.path));
-        assert!(matches!(s.b.queue().await, Err(Error::DoubtfulPermits { .. })));
+        assert!(matches!(s.b.queue().await, Err(Error::Permits { .. })));
         s.operator.delete(&foreign).await.expect("there");
     }
     // One of another program counts as it says.
@@ -495,7 +505,7 @@ pub async fn data_that_are_no_number_are_an_error_and_no_grant<H: Harness>(h: &H
         s.set_data(&s.path, data.as_bytes()).await;
         for semaphore in [&s.a, &s.b] {
             let error = soon("the refusal", semaphore.acquire()).await.expect_err("doubtful");
-            assert!(matches!(error, Error::DoubtfulPermits { .. }), "{error}");
+            assert!(matches!(error, Error::Permits { .. }), "{error}");
         }
         s.b.set_permits(2).await.expect("the cure");
         assert!(soon("a free permit", s.a.acquire()).await.expect("free").is_held());
@@ -507,7 +517,7 @@ pub async fn data_that_are_no_number_are_an_error_and_no_grant<H: Harness>(h: &H
     // Where no permit was ever taken, the data may be somebody's.
     let never = Stage::set(h, 2).await;
     never.operator.create(&never.path, b"theirs", Kind::Persistent).await.expect("created");
-    assert!(matches!(never.a.set_permits(3).await, Err(Error::DoubtfulPermits { .. })));
+    assert!(matches!(never.a.set_permits(3).await, Err(Error::Permits { .. })));
 }
 
 // What people see.
@@ -571,8 +581,7 @@ pub async fn on_wait_tells_who_has_the_permits<H: Harness>(h: &H) {
     let held = take_all(&s.b, 2).await;
     let heard = Arc::new(Mutex::new(Vec::new()));
     let tell = Arc::clone(&heard);
-    let every = Duration::from_millis(20);
-    let acquire = s.a.acquire().on_wait_every(every, move |progress| {
+    let acquire = s.a.acquire().on_wait(move |progress| {
         tell.lock().expect("no panic").push((progress.path.to_string(), progress.to_string()));
     });
     let waits = tokio::spawn(acquire.into_future());
@@ -630,7 +639,10 @@ pub async fn wrong_numbers_and_paths_are_refused_before_anything_is_sent<H: Harn
     }
     assert!(is_invalid(Semaphore::new(&client, "/a", 0)));
     let builder = || Semaphore::builder(&client, "/a").permits(1);
-    assert!(is_invalid(builder().host("a/b").build()) && is_invalid(builder().label("two\nlines").build()));
+    assert!(
+        is_invalid(builder().lock(|lock| lock.host("a/b")).build())
+            && is_invalid(builder().lock(|lock| lock.label("two\nlines")).build())
+    );
     let semaphore = builder().build().expect("valid");
     assert!(matches!(semaphore.set_permits(0).await, Err(Error::InvalidInput(_))));
     assert!(matches!(semaphore.acquire().timeout(Duration::ZERO).await, Err(Error::InvalidInput(_))));

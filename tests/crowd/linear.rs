@@ -85,7 +85,7 @@ impl Client {
         let lock = RwLock::builder(&self.zk, path("lock"));
         let shared = Shared::builder(&self.zk, path("shared")).initial(|| 0);
         let (lock, shared) = match self.keeps {
-            Some(idle) => (lock.keep(idle), shared.keep(idle)),
+            Some(idle) => (lock.keep(idle), shared.lock(|lock| lock.keep(idle))),
             None => (lock, shared),
         };
         let (lock, shared) = (lock.build().expect("valid"), shared.build().expect("valid"));

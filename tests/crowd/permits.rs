@@ -256,7 +256,8 @@ async fn a_random_swarm_never_holds_more_permits_than_there_are() {
         let builder = ZooKeeper::builder().session_timeout(session_timeout).connect_timeout(CALM);
         let zk = builder.connect(&proxy.address()).await.expect("nothing fails yet");
         let name = format!("client-{number}");
-        let semaphore = Semaphore::builder(&zk, PATH).permits(PERMITS).host(&name).build().expect("valid");
+        let semaphore =
+            Semaphore::builder(&zk, PATH).permits(PERMITS).lock(|lock| lock.host(&name)).build().expect("valid");
         clients.push(Client { name, proxy, zk, semaphore });
     }
     let world = Arc::new(World {

@@ -15,7 +15,8 @@ use support::program::program;
 use support::scene::{SOON, eventually, line_becomes, soon};
 use support::server::Server;
 use tokio::process::{Child, Command};
-use zk_rwlock::{RwLock, Sasl, ZooKeeper};
+use zk_rwlock::security::Sasl;
+use zk_rwlock::{RwLock, ZooKeeper};
 
 use crate::snippets::{files, read, root};
 

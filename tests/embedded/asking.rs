@@ -102,7 +102,7 @@ fn a_client_whose_server_lags_asks_for_what_it_cannot_see() {
     let (kept, other) = (keeping(&zk), zk.connect());
     drop(write(&plain(&other)));
     drop((read(&kept), read(&kept)));
-    other.lag();
+    other.faults().lag();
     // The server of the other client has not heard of this ask, nor of the node that was kept after it.
     now(plain(&zk).ask()).expect("allowed");
     drop(read(&kept));
@@ -115,7 +115,7 @@ fn a_client_whose_server_lags_asks_for_what_it_cannot_see() {
 fn an_ask_whose_answer_is_lost_is_sent_again() {
     let zk = Memory::new();
     let (kept, other) = (keeping(&zk), zk.connect());
-    for lose in [Memory::lose_next_reply, Memory::lose_next_request] {
+    for lose in [|zk: &Memory| zk.faults().lose_next_reply(), |zk: &Memory| zk.faults().lose_next_request()] {
         drop((read(&kept), read(&kept)));
         lose(&other);
         now(plain(&other).ask()).expect("allowed");
@@ -163,7 +163,7 @@ async fn an_ask_that_is_cut_off_ends_in_time() {
     let zk = Memory::new();
     let lock = plain(&zk);
     drop(write(&lock));
-    zk.cut();
+    zk.faults().cut();
     let error = lock.ask().timeout(Duration::from_secs(1)).await.expect_err("nothing is answered");
     assert!(matches!(error, Error::Timeout { .. }), "{error:?}");
 }

@@ -11,7 +11,8 @@ use support::polled::now;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, task};
 use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Lease, Operation, Reservation, SessionSlot, Upkeep};
-use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore, Shared, ValueError};
+use zk_rwlock::error::ValueError;
+use zk_rwlock::{Error, Loss, Memory, RwLock, Semaphore, Shared};
 
 const PATH: &str = "/locks/of-a-service/config";
 
@@ -90,7 +91,7 @@ async fn after_a_commit_that_may_be_done_the_same_guard_can_commit_again() {
         *guard += 1;
         is_cut_off.store(answer_is_lost, Ordering::Relaxed);
         if answer_is_lost {
-            memory.lose_next_reply();
+            memory.faults().lose_next_reply();
         }
         let answer = guard.commit().await;
         assert_eq!(matches!(answer, Err(Error::OutcomeUnknown { .. })), answer_is_lost, "{answer:?}");
@@ -117,7 +118,7 @@ async fn a_directory_whose_numbers_are_always_used_up_is_made_anew_8_times() {
             // A try before the directory is made takes no number.
             if !ensemble.children("/locks/of-a-service").is_empty() {
                 tries.one_more();
-                ensemble.set_next_sequence(PATH, REFUSED_FROM);
+                ensemble.faults().set_next_sequence(PATH, REFUSED_FROM);
             }
         }
         None
@@ -310,7 +311,7 @@ fn a_directory_that_is_reaped_before_its_first_use_is_made_again() {
             let is_unused =
                 operator.children(directory).is_empty() && operator.children(above).iter().any(|it| it == name);
             if matches!(kind, Kind::Ephemeral | Kind::EphemeralSequential) && is_unused && count.one_more() % 3 < 2 {
-                operator.remove(directory);
+                operator.faults().remove(directory);
             }
         };
         match asked {

@@ -387,7 +387,7 @@ async fn a_number_of_ours_that_somebody_else_has_too_is_not_granted() {
 async fn a_create_whose_answer_was_lost_is_found_by_its_uuid() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
-        s.zk.lose_next_reply();
+        s.zk.faults().lose_next_reply();
         let held = soon("the grant", s.lock.write()).await.unwrap();
         let (directory, name) =
             held.path().rsplit_once('/').map(|(at, name)| (at.to_owned(), name.to_owned())).unwrap();
@@ -417,7 +417,7 @@ async fn a_pair_of_a_lock_that_is_used_alone_is_three_requests_and_a_watch_in_ev
 async fn a_directory_that_kazoo_takes_for_granted_stays() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
-        s.zk.reap_containers();
+        s.zk.faults().reap_containers();
         let answer = s.operator.children(PATH).await;
         let stays = dialect == Dialect::Kazoo;
         assert_eq!(answer, if stays { Ok(Vec::new()) } else { Err(Failure::NoNode) }, "{dialect}");
@@ -428,13 +428,13 @@ async fn a_directory_that_kazoo_takes_for_granted_stays() {
 async fn old_and_used_up_numbers_are_restarted_except_under_kazoo() {
     for dialect in Dialect::ALL {
         let s = Scene::set(dialect).await;
-        s.zk.set_next_sequence(PATH, 1 << 30);
+        s.zk.faults().set_next_sequence(PATH, 1 << 30);
         s.lock.write().await.unwrap().release().await.unwrap();
         let stays = dialect == Dialect::Kazoo;
         assert_eq!(s.operator.children(PATH).await.is_ok(), stays, "{dialect}");
         s.lock.write().await.unwrap().release().await.unwrap();
         for next in [i32::MAX - (1 << 20) + 1, i32::MAX, -1, i32::MIN] {
-            s.zk.set_next_sequence(PATH, next);
+            s.zk.faults().set_next_sequence(PATH, next);
             match s.lock.write().await {
                 Ok(guard) => {
                     assert!(!stays && guard.path().ends_with("0000000000"), "{dialect}: {}", guard.path());

@@ -43,7 +43,7 @@ async fn is_used(lock: &RwLock, memory: &Memory) {
     let waits = lock.write().timeout(LONG);
     let vanishes = async {
         sleep(SECOND).await;
-        there.expire();
+        there.faults().expire();
     };
     let (granted, ()) = tokio::join!(waits, vanishes);
     assert!(granted.expect("nobody is in the way").is_held());
@@ -73,7 +73,9 @@ async fn options_of_any_length_are_refused_or_obeyed() {
             sleep(LONG).await;
             drop(waits.await.expect("free"));
         }
-        let permits = Semaphore::builder(&memory, "/permits").warn_after_waiting(one).warn_after_holding(one);
+        let permits = Semaphore::builder(&memory, "/permits")
+            .lock(|lock| lock.warn_after_waiting(one))
+            .lock(|lock| lock.warn_after_holding(one));
         if let Some(permits) = built(permits.permits(1).build()) {
             let held = permits.acquire().await.expect("free");
             let mut waits = task::spawn(permits.acquire().into_future());
@@ -82,7 +84,8 @@ async fn options_of_any_length_are_refused_or_obeyed() {
             held.release().await.expect("held");
             drop(waits.await.expect("free"));
         }
-        if let Some(value) = built(Shared::builder(&memory, "/value").initial(|| 1).keep(one).build()) {
+        if let Some(value) = built(Shared::builder(&memory, "/value").initial(|| 1).lock(|lock| lock.keep(one)).build())
+        {
             assert_eq!(*value.read().await.expect("free"), 1);
             sleep(LONG).await;
             assert_eq!(*value.read().await.expect("free"), 1);
@@ -113,13 +116,10 @@ async fn limits_of_any_length_are_refused_or_obeyed() {
     let (memory, lock) = (Memory::new(), |zk: &Memory| RwLock::new(zk, "/lock").expect("valid"));
     let (ours, cut) = (lock(&memory), memory.connect());
     let _held = ours.write().await.expect("free");
-    cut.cut();
+    cut.faults().cut();
     for limit in LENGTHS {
         is_as_limited(limit, timeout(LONG, lock(&memory.connect()).read().timeout(limit)).await);
         is_as_limited(limit, timeout(LONG, lock(&cut).queue().timeout(limit)).await);
-        // Each look costs a listing, so there are not many.
-        let every = lock(&memory.connect()).read().on_wait_every(limit, |_| {}).timeout(SECOND).await;
-        assert!(every.is_err_and(|error| error.is_timeout() || limit.is_zero()));
         if let Some(deadline) = Instant::now().checked_add(limit) {
             let waits = timeout(LONG, lock(&memory.connect()).read().deadline(deadline)).await;
             assert_eq!(waits.is_err(), limit > LONG, "{limit:?}");
@@ -142,13 +142,13 @@ async fn a_period_of_any_length_and_any_step_of_the_clock_counts_as_it_is() {
                 continue;
             };
             due.expect("never done").done().await.expect("recorded");
-            memory.set_clock_forward(step);
+            memory.faults().set_clock_forward(step);
             let is_due = lock.try_once_in(period).await.expect("free").is_some();
             let since = if step > YEARS { YEARS * 10 } else { step };
             assert!(!is_due || since + SECOND > period, "{period:?} {step:?}");
             assert!(is_due || since <= period, "{period:?} {step:?}");
-            memory.set_clock_back(step);
-            memory.set_clock_back(step);
+            memory.faults().set_clock_back(step);
+            memory.faults().set_clock_back(step);
             drop(lock.try_once_in(period).await.expect("free"));
         }
     }

@@ -8,10 +8,8 @@ use std::time::{Duration, Instant};
 
 use support::polled::now;
 use support::several::several;
-use zk_rwlock::{
-    Blockers, Blocking, Ending, Error, Failure, Loss, Memory, Mode, RwLock, Semaphore, Shared, Survey, ValueError,
-    ZooKeeper,
-};
+use zk_rwlock::error::{Ending, Failure, ValueError};
+use zk_rwlock::{Blockers, Blocking, Error, Loss, Memory, Mode, RwLock, Semaphore, Shared, Survey, ZooKeeper};
 
 const LONG: Duration = Duration::from_secs(600);
 
@@ -49,7 +47,8 @@ async fn a_contender_of_this_process_is_called_so_in_errors_and_queues() {
     let ours = Memory::new();
     let theirs = ours.connect();
     let lock = |zk: &Memory| RwLock::builder(zk, "/lock").host("web-1").build().unwrap();
-    let permits = |zk: &Memory| Semaphore::builder(zk, "/permits").permits(1).host("web-1").build().unwrap();
+    let permits =
+        |zk: &Memory| Semaphore::builder(zk, "/permits").permits(1).lock(|lock| lock.host("web-1")).build().unwrap();
     let (_held, _taken) = (now(lock(&ours).write()).unwrap(), now(permits(&ours).acquire()).unwrap());
     for (zk, is_own) in [(&ours, true), (&theirs, false)] {
         let (lock, permits) = (lock(zk), permits(zk));
@@ -100,7 +99,7 @@ fn the_blocking_release_of_what_was_lost_is_an_error_too() {
     let permit = Semaphore::builder(&zk, "/permits").permits(2).build().unwrap().acquire().blocking().unwrap();
     write.transaction().create("/config", "v1").commit().blocking().unwrap();
     assert_eq!(permit.data("/config").blocking().unwrap().unwrap().data, b"v1");
-    zk.expire();
+    zk.faults().expire();
     for released in [
         read.release().blocking(),
         write.release().blocking(),

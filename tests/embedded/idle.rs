@@ -76,7 +76,7 @@ fn an_idle_release_whose_request_was_lost_is_sent_again() {
     assert_pending!(release.poll());
     wired.cut(0);
     wired.flow();
-    wired.memory.heal();
+    wired.memory.faults().heal();
     assert_eq!(wired.memory.children(DIRECTORY), Vec::<String>::new());
 }
 
@@ -102,7 +102,7 @@ fn an_idle_waiter_whose_node_is_removed_holds_up_none_behind_it() {
     assert_pending!(next.poll());
     let mut queue: Vec<_> = memory.children(DIRECTORY).iter().filter_map(|name| Contender::parse(name)).collect();
     queue.sort_by_key(Contender::sequence);
-    memory.remove(format!("{DIRECTORY}/{}", queue[1].name()));
+    memory.faults().remove(format!("{DIRECTORY}/{}", queue[1].name()));
     drop(holder);
     assert!(assert_ready_ok!(next.poll()).is_held());
 }

@@ -78,14 +78,14 @@ fn a_use_that_is_refused_while_its_node_is_acquired_may_look_at_once() {
         let zk = Memory::new();
         drop(write(&plain(&zk)));
         let kept = keeping(&zk);
-        zk.cut(); // so that both ask before anything is answered
+        zk.faults().cut(); // so that both ask before anything is answered
         let (mut first, second) = (writing(&kept), Inline::new(kept.write()));
         assert_pending!(first.poll());
         second.poll();
         // Without an answer to its create, the first does not know whether it hears when it is asked. So it keeps nothing,
         // and the second has to queue up by itself.
-        zk.lose_next_reply();
-        zk.heal();
+        zk.faults().lose_next_reply();
+        zk.faults().heal();
         second.is_on.store(true, Ordering::SeqCst);
         drop(assert_ready_ok!(first.poll()));
         second.poll();

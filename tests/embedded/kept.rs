@@ -110,12 +110,12 @@ fn uses_of_one_write_node_are_granted_in_the_order_in_which_they_came() {
 fn a_hundred_reads_at_once_acquire_one_node_together() {
     let (zk, kept, _) = two();
     drop(write(&plain(&zk)));
-    zk.cut(); // so that nothing is answered before all have asked
+    zk.faults().cut(); // so that nothing is answered before all have asked
     let mut all: Vec<_> = (0..100).map(|_| reading(&kept)).collect();
     for reading in &mut all {
         assert_pending!(reading.poll());
     }
-    zk.heal();
+    zk.faults().heal();
     let guards: Vec<_> = all.iter_mut().map(|reading| assert_ready_ok!(reading.poll())).collect();
     assert_eq!(line(&zk), [Mode::Read]);
     drop(guards);
@@ -301,11 +301,11 @@ fn a_downgraded_write_goes_on_as_a_kept_read_node() {
 fn a_downgrade_that_is_dropped_gives_the_lock_back() {
     let (zk, kept, other) = two();
     let guard = write(&kept);
-    zk.cut();
+    zk.faults().cut();
     let mut downgrade = tokio_test::task::spawn(guard.downgrade());
     assert_pending!(downgrade.poll());
     drop(downgrade);
-    zk.heal();
+    zk.faults().heal();
     drop(write(&other));
     assert_nothing_left(&zk);
 }
@@ -353,7 +353,9 @@ fn the_last_clone_of_a_handle_takes_its_idle_node_with_it() {
 
 #[test]
 fn a_lost_node_admits_no_use() {
-    for how in [Memory::expire as fn(&Memory), |zk| zk.remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]))] {
+    for how in [(|zk: &Memory| zk.faults().expire()) as fn(&Memory), |zk| {
+        zk.faults().remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]))
+    }] {
         let (zk, kept, other) = two();
         let guard = write(&kept);
         drop(guard);
@@ -373,7 +375,7 @@ fn a_lost_node_admits_no_use() {
 fn an_idle_node_that_was_lost_is_not_used_again() {
     let (zk, kept, other) = two();
     drop((read(&kept), read(&kept)));
-    zk.expire();
+    zk.faults().expire();
     let writer = write(&other);
     let mut late = reading(&kept);
     assert_pending!(late.poll());
@@ -385,7 +387,7 @@ fn an_idle_node_that_was_lost_is_not_used_again() {
 fn a_directory_deleted_under_a_kept_node_ends_it() {
     let (zk, kept, other) = two();
     drop((read(&kept), read(&kept)));
-    zk.remove(DIRECTORY);
+    zk.faults().remove(DIRECTORY);
     let guard = write(&other);
     assert!(guard.is_held());
     let mut late = reading(&kept);
@@ -399,7 +401,7 @@ fn a_deleted_directory_is_no_reason_to_keep_less() {
         drop(read(&kept));
         let node = zk.children(DIRECTORY);
         assert_eq!(node.len(), 1, "the node is kept after its only use");
-        zk.remove(DIRECTORY);
+        zk.faults().remove(DIRECTORY);
     }
 }
 
@@ -407,7 +409,7 @@ fn a_deleted_directory_is_no_reason_to_keep_less() {
 fn guards_on_one_node_are_lost_together() {
     let (zk, kept, _) = two();
     let (one, two) = (read(&kept), read(&kept));
-    zk.expire();
+    zk.faults().expire();
     assert!(matches!(now(one.lost()), Loss::SessionOver(_)) && matches!(now(two.lost()), Loss::SessionOver(_)));
     assert!(matches!(now(one.release()), Err(Error::Lost(_))));
     let after = read(&kept);
@@ -464,7 +466,7 @@ fn all_who_wait_hear_of_a_failure_and_the_next_one_enters_afresh() {
     let (mut one, mut two) = (reading(&kept), reading(&kept));
     assert_pending!(one.poll());
     assert_pending!(two.poll());
-    zk.expire();
+    zk.faults().expire();
     for waiting in [&mut one, &mut two] {
         assert!(matches!(assert_ready_err!(waiting.poll()), Error::Evicted(_)));
     }

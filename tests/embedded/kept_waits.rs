@@ -145,10 +145,10 @@ fn a_try_of_a_free_lock_is_granted_while_another_use_is_entering() {
     for lock in [|zk: &Memory| plain(zk), |zk: &Memory| keeping(zk)] {
         let zk = Memory::new();
         let lock = lock(&zk);
-        zk.cut();
+        zk.faults().cut();
         let mut first = reading(&lock);
         assert_pending!(first.poll());
-        zk.heal();
+        zk.faults().heal();
         let second = now(lock.try_read());
         assert!(second.is_ok(), "{}; in the directory: {:?}", second.unwrap_err(), zk.children(DIRECTORY));
     }
@@ -197,7 +197,7 @@ async fn a_use_that_was_released_is_not_reported_as_held_for_long() {
     let lock = RwLock::builder(&zk, DIRECTORY).keep(IDLE).warn_after_holding(SOON).build().unwrap();
     let guard = lock.write().await.unwrap();
     lock.ask().await.unwrap();
-    zk.cut();
+    zk.faults().cut();
     let mut release = tokio_test::task::spawn(guard.release());
     assert_pending!(release.poll());
     tokio::time::sleep(SOON * 2).await;
@@ -305,13 +305,17 @@ fn a_value_may_be_used_while_an_old_one_is_dropped() {
     let (done, is_done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let zk = Memory::new();
-        let shared = zk_rwlock::Shared::builder(&zk, "/noisy").initial(|| Noisy(1)).keep(IDLE).build().unwrap();
+        let shared = zk_rwlock::Shared::builder(&zk, "/noisy")
+            .initial(|| Noisy(1))
+            .lock(|lock| lock.keep(IDLE))
+            .build()
+            .unwrap();
         let shared = NOISY.get_or_init(|| shared);
         // Twice: the first read begins the value, the second one keeps it.
         drop(shared.read().blocking().unwrap());
         drop(shared.read().blocking().unwrap());
         drop(shared.read().blocking().unwrap());
-        zk.expire();
+        zk.faults().expire();
         IS_ARMED.store(true, std::sync::atomic::Ordering::SeqCst);
         drop(shared.read().blocking().unwrap());
         assert!(!IS_ARMED.load(std::sync::atomic::Ordering::SeqCst));
@@ -360,7 +364,7 @@ fn a_node_of_the_same_session_is_asked_for_although_the_connection_broke_meanwhi
         assert!(wired.has_requests(), "it reads who is in the way");
         wired.cut(0);
         wired.flow();
-        zk.heal();
+        zk.faults().heal();
         drop(assert_ready_ok!(waiter.poll(), "nobody uses the node, which was not asked for"));
     }
 }

@@ -71,7 +71,7 @@ fn assert_nothing_left(zk: &Memory) {
 #[test]
 fn a_create_whose_answer_is_lost_is_one_node_and_a_grant() {
     let (zk, other, a, b) = two();
-    zk.lose_next_reply();
+    zk.faults().lose_next_reply();
     let guard = write(&a);
     assert_eq!(zk.children(DIRECTORY).len(), 1);
     assert!(guard.path().ends_with(&zk.children(DIRECTORY)[0]));
@@ -91,7 +91,7 @@ fn a_create_whose_request_is_lost_is_sent_again() {
     let before = zk.requests();
     now(write(&a).release()).expect("held");
     let undisturbed = zk.requests() - before;
-    zk.lose_next_request();
+    zk.faults().lose_next_request();
     let guard = write(&a);
     assert_eq!(contenders(&zk), [(Mode::Write, 3)]);
     now(guard.release()).expect("held");
@@ -103,9 +103,9 @@ fn a_create_whose_request_is_lost_is_sent_again() {
 fn a_create_is_sent_again_as_often_as_it_is_lost() {
     let (zk, _other, a, _b) = two();
     for _ in 0..10 {
-        zk.lose_next_request();
+        zk.faults().lose_next_request();
     }
-    zk.lose_next_reply();
+    zk.faults().lose_next_reply();
     let guard = read(&a);
     assert_eq!(contenders(&zk), [(Mode::Read, 2)]);
     drop(guard);
@@ -114,7 +114,9 @@ fn a_create_is_sent_again_as_often_as_it_is_lost() {
 
 #[test]
 fn the_making_of_the_directory_survives_lost_answers_and_requests() {
-    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+    for lose in
+        [(|zk: &Memory| zk.faults().lose_next_reply()) as fn(&Memory), |zk: &Memory| zk.faults().lose_next_request()]
+    {
         for times in 1..5 {
             let zk = Memory::new();
             let lock = RwLock::new(&zk, "/a/b/lock").expect("valid");
@@ -134,7 +136,7 @@ fn the_making_of_the_directory_survives_lost_answers_and_requests() {
 fn a_waiter_whose_create_lost_its_answer_is_granted_in_turn() {
     let (zk, other, a, b) = two();
     let held = write(&a);
-    other.lose_next_reply();
+    other.faults().lose_next_reply();
     let mut next = writing(&b);
     assert_pending!(next.poll());
     assert_eq!(contenders(&zk), [(Mode::Write, 2), (Mode::Write, 3)]);
@@ -148,7 +150,9 @@ fn a_waiter_whose_create_lost_its_answer_is_granted_in_turn() {
 #[test]
 fn a_delete_whose_answer_or_request_is_lost_leaves_nothing() {
     let (zk, _other, a, _b) = two();
-    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+    for lose in
+        [(|zk: &Memory| zk.faults().lose_next_reply()) as fn(&Memory), |zk: &Memory| zk.faults().lose_next_request()]
+    {
         let guard = write(&a);
         lose(&zk);
         now(guard.release()).expect("held");
@@ -174,7 +178,9 @@ fn a_delete_whose_answer_or_request_is_lost_leaves_nothing() {
 #[test]
 fn a_downgrade_whose_answer_or_request_is_lost_is_one_read_node() {
     let (zk, _other, a, b) = two();
-    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+    for lose in
+        [(|zk: &Memory| zk.faults().lose_next_reply()) as fn(&Memory), |zk: &Memory| zk.faults().lose_next_request()]
+    {
         let guard = write(&a);
         let token = guard.fencing_token();
         let (mut beside, mut behind) = (reading(&b), writing(&b));
@@ -201,16 +207,20 @@ fn a_downgrade_whose_answer_or_request_is_lost_is_one_read_node() {
 #[test]
 fn a_downgrade_that_is_dropped_while_cut_off_leaves_nothing() {
     let (zk, other, a, b) = two();
-    for lose in [None, Some(Memory::lose_next_reply as fn(&Memory)), Some(Memory::lose_next_request)] {
+    for lose in [
+        None,
+        Some((|zk: &Memory| zk.faults().lose_next_reply()) as fn(&Memory)),
+        Some(|zk: &Memory| zk.faults().lose_next_request()),
+    ] {
         let guard = write(&a);
-        zk.cut();
+        zk.faults().cut();
         let mut downgrading = task::spawn(guard.downgrade());
         assert_pending!(downgrading.poll());
         if let Some(lose) = lose {
             lose(&zk);
         }
         drop(downgrading);
-        zk.heal();
+        zk.faults().heal();
         assert_nothing_left(&other);
         assert!(now(b.try_write()).is_ok());
     }
@@ -219,7 +229,9 @@ fn a_downgrade_that_is_dropped_while_cut_off_leaves_nothing() {
 #[test]
 fn a_hand_off_whose_answer_or_request_is_lost_still_grants_the_next() {
     let (zk, _other, a, b) = two();
-    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+    for lose in
+        [(|zk: &Memory| zk.faults().lose_next_reply()) as fn(&Memory), |zk: &Memory| zk.faults().lose_next_request()]
+    {
         for times in 1..4 {
             let guard = write(&a);
             let mut next = writing(&b);
@@ -244,11 +256,11 @@ fn a_release_while_cut_off_is_done_when_the_connection_is_back() {
     let guard = write(&a);
     let mut next = writing(&b);
     assert_pending!(next.poll());
-    zk.cut();
+    zk.faults().cut();
     let mut releasing = task::spawn(guard.release());
     assert_pending!(releasing.poll());
     assert!(!next.is_woken());
-    zk.heal();
+    zk.faults().heal();
     assert!(releasing.is_woken() && next.is_woken());
     assert_ready_ok!(releasing.poll());
     drop(assert_ready_ok!(next.poll()));
@@ -404,50 +416,6 @@ async fn a_waiter_whose_listener_panics_leaves_the_queue() {
     assert_nothing_left(&zk);
 }
 
-#[tokio::test(start_paused = true)]
-async fn whoever_pays_for_it_hears_as_often_as_it_asked_for() {
-    const OFTEN: Duration = Duration::from_millis(100);
-    let zk = Memory::new();
-    let lock = open(&zk);
-    let holder = write(&lock);
-    let mut readers = [reading(&lock), reading(&lock)];
-    for reader in &mut readers {
-        assert_pending!(reader.poll());
-    }
-    let (tell, hears) = tell();
-    let mut last = task::spawn(lock.write().on_wait_every(OFTEN, tell).into_future());
-    assert_pending!(last.poll());
-    let places = || heard(&hears).iter().map(|(place, _, _)| *place).collect::<Vec<_>>();
-    assert_eq!(places(), [4]);
-
-    let requests = zk.requests();
-    for _ in 0..3 {
-        tokio::time::advance(OFTEN).await;
-        assert_pending!(last.poll());
-    }
-    assert_eq!((places(), zk.requests() - requests), (Vec::new(), 3), "a listing each, and nothing to tell");
-
-    drop(holder);
-    drop(assert_ready_ok!(readers[0].poll()));
-    assert!(places().is_empty(), "not before it looks");
-    tokio::time::advance(OFTEN).await;
-    assert_pending!(last.poll());
-    assert_eq!(places(), [2]);
-    drop(assert_ready_ok!(readers[1].poll()));
-    drop(assert_ready_ok!(last.poll()));
-    drop((readers, last));
-    assert_nothing_left(&zk);
-}
-
-#[test]
-fn an_interval_of_zero_is_refused_before_anything_is_sent() {
-    let (zk, _other, a, _b) = two();
-    let requests = zk.requests();
-    let refused = now(a.write().on_wait_every(Duration::ZERO, |_| {}).into_future());
-    assert!(matches!(refused, Err(Error::InvalidInput(_))));
-    assert_eq!(zk.requests(), requests);
-}
-
 // What a holder hears of waiters.
 
 #[test]
@@ -515,18 +483,18 @@ fn a_holder_that_was_cut_off_learns_afterwards_who_came_meanwhile() {
     let guard = write(&a);
     let mut contended = task::spawn(guard.contended());
     assert_pending!(contended.poll());
-    zk.cut();
+    zk.faults().cut();
     let mut writer = writing(&b);
     assert_pending!(writer.poll());
     assert_pending!(contended.poll());
-    zk.heal();
+    zk.faults().heal();
     assert!(contended.is_woken());
     assert_eq!(assert_ready_ok!(contended.poll()).mode(), Mode::Write);
 }
 
 #[test]
 fn a_holder_that_waits_to_be_contended_learns_of_its_loss() {
-    let lose = [|zk: &Memory, _: &str| zk.expire(), |zk: &Memory, path: &str| zk.remove(path)];
+    let lose = [|zk: &Memory, _: &str| zk.faults().expire(), |zk: &Memory, path: &str| zk.faults().remove(path)];
     for (lose, why) in lose.into_iter().zip([Loss::SessionOver(Ending::Expired), Loss::Removed]) {
         let (zk, _other, a, _b) = two();
         let guard = read(&a);
@@ -575,8 +543,8 @@ const FAULTS: [&[Lost]; 7] = [
 fn lose(zk: &Memory, faults: &[Lost]) {
     for fault in faults {
         match fault {
-            Lost::Reply => zk.lose_next_reply(),
-            Lost::Request => zk.lose_next_request(),
+            Lost::Reply => zk.faults().lose_next_reply(),
+            Lost::Request => zk.faults().lose_next_request(),
         }
     }
 }
@@ -698,20 +666,20 @@ fn an_acquisition_dropped_while_cut_off_leaves_nothing() {
         let held = contended.then(|| write(&b));
         let before = zk.children(DIRECTORY);
         // Before the contender has queued up.
-        zk.cut();
+        zk.faults().cut();
         let mut acquiring = writing(&a);
         assert_pending!(acquiring.poll());
         drop(acquiring);
-        zk.heal();
+        zk.faults().heal();
         assert_eq!(zk.children(DIRECTORY), before);
         // While the contender waits.
         if contended {
             let mut acquiring = writing(&a);
             assert_pending!(acquiring.poll());
-            zk.cut();
+            zk.faults().cut();
             drop(acquiring);
             assert_eq!(zk.children(DIRECTORY).len(), 2);
-            zk.heal();
+            zk.faults().heal();
             assert_eq!(zk.children(DIRECTORY), before);
         }
         drop(held);
@@ -763,7 +731,7 @@ fn a_waiter_whose_session_dies_in_the_middle_lets_nobody_in_early() {
     let (mut middle, mut last) = (writing(&b), writing(&a));
     assert_pending!(middle.poll());
     assert_pending!(last.poll());
-    other.expire();
+    other.faults().expire();
     assert!(assert_ready_err!(middle.poll()).is_lost());
     assert!(last.is_woken());
     assert_pending!(last.poll());
@@ -817,14 +785,14 @@ async fn two_readers_that_both_ask_to_write_time_out_and_name_each_other() {
 #[test]
 fn a_create_brings_a_lagging_server_up_to_date() {
     let (zk, other, a, b) = two();
-    other.lag();
+    other.faults().lag();
     let held = write(&a);
     let mut next = writing(&b);
     // The waiter's server showed an empty directory when it came.
     assert_pending!(next.poll());
     drop(held);
     assert!(!next.is_woken(), "the event is late");
-    other.catch_up();
+    other.faults().catch_up();
     assert!(next.is_woken());
     drop(assert_ready_ok!(next.poll()));
     drop(next);
@@ -834,9 +802,9 @@ fn a_create_brings_a_lagging_server_up_to_date() {
 #[test]
 fn a_create_whose_answer_is_lost_is_found_on_a_lagging_server() {
     let (zk, other, a, b) = two();
-    other.lag();
+    other.faults().lag();
     let held = read(&a);
-    other.lose_next_reply();
+    other.faults().lose_next_reply();
     let shared = read(&b);
     assert_eq!(contenders(&zk), [(Mode::Read, 2), (Mode::Read, 3)]);
     drop((held, shared));
@@ -846,7 +814,7 @@ fn a_create_whose_answer_is_lost_is_found_on_a_lagging_server() {
 #[test]
 fn a_try_on_a_lagging_server_may_be_beaten_and_then_leaves_nothing() {
     let (zk, other, a, b) = two();
-    other.lag();
+    other.faults().lag();
     let held = write(&a);
     let before = zk.children(DIRECTORY);
     // The listing shows an empty directory; the node that follows is behind the holder's.
@@ -854,7 +822,7 @@ fn a_try_on_a_lagging_server_may_be_beaten_and_then_leaves_nothing() {
     assert!(error.is_would_block());
     assert_eq!(zk.children(DIRECTORY), before);
     drop(held);
-    other.catch_up();
+    other.faults().catch_up();
     drop(now(b.try_write()).expect("free"));
     assert_nothing_left(&zk);
 }
@@ -862,7 +830,7 @@ fn a_try_on_a_lagging_server_may_be_beaten_and_then_leaves_nothing() {
 #[test]
 fn whom_a_server_that_lags_does_not_show_yet_can_be_evicted() {
     let (zk, other, a, b) = two();
-    other.lag();
+    other.faults().lag();
     let held = write(&a);
     assert!(now(b.queue()).expect("readable").members.is_empty(), "it lags");
     let gone = now(b.evict(held.fencing_token())).expect("may").expect("it is there");
@@ -875,7 +843,7 @@ fn whom_a_server_that_lags_does_not_show_yet_can_be_evicted() {
 fn an_eviction_says_whom_it_removed_also_if_its_answer_was_lost() {
     let (zk, other, a, b) = two();
     let held = write(&a);
-    other.lose_next_reply();
+    other.faults().lose_next_reply();
     let gone = now(b.evict(held.fencing_token())).expect("may").expect("it was there");
     assert_eq!(gone.token, Some(held.fencing_token()));
     assert_nothing_left(&zk);
@@ -908,9 +876,9 @@ async fn a_guard_whose_lease_ran_out_is_not_downgraded_and_its_node_goes() {
     for downgrades in [false, true] {
         let (zk, _other, a, b) = two();
         let held = write(&a);
-        zk.cut();
+        zk.faults().cut();
         tokio::time::advance(Duration::from_secs(10)).await;
-        zk.heal();
+        zk.faults().heal();
         assert_eq!((held.is_held(), contenders(&zk).len()), (false, 1), "the session lives");
         let error = match downgrades {
             true => held.downgrade().await.map(drop),
@@ -929,17 +897,17 @@ async fn an_old_hand_off_is_no_grant_once_the_lease_has_run_out() {
     let held = write(&a);
     let mut next = writing(&b);
     assert_pending!(next.poll());
-    other.lag();
+    other.faults().lag();
     held.release().await.expect("held");
-    other.cut();
+    other.faults().cut();
     tokio::time::advance(Duration::from_secs(10)).await;
-    other.catch_up();
+    other.faults().catch_up();
     assert!(next.is_woken(), "the old event has come");
     let error = assert_ready_err!(next.poll());
     assert!(matches!(error, Error::Evicted(Loss::LeaseRanOut)), "{error:?}");
-    other.expire();
+    other.faults().expire();
     let taken = write(&a);
-    other.heal();
+    other.faults().heal();
     assert!(taken.is_held());
 }
 
@@ -951,11 +919,11 @@ fn an_old_hand_off_is_no_grant_once_the_node_is_gone() {
     let held = write(&a);
     let mut next = writing(&b);
     assert_pending!(next.poll());
-    other.lag();
-    other.cut();
-    other.expire();
+    other.faults().lag();
+    other.faults().cut();
+    other.faults().expire();
     now(held.release()).expect("held");
-    other.catch_up();
+    other.faults().catch_up();
     let error = assert_ready_err!(next.poll());
     assert!(error.is_lost(), "{error:?}");
     assert!(write(&a).is_held());
@@ -968,7 +936,7 @@ async fn a_waiter_that_is_cut_off_is_evicted_when_its_lease_runs_out() {
     let held = write(&a);
     let mut next = writing(&b);
     assert_pending!(next.poll());
-    other.cut();
+    other.faults().cut();
     tokio::time::advance(Duration::from_millis(8_300)).await;
     assert_pending!(next.poll());
     tokio::time::advance(Duration::from_millis(100)).await;
@@ -976,7 +944,7 @@ async fn a_waiter_that_is_cut_off_is_evicted_when_its_lease_runs_out() {
     let error = assert_ready_err!(next.poll());
     assert!(matches!(error, Error::Evicted(Loss::LeaseRanOut)), "{error:?}");
     drop(next);
-    other.heal();
+    other.faults().heal();
     held.release().await.expect("held");
     assert_nothing_left(&zk);
 }
@@ -988,14 +956,14 @@ async fn an_old_hand_off_is_a_grant_while_the_lease_is_valid() {
     let held = write(&a);
     let mut next = writing(&b);
     assert_pending!(next.poll());
-    other.lag();
+    other.faults().lag();
     held.release().await.expect("held");
-    other.cut();
+    other.faults().cut();
     tokio::time::advance(Duration::from_secs(8)).await;
-    other.catch_up();
+    other.faults().catch_up();
     let held = assert_ready_ok!(next.poll());
     assert!(held.is_held());
-    other.heal();
+    other.faults().heal();
     assert!(held.is_held());
 }
 
@@ -1005,13 +973,13 @@ async fn a_guard_that_is_cut_off_is_lost_when_its_lease_runs_out() {
     let held = write(&a);
     let mut lost = task::spawn(held.lost());
     assert_pending!(lost.poll());
-    zk.cut();
+    zk.faults().cut();
     tokio::time::advance(Duration::from_millis(8_300)).await;
     assert!(held.is_held());
     tokio::time::advance(Duration::from_millis(100)).await;
     assert!(!held.is_held());
     assert_eq!(assert_ready!(lost.poll()), Loss::LeaseRanOut);
-    zk.heal();
+    zk.faults().heal();
     assert!(!held.is_held(), "a lost guard became valid again");
 }
 
@@ -1109,15 +1077,15 @@ fn those_who_are_woken_may_use_the_ensemble() {
         assert!(!poll(&mut by_an_event));
         drop(held);
         assert!(poll(&mut by_an_event));
-        other.cut();
+        other.faults().cut();
         let mut by_the_connection = b.write().into_future();
         assert!(!poll(&mut by_the_connection));
-        other.heal();
+        other.faults().heal();
         assert!(poll(&mut by_the_connection));
         let mut by_the_end = b.write().into_future();
         let held = write(&a);
         assert!(!poll(&mut by_the_end));
-        other.expire();
+        other.faults().expire();
         assert!(poll(&mut by_the_end));
         drop(held);
         done.send(waker.1.load(Ordering::SeqCst)).expect("the test waits");
@@ -1196,7 +1164,7 @@ fn from_the_last_million_numbers_on_nobody_may_enter() {
     let (zk, _other, a, b) = two();
     // A contender that stays keeps the directory.
     transact(&zk, &[Operation::Create { path: format!("{DIRECTORY}/foo"), data: Vec::new(), kind: Kind::Persistent }]);
-    zk.set_next_sequence(DIRECTORY, REFUSED_FROM - 1);
+    zk.faults().set_next_sequence(DIRECTORY, REFUSED_FROM - 1);
     let last = read(&a);
     assert_eq!(contenders(&zk), [(Mode::Read, i64::from(REFUSED_FROM) - 1)]);
     for error in [
@@ -1219,7 +1187,7 @@ fn from_the_last_million_numbers_on_nobody_may_enter() {
 #[test]
 fn late_in_the_sequence_the_last_one_out_restarts_it() {
     let (zk, _other, a, b) = two();
-    zk.set_next_sequence(DIRECTORY, RESTART_FROM - 1);
+    zk.faults().set_next_sequence(DIRECTORY, RESTART_FROM - 1);
     let before = write(&a);
     let mut token = before.fencing_token();
     now(before.release()).expect("held");
@@ -1241,9 +1209,11 @@ fn late_in_the_sequence_the_last_one_out_restarts_it() {
 
 #[test]
 fn the_restart_survives_lost_answers_and_dropped_guards() {
-    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+    for lose in
+        [(|zk: &Memory| zk.faults().lose_next_reply()) as fn(&Memory), |zk: &Memory| zk.faults().lose_next_request()]
+    {
         let (zk, _other, a, b) = two();
-        zk.set_next_sequence(DIRECTORY, RESTART_FROM);
+        zk.faults().set_next_sequence(DIRECTORY, RESTART_FROM);
         let held = write(&a);
         let mut next = writing(&b);
         assert_pending!(next.poll());
@@ -1263,7 +1233,7 @@ fn at_the_very_last_number_nobody_is_granted_twice() {
     let stranger = zk.connect();
     let create = |name: &str, kind| Operation::Create { path: format!("{DIRECTORY}/{name}"), data: Vec::new(), kind };
     transact(&stranger, &[create("foo", Kind::Persistent)]);
-    zk.set_next_sequence(DIRECTORY, i32::MAX);
+    zk.faults().set_next_sequence(DIRECTORY, i32::MAX);
     for lock in [&a, &b, &a] {
         let error = now(lock.write().into_future()).expect_err("refused");
         assert!(matches!(error, Error::SequenceExhausted { .. }), "{error:?}");
@@ -1285,23 +1255,23 @@ fn containers_may_be_reaped_between_uses_and_never_during_one() {
     let (zk, _other, a, b) = two();
     let mut token = 0;
     for _ in 0..3 {
-        zk.reap_containers();
+        zk.faults().reap_containers();
         assert_eq!(zk.children("/"), Vec::<String>::new());
         let held = write(&a);
         assert_eq!(contenders(&zk), [(Mode::Write, 0)]);
         assert!(held.fencing_token() > token);
         token = held.fencing_token();
-        zk.reap_containers();
+        zk.faults().reap_containers();
         assert!(held.is_held());
         let mut next = reading(&b);
         assert_pending!(next.poll());
         drop(held);
-        zk.reap_containers();
+        zk.faults().reap_containers();
         let next = assert_ready_ok!(next.poll());
         assert!(next.is_held());
         now(next.release()).expect("held");
     }
-    zk.reap_containers();
+    zk.faults().reap_containers();
     assert!(now(a.try_read()).is_ok());
 }
 
@@ -1318,7 +1288,7 @@ fn the_directory_may_vanish_at_any_poll_of_an_acquisition() {
         if matches!(poll_up_to(&mut acquiring, polls), Some(Poll::Ready(_))) {
             break;
         }
-        operator.remove(DIRECTORY);
+        operator.faults().remove(DIRECTORY);
         match poll_up_to(&mut acquiring, 10 * POLLS) {
             Some(Poll::Ready(Ok(guard))) => {
                 assert!(guard.is_held());
@@ -1341,7 +1311,7 @@ fn the_directory_may_be_deleted_under_those_who_are_in_it() {
     let held = write(&a);
     let mut next = writing(&b);
     assert_pending!(next.poll());
-    zk.remove(DIRECTORY);
+    zk.faults().remove(DIRECTORY);
     assert!(!held.is_held());
     assert!(matches!(assert_ready_err!(next.poll()), Error::Evicted(Loss::Removed)));
     assert_eq!(now(held.lost()), Loss::Removed);
@@ -1364,7 +1334,7 @@ fn a_test_ends_without_a_panic_in_which_a_client_was_cut_off() {
     let (zk, guard) = runtime.block_on(async {
         let zk = Memory::new();
         let guard = open(&zk).write().await.expect("free");
-        zk.cut();
+        zk.faults().cut();
         tokio::time::sleep(Duration::from_millis(1)).await;
         (zk, guard)
     });
@@ -1450,7 +1420,7 @@ fn the_changes_of_a_guard_are_a_stream() {
     let mut states = tokio_test::task::spawn(guard.changes().enumerate());
     assert_eq!(states.poll_next(), std::task::Poll::Ready(Some((0, zk_rwlock::HoldState::Held))));
     assert!(states.poll_next().is_pending());
-    zk.remove("/locks/stream");
+    zk.faults().remove("/locks/stream");
     assert!(states.is_woken(), "the stream was not woken for the loss");
     let lost = zk_rwlock::HoldState::Lost { why: zk_rwlock::Loss::Removed };
     assert_eq!(states.poll_next(), std::task::Poll::Ready(Some((1, lost))));
@@ -1478,8 +1448,8 @@ fn a_probe_is_told_that_a_client_is_cut_off_and_since_when() {
     let zk = Memory::new();
     assert_eq!(zk.state(), ConnectionState::Connected);
     drop(write(&open(&zk)));
-    zk.cut();
-    zk.expire();
+    zk.faults().cut();
+    zk.faults().expire();
     let ConnectionState::Connecting { since, why: Some(_) } = zk.state() else { panic!("{}", zk.state()) };
     let late = open(&zk).write().timeout(Duration::from_millis(20)).blocking().unwrap_err().to_string();
     assert!(
@@ -1487,7 +1457,7 @@ fn a_probe_is_told_that_a_client_is_cut_off_and_since_when() {
         "{late}"
     );
     assert!(before <= since && since <= Instant::now());
-    zk.heal();
+    zk.faults().heal();
     assert!(zk.state().is_connected());
     now(zk.close());
     assert_eq!(zk.state(), ConnectionState::Closed);
@@ -1496,11 +1466,11 @@ fn a_probe_is_told_that_a_client_is_cut_off_and_since_when() {
 #[test]
 fn a_client_that_is_cut_before_its_first_use_is_cut() {
     let zk = Memory::new();
-    zk.cut();
+    zk.faults().cut();
     let lock = RwLock::new(&zk, DIRECTORY).expect("valid");
     let mut writing = writing(&lock);
     assert_pending!(writing.poll());
-    zk.heal();
+    zk.faults().heal();
     drop(assert_ready_ok!(writing.poll()));
 }
 
@@ -1545,14 +1515,14 @@ fn a_restore_brings_back_what_there_was_and_nothing_that_came_later() {
     make("/value", b"old", Kind::Persistent);
     make("/lock/mine", b"", Kind::Ephemeral);
     let owner = session(&zk).id();
-    let backup = zk.back_up();
+    let backup = zk.faults().back_up();
     let set = Operation::Set { path: "/value".to_owned(), data: b"new".to_vec(), version: None };
     transact(&other, &[set]);
     now(session(&other).delete("/lock/mine")).expect("it is there");
     make("/later", b"", Kind::Persistent);
     make("/lock/later", b"", Kind::Ephemeral);
 
-    zk.restore(&backup);
+    zk.faults().restore(&backup);
     assert_eq!(now(session(&other).data("/value")).expect("it is back").0, b"old");
     assert_eq!(now(session(&other).data("/later")).map(drop), Err(Failure::NoNode));
     assert_eq!(zk.children(DIRECTORY), ["mine"]);

@@ -75,9 +75,9 @@ fn work_is_due_again_when_the_period_is_over_by_the_ensembles_clock() {
     let (zk, _other, a, b) = two();
     works(&a);
     assert!(due(&b).is_none() && due(&a).is_none());
-    zk.set_clock_forward(49 * MINUTE);
+    zk.faults().set_clock_forward(49 * MINUTE);
     assert!(due(&b).is_none());
-    zk.set_clock_forward(MINUTE);
+    zk.faults().set_clock_forward(MINUTE);
     works(&b);
     assert!(due(&a).is_none());
     assert_nothing_left(&zk);
@@ -87,8 +87,8 @@ fn work_is_due_again_when_the_period_is_over_by_the_ensembles_clock() {
 fn no_clock_of_a_host_counts() {
     let years = 365 * 24 * 60 * MINUTE;
     let (behind, before) = (Memory::new(), Memory::new());
-    behind.set_clock_back(30 * years);
-    before.set_clock_forward(30 * years);
+    behind.faults().set_clock_back(30 * years);
+    before.faults().set_clock_forward(30 * years);
     for zk in [behind, before] {
         let (a, b) = (open(&zk, "host-a"), open(&zk.connect(), "host-b"));
         works(&a);
@@ -96,7 +96,7 @@ fn no_clock_of_a_host_counts() {
         let differ = SystemTime::now().duration_since(at).unwrap_or_else(|later| later.duration());
         assert!(differ > 29 * years, "{differ:?}");
         assert!(due(&b).is_none());
-        zk.set_clock_forward(PERIOD);
+        zk.faults().set_clock_forward(PERIOD);
         assert!(due(&b).is_some());
     }
 }
@@ -106,12 +106,12 @@ async fn a_contender_that_waited_long_counts_its_wait() {
     let (zk, _other, a, b) = two();
     works(&a);
     let idle = now(a.write()).expect("free");
-    zk.set_clock_forward(30 * MINUTE);
+    zk.faults().set_clock_forward(30 * MINUTE);
     let mut waits = asking(&b);
     assert_pending!(waits.poll());
     // The record is half an hour older than the contender's node, and now two hours and a half.
     tokio::time::advance(120 * MINUTE).await;
-    zk.set_clock_forward(120 * MINUTE);
+    zk.faults().set_clock_forward(120 * MINUTE);
     now(idle.release()).expect("held");
     assert!(waits.is_woken());
     assert!(assert_ready_ok!(waits.poll()).is_some(), "it was done more than a period ago");
@@ -122,12 +122,12 @@ async fn a_contender_that_waited_long_counts_its_wait() {
 async fn what_was_done_while_a_contender_waited_is_fresh_if_it_was_done_just_now() {
     let (zk, _other, a, b) = two();
     for (wait, is_due) in [(Duration::ZERO, false), (40 * MINUTE, false), (600 * MINUTE, false)] {
-        zk.set_clock_forward(10 * PERIOD);
+        zk.faults().set_clock_forward(10 * PERIOD);
         let guard = due(&a).expect("due");
         let mut waits = asking(&b);
         assert_pending!(waits.poll());
         tokio::time::advance(wait).await;
-        zk.set_clock_forward(wait);
+        zk.faults().set_clock_forward(wait);
         now(guard.done()).expect("recorded");
         now(guard.release()).expect("held");
         assert_eq!(assert_ready_ok!(waits.poll()).is_some(), is_due, "{wait:?}");
@@ -146,7 +146,7 @@ async fn what_was_done_at_the_beginning_of_a_long_wait_is_not_fresh_at_its_end()
     now(guard.release()).expect("held");
     let between = assert_ready_ok!(between.poll());
     tokio::time::advance(60 * MINUTE).await;
-    zk.set_clock_forward(60 * MINUTE);
+    zk.faults().set_clock_forward(60 * MINUTE);
     now(between.release()).expect("held");
     assert!(assert_ready_ok!(waits.poll()).is_some());
 }
@@ -155,7 +155,7 @@ async fn what_was_done_at_the_beginning_of_a_long_wait_is_not_fresh_at_its_end()
 fn a_clock_that_is_set_back_a_little_does_no_work_twice() {
     let (zk, _other, a, b) = two();
     works(&a);
-    zk.set_clock_back(49 * MINUTE);
+    zk.faults().set_clock_back(49 * MINUTE);
     assert!(due(&b).is_none());
 }
 
@@ -163,10 +163,10 @@ fn a_clock_that_is_set_back_a_little_does_no_work_twice() {
 fn a_clock_that_is_set_back_far_does_not_put_the_work_off_for_ever() {
     let (zk, _other, a, b) = two();
     works(&a);
-    zk.set_clock_back(365 * 24 * 60 * MINUTE);
+    zk.faults().set_clock_back(365 * 24 * 60 * MINUTE);
     works(&b);
     assert!(due(&a).is_none(), "by the record of the new time");
-    zk.set_clock_forward(50 * MINUTE);
+    zk.faults().set_clock_forward(50 * MINUTE);
     assert!(due(&a).is_some());
 }
 
@@ -174,12 +174,12 @@ fn a_clock_that_is_set_back_far_does_not_put_the_work_off_for_ever() {
 fn a_clock_that_is_set_back_delays_the_work_by_no_more_than_a_period() {
     let (zk, _other, a, b) = two();
     works(&a);
-    zk.set_clock_back(30 * MINUTE);
+    zk.faults().set_clock_back(30 * MINUTE);
     for _ in 0..79 {
         assert!(due(&b).is_none());
-        zk.set_clock_forward(MINUTE);
+        zk.faults().set_clock_forward(MINUTE);
     }
-    zk.set_clock_forward(MINUTE);
+    zk.faults().set_clock_forward(MINUTE);
     assert!(due(&b).is_some(), "80 minutes later: the period, and by how much it was set back");
 }
 
@@ -196,7 +196,7 @@ fn the_record_says_who_did_it_and_stays_when_the_directory_goes() {
     let pid = std::process::id();
     let text = format!("zk-rwlock done 1\nhost=host-a\npid={pid}\ntoken={token}\nlabel=report\n");
     assert_eq!(recorded(&zk), Some(text.into_bytes()));
-    zk.reap_containers();
+    zk.faults().reap_containers();
     assert_eq!(zk.children("/cron"), ["report.done"]);
     assert!(due(&b).is_none());
     let queue = now(b.queue()).expect("readable");
@@ -218,14 +218,14 @@ fn an_acquisitions_own_label_is_in_the_record() {
 fn a_record_that_an_operator_deletes_while_the_work_runs_is_written_anew() {
     let (zk, _other, a, b) = two();
     works(&a);
-    zk.set_clock_forward(PERIOD);
+    zk.faults().set_clock_forward(PERIOD);
     let guard = due(&b).expect("due");
     assert!(now(a.forget()).expect("may").is_some());
     assert_eq!(recorded(&zk), None);
     now(guard.done()).expect("recorded");
     assert!(recorded(&zk).is_some());
     now(guard.done()).expect("and once more");
-    zk.remove(RECORD);
+    zk.faults().remove(RECORD);
     let (c, d) = (zk.connect(), zk.connect());
     drop(guard);
     let first = due(&open(&c, "host-c")).expect("nothing is recorded");
@@ -241,7 +241,7 @@ fn an_empty_node_counts_as_none_and_another_is_refused_and_stays() {
     now(operator.create(RECORD, b"", Kind::Persistent)).expect("created");
     assert_eq!(now(a.forget()).expect("may"), None);
     works(&a);
-    zk.remove(RECORD);
+    zk.faults().remove(RECORD);
     now(operator.create(RECORD, b"minutes of a meeting", Kind::Persistent)).expect("created");
     let refused = now(b.write().once_in(PERIOD)).expect_err("it is no record");
     assert!(matches!(&refused, Error::ForeignRecord { path } if path == RECORD), "{refused:?}");
@@ -289,14 +289,14 @@ fn a_success_that_is_recorded_while_another_is_forgotten_stays() {
     for loses in [false, true] {
         let (zk, _other, a, b) = two();
         works(&a);
-        zk.set_clock_forward(PERIOD);
+        zk.faults().set_clock_forward(PERIOD);
         let (guard, operator) = (Mutex::new(Some(due(&b).expect("due"))), zk.connect());
         let line = Hindered::new(&zk.connect(), move |asked| {
             let guard = if forgets(asked) { guard.lock().unwrap().take() } else { None };
             let guard = guard?;
             if loses {
                 // It is carried out, and the answer is lost. The next record has the version of the last one.
-                operator.remove(RECORD);
+                operator.faults().remove(RECORD);
             }
             now(guard.done()).expect("recorded");
             loses.then(|| Failure::Unknown("lost".to_owned()))
@@ -317,7 +317,7 @@ fn what_was_forgotten_is_told_also_if_the_answer_is_lost() {
         let line = Hindered::new(&zk.connect(), move |asked| {
             let loses = forgets(asked) && !has_lost.swap(true, Ordering::Relaxed);
             loses.then(|| {
-                memory.remove(RECORD);
+                memory.faults().remove(RECORD);
                 after.iter().for_each(|data| drop(now(operator.create(RECORD, data, Kind::Persistent)).expect("gone")));
                 Failure::Unknown("lost".to_owned())
             })
@@ -331,7 +331,7 @@ fn what_was_forgotten_is_told_also_if_the_answer_is_lost() {
 fn what_a_server_that_lags_does_not_show_yet_is_forgotten_as_well() {
     let (_zk, other, a, b) = two();
     now(b.queue()).expect("readable");
-    other.lag();
+    other.faults().lag();
     works(&a);
     assert!(now(b.queue()).expect("readable").done.is_none(), "it lags");
     assert!(now(b.forget()).expect("may").is_some());
@@ -349,7 +349,7 @@ fn a_lock_of_any_dialect_has_a_record_that_is_no_contender() {
         // The record lies in the directory of another lock here, which it does not disturb.
         drop(now(outer.write()).expect("free"));
         assert_eq!(now(outer.queue()).expect("readable").members.len(), 0, "{dialect}");
-        zk.set_clock_forward(PERIOD);
+        zk.faults().set_clock_forward(PERIOD);
         assert!(due(&lock).is_some(), "{dialect}");
     }
 }
@@ -374,7 +374,7 @@ fn work_that_failed_is_done_by_the_next_who_waits() {
 fn a_holder_that_died_leaves_the_work_to_the_next() {
     let (zk, _other, a, b) = two();
     let guard = due(&a).expect("due");
-    zk.expire();
+    zk.faults().expire();
     let lost = now(guard.done()).expect_err("the session is over");
     assert!(matches!(lost, Error::Lost(Loss::SessionOver(_))), "{lost:?}");
     assert_eq!(recorded(&zk), None);
@@ -397,14 +397,14 @@ fn a_holder_whose_node_was_removed_records_nothing() {
 #[test]
 fn a_record_whose_request_or_answer_is_lost_is_written() {
     let (zk, _other, a, b) = two();
-    for lose in [Memory::lose_next_reply, Memory::lose_next_request] {
+    for lose in [|zk: &Memory| zk.faults().lose_next_reply(), |zk: &Memory| zk.faults().lose_next_request()] {
         for _ in 0..2 {
             let guard = due(&a).expect("due");
             lose(&zk);
             now(guard.done()).expect("recorded");
             drop(guard);
             assert!(due(&b).is_none());
-            zk.set_clock_forward(PERIOD);
+            zk.faults().set_clock_forward(PERIOD);
         }
         now(b.forget()).expect("may").expect("it was done");
     }
@@ -414,11 +414,11 @@ fn a_record_whose_request_or_answer_is_lost_is_written() {
 fn a_record_that_cannot_be_sent_before_the_session_ends_is_not_written() {
     let (zk, other, a, b) = two();
     let guard = due(&a).expect("due");
-    zk.cut();
+    zk.faults().cut();
     let mut recording = task::spawn(guard.done());
     assert_pending!(recording.poll());
-    zk.expire();
-    zk.heal();
+    zk.faults().expire();
+    zk.faults().heal();
     let lost = assert_ready_err!(recording.poll());
     assert!(lost.is_lost(), "{lost:?}");
     drop(recording);
@@ -444,7 +444,7 @@ fn an_acquisition_that_is_dropped_at_any_poll_leaves_nothing_whether_the_work_is
             let (zk, _other, a, b) = two();
             works(&a);
             if is_due {
-                zk.set_clock_forward(PERIOD);
+                zk.faults().set_clock_forward(PERIOD);
             }
             let before = recorded(&zk);
             let slow = RwLock::new(&Slow(zk.connect()), DIRECTORY).expect("valid");
@@ -467,7 +467,9 @@ fn an_acquisition_that_is_dropped_at_any_poll_leaves_nothing_whether_the_work_is
 #[test]
 fn a_record_that_is_dropped_at_any_poll_is_written_or_not_and_the_next_finds_out() {
     let (mut claimed, mut dropped) = (0, 0);
-    for lose in [|_: &Memory| {}, Memory::lose_next_reply, Memory::lose_next_request] {
+    for lose in
+        [|_: &Memory| {}, |zk: &Memory| zk.faults().lose_next_reply(), |zk: &Memory| zk.faults().lose_next_request()]
+    {
         for polls in 0..POLLS {
             let (zk, other, _, b) = two();
             let slow = RwLock::new(&Slow(zk.clone()), DIRECTORY).expect("valid");
@@ -498,12 +500,12 @@ fn a_success_that_was_recorded_is_said_to_be_unknown_and_never_to_be_lost() {
         let slow = RwLock::new(&Slow(zk.clone()), DIRECTORY).expect("valid");
         let guard = within(POLLS, slow.write().once_in(PERIOD).into_future());
         let guard = guard.expect("enough polls").expect("granted").expect("due");
-        zk.lose_next_reply();
+        zk.faults().lose_next_reply();
         let mut recording = task::spawn(Box::pin(guard.done()));
         if (0..polls).any(|_| recording.poll().is_ready()) {
             break;
         }
-        zk.remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]));
+        zk.faults().remove(format!("{DIRECTORY}/{}", zk.children(DIRECTORY)[0]));
         match (0..POLLS).find_map(|_| Some(recording.poll()).filter(Poll::is_ready)).expect("enough polls") {
             Poll::Ready(Ok(())) => assert!(recorded(&other).is_some()),
             Poll::Ready(Err(Error::OutcomeUnknown { .. })) => unknown += usize::from(recorded(&other).is_some()),
@@ -525,12 +527,12 @@ fn work_that_was_done_counts_as_done_also_if_the_lock_is_lost_on_the_way_out() {
             break;
         }
         let is_in = !zk.children(DIRECTORY).is_empty();
-        other.cut();
+        other.faults().cut();
         if asking.poll().is_ready() {
             continue;
         }
-        other.expire();
-        other.heal();
+        other.faults().expire();
+        other.faults().heal();
         if let Some(Ok(None)) = (0..POLLS).find_map(|_| match asking.poll() {
             Poll::Ready(answer) => Some(answer),
             Poll::Pending => None,
@@ -551,14 +553,14 @@ async fn a_look_at_the_record_without_an_answer_ends_in_time() {
         if (0..polls).any(|_| asking.poll().is_ready()) {
             break;
         }
-        other.cut();
+        other.faults().cut();
         let begun = Instant::now();
         // The last answer may be here already.
         let Err(error) = asking.await else { continue };
         assert!(error.is_timeout(), "{polls}: {error}");
         assert!(begun.elapsed() <= MINUTE / 12, "{polls}: {:?}", begun.elapsed());
         ended += 1;
-        other.heal();
+        other.faults().heal();
     }
     assert!(ended > 3, "{ended}");
 }
@@ -585,7 +587,7 @@ fn whatever_hosts_do_the_work_is_given_out_when_a_period_has_passed_since_a_succ
         let (mut time, mut last) = (0, None);
         for _ in 0..40 {
             let minutes = u32::try_from(random.below(30)).expect("small");
-            zk.set_clock_forward(minutes * MINUTE);
+            zk.faults().set_clock_forward(minutes * MINUTE);
             time += minutes;
             let host = &hosts[usize::try_from(random.below(3)).expect("small")];
             let guard = due(&open(host, "host"));
@@ -602,20 +604,20 @@ fn whatever_hosts_do_the_work_is_given_out_when_a_period_has_passed_since_a_succ
                 Fate::DiesAfterwards => (true, false, true),
             };
             let work = u32::try_from(random.below(20)).expect("small");
-            zk.set_clock_forward(work * MINUTE);
+            zk.faults().set_clock_forward(work * MINUTE);
             time += work;
             if is_lost {
-                host.lose_next_reply();
+                host.faults().lose_next_reply();
             }
             if works {
                 now(guard.done()).expect("recorded");
                 last = Some(time);
             }
             if dies {
-                host.expire();
+                host.faults().expire();
             }
             drop(guard);
-            zk.reap_containers();
+            zk.faults().reap_containers();
         }
         assert_nothing_left(&zk);
     }
@@ -650,7 +652,7 @@ fn it_costs_one_read_and_the_record_one_transaction() {
     let zk = Memory::new();
     let lock = open(&zk, "host-a");
     works(&lock);
-    zk.set_clock_forward(PERIOD);
+    zk.faults().set_clock_forward(PERIOD);
     let held = costs(&zk, 3, "the create, the listing, and the watch on our own node", || write(&lock));
     costs(&zk, 1, "the delete", || now(held.release()).expect("held"));
     let guard = costs(&zk, 4, "one read more", || due(&lock).expect("due"));

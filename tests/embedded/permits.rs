@@ -17,6 +17,7 @@ use zk_rwlock::coordinator::{
     Coordinator, Created, Ending, Failure, Kind, Operation, Outcome, Reply, Session, SessionSlot, Stat, Task, Upkeep,
     Watch,
 };
+use zk_rwlock::error::PermitsError;
 use zk_rwlock::{Error, Loss, Memory, Permit, Semaphore};
 
 const PATH: &str = "/limit";
@@ -92,7 +93,9 @@ fn a_release_of_a_permit_survives_lost_answers_and_requests() {
 
 #[test]
 fn the_making_of_a_semaphore_survives_lost_answers_and_requests() {
-    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+    for lose in
+        [(|zk: &Memory| zk.faults().lose_next_reply()) as fn(&Memory), |zk: &Memory| zk.faults().lose_next_request()]
+    {
         for times in 1..9 {
             let zk = Memory::new();
             let semaphore = Semaphore::new(&zk, "/a/b/limit", 2).expect("valid");
@@ -114,7 +117,7 @@ fn a_handle_without_a_number_may_have_all_permits_and_one_more_costs_a_read() {
     let plain = || Semaphore::builder(&other, PATH).build().expect("valid");
     let before = zk.requests();
     let error = now(plain().acquire_many(3)).expect_err("too many");
-    assert!(matches!(error, Error::TooFewPermits { wanted: 3, permits: 2, .. }), "{error}");
+    assert!(matches!(error, Error::Permits { reason: PermitsError::TooFew { wanted: 3, permits: 2 }, .. }), "{error}");
     assert_eq!(zk.requests() - before, 1);
     assert_eq!(now(plain().acquire_many(2)).expect("all are free").count(), 2);
 }
@@ -140,8 +143,8 @@ const FAULTS: [&[Lost]; 7] = [
 fn lose(zk: &Memory, faults: &[Lost]) {
     for fault in faults {
         match fault {
-            Lost::Reply => zk.lose_next_reply(),
-            Lost::Request => zk.lose_next_request(),
+            Lost::Reply => zk.faults().lose_next_reply(),
+            Lost::Request => zk.faults().lose_next_request(),
         }
     }
 }
@@ -267,19 +270,19 @@ fn an_acquisition_of_permits_dropped_while_cut_off_leaves_nothing() {
     let held = acquire(&b);
     let mut head = acquiring(&a, 1);
     assert_pending!(head.poll());
-    zk.cut();
+    zk.faults().cut();
     drop(held);
     drop(head);
-    zk.heal();
+    zk.faults().heal();
     assert_eq!(left(&other), (vec![], vec![], 0));
     // In the middle of its taking.
     let slow = open(&Slow(zk.clone()), 1);
     for polls in 1..POLLS {
         let mut taking = acquiring(&slow, 1);
         let taken = poll_up_to(&mut taking, polls);
-        zk.cut();
+        zk.faults().cut();
         drop((taken, taking));
-        zk.heal();
+        zk.faults().heal();
         assert_eq!(left(&other), (vec![], vec![], 0), "at poll {polls}");
     }
 }
@@ -432,7 +435,7 @@ fn a_permit_removed_while_its_holder_takes_it_is_no_grant() {
         wired.carry_out();
     }
     for part in [PERMITS, QUEUE] {
-        zk.children(part).iter().for_each(|name| zk.remove(format!("{part}/{name}")));
+        zk.children(part).iter().for_each(|name| zk.faults().remove(format!("{part}/{name}")));
     }
     wired.flow();
     while wired.deliver() {}
@@ -638,14 +641,14 @@ fn a_handle_that_sets_another_number_goes_on_with_it() {
     let _three = [(); 3].map(|()| acquire(&a));
     assert!(now(a.try_acquire()).expect_err("all are taken").is_would_block());
     let refused = now(open(&zk.connect(), 2).acquire()).unwrap_err();
-    assert!(matches!(refused, Error::OtherPermits { ours: 2, theirs: 3, .. }), "{refused}");
+    assert!(matches!(refused, Error::Permits { reason: PermitsError::Other { ours: 2, theirs: 3 }, .. }), "{refused}");
 }
 
 #[test]
 fn a_permit_that_a_server_that_lags_does_not_show_yet_can_be_evicted() {
     let (zk, other, a, b) = two(1);
     now(b.queue()).expect("readable");
-    other.lag();
+    other.faults().lag();
     let permit = acquire(&a);
     assert!(now(b.queue()).expect("readable").members.is_empty(), "it lags");
     let gone = now(b.evict(permit.fencing_token())).expect("may").expect("it is there");

@@ -315,7 +315,7 @@ async fn a_record_that_comes_and_goes_before_each_write_is_written_64_times() {
         let guard = once.await.expect("free").expect("long ago");
         guard.done().await.expect("nothing is in the way");
         guard.release().await.expect("held");
-        memory.set_clock_forward(Duration::from_secs(1));
+        memory.faults().set_clock_forward(Duration::from_secs(1));
     }
 }
 

@@ -229,7 +229,7 @@ async fn a_term_is_told_with_its_begin_and_its_end_and_a_candidate_with_how_long
     let last = goes_on(5).await.expect("it leads");
     let healthy = "the health check succeeds: a candidate again path=.. data=\"http://web-1\" unhealthy=10s";
     assert_eq!(told(), [format!("INFO message={healthy}"), begins(last)]);
-    zk.expire();
+    zk.faults().expire();
     assert_eq!(goes_on(0).await, None);
     assert_eq!(told(), [ends(last, "0ns", "lost")]);
     let again = goes_on(60).await.expect("it leads");
@@ -361,11 +361,11 @@ fn a_hold_ends_when_its_release_begins_however_long_that_takes() {
             Ok(writer) => Box::pin(writer.release()),
             Err(()) => Box::pin(now(lock.read()).expect("free").release()),
         };
-        zk.cut();
+        zk.faults().cut();
         let mut releasing = task::spawn(releasing.as_mut());
         assert_pending!(releasing.poll());
         assert_eq!(log.open_spans(), 0);
-        zk.heal();
+        zk.faults().heal();
         assert_ready_ok!(releasing.poll());
     }
 }
@@ -376,25 +376,25 @@ fn doubt_and_loss_of_a_hold_are_told_once() {
     let (log, _guard) = Log::start();
     let guard = now(lock.write()).expect("free");
     log.lines();
-    zk.cut();
+    zk.faults().cut();
     let lines = log.lines();
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(
         lines[0].starts_with("WARN message=the connection is lost while a lock is held node=.. left="),
         "{lines:?}"
     );
-    zk.heal();
+    zk.faults().heal();
     let lines = log.lines();
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].starts_with("INFO message=the connection is back"), "{lines:?}");
 
-    zk.remove(guard.path());
+    zk.faults().remove(guard.path());
     assert!(!guard.is_held());
     let lost =
         "WARN message=a lock was lost while it was held node=.. cause=the lock's node was removed by somebody else";
     assert_eq!(log.lines(), [lost]);
     assert!(!guard.is_held());
-    zk.expire();
+    zk.faults().expire();
     assert_eq!(log.lines(), Vec::<String>::new());
 }
 
@@ -406,7 +406,7 @@ fn a_waiter_that_loses_its_place_is_no_lost_hold() {
     let mut waiting = task::spawn(lock.write().into_future());
     assert_pending!(waiting.poll());
     let (log, _guard) = Log::start();
-    zk.expire();
+    zk.faults().expire();
     assert!(assert_ready!(waiting.poll()).is_err());
     assert!(log.lines().iter().all(|line| !line.contains("lost while")));
 }
@@ -415,7 +415,7 @@ fn a_waiter_that_loses_its_place_is_no_lost_hold() {
 fn a_create_found_again_is_told() {
     let (zk, lock) = prepared();
     let (log, _guard) = Log::start();
-    zk.lose_next_reply();
+    zk.faults().lose_next_reply();
     let guard = now(lock.write()).expect("free");
     let found = log.lines().into_iter().filter(|line| line.starts_with("INFO")).collect::<Vec<_>>();
     assert_eq!(found, ["INFO message=the answer to a create was lost, and its node found path=.. node=.."]);
@@ -565,14 +565,14 @@ async fn one_that_has_no_place_yet_warns_itself() {
     let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(limit).build().expect("valid");
     let (log, _guard) = Log::start();
     drop(now(lock.write()).expect("free"));
-    zk.cut();
+    zk.faults().cut();
     let mut waiting = task::spawn(lock.write().into_future());
     assert_pending!(waiting.poll());
     for _ in 0..3 {
         tokio::time::advance(limit).await;
         assert_pending!(waiting.poll());
     }
-    zk.heal();
+    zk.faults().heal();
     drop(assert_ready_ok!(waiting.poll()));
     let warnings = log.lines().into_iter().filter(|line| line.starts_with("WARN")).collect::<Vec<_>>();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
@@ -669,7 +669,9 @@ async fn the_end_of_a_kept_node_is_told_once_with_its_cause_and_its_uses() {
 #[tokio::test(start_paused = true)]
 async fn a_timeout_for_a_permit_tells_holders_and_waiters_apart() {
     let zk = Memory::new();
-    let of = |host: &str| Semaphore::builder(&zk.connect(), "/limit").permits(1).host(host).build().expect("valid");
+    let of = |host: &str| {
+        Semaphore::builder(&zk.connect(), "/limit").permits(1).lock(|lock| lock.host(host)).build().expect("valid")
+    };
     let (first, second, third, fourth) = (of("first"), of("second"), of("third"), of("fourth"));
     let _held = first.acquire().label("the holder").await.expect("free");
     let mut waits = Vec::new();
@@ -724,7 +726,7 @@ fn a_look_shows_who_held_also_if_the_holder_leaves_during_the_look() {
     let taken = now(RwLock::new(&looks, DIRECTORY).expect("valid").try_write()).unwrap_err();
     assert_eq!(taken.to_string(), "would block: held by WRITE web-1; 2 ahead");
 
-    let semaphore = Semaphore::builder(&zk, "/s").permits(3).host("web-1").build().expect("valid");
+    let semaphore = Semaphore::builder(&zk, "/s").permits(3).lock(|lock| lock.host("web-1")).build().expect("valid");
     let two: Permit = now(semaphore.acquire_many(2)).expect("free");
     let queue = now(Semaphore::new(&leaving(&zk, two), "/s", 3).expect("valid").queue()).expect("readable");
     assert_eq!((queue.holders().count(), queue.free()), (1, Some(1)), "{queue}");

@@ -109,7 +109,7 @@ impl Subscriber for Errors {
 // Waiters.
 
 /// How a server tells a client nothing more of a node: it forgets the watch, or keeps the node.
-const SILENCES: [fn(&Memory, &str); 2] = [|zk, _| zk.forget_watches(), |zk, node| zk.freeze(node)];
+const SILENCES: [fn(&Memory, &str); 2] = [|zk, _| zk.faults().forget_watches(), |zk, node| zk.faults().freeze(node)];
 
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_is_not_told_that_its_predecessor_has_left_is_granted_at_its_first_look() {
@@ -157,7 +157,7 @@ async fn a_waiter_that_is_not_told_of_its_own_end_fails_at_its_first_look() {
         let own = ours.children(PATH).into_iter().find(|name| !held.path().ends_with(name.as_str())).expect("it waits");
         let own = format!("{PATH}/{own}");
         silence(&ours, &own);
-        theirs.remove(own);
+        theirs.faults().remove(own);
         let error = ends(&mut waiter).await.expect("no panic").expect_err("it has no place");
         assert!(matches!(error, Error::Evicted(Loss::Removed)), "{error:?}");
         assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
@@ -209,7 +209,7 @@ async fn a_waiter_passes_over_a_ghost_and_goes_on_waiting_for_the_holder_before_
     waits(&mut waiter).await;
     let names = theirs.children(PATH);
     let node = format!("{PATH}/{}", names.iter().max_by_key(|name| name.ends_with('1')).expect("the second"));
-    ours.freeze(&node);
+    ours.faults().freeze(&node);
     drop(ghost);
     assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "it holds beside the holder");
     let released = Instant::now();
@@ -229,7 +229,7 @@ async fn a_waiter_whose_server_has_missed_a_downgrade_waits_for_the_reader() {
         let node = sole_node(&theirs, PATH);
         let mut waiter = spawn(lock_of(&ours).write().into_future());
         waits(&mut waiter).await;
-        ours.freeze(hidden.unwrap_or(&node));
+        ours.faults().freeze(hidden.unwrap_or(&node));
         let reader = held.downgrade().await.expect("held");
         assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "it holds beside the reader");
         assert!(reader.is_held());
@@ -258,7 +258,7 @@ async fn a_waiter_that_has_met_a_ghost_asks_seldom_for_a_downgrade_that_its_serv
     });
     let mut waiter = spawn(RwLock::new(&line, PATH).expect("valid").write().into_future());
     waits(&mut waiter).await;
-    ours.freeze(PATH);
+    ours.faults().freeze(PATH);
     drop(ghost);
     assert!(timeout(15 * SECOND, &mut waiter).await.is_err(), "it holds beside the writer");
     let reader = held.downgrade().await.expect("held");
@@ -281,13 +281,13 @@ async fn a_reader_that_may_not_be_looked_for_counts_as_there() {
         let line = without_looks(&ours, 1..2, failure);
         let mut waiter = spawn(RwLock::new(&line, PATH).expect("valid").write().into_future());
         waits(&mut waiter).await;
-        ours.freeze(PATH);
+        ours.faults().freeze(PATH);
         let reader = held.downgrade().await.expect("held");
         assert!(timeout(600 * SECOND, &mut waiter).await.is_err(), "it holds beside the reader");
         assert!(reader.is_held());
         drop(reader);
-        ours.cut();
-        ours.heal();
+        ours.faults().cut();
+        ours.faults().heal();
         drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
     }
 }
@@ -301,7 +301,7 @@ async fn a_waiting_reader_whose_server_has_missed_a_downgrade_reads_beside_the_r
         let began = Instant::now();
         let mut waiter = spawn(lock_of(&ours).read().into_future());
         waits(&mut waiter).await;
-        ours.freeze(hidden.unwrap_or(&node));
+        ours.faults().freeze(hidden.unwrap_or(&node));
         let reader = held.downgrade().await.expect("held");
         let beside = ends(&mut waiter).await.expect("no panic").expect("granted");
         assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
@@ -320,8 +320,8 @@ async fn a_waiter_passes_over_all_the_ghosts_of_a_session_together() {
     let began = Instant::now();
     let mut waiter = spawn(lock_of(&ours).write().into_future());
     waits(&mut waiter).await;
-    ours.freeze(PATH);
-    theirs.expire();
+    ours.faults().freeze(PATH);
+    theirs.faults().expire();
     drop((held, ghosts));
     drop(ends(&mut waiter).await.expect("no panic").expect("granted"));
     assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
@@ -337,10 +337,10 @@ async fn a_waiter_behind_its_own_session_looks_as_well() {
     assert_pending!(first.poll());
     let mut second = spawn(lock.write().into_future());
     waits(&mut second).await;
-    ours.forget_watches();
+    ours.faults().forget_watches();
     let name = ours.children(PATH).into_iter().find(|name| name.ends_with('1')).expect("the first");
     // Its owner is not polled, and so notices nothing.
-    ours.remove(format!("{PATH}/{name}"));
+    ours.faults().remove(format!("{PATH}/{name}"));
     sleep(12 * SECOND).await;
     held.release().await.expect("held");
     drop(timeout(SECOND, second).await.expect("it watches the holder by now").expect("no panic").expect("granted"));
@@ -375,9 +375,9 @@ async fn a_waiter_looks_ever_more_seldom_and_never_while_it_is_cut_off() {
     let mut waiter = spawn(RwLock::new(&client, PATH).expect("valid").write().into_future());
     waits(&mut waiter).await;
     assert_eq!((looks(12).await, looks(16).await), (1, 0));
-    ours.cut();
+    ours.faults().cut();
     assert_eq!(looks(6).await, 0, "it is cut off when the second look is due");
-    ours.heal();
+    ours.faults().heal();
     assert_eq!((looks(9).await, looks(3).await), (0, 1), "it begins anew");
     waiter.abort();
 }
@@ -417,7 +417,7 @@ async fn the_head_that_is_not_told_of_its_own_end_fails_at_its_first_look() {
         waits(&mut head).await;
         let own = sole_node(&ours, "/limit/queue");
         silence(&ours, &own);
-        theirs.remove(own);
+        theirs.faults().remove(own);
         let error = ends(head).await.expect("no panic").expect_err("it has no place");
         assert!(matches!(error, Error::Evicted(Loss::Removed)) && permit.is_held(), "{error:?}");
         assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
@@ -437,8 +437,8 @@ async fn the_head_passes_over_all_the_permits_of_a_session_together() {
     let line = counted(&ours);
     let mut head = spawn(Semaphore::new(&line, "/limit", 20).expect("valid").acquire_many(20).into_future());
     waits(&mut head).await;
-    permits.iter().for_each(|permit| ours.freeze(permit.path()));
-    theirs.expire();
+    permits.iter().for_each(|permit| ours.faults().freeze(permit.path()));
+    theirs.faults().expire();
     drop(permits);
     drop(ends(head).await.expect("no panic").expect("granted"));
     assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
@@ -461,7 +461,7 @@ async fn the_head_knows_which_of_a_thousand_permits_was_given_back() {
     permits.sort_by_key(|permit| permit.path().to_owned());
     let gone: Vec<_> = [999, 700, 10].map(|at| permits.remove(at)).into();
     let nodes: Vec<_> = gone.iter().map(|permit| permit.path().to_owned()).collect();
-    nodes.iter().for_each(|node| ours.freeze(node));
+    nodes.iter().for_each(|node| ours.faults().freeze(node));
     for permit in gone {
         assert!(timeout(60 * SECOND, &mut head).await.is_err(), "there is a permit too many");
         drop(permit);
@@ -479,7 +479,7 @@ async fn the_head_that_is_not_told_of_another_number_takes_its_permit_at_its_fir
     let began = Instant::now();
     let mut head = spawn(limit(&ours, 1).acquire().into_future());
     waits(&mut head).await;
-    ours.forget_watches();
+    ours.faults().forget_watches();
     other.set_permits(2).await.expect("allowed");
     drop(ends(head).await.expect("no panic").expect("granted"));
     assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
@@ -543,13 +543,13 @@ async fn a_number_that_its_server_has_missed_is_logged_for_who_waits_for_a_permi
     let permit = now(other.acquire()).expect("free");
     let mut head = spawn(limit(&ours, 1).acquire().into_future());
     waits(&mut head).await;
-    ours.freeze("/limit");
+    ours.faults().freeze("/limit");
     other.set_permits(2).await.expect("allowed");
     assert!(timeout(60 * SECOND, &mut head).await.is_err(), "its server does not show that there is one");
     let told = errors();
     assert!((4..=6).contains(&told.len()) && told.iter().all(|node| node == "/limit"), "{told:?}");
-    ours.cut();
-    ours.heal();
+    ours.faults().cut();
+    ours.faults().heal();
     drop(ends(head).await.expect("no panic").expect("granted"));
     assert!(permit.is_held());
 }
@@ -579,15 +579,15 @@ async fn a_head_that_passes_over_a_ghost_counts_the_permits_that_its_server_does
         assert_eq!(ours.children("/limit/permits"), Vec::<String>::new());
         let place = theirs.children("/limit/queue").into_iter().find(|name| name.ends_with('1')).expect("the second");
         let (owner, _) = place.split_once("-WRITE-").expect("a contender");
-        ours.freeze(format!("/limit/queue/{place}"));
-        ours.freeze(format!("/limit/permits/{owner}-PERMIT-{count}"));
+        ours.faults().freeze(format!("/limit/queue/{place}"));
+        ours.faults().freeze(format!("/limit/permits/{owner}-PERMIT-{count}"));
         let second = assert_ready_ok!(second.poll());
         assert!(timeout(600 * SECOND, &mut third).await.is_err(), "there is a permit too many");
         assert!(second.is_held());
         drop(second);
         if hindered.is_some() {
-            ours.cut();
-            ours.heal();
+            ours.faults().cut();
+            ours.faults().heal();
         }
         drop(timeout(700 * SECOND, third).await.expect("it looks").expect("no panic").expect("granted"));
     }
@@ -611,8 +611,8 @@ async fn a_head_that_finds_no_ghost_on_another_server_counts_the_permits_that_it
         }
         let is_read = matches!(asked, Asked::Data(path) if *path == *read) && has_listed.load(Ordering::Relaxed);
         (is_read && !has_broken.swap(true, Ordering::Relaxed)).then(|| {
-            memory.cut();
-            memory.heal();
+            memory.faults().cut();
+            memory.faults().heal();
             Failure::Unknown("the connection broke".to_owned())
         })
     });
@@ -620,8 +620,8 @@ async fn a_head_that_finds_no_ghost_on_another_server_counts_the_permits_that_it
     waits(&mut third).await;
     drop(first);
     let (owner, _) = place.split_once("-WRITE-").expect("a contender");
-    ours.freeze(ghost);
-    ours.freeze(format!("/limit/permits/{owner}-PERMIT-1"));
+    ours.faults().freeze(ghost);
+    ours.faults().freeze(format!("/limit/permits/{owner}-PERMIT-1"));
     let second = assert_ready_ok!(second.poll());
     assert!(timeout(600 * SECOND, &mut third).await.is_err(), "there is a permit too many");
     drop(second);
@@ -645,7 +645,7 @@ async fn a_copy_that_is_not_told_of_a_commit_has_it_at_its_first_look() {
     value.update(|value| *value = 3).await.expect("free");
     assert_eq!(**timeout(SECOND, changes.next()).await.expect("told").expect("open").expect("a value"), 3);
     let began = Instant::now();
-    ours.forget_watches();
+    ours.faults().forget_watches();
     value.update(|value| *value = 4).await.expect("free");
     assert_eq!(**ends(changes.next()).await.expect("open").expect("a value"), 4);
     assert!(began.elapsed() < FIRST_LOOK.end, "{:?}", began.elapsed());
@@ -662,7 +662,7 @@ async fn a_copy_whose_server_has_missed_a_commit_says_so_until_it_has_another_se
     let mut changes = live.changes();
     assert_eq!(**changes.next().await.expect("open").expect("a value"), 2);
     let node = format!("{PATH}/value");
-    ours.freeze(&node);
+    ours.faults().freeze(&node);
     value.update(|value| *value = 3).await.expect("free");
     assert!(matches!(live.state(), CopyState::Current), "nobody can know yet");
 
@@ -676,8 +676,8 @@ async fn a_copy_whose_server_has_missed_a_commit_says_so_until_it_has_another_se
         assert_eq!((**live.get(), errors()), (2, vec![node.clone(); looks]));
         sleep(2 * FIRST_LOOK.end).await;
     }
-    ours.cut();
-    ours.heal();
+    ours.faults().cut();
+    ours.faults().heal();
     assert_eq!(**ends(changes.next()).await.expect("open").expect("what the ensemble has"), 3);
     assert!(matches!(live.state(), CopyState::Current), "{:?}", live.state());
 }
@@ -688,7 +688,7 @@ async fn a_first_value_that_nobody_tells_of_is_found() {
     let wanted = Shared::<u64>::new(&ours, PATH).expect("valid").wait_for(|_| true);
     let mut waiter = spawn(wanted.into_future());
     waits(&mut waiter).await;
-    ours.forget_watches();
+    ours.faults().forget_watches();
     let began = Instant::now();
     let value = Shared::builder(&theirs, PATH).initial(|| 7_u64).build().expect("valid");
     assert_eq!(*value.read().await.expect("free"), 7);
@@ -717,7 +717,7 @@ async fn what_a_server_does_not_show_is_looked_for_ever_more_seldom() {
         let (ours, theirs) = two();
         let mut waiter = waits_for(&ours);
         waits(&mut waiter).await;
-        ours.freeze(PATH);
+        ours.faults().freeze(PATH);
         let _value =
             Shared::builder(&theirs, PATH).initial(|| 7_u64).build().expect("valid").read().await.expect("free");
         // After 10, 30, 70, 150, 310, 630, 1,230, 1,830 and 2,430 seconds, and a tenth more at most.
@@ -749,7 +749,7 @@ async fn an_observer_that_is_not_told_of_a_change_of_the_leader_sees_it_at_its_f
         assert!(ends(changes.next()).await.expect("open").expect("readable").is_none());
         assert!(FIRST_LOOK.contains(&began.elapsed()), "{:?}", began.elapsed());
         // And of one that comes.
-        ours.forget_watches();
+        ours.faults().forget_watches();
         let _second = leads(&theirs);
         let began = Instant::now();
         let next = ends(changes.next()).await.expect("open").expect("readable").expect("it leads").term;
@@ -767,7 +767,7 @@ async fn a_holder_that_is_not_told_of_a_waiter_sees_it_at_its_first_look() {
     sleep(600 * SECOND).await;
     let reader = read(&lock_of(&theirs));
     sleep(SECOND).await;
-    ours.forget_watches();
+    ours.faults().forget_watches();
     let mut waiter = writing(&lock_of(&theirs));
     assert_pending!(waiter.poll());
     let began = Instant::now();
@@ -814,7 +814,7 @@ async fn a_kept_node_whose_process_is_not_told_of_an_ask_is_given_up_all_the_sam
     let (ours, theirs) = two();
     let kept = RwLock::builder(&ours, PATH).keep(Duration::MAX).build().expect("valid");
     drop(kept.read().await.expect("free"));
-    ours.forget_watches();
+    ours.faults().forget_watches();
     let began = Instant::now();
     drop(ends(lock_of(&theirs).write()).await.expect("granted"));
     assert!(began.elapsed() < 601 * SECOND, "{:?}", began.elapsed());

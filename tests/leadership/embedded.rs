@@ -164,17 +164,17 @@ fn an_observer_whose_next_server_lags_is_not_told_of_a_leader_of_the_past() {
     };
     let before = write(&lock(&zk));
     let _session = now(clients[1].session_slot(0)).expect("open");
-    clients[1].lag();
+    clients[1].faults().lag();
     drop(before);
     let after = write(&lock(&zk));
     let observer = Leadership::new(&TwoSessions::one_after_the_other(&clients), PATH).expect("valid");
     let mut changes = observer.changes();
     let told = now(changes.next()).expect("open").expect("readable").expect("somebody leads");
     assert_eq!(told.term, after.fencing_token());
-    clients[0].expire();
+    clients[0].faults().expire();
     // Nothing has changed since.
     assert_pending!(spawn(changes.next()).poll());
-    clients[1].catch_up();
+    clients[1].faults().catch_up();
     drop(after);
     assert_eq!(now(changes.next()).expect("open").expect("readable"), None);
 }
@@ -282,7 +282,7 @@ fn the_work_is_dropped_at_the_next_poll_after_the_loss_and_the_leader_says_no_be
     assert!(candidate.is_leader());
     let mut next = writing(&lock(&other));
     assert_pending!(next.poll());
-    zk.expire();
+    zk.faults().expire();
     assert!(!candidate.is_leader() && campaign.is_woken() && !is_dropped.load(Ordering::Relaxed));
     drop(assert_ready!(next.poll()).expect("granted"));
     assert_pending!(campaign.poll());
@@ -298,18 +298,18 @@ async fn a_leader_that_is_cut_off_says_no_before_its_session_can_end() {
     let mut a = Candidate::campaigns(leadership(&zk));
     let mut b = Candidate::campaigns(leadership(&other));
     let term = a.leads().await;
-    zk.cut();
+    zk.faults().cut();
     advance(Duration::from_secs(5)).await;
     assert!(a.leadership.is_leader() && term.is_leader(), "the lease is running");
     // The session timeout is ten seconds, and the lease ends before.
     advance(Duration::from_secs(4)).await;
     assert!(!a.leadership.is_leader() && !term.is_leader());
     assert_eq!(a.is_dropped().await, term.number());
-    zk.expire();
+    zk.faults().expire();
     let next = b.leads().await;
     sleep(Duration::from_secs(600)).await;
     assert!(next.is_leader() && !a.leadership.is_leader());
-    zk.heal();
+    zk.faults().heal();
     sleep(Duration::from_secs(60)).await;
     assert_eq!(other.children(PATH).len(), 2, "it campaigns again");
 }
@@ -326,7 +326,7 @@ async fn after_a_loss_the_candidate_pauses_and_after_a_resignation_it_does_not()
             if resigns {
                 candidate.leadership.resign().await;
             } else {
-                zk.remove(format!("{PATH}/{}", zk.children(PATH)[0]));
+                zk.faults().remove(format!("{PATH}/{}", zk.children(PATH)[0]));
             }
             assert_eq!(candidate.is_dropped().await, term.number());
             term = candidate.leads().await;
@@ -341,14 +341,14 @@ async fn after_a_loss_the_candidate_pauses_and_after_a_resignation_it_does_not()
 #[tokio::test(start_paused = true)]
 async fn a_candidate_that_resigned_leads_on_servers_that_came_back_with_lower_numbers() {
     let zk = Memory::new();
-    let backup = zk.back_up();
+    let backup = zk.faults().back_up();
     let mut candidate = Candidate::campaigns(leadership(&zk));
     let mut terms = vec![candidate.leads().await.number()];
     for resigned in 1..4 {
         assert!(soon("the resignation", candidate.leadership.resign()).await);
         candidate.is_dropped().await;
         let before = candidate.leads().await;
-        zk.restore(&backup);
+        zk.faults().restore(&backup);
         assert_eq!(candidate.is_dropped().await, before.number());
         let term = candidate.leads().await;
         assert!(term.number() <= *terms.iter().max().expect("some"), "{term:?} {terms:?}");
@@ -385,14 +385,14 @@ async fn an_ensemble_that_is_away_for_an_hour_is_asked_seldom_and_led_again_soon
     let zk = Memory::new();
     let mut candidate = Candidate::campaigns(leadership(&zk));
     candidate.leads().await;
-    zk.cut();
+    zk.faults().cut();
     sleep(Duration::from_secs(3_600)).await;
     candidate.is_dropped().await;
     let before = zk.requests();
     sleep(Duration::from_secs(3_600)).await;
     assert_eq!(zk.requests(), before, "nothing queues up for the reconnect");
-    zk.expire();
-    zk.heal();
+    zk.faults().expire();
+    zk.faults().heal();
     let healed = Instant::now();
     candidate.leads().await;
     assert!(healed.elapsed() <= Duration::from_secs(33), "{:?}", healed.elapsed());
@@ -441,7 +441,7 @@ fn a_loss_that_is_seen_with_the_end_of_the_work_does_not_end_the_campaign() {
     let mut campaign = spawn(candidate.lead(move |term: Term| {
         let operator = operator.clone();
         async move {
-            operator.remove(format!("{PATH}/{}", operator.children(PATH)[0]));
+            operator.faults().remove(format!("{PATH}/{}", operator.children(PATH)[0]));
             let refused = term.transaction().create("/work", "done").commit().await.unwrap_err();
             assert!(matches!(refused, Error::Lost(Loss::Removed)), "{refused}");
             Err::<(), Error>(refused)
@@ -462,7 +462,7 @@ fn a_transaction_of_a_term_that_was_given_up_is_refused_without_being_sent() {
     let mut campaign = spawn(candidate.lead(endless(tell)));
     assert_pending!(campaign.poll());
     let Ok(News::Leads(term)) = news.try_recv() else { panic!("it leads") };
-    zk.lose_next_request();
+    zk.faults().lose_next_request();
     drop(campaign);
     let before = zk.requests();
     let refused = now(term.transaction().create("/late", "").commit()).unwrap_err();

@@ -18,7 +18,7 @@ const SHORT: Duration = Duration::from_secs(2);
 
 fn leadership(zk: &ZooKeeper, path: &str) -> Leadership {
     let host = format!("pid-{}", std::process::id());
-    Leadership::builder(zk, path).host(host).pause(Duration::from_millis(10)).build().expect("valid")
+    Leadership::builder(zk, path).lock(|lock| lock.host(host)).pause(Duration::from_millis(10)).build().expect("valid")
 }
 
 /// Leads, and says so; and then does as it was told.

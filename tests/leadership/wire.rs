@@ -34,7 +34,8 @@ async fn an_observer_costs_three_requests_a_change_and_wakes_no_candidate() {
         (Proxy::start(server.address()), Proxy::start(server.address()), Proxy::start(server.address()));
     let (looks, leads, waits) =
         (connect(&tapped.address()).await, connect(&watched.address()).await, connect(&waiting.address()).await);
-    let mut a = Candidate::campaigns(Leadership::builder(&leads, PATH).host("host-a").build().unwrap());
+    let mut a =
+        Candidate::campaigns(Leadership::builder(&leads, PATH).lock(|lock| lock.host("host-a")).build().unwrap());
     let first = a.leads().await.number();
     tapped.reset();
     let mut changes = leadership(&looks, PATH).changes();
@@ -46,7 +47,8 @@ async fn an_observer_costs_three_requests_a_change_and_wakes_no_candidate() {
 
     // Candidates that come, and leave the queue, are no news.
     tapped.reset();
-    let mut b = Candidate::campaigns(Leadership::builder(&waits, PATH).host("host-b").build().unwrap());
+    let mut b =
+        Candidate::campaigns(Leadership::builder(&waits, PATH).lock(|lock| lock.host("host-b")).build().unwrap());
     let lock = lock_at(&leads, PATH);
     eventually("it waits", || async { lock.queue().await.unwrap().members.len() == 2 }).await;
     for _ in 0..10 {

@@ -12,7 +12,8 @@ use tokio::task::JoinSet;
 use tracing_core::span::{Attributes, Id, Record};
 use tracing_core::{Event, Level, Metadata, Subscriber};
 use zk_rwlock::coordinator::Operation;
-use zk_rwlock::{Acl, Contender, Permissions, RwLock, ZooKeeper};
+use zk_rwlock::security::{Acl, Permissions};
+use zk_rwlock::{Contender, RwLock, ZooKeeper};
 
 use super::wire::{Tapped, directory, ops};
 

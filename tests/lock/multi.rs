@@ -20,9 +20,8 @@ use tokio::time::Instant;
 use tokio_test::task::{self, Spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Failure};
-use zk_rwlock::{
-    Ending, Error, HoldState, Loss, Memory, Mode, MultiGuard, MultiLock, Outcome, Progress, RwLock, WriteGuard,
-};
+use zk_rwlock::error::Ending;
+use zk_rwlock::{Error, HoldState, Loss, Memory, Mode, MultiGuard, MultiLock, Outcome, Progress, RwLock, WriteGuard};
 
 use Mode::{Read, Write};
 
@@ -81,7 +80,7 @@ fn locks_are_taken_in_the_order_of_their_paths_however_they_are_named() {
         assert_pending!(acquiring.poll());
         now(a.release()).expect("held");
         let guard = assert_ready_ok!(acquiring.poll());
-        assert_eq!(guard.paths().collect::<Vec<_>>(), ["/a", "/a/b", "/b"]);
+        assert_eq!(guard.fencing_tokens().map(|(path, _)| path).collect::<Vec<_>>(), ["/a", "/a/b", "/b"]);
         assert!(guard.nodes().all(|node| node.contains("-READ-") == node.starts_with("/a/b/")));
         now(guard.release()).expect("held");
     }
@@ -239,9 +238,9 @@ impl Scheduled {
             5 if self.left > 0 => {
                 self.losses += 1;
                 match self.random.below(6) {
-                    0 => self.rough.expire(),
-                    1 | 2 => self.rough.lose_next_request(),
-                    _ => self.rough.lose_next_reply(),
+                    0 => self.rough.faults().expire(),
+                    1 | 2 => self.rough.faults().lose_next_request(),
+                    _ => self.rough.faults().lose_next_reply(),
                 }
             }
             _ if !woken.is_empty() => {
@@ -395,10 +394,10 @@ async fn a_timeout_is_told_in_time_also_while_cut_off() {
     let begun = Instant::now();
     let mut waiting = task::spawn(locks.lock().timeout(Duration::from_secs(3)).into_future());
     assert_pending!(waiting.poll());
-    zk.cut();
+    zk.faults().cut();
     let late = waiting.await.unwrap_err();
     assert_eq!((of_one(&late).0, begun.elapsed().as_millis() / 10), ("/b", 300));
-    zk.heal();
+    zk.faults().heal();
     now(held.release()).expect("held");
     drop(write(&zk.connect(), "/a"));
     assert_eq!((queued(&zk, ["/a", "/b"]), zk.watches()), ([0; 2], 0));
@@ -479,7 +478,9 @@ fn dropped_after_any_number_of_polls_nothing_is_left() {
 
 #[test]
 fn answers_and_requests_that_are_lost_on_the_way_leave_one_node_each() {
-    for lose in [Memory::lose_next_reply as fn(&Memory), Memory::lose_next_request] {
+    for lose in
+        [(|zk: &Memory| zk.faults().lose_next_reply()) as fn(&Memory), |zk: &Memory| zk.faults().lose_next_request()]
+    {
         for before in ["/a", "/b"] {
             let zk = Memory::new();
             let locks = multi(&zk, &[("/a", Write), ("/b", Write)]);
@@ -511,11 +512,11 @@ fn a_lock_that_is_lost_while_the_next_is_waited_for_ends_the_waiting() {
         let mut acquiring = acquiring(&locks);
         assert_pending!(acquiring.poll());
         let why = if expire {
-            zk.expire();
+            zk.faults().expire();
             Loss::SessionOver(Ending::Expired)
         } else {
             let [node] = zk.children("/a").try_into().expect("one holder");
-            zk.remove(format!("/a/{node}"));
+            zk.faults().remove(format!("/a/{node}"));
             Loss::Removed
         };
         assert!(acquiring.is_woken());
@@ -546,7 +547,7 @@ fn a_guard_is_lost_with_one_lock_and_keeps_the_others_until_it_is_dropped() {
     let mut working = task::spawn(guard.run(std::future::pending::<()>()));
     assert_pending!(working.poll());
 
-    zk.connect().remove(&node);
+    zk.connect().faults().remove(&node);
     assert!(lost.is_woken() && working.is_woken());
     let loss = assert_ready!(lost.poll());
     assert_eq!(loss, ("/b", Loss::Removed));
@@ -562,7 +563,7 @@ fn a_guard_is_lost_with_one_lock_and_keeps_the_others_until_it_is_dropped() {
 
     drop((lost, working));
     // The first loss stays the answer when the others follow.
-    zk.expire();
+    zk.faults().expire();
     assert_eq!(now(guard.lost()), loss);
     let released = now(guard.release()).unwrap_err();
     assert!(matches!(of_one(&released), ("/b", Error::Lost(Loss::Removed))), "{released}");
@@ -585,7 +586,7 @@ fn a_holder_that_asks_learns_at_which_lock_somebody_waits_first() {
     assert_eq!((path, first.mode()), ("/b", Read));
     drop(contended);
     assert_eq!(guard.session_left(), Duration::MAX, "the embedded ensemble keeps everybody");
-    zk.remove(guard.nodes().next().expect("two"));
+    zk.faults().remove(guard.nodes().next().expect("two"));
     assert_eq!(of_one(&now(guard.contended()).unwrap_err()).0, "/a");
     drop((guard, reader));
     assert_eq!((queued(&zk, ["/a", "/b"]), zk.watches()), ([0; 2], 0));
@@ -595,7 +596,7 @@ fn a_holder_that_asks_learns_at_which_lock_somebody_waits_first() {
 fn a_guard_that_lost_one_gives_the_others_back() {
     let zk = Memory::new();
     let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Write), ("/c", Write)]));
-    zk.remove(guard.nodes().next().expect("three"));
+    zk.faults().remove(guard.nodes().next().expect("three"));
     assert_eq!(of_one(&now(guard.release()).unwrap_err()).0, "/a");
     assert_eq!((queued(&zk, ["/a", "/b", "/c"]), zk.watches()), ([0; 3], 0));
 }
@@ -606,16 +607,16 @@ async fn a_guard_that_is_cut_off_is_in_doubt_and_then_held_again_or_lost() {
     let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read)]));
     let mut changes = guard.changes();
     assert_eq!(changes.next().await, Some(HoldState::Held));
-    zk.cut();
+    zk.faults().cut();
     assert!(matches!(changes.next().await, Some(HoldState::Suspect { .. })));
     assert!(guard.is_held());
-    zk.heal();
+    zk.faults().heal();
     assert_eq!(changes.next().await, Some(HoldState::Held));
-    zk.cut();
+    zk.faults().cut();
     assert!(matches!(changes.next().await, Some(HoldState::Suspect { .. })));
     assert_eq!(changes.next().await, Some(HoldState::Lost { why: Loss::LeaseRanOut }));
     assert_eq!(guard.lost().await.0, "/a");
-    zk.heal();
+    zk.faults().heal();
     assert!(!guard.is_held());
 }
 
@@ -625,7 +626,7 @@ fn a_lock_that_is_lost_as_the_last_one_is_granted_is_no_grant() {
     let held = write(&zk.connect(), "/b");
     let mut acquiring = acquiring(&multi(&zk, &[("/a", Write), ("/b", Write)]));
     assert_pending!(acquiring.poll());
-    zk.remove(format!("/a/{}", zk.children("/a")[0]));
+    zk.faults().remove(format!("/a/{}", zk.children("/a")[0]));
     drop(held);
     let error = assert_ready_err!(acquiring.poll());
     assert!(matches!(of_one(&error), ("/a", Error::Evicted(Loss::Removed))), "{error}");
@@ -636,11 +637,11 @@ fn a_lock_that_is_lost_as_the_last_one_is_granted_is_no_grant() {
 fn a_release_that_is_not_confirmed_before_the_session_ends_is_an_error() {
     let zk = Memory::new();
     let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Write)]));
-    zk.cut();
+    zk.faults().cut();
     let mut releasing = task::spawn(Box::pin(guard.release()));
     assert_pending!(releasing.poll());
-    zk.expire();
-    zk.heal();
+    zk.faults().expire();
+    zk.faults().heal();
     let error = assert_ready_err!(releasing.poll());
     assert!(matches!(of_one(&error), ("/a", Error::Lost(Loss::SessionOver(Ending::Expired)))), "{error}");
 }
@@ -662,7 +663,7 @@ fn the_changes_of_several_locks_are_a_stream() {
     let mut states = task::spawn(guard.changes().map(|state| matches!(state, HoldState::Held)));
     assert_eq!(states.poll_next(), Poll::Ready(Some(true)));
     assert_pending!(states.poll_next());
-    zk.remove("/b");
+    zk.faults().remove("/b");
     assert!(states.is_woken());
     assert_eq!(states.poll_next(), Poll::Ready(Some(false)));
     assert_eq!(states.poll_next(), Poll::Ready(None));
@@ -695,8 +696,8 @@ fn a_transaction_is_refused_by_the_ensemble_when_any_of_the_nodes_is_gone() {
         let zk = Memory::new();
         let guard = lock(&multi(&zk, &[("/a", Write), ("/b", Read), ("/c", Write)]));
         // The news is late, so only the ensemble knows.
-        zk.lag();
-        zk.connect().remove(guard.nodes().nth(gone).expect("three"));
+        zk.faults().lag();
+        zk.connect().faults().remove(guard.nodes().nth(gone).expect("three"));
         assert!(guard.is_held());
         let refused = now(guard.transaction().create("/x", "").commit()).unwrap_err();
         let path = ["/a", "/b", "/c"][gone];
@@ -705,7 +706,7 @@ fn a_transaction_is_refused_by_the_ensemble_when_any_of_the_nodes_is_gone() {
         assert!(matches!(cause, Error::Lost(Loss::Removed)), "{refused}");
         assert!(!guard.is_held() && zk.children("/x").is_empty());
         assert_eq!(now(guard.lost()).0, path);
-        zk.catch_up();
+        zk.faults().catch_up();
         // From now on the guard does not even ask the ensemble.
         let before = zk.requests();
         assert!(now(guard.transaction().create("/x", "").commit()).unwrap_err().is_lost());
@@ -725,8 +726,8 @@ fn locks_of_two_sessions_share_a_transaction_and_are_lost_with_either() {
         now(guard.transaction().create("/x", "1").commit()).expect("held");
         assert_eq!(now(guard.data("/x")).expect("held").expect("made").data, b"1");
 
-        clients[ends].lag();
-        clients[ends].expire();
+        clients[ends].faults().lag();
+        clients[ends].faults().expire();
         let path = ["/a", "/b"][ends];
         let refused = now(guard.transaction().set("/x", "2").commit()).unwrap_err();
         assert!(matches!(of_one(&refused).1, Error::Lost(_)), "{refused}");
@@ -744,10 +745,10 @@ fn a_guard_of_two_sessions_is_as_doubtful_as_the_worse_of_them() {
         let clients = [zk.connect(), zk.connect()];
         let guard = lock(&multi(&TwoSessions::alternately(&clients), &[("/a", Write), ("/b", Write)]));
         assert_eq!((guard.state(), guard.session_left()), (HoldState::Held, Duration::MAX));
-        clients[cut].cut();
+        clients[cut].faults().cut();
         assert!(guard.is_held() && matches!(guard.state(), HoldState::Suspect { .. }), "{:?}", guard.state());
         assert!(guard.session_left() <= Duration::from_secs(10), "{:?}", guard.session_left());
-        clients[cut].heal();
+        clients[cut].faults().heal();
         assert_eq!((guard.state(), guard.session_left()), (HoldState::Held, Duration::MAX));
     }
 }
@@ -762,10 +763,10 @@ fn a_guard_reads_what_earlier_holders_wrote_whichever_session_lags() {
         let before = write(&zk, "/b");
         let mut acquiring = acquiring(&locks);
         assert_pending!(acquiring.poll());
-        clients[lags].lag();
+        clients[lags].faults().lag();
         now(before.transaction().create("/x", "new").commit()).expect("held");
         now(before.release()).expect("held");
-        clients[1].catch_up();
+        clients[1].faults().catch_up();
         let guard = assert_ready_ok!(acquiring.poll());
         let seen = now(guard.data("/x")).expect("held").expect("written before the lock was let go");
         assert_eq!(seen.data, b"new");

@@ -6,7 +6,8 @@ use support::scene::*;
 use support::server::shared_server;
 use support::wire::Op;
 use zk_rwlock::coordinator::{Failure, Kind};
-use zk_rwlock::{Acl, Error, OnceGuard, Permissions, RwLock, ZooKeeper};
+use zk_rwlock::security::{Acl, Permissions};
+use zk_rwlock::{Error, OnceGuard, RwLock, ZooKeeper};
 
 use super::wire::Tapped;
 

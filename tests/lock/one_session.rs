@@ -46,7 +46,7 @@ fn a_holder_whose_node_is_removed_lets_in_nobody_and_the_next_looks() {
     let first = now(lock.write()).expect("free");
     let mut second = writing(&lock);
     assert_pending!(second.poll());
-    zk.remove(first.path());
+    zk.faults().remove(first.path());
     assert!(!first.is_held());
     assert!(assert_ready_ok!(second.poll()).is_held(), "it does not wait for the guard to be dropped");
     drop((first, second));
@@ -60,7 +60,7 @@ fn a_waiter_whose_node_is_removed_is_not_let_in_by_its_session() {
     let first = now(lock.write()).expect("free");
     let mut second = writing(&lock);
     assert_pending!(second.poll());
-    zk.remove(newest(&zk));
+    zk.faults().remove(newest(&zk));
     drop(first);
     assert!(matches!(assert_ready_err!(second.poll()), Error::Evicted(Loss::Removed)));
     assert_eq!((zk.children(DIRECTORY).len(), zk.watches()), (0, 0));
@@ -78,12 +78,12 @@ fn a_waiter_that_is_evicted_while_its_session_is_cut_off_never_holds() {
     let mut next = writing(&RwLock::new(&there, DIRECTORY).expect("valid"));
     assert_pending!(next.poll());
     let evicted = zk.children(DIRECTORY).into_iter().find(|name| name.ends_with('1')).expect("it waits");
-    zk.cut();
-    there.remove(format!("{DIRECTORY}/{evicted}"));
+    zk.faults().cut();
+    there.faults().remove(format!("{DIRECTORY}/{evicted}"));
     drop(first);
     assert_pending!(second.poll());
     assert_pending!(next.poll());
-    zk.heal();
+    zk.faults().heal();
     assert!(matches!(assert_ready_err!(second.poll()), Error::Evicted(Loss::Removed)));
     assert!(assert_ready_ok!(next.poll()).is_held());
 }
@@ -93,7 +93,7 @@ fn a_downgraded_guard_hears_at_once_that_its_node_was_removed() {
     let zk = Memory::new();
     let guard = now(RwLock::new(&zk, DIRECTORY).expect("valid").write()).expect("free");
     let guard = now(guard.downgrade()).expect("held");
-    zk.remove(newest(&zk));
+    zk.faults().remove(newest(&zk));
     assert!(!guard.is_held());
 }
 
@@ -106,10 +106,10 @@ fn after_a_reconnect_no_contender_is_granted_by_what_was_known_before() {
     for _ in 0..5 {
         drop(now(lock.write()).expect("free"));
     }
-    zk.cut();
-    zk.heal();
+    zk.faults().cut();
+    zk.faults().heal();
     // The server has forgotten the last create, and its number now goes to another contender.
-    zk.set_next_sequence(DIRECTORY, 4);
+    zk.faults().set_next_sequence(DIRECTORY, 4);
     let other = now(RwLock::new(&there, DIRECTORY).expect("valid").write()).expect("free");
     let mut next = writing(&lock);
     assert_pending!(next.poll());

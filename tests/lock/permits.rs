@@ -11,7 +11,8 @@ use support::server::{Server, shared_server};
 use support::wire::{Close, Frames, Op, Rule};
 use tokio::task::JoinHandle;
 use zk_rwlock::coordinator::{Failure, Operation};
-use zk_rwlock::{Acl, Error, Loss, Permissions, Permit, Semaphore, ZooKeeper};
+use zk_rwlock::security::{Acl, Permissions};
+use zk_rwlock::{Error, Loss, Permit, Semaphore, ZooKeeper};
 
 use crate::wire::{Tapped, ops};
 

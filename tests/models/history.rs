@@ -159,7 +159,7 @@ async fn the_witness_ends_an_interval_where_the_guard_says_lost() {
     store.update(&first, tokio::task::yield_now()).await;
     store.write_fenced(&first);
     let before = history.now();
-    zk.expire();
+    zk.faults().expire();
     let after = history.now();
     store.update(&first, tokio::task::yield_now()).await;
     let second = history.granted(lock.write().await.expect("the session is over"), "second");

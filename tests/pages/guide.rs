@@ -201,7 +201,7 @@ async fn batch_workers_2() -> Result<(), Error> {
 
     let zk = Memory::new();
     let guard = RwLock::new(&zk, "/locks/batch/7")?.write().await?;
-    zk.expire(); // as if the ensemble had given our session up
+    zk.faults().expire(); // as if the ensemble had given our session up
     assert!(matches!(guard.lost().await, Loss::SessionOver(_)));
     assert!(guard.run(async { "work" }).await.is_err());
     // end
@@ -233,7 +233,7 @@ async fn jobs_that_cron_starts_on_every_host() -> Result<(), Error> {
 
     // A test sets the ensemble's clock, and need not wait.
     assert!(lock.write().once_in(period).await?.is_none());
-    zk.set_clock_forward(period);
+    zk.faults().set_clock_forward(period);
     assert!(lock.write().once_in(period).await?.is_some());
     // end
     Ok(())
@@ -314,7 +314,7 @@ async fn at_most_so_many_at_once() -> Result<(), Error> {
     use std::time::Duration;
     use zk_rwlock::Semaphore;
 
-    let geocoder = Semaphore::builder(&zk, "/limits/geocoder").permits(10).label("import").build()?;
+    let geocoder = Semaphore::builder(&zk, "/limits/geocoder").permits(10).lock(|lock| lock.label("import")).build()?;
 
     let permit = geocoder.acquire().timeout(Duration::from_secs(30)).await?; // the error names the holders
     permit.run(ask_the_geocoder()).await?; // dropped if the permit is lost
@@ -432,7 +432,7 @@ async fn tests_without_a_server() -> Result<(), Error> {
     let refused = RwLock::new(&other_process, "/locks/billing")?.try_read().await.unwrap_err();
     assert!(refused.to_string().contains("migrate v42")); // the error names the holder
 
-    zk.expire(); // the ensemble gives up our session
+    zk.faults().expire(); // the ensemble gives up our session
     assert!(!guard.is_held());
     // end
     Ok(())

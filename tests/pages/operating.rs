@@ -43,7 +43,8 @@ async fn seeing_inside() -> Result<(), Error> {
 #[expect(dead_code, reason = "it needs a server")]
 async fn who_may_do_what(password: &str) -> Result<(), Error> {
     // page: who-may-do-what
-    use zk_rwlock::{Acl, Permissions, ZooKeeper};
+    use zk_rwlock::ZooKeeper;
+    use zk_rwlock::security::{Acl, Permissions};
 
     let zk = ZooKeeper::builder()
         .digest("orders", password)

@@ -103,8 +103,11 @@ async fn a_leader_alone_grants_nothing_and_shows_no_holder_old_data() {
 
     // What is held there; what is only kept; and what is waited for there and held elsewhere.
     let held = lock_at(&stays, "/alone/held").read().await.expect("free");
-    let kept: Shared<u64> =
-        Shared::builder(&stays, "/alone/kept").initial(|| 1).keep(Duration::MAX).build().expect("valid");
+    let kept: Shared<u64> = Shared::builder(&stays, "/alone/kept")
+        .initial(|| 1)
+        .lock(|lock| lock.keep(Duration::MAX))
+        .build()
+        .expect("valid");
     drop(kept.read().await.expect("free"));
     let elsewhere = lock_at(&goes_on, "/alone/elsewhere").write().await.expect("free");
     let there = lock_at(&stays, "/alone/elsewhere");

@@ -171,7 +171,7 @@ async fn run(server: String, seed: u64) -> Result<u64, String> {
     };
     let value_of = |zk: &ZooKeeper| {
         let value = Shared::builder(zk, format!("{path}-value")).initial(|| 0_u64);
-        if seed.is_multiple_of(2) { value.keep(KEPT) } else { value }.build().expect("valid")
+        if seed.is_multiple_of(2) { value.lock(|lock| lock.keep(KEPT)) } else { value }.build().expect("valid")
     };
     let sound = connect(&server).await?.ok_or("the server itself gives no session")?;
     let case = Case { garbling, holds: Holds::default(), updates: Mutex::default() };

@@ -8,7 +8,8 @@ use std::time::Duration;
 use support::scene::{CALM, SOON, becomes_empty, connect, granted, line_becomes, lock_at, session, soon, writer};
 use support::server::Server;
 use zk_rwlock::coordinator::Failure;
-use zk_rwlock::{Error, Sasl, ZooKeeper, ZooKeeperBuilder};
+use zk_rwlock::security::Sasl;
+use zk_rwlock::{Error, ZooKeeper, ZooKeeperBuilder};
 
 fn start() -> Server {
     let realm = std::env::var("ZK_RWLOCK_REALM").expect("`make kerberos` names the realm's directory");

@@ -8,9 +8,8 @@ use support::server::shared_server;
 use support::several::several;
 use support::wire::{Op, Proxy};
 use zk_rwlock::coordinator::{Failure, Kind, Operation};
-use zk_rwlock::{
-    Acl, Error, HoldState, Loss, Mode, Permissions, Semaphore, Shared, Transaction, ZooKeeper, ZooKeeperBuilder,
-};
+use zk_rwlock::security::{Acl, Permissions};
+use zk_rwlock::{Error, HoldState, Loss, Mode, Semaphore, Shared, Transaction, ZooKeeper, ZooKeeperBuilder};
 use zookeeper_client as zk;
 
 fn options() -> ZooKeeperBuilder {
@@ -425,7 +424,7 @@ mod tls {
         BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, IsCa, Issuer, KeyIdMethod,
         KeyPair, RevokedCertParams, SerialNumber, date_time_ymd,
     };
-    use zk_rwlock::Tls;
+    use zk_rwlock::security::Tls;
 
     use super::*;
     use support::port::Port;
@@ -838,7 +837,8 @@ mod sasl {
     use std::net::TcpStream;
     use std::sync::OnceLock;
 
-    use zk_rwlock::{Ending, Sasl};
+    use zk_rwlock::error::Ending;
+    use zk_rwlock::security::Sasl;
 
     use super::*;
     use support::server::Server;

@@ -16,7 +16,8 @@ use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use zk_rwlock::coordinator::{Coordinator, Failure, Operation};
-use zk_rwlock::{ConnectionState, Ending, Error, Granting, ReadGuard, RwLock, Semaphore, ZooKeeper};
+use zk_rwlock::error::Ending;
+use zk_rwlock::{ConnectionState, Error, Granting, ReadGuard, RwLock, Semaphore, ZooKeeper};
 
 /// The client cannot reconnect with more than 128 KiB of watched paths on one session, and each path counts with the
 /// chroot that the connect string ends with.

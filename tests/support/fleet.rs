@@ -215,7 +215,7 @@ impl Servers {
             drop(sessions);
             for known in silent {
                 let end = move || {
-                    known.embedded.expire();
+                    known.embedded.faults().expire();
                     if let Some(session) = known.session.upgrade().filter(|session| session.is_up()) {
                         session.is_over();
                     }

@@ -137,15 +137,15 @@ impl Harness for OnMemory {
     }
 
     async fn expire(&self, client: &Memory) {
-        client.expire();
+        client.faults().expire();
     }
 
     async fn cut(&self, client: &Memory) {
-        client.cut();
+        client.faults().cut();
     }
 
     async fn heal(&self, client: &Memory) {
-        client.heal();
+        client.faults().heal();
     }
 }
 

@@ -145,7 +145,7 @@ impl Wired {
         };
         answers.extend(requests.into_iter().enumerate().map(|(i, request)| request(i < carried_out)));
         // The client learns of the cut before it learns that the answers are lost.
-        self.memory.cut();
+        self.memory.faults().cut();
         answers.into_iter().for_each(|answer| answer(false));
     }
 }

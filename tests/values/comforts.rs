@@ -11,7 +11,9 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::task::{JoinSet, block_in_place};
 use zk_rwlock::coordinator::{Coordinator, Kind};
-use zk_rwlock::{CopyState, Error, Format, FormatError, Loss, Memory, RwLock, Shared, ValueError};
+use zk_rwlock::error::ValueError;
+use zk_rwlock::format::{Format, FormatError};
+use zk_rwlock::{CopyState, Error, Loss, Memory, RwLock, Shared};
 
 use crate::checks::{bytes, counter, next, next_error, put, session, value_error, write};
 use support::copy::Copied;
@@ -83,7 +85,7 @@ pub(crate) async fn the_initial_value_waits_for_a_writer_and_gives_way_to_its_va
 
 pub(crate) async fn an_initial_value_that_cannot_be_written_is_an_error_of_the_changes(h: &impl Harness) {
     let (zk, path) = (h.client().await, h.directory());
-    let shared = Shared::builder(&zk, &path).initial(|| Some(f64::NAN)).build().unwrap();
+    let shared = Shared::builder(&zk, &path).initial(|| f64::NAN).build().unwrap();
     let shared = Copied::of(&shared);
     for error in [next_error(&mut shared.changes()).await, soon("the refusal", shared.live()).await.unwrap_err()] {
         assert!(matches!(value_error(&error), ValueError::Unwritable { .. }), "{error}");
@@ -303,7 +305,8 @@ fn an_update_dropped_at_any_poll_leaves_nothing_and_is_done_once_or_not() {
         for keeps in [false, true] {
             let (zk, path) = (Memory::new(), "/cut");
             let builder = Shared::builder(&Slow(zk.clone()), path).initial(|| 0);
-            let shared: Shared<u64> = if keeps { builder.keep(LONG) } else { builder }.build().unwrap();
+            let shared: Shared<u64> =
+                if keeps { builder.lock(|lock| lock.keep(LONG)) } else { builder }.build().unwrap();
             let mut update = tokio_test::task::spawn(shared.update(|value| *value += 1).into_future());
             let answer = poll_up_to(&mut update, polls);
             let is_done = matches!(answer, Some(std::task::Poll::Ready(Ok(_))));
@@ -350,7 +353,7 @@ fn an_initial_value_that_was_refused_is_tried_again_by_the_next_caller() {
     for _ in 0..2 {
         assert!(matches!(now(shared.live()), Err(Error::ForeignContender { .. })));
     }
-    zk.remove(&foreign);
+    zk.faults().remove(&foreign);
     assert_eq!(**now(shared.live()).unwrap().get(), 7);
 }
 
@@ -358,8 +361,7 @@ fn an_initial_value_that_was_refused_is_tried_again_by_the_next_caller() {
 fn the_last_handle_takes_the_writing_of_the_initial_value_with_it() {
     let zk = Memory::new();
     let held = bare(&zk.connect(), "/cut").write().replacing(1).blocking().unwrap();
-    let shared = counter(&zk, "/cut");
-    let shared = Copied::of(&shared);
+    let shared = Copied::of(&counter(&zk, "/cut"));
     assert!(shared.latest().is_none() && shared.latest().is_none());
     assert_eq!(zk.children("/cut/lock").len(), 2, "it waits for the writer");
     drop(shared);

@@ -12,7 +12,7 @@ use support::wire::{Close, Frames, Op, Proxy, Rule};
 const IDLE: Duration = Duration::from_secs(600);
 
 fn kept(client: &ZooKeeper, path: &str) -> Shared<u64> {
-    Shared::builder(client, path).initial(|| 0).keep(IDLE).build().expect("a valid path")
+    Shared::builder(client, path).initial(|| 0).lock(|lock| lock.keep(IDLE)).build().expect("a valid path")
 }
 
 fn plain(client: &ZooKeeper, path: &str) -> Shared<u64> {
@@ -72,7 +72,8 @@ async fn commits_of_several_uses_of_one_node_are_told_apart_when_an_answer_is_lo
 #[tokio::test]
 async fn a_read_after_a_write_of_the_same_process_gives_what_was_written() {
     let zk = Memory::new();
-    let shared: Shared<u64> = Shared::builder(&zk, "/kept/own").initial(|| 0).keep(IDLE).build().unwrap();
+    let shared: Shared<u64> =
+        Shared::builder(&zk, "/kept/own").initial(|| 0).lock(|lock| lock.keep(IDLE)).build().unwrap();
     for value in 1..=10 {
         let mut guard = shared.write().await.unwrap();
         *guard = value;
@@ -89,8 +90,11 @@ async fn a_read_after_a_write_of_the_same_process_gives_what_was_written() {
 #[tokio::test]
 async fn a_transaction_on_the_value_by_hand_is_seen_by_the_next_kept_read() {
     let zk = Memory::new();
-    let shared: Shared<String> =
-        Shared::builder(&zk, "/kept/by-hand").initial(|| "one".to_owned()).keep(IDLE).build().unwrap();
+    let shared: Shared<String> = Shared::builder(&zk, "/kept/by-hand")
+        .initial(|| "one".to_owned())
+        .lock(|lock| lock.keep(IDLE))
+        .build()
+        .unwrap();
     let guard = shared.read().await.unwrap();
     let bytes = guard.lock().data(shared.value_path()).await.unwrap().unwrap().data;
     let other = String::from_utf8(bytes).unwrap().replace("one", "two");
@@ -102,10 +106,10 @@ async fn a_transaction_on_the_value_by_hand_is_seen_by_the_next_kept_read() {
 #[tokio::test]
 async fn after_a_restore_no_read_gives_a_value_that_was_kept_before() {
     let zk = Memory::new();
-    let shared = Shared::builder(&zk, "/kept/restored").initial(|| 0_u64).keep(IDLE).build().unwrap();
-    let backup = zk.back_up();
+    let shared = Shared::builder(&zk, "/kept/restored").initial(|| 0_u64).lock(|lock| lock.keep(IDLE)).build().unwrap();
+    let backup = zk.faults().back_up();
     let read = shared.read().await.unwrap();
-    zk.restore(&backup);
+    zk.faults().restore(&backup);
     drop(read);
     shared.update(|value| *value += 1).await.unwrap();
     // The node has the token of the one before the restore, and as many writes were sent under it.
@@ -115,15 +119,15 @@ async fn after_a_restore_no_read_gives_a_value_that_was_kept_before() {
 #[tokio::test]
 async fn after_a_restore_kept_reads_cost_nothing_again() {
     let zk = Memory::new();
-    let shared = Shared::builder(&zk, "/kept/cheap").initial(|| 0_u64).keep(IDLE).build().unwrap();
-    let backup = zk.back_up();
+    let shared = Shared::builder(&zk, "/kept/cheap").initial(|| 0_u64).lock(|lock| lock.keep(IDLE)).build().unwrap();
+    let backup = zk.faults().back_up();
     let other = RwLock::new(&zk, "/kept/other").unwrap();
     for _ in 0..10 {
         other.write().await.unwrap().release().await.unwrap();
     }
     // Its token is higher than those that the ensemble gives out for a good while after the restore.
     drop(shared.read().await.unwrap());
-    zk.restore(&backup);
+    zk.faults().restore(&backup);
     for _ in 0..3 {
         assert_eq!(*shared.read().await.unwrap(), 0);
     }

@@ -25,9 +25,9 @@ async fn a_copy_goes_back_with_an_ensemble_that_is_restored() {
         let (zk, path) = (Memory::new(), "/restored");
         let (here, there) = (counter(&zk, path), counter(&zk.connect(), path));
         write(&there, 20).await;
-        let backup = zk.back_up();
+        let backup = zk.faults().back_up();
         if is_made_anew {
-            zk.remove("/restored/value");
+            zk.faults().remove("/restored/value");
         }
         for value in 100..=110 {
             write(&there, value).await;
@@ -35,7 +35,7 @@ async fn a_copy_goes_back_with_an_ensemble_that_is_restored() {
         let live = soon("the value", here.live()).await.unwrap();
         let mut changes = live.changes();
         assert_eq!((**live.get(), **next(&mut changes).await), (110, 110));
-        zk.restore(&backup);
+        zk.faults().restore(&backup);
         assert_eq!((**next(&mut changes).await, **live.get()), (20, 20));
         assert!(matches!(live.state(), CopyState::Current), "{:?}", live.state());
         // Its own commits are in it at once, as before.
@@ -58,7 +58,7 @@ async fn a_copy_is_current_only_once_it_was_read_on_the_present_session() {
     let live = soon("the value", counter(&line, path).live()).await.unwrap();
     assert!(matches!(live.state(), CopyState::Current));
     is_lost.store(true, Ordering::Relaxed);
-    zk.expire();
+    zk.faults().expire();
     assert!(matches!(live.state(), CopyState::Disconnected), "{:?}", live.state());
     is_lost.store(false, Ordering::Relaxed);
     eventually("it was read", || async { matches!(live.state(), CopyState::Current) }).await;

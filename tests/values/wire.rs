@@ -4,7 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use zk_rwlock::coordinator::{Coordinator, Failure, Kind, Operation};
-use zk_rwlock::{Acl, Error, Memory, Permissions, Raw, Shared, ValueError, ZooKeeper};
+use zk_rwlock::error::ValueError;
+use zk_rwlock::format::Raw;
+use zk_rwlock::security::{Acl, Permissions};
+use zk_rwlock::{Error, Memory, Shared, ZooKeeper};
 
 use crate::checks::{self, session};
 use support::copy::Copied;
@@ -152,7 +155,7 @@ async fn a_node_that_a_stranger_made_anew_while_a_commit_was_in_doubt_is_not_ove
         if has_struck.swap(true, Ordering::Relaxed) {
             return None;
         }
-        operator.remove(path);
+        operator.faults().remove(path);
         now(stranger.create(path, b"a stranger's", Kind::Persistent)).expect("created");
         Some(Failure::Unknown("lost".to_owned()))
     });
@@ -303,8 +306,11 @@ async fn a_first_value_an_update_and_a_live_copy_cost_what_is_promised() {
 async fn an_update_on_a_lock_that_is_kept_costs_a_read_and_a_commit() {
     let wire = Proxy::start(shared_server().address());
     let zk = connect(&wire.address()).await;
-    let shared: Shared<u64> =
-        Shared::builder(&zk, "/shared/kept-update").initial(|| 0).keep(Duration::from_secs(600)).build().unwrap();
+    let shared: Shared<u64> = Shared::builder(&zk, "/shared/kept-update")
+        .initial(|| 0)
+        .lock(|lock| lock.keep(Duration::from_secs(600)))
+        .build()
+        .unwrap();
     shared.update(|value| *value += 1).await.unwrap();
     let update = async || drop(shared.update(|value| *value += 1).await.unwrap());
     assert_eq!(usual(&wire, update).await, (vec![Op::GetData, Op::Multi], vec![]));

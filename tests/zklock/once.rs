@@ -13,8 +13,9 @@ use support::scene::*;
 use support::server::{Server, shared_server};
 use support::wire::Proxy;
 use tokio::process::Command;
+use zk_rwlock::ZooKeeper;
 use zk_rwlock::coordinator::{Failure, Kind};
-use zk_rwlock::{Acl, Permissions, ZooKeeper};
+use zk_rwlock::security::{Acl, Permissions};
 
 use crate::{Run, Running, SHORT, commands, ended, run, scratch, server_lock, typed, zklock, zklock_on};
 

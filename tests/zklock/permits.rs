@@ -19,7 +19,8 @@ use crate::{
 
 async fn semaphore(path: &str, permits: u32) -> (ZooKeeper, Semaphore) {
     let zk = connect(&shared_server().address()).await;
-    let semaphore = Semaphore::builder(&zk, path).permits(permits).host("here").build().expect("valid");
+    let semaphore =
+        Semaphore::builder(&zk, path).permits(permits).lock(|lock| lock.host("here")).build().expect("valid");
     (zk, semaphore)
 }
 

@@ -95,7 +95,11 @@ async fn trees_permits_and_other_dialects_fit_as_well() {
     let zk = connect(&shared_server().address()).await;
     let curator = RwLock::builder(&zk, format!("{prefix}/curator")).host(HOSTS[2]).dialect(Dialect::Curator);
     let curator = curator.build().unwrap().write().label("データベースの移行をしている").await.unwrap();
-    let semaphore = Semaphore::builder(&zk, format!("{prefix}/permits")).permits(16).host(HOSTS[0]).build().unwrap();
+    let semaphore = Semaphore::builder(&zk, format!("{prefix}/permits"))
+        .permits(16)
+        .lock(|lock| lock.host(HOSTS[0]))
+        .build()
+        .unwrap();
     let permit = semaphore.acquire_many(12).await.unwrap();
     let waits = tokio::spawn({
         let semaphore = semaphore.clone();

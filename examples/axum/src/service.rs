@@ -37,7 +37,7 @@ pub(crate) struct Service {
 impl Service {
     pub(crate) fn new(zk: ZooKeeper, report_takes: Duration) -> Result<Service, Error> {
         let first = || Config { greeting: "good morning".to_owned() };
-        let config = Shared::builder(&zk, "/orders/config").initial(first).keep(KEEP).build()?;
+        let config = Shared::builder(&zk, "/orders/config").initial(first).lock(|lock| lock.keep(KEEP)).build()?;
         let report = RwLock::builder(&zk, "/orders/report").label("POST /report").build()?;
         Ok(Service { zk, config, report, report_takes })
     }

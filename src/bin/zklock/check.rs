@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use zk_rwlock::coordinator::{Coordinator, Failure, Stat, done_of, permits_of};
+use zk_rwlock::coordinator::{REFUSED_FROM, RESTART_FROM};
 use zk_rwlock::{Contender, Dialect, Error, Semaphore, ZooKeeper};
 
 use crate::arguments::{Check, Connection};
@@ -125,7 +126,7 @@ async fn nodes_of_either(zk: &ZooKeeper, path: &str) -> Result<Nodes, Exit> {
         return Ok(Nodes { directory: nodes(zk, path).await?, semaphore: None });
     }
     let number = match semaphore.permits().await {
-        Err(Error::DoubtfulPermits { .. }) => None,
+        Err(Error::Permits { .. }) => None,
         number => number?,
     };
     let permits = nodes(zk, &format!("{path}/permits")).await?;
@@ -263,13 +264,13 @@ fn odd_contender(contender: &Contender, stat: Option<&Stat>, is_tied: bool) -> V
 fn odd_counter(highest: i64, dialect: Dialect) -> Option<Odd> {
     let at = format!("at {highest} of 2147483647");
     let (kind, what) = match highest {
-        Contender::REFUSED_FROM.. => {
+        REFUSED_FROM.. => {
             ("used-up", format!("{at}: no contender may enter until the directory is deleted and made anew"))
         }
-        Contender::RESTART_FROM.. if dialect == Dialect::Kazoo => {
+        RESTART_FROM.. if dialect == Dialect::Kazoo => {
             ("old", format!("{at}: kazoo needs the directory, so stop its programs before you delete it"))
         }
-        Contender::RESTART_FROM.. => ("old", format!("{at}: it starts anew when everybody has left")),
+        RESTART_FROM.. => ("old", format!("{at}: it starts anew when everybody has left")),
         _ => return None,
     };
     Some(Odd { kind, node: None, what })

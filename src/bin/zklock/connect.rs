@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zk_rwlock::coordinator::{Failure, Reply, Session};
-use zk_rwlock::{Ending, Error, Loss, Memory, RwLock, Sasl, Tls, ZooKeeper, ZooKeeperBuilder};
+use zk_rwlock::error::Ending;
+use zk_rwlock::security::{Sasl, Tls};
+use zk_rwlock::{Error, Loss, Memory, RwLock, ZooKeeper, ZooKeeperBuilder};
 
 use crate::arguments::{Connection, duration};
 use crate::credentials::{Either, credentials, source};

@@ -115,7 +115,8 @@ mod tests {
     async fn a_holder_of_one_of_several_permits_closes_no_circle() {
         for (permits, circles) in [(1, 1), (2, 0)] {
             let zk = Memory::new();
-            let limit = |host| Semaphore::builder(&zk, "/limit").permits(permits).host(host).build().unwrap();
+            let limit =
+                |host| Semaphore::builder(&zk, "/limit").permits(permits).lock(|lock| lock.host(host)).build().unwrap();
             let lock = |host| RwLock::builder(&zk, "/lock").host(host).build().unwrap();
             let mut holders = Vec::new();
             for host in ["a", "c"].into_iter().take(permits as usize) {

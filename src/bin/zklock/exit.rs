@@ -1,6 +1,8 @@
 //! The exit codes of zklock, and the errors that lead to them; knows no ZooKeeper and no child.
 
-use zk_rwlock::{Ending, Error, Loss};
+use zk_rwlock::error::Ending;
+use zk_rwlock::error::PermitsError;
+use zk_rwlock::{Error, Loss};
 
 /// Something odd was found, or no contender had the token.
 pub(crate) const NEGATIVE: u8 = 1;
@@ -55,7 +57,7 @@ impl From<Error> for Exit {
         let code = match &error {
             Error::Timeout { .. } | Error::WouldBlock { .. } => NEGATIVE,
             Error::InvalidInput(_) | Error::EphemeralParent { .. } => USAGE,
-            Error::OtherPermits { .. } | Error::TooFewPermits { .. } => USAGE,
+            Error::Permits { reason: PermitsError::TooFew { .. } | PermitsError::Other { .. }, .. } => USAGE,
             Error::PermissionDenied { .. } | Error::Closed(_) | Error::InvalidAcl { .. } => NO_PERMISSION,
             Error::Lost(why) => of_loss(*why, LOST),
             Error::Evicted(why) => of_loss(*why, PLACE_LOST),
@@ -71,10 +73,10 @@ impl From<Error> for Exit {
                 Error::PermissionDenied { lacks, .. } if lacks.whom.is_empty() => {
                     format!("{error}: set ZK_AUTH or ZK_SASL")
                 }
-                Error::OtherPermits { path, .. } => {
+                Error::Permits { path, reason: PermitsError::Other { .. } } => {
                     format!("{error}: zklock permits {path} N changes it for all, and -j alone takes what is there")
                 }
-                Error::DoubtfulPermits { path, what } if what.starts_with("nobody has said") => {
+                Error::Permits { path, reason: PermitsError::Unset } => {
                     format!("{error}: zklock permits {path} N says so")
                 }
                 error => error.to_string(),

@@ -58,7 +58,7 @@ pub(crate) async fn is_one(semaphore: &Semaphore, zk: &Arc<dyn Coordinator>) -> 
     let is_doubtful = match semaphore.permits().await {
         Ok(Some(_)) => return Ok(true),
         Ok(None) => false,
-        Err(Error::DoubtfulPermits { .. }) => true,
+        Err(Error::Permits { .. }) => true,
         Err(Error::PermissionDenied { .. }) => return Ok(false),
         Err(error) => return Err(error),
     };

@@ -164,12 +164,12 @@ fn label(words: &[OsString]) -> String {
 
 fn open<C: Coordinator + Clone>(zk: &C, run: &Run, order: &Order, dialect: Dialect) -> Result<Place, Exit> {
     if let Some(permits) = run.permits {
-        let mut builder = Semaphore::builder(zk, &order.path).label(&order.label);
+        let mut builder = Semaphore::builder(zk, &order.path).lock(|lock| lock.label(&order.label));
         if let Some(number) = permits.0 {
             builder = builder.permits(number.get());
         }
         if let Some(host) = &run.host {
-            builder = builder.host(host);
+            builder = builder.lock(|lock| lock.host(host));
         }
         return Ok(Place::Semaphore(builder.build()?));
     }
@@ -255,7 +255,7 @@ fn bounded<G: zk_rwlock::Guard>(
     run: &Run,
     tell: impl FnMut(&Progress) + Send + 'static,
 ) -> Acquire<G> {
-    let acquire = acquire.on_wait_every(waiting::pace(), tell);
+    let acquire = acquire.on_wait(tell);
     run.wait.into_iter().fold(acquire, Acquire::timeout)
 }
 

@@ -56,12 +56,6 @@ const TYPED: usize = 2;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How often the queue is listed.
-pub(crate) fn pace() -> Duration {
-    // Each listing costs the servers an answer, and off a terminal nobody watches.
-    if is_live() { SECOND } else { 2 * SECOND }
-}
-
 /// Shows the contenders in the way, for as long as this future is polled. `places` gives our place in the queue when
 /// that, or the contenders in the way, have changed. Dropping the future removes the live line. What is over within a
 /// second is not worth a mail from cron, nor a word on the terminal that another program has.

@@ -1,0 +1,36 @@
+//! Why a semaphore grants nothing, as far as its number of permits is the reason.
+
+use thiserror::Error;
+
+/// What is wrong with the number of permits of a [`Semaphore`](crate::Semaphore).
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PermitsError {
+    /// Nobody has said how many permits there are. Say it for all with
+    /// [`set_permits`](crate::Semaphore::set_permits), or open the semaphore with a
+    /// [number](crate::SemaphoreBuilder::permits).
+    #[error("cannot be counted: nobody has said yet how many permits it has")]
+    Unset,
+    /// The ensemble has another number than this handle was opened with. Give all users the same number or, better, none,
+    /// and change it for all with [`set_permits`](crate::Semaphore::set_permits).
+    #[error("has {theirs} permits, and was opened here with {ours}")]
+    Other {
+        /// The number given here.
+        ours: u32,
+        /// The number that the ensemble keeps.
+        theirs: u32,
+    },
+    /// More permits are wanted than there are, so they could never be granted. Ask for fewer, or raise the number for all
+    /// with [`set_permits`](crate::Semaphore::set_permits).
+    #[error("has {permits} permits, and {wanted} are wanted")]
+    TooFew {
+        /// How many are wanted.
+        wanted: u32,
+        /// How many there are.
+        permits: u32,
+    },
+    /// Something in the semaphore's nodes is not of this library, so nothing shows how many permits are free. The text says
+    /// what. Remove it, or use another path.
+    #[error("cannot be counted: {0}")]
+    Doubtful(String),
+}
