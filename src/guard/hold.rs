@@ -72,10 +72,10 @@ impl Hold {
     /// let guard = lock.write().await?;
     /// let mut changes = guard.changes();
     /// assert_eq!(changes.next().await, Some(HoldState::Held));
-    /// zk.cut();
+    /// zk.faults().cut();
     /// assert!(matches!(changes.next().await, Some(HoldState::Suspect { .. })));
-    /// zk.expire();
-    /// zk.heal();
+    /// zk.faults().expire();
+    /// zk.faults().heal();
     /// assert!(matches!(changes.next().await, Some(HoldState::Lost { why: Loss::SessionOver(_) })));
     /// assert_eq!(changes.next().await, None);
     /// # Ok::<(), Error>(()) }).unwrap();
@@ -128,7 +128,7 @@ impl Hold {
     /// # let lock = RwLock::new(&zk, "/locks/config")?;
     /// let guard = lock.write().await?;
     /// assert!(guard.session_left() > Duration::ZERO);
-    /// zk.expire();
+    /// zk.faults().expire();
     /// assert_eq!(guard.session_left(), Duration::ZERO);
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```

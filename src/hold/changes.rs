@@ -33,7 +33,7 @@ use crate::sync::Mutex;
 /// let guard = RwLock::new(&zk, "/locks/config")?.write().await?;
 /// let mut changes = guard.changes();
 /// assert_eq!(changes.next().await, Some(HoldState::Held));
-/// zk.remove("/locks/config"); // an operator breaks the lock
+/// zk.faults().remove("/locks/config"); // an operator breaks the lock
 /// let rest: Vec<HoldState> = changes.collect().await;
 /// assert_eq!(rest, [HoldState::Lost { why: Loss::Removed }]);
 /// # Ok::<(), Error>(()) }).unwrap();

@@ -175,7 +175,7 @@ impl MultiGuard {
     /// let guard = both.lock().await?;
     /// let mut changes = guard.changes();
     /// assert_eq!(changes.next().await, Some(HoldState::Held));
-    /// zk.remove("/locks/b");
+    /// zk.faults().remove("/locks/b");
     /// assert_eq!(changes.next().await, Some(HoldState::Lost { why: Loss::Removed }));
     /// assert_eq!(changes.next().await, None);
     /// # Ok::<(), Error>(()) }).unwrap();
@@ -337,7 +337,7 @@ impl MultiGuard {
     /// let guard = both.lock().await?;
     /// guard.transaction().create("/config", "v1").commit().await?;
     ///
-    /// zk.remove("/locks/b"); // an operator breaks one of the locks
+    /// zk.faults().remove("/locks/b"); // an operator breaks one of the locks
     /// let refused = guard.transaction().set("/config", "v2").commit().await.unwrap_err();
     /// assert!(refused.is_lost() && refused.to_string().starts_with("/locks/b: "), "{refused}");
     /// # Ok::<(), Error>(()) }).unwrap();

@@ -115,6 +115,7 @@ impl Semaphore {
     /// # Examples
     ///
     /// ```
+    /// # use zk_rwlock::error::PermitsError;
     /// # use zk_rwlock::{Error, Memory, Semaphore};
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();

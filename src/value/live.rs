@@ -48,7 +48,7 @@ impl<T: Send + Sync + 'static> Live<T> {
     /// limit.update(|limit| *limit = 200).await?;
     /// assert_eq!(**live.get(), 200);
     ///
-    /// zk.cut();
+    /// zk.faults().cut();
     /// assert_eq!(**live.get(), 200);
     /// assert!(matches!(live.state(), CopyState::Disconnected));
     /// # Ok::<(), Error>(()) }).unwrap();
