@@ -1,8 +1,7 @@
-//! `docs/architecture.md` and `CONTRIBUTING.md` name files, functions, tests and commands that exist, and show the street as
-//! `layers.rs` holds it.
+//! `docs/architecture.md` and `CONTRIBUTING.md` name files, tests and commands that exist, and show the street as `layers.rs`
+//! holds it.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 
 use support::page::rows;
@@ -31,23 +30,17 @@ fn the_page_shows_each_folder_and_what_it_may_import() {
 }
 
 #[test]
-fn the_pages_name_files_functions_and_tests_that_exist() {
+fn the_pages_name_files_and_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let source = |file: &str| fs::read_to_string(root.join("src").join(file)).or(fs::read_to_string(root.join(file)));
-    let mut functions = 0;
     for span in spans(PAGE).chain(spans(CONTRIBUTING)) {
-        let Some((file, function)) = span.split_once(".rs") else { continue };
-        let source = source(&format!("{file}.rs")).unwrap_or_else(|error| panic!("{span}: {error}"));
-        if let Some(function) = function.strip_prefix("::") {
-            let is_there = [format!("fn {function}("), format!("fn {function}<")].iter().any(|it| source.contains(it));
-            assert!(is_there, "{span}: no such function");
-            functions += 1;
-        }
+        let Some((file, _)) = span.split_once(".rs") else { continue };
+        let file = format!("{file}.rs");
+        assert!(root.join("src").join(&file).exists() || root.join(&file).exists(), "{span}: no such file");
     }
     let tests = [fault_table::named(PAGE), fault_table::named(CONTRIBUTING)].concat();
     let missing: Vec<_> = tests.iter().filter(|name| !fault_table::exists(name)).collect();
     assert_eq!(missing, Vec::<&&str>::new());
-    assert!(functions > 30 && tests.len() > 20, "{functions} functions and {} tests", tests.len());
+    assert!(tests.len() > 20, "{}", tests.len());
 }
 
 #[test]
