@@ -161,15 +161,14 @@ const EXAMPLES: [(&str, f64, f64, f64); 7] = [
 
 fn examples(results: &Results) -> Outcome<String> {
     let (three, five) = planned(results)?;
-    let mut table =
-        "| what is asked | heartbeats a second, at most | writes of locks | writes in all | of the plan, three \
+    let mut table = "| load | heartbeats a second, at most | writes of locks | writes in all | of the plan, three \
                      servers | five |\n|---|--:|--:|--:|--:|--:|\n"
-            .to_owned();
-    for (asked, sessions, timeout, nodes) in EXAMPLES {
+        .to_owned();
+    for (load, sessions, timeout, nodes) in EXAMPLES {
         let (beats, writes) = (heartbeats(sessions, timeout), nodes * WRITES_A_PAIR);
         let _ = writeln!(
             table,
-            "| {asked} | {} | {} | {} | {} | {} |",
+            "| {load} | {} | {} | {} | {} | {} |",
             whole(beats),
             whole(writes),
             whole(beats + writes),
