@@ -302,7 +302,6 @@ pub mod cost {}
 
 /// How to look into a queue, what to watch, and what to do when a lock is stuck.
 ///
-/// [errors]: crate::guide#what-errors-mean-and-what-to-do
 /// [security]: crate::security
 /// [cron]: crate::guide#jobs-that-cron-starts-on-every-host
 /// [keep]: crate::guide#keep-the-lock-between-uses

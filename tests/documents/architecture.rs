@@ -1,18 +1,16 @@
-//! `docs/architecture.md` and `CONTRIBUTING.md` name files, functions, tests and commands that exist, and show the street as
-//! `layers.rs` holds it.
+//! `docs/architecture.md` and `CONTRIBUTING.md` name files, tests and commands that exist, and show the street as `layers.rs`
+//! holds it.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 
 use support::page::rows;
 
+use crate::snippets::root;
 use crate::{fault_table, layers};
 
 const PAGE: &str = include_str!("../../docs/architecture.md");
 const CONTRIBUTING: &str = include_str!("../../CONTRIBUTING.md");
-const BENCHES: &str = include_str!("../../benches/Cargo.toml");
-const THREADS: &str = include_str!("../../threads/Cargo.toml");
 
 /// The texts in backticks that are one word.
 fn spans(text: &str) -> impl Iterator<Item = &str> {
@@ -31,23 +29,16 @@ fn the_page_shows_each_folder_and_what_it_may_import() {
 }
 
 #[test]
-fn the_pages_name_files_functions_and_tests_that_exist() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let source = |file: &str| fs::read_to_string(root.join("src").join(file)).or(fs::read_to_string(root.join(file)));
-    let mut functions = 0;
+fn the_pages_name_files_and_tests_that_exist() {
     for span in spans(PAGE).chain(spans(CONTRIBUTING)) {
-        let Some((file, function)) = span.split_once(".rs") else { continue };
-        let source = source(&format!("{file}.rs")).unwrap_or_else(|error| panic!("{span}: {error}"));
-        if let Some(function) = function.strip_prefix("::") {
-            let is_there = [format!("fn {function}("), format!("fn {function}<")].iter().any(|it| source.contains(it));
-            assert!(is_there, "{span}: no such function");
-            functions += 1;
-        }
+        let Some((file, _)) = span.split_once(".rs") else { continue };
+        let file = format!("{file}.rs");
+        assert!(root().join("src").join(&file).exists() || root().join(&file).exists(), "{span}: no such file");
     }
     let tests = [fault_table::named(PAGE), fault_table::named(CONTRIBUTING)].concat();
     let missing: Vec<_> = tests.iter().filter(|name| !fault_table::exists(name)).collect();
     assert_eq!(missing, Vec::<&&str>::new());
-    assert!(functions > 30 && tests.len() > 20, "{functions} functions and {} tests", tests.len());
+    assert!(tests.len() > 20, "{}", tests.len());
 }
 
 #[test]
@@ -62,8 +53,8 @@ fn the_commands_for_contributors_exist() {
     for target in targets {
         assert!(makefile.contains(&format!("\n{target}:")), "make {target}");
     }
-    let manifests =
-        [include_str!("../Cargo.toml"), include_str!("../../proptests/Cargo.toml"), THREADS, BENCHES].concat();
+    let manifest = |package: &str| fs::read_to_string(root().join(package).join("Cargo.toml")).unwrap_or_default();
+    let manifests = ["tests", "proptests", "threads", "benches", "zklock"].map(manifest).concat();
     for name in named("-p ").chain(named("--test ")).chain(named("--bench ")) {
         assert!(manifests.contains(&format!("name = \"{name}\"")), "{name}");
     }

@@ -1,4 +1,4 @@
-//! The files for Kubernetes: whether a cluster would take them, and what their containers do as processes on a real server.
+//! The files for Kubernetes: what their containers do as processes on a real server.
 //!
 //! A pod is a process here: the very command and environment of its container. Only what a cluster gives is replaced: where
 //! ZooKeeper is, the programs of the image, and the directory of a secret.
@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::process::{Output, Stdio};
 
 use saphyr::{LoadableYamlNode, Scalar, Yaml};
@@ -18,17 +17,10 @@ use tokio::process::{Child, Command};
 use zk_rwlock::security::Sasl;
 use zk_rwlock::{RwLock, ZooKeeper};
 
-use crate::snippets::{files, read, root};
+use crate::snippets::{read, root};
 
 // ---------------------------------------------------------------------------------------------------------------
 // Reading them
-
-/// The objects of a file.
-fn objects(file: &Path) -> Vec<Value> {
-    let text = read(file);
-    let documents = Yaml::load_from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-    documents.iter().map(value).collect()
-}
 
 fn value(yaml: &Yaml<'_>) -> Value {
     match yaml {
@@ -44,10 +36,12 @@ fn value(yaml: &Yaml<'_>) -> Value {
     }
 }
 
+/// The one object of a file.
 fn manifest(name: &str) -> Value {
-    let mut objects = objects(&root().join("examples/kubernetes").join(name));
-    assert_eq!(objects.len(), 1, "{name}");
-    objects.remove(0)
+    let text = read(&root().join("examples/kubernetes").join(name));
+    let documents = Yaml::load_from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert_eq!(documents.len(), 1, "{name}");
+    value(&documents[0])
 }
 
 fn list(value: &Value) -> &[Value] {
@@ -69,190 +63,6 @@ fn pod(object: &Value) -> &Value {
 
 fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
     list(&pod["initContainers"]).iter().chain(list(&pod["containers"]))
-}
-
-// ---------------------------------------------------------------------------------------------------------------
-// Their shape
-
-/// What Kubernetes knows of the objects that we show. A field with `!` has to be there.
-const FIELDS: &str = "
-Deployment: apiVersion!=apps/v1 kind!=Deployment metadata!:Meta spec!:DeploymentSpec
-DeploymentSpec: replicas:int selector!:Selector template!:Template strategy:Strategy progressDeadlineSeconds:int
-CronJob: apiVersion!=batch/v1 kind!=CronJob metadata!:Meta spec!:CronJobSpec
-CronJobSpec: schedule!:str timeZone:str concurrencyPolicy=Allow|Forbid|Replace startingDeadlineSeconds:int jobTemplate!:JobTemplate
-JobTemplate: spec!:JobSpec
-JobSpec: backoffLimit:int activeDeadlineSeconds:int podFailurePolicy:FailurePolicy template!:Template
-FailurePolicy: rules!:[FailureRule]
-FailureRule: action!=FailJob|Ignore|Count onExitCodes:ExitCodes onPodConditions:[PodCondition]
-ExitCodes: containerName:str operator!=In|NotIn values!:[int]
-PodCondition: type!:str status!=True|False|Unknown
-Meta: name:str labels:{str}
-Selector: matchLabels!:{str}
-Template: metadata:Meta spec!:Pod
-Pod: restartPolicy=Always|OnFailure|Never terminationGracePeriodSeconds:int securityContext:Security initContainers:[Container] containers!:[Container] volumes:[Volume]
-Security: runAsNonRoot:bool runAsUser:int runAsGroup:int fsGroup:int
-Container: name!:str image!:str command:[str] args:[str] env:[Env] ports:[Port] volumeMounts:[Mount] readinessProbe:Probe livenessProbe:Probe lifecycle:Lifecycle
-Env: name!:str value:str
-Port: name:str containerPort!:int
-Mount: name!:str mountPath!:str readOnly:bool
-Probe: httpGet!:HttpGet periodSeconds:int timeoutSeconds:int failureThreshold:int
-HttpGet: path!:str port!:str
-Lifecycle: preStop:Handler
-Handler: sleep!:Sleep
-Sleep: seconds!:int
-Volume: name!:str secret!:Secret
-Secret: secretName!:str defaultMode:int
-";
-
-/// What is wrong with the value's shape, the first fault first.
-fn faults(of: &str, value: &Value, place: &str) -> Vec<String> {
-    let wrong = |what: &str| vec![format!("{place} is not {what}: {value}")];
-    if let Some(item) = of.strip_prefix('[').and_then(|of| of.strip_suffix(']')) {
-        let Some(items) = value.as_array().filter(|items| !items.is_empty()) else { return wrong("a list") };
-        return items.iter().enumerate().flat_map(|(n, it)| faults(item, it, &format!("{place}[{n}]"))).collect();
-    }
-    match of {
-        "str" => return if value.is_string() { Vec::new() } else { wrong("text") },
-        "int" => return if value.as_i64().is_some_and(|it| it >= 0) { Vec::new() } else { wrong("a number") },
-        "bool" => return if value.is_boolean() { Vec::new() } else { wrong("true or false") },
-        _ => {}
-    }
-    let Some(object) = value.as_object() else { return wrong("an object") };
-    if of == "{str}" {
-        return object.iter().flat_map(|(name, it)| faults("str", it, &format!("{place}.{name}"))).collect();
-    }
-    let known = FIELDS.lines().find_map(|line| line.strip_prefix(of)?.strip_prefix(": ")).expect("it is in the table");
-    let mut found = Vec::new();
-    let mut left = object.clone();
-    for field in known.split(' ') {
-        let name = field.split([':', '=', '!']).next().expect("a name");
-        match left.remove(name) {
-            None if field.contains('!') => found.push(format!("{place}.{name} is missing")),
-            None => {}
-            Some(value) => match field.split_once('=') {
-                Some((_, words)) if value.as_str().is_some_and(|it| words.split('|').any(|word| word == it)) => {}
-                Some((_, words)) => found.push(format!("{place}.{name} is none of {words}: {value}")),
-                None => {
-                    let (_, of) = field.split_once(':').expect("a field has a type");
-                    found.extend(faults(of, &value, &format!("{place}.{name}")));
-                }
-            },
-        }
-    }
-    found.extend(left.keys().map(|name| format!("{place}.{name} is nothing that Kubernetes knows")));
-    found
-}
-
-/// What a cluster refuses although each field is right by itself.
-fn contradictions(object: &Value) -> Vec<String> {
-    let (pod, spec) = (pod(object), &object["spec"]);
-    let mut found = Vec::new();
-    let mut expect = |holds: bool, what: String| found.extend((!holds).then_some(what));
-    let is_label = |name: &str| {
-        let inner = name.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-');
-        inner && !name.is_empty() && name.len() <= 63 && !name.starts_with('-') && !name.ends_with('-')
-    };
-    let name = text(&object["metadata"]["name"]);
-    expect(is_label(name) && name.len() <= 52, format!("the name {name}"));
-    let volumes: Vec<&str> = list(&pod["volumes"]).iter().map(|volume| text(&volume["name"])).collect();
-    let mut names = Vec::new();
-    for container in containers(pod) {
-        let name = text(&container["name"]);
-        expect(is_label(name) && !names.contains(&name), format!("the container's name {name}"));
-        names.push(name);
-        for mount in list(&container["volumeMounts"]) {
-            expect(volumes.contains(&text(&mount["name"])), format!("{name} mounts {}", mount["name"]));
-            expect(text(&mount["mountPath"]).starts_with('/'), format!("{name} mounts at {}", mount["mountPath"]));
-        }
-        let ports: Vec<&Value> = list(&container["ports"]).iter().map(|port| &port["name"]).collect();
-        for probe in
-            ["readinessProbe", "livenessProbe"].map(|probe| &container[probe]).into_iter().filter(|it| !it.is_null())
-        {
-            expect(
-                ports.contains(&&probe["httpGet"]["port"]),
-                format!("{name} has no port {}", probe["httpGet"]["port"]),
-            );
-            expect(probe["timeoutSeconds"].as_i64() < probe["periodSeconds"].as_i64(), format!("{name}: {probe}"));
-        }
-        // A name that is not defined here is left as it is, also if the image defines it.
-        let words = words(container, &environment(container));
-        expect(!words.iter().any(|word| word.contains("$(")), format!("{name} has {words:?}"));
-    }
-    match text(&object["kind"]) {
-        "Deployment" => {
-            let labels = &spec["template"]["metadata"]["labels"];
-            let selected = spec["selector"]["matchLabels"].as_object().expect("checked");
-            expect(selected.iter().all(|(name, it)| labels[name] == *it), "the selector finds no pod".to_owned());
-            expect(pod["restartPolicy"].is_null(), "the pods of a deployment are always started again".to_owned());
-        }
-        _ => {
-            let (restart, policy) = (&pod["restartPolicy"], &spec["jobTemplate"]["spec"]["podFailurePolicy"]);
-            expect(
-                restart == "Never" || restart == "OnFailure" && policy.is_null(),
-                format!("restartPolicy {restart}"),
-            );
-            for rule in list(&policy["rules"]) {
-                expect(rule["onExitCodes"].is_null() != rule["onPodConditions"].is_null(), format!("{rule}"));
-                let codes = &rule["onExitCodes"];
-                expect(codes.is_null() || names.contains(&text(&codes["containerName"])), format!("{codes}"));
-                let mut values: Vec<i64> = list(&codes["values"]).iter().filter_map(Value::as_i64).collect();
-                values.dedup();
-                expect(values.is_sorted() && values.len() == list(&codes["values"]).len(), format!("{codes}"));
-                expect(!(codes["operator"] == "In" && values.contains(&0)), format!("{codes}: 0 is no failure"));
-            }
-            expect(text(&spec["schedule"]).split(' ').count() == 5, format!("the schedule {}", spec["schedule"]));
-        }
-    }
-    found
-}
-
-fn all_faults(object: &Value) -> Vec<String> {
-    let kind = object["kind"].as_str().filter(|kind| ["Deployment", "CronJob"].contains(kind)).expect("a kind");
-    let found = faults(kind, object, kind);
-    if found.is_empty() { contradictions(object) } else { found }
-}
-
-#[test]
-fn a_cluster_would_take_the_files() {
-    let files = files("examples/kubernetes", "yaml");
-    assert_eq!(files.len(), 2);
-    for file in files {
-        for object in objects(&file) {
-            assert_eq!(all_faults(&object), Vec::<String>::new(), "{}", file.display());
-        }
-    }
-}
-
-/// If the check let everything pass, the test before would prove nothing.
-#[test]
-fn a_slip_in_a_file_for_kubernetes_is_found() {
-    let slips = [
-        ("deployment.yaml", "initContainers:", "initContainer:", "nothing that Kubernetes knows"),
-        ("deployment.yaml", "replicas: 3", "replicas: three", "is not a number"),
-        ("deployment.yaml", "path: /ready", "uri: /ready", "httpGet.path is missing"),
-        ("deployment.yaml", "value: \"30\"", "value: 30", "is not text"),
-        ("deployment.yaml", "$(VERSION)", "$(RELEASE)", "$(RELEASE)"),
-        ("deployment.yaml", "port: http", "port: web", "has no port"),
-        ("deployment.yaml", "- name: zookeeper\n          secret", "- name: secrets\n          secret", "mounts"),
-        (
-            "deployment.yaml",
-            "labels:\n        app.kubernetes.io/name: orders",
-            "labels:\n        app: orders",
-            "selector",
-        ),
-        ("cronjob.yaml", "restartPolicy: Never", "restartPolicy: Always", "restartPolicy"),
-        ("cronjob.yaml", "concurrencyPolicy: Forbid", "concurrencyPolicy: Skip", "is none of"),
-        ("cronjob.yaml", "containerName: report", "containerName: job", "containerName"),
-        ("cronjob.yaml", "[64, 65", "[65, 64", "values"),
-        ("cronjob.yaml", "0 * * * *", "0 * * *", "the schedule"),
-    ];
-    for (file, right, wrong, what) in slips {
-        let text = read(&root().join("examples/kubernetes").join(file));
-        assert!(text.contains(right), "{file}: {right}");
-        let documents = Yaml::load_from_str(&text.replacen(right, wrong, 1)).expect("it is YAML");
-        let found = all_faults(&value(&documents[0]));
-        assert!(found.iter().any(|fault| fault.contains(what)), "{right} -> {wrong}: {found:?}");
-    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------

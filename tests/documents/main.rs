@@ -9,7 +9,6 @@ mod kubernetes;
 mod layers;
 mod links;
 mod migrations;
-mod mutants;
 mod performance_doc;
 mod service;
 mod snippets;

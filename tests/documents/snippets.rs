@@ -51,7 +51,7 @@ fn the_rust_of_each_page_is_that_of_its_snippets_to_the_letter() {
         }
         shown += snippets.len();
     }
-    assert!(shown > 20, "{shown}");
+    assert!(shown > 12, "{shown}");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn every_snippet_is_run_or_needs_a_server() {
             _ => panic!("{snippet:?}"),
         }
     }
-    assert!(run > 5 * compiled, "{run} are run, and {compiled} are not");
+    assert!(run > 3 * compiled, "{run} are run, and {compiled} are not");
 }
 
 #[test]

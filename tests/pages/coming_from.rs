@@ -73,7 +73,6 @@ async fn kazoo() -> Result<(), Error> {
     drop(guard);
 
     let guard = lock.write().timeout(Duration::from_secs(30)).blocking()?;
-    println!("{}", lock.queue().await?);
     drop(guard);
     let guard = lock.try_read().await?;
     // end
@@ -93,7 +92,7 @@ async fn etcd() -> Result<(), Error> {
     let zk = Memory::new();
     // shown
     let lock = RwLock::new(&zk, "/locks/config")?;
-    let guard = lock.write().timeout(Duration::from_secs(30)).await?;
+    let guard = lock.write().await?;
     println!("token {}", guard.fencing_token());
     guard.transaction().create("/config", "v1").commit().await?;
     guard.release().await?;
@@ -125,7 +124,6 @@ async fn electing_a_leader() -> Result<(), Error> {
     assert!(!leadership.resign().await);
     leadership.stop().await;
     println!("{:?}, {:?}", leadership.leader().await?, changes.next().await);
-    println!("{}", leadership.lock().queue().await?);
     // end
     Ok(())
 }

@@ -19,27 +19,6 @@ async fn reading_the_queue() -> Result<(), Error> {
     Ok(())
 }
 
-#[tokio::test]
-async fn seeing_inside() -> Result<(), Error> {
-    let zk = Memory::new();
-    // page: seeing-inside
-    use std::time::Duration;
-    use zk_rwlock::RwLock;
-
-    let lock = RwLock::builder(&zk, "/locks/config")
-        .warn_after_waiting(Duration::from_secs(10)) // logs which contenders are in the way; 30 s by default
-        .warn_after_holding(Duration::from_secs(60)) // logs the holder's label
-        .build()?;
-    let guard = lock.write().label("rebuild").on_wait(|progress| eprintln!("waiting at {progress}")).await?;
-    tokio::select! {
-        biased;
-        () = async { /* the next part of a long piece of work */ } => {}
-        first = guard.contended() => println!("time to make way for {}", first?),
-    }
-    // end
-    Ok(())
-}
-
 #[expect(dead_code, reason = "it needs a server")]
 async fn who_may_do_what(password: &str) -> Result<(), Error> {
     // page: who-may-do-what

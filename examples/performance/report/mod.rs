@@ -29,18 +29,6 @@ pub(crate) fn fill(page: &str, results: &Results) -> Outcome<String> {
     Ok(filled + rest)
 }
 
-/// The page without what is made: what people wrote.
-#[allow(dead_code, reason = "only the test of the page asks for it")]
-pub(crate) fn written_by_hand(page: &str) -> String {
-    let mut by_hand = String::new();
-    let mut rest = page;
-    while let Some(marker) = next_marker(rest) {
-        by_hand.push_str(marker.before);
-        rest = marker.after.split_once(END).map_or("", |(_, after)| after);
-    }
-    by_hand + rest
-}
-
 /// The names of the tables on the page.
 #[allow(dead_code, reason = "only the test of the page asks for it")]
 pub(crate) fn tables_on(page: &str) -> Vec<&str> {

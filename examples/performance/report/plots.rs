@@ -11,6 +11,12 @@ pub(crate) fn label(results: &Results) -> &str {
     results.labels().into_iter().rev().max_by_key(|label| lines(label)).unwrap_or_default()
 }
 
+/// Whether a plot shows the runs of this workload.
+#[allow(dead_code, reason = "only the test of the page asks for it")]
+pub(crate) fn is_drawn(workload: &str) -> bool {
+    plots().iter().any(|plot| plot.workload == workload)
+}
+
 struct Plot {
     file: &'static str,
     title: &'static str,

@@ -7,15 +7,15 @@ use super::plots;
 use super::results::{Outcome, Results};
 
 /// `WATCHED_BYTES_MAX` of `src/zookeeper/session.rs`.
-pub(crate) const WATCHED_BYTES_MAX: f64 = 96.0 * 1024.0;
+const WATCHED_BYTES_MAX: f64 = 96.0 * 1024.0;
 
 /// What ZooKeeper's `jute.maxbuffer` is unless set.
 const LISTING_BYTES_MAX: f64 = 1_048_575.0;
 
-/// A heartbeat is due after this share of the session timeout: `heartbeat_period` in `src/lease.rs`.
-pub(crate) const HEARTBEAT_SHARE: f64 = 0.2;
+/// A heartbeat is due after this share of the session timeout: `heartbeat_period` in `src/session/lease.rs`.
+const HEARTBEAT_SHARE: f64 = 0.2;
 
-/// How long the random id is that follows a host: `random_id` in `src/lock.rs`.
+/// How long the random id is that follows a host.
 pub(crate) const ID_BYTES: usize = 8;
 
 /// A create and a delete, or a create and the transaction that hands the lock on.
@@ -104,8 +104,6 @@ pub(crate) fn table(results: &Results, name: &str) -> Outcome<String> {
     match name {
         "ensembles" => ensembles(results),
         "heartbeats" => heartbeat_table(results),
-        "sessions" => Ok(sessions()),
-        "directories" => Ok(directories()),
         "examples" => examples(results),
         _ => Err(format!("no table is called {name:?}").into()),
     }
@@ -138,7 +136,7 @@ fn heartbeat_table(results: &Results) -> Outcome<String> {
         let _ = write!(table, " T = {timeout} s |");
     }
     table.push_str("\n|--:|--:|--:|--:|--:|\n");
-    for sessions in [100.0, 1_000.0, 10_000.0, 50_000.0] {
+    for sessions in [1_000.0, 10_000.0, 50_000.0] {
         let _ = write!(table, "| {} |", whole(sessions));
         for timeout in timeouts {
             let beats = heartbeats(sessions, timeout);
@@ -149,55 +147,28 @@ fn heartbeat_table(results: &Results) -> Outcome<String> {
     Ok(table)
 }
 
-fn sessions() -> String {
-    let mut table =
-        "| bytes of the lock's path | watched bytes a waiter | waiters a session | sessions for 10,000 waiters |\n\
-                     |--:|--:|--:|--:|\n"
-            .to_owned();
-    for directory in [16, 32, 64, 128] {
-        let bytes = watched_bytes(directory, 16);
-        let waiters = (WATCHED_BYTES_MAX / bytes).floor();
-        let sessions = (10_000.0 / waiters).ceil();
-        let _ = writeln!(table, "| {directory} | {} | {} | {} |", whole(bytes), whole(waiters), whole(sessions));
-    }
-    table
-}
-
-fn directories() -> String {
-    let mut table = "| bytes of the host | bytes a name in a listing | contenders in one listing of 1 MiB |\n\
-                     |--:|--:|--:|\n"
-        .to_owned();
-    for host in [8, 16, 32, 64] {
-        let bytes = listed_bytes(host);
-        let _ = writeln!(table, "| {host} | {} | {} |", whole(bytes), whole((LISTING_BYTES_MAX / bytes).floor()));
-    }
-    table
-}
-
 /// What is asked of the ensemble: how many sessions hold or wait, their timeout, and how many nodes of locks are made
 /// a second.
-const EXAMPLES: [(&str, f64, f64, f64); 8] = [
+const EXAMPLES: [(&str, f64, f64, f64); 7] = [
     ("100 processes, 10 acquisitions a second in all", 100.0, 10.0, 10.0),
     ("1,000 processes, each acquires once a second", 1_000.0, 10.0, 1_000.0),
     ("10,000 processes, each holds a lock for hours", 10_000.0, 10.0, 0.0),
     ("the same with a session timeout of 40 s", 10_000.0, 40.0, 0.0),
     ("10,000 processes, each reads 100 times a second, a node for each read", 10_000.0, 10.0, 1_000_000.0),
-    ("the same with `keep`, while nobody writes", 10_000.0, 10.0, 0.0),
     ("the same with `keep`, and a write a minute", 10_000.0, 10.0, 10_000.0 / 60.0),
     ("the same with `keep`, a write a minute, and a session timeout of 40 s", 10_000.0, 40.0, 10_000.0 / 60.0),
 ];
 
 fn examples(results: &Results) -> Outcome<String> {
     let (three, five) = planned(results)?;
-    let mut table =
-        "| what is asked | heartbeats a second, at most | writes of locks | writes in all | of the plan, three \
+    let mut table = "| load | heartbeats a second, at most | writes of locks | writes in all | of the plan, three \
                      servers | five |\n|---|--:|--:|--:|--:|--:|\n"
-            .to_owned();
-    for (asked, sessions, timeout, nodes) in EXAMPLES {
+        .to_owned();
+    for (load, sessions, timeout, nodes) in EXAMPLES {
         let (beats, writes) = (heartbeats(sessions, timeout), nodes * WRITES_A_PAIR);
         let _ = writeln!(
             table,
-            "| {asked} | {} | {} | {} | {} | {} |",
+            "| {load} | {} | {} | {} | {} | {} |",
             whole(beats),
             whole(writes),
             whole(beats + writes),

@@ -65,6 +65,7 @@ pub(crate) fn table(results: &Results, name: &str) -> Outcome<String> {
         "summary" => summary(results, label, &cases),
         "waiters" => waiters(results, label, &cases),
         "permits" => permits(results, label, &cases),
+        "kept" => side_by_side(results, label, &cases),
         "growth" => growth(results, label),
         "storm" => storms(results, label),
         _ => plain(results, label, &cases),
@@ -135,37 +136,54 @@ fn plain(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> String 
     table
 }
 
-/// Ours beside the floor and the best of the others, by time: a ratio of 2 is twice as slow. Of ours, processes apart
-/// lead.
+/// Ours, as processes apart, beside the floor and the best of the others, by time: a ratio of 2 is twice as slow.
 fn summary(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> String {
-    let mut table =
-        "| case | figure | raw | zk-rwlock | times raw | best of the others | its times ours | one session |\n\
-                     |---|---|--:|--:|--:|--:|--:|--:|\n"
-            .to_owned();
+    let mut table = "| case | figure | raw | ours | our time / raw's | best of the others | its time / ours | requests: raw, ours, its |\n\
+                     |---|---|--:|--:|--:|---|--:|--:|\n"
+        .to_owned();
     for (workload, case, _) in cases {
         let figure = figure(workload);
         let of_runs = |peer: &str| results.median(label, case, peer, figure.of);
         let median = |peer: &str| of_runs(peer).map(|median| median.value);
         let there = peers(results, |run| run.label == label && run.case == *case);
-        let Some(of_ours) = of_runs("ours-apart").or_else(|| of_runs("ours-drop")) else { continue };
-        let ours = of_ours.value;
+        let Some(ours) = ["ours-apart", "ours-drop"].into_iter().find(|peer| there.contains(peer)) else { continue };
+        let Some(of_ours) = of_runs(ours) else { continue };
         let floor = median("raw");
-        let others = there.into_iter().filter(|peer| *peer != "raw" && !is_ours(peer));
-        let others = others.filter_map(|peer| Some((peer, median(peer)?)));
+        let others = there.iter().filter(|peer| **peer != "raw" && !is_ours(peer));
+        let others = others.filter_map(|peer| Some((*peer, median(peer)?)));
         let best = others.min_by(|(_, one), (_, other)| times(figure, *one, *other).total_cmp(&1.0));
+        let asked = ["raw", ours].into_iter().chain(best.map(|(peer, _)| peer));
+        let asked = asked.filter_map(|peer| results.median(label, case, peer, requests));
+        let asked: Vec<String> = asked.map(|median| format!("{:.2}", median.value)).collect();
         row(
             &mut table,
             [
                 (*case).to_owned(),
                 figure.unit.to_owned(),
                 floor.map_or_else(String::new, number),
-                bold(&number(ours), of_ours.runs),
-                floor.map_or_else(String::new, |floor| ratio(times(figure, ours, floor))),
+                bold(&number(of_ours.value), of_ours.runs),
+                floor.map_or_else(String::new, |floor| ratio(times(figure, of_ours.value, floor))),
                 best.map_or_else(String::new, |(peer, value)| format!("{}: {}", title(peer), number(value))),
-                best.map_or_else(String::new, |(_, value)| ratio(times(figure, value, ours))),
-                median("ours").map_or_else(String::new, number),
+                best.map_or_else(String::new, |(_, value)| ratio(times(figure, value, of_ours.value))),
+                asked.join(", "),
             ],
         );
+    }
+    table
+}
+
+/// A line for each case, and a column for each driver.
+fn side_by_side(results: &Results, label: &str, cases: &[(&str, &str, u64)]) -> String {
+    let figure = figure(cases[0].0);
+    let there = peers(results, |run| run.label == label && cases.iter().any(|(_, case, _)| run.case == *case));
+    let heads: String = there.iter().map(|peer| format!(" {} |", title(peer))).collect();
+    let mut table = format!("| {} |{heads}\n|---|{}\n", figure.unit, "--:|".repeat(there.len()));
+    for (_, case, _) in cases {
+        let cell = |peer: &&str| match results.median(label, case, peer, figure.of) {
+            Some(median) => format!(" {} |", bold(&number(median.value), median.runs)),
+            None => "  |".to_owned(),
+        };
+        let _ = writeln!(table, "| {case} |{}", there.iter().map(cell).collect::<String>());
     }
     table
 }
