@@ -153,7 +153,7 @@ async fn at_most_so_many_at_once() -> Result<(), Error> {
     use zk_rwlock::Semaphore;
 
     let geocoder = Semaphore::builder(&zk, "/limits/geocoder").build()?;
-    geocoder.set_permits(10).await?; // once, by an operator or the first deploy
+    geocoder.set_permits(10).await?; // once, by an operator, and not by each worker
 
     let permit = geocoder.acquire().timeout(Duration::from_secs(30)).await?; // the error names the holders
     permit.run(ask_the_geocoder()).await?; // dropped if the permit is lost
