@@ -245,6 +245,7 @@ pub mod format {
 /// [operating]: crate::operating
 /// [asking]: crate::operating#asking-for-a-lock-that-is-only-kept
 /// [permissions]: crate::operating#who-may-do-what
+/// [zklock]: https://docs.rs/crate/zk-rwlock/latest/source/docs/zklock.md
 /// [migrate]: https://docs.rs/crate/zk-rwlock/latest/source/examples/README.md
 ///
 // The first definition of a link counts. The page's own definitions serve its readers outside rustdoc.

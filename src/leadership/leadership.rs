@@ -266,7 +266,7 @@ impl Leadership {
     /// # use zk_rwlock::{Error, Leadership, Memory};
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();
-    /// # let leadership = Leadership::builder(&zk, "/leaders/scheduler").host("web-1").build()?;
+    /// # let leadership = Leadership::builder(&zk, "/leaders/scheduler").lock(|lock| lock.host("web-1")).build()?;
     /// let mut changes = Leadership::new(&zk.connect(), "/leaders/scheduler")?.changes();
     /// assert_eq!(changes.next().await.expect("open")?, None);
     /// # let campaign = leadership.lead(|_term| std::future::pending::<()>());

@@ -36,7 +36,7 @@ impl Semaphore {
     /// # use zk_rwlock::{Error, Memory, Semaphore};
     /// # tokio_test::block_on(async {
     /// # let zk = Memory::new();
-    /// let geocoder = Semaphore::builder(&zk, "/limits/geocoder").permits(10).host("web-1").build()?;
+    /// let geocoder = Semaphore::builder(&zk, "/limits/geocoder").permits(10).lock(|lock| lock.host("web-1")).build()?;
     /// let three = geocoder.acquire_many(3).label("nightly import").await?;
     /// let queue = geocoder.queue().await?;
     /// assert_eq!((queue.permits, queue.free()), (Some(10), Some(7)));
