@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::memory::faults::Faults;
 use crate::memory::server::{Ensemble, Fired, World};
 use crate::memory::session::{MemorySession, sleep};
 use crate::session::connection::ConnectionState;
@@ -73,7 +72,7 @@ impl Memory {
         Memory { client: Arc::new(Client { ensemble, session: Mutex::new(None), closed: AtomicBool::new(false) }) }
     }
 
-    /// Whether this client is connected. It is not while it is [cut](Faults::cut) off.
+    /// Whether this client is connected. It is not while it is [cut](crate::memory::Faults::cut) off.
     pub fn state(&self) -> ConnectionState {
         if self.client.closed.load(Ordering::Acquire) {
             return ConnectionState::Closed;
@@ -89,11 +88,6 @@ impl Memory {
     /// fail, and new ones are refused.
     pub async fn close(&self) {
         Coordinator::close(self).await;
-    }
-
-    /// What a network, a server or an operator can do to this client and to its ensemble: for tests.
-    pub fn faults(&self) -> Faults {
-        Faults { zk: self.clone() }
     }
 
     /// How many watches the ensemble keeps, for all sessions together.

@@ -44,6 +44,13 @@ impl fmt::Debug for Backup {
     }
 }
 
+impl Memory {
+    /// What a network, a server or an operator can do to this client and to its ensemble: for tests.
+    pub fn faults(&self) -> Faults {
+        Faults { zk: self.clone() }
+    }
+}
+
 impl Faults {
     /// The ensemble gives this client's session up, and deletes its nodes. The client learns of it at once or, if it is
     /// [cut](Self::cut) off, when it is healed. It gets a fresh session with its next acquisition.

@@ -68,7 +68,7 @@ fn every_link_by_name_is_defined() {
 fn included() -> Vec<(&'static str, &'static str)> {
     let mut included = Vec::new();
     for module in LIB.split("pub mod ") {
-        let (before, page) = module.split_once("#[doc = include_str!(\"../docs/").unwrap_or_default();
+        let (before, page) = module.split_once("doc = include_str!(\"../docs/").unwrap_or_default();
         let (pictures, page) = page.split_once("/docs/").unwrap_or(("", page));
         if let Some((page, _)) = page.split_once('"') {
             included.push((page, if pictures.is_empty() { before } else { module }));
