@@ -177,13 +177,13 @@ semver:
 
 # What would be published, built from nothing but itself. Needs a clean work tree, and what only the publisher can fill in.
 package: filled-in
-	cargo publish --dry-run
+	cargo publish --dry-run -p zk-rwlock -p zklock
 
 # A placeholder is a name that ends with `.invalid`, which no host and no address will ever have.
 filled-in:
-	@if grep -nE '[A-Za-z0-9-]+\.invalid' Cargo.toml SECURITY.md >&2; then
+	@if grep -nE '[A-Za-z0-9-]+\.invalid' Cargo.toml zklock/Cargo.toml SECURITY.md >&2; then
 		echo 'make package: REFUSED: the lines above have placeholders. Fill in:' >&2
-		echo '  Cargo.toml   repository: where the source is; crates.io resolves the links of README.md by it' >&2
+		echo '  Cargo.toml, zklock/Cargo.toml  repository: where the source is; crates.io resolves the links of README.md by it' >&2
 		echo '  SECURITY.md  where a vulnerability is to be reported' >&2
 		echo 'To build the package without publishing it: cargo package' >&2
 		exit 1
@@ -193,14 +193,14 @@ filled-in:
 # has to be that of the version in Cargo.toml. TARGET builds for another target of Rust: one for musl gives a program that
 # needs no C library of the system's.
 binary:
-	@version=$$(sed -n '/^\[package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+	@version=$$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 	if [[ -n '$(TAG)' && '$(TAG)' != "v$$version" ]]; then
 		echo "make binary: REFUSED: the tag is $(TAG), and Cargo.toml has the version $$version" >&2
 		exit 1
 	fi
 	target=$(or $(TARGET),$$(rustc -vV | sed -n 's/^host: //p'))
 	name=zklock-$$version-$$target
-	cargo build --release --locked --features cli --bin zklock --config 'profile.release.strip = true' $(if $(TARGET),--target '$(TARGET)')
+	cargo build --release --locked -p zklock --config 'profile.release.strip = true' $(if $(TARGET),--target '$(TARGET)')
 	zklock="$${CARGO_TARGET_DIR:-target}/$(if $(TARGET),$(TARGET)/)release/zklock"
 	rm -rf "target/archives/$$name"
 	mkdir -p "target/archives/$$name/"{man,completions}
@@ -222,7 +222,7 @@ binary:
 deb:
 	@program='$(PROGRAM)'
 	if [[ -z $$program ]]; then
-		cargo build --release --locked --features cli --bin zklock --config 'profile.release.strip = true'
+		cargo build --release --locked -p zklock --config 'profile.release.strip = true'
 		program="$${CARGO_TARGET_DIR:-target}/release/zklock"
 	fi
 	out='$(or $(OUT),target/archives)'
@@ -243,7 +243,7 @@ deb:
 	{ echo 'Licensed under either of these, as you like.'; cat LICENSE-MIT LICENSE-APACHE; } >"$$share/doc/zklock/copyright"
 	# The newest C library that the program asks for. One that is linked statically asks for none.
 	glibc=$$(objdump -T "$$program" 2>/dev/null | grep -o 'GLIBC_[0-9.]*' | sort -V | tail -n 1 || true)
-	version=$$(sed -n '/^\[package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+	version=$$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 	architecture=$$(dpkg --print-architecture)
 	maintainer=$$(sed -n 's/^Write to \*\*\(.*\)\*\*.*/\1/p' SECURITY.md)
 	{
@@ -263,7 +263,7 @@ lint:
 	cargo fmt --all --check
 	cargo clippy $(WHOLE) --all-targets -- -D warnings
 	cargo clippy $(WHOLE) --test interop -- -D warnings
-	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --all-features
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --all-features -p zk-rwlock
 
 # Has a tool of cargo's at hand: CI installs it, and people are told how to.
 define NEEDS

@@ -1,5 +1,5 @@
 //! What `docs/guide.md` and `docs/coming-from.md` say beside their Rust, which `tests/pages` runs: SQL, figures
-//! and tables. What they say to shells is run by `tests/zklock.rs`.
+//! and tables. What they say to shells is run by `zklock/tests/`.
 
 use std::collections::BTreeSet;
 

@@ -217,7 +217,7 @@ async fn verbose_shows_the_log_with_the_reason_and_the_grant() {
 
 #[tokio::test]
 async fn the_help_and_the_pages_name_each_exit_code_that_the_source_defines() {
-    let source = include_str!("../../src/bin/zklock/exit.rs");
+    let source = include_str!("../../src/exit.rs");
     let defined = source.lines().filter_map(|line| line.strip_prefix("pub(crate) const ")?.split_once(": u8 = "));
     let defined: BTreeSet<u8> = defined.map(|(_, code)| code.trim_end_matches(';').parse().unwrap()).collect();
     assert!(defined.len() >= 10);

@@ -320,7 +320,7 @@ async fn the_clock_of_the_ensemble_decides_also_when_it_is_set() {
 
 #[tokio::test]
 async fn the_guides_crontab_runs_the_job_once_however_many_hosts_have_it() {
-    let table = page::blocks(include_str!("../../docs/guide.md"), "crontab");
+    let table = page::blocks(include_str!("../../../docs/guide.md"), "crontab");
     let [table] = table[..] else { panic!("{table:?}") };
     let (settings, jobs): (Vec<&str>, Vec<&str>) = table
         .lines()

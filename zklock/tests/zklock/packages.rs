@@ -81,7 +81,7 @@ async fn the_package_is_installed_runs_and_is_removed() {
 #[test]
 fn binstall_looks_for_what_make_binary_packs() {
     let read = |file: &str| fs::read_to_string(root().join(file)).unwrap();
-    let (manifest, makefile) = (read("Cargo.toml"), read("Makefile"));
+    let (manifest, makefile) = (read("zklock/Cargo.toml"), read("Makefile"));
     assert!(manifest.contains(
         "/v{ version }/zklock-{ version }-{ target }.tar.gz\"\nbin-dir = \"zklock-{ version }-{ target }/{ bin }\""
     ));

@@ -35,31 +35,18 @@ const SHORT: Duration = Duration::from_secs(2);
 /// Signals that end a waiting `zklock`, and that it passes on to its command.
 const PASSED_ON: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
-#[path = "zklock/check.rs"]
 mod check;
-#[path = "zklock/completion.rs"]
 mod completion;
-#[path = "zklock/container.rs"]
 mod container;
-#[path = "zklock/credentials.rs"]
 mod credentials;
-#[path = "zklock/once.rs"]
 mod once;
-#[path = "zklock/packages.rs"]
 mod packages;
-#[path = "zklock/permits.rs"]
 mod permits;
-#[path = "zklock/reasons.rs"]
 mod reasons;
-#[path = "zklock/screen.rs"]
 mod screen;
-#[path = "zklock/settings.rs"]
 mod settings;
-#[path = "zklock/tie.rs"]
 mod tie;
-#[path = "zklock/trips.rs"]
 mod trips;
-#[path = "zklock/waiting.rs"]
 mod waiting;
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -1526,7 +1513,7 @@ fn typed(line: &str, commands: &tempfile::TempDir) -> Command {
 #[tokio::test]
 async fn the_pages_can_be_followed_word_for_word() {
     let commands = commands(&["sqlx", "psql", "import"]);
-    let pages = [include_str!("../docs/guide.md"), include_str!("../docs/operating.md")];
+    let pages = [include_str!("../../../docs/guide.md"), include_str!("../../../docs/operating.md")];
     let mut lines = pages.into_iter().flat_map(|page| page::blocks(page, "sh")).flat_map(str::lines);
     let mut line = move || lines.next();
     let mut next = |begins: &str| {
@@ -1593,7 +1580,7 @@ async fn the_pages_can_be_followed_word_for_word() {
 #[tokio::test]
 async fn whoever_comes_from_flock_finds_its_exit_codes_and_output() {
     let commands = commands(&[]);
-    let page = include_str!("../docs/coming-from.md");
+    let page = include_str!("../../../docs/coming-from.md");
     let rows = page::rows(page.split("## flock(1)").nth(1).unwrap());
     let quoted = |cell: &str| cell.strip_prefix('`')?.strip_suffix('`').map(str::to_owned);
     let pairs: Vec<_> = rows.iter().filter_map(|row| Some((quoted(row[0])?, quoted(row[1])?))).collect();
