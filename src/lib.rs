@@ -29,53 +29,29 @@
 //! # Ok::<(), Error>(()) }).unwrap();
 //! ```
 //!
-//! # Pages to read
+//! | I want | use |
+//! |---|---|
+//! | a configuration that many read and one changes | [`Shared`], its copy [`live()`](Shared::live), its [formats](mod@format) |
+//! | a migration while no instance runs | [`RwLock::write`] in the deploy, [`RwLock::read`] in the service |
+//! | work shared out among workers | [`RwLock::try_write`] |
+//! | one leader among many processes | [`Leadership`] |
+//! | a job that every host starts, done once | [`Acquire::once_in`] |
+//! | at most so many at once, from all machines | [`Semaphore`] |
+//! | several locks at once, without deadlocks | [`MultiLock`] |
+//! | to take a lock all the time, for nothing | [`RwLockBuilder::keep`] |
+//! | to know that I still hold it, and to stop if I do not | [`Hold`], which every guard derefs to |
+//! | changes in ZooKeeper only while the lock is held | [`Hold::transaction`] |
+//! | a database that refuses a holder who comes late | [`Hold::fencing_token`] |
+//! | a time limit, a label, a word while I wait | [`Acquire`] |
+//! | to see who holds and who waits | [`RwLock::queue`], [`Survey`] |
+//! | one path together with Curator or kazoo | [`Dialect`] |
+//! | no asynchronous runtime | [`Blocking`] |
+//! | tests without a server | [`Memory`], and its [faults](memory::Faults) |
+//! | TLS, SASL, an ACL, a session timeout | [`ZooKeeperBuilder`], [`security`] |
+//! | what to do about an error | [`Error`] |
 //!
-//! - [A guide](guide): shared configuration, migrations, batch workers, cron, leaders, the session timeout, fencing with SQL, and what
-//!   to do about each error; with a picture of the protocol.
-//! - [What is promised, and what is not](guarantees), [who can take a lock away](security), [what it costs](cost), and
-//!   [how to operate it](operating).
-//! - [Coming from Curator, kazoo, etcd or flock](coming_from): their calls beside ours.
-//!
-//! # Where to look
-//!
-//! - [`RwLock`]: the lock, its fairness, and how to acquire it: [`read`](RwLock::read), [`write`](RwLock::write),
-//!   `try_*`; with [`Blocking`], each also without a runtime. [`RwLockBuilder`] has its options, among them [`keep`](RwLockBuilder::keep)
-//!   for a process that uses the lock often.
-//! - [`Acquire`]: an acquisition that has not started, for every kind of guard, with its options: a timeout, a label,
-//!   and [`on_wait`](Acquire::on_wait), which reports [`Progress`] to a waiter. Await it, or
-//!   [block](Acquire::blocking) the thread.
-//! - [`Call`]: a call that waits for no other contender, such as `try_*` or a look at the queue, or that waits for a value.
-//!   Await it, bound it, or [block](Call::blocking) the thread.
-//! - [`ReadGuard`], [`WriteGuard`]: what holding means: [`release`](WriteGuard::release) or drop,
-//!   [`is_held`](Hold::is_held), [`lost`](Hold::lost), [`run`](Hold::run),
-//!   [`fencing_token`](Hold::fencing_token), [`downgrade`](WriteGuard::downgrade),
-//!   [`share`](ReadGuard::share), [`contended`](Hold::contended).
-//! - [`HoldState`], [`Changes`]: held, in doubt or lost, and a stream of these states. [`Loss`]: why a lock was lost.
-//! - [`Transaction`]: writes that ZooKeeper does only while the lock is held. It gives an [`Outcome`] for each.
-//!   [`NodeData`] is what a guard reads.
-//! - [`Shared`]: a typed value behind the lock, as in `tokio::sync::RwLock<T>`. Its guards, [`SharedReadGuard`] and
-//!   [`SharedWriteGuard`], deref to the value. [`update`](Shared::update) changes it in one call, and gives
-//!   [`Updated`]. [`live`](Shared::live) gives a copy for hot paths, [`Live`], and [`changes`](Shared::changes) a stream
-//!   of new values, [`ValueChanges`]. [`Format`]: how the value is written down. [`ValueError`]:
-//!   what can be wrong with it.
-//! - [`MultiLock`], [`MultiGuard`]: several locks at once, all or none, in an order that cannot end in a circle. A
-//!   transaction of the guard checks all of them.
-//! - [`OnceGuard`]: work that every host starts, and one of them does [once in a while](Acquire::once_in), by the
-//!   ensemble's clock. [`Done`]: when it was last done, and by whom.
-//! - [`Leadership`]: one leader among many candidates, by the write lock. [`lead`](Leadership::lead) runs the work of each
-//!   [`Term`]. Everybody can ask for the [`Leader`], and follow [`LeaderChanges`].
-//! - [`Semaphore`], [`Permit`]: at most so many holders at once, in the whole fleet. A permit is a hold like a guard.
-//! - [`Dialect`]: one lock together with programs that use Curator or kazoo.
-//! - [`Queue`], [`Member`]: the holders and the waiters, for people to see, from [`RwLock::queue`]. [`Blockers`]: the
-//!   members in the way, as the errors of timeouts and of `try_*` name them. [`Progress`]: a waiter's lock, its place
-//!   in the queue and its blockers. [`Survey`]: the queues of all locks below a path.
-//! - [`ZooKeeper`]: the backend. [`ZooKeeperBuilder`] has its options, among them the session timeout and the [`Acl`]:
-//!   a client that may use a lock may also steal it. TLS and SASL need the features `tls` and `sasl-digest-md5`.
-//! - [`ConnectionState`]: what [`ZooKeeper::state`] answers a readiness probe.
-//! - [`Memory`]: an embedded backend without a server, for tests. It can be cut off, made to lag, and made to lose
-//!   answers and sessions. [`Backup`]: what it held at one moment, and can be made to hold again.
-//! - [`Error`]: what went wrong, sorted by what the caller can do about it. It converts into [`std::io::Error`].
+//! Pages: [a guide](guide), task by task; [what is promised, and what is not](guarantees); [who can take a lock away](security);
+//! [what it costs](cost); [how to operate it](operating); [coming from Curator, kazoo, etcd or flock](coming_from).
 //!
 //! # How a holder knows in time
 //!
@@ -118,13 +94,6 @@
 //! | a hold takes longer than [`warn_after_holding`](RwLockBuilder::warn_after_holding) | warn | `path`, `label`, `node`, `token`, `held` |
 //!
 //! With the feature `metrics` the library counts and measures. The module `metrics` has the table.
-//!
-//! # Where the contract is
-//!
-//! The contract between the lock and a backend is written in [`coordinator`], on
-//! [`Session`](coordinator::Session#contract). Whose turn it is follows from the names of the nodes alone:
-//! [`turn()`](coordinator::turn) is that one decision, and [`Waiter`](coordinator::Waiter) carries it through a wait.
-//! Semantic versioning does not cover [`coordinator`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The main file of a folder has the folder's name.

@@ -63,11 +63,11 @@ async fn one_use(kind: usize, shared: &Shared<u64>, register: &Register) -> Resu
     match kind {
         0 | 1 => {
             let value = shared.read().await?;
-            is_fresh(*value, value.is_held());
+            is_fresh(*value, value.lock().is_held());
         }
         2 => {
             let mut value = shared.write().await?;
-            is_fresh(*value, value.is_held());
+            is_fresh(*value, value.lock().is_held());
             for _ in 0..1 + draw(2) {
                 *value += 1;
                 value.commit().await?;
@@ -81,7 +81,7 @@ async fn one_use(kind: usize, shared: &Shared<u64>, register: &Register) -> Resu
             value.commit().await?;
             register.has(wrote);
             let value = value.downgrade().await?;
-            assert!(!value.is_held() || *value == wrote, "{} was read after {wrote} was written", *value);
+            assert!(!value.lock().is_held() || *value == wrote, "{} was read after {wrote} was written", *value);
         }
         4 => *shared.write().await? += 1_000,
         5 | 6 => {

@@ -156,8 +156,8 @@ impl Held {
         match self {
             Held::Reader(guards) => guards.iter().map(|guard| claim!(guard, guard.fencing_token(), read)).collect(),
             Held::Writer(guard) => vec![claim!(guard, guard.fencing_token(), write)],
-            Held::ValueReader(guard) => vec![claim!(guard.lock(), guard.fencing_token(), read)],
-            Held::ValueWriter(guard) => vec![claim!(guard.lock(), guard.fencing_token(), write)],
+            Held::ValueReader(guard) => vec![claim!(guard.lock(), guard.lock().fencing_token(), read)],
+            Held::ValueWriter(guard) => vec![claim!(guard.lock(), guard.lock().fencing_token(), write)],
             Held::Permit(permit) => vec![claim!(permit, permit.fencing_token(), Claimed::Permits(permit.count()))],
             Held::Nothing => vec![],
         }

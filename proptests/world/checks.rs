@@ -514,7 +514,7 @@ impl World {
         assert!(least <= value && value <= most, "{value} is not from {least} to {most}: {counts:?}");
         for actor in &self.actors {
             if let Actor::Holding(Held::ValueReader(guard)) = actor
-                && guard.is_held()
+                && guard.lock().is_held()
             {
                 self.ledger.is_newest(***guard);
             }

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 use tracing::Instrument;
 
+use crate::acquisition::report::Lateness;
 use crate::acquisition::request::Acquisition;
 use crate::acquisition::waiting::{IfTaken, Wait, Waiting};
 use crate::call::{self, SESSION_TRIES};
@@ -139,21 +140,24 @@ impl Acquisition {
             sharing.entered(&held, held.ticket().armed().await);
         }
         self.trace.entered(held.position());
-        let _queued = self.queued(&held, began);
+        let mut late = Lateness::since(began, self);
         let mut wait = Wait { patience, waiting, on_wait, look, directory: None };
         let turn = tokio::select! {
             biased;
-            turn = self.wait_for_turn(&held, &mut wait) => turn,
+            turn = self.wait_for_turn(&held, &mut wait, &mut late) => turn,
             // A loss ends the wait also while an answer is outstanding.
             loss = held.lost() => Err(self.handle.evicted(loss)),
         };
         let granted = match (turn, &self.goal) {
             (Ok(take), None) => self.grant(&held, Grant::by(take, &held)).await,
-            (Ok(take), Some(goal)) => tokio::select! {
-                biased;
-                exchanged = goal.exchange(self, &held, take, &mut wait) => exchanged,
-                loss = held.lost() => Err(self.handle.evicted(loss)),
-            },
+            (Ok(take), Some(goal)) => {
+                late.begins(&held);
+                tokio::select! {
+                    biased;
+                    exchanged = goal.exchange(self, &held, take, &mut wait) => exchanged,
+                    loss = held.lost() => Err(self.handle.evicted(loss)),
+                }
+            }
             (Err(error), _) => Err(error),
         };
         match granted {

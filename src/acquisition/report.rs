@@ -102,32 +102,32 @@ impl Acquisition {
     }
 }
 
-/// An acquisition that has its place in the queue. It waits until this is dropped.
-pub(crate) struct Queued<'a> {
-    handle: &'a Handle,
-    number: u64,
+/// Has a background task of the session warn if an acquisition waits for long, until this is dropped. An acquisition that
+/// is not polled cannot warn by itself. Once its turn has come, it blocks all contenders behind it.
+pub(crate) struct Lateness<'a> {
+    acquisition: &'a Acquisition,
+    began: Instant,
+    number: Option<u64>,
 }
 
-impl Drop for Queued<'_> {
-    fn drop(&mut self) {
-        self.handle.waiters.leave(self.number);
+impl<'a> Lateness<'a> {
+    pub(crate) fn since(began: Instant, acquisition: &'a Acquisition) -> Lateness<'a> {
+        Lateness { acquisition, began, number: None }
     }
-}
 
-impl Acquisition {
-    /// Lets a background task of the session warn if the acquisition takes long. An acquisition that is not polled cannot
-    /// warn by itself. Once its turn has come, it blocks all contenders behind it.
-    pub(crate) fn queued(&self, held: &Tenure, began: Instant) -> Option<Queued<'_>> {
-        let limit = self.handle.warn_waiting?;
+    /// The acquisition has a place in the queue, and has to wait.
+    pub(crate) fn begins(&mut self, held: &Tenure) {
+        let Acquisition { handle, options, trace, goal, .. } = self.acquisition;
+        let (Some(limit), None) = (handle.warn_waiting, self.number) else { return };
         let (session, position) = (Arc::clone(held.ticket().session()), Arc::clone(held.position()));
-        let (label, span) = (self.options.label.clone(), self.trace.span());
-        let is_warned_of = began.elapsed() >= limit;
-        let goal = self.goal.clone();
+        let (label, span, goal) = (options.label.clone(), trace.span(), goal.clone());
+        let (began, is_warned_of) = (self.began, self.began.elapsed() >= limit);
         let waiter = WaitingContender { began, session, position, label, span, goal, is_warned_of };
-        let (number, watched) = self.handle.waiters.enter(waiter);
+        let (number, watched) = handle.waiters.enter(waiter);
+        self.number = Some(number);
         if let Some(ended) = watched {
             let session = held.ticket().session();
-            let watch = watch(Arc::downgrade(&self.handle), limit, Arc::downgrade(session));
+            let watch = watch(Arc::downgrade(handle), limit, Arc::downgrade(session));
             session.spawn(Box::pin(async move {
                 tokio::select! {
                     biased;
@@ -136,7 +136,14 @@ impl Acquisition {
                 }
             }));
         }
-        Some(Queued { handle: &self.handle, number })
+    }
+}
+
+impl Drop for Lateness<'_> {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            self.acquisition.handle.waiters.leave(number);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::acquisition::report::Lateness;
 use crate::acquisition::request::Acquisition;
 use crate::acquisition::waiting::{IfTaken, Wait};
 use crate::error::error::Error;
@@ -36,7 +37,12 @@ impl Acquisition {
     /// Carries out what a [`Waiter`] decides, until our turn has come.
     ///
     /// Each of thousands of waiters keeps every value that is alive across this wait, so nothing else is done here.
-    pub(crate) async fn wait_for_turn(&self, held: &Tenure, wait: &mut Wait<'_>) -> Result<Take, Error> {
+    pub(crate) async fn wait_for_turn(
+        &self,
+        held: &Tenure,
+        wait: &mut Wait<'_>,
+        late: &mut Lateness<'_>,
+    ) -> Result<Take, Error> {
         if let Some(goal) = &self.goal {
             goal.looked(held).await?;
         }
@@ -46,6 +52,7 @@ impl Acquisition {
             step = match step {
                 Step::List => Box::pin(self.list(held, wait, &mut waiter)).await?,
                 Step::Await { predecessor, asks } => {
+                    late.begins(held);
                     let (directory, is_haunted) = (wait.directory.take(), waiter.is_haunted());
                     let behind = Behind { held, predecessor: &predecessor, asks, directory, is_haunted };
                     let departure = match &mut wait.on_wait {

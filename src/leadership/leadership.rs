@@ -312,7 +312,7 @@ impl LeadershipBuilder {
     /// control characters. Default: nothing.
     ///
     /// It is the label of the candidate's node, so `zklock ls` shows it, too. It does not change during a term. Larger data,
-    /// or data that changes, belong into a node that the leader writes by a [transaction](Term::transaction).
+    /// or data that changes, belong into a node that the leader writes by a [transaction](crate::Hold::transaction).
     pub fn data(mut self, data: impl Into<String>) -> Self {
         self.data = Some(data.into());
         self

@@ -313,7 +313,7 @@ impl RwLockBuilder {
     /// method asks nobody: to get at a lock that others keep, use a [timeout](Acquire::timeout), or [ask](RwLock::ask)
     /// first.
     ///
-    /// - Guards that use one node have one [token](Hold::fencing_token), and are [lost](Hold::lost) together.
+    /// - Guards that use one node have one [token](crate::Hold::fencing_token), and are [lost](crate::Hold::lost) together.
     /// - [`release`](ReadGuard::release) waits for nothing while the node is kept.
     /// - [`downgrade`](WriteGuard::downgrade) turns the kept node into a READ node, which is kept on.
     /// - The [label](Acquire::label) in the queue is that of the acquisition that made the node.

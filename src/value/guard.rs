@@ -7,7 +7,6 @@ use std::sync::Arc;
 use crate::error::error::Error;
 use crate::error::value::Written;
 use crate::guard::guard::{ReadGuard, WriteGuard};
-use crate::session::loss::Loss;
 use crate::value::codec::Stored;
 use crate::value::commit::Base;
 use crate::value::envelope::Mark;
@@ -46,24 +45,6 @@ macro_rules! shared_guard {
             /// can do.
             pub fn lock(&self) -> &$lock {
                 &self.guard
-            }
-
-            #[doc = concat!("Whether the lock is still held: see [`", stringify!($lock), "::is_held`].")]
-            pub fn is_held(&self) -> bool {
-                self.guard.is_held()
-            }
-
-            #[doc = concat!("Waits until the lock is lost: see [`", stringify!($lock), "::lost`].")]
-            ///
-            /// # Cancel safety
-            /// Nothing is lost by dropping the future.
-            pub async fn lost(&self) -> Loss {
-                self.guard.lost().await
-            }
-
-            #[doc = concat!("The token of this grant: see [`", stringify!($lock), "::fencing_token`].")]
-            pub fn fencing_token(&self) -> i64 {
-                self.guard.fencing_token()
             }
 
             #[doc = concat!("Gives the lock back: see [`", stringify!($lock), "::release`].")]

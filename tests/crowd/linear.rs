@@ -307,7 +307,7 @@ impl Hand<'_> {
     async fn read_shared(&mut self, open: &Open) {
         let acquisition = open.shared.read().timeout(self.limit());
         let Some(guard) = self.acquired("shared read", async { acquisition.await }).await else { return };
-        self.holds(&open.cell.shared, *guard, || guard.is_held()).await;
+        self.holds(&open.cell.shared, *guard, || guard.lock().is_held()).await;
     }
 
     async fn write_shared(&mut self, open: &Open) {
@@ -317,7 +317,7 @@ impl Hand<'_> {
         *guard = wrote;
         let answer = timeout(PATIENCE, guard.commit()).await.ok();
         if self.committed(&open.cell.shared, (Op::Swap { saw, wrote }, from), answer) {
-            self.holds(&open.cell.shared, wrote, || guard.is_held()).await;
+            self.holds(&open.cell.shared, wrote, || guard.lock().is_held()).await;
         }
     }
 
@@ -328,7 +328,7 @@ impl Hand<'_> {
         let from = self.world.now();
         let answer = timeout(PATIENCE, guard.commit()).await.ok();
         if self.committed(&open.cell.shared, (Op::Put { wrote }, from), answer) {
-            self.holds(&open.cell.shared, wrote, || guard.is_held()).await;
+            self.holds(&open.cell.shared, wrote, || guard.lock().is_held()).await;
         }
     }
 

@@ -144,7 +144,7 @@ async fn a_leader_alone_grants_nothing_and_shows_no_holder_old_data() {
         assert!(matches!(mode, Err(Error::Timeout { .. })), "{mode:?}");
     }
     let again = timeout(Duration::ZERO, kept.read()).await.expect("it is kept").expect("held");
-    assert!(again.is_held() && held.is_held());
+    assert!(again.lock().is_held() && held.is_held());
     assert_eq!(*again, 1);
     assert!(!commits.is_finished() && !was_granted.load(Ordering::SeqCst));
     assert!(ensemble.leads(alone), "it has noticed, so this run proves nothing");

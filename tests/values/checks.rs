@@ -200,7 +200,7 @@ pub(crate) async fn commits_under_one_lock_are_counted_and_all_say_who_wrote_the
     let shared: Shared<u64> =
         Shared::builder(&zk, &path).initial(|| 0).lock(|lock| lock.host("web-1").label("billing")).build().unwrap();
     let mut guard = shared.write().label("rotate = keys").await.unwrap();
-    let (token, mut last) = (guard.fencing_token(), None);
+    let (token, mut last) = (guard.lock().fencing_token(), None);
     for number in 1..=3 {
         *guard = u64::from(number);
         let written = guard.commit().await.unwrap();
@@ -208,7 +208,7 @@ pub(crate) async fn commits_under_one_lock_are_counted_and_all_say_who_wrote_the
         assert_eq!((written.host.as_str(), written.label.as_deref()), ("web-1", Some("rotate = keys")));
         assert!(last.replace(written.clone()).is_none_or(|last: Written| last.at <= written.at));
     }
-    assert!(guard.is_held() && guard.lock().is_held());
+    assert!(guard.lock().is_held() && guard.lock().is_held());
     guard.release().await.unwrap();
     let guard = shared.read().await.unwrap();
     assert_eq!((*guard, Some(guard.written().clone())), (3, last));
@@ -400,7 +400,7 @@ pub(crate) async fn a_value_as_large_as_allowed_is_written_and_a_larger_one_is_n
     let mut guard = blob.write().await.unwrap();
     let (head, tail) = (bytes(&one, &path).await.unwrap().len(), |token: i64| token.to_string().len());
     // The lines beside it have two tokens, which may get longer.
-    let head = head + tail(guard.fencing_token()) - tail(first.token);
+    let head = head + tail(guard.lock().fencing_token()) - tail(first.token);
     guard.resize(ALLOWED - head + 1, 7);
     let error = guard.commit().await.unwrap_err();
     assert_eq!(*value_error(&error), ValueError::TooLarge { bytes: ALLOWED + 1, limit: Some(ALLOWED) });
@@ -443,8 +443,8 @@ pub(crate) async fn a_commit_after_the_lock_was_lost_changes_nothing(h: &impl Ha
     write(&there, 3).await;
     let error = soon("the commit", guard.commit()).await.unwrap_err();
     assert!(matches!(error, Error::Lost(_)), "{error}");
-    soon("the loss", guard.lost()).await;
-    assert!(!guard.is_held());
+    soon("the loss", guard.lock().lost()).await;
+    assert!(!guard.lock().is_held());
     assert_eq!(*there.read().await.unwrap(), 3);
     // The handle goes on, on a fresh session.
     assert_eq!(write(&here, 4).await.commit, 1);
@@ -463,7 +463,7 @@ pub(crate) async fn a_write_without_the_lock_is_noticed_and_not_replaced(h: &imp
         let error = guard.commit().await.unwrap_err();
         let expected = matches!(error, Error::TransactionRefused { index: 0, reason: Failure::BadVersion, .. });
         assert!(expected, "{error}");
-        assert!(guard.is_held());
+        assert!(guard.lock().is_held());
     }
     drop(guard);
     assert_eq!(*shared.read().await.unwrap(), 1);
@@ -504,12 +504,12 @@ pub(crate) async fn a_downgrade_keeps_the_lock_and_reads_what_was_committed(h: &
     let (one, two, path) = (h.client().await, h.client().await, h.directory());
     let (here, there) = (counter(&one, &path), counter(&two, &path));
     let mut guard = here.write().await.unwrap();
-    let token = guard.fencing_token();
+    let token = guard.lock().fencing_token();
     *guard = 1;
     guard.commit().await.unwrap();
     *guard = 2;
     let guard = guard.downgrade().await.unwrap();
-    assert_eq!((*guard, guard.fencing_token(), guard.written().token), (1, token, token));
+    assert_eq!((*guard, guard.lock().fencing_token(), guard.written().token), (1, token, token));
     assert_eq!(*there.try_read().await.unwrap(), 1);
     assert!(there.try_write().await.unwrap_err().is_would_block());
     guard.release().await.unwrap();

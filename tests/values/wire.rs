@@ -134,7 +134,7 @@ async fn a_commit_whose_request_or_answer_is_lost_is_done_once() {
             *guard += 1;
             let written = soon("the commit", guard.commit()).await.unwrap();
             assert!(fault.has_struck());
-            assert_eq!(written.token, guard.fencing_token());
+            assert_eq!(written.token, guard.lock().fencing_token());
             let reader = soon("the downgrade", guard.downgrade()).await.unwrap();
             assert_eq!((*reader, reader.written()), (if before.is_some() { round as u64 + 1 } else { 1 }, &written));
             assert_eq!(version(&operator, &shared).await, if before.is_some() { round as i32 } else { 0 });
@@ -207,7 +207,7 @@ async fn a_commit_in_doubt_at_the_sessions_end_is_settled_after_later_commits() 
         let fault = wire.apply(Rule::on(frames.about("/value")).close(0, Close::Fin));
         let commit = tokio::spawn(async move {
             let answer = guard.commit().await;
-            (answer, guard.is_held())
+            (answer, guard.lock().is_held())
         });
         soon("the fault", fault.strikes()).await;
         wire.cut();
@@ -243,7 +243,7 @@ async fn a_value_too_large_for_the_servers_is_refused_and_the_old_one_stays() {
         assert!(matches!(error, ValueError::TooLarge { bytes: 30_000.., limit: None }), "{error}");
         assert!(error.to_string().contains("jute.maxbuffer"), "{error}");
     }
-    assert!(guard.is_held());
+    assert!(guard.lock().is_held());
     let guard = guard.downgrade().await.unwrap();
     assert_eq!(*guard, vec![1; 100]);
     guard.release().await.unwrap();

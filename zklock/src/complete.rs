@@ -4,6 +4,10 @@
 //! The words come by standard input, each ended by a zero byte, and not as arguments: a password among them would show
 //! in the list of processes. The first line of the answer is `words`, `file` or `command N`, where N counts the words
 //! before the command. After `words` there is a line for each word, and behind a tab what it means.
+//!
+//! `clap_complete` has an engine of its own. It does not do here: its completer of a value sees only the word at the cursor,
+//! and not the servers and the login that stand elsewhere on the line; its scripts give the words as arguments; and it is
+//! behind a feature that is called unstable.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
