@@ -139,7 +139,7 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// let mut value = names.write().label("add ann").await?;
     /// value.push("ann".to_owned());
     /// let written = value.commit().await?;
-    /// assert_eq!((written.label.as_deref(), written.token), (Some("add ann"), value.fencing_token()));
+    /// assert_eq!((written.label.as_deref(), written.token), (Some("add ann"), value.lock().fencing_token()));
     /// value.push("bob".to_owned());
     /// drop(value); // without bob
     /// assert_eq!(*names.read().await?, ["ann"]);

@@ -19,7 +19,12 @@ pub(super) fn exists(name: &str) -> bool {
     let file = format!("{}.rs", module.replace("::", "/"));
     let unit = |path: &str| root.join("../src").join(path);
     let units = file.strip_suffix("/tests.rs").map(|beside| [unit(&file), unit(&format!("{beside}.rs"))]);
-    [root.join(&file), root.join("../proptests").join(&file), root.join("..").join(&file)]
+    let main = format!("{}/main.rs", file.trim_end_matches(".rs"));
+    let tests = [".", "../zklock/tests", "../proptests", ".."].map(|tests| root.join(tests));
+    tests
+        .iter()
+        .flat_map(|tests| [tests.join(&file), tests.join(&main)])
+        .collect::<Vec<_>>()
         .iter()
         .chain(units.iter().flatten())
         .filter_map(|path| fs::read_to_string(path).ok())
