@@ -178,6 +178,10 @@ impl World {
             for i in 0..ACTORS {
                 has_moved |= self.poll(i).await;
             }
+            // The first look at a value that is not there yet writes it: who follows it polls on.
+            for copy in self.handles.iter().filter_map(|handle| handle.value.as_ref()) {
+                has_moved |= copy.goes_on();
+            }
             if !has_moved {
                 self.check().await;
                 return self.check_rest();

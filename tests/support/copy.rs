@@ -4,11 +4,12 @@ use std::future::Future;
 use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 
+use tokio_test::task::{self, Spawn};
 use zk_rwlock::{CopyState, Error, Live, Shared, Stored};
 
-type Begins<T> = Pin<Box<dyn Future<Output = Result<Live<T>, Error>> + Send>>;
+type Begins<T> = Spawn<Pin<Box<dyn Future<Output = Result<Live<T>, Error>> + Send>>>;
 
 /// A handle, and its copy, which clones share. Each look drives the wait for the first value.
 pub struct Copied<T> {
@@ -39,12 +40,24 @@ impl<T: Send + Sync + 'static> Copied<T> {
         }
     }
 
+    /// Drives the wait for the first value, if a look has begun it and it is woken. Returns whether it was.
+    pub fn goes_on(&self) -> bool {
+        let is_woken = match &*self.state.lock().unwrap_or_else(PoisonError::into_inner) {
+            State::Waiting(Some(begins), _) => begins.is_woken(),
+            _ => false,
+        };
+        if is_woken {
+            self.live();
+        }
+        is_woken
+    }
+
     fn live(&self) -> Option<Live<T>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let State::Waiting(begins, seen) = &mut *state {
             let shared = self.shared.clone();
-            let future = begins.get_or_insert_with(|| Box::pin(async move { shared.live().await }));
-            match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            let future = begins.get_or_insert_with(|| task::spawn(Box::pin(async move { shared.live().await })));
+            match future.poll() {
                 Poll::Ready(Ok(live)) => *state = State::Live(live),
                 Poll::Ready(Err(error)) => {
                     let is_over = matches!(error, Error::Closed(_));
