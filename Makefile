@@ -1,5 +1,5 @@
 # What a contributor runs and what CI runs are the same commands: `make lint`, `make test` and a short `make interop`.
-# The workspace is the library and, as packages of their own, its tests, property tests, benchmarks and three examples.
+# The workspace is the library and, as packages of their own, the command `zklock`, the tests, property tests, benchmarks and three examples.
 
 SHELL := /bin/bash
 # One shell for a whole recipe, which stops at the first failure, also inside a pipe.
@@ -156,7 +156,7 @@ databases:
 
 # The oldest Rust that Cargo.toml states, for real: rustup installs it. `make lint` asks clippy only.
 msrv:
-	cargo +$$(sed -n 's/^rust-version = "\(.*\)"/\1.0/p' Cargo.toml) check --all-features --lib --bins
+	cargo +$$(sed -n 's/^rust-version = "\(.*\)"/\1.0/p' Cargo.toml) check -p zk-rwlock -p zklock --all-features --lib --bins
 
 # What the dependencies must keep to is in deny.toml: licences, known faults, sources. Needs the network for the list of
 # known faults.
@@ -175,17 +175,17 @@ semver:
 	$(call NEEDS,cargo-semver-checks)
 	cargo semver-checks --all-features --baseline-rev "$$released"
 
-# What would be published, built from nothing but itself. Needs a clean work tree, and what only the publisher can fill in.
+# What would be published, built from nothing but itself. Needs cargo 1.90, a clean work tree, and what only the publisher can fill in.
 package: filled-in
 	cargo publish --dry-run -p zk-rwlock -p zklock
 
 # A placeholder is a name that ends with `.invalid`, which no host and no address will ever have.
 filled-in:
-	@if grep -nE '[A-Za-z0-9-]+\.invalid' Cargo.toml zklock/Cargo.toml SECURITY.md >&2; then
+	@if grep -nE '[A-Za-z0-9-]+\.invalid' Cargo.toml SECURITY.md >&2; then
 		echo 'make package: REFUSED: the lines above have placeholders. Fill in:' >&2
-		echo '  Cargo.toml, zklock/Cargo.toml  repository: where the source is; crates.io resolves the links of README.md by it' >&2
+		echo '  Cargo.toml   repository: where the source is; crates.io resolves the links of README.md by it' >&2
 		echo '  SECURITY.md  where a vulnerability is to be reported' >&2
-		echo 'To build the package without publishing it: cargo package' >&2
+		echo 'To build the packages without publishing them: cargo package -p zk-rwlock -p zklock' >&2
 		exit 1
 	fi
 

@@ -22,6 +22,7 @@ use clap::{Parser, ValueEnum};
 use common::Result as Outcome;
 use common::meter::{self, Counted, Meter};
 use contender::{Census, Contender, Lock, Release};
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value, json};
 use tokio::sync::{Barrier, Semaphore};
 use tokio::task::JoinHandle;
@@ -96,6 +97,12 @@ enum Workload {
     Waiters,
     /// A writer comes to as many processes that have read and, with `--keep`, keep their nodes: the time until its grant.
     Keepers,
+}
+
+/// The time of the processor that this process has used so far.
+fn processor() -> Duration {
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(used.tv_sec.unsigned_abs(), u32::try_from(used.tv_nsec).unwrap_or_default())
 }
 
 /// What goes into the line of JSON of what the servers counted, as far as they count it.
@@ -369,6 +376,7 @@ async fn main() -> Outcome<()> {
     let contenders = || (0..args.n).map(|i| contender(i % args.sessions)).collect::<Vec<_>>();
     let gate = contender(args.sessions);
     let is_busy = args.local || args.keep.is_some() || args.n > 1;
+    let before = processor();
     let mut measured = match args.workload {
         Workload::Write | Workload::Read if is_busy => busy(&args, contenders()).await?,
         Workload::Write | Workload::Read => single(&args, &first).await?,
@@ -379,6 +387,8 @@ async fn main() -> Outcome<()> {
         Workload::Waiters => waiters(&args, contenders, &gate).await?,
         Workload::Keepers => keepers::keepers(&args, &gate, &sessions[args.sessions]).await?,
     };
+    let processor = processor().saturating_sub(before).as_secs_f64() * 1e6;
+    measured.extra.insert("processor_us_per_op".to_owned(), json!(processor / measured.ops as f64));
     let violations = census.violations();
     if let Some(requests) = measured.extra.get("packets_received").and_then(Value::as_i64) {
         measured.extra.insert("requests_per_op".to_owned(), json!(requests as f64 / measured.ops as f64));

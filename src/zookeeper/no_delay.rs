@@ -33,12 +33,14 @@ pub(super) async fn set_on_connections_to(servers: &Servers) -> Option<SocketAdd
 }
 
 /// Returns the servers at the other end of all these connections.
+///
+/// It takes the sockets by their numbers, for which the older `nix` has safe calls. To duplicate a socket of one's own, as
+/// `pidfd_getfd` does, is refused in containers by default (seccomp, without CAP_SYS_PTRACE).
 #[cfg(target_os = "linux")]
 fn set(servers: &[SocketAddr]) -> io::Result<Vec<SocketAddr>> {
-    use rustix::net::{getpeername, sockopt};
-    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    use nix::sys::socket::sockopt::TcpNoDelay;
+    use nix::sys::socket::{getsockopt, setsockopt};
 
-    let this = pidfd_open(getpid(), PidfdFlags::empty())?;
     let mut peers = Vec::new();
     for open in std::fs::read_dir("/proc/self/fd")? {
         let open = open?;
@@ -48,25 +50,28 @@ fn set(servers: &[SocketAddr]) -> io::Result<Vec<SocketAddr>> {
         let Some(number) = number.filter(|_| target.as_os_str().as_encoded_bytes().starts_with(b"socket:")) else {
             continue;
         };
-        let Ok(socket) = pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) else { continue };
-        let peer = match getpeername(&socket) {
-            Ok(peer) => peer.and_then(|peer| SocketAddr::try_from(peer).ok()),
-            // Its number stands for a file by now. Closing a file ends all locks that this process has on it (fcntl(2)).
-            Err(rustix::io::Errno::NOTSOCK) => {
-                std::mem::forget(socket);
-                continue;
-            }
-            Err(_) => continue,
-        };
-        let is_theirs = |peer: SocketAddr| servers.iter().any(|it| (it.ip(), it.port()) == (peer.ip(), peer.port()));
-        if let Some(peer) = peer.filter(|peer| is_theirs(*peer)) {
-            if sockopt::tcp_nodelay(&socket) == Ok(false) {
-                sockopt::set_tcp_nodelay(&socket, true)?;
+        // The number may stand for another socket by the time of each call. Then that one sends small requests at once, or is
+        // no connection of TCP, and the call fails.
+        let is_theirs = |peer: &SocketAddr| servers.iter().any(|it| (it.ip(), it.port()) == (peer.ip(), peer.port()));
+        if let Some(peer) = peer_of(number).filter(is_theirs) {
+            if getsockopt(number, TcpNoDelay) == Ok(false) {
+                setsockopt(number, TcpNoDelay, &true)?;
             }
             peers.push(peer);
         }
     }
     Ok(peers)
+}
+
+/// Where the connection of this number leads to.
+#[cfg(target_os = "linux")]
+fn peer_of(number: std::os::fd::RawFd) -> Option<SocketAddr> {
+    use nix::sys::socket::{SockaddrStorage, getpeername};
+
+    let peer = getpeername::<SockaddrStorage>(number).ok()?;
+    let of_four = || peer.as_sockaddr_in().map(|it| SocketAddr::V4((*it).into()));
+    let of_six = || peer.as_sockaddr_in6().map(|it| SocketAddr::V6((*it).into()));
+    of_four().or_else(of_six)
 }
 
 #[cfg(not(target_os = "linux"))]

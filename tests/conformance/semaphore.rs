@@ -291,7 +291,7 @@ pub async fn a_handle_without_a_number_goes_by_the_ensembles<H: Harness>(h: &H) 
 pub async fn more_permits_than_there_are_are_refused_before_anything_is_sent<H: Harness>(h: &H) {
     let s = Stage::set(h, 3).await;
     let error = soon("the refusal", s.a.acquire_many(4)).await.expect_err("too many");
-    assert_eq!(error.to_string(), format!("4 permits are wanted of {}, which has 3", s.path));
+    assert_eq!(error.to_string(), format!("{} has 3 permits, and 4 are wanted", s.path));
     assert!(matches!(
         s.a.try_acquire_many(4).await,
         Err(Error::Permits { reason: PermitsError::TooFew { wanted: 4, permits: 3 }, .. })
