@@ -54,7 +54,7 @@ fn the_commands_for_contributors_exist() {
         assert!(makefile.contains(&format!("\n{target}:")), "make {target}");
     }
     let manifest = |package: &str| fs::read_to_string(root().join(package).join("Cargo.toml")).unwrap_or_default();
-    let manifests = ["tests", "proptests", "threads", "benches", "zklock"].map(manifest).concat();
+    let manifests = [".", "tests", "proptests", "threads", "benches", "zklock"].map(manifest).concat();
     for name in named("-p ").chain(named("--test ")).chain(named("--bench ")) {
         assert!(manifests.contains(&format!("name = \"{name}\"")), "{name}");
     }
