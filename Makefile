@@ -11,7 +11,7 @@ DEBIAN_JAR := /usr/share/java/zookeeper.jar
 WHOLE := --workspace --all-features
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test programs lint soak mutants interop versions bench bench-permits growth scale performance figures shells kerberos databases pages msrv deny semver package \
+.PHONY: test programs lint soak mutants interop versions bench bench-permits growth scale performance figures shells kerberos databases pages upstream msrv deny semver package \
 	filled-in binary deb zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
@@ -153,6 +153,10 @@ kerberos: zookeeper
 # On Debian: apt-get install postgresql mariadb-server
 databases:
 	tests/databases.sh
+
+# What docs/upstream/ proposes to the client crate: applies each patch to it, and runs the test that the patch brings.
+upstream:
+	tests/upstream.sh
 
 # The oldest Rust that Cargo.toml states, for real: rustup installs it. `make lint` asks clippy only.
 msrv:

@@ -1,7 +1,7 @@
 //! The lock against a real server, in alternation with the least that any lock could cost there: ratios, not verdicts.
 //!
 //! `make bench` runs it. It starts a server, and for each workload and round the floor ([`raw`]) and the driver
-//! (`examples/drive.rs`), each in a process of its own: with a session for each contender, as in as many processes, and
+//! (`examples/drive/main.rs`), each in a process of its own: with a session for each contender, as in as many processes, and
 //! with all of them on one session. Printed are the medians over the rounds, and how many times the floor's ours is; the
 //! same, and every run, are written as lines of JSON into `target/bench`. Locks that are kept ([`kept`]) stand beside those
 //! that are not, and beside `tokio::sync::RwLock` in the same loops. `--all` adds the sizes that `docs/performance.md`

@@ -149,9 +149,8 @@ impl Acquisition {
             loss = held.lost() => Err(self.handle.evicted(loss)),
         };
         let granted = match (turn, &self.goal) {
-            (Ok(take), None) => self.grant(&held, Grant::by(take, &held)).await,
+            (Ok(take), None) => self.grant(&held, Grant::by(take, &held), &mut late).await,
             (Ok(take), Some(goal)) => {
-                late.begins(&held);
                 tokio::select! {
                     biased;
                     exchanged = goal.exchange(self, &held, take, &mut wait) => exchanged,
@@ -325,14 +324,17 @@ impl Acquisition {
     ///
     /// Our evidence may be old, if we were cut off. Only under a valid lease is it certain that the session still
     /// exists, and with it our own node. Without a valid lease a quorum is asked first.
-    pub(crate) async fn grant(&self, held: &Tenure, grant: Grant) -> Result<(), Error> {
+    pub(crate) async fn grant(&self, held: &Tenure, grant: Grant, late: &mut Lateness<'_>) -> Result<(), Error> {
         // A waiter whose watch on its own node was used up by another client's write may have been evicted without
         // noticing.
         let is_deaf = grant.signal.is_some() && held.loss().is_none() && !held.own_node().is_armed();
         let granted = if is_deaf { None } else { self.granted(held, &grant) };
         match granted {
             Some(answer) => answer,
-            None => Box::pin(self.grant_once_confirmed(held, &grant)).await,
+            None => {
+                late.begins(held);
+                Box::pin(self.grant_once_confirmed(held, &grant)).await
+            }
         }
     }
 

@@ -107,21 +107,24 @@ impl Acquisition {
 pub(crate) struct Lateness<'a> {
     acquisition: &'a Acquisition,
     began: Instant,
+    /// The warning of the wait for a place has said it.
+    is_warned_of: bool,
     number: Option<u64>,
 }
 
 impl<'a> Lateness<'a> {
     pub(crate) fn since(began: Instant, acquisition: &'a Acquisition) -> Lateness<'a> {
-        Lateness { acquisition, began, number: None }
+        let is_warned_of = acquisition.handle.warn_waiting.is_some_and(|limit| began.elapsed() >= limit);
+        Lateness { acquisition, began, is_warned_of, number: None }
     }
 
-    /// The acquisition has a place in the queue, and has to wait.
+    /// The acquisition has a place in the queue, and may have to wait.
     pub(crate) fn begins(&mut self, held: &Tenure) {
         let Acquisition { handle, options, trace, goal, .. } = self.acquisition;
         let (Some(limit), None) = (handle.warn_waiting, self.number) else { return };
         let (session, position) = (Arc::clone(held.ticket().session()), Arc::clone(held.position()));
         let (label, span, goal) = (options.label.clone(), trace.span(), goal.clone());
-        let (began, is_warned_of) = (self.began, self.began.elapsed() >= limit);
+        let (began, is_warned_of) = (self.began, self.is_warned_of);
         let waiter = WaitingContender { began, session, position, label, span, goal, is_warned_of };
         let (number, watched) = handle.waiters.enter(waiter);
         self.number = Some(number);

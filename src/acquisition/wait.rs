@@ -44,15 +44,15 @@ impl Acquisition {
         late: &mut Lateness<'_>,
     ) -> Result<Take, Error> {
         if let Some(goal) = &self.goal {
+            late.begins(held);
             goal.looked(held).await?;
         }
         let mut waiter = Waiter::new(held.contender(), self.handle.dialect.hands_off());
         let mut step = Step::List;
         loop {
             step = match step {
-                Step::List => Box::pin(self.list(held, wait, &mut waiter)).await?,
+                Step::List => Box::pin(self.list(held, wait, &mut waiter, late)).await?,
                 Step::Await { predecessor, asks } => {
-                    late.begins(held);
                     let (directory, is_haunted) = (wait.directory.take(), waiter.is_haunted());
                     let behind = Behind { held, predecessor: &predecessor, asks, directory, is_haunted };
                     let departure = match &mut wait.on_wait {
@@ -69,7 +69,13 @@ impl Acquisition {
     }
 
     /// Lists the queue. If a contender has to be waited for, reports the contenders in the way.
-    async fn list(&self, held: &Tenure, wait: &mut Wait<'_>, waiter: &mut Waiter<&Contender>) -> Result<Step, Error> {
+    async fn list(
+        &self,
+        held: &Tenure,
+        wait: &mut Wait<'_>,
+        waiter: &mut Waiter<&Contender>,
+        late: &mut Lateness<'_>,
+    ) -> Result<Step, Error> {
         let (ticket, me) = (held.ticket(), held.contender());
         let session = ticket.session();
         let names = match wait.look.take() {
@@ -95,6 +101,7 @@ impl Acquisition {
             let blockers = self.handle.site.blockers(session, &names, me).await;
             return Err(Error::WouldBlock { blockers });
         }
+        late.begins(held);
         if let Some(on_wait) = &mut wait.on_wait {
             let (site, seen) = (&self.handle.site, self.handle.site.progress(session, &names, me).await);
             on_wait.tell(session, site, me.dialect(), seen).await;

@@ -140,6 +140,9 @@ impl Hold {
     /// [`ReadGuard`](crate::ReadGuard) keeps out writers, a [`WriteGuard`](crate::WriteGuard) readers too. Ready at once if such a contender waits
     /// already.
     ///
+    /// Permits keep out who finds too few of them. Who is about to take permits that are free does not count; each newcomer in
+    /// the queue costs three reads more.
+    ///
     /// With this a long piece of work can make way at a good moment. Nothing forces it to. After this guard is
     /// released, a waiting writer may still have to wait for other readers.
     ///

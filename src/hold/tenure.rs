@@ -82,7 +82,7 @@ impl Tenure {
     /// Why the lock is not held any more, if it is not. Somebody else may have given it back: the end of a leader's term
     /// does.
     pub(crate) fn loss(&self) -> Option<Loss> {
-        let given_back = || self.own_node().has_left().then_some(Loss::Removed);
+        let given_back = || self.own_node().has_left().then_some(Loss::GivenBack);
         self.own_node().loss(self.ticket.session().lease()).or_else(given_back)
     }
 

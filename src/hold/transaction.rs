@@ -151,7 +151,7 @@ impl<'guard> Transaction<'guard> {
         // Somebody else may have given the lock back since we looked: the end of a leader's term does.
         if let Some(lock) = locks.iter().find(|lock| lock.own_node().has_left()) {
             locks.iter().for_each(|lock| lock.own_node().write_settled());
-            return Err(locks.lost(lock, Loss::Removed));
+            return Err(locks.lost(lock, Loss::GivenBack));
         }
         let answer = session.transact(&operations).await;
         if !matches!(answer, Err(Failure::Unknown(_) | Failure::Over(_))) {

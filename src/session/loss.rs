@@ -20,6 +20,9 @@ pub enum Loss {
     /// Another client deleted the lock's node.
     #[error("the lock's node was removed by somebody else")]
     Removed,
+    /// It was given back, and not lost: by another clone of a [`Term`](crate::Term), or because the term ended.
+    #[error("the lock was given back")]
+    GivenBack,
     /// A stranger wrote to a lock node, and the write passed for a hand-off while the holder still held.
     ///
     /// The false grant is found out after a few milliseconds. A holder that releases before that passes the false grant
@@ -35,6 +38,7 @@ impl Loss {
             Loss::SessionOver(_) => "session-over",
             Loss::LeaseRanOut => "lease-ran-out",
             Loss::Removed => "removed",
+            Loss::GivenBack => "given-back",
             Loss::Interfered => "interfered",
         }
     }

@@ -258,7 +258,7 @@ impl OwnNode {
         let mut state = self.state.lock();
         // The lease comes before the watch. The server removes the node of an owner that was stopped for too long, so
         // the lease is the reason.
-        if state.loss.is_none() {
+        if state.loss.is_none() && state.phase != Phase::Left {
             let since = match state.phase {
                 Phase::Holding(epoch) | Phase::Moving(Some(epoch)) => Some(epoch),
                 Phase::Waiting | Phase::Moving(None) => {

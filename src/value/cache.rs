@@ -157,6 +157,15 @@ impl<T: Send + Sync + 'static> Cache<T> {
         self.troubled(self.fault(ValueError::Unset));
     }
 
+    /// There was a value a moment ago. If there is none again, that is news.
+    pub(crate) fn was_set(&self) {
+        self.known.send_if_modified(|known| {
+            let is_unset = |(_, error): &mut (u64, Error)| error.value_error() == Some(&ValueError::Unset);
+            drop(known.trouble.take_if(is_unset));
+            false
+        });
+    }
+
     fn troubled(&self, error: Error) {
         self.known.send_if_modified(|known| known.troubled(error));
     }

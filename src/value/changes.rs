@@ -9,7 +9,9 @@ use futures_core::Stream;
 use futures_util::StreamExt;
 
 use crate::error::error::Error;
-use crate::sync::{Mutex, watch};
+use crate::error::value::ValueError;
+use crate::sync::watch;
+use crate::value::begin::Begun;
 use crate::value::codec::Stored;
 use crate::value::known::{Known, ValueNews};
 use crate::value::store::Store;
@@ -37,13 +39,11 @@ pub struct ValueChanges<T> {
     store: Arc<Store<T>>,
     known: watch::Receiver<Known<T>>,
     seen: u64,
-    /// Writes the initial value, while there is none. The mutex is never contended: it makes this `Sync`.
-    begins: Mutex<Option<Begins>>,
+    /// The initial value is being written, while there is none.
+    begun: Option<Begun>,
     /// Ends at the next change of the copy, which may be no news.
     changed: Option<Changed>,
 }
-
-type Begins = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
 type Changed = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 
@@ -51,8 +51,7 @@ impl<T: Send + Sync + 'static> ValueChanges<T> {
     /// Starts the watch, if it has not been started.
     pub(crate) fn of(store: &Arc<Store<T>>) -> ValueChanges<T> {
         store.cache.follow();
-        let (known, begins) = (store.cache.subscribe(), Mutex::default());
-        ValueChanges { store: Arc::clone(store), known, seen: 0, begins, changed: None }
+        ValueChanges { store: Arc::clone(store), known: store.cache.subscribe(), seen: 0, begun: None, changed: None }
     }
 
     /// The error with which the coordinator was closed.
@@ -82,11 +81,11 @@ impl<T: Send + Sync + 'static> Stream for ValueChanges<T> {
         let this = self.get_mut();
         loop {
             let known = this.known.borrow_and_update();
-            let (news, is_begun) = (known.news_after(this.seen), known.newest.is_some());
+            let (news, is_set) = (known.news_after(this.seen), known.newest.is_some());
             drop(known);
-            if is_begun {
+            if is_set {
                 // Whoever wrote the first value.
-                *this.begins.get_mut() = None;
+                this.begun = None;
             }
             return Poll::Ready(match news {
                 Some(ValueNews::Value(value)) => {
@@ -95,22 +94,25 @@ impl<T: Send + Sync + 'static> Stream for ValueChanges<T> {
                 }
                 Some(ValueNews::Trouble(news, error)) => {
                     this.seen = news;
-                    if !is_begun && this.store.begins_after(&error) {
-                        let store = Arc::clone(&this.store);
-                        let begins = Box::pin(async move { store.begin_unasked().await });
-                        this.begins.get_mut().get_or_insert(begins);
-                        continue;
+                    if !is_set && error.value_error() == Some(&ValueError::Unset) {
+                        this.begun = this.begun.take().or_else(|| this.store.begin());
+                        if this.begun.is_some() {
+                            continue;
+                        }
                     }
                     Some(Err(error))
                 }
                 Some(ValueNews::Over) => None,
                 None => {
-                    if let Some(begins) = this.begins.get_mut()
-                        && let Poll::Ready(begun) = begins.as_mut().poll(context)
+                    if let Some(begun) = &mut this.begun
+                        && let Poll::Ready(answer) = Pin::new(begun).poll(context)
                     {
-                        *this.begins.get_mut() = None;
-                        if let Err(error) = begun {
-                            return Poll::Ready(Some(Err(error)));
+                        // Without an answer it ended with its session.
+                        this.begun = if answer.is_err() { this.store.begin() } else { None };
+                        match answer {
+                            Ok(Ok(())) => this.store.cache.was_set(),
+                            Ok(Err(error)) => return Poll::Ready(Some(Err(error))),
+                            Err(_) => continue,
                         }
                     }
                     let known = &this.known;

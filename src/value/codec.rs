@@ -124,8 +124,15 @@ impl<T: 'static> Terms<T> {
         Ok(bytes)
     }
 
+    /// The bytes of a value alone, read back.
+    pub(crate) fn payload(&self, value: &T) -> Result<Vec<u8>, ValueError> {
+        let payload = self.format.encode(value).map_err(unwritable)?;
+        self.format.decode(&payload).map_err(unwritable)?;
+        Ok(payload)
+    }
+
     /// These bytes of a value, with what is kept beside it.
-    fn wrap(&self, payload: &[u8], written: &Written, after: Option<Mark>) -> Result<Vec<u8>, ValueError> {
+    pub(crate) fn wrap(&self, payload: &[u8], written: &Written, after: Option<Mark>) -> Result<Vec<u8>, ValueError> {
         let envelope = Envelope { format: self.name.clone(), written: written.clone(), after };
         let bytes = envelope.seal(payload);
         if bytes.len() > self.size_limit {

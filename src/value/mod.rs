@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod background;
+pub(crate) mod begin;
 pub(crate) mod cache;
 pub(crate) mod changes;
 pub(crate) mod codec;

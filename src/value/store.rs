@@ -1,7 +1,6 @@
 //! The value's node while the lock is held: read, begun, written; knows the lock only by its host and its label.
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
@@ -17,9 +16,6 @@ use crate::value::cache::Cache;
 use crate::value::codec::Stored;
 use crate::value::commit::{self, Base, Commit};
 use crate::value::envelope::{self, Envelope, Mark};
-
-/// How long to wait before the next try, after a lost connection.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// What the clones of a [`Shared`](crate::Shared) have in common.
 pub(crate) struct Store<T> {
@@ -83,6 +79,20 @@ impl<T: Send + Sync + 'static> Store<T> {
         label: &Option<String>,
         base: Base,
     ) -> Result<(Vec<u8>, Written), Error> {
+        self.sealed(held, label, |written| self.cache.terms.seal(value, written, base.mark))
+    }
+
+    /// As [`Store::seal`], for a value that was made into bytes before.
+    pub(crate) fn wrap(&self, payload: &[u8], held: &Tenure, base: Base) -> Result<(Vec<u8>, Written), Error> {
+        self.sealed(held, &self.label(), |written| self.cache.terms.wrap(payload, written, base.mark))
+    }
+
+    fn sealed(
+        &self,
+        held: &Tenure,
+        label: &Option<String>,
+        seal: impl FnOnce(&Written) -> Result<Vec<u8>, ValueError>,
+    ) -> Result<(Vec<u8>, Written), Error> {
         let own_node = held.own_node();
         let written = Written {
             host: self.lock.handle().host.clone(),
@@ -92,7 +102,7 @@ impl<T: Send + Sync + 'static> Store<T> {
             at: envelope::now(),
             schema: self.cache.terms.schema,
         };
-        match self.cache.terms.seal(value, &written, base.mark) {
+        match seal(&written) {
             Ok(bytes) => Ok((bytes, written)),
             Err(error) => {
                 own_node.commit_not_sent(written.commit);
@@ -151,7 +161,7 @@ impl<T: Send + Sync + 'static> Store<T> {
             match (self.cache.terms.open(&bytes), &self.cache.terms.initial) {
                 (Err(ValueError::Unset), Some(initial)) if tries < retry::UNKNOWN_TRIES => {
                     tries += 1;
-                    self.begin(held, initial(), base).await?;
+                    self.begin_under(held, initial(), base).await?;
                 }
                 (Ok(value), _) => return Ok((writes, value)),
                 (Err(error), _) => return Err(self.cache.fault(error)),
@@ -160,7 +170,7 @@ impl<T: Send + Sync + 'static> Store<T> {
     }
 
     /// Writes the first value, unless another reader was faster.
-    async fn begin(&self, held: &Tenure, value: T, base: Base) -> Result<(), Error> {
+    async fn begin_under(&self, held: &Tenure, value: T, base: Base) -> Result<(), Error> {
         let (bytes, written) = self.seal(&value, held, &self.label(), base)?;
         drop(value);
         match self.put(held, &bytes, &written, base).await {
@@ -171,30 +181,6 @@ impl<T: Send + Sync + 'static> Store<T> {
             Err(Error::TransactionRefused { reason: Failure::NodeExists | Failure::BadVersion, .. }) => Ok(()),
             Err(error) => Err(error),
         }
-    }
-
-    /// Whether the initial value is to be written now: there is none, and one was given.
-    pub(crate) fn begins_after(&self, error: &Error) -> bool {
-        self.cache.terms.initial.is_some() && error.value_error() == Some(&ValueError::Unset)
-    }
-
-    /// Writes the initial value for a caller that only follows: as a reader does that finds none. A lost connection is waited
-    /// for.
-    pub(crate) async fn begin_unasked(&self) -> Result<(), Error> {
-        loop {
-            match self.begin_as_reader().await {
-                Err(Error::Unreachable(_) | Error::OutcomeUnknown { .. } | Error::Lost(_) | Error::Evicted(_)) => {
-                    self.cache.coordinator.sleep(PAUSE).await;
-                }
-                answer => return answer,
-            }
-        }
-    }
-
-    async fn begin_as_reader(&self) -> Result<(), Error> {
-        let guard = self.lock.read().await?;
-        self.read_under(&guard).await?;
-        Ok(())
     }
 
     /// What a write begins with: the present value, or the initial one, which is not in the node yet.

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use zk_rwlock::coordinator::Coordinator;
-use zk_rwlock::{Error, Leader, LeaderChanges, Leadership, RwLock};
+use zk_rwlock::{Error, HoldState, Leader, LeaderChanges, Leadership, Loss, RwLock};
 
 use support::candidate::Candidate;
 use support::harness::Harness;
@@ -121,6 +121,11 @@ pub async fn a_term_of_the_past_says_so_and_its_transaction_is_refused(h: &impl 
     assert!(!term.is_leader() && term.session_left().is_zero());
     let refused = soon("the refusal", term.transaction().set(&node, "too late").commit()).await.unwrap_err();
     assert!(refused.is_lost(), "{refused}");
+    // Nor is it told of a loss, also when its session ends later.
+    let given_back = || term.state() == HoldState::Lost { why: Loss::GivenBack };
+    assert!(given_back() && soon("the end", term.lost()).await == Loss::GivenBack);
+    h.expire(&stage.mine).await;
+    assert!(given_back() && soon("the end", term.run(async {})).await.is_err());
     assert_eq!(next.data(&node).await.unwrap().expect("written").data, b"by the leader");
     stage.ends().await;
 }

@@ -448,6 +448,24 @@ async fn a_long_wait_is_warned_of_once_with_who_is_in_the_way() {
     drop(assert_ready_ok!(waiting.poll()));
 }
 
+/// What takes so long that the limit has passed before the wait begins says nothing by itself.
+#[tokio::test]
+async fn a_wait_is_warned_of_also_if_the_caller_looked_on_for_longer_than_the_limit() {
+    let (zk, limit) = (Memory::new(), Duration::from_millis(50));
+    let lock = RwLock::builder(&zk, DIRECTORY).warn_after_waiting(limit).build().expect("valid");
+    let _held = now(lock.write()).expect("free");
+    let (log, _guard) = Log::start();
+    let mut waiting = task::spawn(lock.read().on_wait(move |_| std::thread::sleep(2 * limit)).into_future());
+    assert_pending!(waiting.poll());
+    let told = async {
+        while log.lines().is_empty() {
+            tokio::time::sleep(limit / 5).await;
+            assert_pending!(waiting.poll());
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), told).await.expect("it is told");
+}
+
 /// The acquisition is polled once, which queues it up, and then never again.
 #[tokio::test(start_paused = true)]
 async fn a_long_wait_of_one_that_is_not_polled_is_warned_of_once() {

@@ -466,7 +466,7 @@ fn a_transaction_of_a_term_that_was_given_up_is_refused_without_being_sent() {
     drop(campaign);
     let before = zk.requests();
     let refused = now(term.transaction().create("/late", "").commit()).unwrap_err();
-    assert!(matches!(refused, Error::Lost(Loss::Removed)), "{refused}");
+    assert!(matches!(refused, Error::Lost(Loss::GivenBack)), "{refused}");
     assert_eq!(zk.requests(), before);
     assert!(zk.children("/").iter().all(|name| name != "late"));
 }
@@ -484,7 +484,7 @@ fn a_read_of_a_term_that_was_given_up_is_refused_without_being_sent() {
     drop(campaign);
     let before = zk.requests();
     let refused = now(term.data("/leaders")).unwrap_err();
-    assert!(matches!(refused, Error::Lost(Loss::Removed)), "{refused}");
+    assert!(matches!(refused, Error::Lost(Loss::GivenBack)), "{refused}");
     assert_eq!(zk.requests(), before);
 }
 

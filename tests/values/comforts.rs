@@ -370,6 +370,34 @@ fn the_last_handle_takes_the_writing_of_the_initial_value_with_it() {
     is_left_alone(&zk, "/cut", "in the end");
 }
 
+/// A program may look at other things first, and write in between.
+#[tokio::test(start_paused = true)]
+async fn changes_that_nobody_polls_hold_up_no_writer() {
+    let zk = Memory::new();
+    let (shared, other) = (counter(&zk, "/value"), counter(&zk.connect(), "/value"));
+    let held = other.lock().write().await.unwrap();
+    let (mut changes, mut live) = (shared.changes(), tokio_test::task::spawn(shared.live().into_future()));
+    assert!(tokio_test::task::spawn(changes.next()).poll().is_pending() && live.poll().is_pending());
+    assert!(tokio_test::task::spawn(changes.next()).poll().is_pending() && live.poll().is_pending());
+    drop(held);
+    for number in 1..=2 {
+        let update = [&shared, &other][number - 1].update(|value| *value += 1).timeout(Duration::from_secs(60));
+        assert_eq!(update.await.expect("nothing is in the way").written.commit, 1, "{number}");
+    }
+    assert_eq!(**next(&mut changes).await, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_value_is_written_also_beside_a_kept_read_of_one_that_was_deleted() {
+    let zk = Memory::new();
+    let open = Shared::builder(&zk, "/value").initial(|| 1_u64).lock(|lock| lock.keep(Duration::from_secs(3600)));
+    let shared = open.build().unwrap();
+    drop(shared.read().await.unwrap());
+    zk.faults().remove(shared.value_path());
+    let live = shared.live().timeout(Duration::from_secs(60)).await.expect("it is written again");
+    assert_eq!(**live.get(), 1);
+}
+
 /// Numbers in text. Whatever is asked of it first looks at the copy of the value that it serves, and notes its thread.
 #[derive(Clone, Default)]
 struct Curious {
