@@ -20,7 +20,6 @@
 //!   verify. Both are refused before it gets the string ([`options`]).
 //! - It reports the reason of a failed attempt, or of a failed TLS handshake, only in its log. So each server is asked
 //!   once more, on a connection of our own ([`probe`]).
-//! - It sends each request as it comes. So we hold back a removal that the next create may join ([`pipeline`]).
 //! - It does not set `TCP_NODELAY`, so requests that are sent together would take a round trip each ([`no_delay`]).
 //! - Its pauses before it tries a server again grow too fast for the lease (`to_connect_to` in [`connect`]), and it
 //!   gives up a silent connection too late (`Patience` there). For a whole fleet without sessions they are too short
