@@ -178,9 +178,9 @@ impl World {
             for i in 0..ACTORS {
                 has_moved |= self.poll(i).await;
             }
-            // The first look at a value that is not there yet writes it: who follows it polls on.
-            for copy in self.handles.iter().filter_map(|handle| handle.value.as_ref()) {
-                has_moved |= copy.goes_on();
+            // As for a look: without a session the first value would be written on a thread of the library's.
+            for handle in self.handles.iter().filter(|handle| !self.cut[handle.plan.client]) {
+                has_moved |= handle.value.as_ref().is_some_and(Copied::goes_on);
             }
             if !has_moved {
                 self.check().await;
