@@ -58,7 +58,8 @@ impl Faults {
         self.zk.change(|world, id, fired| world.expire(id, Ending::Expired, fired));
     }
 
-    /// Cuts the connection: requests wait, events are not delivered, and the lease starts to run out.
+    /// Cuts the connection: requests wait, events are not delivered, and the lease starts to run out. The ensemble keeps the
+    /// session and its nodes until [`expire`](Self::expire): others are not let in by time alone.
     pub fn cut(&self) {
         // Also before the first use: then the first acquisition finds the client cut off.
         let _session = self.zk.open();
