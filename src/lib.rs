@@ -214,6 +214,7 @@ pub mod format {
 /// [operating]: crate::operating
 /// [asking]: crate::operating#asking-for-a-lock-that-is-only-kept
 /// [permissions]: crate::operating#who-may-do-what
+/// [batch-worker]: https://docs.rs/crate/zk-rwlock/latest/source/examples/batch_worker.rs
 /// [zklock]: https://docs.rs/crate/zk-rwlock/latest/source/docs/zklock.md
 /// [migrate]: https://docs.rs/crate/zk-rwlock/latest/source/examples/README.md
 ///

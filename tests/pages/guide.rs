@@ -127,7 +127,7 @@ async fn one_leader() -> Result<(), Error> {
 
     async fn schedule(term: Term) -> Result<(), Error> {
         while let Some(job) = next_job().await {
-            // In ZooKeeper: only if this term still lasts. To other systems, send `term.number()`, as a fencing token.
+            // Done only if this term lasts, and `/jobs` is there. To other systems, send `term.number()` as a token.
             term.transaction().create(format!("/jobs/{job}"), "to do").commit().await?;
         }
         Ok(())
