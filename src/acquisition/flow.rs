@@ -150,13 +150,11 @@ impl Acquisition {
         };
         let granted = match (turn, &self.goal) {
             (Ok(take), None) => self.grant(&held, Grant::by(take, &held), &mut late).await,
-            (Ok(take), Some(goal)) => {
-                tokio::select! {
-                    biased;
-                    exchanged = goal.exchange(self, &held, take, &mut wait) => exchanged,
-                    loss = held.lost() => Err(self.handle.evicted(loss)),
-                }
-            }
+            (Ok(take), Some(goal)) => tokio::select! {
+                biased;
+                exchanged = goal.exchange(self, &held, take, &mut wait) => exchanged,
+                loss = held.lost() => Err(self.handle.evicted(loss)),
+            },
             (Err(error), _) => Err(error),
         };
         match granted {

@@ -1,4 +1,5 @@
-//! The guards of one lock: what a holder can do beside holding; knows neither how the lock was acquired nor what its queue looks like.
+//! The guards of one lock: what a holder can do beside holding; knows neither how the lock was acquired nor what its queue
+//! looks like.
 
 use std::fmt;
 use std::ops::Deref;

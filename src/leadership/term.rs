@@ -9,8 +9,8 @@ use crate::guard::hold::Hold;
 
 /// One term of a leader. [`Leadership::lead`](crate::Leadership::lead) gives it to the work.
 ///
-/// It derefs to [`Hold`], with all that holding means. It is cheap to clone, for the tasks that the work starts. It does not make the term last: when the term ends, every
-/// clone [says so](Self::is_leader), and a transaction of it is refused.
+/// It derefs to [`Hold`], with all that holding means. It is cheap to clone, for the tasks that the work starts. A clone does
+/// not make the term last: when the term ends, every clone [says so](Self::is_leader), and a transaction of it is refused.
 #[derive(Clone)]
 pub struct Term {
     pub(crate) guard: Arc<WriteGuard>,
