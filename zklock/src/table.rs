@@ -1,5 +1,6 @@
 //! Queues as tables and as JSON; sends nothing.
 
+use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
@@ -116,9 +117,9 @@ pub(crate) fn tables(survey: &Survey, prefix: &str, columns: Option<usize>, colo
 
 /// The queue as `ls --json` prints it. `zklock ls --help` says what it means, and that does not change.
 pub(crate) fn json(queue: &Queue) -> Value {
-    let members = queue.members.iter().enumerate().map(|(i, member)| {
+    let members = queue.members.iter().zip(places_ahead(queue)).zip(1..).map(|((member, ahead), place)| {
         json!({
-            "place": i + 1,
+            "place": place,
             "state": state(&member.state),
             "keeps": member.keeps,
             "mode": if member.permits.is_some() { "PERMIT".to_owned() } else { member.mode.to_string() },
@@ -128,7 +129,7 @@ pub(crate) fn json(queue: &Queue) -> Value {
             "label": member.label,
             "since": member.since.map(|since| humantime::format_rfc3339_millis(since).to_string()),
             "session": member.session.map(session),
-            "behind": place_ahead(queue, member),
+            "behind": ahead,
             "node": member.node,
             "token": member.token,
         })
@@ -172,8 +173,10 @@ fn columns(queue: &Queue) -> Vec<Column> {
         |heading, cell: &dyn Fn(&Member) -> String| Column::new(heading, queue.members.iter().map(cell).collect());
     let hosts: Vec<String> = queue.members.iter().map(host).collect();
     let label = |label: &str| shorten(&tame(label), LABEL_SHOWN);
-    let behind =
-        |words: fn(&Queue, &Member) -> String| queue.members.iter().map(|member| words(queue, member)).collect();
+    let ahead = places_ahead(queue);
+    let behind = |words: fn(&Queue, &Member, Option<usize>) -> String| {
+        queue.members.iter().zip(&ahead).map(|(member, ahead)| words(queue, member, *ahead)).collect()
+    };
     vec![
         Column::new("PLACE", (1..=queue.members.len()).map(|place| place.to_string()).collect()),
         column("STATE", &|member| if is_kept(member) { "keeps" } else { state(&member.state) }.to_owned()),
@@ -195,8 +198,8 @@ fn host(member: &Member) -> String {
 }
 
 /// Whom a member waits for: by place and host.
-fn behind_whom(queue: &Queue, member: &Member) -> String {
-    match (place_ahead(queue, member), &member.state) {
+fn behind_whom(queue: &Queue, member: &Member, ahead: Option<usize>) -> String {
+    match (ahead, &member.state) {
         (Some(ahead), _) => format!("{ahead} {}", host(&queue.members[ahead - 1])),
         (None, MemberState::Waits { .. }) if waits_for_permits(queue, member) => "the holders".to_owned(),
         (None, MemberState::Waits { .. }) => "one that left".to_owned(),
@@ -205,8 +208,8 @@ fn behind_whom(queue: &Queue, member: &Member) -> String {
 }
 
 /// The same in few columns: the host stands at that place.
-fn behind_which(queue: &Queue, member: &Member) -> String {
-    match (place_ahead(queue, member), &member.state) {
+fn behind_which(queue: &Queue, member: &Member, ahead: Option<usize>) -> String {
+    match (ahead, &member.state) {
         (Some(ahead), _) => ahead.to_string(),
         (None, MemberState::Waits { .. }) if waits_for_permits(queue, member) => "holders".to_owned(),
         (None, MemberState::Waits { .. }) => "left".to_owned(),
@@ -218,10 +221,14 @@ fn waits_for_permits(queue: &Queue, member: &Member) -> bool {
     queue.permits.is_some() && matches!(&member.state, MemberState::Waits { behind } if behind == "permits")
 }
 
-/// The place of this member's predecessor, unless the predecessor has left since the queue was listed.
-fn place_ahead(queue: &Queue, member: &Member) -> Option<usize> {
-    let MemberState::Waits { behind } = &member.state else { return None };
-    queue.members.iter().position(|other| other.node == *behind).map(|at| at + 1)
+/// The place of each member's predecessor, unless the predecessor has left since the queue was listed.
+fn places_ahead(queue: &Queue) -> Vec<Option<usize>> {
+    let places: HashMap<&str, usize> = queue.members.iter().map(|member| &member.node[..]).zip(1..).collect();
+    let ahead = |member: &Member| match &member.state {
+        MemberState::Waits { behind } => places.get(&behind[..]).copied(),
+        _ => None,
+    };
+    queue.members.iter().map(ahead).collect()
 }
 
 fn session(id: i64) -> String {
@@ -278,7 +285,8 @@ mod tests {
     }
 
     fn behind(queue: &Queue) -> Vec<[String; 2]> {
-        queue.members.iter().map(|member| [behind_whom(queue, member), behind_which(queue, member)]).collect()
+        let members = queue.members.iter().zip(places_ahead(queue));
+        members.map(|(member, ahead)| [behind_whom(queue, member, ahead), behind_which(queue, member, ahead)]).collect()
     }
 
     #[test]
