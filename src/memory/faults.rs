@@ -71,7 +71,8 @@ impl Faults {
         self.zk.change(World::heal);
     }
 
-    /// The next write (create, delete or transaction) is carried out, but its answer is lost.
+    /// The next write (create, delete or transaction) is carried out, but its answer is lost. If the client's server
+    /// [lags](Self::lag), it is behind this write, too.
     pub fn lose_next_reply(&self) {
         self.with_fault(Fault::Reply);
     }
@@ -83,12 +84,18 @@ impl Faults {
 
     /// From now on this client's server is behind the other servers: reads show the past, and events are late.
     ///
-    /// A write or a sync of its own brings the server up to that moment, and no further.
+    /// A sync of its own, or a write that is answered, brings the server up to that moment, and no further.
     pub fn lag(&self) {
         self.zk.change(|world, id, _| world.lag(id));
     }
 
-    /// Ends [`Faults::lag`]: the events that were late arrive in their order.
+    /// From now on this client's server does what it is asked to, and says nothing: no answer and no event. The lease starts
+    /// to run out. What was late arrives before the client is [cut](Self::cut) off.
+    pub fn silence(&self) {
+        self.zk.change(World::silence);
+    }
+
+    /// Ends [`Faults::lag`] and [`Faults::silence`]: what was late arrives in its order.
     pub fn catch_up(&self) {
         self.zk.change(World::catch_up);
     }

@@ -11,9 +11,7 @@ use crate::memory::clock::Clock;
 use crate::memory::executor::Executor;
 use crate::memory::index::Index;
 use crate::memory::link::{Link, LinkState};
-use crate::memory::tree::{
-    Change, Node, Owned, Stamp, Tree, children_key, children_of, commit, deletion, is_from, parent_of,
-};
+use crate::memory::tree::{Change, Node, Owned, Stamp, Tree, children_key, children_of, commit, is_from, parent_of};
 use crate::session::request::{Created, Ending, Event, Failure, Kind, Operation, Outcome, Task, Watch};
 use crate::session::upkeep::Upkeep;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -63,6 +61,8 @@ struct SessionState {
     view: Option<Arc<Tree>>,
     /// What a lagging server has not shown yet.
     late: Vec<Change>,
+    /// What a silent server has not told, if it is silent.
+    untold: Option<Vec<Fired>>,
     /// The newest transaction that the client has seen before it was cut off.
     seen: i64,
     waiting: Vec<Job>,
@@ -126,7 +126,8 @@ impl Ensemble {
                 }
                 None => Err(Failure::Over(upkeep.lease().over().unwrap_or(Ending::Expired))),
             };
-            fired.push(Box::new(move || drop(reply.send(result))));
+            let untold = world.sessions.get_mut(&session).and_then(|state| state.untold.as_mut());
+            untold.unwrap_or(fired).push(Box::new(move || drop(reply.send(result))));
         });
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.change(|world, fired| match world.sessions.get_mut(&session).filter(|state| !state.is_up()) {
@@ -174,8 +175,19 @@ impl SessionState {
 
     fn fire(&mut self, path: &str, event: Event, fired: &mut Vec<Fired>) {
         for armed in self.watches.remove(path).into_iter().flatten() {
-            fired.push(Box::new(move || armed.fire(event)));
+            self.untold.as_mut().unwrap_or(fired).push(Box::new(move || armed.fire(event)));
         }
+    }
+
+    /// Whether every moment counts as one at which the ensemble has heard of the session.
+    fn steady(&self, is_steady: bool) -> Fired {
+        let upkeep = Arc::clone(&self.upkeep);
+        Box::new(move || upkeep.steady(is_steady))
+    }
+
+    fn connected(&self, is_connected: bool) -> Fired {
+        let upkeep = Arc::clone(&self.upkeep);
+        Box::new(move || upkeep.connected(is_connected))
     }
 }
 
@@ -190,6 +202,7 @@ impl World {
             given_up: None,
             view: None,
             late: Vec::new(),
+            untold: None,
             seen: 0,
             waiting: Vec::new(),
             faults: VecDeque::new(),
@@ -219,7 +232,8 @@ impl World {
             }
             None => act(self, fired),
         };
-        if is_write {
+        // Whoever loses an answer reaches another server next, which may not have the write yet.
+        if is_write && fault.is_none() {
             self.refresh(session, fired);
         }
         result
@@ -267,9 +281,7 @@ impl World {
     /// Brings a session's lagging server up to now; it goes on lagging from here.
     pub(super) fn refresh(&mut self, session: i64, fired: &mut Vec<Fired>) {
         let tree = Arc::clone(&self.tree);
-        let Some(state) = self.sessions.get_mut(&session) else {
-            return;
-        };
+        let Some(state) = self.sessions.get_mut(&session) else { return };
         if state.view.is_some() {
             state.view = Some(tree);
             for (path, event) in std::mem::take(&mut state.late) {
@@ -345,14 +357,7 @@ impl World {
 
     fn delete_all(&mut self, paths: Vec<String>, fired: &mut Vec<Fired>) {
         for path in paths.into_iter().rev() {
-            self.zxid += 1;
-            let tree = Arc::make_mut(&mut self.tree);
-            let owner = tree.remove(&path).map_or(0, |node| node.owner);
-            self.index.notes(Owned { session: owner, path: path.clone(), is_there: false });
-            if let Some(parent) = tree.get_mut(parent_of(&path)) {
-                parent.pzxid = self.zxid;
-            }
-            self.tell_all(&deletion(path), fired);
+            let _gone = self.apply(0, &[Operation::Delete { path, version: None }], fired);
         }
     }
 
@@ -368,9 +373,7 @@ impl World {
 
     /// Gives a session up, and deletes its nodes. Its client learns of it now if it is connected.
     pub(super) fn expire(&mut self, session: i64, why: Ending, fired: &mut Vec<Fired>) {
-        let Some(state) = self.sessions.get_mut(&session) else {
-            return;
-        };
+        let Some(state) = self.sessions.get_mut(&session) else { return };
         state.given_up.get_or_insert(why);
         let told = state.is_up() || why == Ending::Closed;
         let owned = self.index.owned_by(session);
@@ -382,57 +385,49 @@ impl World {
 
     /// Tells the client that its session is over.
     fn end(&mut self, session: i64, why: Ending, fired: &mut Vec<Fired>) {
-        let Some(mut state) = self.sessions.remove(&session) else {
-            return;
-        };
+        self.forget_watches(session);
         self.index.lags(session, false);
+        let Some(mut state) = self.sessions.remove(&session) else { return };
+        fired.extend(state.untold.take().into_iter().flatten());
         let upkeep = Arc::clone(&state.upkeep);
         // Now, and not with the notifications: as soon as the world is unlocked, another thread may be granted the lock.
         upkeep.lease().end(why);
         let link = state.link_changes(LinkState::Over(why));
         fired.push(Box::new(move || upkeep.end(why)));
         fired.push(link);
-        for (key, armed) in std::mem::take(&mut state.watches) {
-            self.index.watches_no_more(session, &key);
-            state.forgotten.extend(armed);
-        }
         for armed in state.forgotten {
             fired.push(Box::new(move || armed.fire(Event::Over)));
         }
         // Without its session, each of these requests answers that the session is over.
-        for job in std::mem::take(&mut state.waiting) {
+        for job in state.waiting {
             job(self, fired);
         }
     }
 
     /// Cuts a session's connection.
     pub(super) fn cut(&mut self, session: i64, fired: &mut Vec<Fired>) {
-        let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_up()) else {
-            return;
-        };
+        let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_up()) else { return };
         state.seen = self.zxid;
         state.cut = Some(Instant::now());
-        fired.push(state.link_changes(LinkState::Down));
-        let upkeep = Arc::clone(&state.upkeep);
-        fired.push(Box::new(move || {
-            upkeep.steady(false);
-            upkeep.connected(false);
-        }));
+        fired.extend(state.untold.take().into_iter().flatten());
+        fired.extend([state.link_changes(LinkState::Down), state.steady(false), state.connected(false)]);
+    }
+
+    /// From now on a session's server tells its client nothing.
+    pub(super) fn silence(&mut self, session: i64, fired: &mut Vec<Fired>) {
+        if let Some(state) = self.sessions.get_mut(&session).filter(|state| state.is_up()) {
+            state.untold.get_or_insert_default();
+            fired.push(state.steady(false));
+        }
     }
 
     /// Mends a session's connection: its client learns what happened meanwhile.
     pub(super) fn heal(&mut self, session: i64, fired: &mut Vec<Fired>) {
-        let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_up()) else {
-            return;
-        };
+        let Some(state) = self.sessions.get_mut(&session).filter(|state| !state.is_up()) else { return };
         if let Some(why) = state.given_up {
             return self.end(session, why, fired);
         }
-        let upkeep = Arc::clone(&state.upkeep);
-        fired.push(Box::new(move || {
-            upkeep.steady(true);
-            upkeep.connected(true);
-        }));
+        fired.extend([state.steady(true), state.connected(true)]);
         state.cut = None;
         state.frozen.clear();
         let link = state.link_changes(LinkState::Up);
@@ -490,13 +485,16 @@ impl World {
         }
     }
 
-    /// A session's server is not behind the other servers any more.
+    /// A session's server is neither behind the other servers any more nor silent.
     pub(super) fn catch_up(&mut self, session: i64, fired: &mut Vec<Fired>) {
         self.refresh(session, fired);
-        if let Some(state) = self.sessions.get_mut(&session) {
-            state.view = None;
-        }
         self.index.lags(session, false);
+        let Some(state) = self.sessions.get_mut(&session) else { return };
+        state.view = None;
+        if let Some(untold) = state.untold.take() {
+            fired.push(state.steady(true));
+            fired.extend(untold);
+        }
     }
 
     /// Has the next write of a session meet a fault.
@@ -539,9 +537,7 @@ struct Disarm {
 
 impl Drop for Disarm {
     fn drop(&mut self) {
-        let Some(ensemble) = self.ensemble.upgrade() else {
-            return;
-        };
+        let Some(ensemble) = self.ensemble.upgrade() else { return };
         let mut world = ensemble.world();
         let watches = world.sessions.get_mut(&self.session).map(|state| &mut state.watches);
         let is_watched = watches.is_some_and(|watches| {

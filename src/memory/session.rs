@@ -47,9 +47,7 @@ impl MemorySession {
         act: impl FnOnce(&mut World, &mut Vec<Fired>) -> Result<T, Failure> + Send + 'static,
     ) -> Reply<T> {
         let answer = self.ensemble.request(self.id, &self.upkeep, is_write, act);
-        Box::pin(async move {
-            answer.await.unwrap_or_else(|_| Err(Failure::Unknown("the ensemble was dropped".to_owned())))
-        })
+        Box::pin(async move { answer.await.unwrap_or_else(|_| Err(Failure::Unknown("no answer came".to_owned()))) })
     }
 
     fn read<T: Send + 'static>(
@@ -109,13 +107,7 @@ impl Session for MemorySession {
     }
 
     fn children_and_stat(&self, path: &str) -> Reply<(Vec<String>, Option<Stat>)> {
-        self.read(path, |tree, path| {
-            let stat = tree.get(path).map(Node::stat);
-            if stat.is_none() && path != "/" {
-                return Err(Failure::NoNode);
-            }
-            Ok((children_of(tree, path), stat))
-        })
+        self.read(path, listed)
     }
 
     fn data(&self, path: &str) -> Reply<(Vec<u8>, Stat)> {
@@ -136,10 +128,7 @@ impl Session for MemorySession {
     fn watch_children(&self, path: &str) -> Reply<(Vec<String>, Watch)> {
         let (id, path, ensemble) = (self.id, path.to_owned(), Arc::downgrade(&self.ensemble));
         self.request(false, move |world, _| {
-            if path != "/" && !world.shown_to(id).contains_key(&path) {
-                return Err(Failure::NoNode);
-            }
-            let names = children_of(&world.shown_to(id), &path);
+            let (names, _) = listed(&world.shown_to(id), &path)?;
             Ok((names, world.arm(id, children_key(&path), ensemble)))
         })
     }
@@ -183,6 +172,15 @@ impl Drop for MemorySession {
     fn drop(&mut self) {
         self.ensemble.change(|world, fired| world.expire(self.id, Ending::Closed, fired));
     }
+}
+
+/// The names of a node's children, and what the node itself is.
+fn listed(tree: &Tree, path: &str) -> Result<(Vec<String>, Option<Stat>), Failure> {
+    let stat = tree.get(path).map(Node::stat);
+    if stat.is_none() && path != "/" {
+        return Err(Failure::NoNode);
+    }
+    Ok((children_of(tree, path), stat))
 }
 
 /// A timer on the clock of the caller's runtime, which a test may have paused, or else on that of the library's own

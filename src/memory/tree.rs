@@ -207,7 +207,7 @@ pub(super) fn children_key(path: &str) -> String {
 }
 
 /// The changes that a deletion makes, in the order in which a server reports them.
-pub(super) fn deletion(path: String) -> [Change; 3] {
+fn deletion(path: String) -> [Change; 3] {
     let (parent, children) = (children_key(parent_of(&path)), children_key(&path));
     [(path, Event::Deleted), (children, Event::Deleted), (parent, Event::Changed)]
 }

@@ -17,7 +17,8 @@ use tokio_test::task;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
 use zk_rwlock::coordinator::{Coordinator, Ending, Failure, Kind, Lease, Operation, Session, SessionSlot, Upkeep};
 use zk_rwlock::{
-    ConnectionState, Contender, Error, Granting, Loss, MemberState, Memory, Mode, Progress, RwLock, WriteGuard,
+    ConnectionState, Contender, Error, Granting, HoldState, Loss, MemberState, Memory, Mode, Progress, RwLock,
+    WriteGuard,
 };
 
 const DIRECTORY: &str = "/lock";
@@ -811,6 +812,56 @@ fn a_create_whose_answer_is_lost_is_found_on_a_lagging_server() {
     assert_nothing_left(&zk);
 }
 
+/// The create is answered by nothing but the listing that follows it, and that comes from a server without the node.
+#[test]
+fn a_dropped_create_whose_answer_is_lost_leaves_nothing_on_a_lagging_server() {
+    let (zk, other, _a, b) = two();
+    other.faults().lag();
+    other.faults().lose_next_reply();
+    let session = Slow(other.clone());
+    let mut acquiring = writing(&open(&session));
+    // Until the create is sent.
+    for _ in 0..POLLS {
+        if zk.children(DIRECTORY).is_empty() {
+            assert_pending!(acquiring.poll());
+        }
+    }
+    assert_eq!((zk.children(DIRECTORY).len(), now(b.queue()).expect("readable").members.len()), (1, 0));
+    drop(acquiring);
+    assert_nothing_left(&zk);
+}
+
+#[test]
+fn what_a_silent_server_does_is_heard_in_its_order_once_it_speaks() {
+    let (zk, other, a, b) = two();
+    let held = write(&a);
+    other.faults().silence();
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    assert_eq!(contenders(&zk).len(), 2, "it does what it is asked to");
+    other.faults().catch_up();
+    assert_pending!(next.poll());
+    other.faults().silence();
+    drop(held);
+    assert_pending!(next.poll());
+    other.faults().catch_up();
+    assert!(assert_ready_ok!(next.poll()).is_held());
+    drop(next);
+    assert_nothing_left(&zk);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_whose_server_is_silent_has_lost_the_lock_when_its_lease_runs_out() {
+    let (_zk, other, _a, b) = two();
+    let guard = write(&b);
+    other.faults().silence();
+    assert_eq!(guard.state(), HoldState::Held);
+    tokio::time::advance(Duration::from_secs(11)).await;
+    assert_eq!(now(guard.lost()), Loss::LeaseRanOut);
+    other.faults().catch_up();
+    assert!(!guard.is_held());
+}
+
 #[test]
 fn a_try_on_a_lagging_server_may_be_beaten_and_then_leaves_nothing() {
     let (zk, other, a, b) = two();
@@ -1114,6 +1165,23 @@ fn a_waiter_that_takes_a_strangers_write_for_a_hand_off_loses_the_lock() {
     assert!(now(b.try_write()).is_err());
     now(held.release()).expect("held");
     assert_nothing_left(&zk);
+}
+
+#[test]
+fn a_forged_hand_off_is_found_out_by_the_first_check_that_is_answered() {
+    let (zk, other, a, b) = two();
+    let held = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    transact(&zk.connect(), &[Operation::Set { path: held.path(), data: Vec::new(), version: None }]);
+    other.faults().silence();
+    for _ in 0..3 {
+        other.faults().lose_next_reply();
+    }
+    let falsely = assert_ready_ok!(next.poll());
+    assert!(falsely.is_held(), "nothing has told it yet");
+    other.faults().catch_up();
+    assert_eq!(now(falsely.lost()), Loss::Interfered);
 }
 
 #[test]
