@@ -11,7 +11,7 @@ DEBIAN_JAR := /usr/share/java/zookeeper.jar
 WHOLE := --workspace --all-features
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test programs lint soak mutants interop versions bench bench-permits growth scale performance figures shells kerberos databases pages upstream msrv deny semver package \
+.PHONY: test programs lint soak mutants interop nemesis versions bench bench-permits growth scale performance figures shells kerberos databases pages upstream msrv deny semver package \
 	filled-in binary deb zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
@@ -76,6 +76,13 @@ interop: zookeeper
 	tests/interop/setup.sh
 	INTEROP_SECONDS=$(INTEROP_SECONDS) cargo test $(WHOLE) --test interop -- --nocapture
 
+# One holder, one waiting writer and one fault after the other, the same for us, Curator and kazoo, so many rounds of each. Some
+# minutes, of which it mostly sleeps. `cp target/nemesis.jsonl docs/ && make pages` has docs/comparison.md show what was seen.
+NEMESIS_ROUNDS ?= 20
+nemesis: zookeeper
+	tests/interop/setup.sh
+	NEMESIS_ROUNDS=$(NEMESIS_ROUNDS) cargo test $(WHOLE) --test nemesis -- --nocapture
+
 # The server tests on ZooKeeper 3.6.3, 3.8.0, 3.9.4 and 3.9.5 in turn, and on a server that behaves like ClickHouse Keeper;
 # VERSIONS names some of them. The first run needs the network: PySpark's source distributions (318, 456 and 456 MB) for the jars.
 VERSIONS ?= 3.6.3 3.8.0 3.9.4 3.9.5 keeper
@@ -129,9 +136,10 @@ performance: zookeeper
 figures:
 	cargo run --release --example performance -- docs/performance --page docs/performance.md $(if $(NEWER),--with '$(NEWER)')
 
-# The Rust in README.md and in docs/, from the snippets in tests/pages, which are compiled and run; and docs/pictures.txt.
+# The Rust in README.md and in docs/, from the snippets in tests/pages, which are compiled and run; docs/pictures.txt; and the
+# table of docs/comparison.md, from docs/nemesis.jsonl.
 pages:
-	WRITE_PAGES=1 cargo test -p zk-rwlock-tests --test documents -- --nocapture snippets:: the_pictures_of
+	WRITE_PAGES=1 cargo test -p zk-rwlock-tests --test documents -- --nocapture snippets:: nemesis:: the_pictures_of
 
 # Completion of `zklock` in the shells that are not on every machine; `make test` tries what is there, and says what is not.
 shells: zookeeper programs
@@ -266,7 +274,7 @@ deb:
 lint:
 	cargo fmt --all --check
 	cargo clippy $(WHOLE) --all-targets -- -D warnings
-	cargo clippy $(WHOLE) --test interop -- -D warnings
+	cargo clippy $(WHOLE) --test interop --test nemesis -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --all-features -p zk-rwlock
 
 # Has a tool of cargo's at hand: CI installs it, and people are told how to.

@@ -9,6 +9,7 @@ mod kubernetes;
 mod layers;
 mod links;
 mod migrations;
+mod nemesis;
 mod performance_doc;
 mod service;
 mod snippets;
@@ -18,3 +19,7 @@ mod snippets;
 mod chart;
 #[path = "../../examples/performance/report/mod.rs"]
 mod report;
+
+// What `make nemesis` writes, and the table that is made of it.
+#[path = "../nemesis/results.rs"]
+mod nemesis_results;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Provides the libraries that tests/interop/main.rs contends with, in target/interop or in $INTEROP_HOME: the jars of Curator
-# and of ZooKeeper's Java client, kazoo in a Python environment, and the driver in Java. Does nothing where all is there.
+# and of ZooKeeper's Java client, kazoo in a Python environment, and the drivers in Java. Does nothing where all is there.
 #
 #   INTEROP_SDIST   pyspark's source distribution, if it is here already (456 MB): the jars come from it
 set -euo pipefail
@@ -64,10 +64,14 @@ if ! [[ -e $jars/curator-recipes-$curator.jar ]]; then
     fi
 fi
 
-if [[ tests/interop/CuratorPeer.java -nt $home/classes/CuratorPeer.class ||
-    tests/interop/CuratorSemaphore.java -nt $home/classes/CuratorSemaphore.class ]]; then
-    # The compiler itself: what starts it is not part of Debian's runtime.
-    java --list-modules | grep '^jdk.compiler@' >/dev/null || missing 'this Java has no compiler: install a JDK'
-    java --module jdk.compiler/com.sun.tools.javac.Main -d "$home/classes" \
-        -cp "$(printf '%s:' "$jars"/*.jar)" tests/interop/CuratorPeer.java tests/interop/CuratorSemaphore.java
-fi
+drivers=(tests/interop/Curator{Peer,Semaphore}.java tests/nemesis/CuratorNemesis.java)
+for driver in "${drivers[@]}"; do
+    class=$(basename "$driver" .java).class
+    if [[ $driver -nt $home/classes/$class ]]; then
+        # The compiler itself: what starts it is not part of Debian's runtime.
+        java --list-modules | grep '^jdk.compiler@' >/dev/null || missing 'this Java has no compiler: install a JDK'
+        java --module jdk.compiler/com.sun.tools.javac.Main -d "$home/classes" \
+            -cp "$(printf '%s:' "$jars"/*.jar)" "${drivers[@]}"
+        break
+    fi
+done

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 const ROLE: &str = "ZK_RWLOCK_CHILD";
 
 /// The prefix of a child's lines, among those of the test harness.
-const SAYS: &str = "child says ";
+pub const SAYS: &str = "child says ";
 
 /// The role of this process, if it is a child.
 pub fn role() -> Option<String> {

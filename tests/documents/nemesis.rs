@@ -1,0 +1,68 @@
+//! `docs/comparison.md` shows what `make nemesis` has seen: its table is made from `docs/nemesis.jsonl`. `make pages` writes it.
+
+use std::fs;
+
+use crate::nemesis_results::{self as results, Round};
+use crate::snippets::{WRITE, read, root};
+
+const BEGIN: &str = "<!-- table: nemesis -->\n";
+const END: &str = "<!-- end -->";
+
+/// As many as `make nemesis` has unless told otherwise.
+const ROUNDS: usize = 20;
+
+fn rounds() -> Vec<Round> {
+    results::read(&read(&root().join("docs/nemesis.jsonl")))
+}
+
+#[test]
+fn the_table_is_what_the_rounds_have_shown() {
+    let file = root().join("docs/comparison.md");
+    let page = read(&file);
+    let (before, rest) = page.split_once(BEGIN).expect("the table begins");
+    let (_, after) = rest.split_once(END).expect("the table ends");
+    let made = format!("{before}{BEGIN}{}{END}{after}", results::table(&rounds()));
+    if std::env::var_os(WRITE).is_some() && made != page {
+        fs::write(&file, &made).expect("writable");
+    } else {
+        assert_eq!(page, made, "the table is not what the rounds say: run `make pages`");
+    }
+}
+
+#[test]
+fn all_rounds_are_there_and_none_of_ours_held_beside_another_unless_its_node_was_deleted() {
+    results::judge(&rounds(), ROUNDS);
+}
+
+fn round(granted: Option<f64>, denied_from: Option<f64>, signal: Option<f64>) -> Round {
+    Round {
+        fault: results::DELETED.to_owned(),
+        library: results::OURS.to_owned(),
+        round: 0,
+        void: 0,
+        granted,
+        resumed: None,
+        first_answer: None,
+        held_until: 30.0,
+        denied_from,
+        signal,
+        lost: None,
+        end: 1000.0,
+    }
+}
+
+#[test]
+fn a_cell_says_the_middle_and_the_worst_of_what_was_held_beside_another() {
+    let cell = |rounds: &[Round]| {
+        let table = results::table(rounds);
+        let row = table.lines().find(|line| line.starts_with("| node deleted")).expect("it has a row");
+        row.split(" | ").nth(1).expect("it has a cell").to_owned()
+    };
+    let beside = |granted| round(Some(granted), Some(31.0), Some(20.0));
+    assert_eq!(cell(&[beside(40.0)]), "0, 0, never");
+    assert_eq!(cell(&[beside(29.9)]), "0.001, 0, never");
+    assert_eq!(cell(&[beside(40.0), beside(10.0), beside(25.0)]), "0.005–0.020, 0–0.010, never");
+    assert_eq!(cell(&[beside(40.0), round(Some(10.0), None, None)]), "never, never, never");
+    assert_eq!(cell(&[round(None, None, None)]), "kept");
+    assert_eq!(cell(&[beside(40.0), round(None, None, None)]), "0, 0, never; kept: 1");
+}

@@ -1,0 +1,165 @@
+//! What the rounds have shown: the lines of `docs/nemesis.jsonl`, and the table of `docs/comparison.md`.
+
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) const BLACK_HOLE: &str = "black hole";
+pub(crate) const ANSWERS_LOST: &str = "answers lost";
+pub(crate) const REQUESTS_LOST: &str = "requests lost";
+pub(crate) const PAUSE: &str = "paused for 2 T";
+pub(crate) const CUT: &str = "follower cut from its leader";
+pub(crate) const CUT_ALONE: &str = "the same, no other server known";
+pub(crate) const DELETED: &str = "node deleted";
+pub(crate) const BREAK: &str = "break of 0.4 T";
+pub(crate) const FAULTS: [&str; 8] = [BLACK_HOLE, ANSWERS_LOST, REQUESTS_LOST, PAUSE, CUT, CUT_ALONE, DELETED, BREAK];
+
+pub(crate) const OURS: &str = "zk-rwlock";
+pub(crate) const LIBRARIES: [&str; 3] = [OURS, "Curator", "kazoo"];
+
+/// What is asked, the first signal that something is wrong, and the one that the lock is lost.
+const CALLS: [&str; 3] = [
+    "`is_held()`, `changes()`, `lost()`",
+    "`isAcquiredInThisProcess()`, `SUSPENDED`, `LOST`",
+    "`is_acquired`, `SUSPENDED`, `LOST`",
+];
+
+/// One round. All times are milliseconds from the beginning of the fault; `None` is never, for as long as it was watched.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Round {
+    pub(crate) fault: String,
+    pub(crate) library: String,
+    pub(crate) round: usize,
+    /// How often this round was begun before, and the holder was in trouble before the fault.
+    pub(crate) void: usize,
+    /// When the other contender had the lock, by its own API.
+    pub(crate) granted: Option<f64>,
+    /// When the holder was let run again, if it was stopped.
+    pub(crate) resumed: Option<f64>,
+    /// What the first question after that was answered: `held` or `lost`.
+    pub(crate) first_answer: Option<String>,
+    /// When the holder was last asked and said that it holds.
+    pub(crate) held_until: f64,
+    /// When it was first asked and said that it does not.
+    pub(crate) denied_from: Option<f64>,
+    /// The first signal that something is wrong.
+    pub(crate) signal: Option<f64>,
+    /// The signal that the lock is lost.
+    pub(crate) lost: Option<f64>,
+    /// When the last question was asked.
+    pub(crate) end: f64,
+}
+
+impl Round {
+    /// How long the holder said that it holds, beside another: `None` if it did so until the end of the round.
+    pub(crate) fn held_beside(&self) -> Option<f64> {
+        // Only a question that was asked after the grant counts: the answer to an earlier one may be from before.
+        self.beside(self.denied_from.map(|_| self.held_until))
+    }
+
+    /// As [`Round::held_beside`], until the first signal.
+    pub(crate) fn unsignalled_beside(&self) -> Option<f64> {
+        self.beside(self.signal)
+    }
+
+    /// As [`Round::held_beside`], until the loss is reported.
+    pub(crate) fn unreported_beside(&self) -> Option<f64> {
+        self.beside(self.lost)
+    }
+
+    /// Whether the API of the holder said before the fault that something is wrong. On a busy machine this happens.
+    pub(crate) fn is_void(&self) -> bool {
+        [self.denied_from, self.signal, self.lost].into_iter().flatten().any(|time| time < 0.0)
+    }
+
+    fn beside(&self, until: Option<f64>) -> Option<f64> {
+        let Some(granted) = self.granted else { return Some(0.0) };
+        // Who is stopped says nothing.
+        let from = self.resumed.map_or(granted, |resumed| granted.max(resumed));
+        until.map(|until| (until - from).max(0.0))
+    }
+}
+
+pub(crate) fn read(lines: &str) -> Vec<Round> {
+    lines.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
+}
+
+/// The rounds of one library under one fault.
+pub(crate) fn of<'r>(rounds: &'r [Round], fault: &str, library: &str) -> Vec<&'r Round> {
+    rounds.iter().filter(|round| round.fault == fault && round.library == library).collect()
+}
+
+/// Whether so many rounds of each library under each fault are there and show something, and what must hold of ours does.
+pub(crate) fn judge(rounds: &[Round], number: usize) {
+    for (fault, library) in FAULTS.iter().flat_map(|fault| LIBRARIES.map(|library| (*fault, library))) {
+        let rounds = of(rounds, fault, library);
+        let numbers: Vec<usize> = rounds.iter().map(|round| round.round).collect();
+        assert_eq!(numbers, (0..number).collect::<Vec<_>>(), "{library}, {fault}");
+        for round in rounds {
+            // Where the holder may save itself, nobody need be granted anything.
+            let is_granted = round.granted.is_some_and(|granted| (0.0..round.end).contains(&granted));
+            assert!(is_granted || [CUT, BREAK].contains(&fault), "the fault has no effect: {round:?}");
+            assert!(!round.is_void(), "{round:?}");
+            assert_eq!(round.first_answer.is_some(), fault == PAUSE, "{round:?}");
+            let is_alone = round.held_beside() == Some(0.0) && round.first_answer.as_deref() != Some("held");
+            assert!(is_alone || library != OURS || fault == DELETED, "two hold at once: {round:?}");
+        }
+    }
+}
+
+/// The table in Markdown: a row for each fault, a column for each library.
+pub(crate) fn table(rounds: &[Round]) -> String {
+    let columns: Vec<String> =
+        LIBRARIES.iter().zip(CALLS).map(|(library, calls)| format!("{library}: {calls}")).collect();
+    let mut table = format!("| | {} |\n|---|---|---|---|\n", columns.join(" | "));
+    let mut row = |name: &str, cell: &dyn Fn(&str) -> String| {
+        let cells: Vec<String> = LIBRARIES.iter().map(|library| cell(library)).collect();
+        writeln!(table, "| {name} | {} |", cells.join(" | ")).expect("a string takes all");
+    };
+    for fault in FAULTS.iter().filter(|fault| **fault != BREAK) {
+        row(fault, &|library| {
+            let (granted, kept): (Vec<_>, Vec<_>) =
+                of(rounds, fault, library).into_iter().partition(|round| round.granted.is_some());
+            if granted.is_empty() {
+                return "kept".to_owned();
+            }
+            let beside = [Round::held_beside, Round::unsignalled_beside, Round::unreported_beside]
+                .map(|measure| middle_and_worst(granted.iter().map(|round| measure(round))))
+                .join(", ");
+            if kept.is_empty() { beside } else { format!("{beside}; kept: {}", kept.len()) }
+        });
+    }
+    let count = |fault: &str, library: &str, is_so: &dyn Fn(&Round) -> bool| {
+        let rounds = of(rounds, fault, library);
+        format!("{}/{}", rounds.iter().filter(|round| is_so(round)).count(), rounds.len())
+    };
+    row("wrong first answer after the pause", &|library| {
+        count(PAUSE, library, &|round| round.first_answer.as_deref() == Some("held"))
+    });
+    row("signal in a break of 0.4 T", &|library| count(BREAK, library, &|round| round.signal.is_some()));
+    row("lost in it", &|library| count(BREAK, library, &|round| round.lost.is_some() || round.denied_from.is_some()));
+    table
+}
+
+/// The median and the worst, in seconds, as one word.
+fn middle_and_worst(all: impl Iterator<Item = Option<f64>>) -> String {
+    let mut all: Vec<f64> = all.map(|milliseconds| milliseconds.unwrap_or(f64::INFINITY)).collect();
+    all.sort_by(f64::total_cmp);
+    let middle = if all.len().is_multiple_of(2) {
+        f64::midpoint(all[all.len() / 2 - 1], all[all.len() / 2])
+    } else {
+        all[all.len() / 2]
+    };
+    let (middle, worst) = (seconds(middle), seconds(*all.last().expect("there are some")));
+    if middle == worst { middle } else { format!("{middle}–{worst}") }
+}
+
+fn seconds(milliseconds: f64) -> String {
+    match milliseconds {
+        f64::INFINITY => "never".to_owned(),
+        0.0 => "0".to_owned(),
+        // To a whole millisecond, and no more of one is called nothing.
+        short if short < 100.0 => format!("{:.3}", short.ceil() / 1000.0),
+        long => format!("{:.1}", long / 1000.0),
+    }
+}
