@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use support::ensemble::Ensemble;
 use support::scene::Seeded;
 use support::server::Server;
+use support::txn_log::Txn;
 use support::wire::{Op, Proxy};
 use tokio::time::sleep_until;
 
@@ -42,6 +43,14 @@ impl Site {
         match self {
             Site::One(server) => vec![server],
             Site::Three(ensemble) => (0..3).map(|number| ensemble.server(number)).collect(),
+        }
+    }
+
+    /// All that they have carried out.
+    pub(super) fn transactions(&self) -> Vec<Txn> {
+        match self {
+            Site::One(server) => server.transactions(),
+            Site::Three(ensemble) => ensemble.transactions(),
         }
     }
 

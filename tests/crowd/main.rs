@@ -9,3 +9,4 @@ mod permits;
 mod scale;
 mod swarm;
 mod threads;
+mod traces;

@@ -14,7 +14,9 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use support::history::{Guard, History, Holding, Store, lost_updates, refused_by_fence, wrong_fences};
+use support::replay::Run;
 use support::scene::{CALM, Seeded, becomes_empty, connect, eventually, lock_at, session};
+use support::trace;
 use support::wire::{Op, Proxy};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -22,6 +24,7 @@ use zk_rwlock::coordinator::{Coordinator, Failure};
 use zk_rwlock::{Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
 
 use crate::faults::{Site, fail_links, fail_servers, pause, seed, setting};
+use crate::traces::replayed;
 
 const CLIENTS: u64 = 8;
 /// So many of them also wait without a timeout, all the time.
@@ -29,6 +32,8 @@ const PATIENT_CLIENTS: usize = 4;
 /// How many faults may be under way at once, besides those of servers and operators.
 const LINK_STRANDS: u64 = 3;
 const PATHS: [&str; 2] = ["/swarm/a", "/swarm/b"];
+/// What is traced: the queues, and the one that the counters were made under.
+const TRACED: [&str; 3] = [PATHS[0], PATHS[1], "/setup"];
 const COUNTERS: [&str; 2] = ["/count-a", "/count-b"];
 /// The bound once nothing fails any more: expired sessions take 4 s and a tick to go, and machines may be slow.
 const LIVENESS_LIMIT: Duration = Duration::from_secs(60);
@@ -484,6 +489,7 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
         "SWARM_SEED={seed} SWARM_SECONDS={seconds} SWARM_SERVERS={servers} cargo test -p zk-rwlock-tests --test crowd swarm::"
     );
     println!("{replay}");
+    trace::record(&TRACED);
     let mut dice = Seeded(seed);
     let world = Arc::new(build(Site::start(servers).await, &mut dice).await);
     let waiters = safety_phase(&world, &mut dice, Instant::now() + Duration::from_secs(seconds)).await;
@@ -513,6 +519,9 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     // What is only kept goes with its handle.
     world.clients.iter_mut().for_each(|client| client.locks.clear());
     nothing_is_left(&world).await;
+    let operators = world.history.deletions().into_keys().collect();
+    let run = Run::of(&TRACED, world.site.transactions(), world.history.traced(), operators);
+    replayed(&run, &replay);
     assert!(holds.len() as u64 > 2 * CLIENTS, "only {} grants prove little: {replay}", holds.len());
     for client in &world.clients {
         client.zk.close().await;

@@ -6,9 +6,10 @@
 //! Three contenders take seconds; `MODEL_CONTENDERS=4`, which `make soak` sets, takes minutes.
 
 use stateright::{Checker, Model};
+use support::replay::OF_THE_MODEL;
 use zk_rwlock::Mode;
 
-use crate::protocol::{Asking, Protocol, Role, Signals};
+use crate::protocol::{Action, Asking, Protocol, Role, Signals};
 
 /// Every company of so many contenders, in one order: the search tries all orders of arrival.
 fn companies(size: usize, roles: &[Role]) -> Vec<Vec<Role>> {
@@ -110,4 +111,45 @@ fn a_writer_waits_for_ever_if_it_does_not_ask() {
 #[test]
 fn a_writer_waits_for_ever_if_it_asks_by_a_version_older_than_the_arming() {
     waits_for_ever(Asking::ByAnOldVersion);
+}
+
+/// `crowd::traces` sees each of them in a real run.
+#[test]
+fn the_traces_of_real_runs_are_asked_for_every_action() {
+    let name = |action: Action| match action {
+        Action::ArmDirectory(_) => "ArmDirectory",
+        Action::Enter(_) => "Enter",
+        Action::EnterAnswerLost(_) => "EnterAnswerLost",
+        Action::EnterRequestLost(_) => "EnterRequestLost",
+        Action::Recover(_) => "Recover",
+        Action::List(_) => "List",
+        Action::Arm(_) => "Arm",
+        Action::See(_) => "See",
+        Action::Ask(_) => "Ask",
+        Action::Told(_) => "Told",
+        Action::OperatorAsks => "OperatorAsks",
+        Action::Release(_) => "Release",
+        Action::UseAgain(_) => "UseAgain",
+        Action::GiveUp(_) => "GiveUp",
+        Action::Downgrade(_) => "Downgrade",
+        Action::Cancel(_) => "Cancel",
+        Action::Expire(_) => "Expire",
+    };
+    let mut taken = std::collections::BTreeSet::new();
+    // Follows the search through all states of two contenders, and notes what each allows.
+    let model = Protocol { operators: 1, ..of(companies(2, &ALL)) };
+    let mut open = model.init_states();
+    let mut known: std::collections::HashSet<_> = open.iter().cloned().collect();
+    while let Some(state) = open.pop() {
+        let mut actions = Vec::new();
+        model.actions(&state, &mut actions);
+        for action in actions {
+            taken.insert(name(action));
+            open.extend(model.next_state(&state, action).filter(|next| known.insert(next.clone())));
+        }
+        if taken.len() == OF_THE_MODEL.len() {
+            break;
+        }
+    }
+    assert_eq!(taken, std::collections::BTreeSet::from(OF_THE_MODEL));
 }

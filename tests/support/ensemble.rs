@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::port::Port;
 use super::server::Server;
+use super::txn_log::{self, Txn};
 
 const SIZE: usize = 3;
 const LEADER_LISTENS_WITHIN: Duration = Duration::from_secs(3);
@@ -80,6 +81,11 @@ impl Ensemble {
     /// All addresses, as a connect string.
     pub fn addresses(&self) -> String {
         self.servers.iter().map(Server::address).collect::<Vec<_>>().join(",")
+    }
+
+    /// All that the ensemble has carried out.
+    pub fn transactions(&self) -> Vec<Txn> {
+        txn_log::of_ensemble(&self.servers.iter().map(Server::data).collect::<Vec<_>>())
     }
 
     /// The number of the server that leads now.

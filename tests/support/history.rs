@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use zk_rwlock::{Mode, Permit, ReadGuard, WriteGuard};
 
+use super::trace;
+
 /// How often the witness asks all guards. Between two questions a guard may hold a little longer than is noted, but
 /// never a little shorter.
 const ASK_EVERY: Duration = Duration::from_micros(500);
@@ -85,6 +87,8 @@ pub struct History {
 #[derive(Debug)]
 struct Book {
     start: Instant,
+    /// The start, on the clock of all traces.
+    began: Duration,
     entries: Mutex<Entries>,
     acquisitions: AtomicU64,
 }
@@ -234,7 +238,8 @@ impl<G: Guard> Drop for Holding<G> {
 
 impl History {
     pub fn start() -> Self {
-        let book = Arc::new(Book { start: Instant::now(), entries: Mutex::default(), acquisitions: AtomicU64::new(1) });
+        let (began, start) = (trace::now(), Instant::now());
+        let book = Arc::new(Book { start, began, entries: Mutex::default(), acquisitions: AtomicU64::new(1) });
         let stop = Arc::new(AtomicBool::new(false));
         let (asks, stopped) = (Arc::clone(&book), Arc::clone(&stop));
         let witness = thread::spawn(move || {
@@ -269,6 +274,13 @@ impl History {
     pub fn holds(&self) -> Vec<Hold> {
         let entries = self.book.entries();
         definite(&entries.closed, &entries.deletions)
+    }
+
+    /// As [`History::holds`], on the clock of all traces.
+    pub fn traced(&self) -> Vec<Hold> {
+        let began = self.book.began;
+        let shifted = |hold: Hold| Hold { from: began + hold.from, until: began + hold.until, ..hold };
+        self.holds().into_iter().map(shifted).collect()
     }
 
     /// Everything that is wrong with the intervals, in words.

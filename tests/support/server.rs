@@ -19,6 +19,7 @@ use super::clock::Clock;
 use super::frames::{Hello, framed};
 use super::port::Port;
 use super::snapshot;
+use super::txn_log::{self, Txn};
 
 /// The servers' tick. Sessions expire on multiples of it, so a short one keeps tests of expiry short.
 pub const TICK: Duration = Duration::from_millis(200);
@@ -167,6 +168,16 @@ impl Server {
     pub fn four_letter(&self, word: &str) -> String {
         four_letter(self.port.address(), word, FOUR_LETTER_LIMIT)
             .unwrap_or_else(|error| panic!("ZooKeeper at {} did not answer {word}: {error}", self.address()))
+    }
+
+    /// All that the server has carried out.
+    pub fn transactions(&self) -> Vec<Txn> {
+        txn_log::of_server(&self.home.data())
+    }
+
+    /// Where its data are.
+    pub(super) fn data(&self) -> PathBuf {
+        self.home.data()
     }
 
     /// The `3.8.0` of a server of that version.

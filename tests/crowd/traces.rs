@@ -1,0 +1,460 @@
+//! What real runs have done, replayed against the rules by their server's log: `tests/support/replay.rs` says how. A scene
+//! brings about every step, and its trace, falsified in every way that should be noticed, is refused.
+
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::Duration;
+
+use support::history::{History, Hold};
+use support::replay::{OF_THE_MODEL, OTHERS, Run, judge};
+use support::scene::*;
+use support::server::Server;
+use support::trace::{self, Event, What};
+use support::txn_log::{Op as Write, Txn};
+use support::wire::{Op, Proxy};
+use zk_rwlock::{Mode, RwLock, Semaphore, ZooKeeper};
+
+/// Replays a swarm's run. What it did wrong is told with the line that repeats the swarm.
+pub(super) fn replayed(run: &Run, replay: &str) {
+    let verdict = judge(run);
+    println!("{} transactions and {} events replayed: {:?}", run.log.len(), run.events.len(), verdict.seen);
+    let faults = &verdict.faults;
+    assert!(
+        faults.is_empty(),
+        "{} faults:\n{}\nreplay: {replay}",
+        faults.len(),
+        faults[..faults.len().min(10)].join("\n")
+    );
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The scene
+
+const PATH: &str = "/traced/lock";
+const LIMIT: &str = "/traced/limit";
+/// Of a session that ends soon once its client is cut off.
+const SHORT: Duration = Duration::from_secs(4);
+
+struct Scene {
+    server: Server,
+    history: History,
+    operator: ZooKeeper,
+    locks: [RwLock; 2],
+}
+
+impl Scene {
+    async fn start() -> Scene {
+        trace::record(&["/traced/"]);
+        let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
+        let operator = connect(&server.address()).await;
+        let locks = [connect(&server.address()).await, connect(&server.address()).await].map(|zk| lock_at(&zk, PATH));
+        Scene { server, history: History::start(), operator, locks }
+    }
+
+    /// A hand-off to a writer, which downgrades; a waiter that gives up; a commit.
+    async fn wait(&self) {
+        let [one, other] = &self.locks;
+        let first = self.history.granted(one.write().await.expect("free"), "one");
+        let second = writer(other);
+        line_becomes(one, "W+ W-").await;
+        first.transaction().create("/traced-value", "1").commit().await.expect("held");
+        first.leave().release().await.expect("held");
+        let second = self.history.granted(granted(second).await, "other");
+        let third = reader(one);
+        line_becomes(one, "W+ R-").await;
+        let second = second.changed(async |guard| guard.downgrade().await).await.expect("held");
+        let third = self.history.granted(granted(third).await, "one");
+        third.leave().release().await.expect("held");
+        let gives_up = writer(one);
+        line_becomes(one, "R+ W-").await;
+        gives_up.abort();
+        line_becomes(one, "R+").await;
+        second.leave().release().await.expect("held");
+    }
+
+    /// A node that is kept, used again, asked for by a contender and by an operator, and given up when it was idle for long.
+    async fn keep(&self) {
+        let zk = connect(&self.server.address()).await;
+        let keep = |idle| RwLock::builder(&zk, PATH).keep(idle).build().expect("valid");
+        let (lock, by_operator) = (keep(Duration::MAX), lock_at(&self.operator, PATH));
+        for _ in 0..2 {
+            self.history.granted(lock.read().await.expect("free"), "keeper").leave().release().await.expect("held");
+        }
+        let guard = soon("the grant", self.locks[0].write()).await.expect("asked for");
+        guard.release().await.expect("held");
+        lock.read().await.expect("free").release().await.expect("held");
+        by_operator.ask().await.expect("may be asked for");
+        becomes_empty(&self.operator, PATH).await;
+        keep(Duration::from_millis(50)).read().await.expect("free").release().await.expect("held");
+        becomes_empty(&self.operator, PATH).await;
+    }
+
+    /// A request that is lost, and an answer; a session that ends while it holds; and an operator who deletes a node.
+    async fn lose(&self) {
+        let proxy = Proxy::start(self.server.address());
+        let zk = connect(&proxy.address()).await;
+        drop(proxy.drop_reply(Op::Create2, 1));
+        lock_at(&zk, PATH).write().await.expect("free").release().await.expect("held");
+        drop(proxy.drop_request(Op::Create2, 1));
+        lock_at(&zk, PATH).write().await.expect("free").release().await.expect("held");
+
+        let zk = connect_with(&proxy.address(), SHORT).await;
+        let lost = lock_at(&zk, PATH).write().await.expect("free");
+        let limit = Semaphore::new(&zk, LIMIT, 2).expect("valid");
+        let permit = limit.acquire().await.expect("free");
+        let lost = self.history.granted(lost, "lost");
+        proxy.black_hole();
+        let next = soon("the grant", self.locks[0].write()).await.expect("the session is over");
+        let next = self.history.granted(next, "next");
+        assert!(!lost.is_held() && !permit.is_held());
+        drop((lost, permit, limit));
+        proxy.heal();
+
+        let token = next.fencing_token();
+        self.history.operator_deleted(&next.path(), self.history.now());
+        lock_at(&self.operator, PATH).evict(token).await.expect("may be deleted").expect("it is there");
+        eventually("the loss", async || !next.is_held()).await;
+    }
+
+    /// Two permits, which two wait for.
+    async fn limit(&self) {
+        let zk = [connect(&self.server.address()).await, connect(&self.server.address()).await];
+        let limits = zk.map(|zk| Semaphore::new(&zk, LIMIT, 2).expect("valid"));
+        let both = limits[0].acquire_many(2).await.expect("free");
+        let queue = format!("{LIMIT}/queue");
+        let mut waiting = Vec::new();
+        for (before, limit) in limits.iter().enumerate() {
+            waiting.push(tokio::spawn(limit.acquire().into_future()));
+            eventually("it waits", async || children(&self.operator, &queue).await.len() == before + 1).await;
+        }
+        both.release().await.expect("held");
+        for permit in waiting {
+            granted(permit).await.release().await.expect("held");
+        }
+    }
+}
+
+/// The trace of the scene.
+fn scene() -> Run {
+    static SCENE: LazyLock<Mutex<Run>> = LazyLock::new(|| {
+        let run = async {
+            let scene = Scene::start().await;
+            scene.wait().await;
+            scene.keep().await;
+            scene.lose().await;
+            scene.limit().await;
+            becomes_empty(&scene.operator, PATH).await;
+            becomes_empty(&scene.operator, &format!("{LIMIT}/permits")).await;
+            let operators = scene.history.deletions().into_keys().chain([PATH.to_owned()]).collect();
+            Run::of(&["/traced/"], scene.server.transactions(), scene.history.traced(), operators)
+        };
+        let runtime = || tokio::runtime::Runtime::new().expect("a runtime");
+        Mutex::new(std::thread::spawn(move || runtime().block_on(run)).join().expect("the scene is played"))
+    });
+    SCENE.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+#[test]
+fn every_step_of_the_model_occurs_in_a_real_run_and_is_allowed() {
+    let verdict = judge(&scene());
+    assert_eq!(verdict.faults, Vec::<String>::new());
+    let seen = |step: &&str| verdict.seen.get(*step).copied().unwrap_or(0);
+    for step in OF_THE_MODEL.iter().chain(&OTHERS) {
+        println!("{:6} {step}", seen(step));
+    }
+    let missing: Vec<_> = OF_THE_MODEL.iter().chain(&OTHERS).filter(|step| seen(step) == 0).collect();
+    assert_eq!(missing, Vec::<&&str>::new(), "they do not occur");
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Falsified traces
+
+/// Changes the scene's trace; its replay must say all of the words that this returns, in one message.
+#[track_caller]
+fn is_found(falsify: impl FnOnce(&mut Run) -> Vec<String>) {
+    let mut run = scene();
+    assert_eq!(judge(&run).faults, Vec::<String>::new());
+    let words = falsify(&mut run);
+    let faults = judge(&run).faults;
+    let tells = |fault: &String| words.iter().all(|word| fault.contains(word));
+    assert!(faults.iter().any(tells), "no message has all of {words:?}:\n{}", faults.join("\n"));
+}
+
+fn words<const N: usize>(words: [&str; N]) -> Vec<String> {
+    words.map(str::to_owned).to_vec()
+}
+
+fn at_zxid(txn: &Txn) -> String {
+    format!("{:#x}", txn.zxid)
+}
+
+/// The path of the node that this transaction deletes, in this directory.
+fn left<'t>(txn: &'t Txn, directory: &str) -> Option<&'t str> {
+    let deleted = txn.ops.iter().find_map(|op| match op {
+        Write::Delete { path } => Some(path.as_str()),
+        _ => None,
+    });
+    deleted.filter(|path| path.rsplit_once('/').is_some_and(|(parent, _)| parent == directory))
+}
+
+/// The transactions that are a writer's release.
+fn signals(txn: &Txn) -> bool {
+    left(txn, PATH).is_some() && matches!(txn.ops[..], [Write::Set { .. }, Write::Delete { .. }])
+}
+
+/// The transactions that let a contender take permits.
+fn takes_permits(txn: &Txn) -> bool {
+    left(txn, &format!("{LIMIT}/queue")).is_some()
+}
+
+/// The index of the grant by the first hand-off, and the transaction that handed over.
+fn hand_off(run: &Run) -> (usize, Txn) {
+    let is_it = |event: &Event| event.what == What::Granted && event.how == "hand-off" && event.path == PATH;
+    let at = run.events.iter().position(is_it).expect("one was granted so");
+    let granted = &run.events[at];
+    let by = run.log.iter().filter(|txn| signals(txn) && txn.time <= granted.at).max_by_key(|txn| txn.zxid);
+    (at, by.expect("it was handed over").clone())
+}
+
+fn find<'r>(run: &'r mut Run, wanted: impl Fn(&Txn) -> bool) -> &'r mut Txn {
+    run.log.iter_mut().find(|txn| wanted(txn)).expect("the scene has such a transaction")
+}
+
+/// Swaps what two transactions do.
+fn swap(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> Txn {
+    let mut found = run.log.iter().enumerate().filter(|(_, txn)| wanted(txn)).map(|(at, _)| at);
+    let (one, other) = (found.next().expect("two"), found.next().expect("two"));
+    let (first, second) = (run.log[one].clone(), run.log[other].clone());
+    (run.log[one].ops, run.log[one].session) = (second.ops, second.session);
+    (run.log[other].ops, run.log[other].session) = (first.ops, first.session);
+    run.log[one].clone()
+}
+
+#[test]
+fn a_grant_before_the_transaction_that_makes_it_ones_turn_is_found() {
+    is_found(|run| {
+        let (at, by) = hand_off(run);
+        run.events[at].at = by.time - Duration::from_millis(1);
+        let token = format!("zxid {:#x}", run.events[at].token);
+        words(["Grant", &token, &format!("only the transaction {:#x}", by.zxid)])
+    });
+}
+
+#[test]
+fn a_grant_by_a_hand_off_that_was_none_is_found() {
+    is_found(|run| {
+        let (at, by) = hand_off(run);
+        find(run, |txn| txn.zxid == by.zxid).ops.remove(0);
+        let token = format!("zxid {:#x}", run.events[at].token);
+        words(["Grant", &token, &at_zxid(&by), "is none"])
+    });
+}
+
+#[test]
+fn a_grant_of_another_contenders_token_is_found() {
+    is_found(|run| {
+        let (at, by) = hand_off(run);
+        run.events[at].token = by.zxid;
+        words(["Grant", &at_zxid(&by), "no such node"])
+    });
+}
+
+#[test]
+fn a_signal_by_a_waiter_is_found() {
+    is_found(|run| {
+        let told: Vec<i64> = run.events.iter().map(|event| event.token).collect();
+        let created = |path: &str| {
+            let creates = |op: &Write| matches!(op, Write::Create { path: it, .. } if it == path);
+            run.log.iter().find(|txn| txn.ops.iter().any(creates)).map(|txn| txn.zxid)
+        };
+        let gave_up =
+            |txn: &&Txn| left(txn, PATH).is_some_and(|path| created(path).is_some_and(|zxid| !told.contains(&zxid)));
+        let zxid = run.log.iter().find(gave_up).expect("one gave up").zxid;
+        let txn = find(run, |txn| txn.zxid == zxid);
+        let path = left(txn, PATH).expect("it left").to_owned();
+        txn.ops.insert(0, Write::Set { path: path.clone(), data: Vec::new() });
+        words(["Release", &path, &at_zxid(txn), "only a holder signals"])
+    });
+}
+
+#[test]
+fn a_signal_by_a_reader_is_found() {
+    is_found(|run| {
+        let txn = find(run, |txn| left(txn, PATH).is_some_and(|path| path.contains("-READ-")));
+        let path = left(txn, PATH).expect("it left").to_owned();
+        txn.ops.insert(0, Write::Set { path: path.clone(), data: Vec::new() });
+        words(["Release", &path, &at_zxid(txn), "only a writer signals"])
+    });
+}
+
+#[test]
+fn two_releases_in_the_wrong_order_are_found() {
+    is_found(|run| {
+        // The holder's, and the downgrade of the one that waited for it.
+        let is_one = |txn: &Txn| left(txn, PATH).is_some() && txn.ops.len() == 2;
+        let first = swap(run, is_one);
+        let path = left(&first, PATH).expect("it left").to_owned();
+        words(["Downgrade", &path, &at_zxid(&first), "only a holder"])
+    });
+}
+
+#[test]
+fn a_delete_by_a_stranger_is_found() {
+    is_found(|run| {
+        let txn = find(run, signals);
+        txn.session += 1;
+        words(["Delete", left(txn, PATH).expect("it left"), &at_zxid(txn), "another's"])
+    });
+}
+
+#[test]
+fn a_write_to_a_node_that_stays_is_found() {
+    is_found(|run| {
+        let txn = find(run, signals);
+        let path = left(txn, PATH).expect("it left").to_owned();
+        txn.ops.pop();
+        words(["Set", &path, &at_zxid(txn), "nobody writes"])
+    });
+}
+
+#[test]
+fn an_ask_by_one_who_is_behind_no_kept_node_is_found() {
+    is_found(|run| {
+        run.operators.remove(PATH);
+        // The operator's own is the last.
+        let asks = |txn: &&Txn| matches!(&txn.ops[..], [Write::Set { path, .. }] if path == PATH);
+        let asks: Vec<i64> = run.log.iter().filter(asks).map(|txn| txn.zxid).collect();
+        assert_eq!(asks.len(), 2, "a contender and an operator asked");
+        words(["Ask", PATH, &format!("{:#x}", asks[1]), "only a contender behind a kept node"])
+    });
+}
+
+#[test]
+fn a_second_contender_of_one_number_is_found() {
+    is_found(|run| {
+        let (zxid, used) = {
+            let mut creates = run.log.iter().flat_map(|txn| txn.ops.iter().map(move |op| (txn.zxid, op)));
+            let mut next = || {
+                creates.by_ref().find_map(|(zxid, op)| match op {
+                    Write::Create { path, ephemeral: true, .. } => Some((zxid, path.clone())),
+                    _ => None,
+                })
+            };
+            let (first, second) = (next().expect("some"), next().expect("some"));
+            (second.0, first.1[first.1.len() - 10..].to_owned())
+        };
+        let txn = find(run, |txn| txn.zxid == zxid);
+        let Some(Write::Create { path, .. }) = txn.ops.first_mut() else { panic!("{txn:?}") };
+        path.replace_range(path.len() - 10.., &used);
+        let path = path.clone();
+        words(["Enter", &path, &at_zxid(txn), "comes next"])
+    });
+}
+
+#[test]
+fn a_downgrade_that_changes_its_number_is_found() {
+    is_found(|run| {
+        let creates = |op: &Write| matches!(op, Write::Create { ephemeral: true, .. });
+        let txn = find(run, |txn| left(txn, PATH).is_some() && txn.ops.iter().any(creates));
+        let old = left(txn, PATH).expect("it left").to_owned();
+        for op in &mut txn.ops {
+            if let Write::Create { path, .. } = op {
+                path.replace_range(path.len() - 1.., "9");
+            }
+        }
+        words(["Downgrade", &old, &at_zxid(txn), "keeps its place"])
+    });
+}
+
+#[test]
+fn a_commit_under_anothers_node_is_found() {
+    is_found(|run| {
+        let txn = find(run, |txn| matches!(txn.ops[..], [Write::Check { .. }, Write::Create { .. }]));
+        txn.session += 1;
+        words(["Commit", PATH, &at_zxid(txn), "another session's"])
+    });
+}
+
+#[test]
+fn a_permit_too_many_is_found() {
+    is_found(|run| {
+        let txn = find(run, takes_permits);
+        for op in &mut txn.ops {
+            if let Write::Create { path, .. } = op {
+                path.replace_range(path.len() - 1.., "3");
+            }
+        }
+        words(["TakePermit", LIMIT, &at_zxid(txn), "0 of 2 permits are taken, and it takes 3"])
+    });
+}
+
+#[test]
+fn a_second_permit_of_one_place_is_found() {
+    is_found(|run| {
+        let txn = find(run, takes_permits);
+        txn.ops.retain(|op| !matches!(op, Write::Delete { .. }));
+        words(["TakePermit", LIMIT, &at_zxid(txn), "in exchange for a place"])
+    });
+}
+
+#[test]
+fn a_permit_that_was_not_taken_from_the_head_is_found() {
+    is_found(|run| {
+        // The last two waited together.
+        let taken: Vec<i64> = run.log.iter().filter(|txn| takes_permits(txn)).map(|txn| txn.zxid).collect();
+        let last = taken[taken.len() - 2..].to_vec();
+        let first = swap(run, |txn| last.contains(&txn.zxid));
+        words(["TakePermit", LIMIT, &at_zxid(&first), "only the head"])
+    });
+}
+
+/// The hold of this name and mode.
+fn hold<'r>(run: &'r mut Run, host: &str, mode: Mode) -> &'r mut Hold {
+    run.holds.iter_mut().find(|hold| hold.host == host && hold.mode == mode).expect("it held")
+}
+
+#[test]
+fn a_loss_that_is_not_told_is_found() {
+    is_found(|run| {
+        let end = hold(run, "next", Mode::Write).from;
+        let lost = hold(run, "lost", Mode::Write);
+        assert!(lost.lost);
+        (lost.until, lost.lost) = (end + Duration::from_secs(1), false);
+        let node = lost.node.clone();
+        let ends = |txn: &&Txn| txn.ops == [Write::End];
+        let expired = run.log.iter().filter(ends).find(|txn| txn.time <= end).map(at_zxid);
+        assert!(expired.is_some(), "the session was over");
+        words(["Hold", &node, "had left at zxid", "Expired"])
+    });
+}
+
+#[test]
+fn holds_that_overlap_are_found() {
+    is_found(|run| {
+        let next = hold(run, "other", Mode::Write).clone();
+        let first = hold(run, "one", Mode::Write);
+        first.until = next.from + Duration::from_millis(1);
+        words(["two holders at", &first.node, &next.node, &format!("{:#x}", next.token)])
+    });
+}
+
+#[test]
+fn a_token_that_falls_is_found() {
+    is_found(|run| {
+        let other = hold(run, "other", Mode::Write).token;
+        hold(run, "one", Mode::Write).token = other + 1;
+        words(["the fencing token fell", &format!("{:#x}", other + 1), &format!("{other:#x}")])
+    });
+}
+
+#[test]
+fn a_wait_without_an_end_is_found() {
+    is_found(|run| {
+        let (at, by) = hand_off(run);
+        let sequence = run.events[at].sequence;
+        let is_it = |event: &Event| event.path == PATH && event.sequence == sequence && event.mode == "WRITE";
+        let who = run.events.iter().find(|event| event.what == What::Created && is_it(event)).expect("it waited").who;
+        run.events.retain(|event| event.who != who || event.what != What::Ended);
+        let last = run.log.last().map_or(by.zxid, |txn| txn.zxid);
+        words(["Wait", PATH, &format!("number {sequence}"), &format!("{last:#x}"), "every wait ends"])
+    });
+}

@@ -1,0 +1,532 @@
+//! A run, replayed in the order of its server's log: whether each write was a step that the protocol allows to that contender
+//! then, and each grant came when it was its turn. It states the rules anew and asks no code of the library.
+//!
+//! What the log does not tell is what a contender knows. So a contender is in a set of states until its own events or its
+//! next write tell more: from the transaction on that makes it its turn it may hold, or not know yet; and a contender may
+//! ask from the moment on at which a kept node was in its way, until somebody has asked.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt::Display;
+use std::time::Duration;
+
+use zk_rwlock::Mode;
+
+use crate::history::{Hold, falling_fences, overlaps};
+use crate::trace::{Event, What, drift, recorded};
+use crate::txn_log::{Op, Txn};
+
+/// Leaders write whole milliseconds.
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+/// What is known of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    pub log: Vec<Txn>,
+    pub events: Vec<Event>,
+    /// What guards said of themselves, on the clock of the events; without those that an operator may have ended.
+    pub holds: Vec<Hold>,
+    /// The nodes that an operator may have deleted, and the directories that one may have set.
+    pub operators: HashSet<String>,
+    /// By how much the clocks may differ.
+    pub leeway: Duration,
+}
+
+impl Run {
+    /// A run on these paths, which this process has recorded.
+    pub fn of(paths: &[&str], log: Vec<Txn>, holds: Vec<Hold>, operators: HashSet<String>) -> Run {
+        Run { log, events: recorded(paths), holds, operators, leeway: drift() }
+    }
+}
+
+/// What was wrong with a run, in words, and how often each step was seen.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    pub faults: Vec<String>,
+    pub seen: BTreeMap<&'static str, usize>,
+}
+
+/// The steps of the model, by its names for them.
+pub const OF_THE_MODEL: [&str; 17] = [
+    "ArmDirectory",
+    "Enter",
+    "EnterAnswerLost",
+    "EnterRequestLost",
+    "Recover",
+    "List",
+    "Arm",
+    "See",
+    "Ask",
+    "Told",
+    "OperatorAsks",
+    "Release",
+    "UseAgain",
+    "GiveUp",
+    "Downgrade",
+    "Cancel",
+    "Expire",
+];
+
+/// The steps that the model does not have.
+pub const OTHERS: [&str; 5] = ["Evict", "Commit", "TakePermit", "GiveBackPermit", "LosePermit"];
+
+/// What the name of a contender says.
+#[derive(Clone, Debug)]
+struct Name {
+    owner: String,
+    mode: Mode,
+    sequence: i64,
+    keeps: bool,
+    /// Its writers signal.
+    signals: bool,
+}
+
+impl Name {
+    fn parse(name: &str) -> Option<Name> {
+        const MARKERS: [(&str, Mode, bool); 8] = [
+            ("-READ-", Mode::Read, true),
+            ("-WRITE-", Mode::Write, true),
+            ("__READ__", Mode::Read, false),
+            ("__WRIT__", Mode::Write, false),
+            ("__rlock__", Mode::Read, false),
+            ("__lock__", Mode::Write, false),
+            ("READ-lock-", Mode::Read, false),
+            ("lock-", Mode::Write, false),
+        ];
+        let (front, digits) = name.split_at_checked(name.len().checked_sub(10)?)?;
+        let sequence = digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())??;
+        let (marker, mode, signals) = MARKERS.into_iter().find(|(marker, ..)| front.ends_with(marker))?;
+        let owner = front.strip_suffix(marker)?.to_owned();
+        let keeps = signals && owner.ends_with("~keep");
+        Some(Name { owner, mode, sequence, keeps, signals })
+    }
+
+    /// Whether this contender has to leave before the other may hold.
+    fn is_before(&self, other: &Name) -> bool {
+        self.sequence < other.sequence && (self.mode == Mode::Write || other.mode == Mode::Write)
+    }
+}
+
+/// How a node left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    Signalled,
+    Deleted,
+    Exchanged,
+    Downgraded,
+    Expired,
+    Evicted,
+}
+
+/// One node of a contender, or of a holder of permits, from its creation on.
+#[derive(Clone, Debug)]
+struct Node {
+    path: String,
+    name: Name,
+    session: i64,
+    /// The transaction that created it; after a downgrade, the one that created its first node.
+    token: i64,
+    /// Since when it may hold: after which transaction, proposed when, and how the last one in its way has left.
+    turn: Option<(i64, Duration, Option<Left>)>,
+    left: Option<(i64, Duration, Left)>,
+}
+
+impl Node {
+    fn shown(&self) -> String {
+        format!("{} of session {:#x}", self.path, self.session)
+    }
+}
+
+/// A lock's directory.
+#[derive(Debug, Default)]
+struct Queue {
+    /// By the index of the node.
+    live: BTreeSet<usize>,
+    next: i64,
+    /// The sessions that may ask.
+    may_ask: HashSet<i64>,
+}
+
+#[derive(Debug, Default)]
+struct Semaphore {
+    number: Option<u64>,
+    /// The number of permits, and the index of the node.
+    taken: BTreeMap<usize, u64>,
+}
+
+struct Replay<'r> {
+    run: &'r Run,
+    nodes: Vec<Node>,
+    /// The nodes that are there.
+    at: HashMap<String, usize>,
+    queues: HashMap<String, Queue>,
+    semaphores: HashMap<String, Semaphore>,
+    /// When the contender with a node of this token was first told that it holds.
+    told: HashMap<i64, Duration>,
+    verdict: Verdict,
+}
+
+/// Replays the run.
+pub fn judge(run: &Run) -> Verdict {
+    let mut replay = Replay {
+        run,
+        nodes: Vec::new(),
+        at: HashMap::new(),
+        queues: HashMap::new(),
+        semaphores: HashMap::new(),
+        told: HashMap::new(),
+        verdict: Verdict::default(),
+    };
+    for event in run.events.iter().filter(|event| matches!(event.what, What::Granted | What::Got)) {
+        let first = replay.told.entry(event.token).or_insert(event.at);
+        *first = event.at.min(*first);
+    }
+    for txn in &run.log {
+        replay.step(txn);
+    }
+    replay.judge_events();
+    replay.judge_holds();
+    replay.verdict
+}
+
+fn parent(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(parent, _)| parent)
+}
+
+fn child(path: &str) -> &str {
+    path.rsplit_once('/').map_or(path, |(_, child)| child)
+}
+
+/// Of a permit's node: the semaphore, and how many permits it is.
+fn permit(path: &str) -> Option<(&str, u64)> {
+    let semaphore = parent(path).strip_suffix("/permits")?;
+    Some((semaphore, path.rsplit_once("-PERMIT-")?.1.parse().ok()?))
+}
+
+fn number(data: &[u8]) -> Option<u64> {
+    std::str::from_utf8(data).ok()?.strip_prefix("permits=")?.trim().parse().ok()
+}
+
+impl Replay<'_> {
+    fn saw(&mut self, step: &'static str) {
+        *self.verdict.seen.entry(step).or_default() += 1;
+    }
+
+    fn refuse(&mut self, txn: &Txn, step: &str, whose: impl Display, rule: &str) {
+        let Txn { zxid, session, .. } = txn;
+        self.verdict.faults.push(format!("{step} of {whose}, at zxid {zxid:#x} by session {session:#x}: {rule}"));
+    }
+
+    fn was_told(&self, node: &Node, by: Duration) -> bool {
+        self.told.get(&node.token).is_some_and(|told| *told <= by + MILLISECOND + self.run.leeway)
+    }
+
+    fn step(&mut self, txn: &Txn) {
+        let changes = txn.ops.iter().any(|op| !matches!(op, Op::Check { .. }));
+        let mut guards = Vec::new();
+        for op in &txn.ops {
+            match op {
+                Op::Create { path, data, ephemeral } => self.created(txn, path, data, *ephemeral),
+                Op::Delete { path } => self.deleted(txn, path),
+                Op::Set { path, data } => self.set(txn, path, data),
+                Op::End => self.ended(txn),
+                Op::Check { path } if changes => guards.push(path),
+                Op::Check { .. } | Op::Begin => {}
+            }
+        }
+        // A check of the own place belongs to an exchange.
+        for path in guards {
+            if let Some(node) = self.at.get(path).map(|at| self.nodes[*at].clone()) {
+                self.saw("Commit");
+                if node.session != txn.session {
+                    self.refuse(txn, "Commit", node.shown(), "the node is another session's");
+                } else if node.turn.is_none() || !self.was_told(&node, txn.time) {
+                    self.refuse(txn, "Commit", node.shown(), "only a holder commits, and it was not granted");
+                }
+            }
+        }
+    }
+
+    fn created(&mut self, txn: &Txn, path: &str, data: &[u8], ephemeral: bool) {
+        if let Some((semaphore, count)) = permit(path) {
+            return self.took_permits(txn, path, semaphore, count);
+        }
+        if let Some(number) = number(data) {
+            self.semaphores.entry(path.to_owned()).or_default().number = Some(number);
+        }
+        let Some(name) = Name::parse(child(path)).filter(|_| ephemeral) else { return };
+        let deletes = |op: &Op| match op {
+            Op::Delete { path: old } => self.at.get(old).copied(),
+            _ => None,
+        };
+        let mut token = txn.zxid;
+        if let Some(old) = txn.ops.iter().find_map(deletes).map(|old| self.nodes[old].clone()) {
+            self.saw("Downgrade");
+            token = old.token;
+            let keeps_place = (&old.name.owner, old.name.sequence) == (&name.owner, name.sequence);
+            if !keeps_place || parent(&old.path) != parent(path) {
+                self.refuse(txn, "Downgrade", old.shown(), &format!("it keeps its place, and {path} is another"));
+            } else if (old.name.mode, name.mode) != (Mode::Write, Mode::Read) {
+                self.refuse(txn, "Downgrade", old.shown(), "only a writer becomes a reader");
+            } else if old.turn.is_none() || !self.was_told(&old, txn.time) {
+                self.refuse(txn, "Downgrade", old.shown(), "only a holder downgrades, and it was not granted");
+            }
+        } else {
+            self.saw("Enter");
+            if name.keeps {
+                self.saw("ArmDirectory");
+            }
+            let queue = self.queues.entry(parent(path).to_owned()).or_default();
+            let next = std::mem::replace(&mut queue.next, name.sequence + 1);
+            if name.sequence < next {
+                self.refuse(txn, "Enter", path, &format!("number {next} comes next"));
+            }
+            let mut live = self.queues[parent(path)].live.iter();
+            if live.any(|other| self.nodes[*other].name.owner == name.owner) && !self.may_have_two(path) {
+                self.refuse(txn, "Enter", path, "the contender has a node already");
+            }
+        }
+        let at = self.nodes.len();
+        self.nodes.push(Node { path: path.to_owned(), name, session: txn.session, token, turn: None, left: None });
+        self.at.insert(path.to_owned(), at);
+        self.queues.entry(parent(path).to_owned()).or_default().live.insert(at);
+        self.look(txn, parent(path), None);
+    }
+
+    /// Whether the answer to a create was lost there, and the node not found: then the contender may make a second one.
+    fn may_have_two(&self, path: &str) -> bool {
+        self.run.events.iter().any(|event| event.what == What::Missed && path.starts_with(&event.path))
+    }
+
+    /// A node has come or left: whose turn it is, and who may ask.
+    fn look(&mut self, txn: &Txn, directory: &str, left: Option<Left>) {
+        let Some(queue) = self.queues.get_mut(directory) else { return };
+        for at in &queue.live {
+            let me = &self.nodes[*at];
+            let mut before =
+                queue.live.iter().map(|other| &self.nodes[*other]).filter(|it| it.name.is_before(&me.name));
+            if before.clone().any(|it| it.name.keeps) {
+                queue.may_ask.insert(me.session);
+            }
+            if me.turn.is_none() && before.next().is_none() {
+                self.nodes[*at].turn = Some((txn.zxid, txn.time, left));
+            }
+        }
+    }
+
+    fn leaves(&mut self, txn: &Txn, at: usize, how: Left) {
+        let node = &mut self.nodes[at];
+        node.left = Some((txn.zxid, txn.time, how));
+        let path = node.path.clone();
+        self.at.remove(&path);
+        if let Some((semaphore, _)) = permit(&path) {
+            self.saw(if how == Left::Expired { "LosePermit" } else { "GiveBackPermit" });
+            self.semaphores.entry(semaphore.to_owned()).or_default().taken.remove(&at);
+        } else {
+            self.queues.entry(parent(&path).to_owned()).or_default().live.remove(&at);
+            self.look(txn, parent(&path), Some(how));
+        }
+    }
+
+    fn deleted(&mut self, txn: &Txn, path: &str) {
+        let Some(at) = self.at.get(path).copied() else {
+            // A directory that is made anew begins with number 0.
+            self.queues.remove(path);
+            return;
+        };
+        let node = self.nodes[at].clone();
+        let of_own = |op: &Op| matches!(op, Op::Set { path: it, .. } if it == path);
+        let creates = |wanted: fn(&str) -> bool| {
+            txn.ops.iter().any(|op| matches!(op, Op::Create { path, ephemeral: true, .. } if wanted(child(path))))
+        };
+        let told = self.was_told(&node, txn.time);
+        let how = if node.session != txn.session {
+            if !self.run.operators.contains(path) {
+                self.refuse(txn, "Delete", node.shown(), "nobody deletes another's node");
+            }
+            self.saw("Evict");
+            Left::Evicted
+        } else if creates(|name| name.contains("-PERMIT-")) {
+            Left::Exchanged
+        } else if creates(|name| Name::parse(name).is_some()) {
+            Left::Downgraded
+        } else if txn.ops.iter().any(of_own) {
+            self.saw("Release");
+            if node.name.mode != Mode::Write || !node.name.signals {
+                self.refuse(txn, "Release", node.shown(), "only a writer signals");
+            } else if node.turn.is_none() || !told {
+                self.refuse(txn, "Release", node.shown(), "only a holder signals, and it was not granted");
+            }
+            Left::Signalled
+        } else {
+            if permit(path).is_none() {
+                self.saw(if told { "Release" } else { "Cancel" });
+            }
+            Left::Deleted
+        };
+        self.leaves(txn, at, how);
+    }
+
+    fn set(&mut self, txn: &Txn, path: &str, data: &[u8]) {
+        if let Some(node) = self.at.get(path).map(|at| self.nodes[*at].clone()) {
+            let leaves = |op: &Op| matches!(op, Op::Delete { path: it } if it == path);
+            if !txn.ops.iter().any(leaves) && !self.run.operators.contains(path) {
+                self.refuse(txn, "Set", node.shown(), "nobody writes to a node that stays");
+            }
+        } else if let Some(queue) = self.queues.get_mut(path) {
+            let may = queue.may_ask.contains(&txn.session);
+            queue.may_ask.clear();
+            self.look(txn, path, None);
+            self.saw(if may { "Ask" } else { "OperatorAsks" });
+            if !may && !self.run.operators.contains(path) {
+                self.refuse(txn, "Ask", path, "only a contender behind a kept node asks");
+            }
+        } else if let Some(number) = number(data) {
+            self.semaphores.entry(path.to_owned()).or_default().number = Some(number);
+        }
+    }
+
+    fn ended(&mut self, txn: &Txn) {
+        let of_session = |at: &&usize| self.nodes[**at].session == txn.session;
+        let mut gone: Vec<usize> = self.at.values().filter(of_session).copied().collect();
+        gone.sort_unstable();
+        if !gone.is_empty() {
+            self.saw("Expire");
+        }
+        for at in gone {
+            self.leaves(txn, at, Left::Expired);
+        }
+    }
+
+    fn took_permits(&mut self, txn: &Txn, path: &str, semaphore: &str, count: u64) {
+        self.saw("TakePermit");
+        let place = |op: &Op| match op {
+            Op::Delete { path } => self.at.get(path).map(|at| &self.nodes[*at]),
+            _ => None,
+        };
+        let place = txn.ops.iter().find_map(place).cloned();
+        let place = place.filter(|it| it.session == txn.session && parent(&it.path) == format!("{semaphore}/queue"));
+        match place {
+            None => self.refuse(txn, "TakePermit", path, "it is taken in exchange for a place in the queue"),
+            Some(place) if place.turn.is_none() => {
+                self.refuse(txn, "TakePermit", place.shown(), "only the head of the queue takes permits");
+            }
+            Some(_) => {}
+        }
+        let Semaphore { number, taken } = self.semaphores.entry(semaphore.to_owned()).or_default();
+        let (number, before) = (number.unwrap_or(0), taken.values().sum::<u64>());
+        let at = self.nodes.len();
+        taken.insert(at, count);
+        if before + count > number {
+            self.refuse(
+                txn,
+                "TakePermit",
+                path,
+                &format!("{before} of {number} permits are taken, and it takes {count}"),
+            );
+        }
+        let name = Name { owner: String::new(), mode: Mode::Read, sequence: 0, keeps: false, signals: false };
+        let turn = Some((txn.zxid, txn.time, None));
+        let (path, session, token) = (path.to_owned(), txn.session, txn.zxid);
+        self.at.insert(path.clone(), at);
+        self.nodes.push(Node { path, name, session, token, turn, left: None });
+    }
+
+    /// The nodes that held by this token.
+    fn of_token(&self, path: &str, token: i64) -> Vec<&Node> {
+        self.nodes.iter().filter(|node| node.token == token && node.path.starts_with(path)).collect()
+    }
+
+    fn judge_events(&mut self) {
+        let mut open: BTreeMap<u64, &Event> = BTreeMap::new();
+        let mut used: HashSet<i64> = HashSet::new();
+        for event in &self.run.events {
+            match (event.what, &*event.how) {
+                (What::Asked, _) => _ = open.insert(event.who, event),
+                (What::Created, _) => {
+                    if let Some(asked) = open.get_mut(&event.who) {
+                        *asked = event;
+                    }
+                }
+                (What::Ended, _) => _ = open.remove(&event.who),
+                (What::Granted, how) => {
+                    self.saw("List");
+                    if how != "at once" {
+                        self.saw("Arm");
+                        self.saw("See");
+                    }
+                    self.judge_grant(event);
+                }
+                (What::Got, _) => {
+                    if !used.insert(event.token) {
+                        self.saw("UseAgain");
+                    }
+                    self.judge_grant(event);
+                }
+                (What::Found, _) => {
+                    self.saw("EnterAnswerLost");
+                    self.saw("Recover");
+                }
+                (What::Missed, _) => {
+                    self.saw("EnterRequestLost");
+                    self.saw("Recover");
+                }
+                (What::GivenUp, "asked") => self.saw("Told"),
+                (What::GivenUp, "idle" | "closed" | "replaced") => self.saw("GiveUp"),
+                (What::GivenUp | What::Holds | What::Released | What::Lost, _) => {}
+            }
+        }
+        for event in open.into_values() {
+            let last = self.run.log.last().map_or(0, |txn| txn.zxid);
+            let Event { path, mode, sequence, at, .. } = event;
+            self.verdict.faults.push(format!(
+                "Wait of {path} {mode} number {sequence} since {at:?}, up to zxid {last:#x}: every wait ends"
+            ));
+        }
+    }
+
+    fn judge_grant(&mut self, event: &Event) {
+        let Event { at, path, mode, token, sequence, .. } = event;
+        let what = format!("Grant of {path} {mode} number {sequence} at {at:?}, token and zxid {token:#x}");
+        let nodes = self.of_token(path, *token);
+        let is_it = |node: &&&Node| permit(&node.path).is_some() || node.name.sequence == *sequence;
+        let fault = match nodes.iter().find(is_it) {
+            None => Some(format!("{what}: that transaction has created no such node")),
+            Some(node) => match node.turn {
+                None => Some(format!("{what}, {}: it was never its turn", node.shown())),
+                Some((zxid, time, _)) if *at + self.run.leeway < time => Some(format!(
+                    "{what}, {}: only the transaction {zxid:#x}, proposed at {time:?}, made it its turn",
+                    node.shown()
+                )),
+                Some((zxid, _, Some(Left::Deleted | Left::Expired | Left::Evicted))) if event.how == "hand-off" => {
+                    Some(format!("{what}, {}: by a hand-off, and zxid {zxid:#x} is none", node.shown()))
+                }
+                Some(_) => None,
+            },
+        };
+        self.verdict.faults.extend(fault);
+    }
+
+    /// What guards said of themselves, against the log.
+    fn judge_holds(&mut self) {
+        let holds = &self.run.holds;
+        let mut faults = overlaps(holds);
+        faults.extend(falling_fences(holds));
+        for hold in holds {
+            let Some(node) = self.of_token("", hold.token).into_iter().find(|node| node.path == hold.node) else {
+                faults.push(format!("Hold of {hold}: no transaction has created its node"));
+                continue;
+            };
+            let since = node.turn.map(|(zxid, time, _)| (zxid, time));
+            if let Some((zxid, _)) = since.filter(|(_, time)| hold.from + self.run.leeway < *time) {
+                faults.push(format!("Hold of {hold}: it began before zxid {zxid:#x} made it its turn"));
+            }
+            if let Some((zxid, _, how)) =
+                node.left.filter(|(_, time, _)| hold.until > *time + MILLISECOND + self.run.leeway)
+                && how != Left::Downgraded
+            {
+                faults.push(format!("Hold of {hold}: it said held after its node had left at zxid {zxid:#x}, {how:?}"));
+            }
+        }
+        self.verdict.faults.extend(faults);
+    }
+}

@@ -1,0 +1,299 @@
+//! What the processes of a run tell of themselves: one line for each event of an acquisition or a hold, from what the library
+//! tells `tracing`. It judges nothing.
+//!
+//! The clock of all lines is the time since 1970, read once in each process and then counted by its monotonic clock: so
+//! the lines of several processes of one machine can be compared, and those of a server's log as well.
+
+use std::collections::HashMap;
+use std::fmt::{self, Write as _};
+use std::str::FromStr;
+use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Metadata, Subscriber};
+
+/// What happened to an acquisition, or to a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// The lock is asked for.
+    Asked,
+    /// There is a node; it has this number.
+    Created,
+    /// The turn has come. `how` says by what it was known.
+    Granted,
+    /// What was asked for is held, by the node of this token.
+    Got,
+    /// The acquisition has ended: by its grant, or without.
+    Ended,
+    Holds,
+    Released,
+    /// The holder was told that it has lost the lock. The path is the node's.
+    Lost,
+    /// The answer to a create was lost, and the node found.
+    Found,
+    /// The answer to a create was lost, and there is no node.
+    Missed,
+    /// A kept node is given up. `how` says why.
+    GivenUp,
+}
+
+const ALL: [What; 11] = [
+    What::Asked,
+    What::Created,
+    What::Granted,
+    What::Got,
+    What::Ended,
+    What::Holds,
+    What::Released,
+    What::Lost,
+    What::Found,
+    What::Missed,
+    What::GivenUp,
+];
+
+/// One event. What an event does not tell is empty, or 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub at: Duration,
+    /// One number for all events of an acquisition, and one for those of a hold.
+    pub who: u64,
+    pub what: What,
+    pub path: String,
+    /// `READ`, `WRITE` or `PERMIT`.
+    pub mode: String,
+    pub token: i64,
+    pub sequence: i64,
+    pub how: String,
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Event { at, who, what, path, mode, token, sequence, how } = self;
+        let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.replace(' ', "_") };
+        write!(
+            f,
+            "{} {who} {what:?} {} {} {token:#x} {sequence} {}",
+            at.as_nanos(),
+            or_dash(path),
+            or_dash(mode),
+            or_dash(how)
+        )
+    }
+}
+
+impl FromStr for Event {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Event, String> {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [at, who, what, path, mode, token, sequence, how] = words[..] else { return Err(line.to_owned()) };
+        let text = |word: &str| if word == "-" { String::new() } else { word.to_owned() };
+        let read = || {
+            Some(Event {
+                at: Duration::from_nanos(at.parse().ok()?),
+                who: who.parse().ok()?,
+                what: ALL.into_iter().find(|it| format!("{it:?}") == what)?,
+                path: text(path),
+                mode: text(mode),
+                token: i64::from_str_radix(token.strip_prefix("0x")?, 16).ok()?,
+                sequence: sequence.parse().ok()?,
+                how: text(how),
+            })
+        };
+        read().ok_or_else(|| line.to_owned())
+    }
+}
+
+/// The present moment on the clock of all traces.
+pub fn now() -> Duration {
+    static BEGAN: LazyLock<(Duration, Instant)> = LazyLock::new(sample);
+    let (time, instant) = *BEGAN;
+    time + instant.elapsed()
+}
+
+/// By how much the machine's time of day has been set since this process began.
+pub fn drift() -> Duration {
+    let here = now();
+    let (time, instant) = sample();
+    (time + instant.elapsed()).abs_diff(now().max(here))
+}
+
+/// One moment by both clocks. The thread may be stopped between the two, so the quickest of some readings counts.
+fn sample() -> (Duration, Instant) {
+    let read = || {
+        let before = Instant::now();
+        let time = SystemTime::UNIX_EPOCH.elapsed().expect("the clock is right");
+        (before.elapsed(), (time, before))
+    };
+    let readings = (0..32).map(|_| read());
+    readings.min_by_key(|(took, _)| *took).expect("some readings").1
+}
+
+/// What this process has told of the paths that are recorded.
+#[derive(Default)]
+struct Book {
+    /// The beginnings of the paths that are recorded.
+    recorded: Vec<String>,
+    events: Vec<Event>,
+    spans: HashMap<u64, Open>,
+    next: u64,
+}
+
+/// A span, which may have several handles.
+struct Open {
+    handles: usize,
+    event: Event,
+    is_hold: bool,
+}
+
+fn book() -> MutexGuard<'static, Book> {
+    static BOOK: OnceLock<Mutex<Book>> = OnceLock::new();
+    BOOK.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on, records what happens on the paths that begin so.
+pub fn record(paths: &[&str]) {
+    now();
+    // Another test of this process may have begun already.
+    let _ = tracing::subscriber::set_global_default(Recorder);
+    book().recorded.extend(paths.iter().map(|path| (*path).to_owned()));
+}
+
+/// What was recorded of the paths that begin so.
+pub fn recorded(paths: &[&str]) -> Vec<Event> {
+    let book = book();
+    let is_wanted = |event: &&Event| paths.iter().any(|path| event.path.starts_with(path));
+    let mut events: Vec<Event> = book.events.iter().filter(is_wanted).cloned().collect();
+    events.sort_by_key(|event| event.at);
+    events
+}
+
+impl Book {
+    fn note(&mut self, event: Event) {
+        if self.recorded.iter().any(|path| event.path.starts_with(path)) {
+            self.events.push(event);
+        }
+    }
+}
+
+/// The subscriber that writes the events down.
+struct Recorder;
+
+/// The fields of a span or of an event of the library.
+struct Fields(Event);
+
+impl Visit for Fields {
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        match field.name() {
+            "token" => self.0.token = value,
+            "sequence" => self.0.sequence = value,
+            _ => {}
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let mut text = String::new();
+        let _ = write!(text, "{value:?}");
+        self.record_str(field, &text);
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "path" => self.0.path = value.to_owned(),
+            // Of one that is lost, and of one that is found again: there the directory is told, too.
+            "node" if self.0.path.is_empty() => self.0.path = value.to_owned(),
+            "mode" => self.0.mode = value.to_owned(),
+            "kind" | "cause" => self.0.how = value.to_owned(),
+            "message" => {
+                self.0.what = match value {
+                    "granted" => What::Granted,
+                    "a lock was lost while it was held" => What::Lost,
+                    "the answer to a create was lost, and its node found" => What::Found,
+                    "the answer to a create was lost, and there is no node" => What::Missed,
+                    "a kept lock is given up" => What::GivenUp,
+                    _ => What::Ended,
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn event(what: What, who: u64) -> Event {
+    let (path, mode, how) = Default::default();
+    Event { at: now(), who, what, path, mode, token: 0, sequence: -1, how }
+}
+
+impl Subscriber for Recorder {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("zk_rwlock")
+            && (metadata.is_event() || matches!(metadata.name(), "acquire" | "hold"))
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let is_hold = span.metadata().name() == "hold";
+        let mut fields = Fields(event(if is_hold { What::Holds } else { What::Asked }, 0));
+        span.record(&mut fields);
+        let mut book = book();
+        book.next += 1;
+        let who = book.next;
+        fields.0.who = who;
+        book.note(fields.0.clone());
+        book.spans.insert(who, Open { handles: 1, event: fields.0, is_hold });
+        Id::from_u64(who)
+    }
+
+    fn record(&self, span: &Id, values: &Record<'_>) {
+        let mut book = book();
+        let Some(open) = book.spans.get_mut(&span.into_u64()) else { return };
+        let mut fields = Fields(open.event.clone());
+        values.record(&mut fields);
+        let changed = (fields.0.token != open.event.token, fields.0.sequence != open.event.sequence);
+        open.event = fields.0.clone();
+        let what = match changed {
+            (true, _) => What::Got,
+            (false, true) => What::Created,
+            (false, false) => return,
+        };
+        book.note(Event { at: now(), what, ..fields.0 });
+    }
+
+    fn event(&self, told: &tracing::Event<'_>) {
+        let mut fields = Fields(event(What::Ended, 0));
+        told.record(&mut fields);
+        if fields.0.what != What::Ended {
+            book().note(fields.0);
+        }
+    }
+
+    fn clone_span(&self, span: &Id) -> Id {
+        if let Some(open) = book().spans.get_mut(&span.into_u64()) {
+            open.handles += 1;
+        }
+        span.clone()
+    }
+
+    fn try_close(&self, span: Id) -> bool {
+        let at = now();
+        let mut book = book();
+        let who = span.into_u64();
+        let Some(open) = book.spans.get_mut(&who) else { return false };
+        open.handles -= 1;
+        if open.handles > 0 {
+            return false;
+        }
+        if let Some(open) = book.spans.remove(&who) {
+            let what = if open.is_hold { What::Released } else { What::Ended };
+            book.note(Event { at, what, ..open.event });
+        }
+        true
+    }
+
+    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+
+    fn enter(&self, _span: &Id) {}
+
+    fn exit(&self, _span: &Id) {}
+}

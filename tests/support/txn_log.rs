@@ -1,0 +1,155 @@
+//! The transaction log of a ZooKeeper server: every write that the server knows, in the order of all writes, with the
+//! session that made it. It knows the log's format, and no lock.
+//!
+//! A file of the log begins with a header of 16 bytes. A record is a checksum, a length, the transaction, and the byte
+//! `B`; zeros follow the last record. A transaction is its header and its body; digests may follow.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// One transaction that was carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Txn {
+    pub zxid: i64,
+    /// When the leader proposed it, since 1970: cut to whole milliseconds.
+    pub time: Duration,
+    pub session: i64,
+    pub ops: Vec<Op>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    Create {
+        path: String,
+        data: Vec<u8>,
+        ephemeral: bool,
+    },
+    Delete {
+        path: String,
+    },
+    Set {
+        path: String,
+        data: Vec<u8>,
+    },
+    Check {
+        path: String,
+    },
+    /// A session begins.
+    Begin,
+    /// A session ends, and with it all of its nodes.
+    End,
+}
+
+const HEADER: usize = 16;
+
+/// All that was carried out by the one server with this directory of data.
+pub fn of_server(data: &Path) -> Vec<Txn> {
+    read(data).into_values().flatten().collect()
+}
+
+/// All that was carried out by the servers of an ensemble with these directories: what more than half of them have logged.
+/// One of them may lack what it got as a snapshot, or have what no other has accepted.
+pub fn of_ensemble(data: &[PathBuf]) -> Vec<Txn> {
+    let mut logged: BTreeMap<i64, (usize, Option<Txn>)> = BTreeMap::new();
+    for (zxid, txn) in data.iter().flat_map(|data| read(data)) {
+        logged.entry(zxid).or_insert((0, txn)).0 += 1;
+    }
+    logged.into_values().filter(|(count, _)| 2 * count > data.len()).filter_map(|(_, txn)| txn).collect()
+}
+
+/// By their zxids; `None` for what was refused.
+fn read(data: &Path) -> BTreeMap<i64, Option<Txn>> {
+    let files = fs::read_dir(data.join("version-2")).expect("the server has data");
+    let files = files.map(|file| file.expect("readable").path());
+    let mut txns = BTreeMap::new();
+    for file in files.filter(|file| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("log."))) {
+        let bytes = fs::read(&file).expect("the log can be read");
+        let mut rest = Bytes(bytes.get(HEADER..).unwrap_or_default());
+        while let Some(record) = rest.record() {
+            let (zxid, txn) = Bytes(record).txn().unwrap_or_else(|| panic!("a strange record in {}", file.display()));
+            txns.insert(zxid, txn);
+        }
+    }
+    txns
+}
+
+struct Bytes<'b>(&'b [u8]);
+
+impl<'b> Bytes<'b> {
+    fn take(&mut self, count: usize) -> Option<&'b [u8]> {
+        let (taken, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn int(&mut self) -> Option<i32> {
+        self.take(4)?.try_into().ok().map(i32::from_be_bytes)
+    }
+
+    fn long(&mut self) -> Option<i64> {
+        self.take(8)?.try_into().ok().map(i64::from_be_bytes)
+    }
+
+    /// A length and so many bytes; a negative length means nothing.
+    fn buffer(&mut self) -> Option<&'b [u8]> {
+        let length = self.int()?;
+        self.take(usize::try_from(length).unwrap_or(0))
+    }
+
+    fn text(&mut self) -> Option<String> {
+        String::from_utf8(self.buffer()?.to_vec()).ok()
+    }
+
+    /// The next transaction's bytes. The last record of a server that was killed may be cut off.
+    fn record(&mut self) -> Option<&'b [u8]> {
+        let (sum, bytes) = (self.long()?, self.buffer()?);
+        (!bytes.is_empty() && self.take(1)? == b"B" && sum == i64::from(adler2::adler32_slice(bytes))).then_some(bytes)
+    }
+
+    fn txn(&mut self) -> Option<(i64, Option<Txn>)> {
+        let (session, _number, zxid) = (self.long()?, self.int()?, self.long()?);
+        let time = Duration::from_millis(self.long()?.try_into().ok()?);
+        let ops = match self.int()? {
+            MULTI => {
+                let count = self.int()?;
+                (0..count).map(|_| (self.int()?, self.buffer()?).op()).collect::<Option<Vec<_>>>()?
+            }
+            kind => vec![(kind, self.0).op()?],
+        };
+        let ops: Option<Vec<Op>> = ops.into_iter().collect();
+        Some((zxid, ops.map(|ops| Txn { zxid, time, session, ops })))
+    }
+}
+
+const MULTI: i32 = 14;
+
+trait Body {
+    /// `None` is a body that cannot be read, `Some(None)` what was refused.
+    fn op(self) -> Option<Option<Op>>;
+}
+
+impl Body for (i32, &[u8]) {
+    fn op(self) -> Option<Option<Op>> {
+        let mut body = Bytes(self.1);
+        Some(Some(match self.0 {
+            -1 => return Some(None),
+            -10 => Op::Begin,
+            -11 => Op::End,
+            // Plain, with an answer that has a stat, a container, and with a time to live.
+            kind @ (1 | 15 | 19 | 21) => {
+                let (path, data) = (body.text()?, body.buffer()?.to_vec());
+                for _ in 0..body.int()? {
+                    (body.int()?, body.buffer()?, body.buffer()?);
+                }
+                let ephemeral = matches!(kind, 1 | 15) && body.take(1)? == [1];
+                Op::Create { path, data, ephemeral }
+            }
+            2 | 20 => Op::Delete { path: body.text()? },
+            5 => Op::Set { path: body.text()?, data: body.buffer()?.to_vec() },
+            13 => Op::Check { path: body.text()? },
+            kind => panic!("a transaction of the unknown kind {kind}"),
+        }))
+    }
+}
