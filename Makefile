@@ -48,7 +48,7 @@ soak: zookeeper
 	$(COUNTED_TEST) -p zk-rwlock-threads -- --nocapture || failed+=' threads'
 	$(COUNTED_TEST) --all-features --lib any_ || failed+=' parsers'
 	$(COUNTED_TEST) -p zk-rwlock-tests --test models -- --nocapture || failed+=' models'
-	for stage in session::{lease,silence,breaks,ensemble,alone,outages,garbled} crowd::{scale,permits} lock::multi; do
+	for stage in session::{lease,silence,breaks,ensemble,alone,outages,garbled} crowd::{scale,permits,traces} lock::multi; do
 		$(COUNTED_TEST) -p zk-rwlock-tests --test "$${stage%%::*}" "$${stage#*::}::" -- --nocapture || failed+=" $$stage"
 	done
 	for servers in 1 3; do

@@ -6,14 +6,16 @@
 //!
 //! `SWARM_SEED`, `LINEAR_SECONDS` and `SWARM_SERVERS` (1 or 3) set what is run; `make soak` runs both for five minutes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use support::copy::Copied;
-use support::scene::{CALM, Seeded};
+use support::replay::Run;
+use support::scene::{CALM, Seeded, eventually};
+use support::trace;
 use support::wire::Proxy;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -22,7 +24,11 @@ use zk_rwlock::{Error, RwLock, Shared, ZooKeeper};
 use crate::faults::{Site, fail_links, fail_servers, seed, setting};
 use crate::judge::{Event, Op, falsified, is_followed, serialized};
 use crate::swarm::cut_short;
+use crate::traces::replayed;
 
+/// The queues; and what only their holders write.
+const TRACED: [&str; 1] = ["/linear/"];
+const GUARDED: [&str; 2] = ["/linear/shared-", "/linear-"];
 const CLIENTS: usize = 5;
 /// How many things each client does at once.
 const HANDS: usize = 2;
@@ -453,6 +459,7 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
         "SWARM_SEED={seed} LINEAR_SECONDS={seconds} SWARM_SERVERS={servers} cargo test -p zk-rwlock-tests --test crowd linear::"
     );
     println!("{replay}");
+    trace::record(&TRACED);
     let mut dice = Seeded(seed);
     let world = Arc::new(World::build(servers, &mut dice).await);
     safety_phase(&world, &mut dice, Instant::now() + Duration::from_secs(seconds)).await;
@@ -481,6 +488,12 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     assert!(faults.is_empty(), "{} faults, the first of them:\n{}\nreplay: {replay}", faults.len(), faults[0]);
     assert_eq!(verdict.refused.len(), 3, "the judge was tried in each way: {replay}");
     assert!(verdict.operations > 100, "only {} operations prove little: {replay}", verdict.operations);
+    // What is only kept goes with its handle.
+    world.clients.iter().for_each(|client| *locked(&client.open) = Default::default());
+    eventually("all waits end", async || trace::waits(&TRACED) == 0).await;
+    let mut run = Run::of(&TRACED, world.site.transactions(), Vec::new(), HashSet::new());
+    run.guarded = GUARDED.map(str::to_owned).to_vec();
+    replayed(&run, &replay);
     for client in &world.clients {
         client.zk.close().await;
     }

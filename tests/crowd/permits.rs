@@ -14,13 +14,17 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use support::history::{History, overdrawn};
 use support::process::{Process, role, say};
+use support::replay::Run;
 use support::scene::{CALM, Seeded, becomes_empty, children, connect, connect_with, eventually, session, soon};
 use support::server::{Server, shared_server};
+use support::trace;
 use support::wire::{Op, Proxy};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use zk_rwlock::coordinator::Failure;
 use zk_rwlock::{Error, Permit, Semaphore, ZooKeeper};
+
+use crate::traces::replayed;
 
 const PATH: &str = "/swarm/permits";
 const PERMITS: u32 = 4;
@@ -245,7 +249,10 @@ async fn swarm_phase(world: &Arc<World>, dice: &mut Seeded, lasts: Duration) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_random_swarm_never_holds_more_permits_than_there_are() {
     let (seed, seconds) = (seed(), setting("SWARM_SECONDS").unwrap_or(12));
-    println!("SWARM_SEED={seed} SWARM_SECONDS={seconds} cargo test -p zk-rwlock-tests --test crowd permits::");
+    let replay =
+        format!("SWARM_SEED={seed} SWARM_SECONDS={seconds} cargo test -p zk-rwlock-tests --test crowd permits::");
+    println!("{replay}");
+    trace::record(&[PATH]);
     let mut dice = Seeded(seed);
     let server = tokio::task::spawn_blocking(Server::start).await.expect("the server starts");
     let operator = connect(&server.address()).await;
@@ -289,6 +296,8 @@ async fn a_random_swarm_never_holds_more_permits_than_there_are() {
         becomes_empty(&world.operator, &format!("{PATH}/{part}")).await;
     }
     eventually("no watch is left", || async { world.server.counter("zk_watch_count") == 0 }).await;
+    let operators = world.history.deletions().into_keys().collect();
+    replayed(&Run::of(&[PATH], world.server.transactions(), world.history.traced(), operators), &replay);
     for client in &world.clients {
         client.zk.close().await;
     }

@@ -145,7 +145,9 @@ fn scene() -> Run {
             becomes_empty(&scene.operator, PATH).await;
             becomes_empty(&scene.operator, &format!("{LIMIT}/permits")).await;
             let operators = scene.history.deletions().into_keys().chain([PATH.to_owned()]).collect();
-            Run::of(&["/traced/"], scene.server.transactions(), scene.history.traced(), operators)
+            let mut run = Run::of(&["/traced/"], scene.server.transactions(), scene.history.traced(), operators);
+            run.guarded = words(["/traced-value"]);
+            run
         };
         let runtime = || tokio::runtime::Runtime::new().expect("a runtime");
         Mutex::new(std::thread::spawn(move || runtime().block_on(run)).join().expect("the scene is played"))
@@ -215,7 +217,7 @@ fn hand_off(run: &Run) -> (usize, Txn) {
     (at, by.expect("it was handed over").clone())
 }
 
-fn find<'r>(run: &'r mut Run, wanted: impl Fn(&Txn) -> bool) -> &'r mut Txn {
+fn find(run: &mut Run, wanted: impl Fn(&Txn) -> bool) -> &mut Txn {
     run.log.iter_mut().find(|txn| wanted(txn)).expect("the scene has such a transaction")
 }
 
@@ -371,6 +373,15 @@ fn a_commit_under_anothers_node_is_found() {
         let txn = find(run, |txn| matches!(txn.ops[..], [Write::Check { .. }, Write::Create { .. }]));
         txn.session += 1;
         words(["Commit", PATH, &at_zxid(txn), "another session's"])
+    });
+}
+
+#[test]
+fn a_write_without_the_lock_is_found() {
+    is_found(|run| {
+        let txn = find(run, |txn| matches!(txn.ops[..], [Write::Check { .. }, Write::Create { .. }]));
+        txn.ops.remove(0);
+        words(["Commit", "/traced-value", &at_zxid(txn), "only a holder writes it"])
     });
 }
 

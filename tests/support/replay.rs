@@ -27,6 +27,8 @@ pub struct Run {
     pub holds: Vec<Hold>,
     /// The nodes that an operator may have deleted, and the directories that one may have set.
     pub operators: HashSet<String>,
+    /// How the paths begin whose data only a holder writes.
+    pub guarded: Vec<String>,
     /// By how much the clocks may differ.
     pub leeway: Duration,
 }
@@ -34,7 +36,7 @@ pub struct Run {
 impl Run {
     /// A run on these paths, which this process has recorded.
     pub fn of(paths: &[&str], log: Vec<Txn>, holds: Vec<Hold>, operators: HashSet<String>) -> Run {
-        Run { log, events: recorded(paths), holds, operators, leeway: drift() }
+        Run { log, events: recorded(paths), holds, operators, guarded: Vec::new(), leeway: drift() }
     }
 }
 
@@ -158,6 +160,7 @@ struct Replay<'r> {
     nodes: Vec<Node>,
     /// The nodes that are there.
     at: HashMap<String, usize>,
+    tokens: HashMap<i64, Vec<usize>>,
     queues: HashMap<String, Queue>,
     semaphores: HashMap<String, Semaphore>,
     /// When the contender with a node of this token was first told that it holds.
@@ -171,6 +174,7 @@ pub fn judge(run: &Run) -> Verdict {
         run,
         nodes: Vec::new(),
         at: HashMap::new(),
+        tokens: HashMap::new(),
         queues: HashMap::new(),
         semaphores: HashMap::new(),
         told: HashMap::new(),
@@ -233,6 +237,15 @@ impl Replay<'_> {
                 Op::Check { .. } | Op::Begin => {}
             }
         }
+        let is_guarded = |path: &String| self.run.guarded.iter().any(|guarded| path.starts_with(guarded));
+        let writes = txn.ops.iter().find_map(|op| match op {
+            Op::Create { path, data, .. } | Op::Set { path, data } if !data.is_empty() => Some(path),
+            _ => None,
+        });
+        let writes = writes.filter(|path| is_guarded(path) && Name::parse(child(path)).is_none());
+        if let Some(path) = writes.filter(|_| !guards.iter().any(|guard| self.at.contains_key(*guard))) {
+            self.refuse(txn, "Commit", path, "only a holder writes it, by its node");
+        }
         // A check of the own place belongs to an exchange.
         for path in guards {
             if let Some(node) = self.at.get(path).map(|at| self.nodes[*at].clone()) {
@@ -285,9 +298,7 @@ impl Replay<'_> {
                 self.refuse(txn, "Enter", path, "the contender has a node already");
             }
         }
-        let at = self.nodes.len();
-        self.nodes.push(Node { path: path.to_owned(), name, session: txn.session, token, turn: None, left: None });
-        self.at.insert(path.to_owned(), at);
+        let at = self.stands(Node { path: path.to_owned(), name, session: txn.session, token, turn: None, left: None });
         self.queues.entry(parent(path).to_owned()).or_default().live.insert(at);
         self.look(txn, parent(path), None);
     }
@@ -427,13 +438,22 @@ impl Replay<'_> {
         let name = Name { owner: String::new(), mode: Mode::Read, sequence: 0, keeps: false, signals: false };
         let turn = Some((txn.zxid, txn.time, None));
         let (path, session, token) = (path.to_owned(), txn.session, txn.zxid);
-        self.at.insert(path.clone(), at);
-        self.nodes.push(Node { path, name, session, token, turn, left: None });
+        self.stands(Node { path, name, session, token, turn, left: None });
+    }
+
+    /// Returns the index of the node.
+    fn stands(&mut self, node: Node) -> usize {
+        let at = self.nodes.len();
+        self.at.insert(node.path.clone(), at);
+        self.tokens.entry(node.token).or_default().push(at);
+        self.nodes.push(node);
+        at
     }
 
     /// The nodes that held by this token.
     fn of_token(&self, path: &str, token: i64) -> Vec<&Node> {
-        self.nodes.iter().filter(|node| node.token == token && node.path.starts_with(path)).collect()
+        let nodes = self.tokens.get(&token).into_iter().flatten().map(|at| &self.nodes[*at]);
+        nodes.filter(|node| node.path.starts_with(path)).collect()
     }
 
     fn judge_events(&mut self) {

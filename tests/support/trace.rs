@@ -170,6 +170,12 @@ pub fn recorded(paths: &[&str]) -> Vec<Event> {
     events
 }
 
+/// How many acquisitions are under way on the paths that begin so.
+pub fn waits(paths: &[&str]) -> usize {
+    let is_wanted = |open: &&Open| !open.is_hold && paths.iter().any(|path| open.event.path.starts_with(path));
+    book().spans.values().filter(is_wanted).count()
+}
+
 impl Book {
     fn note(&mut self, event: Event) {
         if self.recorded.iter().any(|path| event.path.starts_with(path)) {

@@ -141,7 +141,7 @@ impl Body for (i32, &[u8]) {
             kind @ (1 | 15 | 19 | 21) => {
                 let (path, data) = (body.text()?, body.buffer()?.to_vec());
                 for _ in 0..body.int()? {
-                    (body.int()?, body.buffer()?, body.buffer()?);
+                    let _acl = (body.int()?, body.buffer()?, body.buffer()?);
                 }
                 let ephemeral = matches!(kind, 1 | 15) && body.take(1)? == [1];
                 Op::Create { path, data, ephemeral }
