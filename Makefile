@@ -11,7 +11,7 @@ DEBIAN_JAR := /usr/share/java/zookeeper.jar
 WHOLE := --workspace --all-features
 SERVER_LOG := $(CURDIR)/target/zookeeper-servers.log
 
-.PHONY: test programs lint soak mutants interop nemesis versions bench bench-permits growth scale performance figures shells kerberos databases pages upstream msrv deny semver package \
+.PHONY: test programs lint soak mutants interop nemesis versions growth scale performance figures shells kerberos databases pages upstream msrv deny semver package \
 	filled-in binary deb zookeeper servers
 
 # The tests start their own ZooKeeper servers and note each one in the log. A run that noted none has
@@ -89,52 +89,45 @@ VERSIONS ?= 3.6.3 3.8.0 3.9.4 3.9.5 keeper
 versions: zookeeper programs
 	tests/versions.sh $(VERSIONS)
 
-# The lock against a server, in alternation with the least that any lock on it could cost; medians of so many rounds.
-# `cargo bench -p zk-rwlock-benches` alone measures what needs no server.
-ROUNDS := 3
-# A thousand contenders with a session each need more than the thousand that a shell usually allows.
-MANY_DESCRIPTORS := ulimit -Sn hard
-bench: zookeeper
-	$(MANY_DESCRIPTORS)
-	cargo build --release --example drive
-	cargo bench -p zk-rwlock-benches --bench server -- --rounds $(ROUNDS)
-
-# The semaphore beside Curator's and kazoo's: sixteen processes of each contend for four permits, in turns on one server.
-# Held for a millisecond, they show what a grant costs; held for twenty, all four are taken and a fifth would be seen.
-bench-permits: zookeeper
-	tests/interop/setup.sh
-	mkdir -p target/performance
-	rm -f target/performance/permits.jsonl
-	for hold in 1 20; do
-		cargo bench -p zk-rwlock-benches --bench permits -- --rounds $(ROUNDS) --hold $$hold --out '$(CURDIR)/target/performance/permits.jsonl'
-	done
+# Says in each line of a file in which run it was measured.
+STAMP = sed "s/^{/{\"run\":\"$$(date -u +%FT%TZ)\",\"machine\":\"$$(nproc) cores, Linux $$(uname -r)\",/" $(1).part >$(1); rm $(1).part
 
 # What everything costs as it grows to a hundred thousand, in time of the processor and in memory, on the embedded ensemble.
+GROWTH := $(CURDIR)/target/performance/growth.jsonl
 growth:
 	mkdir -p target/performance
-	rm -f target/performance/growth.jsonl
-	cargo bench -p zk-rwlock-benches --bench growth -- --all --out '$(CURDIR)/target/performance/growth.jsonl'
+	rm -f '$(GROWTH).part'
+	cargo bench -p zk-rwlock-benches --bench growth -- --all --out '$(GROWTH).part'
+	$(call STAMP,$(GROWTH))
 
 # A hundred thousand clients that come back all at once, in virtual time: what the ensemble is asked. Some minutes.
+STORMS := $(CURDIR)/target/performance/storms.jsonl
 scale:
 	mkdir -p target/performance
-	rm -f target/performance/scale.jsonl
-	cargo bench -p zk-rwlock-benches --bench scale -- --contenders 100000 --out '$(CURDIR)/target/performance/scale.jsonl'
+	rm -f '$(STORMS).part'
+	cargo bench -p zk-rwlock-benches --bench scale -- --contenders 100000 --out '$(STORMS).part'
+	$(call STAMP,$(STORMS))
 
-# What docs/performance.md shows of us and of the floor against a server, measured here; the tables and plots are in
-# target/performance. Growth, storms and permits are measured by `make growth`, `make scale` and `make bench-permits`, after this.
-performance: zookeeper
-	$(MANY_DESCRIPTORS)
-	cargo build --release --example drive
-	rm -rf target/performance
+# What docs/performance.md compares, in one run of some 25 minutes: ours, the other libraries and bare nodes, in turns on a link of
+# 10 ms each way, on loopback and on an ensemble of three. Its tables and plots are in target/performance. As root, or where
+# users may make namespaces. `make performance ONLY='--cases write --peers ours-apart raw'` runs some of it: `benches/compare.py --help`.
+ROUNDS := 3
+performance:
+	tests/interop/setup.sh
+	cargo build --release -p zk-rwlock-benches --example drive
 	mkdir -p target/performance
-	cargo bench -p zk-rwlock-benches --bench server -- --rounds $(ROUNDS) --all --out '$(CURDIR)/target/performance/results.jsonl'
+	# A thousand contenders with a session each need more than the thousand that a shell usually allows.
+	ulimit -Sn hard
+	python3 benches/compare.py --rounds $(ROUNDS) $(ONLY)
 	cargo run --release --example performance -- target/performance
 
-# The tables and plots of docs/performance.md, from the results that are committed with them.
-# `make figures NEWER=target/performance/results.jsonl` takes over what `make performance` has measured.
+# The tables, plots and figures of docs/performance.md and README.md, from the results that are committed with them.
+# `make figures RESULTS=target/performance/results.jsonl` first puts another run in the place of the one that is there.
 figures:
-	cargo run --release --example performance -- docs/performance --page docs/performance.md $(if $(NEWER),--with '$(NEWER)')
+	if [[ -n '$(RESULTS)' ]]; then
+		cp '$(RESULTS)' docs/performance/
+	fi
+	cargo run --release --example performance -- docs/performance docs/performance.md README.md
 
 # The Rust in README.md and in docs/, from the snippets in tests/pages, which are compiled and run; docs/pictures.txt; and the
 # table of docs/comparison.md, from docs/nemesis.jsonl.

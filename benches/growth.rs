@@ -33,7 +33,7 @@ struct Arguments {
     /// Measure all cases; without it nothing is done
     #[arg(long)]
     all: bool,
-    /// Add every run to this file, as `docs/performance/results.jsonl` has them
+    /// Add a line for each to this file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Be one case, of this size
@@ -182,13 +182,10 @@ fn be(case: &[String]) -> Result<()> {
     let Measured { processor, bytes } = measure(n);
     let each = |of: f64| of / n as f64;
     let line = json!({
-        "label": "embedded",
         "case": name,
-        "peer": "ours",
-        "workload": "growth",
         "n": n,
-        "errors": 0,
-        "extra": { "us_each": each(processor.as_secs_f64() * 1e6), "bytes_each": bytes.map(|bytes| each(bytes as f64)) },
+        "us_each": each(processor.as_secs_f64() * 1e6),
+        "bytes_each": bytes.map(|bytes| each(bytes as f64)),
     });
     println!("{line}");
     Ok(())
@@ -205,9 +202,9 @@ fn all(out: Option<&PathBuf>) -> Result<()> {
                 return Err(format!("{name}, {n}: {}", String::from_utf8_lossy(&output.stderr)).into());
             }
             let said = String::from_utf8(output.stdout)?;
-            let extra = serde_json::from_str::<Value>(&said)?["extra"].take();
+            let line: Value = serde_json::from_str(&said)?;
             let shown = |name: &str, digits: usize| {
-                extra[name].as_f64().map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+                line[name].as_f64().map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
             };
             println!("{name:<22}{n:>10}{:>16}{:>16}", shown("us_each", 2), shown("bytes_each", 0));
             lines.push_str(&said);

@@ -18,12 +18,12 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// As `docs/performance.md` measured it kept busy, and a network of a gigabit for names of 46 bytes.
+/// As one server carried on loopback when it was kept busy, and a network of a gigabit for names of 46 bytes.
 const CAPACITY: Capacity = Capacity { writes: 30_000, reads: 120_000, names: 2_700_000 };
 
 #[derive(Parser)]
 struct Arguments {
-    /// Simulate fleets of so many contenders, a thousand at least; without it nothing is done
+    /// Simulate fleets of so many contenders, without it nothing is done
     #[arg(long)]
     contenders: Option<usize>,
     /// Only what has this in its name
@@ -32,7 +32,7 @@ struct Arguments {
     /// From what all draws follow
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Add every run to this file, as `docs/performance/results.jsonl` has them
+    /// Add a line for each to this file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Cargo says so to every benchmark
@@ -48,56 +48,45 @@ const STORMS: [(&str, Storm, bool); 4] = [
     ("rolling restart", Storm::RollingRestart(SECOND.saturating_mul(30)), true),
 ];
 
-/// Each with its processes, the contenders of a process, and those of a lock. Of one queue a tenth of them are enough: what
-/// these ask for are listings, each as long as the queue.
-fn worlds(contenders: usize) -> [(&'static str, usize, usize, usize); 2] {
-    [
-        ("a process each, ten to a lock", contenders, 1, 10),
-        ("a hundred to a process, one lock", contenders / 1_000, 100, contenders / 10),
-    ]
-}
-
 fn simulated(world: &World, what: Storm) -> Result<Seen> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
     Ok(runtime.block_on(storm(world, what)))
 }
 
 fn all(arguments: &Arguments, contenders: usize) -> Result<()> {
-    for (fleet, processes, each, per_lock) in worlds(contenders) {
-        for (what, kind, pauses) in STORMS {
-            let case = format!("{fleet}: {what}");
-            if !case.contains(&arguments.only) {
-                continue;
-            }
-            let habits = Habits { session_timeout: 40 * SECOND, pauses };
-            let seed = arguments.seed;
-            let world =
-                World { processes, contenders: each, per_lock, is_mixed: false, capacity: CAPACITY, habits, seed };
-            let began = std::time::Instant::now();
-            let seen = simulated(&world, kind)?;
-            println!("{case}: {seen:?}, simulated in {:.0?}", began.elapsed());
-            let line = json!({
-                "label": "simulated",
-                "case": case,
-                "peer": "ours-apart",
-                "workload": "storm",
-                "n": processes * each,
-                "errors": 0,
-                "extra": {
-                    "before_per_s": seen.before,
-                    "peak_per_s": seen.peak,
-                    "comebacks_per_s": seen.comebacks_at_peak,
-                    "longest_wait_s": seen.longest_wait.as_secs_f64(),
-                    "back_after_s": seen.back_after.as_secs_f64(),
-                    "creates_under_way": seen.creates_under_way,
-                    "sessions": seen.sessions,
-                    "lost_elsewhere": seen.lost_elsewhere,
-                    "lost": seen.lost,
-                },
-            });
-            if let Some(file) = &arguments.out {
-                writeln!(OpenOptions::new().create(true).append(true).open(file)?, "{line}")?;
-            }
+    for (case, kind, pauses) in STORMS {
+        if !case.contains(&arguments.only) {
+            continue;
+        }
+        let habits = Habits { session_timeout: 40 * SECOND, pauses };
+        // A process each, ten to a lock.
+        let world = World {
+            processes: contenders,
+            contenders: 1,
+            per_lock: 10,
+            is_mixed: false,
+            capacity: CAPACITY,
+            habits,
+            seed: arguments.seed,
+        };
+        let began = std::time::Instant::now();
+        let seen = simulated(&world, kind)?;
+        println!("{case}: {seen:?}, simulated in {:.0?}", began.elapsed());
+        let line = json!({
+            "case": case,
+            "n": contenders,
+            "before_per_s": seen.before,
+            "peak_per_s": seen.peak,
+            "comebacks_per_s": seen.comebacks_at_peak,
+            "longest_wait_s": seen.longest_wait.as_secs_f64(),
+            "back_after_s": seen.back_after.as_secs_f64(),
+            "creates_under_way": seen.creates_under_way,
+            "sessions": seen.sessions,
+            "lost_elsewhere": seen.lost_elsewhere,
+            "lost": seen.lost,
+        });
+        if let Some(file) = &arguments.out {
+            writeln!(OpenOptions::new().create(true).append(true).open(file)?, "{line}")?;
         }
     }
     Ok(())

@@ -1,12 +1,11 @@
 //! Makes the tables and plots of `docs/performance.md` from the raw results that are committed beside them.
 //!
 //! ```text
-//! cargo run --release --example performance -- docs/performance --page docs/performance.md
+//! cargo run --release --example performance -- docs/performance docs/performance.md README.md
 //! ```
 //!
-//! Reads `results.jsonl` in the directory, writes the plots beside it, and makes anew what stands in the page between
-//! its markers. Without a page it writes all tables into `tables.md`. `--with target/performance/results.jsonl` puts what
-//! `make performance` has measured into the results first.
+//! Reads `results.jsonl`, `growth.jsonl` and `storms.jsonl` in the directory, writes the plots beside them, and makes anew
+//! what stands in the pages between its markers. Without a page it writes all tables into `tables.md`.
 
 #[path = "../common/chart.rs"]
 mod chart;
@@ -22,14 +21,10 @@ use report::results::{Outcome, Results};
 /// Makes the tables and plots of docs/performance.md from raw results
 #[derive(Parser)]
 struct Arguments {
-    /// Where results.jsonl is, and the plots are to be
+    /// Where the results are, and the plots are to be
     directory: PathBuf,
-    /// First replace the results of the drivers, servers and workloads that this file has newer ones of
-    #[arg(long, value_name = "FILE")]
-    with: Option<PathBuf>,
-    /// The page whose tables are made anew [default: all tables are written into DIRECTORY/tables.md]
-    #[arg(long, value_name = "FILE")]
-    page: Option<PathBuf>,
+    /// The pages whose tables and figures are made anew [default: all tables are written into DIRECTORY/tables.md]
+    pages: Vec<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -42,23 +37,18 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: &Arguments) -> Outcome<()> {
-    let file = arguments.directory.join("results.jsonl");
-    if let Some(newer) = &arguments.with {
-        write(&file, &report::results::renewed(&read(&file)?, &read(newer)?)?)?;
-    }
-    let results = Results::read(&read(&file)?)?;
+fn run(Arguments { directory, pages }: &Arguments) -> Outcome<()> {
+    // Not every run measures everything.
+    let lines = |file: &str| fs::read_to_string(directory.join(file)).unwrap_or_default();
+    let results = Results::read(&lines("results.jsonl"), &lines("growth.jsonl"), &lines("storms.jsonl"))?;
     for (file, svg) in report::plots::svgs(&results) {
-        write(&arguments.directory.join(file), &svg)?;
+        write(&directory.join(file), &svg)?;
     }
-    match &arguments.page {
-        Some(page) => write(page, &report::fill(&read(page)?, &results)?),
-        None => write(&arguments.directory.join("tables.md"), &report::every_table(&results)?),
+    for page in pages {
+        let text = fs::read_to_string(page).map_err(|error| format!("{}: {error}", page.display()))?;
+        write(page, &report::fill(&text, &results)?)?;
     }
-}
-
-fn read(file: &Path) -> Outcome<String> {
-    fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()).into())
+    if pages.is_empty() { write(&directory.join("tables.md"), &report::every_table(&results)) } else { Ok(()) }
 }
 
 fn write(file: &Path, text: &str) -> Outcome<()> {

@@ -3,10 +3,13 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::report::results::Results;
+use crate::report::results::{Results, of_one_run};
 use crate::report::{self, plots, scale, tables};
 
 const AGAIN: &str = "it is not what the results say: run `make figures`";
+
+/// The pages whose figures come from the results.
+const PAGES: [&str; 2] = ["../performance.md", "../../README.md"];
 
 fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/performance")
@@ -17,29 +20,28 @@ fn text(name: &str) -> String {
     fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
-fn page() -> String {
-    text("../performance.md")
-}
-
 fn results() -> Results {
-    Results::read(&text("results.jsonl")).expect("every line is the result of a run without errors")
+    let read = Results::read(&text("results.jsonl"), &text("growth.jsonl"), &text("storms.jsonl"));
+    read.expect("every line is a result, and each file of one run")
 }
 
 #[test]
-fn the_page_says_what_was_measured() {
-    let page = page();
-    let filled = report::fill(&page, &results()).expect("all tables and values have results");
-    for (shown, made) in page.lines().zip(filled.lines()) {
-        assert_eq!(shown, made, "{AGAIN}");
+fn the_pages_say_what_was_measured() {
+    for name in PAGES {
+        let page = text(name);
+        let filled = report::fill(&page, &results()).expect("all tables and values have results");
+        for (shown, made) in page.lines().zip(filled.lines()) {
+            assert_eq!(shown, made, "{name}: {AGAIN}");
+        }
+        assert_eq!(page, filled, "{name}: {AGAIN}");
+        // Markdown would take the whole line for HTML.
+        assert!(!page.contains("\n<!-- value"), "{name}: a value must not begin a line");
     }
-    assert_eq!(page, filled, "{AGAIN}");
-    // Markdown would take the whole line for HTML.
-    assert!(!page.contains("\n<!-- value"), "a value must not begin a line");
 }
 
 #[test]
 fn the_plots_show_what_was_measured_and_each_is_on_the_page() {
-    let page = page();
+    let page = text(PAGES[0]);
     let made = plots::svgs(&results());
     for (file, svg) in &made {
         assert_eq!(&text(file), svg, "{file}: {AGAIN}");
@@ -49,38 +51,28 @@ fn the_plots_show_what_was_measured_and_each_is_on_the_page() {
     let mut drawn: Vec<_> = made.iter().map(|(file, _)| (*file).to_owned()).collect();
     let files = fs::read_dir(directory()).expect("it is a directory").map(|file| file.expect("readable").file_name());
     let mut there: Vec<_> = files.map(|file| file.into_string().expect("a name in ASCII")).collect();
-    there.retain(|file| file != "results.jsonl");
+    there.retain(|file| !file.ends_with(".jsonl"));
     drawn.sort();
     there.sort();
     assert_eq!(there, drawn);
 }
 
-/// The workloads whose figures stand in sentences.
-const IN_SENTENCES: [&str; 2] = ["keepers", "simulated"];
-
 /// Nothing that was measured is left out because it does not look well.
 #[test]
-fn every_case_that_was_measured_is_in_a_table_a_plot_or_a_sentence() {
-    let page = page();
+fn every_case_that_was_measured_is_in_a_table() {
+    let page = text(PAGES[0]);
     let on_page = report::tables_on(&page);
-    let results = results();
-    let label = plots::label(&results);
-    let summary = format!("summary, {label}");
-    assert!(on_page.contains(&&*summary));
-    let summary = tables::table(&results, &summary).expect("it has results");
-    for run in results.runs() {
-        let is_shown = on_page.contains(&&*tables::name_of(run))
-            || summary.contains(&format!("| {} |", run.case))
-            || run.label == label && (plots::is_drawn(&run.workload) || IN_SENTENCES.contains(&&*run.workload));
-        assert!(is_shown, "{run:?}");
+    for line in &results().compared {
+        assert!(on_page.iter().any(|name| tables::shows(name, line)), "{line:?}");
     }
+    assert!(["growth", "storms"].iter().all(|name| on_page.contains(name)), "{on_page:?}");
 }
 
 /// As `make performance` writes them.
 #[test]
 fn all_tables_can_be_made_without_a_page() {
-    let all = report::every_table(&results()).expect("each has results");
-    for name in tables::names(&results()) {
+    let all = report::every_table(&results());
+    for name in tables::NAMES {
         assert!(all.contains(&format!("## {name}\n\n| ")), "{name}");
     }
 }
@@ -89,9 +81,11 @@ fn all_tables_can_be_made_without_a_page() {
 fn a_marker_that_means_nothing_is_an_error() {
     let results = results();
     for page in [
-        "<!-- table: drain, nowhere --><!-- end -->",
+        "<!-- table: nothing --><!-- end -->",
         "<!-- value: nothing --><!-- end -->",
-        "<!-- value: raw writes --> and no end",
+        "<!-- value: trips write nobody --><!-- end -->",
+        "<!-- value: trips write ours-apart / nobody --><!-- end -->",
+        "<!-- value: planned --> and no end",
     ] {
         assert!(report::fill(page, &results).is_err(), "{page}");
     }
@@ -108,28 +102,31 @@ async fn a_waiter_takes_the_watched_bytes_that_the_page_says() {
     assert_eq!(twice, scale::watched_bytes("/locks/config".len(), "web-1".len()), "{}", guard.path());
 }
 
-/// A result with errors must not get into a median.
+/// A ratio of two days, or of two machines, says nothing.
 #[test]
-fn a_run_that_failed_is_no_result() {
-    let run = |rest: &str| format!(r#"{{"label":"l","case":"write","peer":"ours","workload":"write","n":1{rest}}}"#);
-    assert!(Results::read(&run(r#","errors":0,"p50_us":5.0"#)).is_ok());
-    for failed in [r#","errors":1,"p50_us":5.0"#, r#","failed":"exit 1""#, ""] {
-        assert!(Results::read(&run(failed)).is_err(), "{failed}");
+fn lines_of_two_runs_are_refused() {
+    let line = |run: &str| format!(r#"{{"run":"{run}","case":"write"}}"#);
+    let (one, other) = (line("2026-11-24"), line("2026-11-25"));
+    assert_eq!(of_one_run(&[&*one, &one].join("\n")).expect("one run").len(), 2);
+    for refused in
+        [[&*one, &other].join("\n"), [&*one, r#"{"case":"write"}"#].join("\n"), line(""), "no line".to_owned()]
+    {
+        assert!(of_one_run(&refused).is_err(), "{refused}");
     }
-    let unsupported = Results::read(&run(r#","unsupported":true"#)).expect("a peer that cannot do it is no error");
-    assert_eq!(unsupported.runs().count(), 0);
 }
 
 #[test]
 fn medians_lie_in_the_middle() {
-    let run = |peer: &str, p50: f64| {
-        format!(r#"{{"label":"l, big","case":"c","peer":"{peer}","workload":"write","n":1,"errors":0,"p50_us":{p50}}}"#)
+    let line = |peer: &str, seconds: f64| {
+        format!(r#"{{"run":"r","place":"link","case":"c","peer":"{peer}","ops":2,"seconds":{seconds}}}"#)
     };
-    let lines = [run("odd", 9.0), run("odd", 1.0), run("odd", 2.0), run("even", 1.0), run("even", 4.0)];
-    let results = Results::read(&lines.join("\n")).expect("they are results");
-    let of = |peer| results.median("l", "c", peer, |run| run.number("p50_us")).expect("there are runs");
+    let lines = [line("odd", 9.0), line("odd", 1.0), line("odd", 2.0), line("even", 1.0), line("even", 4.0)];
+    let results = Results::read(&lines.join("\n"), "", "").expect("they are results");
+    let of = |peer| results.median(["link", "c", peer], |line| line.number("seconds")).expect("there are lines");
     let (odd, even) = (of("odd"), of("even"));
-    assert_eq!((odd.value, odd.least, odd.most, odd.runs), (2.0, 1.0, 9.0, 3));
-    assert_eq!((even.value, even.runs), (2.5, 2));
-    assert!(results.median("l", "c", "nobody", |run| run.number("p50_us")).is_none());
+    assert_eq!((odd.value, odd.least, odd.most, even.value), (2.0, 1.0, 9.0, 2.5));
+    assert!(results.median(["link", "c", "nobody"], |line| line.number("seconds")).is_none());
+    // Two seconds for two acquisitions, at twenty milliseconds a round trip.
+    assert_eq!(scale::value(&results, "trips c odd").expect("a value"), "50.00");
+    assert_eq!(scale::value(&results, "trips c even / odd").expect("a value"), "1.25");
 }

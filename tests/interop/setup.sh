@@ -64,7 +64,7 @@ if ! [[ -e $jars/curator-recipes-$curator.jar ]]; then
     fi
 fi
 
-drivers=(tests/interop/Curator{Peer,Semaphore}.java tests/nemesis/CuratorNemesis.java)
+drivers=({tests/interop/CuratorPeer,benches/peers/CuratorDriver,tests/nemesis/CuratorNemesis}.java)
 for driver in "${drivers[@]}"; do
     class=$(basename "$driver" .java).class
     if [[ $driver -nt $home/classes/$class ]]; then

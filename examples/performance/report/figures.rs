@@ -1,72 +1,94 @@
-//! Which figure a run is judged by, and how figures and drivers are written.
+//! What is computed of a measurement, and how figures and drivers are written.
 
-use super::results::{Results, Run, in_order_of_appearance};
+use super::results::{Line, Outcome, Results, in_order_of_appearance};
 use crate::chart::thousands;
 
-/// What a run is judged by.
+/// A round trip on the link, in seconds: `DELAY` of `benches/compare.py`, there and back.
+const ROUND_TRIP: f64 = 0.020;
+
+/// Of what is measured at one place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figure {
+    pub(crate) place: &'static str,
     pub(crate) unit: &'static str,
-    pub(crate) of: fn(&Run) -> Option<f64>,
-    /// More is better.
-    pub(crate) is_rate: bool,
+    pub(crate) of: fn(&Line) -> Option<f64>,
+    /// How it is written.
+    digits: fn(f64) -> String,
 }
 
-pub(crate) fn figure(workload: &str) -> Figure {
-    let (unit, of, is_rate): (_, fn(&Run) -> Option<f64>, _) = match workload {
-        "contend" | "mix" | "kept" => ("operations a second", |run| run.number("ops_per_s"), true),
-        "drain" => ("µs a hand-off", |run| run.extra("us_per_handoff"), false),
-        "readers" => ("µs until all are in", |run| run.extra("total_us"), false),
-        "keepers" => ("µs until the writer holds", |run| run.number("p50_us"), false),
-        "permits" => ("grants a second", |run| run.number("ops_per_s"), true),
-        "simulated" => ("requests a second", |run| run.extra("requests_per_s"), false),
-        "waiters" => ("µs a contender", |run| run.extra("us_per_waiter"), false),
-        _ => ("µs a pair", |run| run.number("p50_us"), false),
-    };
-    Figure { unit, of, is_rate }
+/// How long one takes, in seconds. Readers come all at once.
+pub(crate) fn seconds(line: &Line) -> Option<f64> {
+    let seconds = line.number("seconds")?;
+    Some(if line.text("kind") == "readers" { seconds } else { seconds / line.number("ops")? })
 }
 
-pub(crate) fn requests(run: &Run) -> Option<f64> {
-    // Of millions of pairs that send nothing, the asking itself may be counted once too often.
-    run.extra("requests_per_op").map(|requests| requests.max(0.0))
+fn rate(line: &Line) -> Option<f64> {
+    Some(line.number("ops")? / line.number("seconds")?)
 }
 
-pub(crate) fn bytes_in(run: &Run) -> Option<f64> {
-    run.per_op("bytes_received_count").map(|bytes| bytes.max(0.0))
+pub(crate) fn bytes(line: &Line) -> Option<f64> {
+    Some(line.number("bytes_in")? + line.number("bytes_out")?)
 }
 
-pub(crate) fn bytes_out(run: &Run) -> Option<f64> {
-    run.per_op("response_bytes").map(|bytes| bytes.max(0.0))
+/// Each by its name, in tables and in sentences.
+pub(crate) fn figure(name: &str) -> Option<Figure> {
+    let figure = |place, unit, of, digits| Some(Figure { place, unit, of, digits });
+    match name {
+        "trips" => {
+            figure("link", "round trips", |line| Some(seconds(line)? / ROUND_TRIP), |value| format!("{value:.2}"))
+        }
+        "processor" => figure("loopback", "µs of the client's processor", |line| line.number("processor_us"), number),
+        "second" => figure("loopback", "a second", rate, number),
+        // Of millions of pairs that send nothing, the asking itself may be counted once too often.
+        "requests" => figure("loopback", "requests", |line| Some(line.number("requests")?.max(0.0)), number),
+        "bytes" => figure("loopback", "bytes, both ways", |line| Some(bytes(line)?.max(0.0)), number),
+        "ensemble" => figure("ensemble", "a second", rate, number),
+        "nanoseconds" => figure("loopback", "ns", |line| Some(seconds(line)? * 1e9), whole),
+        _ => None,
+    }
 }
 
-pub(crate) fn bytes(run: &Run) -> Option<f64> {
-    Some(bytes_in(run)? + bytes_out(run)?)
-}
+impl Figure {
+    pub(crate) fn median(&self, results: &Results, case: &str, peer: &str) -> Option<f64> {
+        Some(results.median([self.place, case, peer], self.of)?.value)
+    }
 
-pub(crate) fn memory(run: &Run) -> Option<f64> {
-    run.extra("bytes_per_waiter")
+    pub(crate) fn written(&self, value: f64) -> String {
+        (self.digits)(value)
+    }
+
+    /// By how many percent of the median the rounds of a cell are apart, in nine of ten cells.
+    pub(crate) fn spread(&self, results: &Results) -> Outcome<f64> {
+        let here: Vec<&Line> = results.compared.iter().filter(|line| line.text("place") == self.place).collect();
+        let mut spreads = Vec::new();
+        for case in in_order_of_appearance(here.iter().map(|line| line.text("case"))) {
+            for peer in peers(results, |line| line.is(self.place, case)) {
+                let median = results.median([self.place, case, peer], self.of).ok_or("a line has no figure")?;
+                spreads.push((median.most - median.least) / median.value * 100.0);
+            }
+        }
+        spreads.sort_by(f64::total_cmp);
+        spreads.get(spreads.len() * 9 / 10).copied().ok_or_else(|| "nothing was measured there".into())
+    }
 }
 
 /// The drivers in the order in which they are shown, with how they are called and drawn.
-const PEERS: [(&str, &str, &str, &str); 11] = [
+const PEERS: [(&str, &str, &str, &str); 9] = [
     ("raw", "raw: no lock", "#7f8c8d", "2 4"),
+    ("zookeeper-client", "zookeeper-client", "#1e8449", ""),
+    ("curator", "Curator", "#c0392b", ""),
+    ("kazoo", "kazoo", "#d68910", ""),
     ("ours-apart", "zk-rwlock", "#1f618d", ""),
     ("ours", "zk-rwlock, one session", "#1f618d", "4 4"),
-    ("ours-drop", "zk-rwlock, guard dropped", "#5dade2", "8 6"),
     ("ours-kept-apart", "zk-rwlock, kept", "#5dade2", ""),
     ("ours-kept", "zk-rwlock, one session, kept", "#5dade2", "4 4"),
     ("local", "tokio's RwLock, in one process", "#7d3c98", "8 6"),
-    ("zkclient", "zookeeper-client", "#1e8449", ""),
-    ("zkclient-drop", "zookeeper-client, guard dropped", "#82c99d", "8 6"),
-    ("curator", "Curator", "#c0392b", ""),
-    ("kazoo", "kazoo", "#d68910", ""),
 ];
 
-/// The drivers of the chosen runs, in the order of [`PEERS`]; then others, as they come.
-pub(crate) fn peers(results: &Results, chosen: impl Fn(&Run) -> bool) -> Vec<&str> {
-    let mut there = in_order_of_appearance(results.runs().filter(|run| chosen(run)).map(|run| run.peer.as_str()));
-    there.sort_by_key(|peer| PEERS.iter().position(|known| known.0 == *peer).unwrap_or(PEERS.len()));
-    there
+/// The drivers of the chosen lines, in the order of [`PEERS`].
+pub(crate) fn peers(results: &Results, chosen: impl Fn(&Line) -> bool) -> Vec<&'static str> {
+    let is_there = |peer: &str| results.compared.iter().any(|line| chosen(line) && line.text("peer") == peer);
+    PEERS.iter().map(|known| known.0).filter(|peer| is_there(peer)).collect()
 }
 
 pub(crate) fn title(peer: &str) -> &str {
@@ -76,10 +98,6 @@ pub(crate) fn title(peer: &str) -> &str {
 /// Colour and dashes.
 pub(crate) fn look(peer: &str) -> (&'static str, &'static str) {
     PEERS.iter().find(|known| known.0 == peer).map_or(("#884ea0", ""), |known| (known.2, known.3))
-}
-
-pub(crate) fn is_ours(peer: &str) -> bool {
-    peer.starts_with("ours")
 }
 
 /// Three digits or more, and groups of them.
