@@ -99,7 +99,7 @@ public class CuratorPeer {
     }
 
     void say(String words) {
-        System.out.println(words);
+        System.out.println("child says " + words);
         System.out.flush();
     }
 

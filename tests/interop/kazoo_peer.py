@@ -28,7 +28,7 @@ class CuratorWriteLock(WriteLock):
 
 
 def say(words):
-    print(words, flush=True)
+    print(f"child says {words}", flush=True)
 
 
 def main(servers, path, value, log, name, timeout, dialect):

@@ -10,14 +10,13 @@
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::path::PathBuf;
+use std::process::Stdio;
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use support::process::signal;
+use support::peer::{Peer, child_of, java, python};
+use support::process::{say, signal};
 use support::scene::*;
 use support::server::shared_server;
 use tokio::runtime::Runtime;
@@ -33,14 +32,6 @@ const HOLDS_AT_LEAST: u64 = 3;
 
 /// The names of children in Rust, and what they speak.
 const CHILD: &str = "ZK_RWLOCK_INTEROP_CHILD";
-
-/// The prefix of a child's lines, among those of the test harness.
-const SAYS: &str = "child says ";
-
-fn home() -> PathBuf {
-    let home = std::env::var_os("INTEROP_HOME").map(PathBuf::from);
-    home.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/interop"))
-}
 
 fn seconds() -> u64 {
     std::env::var("INTEROP_SECONDS").map_or(180, |seconds| seconds.parse().expect("INTEROP_SECONDS is a number"))
@@ -212,12 +203,6 @@ fn rand_u128() -> u128 {
     random() << 64 | random()
 }
 
-fn say(words: &str) {
-    // One write, which the harness does not capture as it captures the output of tests.
-    let mut out = std::io::stdout().lock();
-    out.write_all(format!("\n{SAYS}{words}\n").as_bytes()).and_then(|()| out.flush()).expect("the parent listens");
-}
-
 #[test]
 fn the_life_of_a_child() {
     let Ok(words) = std::env::var(CHILD) else { return };
@@ -270,36 +255,24 @@ impl Field {
         RwLock::builder(&self.zk, &self.path).dialect(self.dialect).build().unwrap()
     }
 
-    fn start(&self, library: Library, name: &str) -> Process {
+    fn start(&self, library: Library, name: &str) -> Peer {
         let (server, log) = (shared_server().address(), self.log.path().display().to_string());
         let dialect = self.dialect.to_string();
-        let timeout = SESSION_TIMEOUT.as_millis().to_string();
-        let home = home();
         let mut command = match library {
-            Library::Curator => {
-                let mut java = Command::new("java");
-                java.args(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"]);
-                java.arg(format!("{}/classes:{0}/jars/*", home.display())).arg("CuratorPeer");
-                java
-            }
-            Library::Kazoo => {
-                let mut python = Command::new(home.join("venv/bin/python"));
-                python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/kazoo_peer.py"));
-                python
-            }
-            Library::Ours | Library::ZookeeperClient => {
-                let mut child = Command::new(std::env::current_exe().unwrap());
-                let library = if library == Library::Ours { "ours" } else { "zookeeper-client" };
-                let words = [library, &server, &self.path, &self.value, &log, name, &dialect].join(" ");
-                child.args(["the_life_of_a_child", "--exact", "--nocapture"]).env(CHILD, words);
-                child
-            }
+            Library::Curator => java("CuratorPeer"),
+            Library::Kazoo => python("interop/kazoo_peer.py"),
+            Library::Ours | Library::ZookeeperClient => child_of(module_path!()),
         };
         if matches!(library, Library::Curator | Library::Kazoo) {
+            let timeout = SESSION_TIMEOUT.as_millis().to_string();
             command.args([&server, &self.path, &self.value, &log, name, &timeout, &dialect]);
+        } else {
+            let library = if library == Library::Ours { "ours" } else { "zookeeper-client" };
+            let words = [library, &server, &self.path, &self.value, &log, name, &dialect].join(" ");
+            command.env(CHILD, words).stderr(Stdio::null());
         }
-        let mut process = Process::start(command, library, name);
-        assert_eq!(process.says(), "ready");
+        let mut process = Peer::start(command, name);
+        process.says("ready");
         process
     }
 
@@ -314,80 +287,9 @@ impl Field {
     }
 }
 
-struct Process {
-    child: Child,
-    commands: ChildStdin,
-    said: Receiver<String>,
-    library: Library,
-    name: String,
-}
-
-impl Process {
-    fn start(mut command: Command, library: Library, name: &str) -> Process {
-        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
-        let mut child = spawned.unwrap_or_else(|error| panic!("{library:?}: {error}; `make interop` provides it"));
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let (tell, said) = mpsc::channel();
-        let is_rust = matches!(library, Library::Ours | Library::ZookeeperClient);
-        thread::spawn(move || {
-            let words = |line: String| if is_rust { line.strip_prefix(SAYS).map(str::to_owned) } else { Some(line) };
-            // The thread ends with the process, or with its listener.
-            let _ended = lines.map_while(Result::ok).filter_map(words).try_for_each(|words| tell.send(words));
-        });
-        let commands = child.stdin.take().unwrap();
-        Process { child, commands, said, library, name: name.to_owned() }
-    }
-
-    fn tell(&mut self, command: &str) {
-        self.commands.write_all(format!("{command}\n").as_bytes()).expect("it lives");
-    }
-
-    /// The next line that the child says; blocks until it comes.
-    fn says(&mut self) -> String {
-        self.says_within(SOON).unwrap_or_else(|| panic!("{} says nothing within {SOON:?}", self.name))
-    }
-
-    fn says_within(&mut self, limit: Duration) -> Option<String> {
-        match self.said.recv_timeout(limit) {
-            Ok(words) => Some(words),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => panic!("{} ({:?}) has ended", self.name, self.library),
-        }
-    }
-
-    /// Makes the child acquire, and returns its node.
-    fn holds(&mut self) -> String {
-        let words = self.says();
-        words.strip_prefix("held ").unwrap_or_else(|| panic!("{} says {words}", self.name)).to_owned()
-    }
-
-    fn is_waiting(&self) -> bool {
-        matches!(self.said.try_recv(), Err(mpsc::TryRecvError::Empty))
-    }
-
-    /// Returns when the child has died of a command that it could not carry out.
-    async fn ends(&self) {
-        let has_ended = || matches!(self.said.try_recv(), Err(mpsc::TryRecvError::Disconnected));
-        eventually("it ends", || async { has_ended() }).await;
-    }
-
-    fn release(&mut self, mode: &str) {
-        self.tell(&format!("release {mode}"));
-        assert_eq!(self.says(), "released", "{}", self.name);
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().expect("it lives");
-        self.child.wait().expect("it is ours");
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Killing fails only if the child has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn release(process: &mut Peer, mode: &str) {
+    process.tell(&format!("release {mode}"));
+    process.says("released");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -437,14 +339,11 @@ async fn turns_are_taken_in_the_order_of_arrival(dialect: Dialect) {
         let together = processes[next..].iter().take_while(|(_, mode)| *mode == "read").count().max(1);
         let (now, later) = processes[next..].split_at_mut(together);
         for (process, _) in now.iter_mut() {
-            process.holds();
+            process.says("held");
         }
-        assert!(
-            later.iter().all(|(process, _)| process.is_waiting()),
-            "{dialect}: a contender overtakes number {next}"
-        );
+        assert!(later.iter().all(|(process, _)| process.is_silent()), "{dialect}: a contender overtakes number {next}");
         for (process, mode) in now {
-            process.release(mode);
+            release(process, mode);
         }
         next += together;
     }
@@ -480,22 +379,22 @@ async fn curators_revoker_writes_to_anybodys_node_and_grants_nothing() {
         let (mut holder, mut revoker) =
             (field.start(Library::Curator, "holder"), field.start(Library::Curator, "revoker"));
         holder.tell("write");
-        let theirs = holder.holds();
+        let theirs = holder.says("held");
         let ours = writer(&lock);
         line_becomes(&lock, "W+ W-").await;
         revoker.tell(&format!("revoke {theirs}"));
-        assert_eq!(revoker.says(), "revoked");
+        revoker.says("revoked");
         line_becomes(&lock, "W+ W-").await;
         assert!(!ours.is_finished());
-        holder.release("write");
+        release(&mut holder, "write");
         let ours = granted(ours).await;
         holder.tell("write");
         line_becomes(&lock, "W+ W-").await;
         revoker.tell(&format!("revoke {}", ours.path()));
-        assert_eq!(revoker.says(), "revoked");
-        assert!(ours.is_held() && holder.is_waiting());
+        revoker.says("revoked");
+        assert!(ours.is_held() && holder.is_silent());
         ours.release().await.unwrap();
-        holder.holds();
+        holder.says("held");
     }
 }
 
@@ -506,21 +405,21 @@ async fn a_curator_thread_in_both_modes_bars_writers_until_both_are_released() {
     let lock = field.lock();
     let mut curator = field.start(Library::Curator, "curator");
     curator.tell("write");
-    curator.holds();
+    curator.says("held");
     let reads = reader(&lock);
     line_becomes(&lock, "W+ R-").await;
     let writes = writer(&lock);
     line_becomes(&lock, "W+ R- W-").await;
     curator.tell("read");
-    curator.holds();
+    curator.says("held");
     assert_eq!(lock.queue().await.unwrap().holders().count(), 2);
     assert!(!reads.is_finished());
-    curator.release("write");
+    release(&mut curator, "write");
     let reads = granted(reads).await;
     reads.release().await.unwrap();
     line_becomes(&lock, "R+ W-").await;
     assert!(!writes.is_finished());
-    curator.release("read");
+    release(&mut curator, "read");
     granted(writes).await.release().await.unwrap();
 }
 
@@ -542,10 +441,10 @@ async fn an_evicted_waiter_queues_up_again_at_the_end_or_fails_when_it_lists() {
         let next = granted(next).await;
         if goes_on {
             line_becomes(&lock, "W+ W-").await;
-            assert!(evicted.is_waiting(), "{library:?} overtakes");
+            assert!(evicted.is_silent(), "{library:?} overtakes");
             next.release().await.unwrap();
-            evicted.holds();
-            evicted.release("write");
+            evicted.says("held");
+            release(&mut evicted, "write");
         } else {
             evicted.ends().await;
             next.release().await.unwrap();
@@ -584,7 +483,7 @@ async fn real_contenders_of_another_dialect_are_refused_by_name() {
         let field = Field::set(&format!("refused-{library:?}"), theirs).await;
         let mut holder = field.start(library, "holder");
         holder.tell("write");
-        let node = holder.holds();
+        let node = holder.says("held");
         for dialect in Dialect::ALL.into_iter().filter(|dialect| *dialect != theirs) {
             let lock = RwLock::builder(&field.zk, &field.path).dialect(dialect).build().unwrap();
             let error = soon("the refusal", lock.read()).await.unwrap_err();
@@ -620,10 +519,10 @@ async fn a_waiter_frozen_past_its_session_queues_up_again_at_the_end_or_fails() 
         if goes_on {
             // Curator may not have noticed before the one that it waited for went.
             line_becomes(&lock, "W+ W-").await;
-            assert!(frozen.is_waiting(), "{library:?} overtakes");
+            assert!(frozen.is_silent(), "{library:?} overtakes");
             next.release().await.unwrap();
-            frozen.holds();
-            frozen.release("write");
+            frozen.says("held");
+            release(&mut frozen, "write");
         } else {
             next.release().await.unwrap();
         }
@@ -711,7 +610,10 @@ async fn contend(dialect: Dialect) {
     for (i, (library, _)) in fleet.iter().enumerate() {
         let at = time * (i as u32 + 1) / (fleet.len() as u32 + 2);
         tokio::time::sleep(at.saturating_sub(begun.elapsed())).await;
-        let victim = processes.iter().position(|it| it.library == *library).expect("there are two of each");
+        let victim = processes
+            .iter()
+            .position(|it| it.name.starts_with(&format!("{library:?}-")))
+            .expect("there are two of each");
         let mut victim = processes.remove(victim);
         victim.kill();
         field.note_end(&victim.name);

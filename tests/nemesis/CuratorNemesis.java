@@ -32,7 +32,7 @@ public class CuratorNemesis {
     }
 
     static synchronized void say(String words) {
-        System.out.println(words);
+        System.out.println("child says " + words);
         System.out.flush();
     }
 

@@ -15,7 +15,7 @@ from kazoo.protocol.states import KazooState
 
 def say(words):
     # One write: several threads speak.
-    os.write(1, (words + "\n").encode())
+    os.write(1, f"child says {words}\n".encode())
 
 
 class Hold(threading.Thread):

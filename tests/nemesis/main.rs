@@ -12,9 +12,10 @@ mod results;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use peer::{Peer, TIMEOUT, Waiters, clock};
+use peer::{TIMEOUT, Waiters, clock};
 use results::{ANSWERS_LOST, BLACK_HOLE, BREAK, CUT, CUT_ALONE, FAULTS, LIBRARIES, PAUSE, REQUESTS_LOST, Round};
 use support::ensemble::Ensemble;
+use support::peer::Peer;
 use support::process::signal;
 use support::scene::*;
 use support::wire::Proxy;
@@ -213,7 +214,7 @@ struct Company {
 impl Company {
     /// Starts them, and has each hold once: in its first hold a virtual machine has much to load.
     fn enlist(library: &'static str, rounds: usize, server: &str) -> Company {
-        let mut peers: Vec<Peer> = (0..=rounds).map(|_| Peer::start(library)).collect();
+        let mut peers: Vec<Peer> = (0..=rounds).map(|_| peer::start(library)).collect();
         for (number, peer) in peers.iter_mut().enumerate() {
             peer.says("ready");
             peer.tell(&format!("hold {server} /nemesis-first-{library}-{number}"));

@@ -8,20 +8,20 @@
 //! between two questions is noted as `RESUMED`, with the first answer after it.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::io::BufRead;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::results::OURS;
 use rustix::time::{ClockId, clock_gettime};
-use support::process::{SAYS, say, test_in};
+use support::peer::{Peer, child_of, java, python};
+use support::process::say;
+use support::scene::SOON;
 use tokio::runtime::Runtime;
 use zk_rwlock::{HoldState, RwLock, WriteGuard, ZooKeeper};
+
+use super::results::OURS;
 
 /// The session timeout of every process.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(4);
@@ -31,9 +31,6 @@ const TICK: Duration = Duration::from_millis(500);
 
 /// Between two questions.
 const PAUSE: Duration = Duration::from_millis(5);
-
-/// Twenty virtual machines of Java that start at once on two cores take a while.
-const PATIENCE: Duration = Duration::from_secs(180);
 
 const CHILD: &str = "ZK_RWLOCK_NEMESIS_CHILD";
 
@@ -61,7 +58,7 @@ struct Hold {
 }
 
 async fn open(servers: &str) -> ZooKeeper {
-    let builder = ZooKeeper::builder().session_timeout(TIMEOUT).tick_time(TICK).connect_timeout(PATIENCE);
+    let builder = ZooKeeper::builder().session_timeout(TIMEOUT).tick_time(TICK).connect_timeout(SOON);
     builder.connect(servers).await.expect("the servers can be reached")
 }
 
@@ -157,68 +154,19 @@ fn the_life_of_a_child() {
 // ---------------------------------------------------------------------------------------------------------------
 // The processes, as their parent sees them
 
-fn home() -> PathBuf {
-    let home = std::env::var_os("INTEROP_HOME").map(PathBuf::from);
-    home.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/interop"))
-}
-
-pub(crate) struct Peer {
-    pub(crate) child: Child,
-    commands: ChildStdin,
-    said: Receiver<String>,
-    library: &'static str,
-}
-
-impl Peer {
-    /// It says `ready` when it is.
-    pub(crate) fn start(library: &'static str) -> Peer {
-        let home = home();
-        let mut command = match library {
-            "Curator" => {
-                let mut java = Command::new("java");
-                java.args(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"]);
-                java.arg(format!("{}/classes:{0}/jars/*", home.display())).arg("CuratorNemesis");
-                java.stderr(Stdio::null());
-                java
-            }
-            "kazoo" => {
-                let mut python = Command::new(home.join("venv/bin/python"));
-                python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("nemesis/kazoo_nemesis.py"));
-                python.stderr(Stdio::null());
-                python
-            }
-            _ => Command::new(std::env::current_exe().unwrap()),
-        };
-        let is_ours = library == OURS;
-        if is_ours {
-            let test = test_in(module_path!(), "the_life_of_a_child");
-            command.args([&test, "--exact", "--nocapture"]).env(CHILD, "yes");
-        } else {
-            command.args([TIMEOUT, PAUSE].map(|time| time.as_millis().to_string()));
-        }
-        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut child = spawned.unwrap_or_else(|error| panic!("{library}: {error}; `make nemesis` provides it"));
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let (tell, said) = mpsc::channel();
-        thread::spawn(move || {
-            let words = |line: String| if is_ours { line.strip_prefix(SAYS).map(str::to_owned) } else { Some(line) };
-            // The thread ends with the process, or with its listener.
-            let _ended = lines.map_while(Result::ok).filter_map(words).try_for_each(|words| tell.send(words));
-        });
-        let commands = child.stdin.take().unwrap();
-        Peer { child, commands, said, library }
+/// It says `ready` when it is.
+pub(crate) fn start(library: &'static str) -> Peer {
+    let mut command = match library {
+        "Curator" => java("CuratorNemesis"),
+        "kazoo" => python("nemesis/kazoo_nemesis.py"),
+        _ => child_of(module_path!()),
+    };
+    if library == OURS {
+        command.env(CHILD, "yes");
+    } else {
+        command.args([TIMEOUT, PAUSE].map(|time| time.as_millis().to_string()));
     }
-
-    pub(crate) fn tell(&mut self, command: &str) {
-        self.commands.write_all(format!("{command}\n").as_bytes()).expect("it lives");
-    }
-
-    /// What follows this word in the next line that it says; blocks until it comes.
-    pub(crate) fn says(&mut self, word: &str) -> String {
-        let line = self.said.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("{}: {error}", self.library));
-        let rest = line.strip_prefix(word).unwrap_or_else(|| panic!("{} says {line}, not {word}", self.library));
-        rest.trim_start().to_owned()
-    }
+    Peer::start(command, library)
 }
 
 /// The process of all waiters of a library.
@@ -237,18 +185,10 @@ impl Waiters {
     pub(crate) fn granted(&self, path: &str) -> Option<u64> {
         let mut waiters = self.0.lock().unwrap();
         let (peer, granted) = &mut *waiters;
-        for line in peer.said.try_iter() {
+        for line in peer.has_said() {
             let ["granted", path, time] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("what is {line:?}") };
             granted.insert(path.to_owned(), time.parse().expect("a time"));
         }
         granted.get(path).copied()
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        // Killing fails only if the child has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -16,6 +16,7 @@ pub mod hindered;
 pub mod history;
 pub mod keeper;
 pub mod page;
+pub mod peer;
 pub mod polled;
 pub mod port;
 pub mod postgres;

@@ -1,0 +1,113 @@
+//! The processes of Curator, of kazoo and of this test binary itself, told what to do in lines on their standard input. They
+//! answer in lines that begin with [`SAYS`]. `tests/interop/setup.sh` provides what those in other languages need.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
+use std::thread;
+use std::time::Duration;
+
+use super::process::{SAYS, test_in};
+use super::scene::eventually;
+
+/// Twenty virtual machines of Java that start at once on two cores take a while.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+fn home() -> PathBuf {
+    let home = std::env::var_os("INTEROP_HOME").map(PathBuf::from);
+    home.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/interop"))
+}
+
+/// A driver in Java, by the name of its class.
+pub fn java(class: &str) -> Command {
+    let mut java = Command::new("java");
+    java.args(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"]);
+    java.arg(format!("{}/classes:{0}/jars/*", home().display())).arg(class).stderr(Stdio::null());
+    java
+}
+
+/// A driver in Python, by its file below `tests/`.
+pub fn python(file: &str) -> Command {
+    let mut python = Command::new(home().join("venv/bin/python"));
+    python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).stderr(Stdio::null());
+    python
+}
+
+/// This test binary: it runs `the_life_of_a_child` of the module with this [`module_path!`].
+pub fn child_of(module: &str) -> Command {
+    let mut child = Command::new(std::env::current_exe().expect("it runs"));
+    child.args([&test_in(module, "the_life_of_a_child"), "--exact", "--nocapture"]);
+    child
+}
+
+pub struct Peer {
+    pub child: Child,
+    pub name: String,
+    commands: ChildStdin,
+    said: Receiver<String>,
+}
+
+impl Peer {
+    /// It says `ready` when it is.
+    pub fn start(mut command: Command, name: &str) -> Peer {
+        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = spawned.unwrap_or_else(|error| panic!("{name}: {error}; tests/interop/setup.sh provides it"));
+        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let (tell, said) = mpsc::channel();
+        thread::spawn(move || {
+            let words = |line: String| line.strip_prefix(SAYS).map(str::to_owned);
+            // The thread ends with the process, or with its listener.
+            let _ended = lines.map_while(Result::ok).filter_map(words).try_for_each(|words| tell.send(words));
+        });
+        let commands = child.stdin.take().expect("a pipe");
+        Peer { child, name: name.to_owned(), commands, said }
+    }
+
+    pub fn tell(&mut self, command: &str) {
+        self.commands.write_all(format!("{command}\n").as_bytes()).expect("it lives");
+    }
+
+    /// What follows this word in the next line that it says; blocks until it comes.
+    pub fn says(&mut self, word: &str) -> String {
+        let line = self.says_within(PATIENCE).unwrap_or_else(|| panic!("{} never says {word}", self.name));
+        let rest = line.strip_prefix(word).unwrap_or_else(|| panic!("{} says {line}, not {word}", self.name));
+        rest.trim_start().to_owned()
+    }
+
+    pub fn says_within(&mut self, limit: Duration) -> Option<String> {
+        match self.said.recv_timeout(limit) {
+            Ok(words) => Some(words),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => panic!("{} has ended", self.name),
+        }
+    }
+
+    /// What it has said by now.
+    pub fn has_said(&mut self) -> Vec<String> {
+        self.said.try_iter().collect()
+    }
+
+    pub fn is_silent(&self) -> bool {
+        matches!(self.said.try_recv(), Err(TryRecvError::Empty))
+    }
+
+    /// Returns when the process has died of a command that it could not carry out.
+    pub async fn ends(&self) {
+        let has_ended = || matches!(self.said.try_recv(), Err(TryRecvError::Disconnected));
+        eventually("it ends", || async { has_ended() }).await;
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it lives");
+        self.child.wait().expect("it is ours");
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // Killing fails only if the child has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
