@@ -21,7 +21,7 @@ use support::wire::{Op, Proxy};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use zk_rwlock::coordinator::{Coordinator, Failure};
-use zk_rwlock::{Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
+use zk_rwlock::{Error, Leadership, ReadGuard, RwLock, Term, WriteGuard, ZooKeeper};
 
 use crate::faults::{Site, fail_links, fail_servers, pause, seed, setting};
 use crate::traces::replayed;
@@ -33,7 +33,15 @@ const PATIENT_CLIENTS: usize = 4;
 const LINK_STRANDS: u64 = 3;
 const PATHS: [&str; 2] = ["/swarm/a", "/swarm/b"];
 /// What is traced: the queues, and the one that the counters were made under.
-const TRACED: [&str; 3] = [PATHS[0], PATHS[1], "/setup"];
+const TRACED: [&str; 5] = [PATHS[0], PATHS[1], ONCE, LED, "/setup"];
+/// What only holders write.
+const GUARDED: [&str; 2] = ["/count-", "/swarm/once.done"];
+/// What is done once in a while, and what is led; each by this many clients of its own.
+const ONCE: &str = "/swarm/once";
+const LED: &str = "/swarm/led";
+const OTHERS: u64 = 2;
+/// The numbers that leaders write.
+const LEDGER: &str = "/count-led";
 const COUNTERS: [&str; 2] = ["/count-a", "/count-b"];
 /// The bound once nothing fails any more: expired sessions take 4 s and a tick to go, and machines may be slow.
 const LIVENESS_LIMIT: Duration = Duration::from_secs(60);
@@ -301,6 +309,42 @@ fn number(data: &[u8]) -> u64 {
     std::str::from_utf8(data).ok().and_then(|text| text.parse().ok()).expect("a number was written")
 }
 
+/// Does again and again what is due only once in a while.
+async fn do_once(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
+    let lock = RwLock::builder(&client.zk, ONCE).host(&client.name).build().expect("valid");
+    while Instant::now() < end {
+        let limit = Duration::from_millis(20 + dice.below(3_000));
+        let acquisition = async { lock.write().timeout(limit).once_in(Duration::from_millis(50)).await };
+        if let Some(Some(guard)) = acquired(world, "once", acquisition, &mut dice).await {
+            match timeout(PATIENCE, guard.done()).await {
+                Ok(Ok(())) => world.saw("once: done"),
+                Ok(Err(error)) => world.failed("done", &error),
+                Err(_) => world.saw("done: dropped"),
+            }
+        }
+        sleep(Duration::from_millis(dice.below(50))).await;
+    }
+}
+
+/// Leads, and writes down each term.
+async fn lead(world: &World, client: &Client, mut dice: Seeded, end: Instant) {
+    let leadership = Leadership::builder(&client.zk, LED).lock(|lock| lock.host(&client.name)).build().expect("valid");
+    while Instant::now() < end {
+        let leads = Duration::from_millis(dice.below(50));
+        let work = |term: Term| async move {
+            let written = timeout(PATIENCE, term.transaction().set(LEDGER, term.number().to_string()).commit()).await;
+            sleep(leads).await;
+            written
+        };
+        match timeout(PATIENCE, leadership.lead(work)).await {
+            Ok(Ok(Some(Ok(Ok(_))))) => world.saw("term: written"),
+            Ok(Ok(Some(Ok(Err(error))))) => world.failed("term", &error),
+            Ok(Err(error)) => world.failed("lead", &error),
+            Ok(Ok(_)) | Err(_) => world.saw("term: dropped"),
+        }
+    }
+}
+
 // ---------------------------------------------------------------------------------------------------------------
 // What fails
 
@@ -334,11 +378,11 @@ async fn build(site: Arc<Site>, dice: &mut Seeded) -> World {
         lock_at(&operator, path).write().await.expect("free").release().await.expect("held");
     }
     let guard = lock_at(&operator, "/setup").write().await.expect("free");
-    let counters = guard.transaction().create(COUNTERS[0], "0").create(COUNTERS[1], "0");
+    let counters = guard.transaction().create(COUNTERS[0], "0").create(COUNTERS[1], "0").create(LEDGER, "0");
     counters.commit().await.expect("they do not exist yet");
     guard.release().await.expect("held");
     let mut clients = Vec::new();
-    for number in 0..CLIENTS {
+    for number in 0..CLIENTS + 2 * OTHERS {
         let proxies: Vec<_> = addresses.iter().map(Proxy::start).collect();
         let through: Vec<_> = proxies.iter().map(Proxy::address).collect();
         let session_timeout = Duration::from_secs([1, 2, 4][dice.below(3) as usize]);
@@ -381,6 +425,15 @@ async fn safety_phase(world: &Arc<World>, dice: &mut Seeded, end: Instant) -> Jo
     for number in 0..PATIENT_CLIENTS {
         let (world, dice) = (Arc::clone(world), own_dice());
         waiters.spawn(async move { wait_patiently(&world, &world.clients[number], dice, end).await });
+    }
+    for number in CLIENTS as usize..world.clients.len() {
+        let (world, dice) = (Arc::clone(world), own_dice());
+        tasks.spawn(async move {
+            match number % 2 {
+                0 => do_once(&world, &world.clients[number], dice, end).await,
+                _ => lead(&world, &world.clients[number], dice, end).await,
+            }
+        });
     }
     for _ in 0..LINK_STRANDS {
         let (world, dice) = (Arc::clone(world), own_dice());
@@ -447,7 +500,7 @@ async fn liveness_phase(world: &Arc<World>, mut tasks: JoinSet<()>) -> Duration 
 
 /// J5: nothing is left of the queues, nor of the watches.
 async fn nothing_is_left(world: &World) {
-    for path in PATHS {
+    for path in PATHS.into_iter().chain([ONCE, LED]) {
         becomes_empty(&world.operator, path).await;
     }
     let watches = async || world.site.servers().iter().map(|server| server.watches()).sum::<u64>() == 0;
@@ -472,7 +525,7 @@ async fn judge(world: &World) -> Vec<String> {
     }
     // J6: a create for each attempt, and one more only where a connection broke under one of up to four at a time, or
     // the directory was gone.
-    for client in &world.clients {
+    for client in world.clients.iter().take(CLIENTS as usize) {
         let count = |op| client.proxies.iter().map(|proxy| proxy.count(op)).sum::<u64>();
         let connections: u64 = client.proxies.iter().map(Proxy::connections).sum();
         let (creates, attempts) = (count(Op::Create2), client.attempts.load(Ordering::Relaxed));
@@ -520,7 +573,9 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     world.clients.iter_mut().for_each(|client| client.locks.clear());
     nothing_is_left(&world).await;
     let operators = world.history.deletions().into_keys().collect();
-    let run = Run::of(&TRACED, world.site.transactions(), world.history.traced(), operators);
+    eventually("all waits end", async || trace::waits(&TRACED) == 0).await;
+    let mut run = Run::of(&TRACED, world.site.transactions(), world.history.traced(), operators);
+    run.guarded = GUARDED.map(str::to_owned).to_vec();
     replayed(&run, &replay);
     assert!(holds.len() as u64 > 2 * CLIENTS, "only {} grants prove little: {replay}", holds.len());
     for client in &world.clients {

@@ -7,18 +7,20 @@
 //! The drivers of the other languages are in `tests/interop/`; those in Rust are this test binary itself, as
 //! [`the_life_of_a_child`] in an environment that says so. All take the same commands in lines.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use support::peer::{Peer, child_of, java, python};
 use support::process::{say, signal};
+use support::replay::{self, Run};
 use support::scene::*;
 use support::server::shared_server;
+use support::trace;
 use tokio::runtime::Runtime;
 use zk_rwlock::coordinator::Kind;
 use zk_rwlock::{Dialect, Error, ReadGuard, RwLock, WriteGuard, ZooKeeper};
@@ -193,6 +195,11 @@ impl Driver {
     }
 }
 
+/// Where those of our library write their traces, beside the log of all.
+fn traces(log: &Path) -> PathBuf {
+    log.with_extension("traces")
+}
+
 fn number(data: &[u8]) -> u64 {
     std::str::from_utf8(data).unwrap().parse().unwrap()
 }
@@ -207,6 +214,7 @@ fn rand_u128() -> u128 {
 fn the_life_of_a_child() {
     let Ok(words) = std::env::var(CHILD) else { return };
     let words: Vec<_> = words.split(' ').collect();
+    trace::record_to(&traces(Path::new(words[4])), &[words[2]]);
     let runtime = Runtime::new().unwrap();
     let driver = runtime.block_on(Driver::open(&words));
     let mut held = BTreeMap::new();
@@ -605,6 +613,7 @@ async fn contend(dialect: Dialect) {
         process.tell(&format!("contend {seed} {left}"));
         process
     };
+    let mut killed = Vec::new();
     let mut processes: Vec<_> = fleet.iter().chain(&fleet).map(|(library, _)| enlist(*library)).collect();
     // The processes are killed in turn, and another one takes the place of each.
     for (i, (library, _)) in fleet.iter().enumerate() {
@@ -616,6 +625,7 @@ async fn contend(dialect: Dialect) {
             .expect("there are two of each");
         let mut victim = processes.remove(victim);
         victim.kill();
+        killed.push(victim.child.id());
         field.note_end(&victim.name);
         processes.push(enlist(*library));
     }
@@ -636,6 +646,15 @@ async fn contend(dialect: Dialect) {
     }
     println!("{dialect}: {} writes, holds {:?}", last, judge.holds);
     becomes_empty(&field.zk, &field.path).await;
+    let file = traces(field.log.path());
+    let events = trace::read(&file, &killed);
+    std::fs::remove_file(file).unwrap();
+    let log = shared_server().transactions();
+    let run = Run { events, ..Run::of(&[&format!("{}/", field.path)], log, Vec::new(), HashSet::new()) };
+    let verdict = replay::judge(&run);
+    println!("{dialect}: {} events replayed: {:?}", run.events.len(), verdict.seen);
+    assert_eq!(verdict.faults, Vec::<String>::new());
+    assert!(verdict.seen["Release"] > 0 && verdict.seen["List"] > 0, "{:?}", verdict.seen);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -21,6 +21,8 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 /// What is known of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
+    /// How the paths begin that are judged.
+    pub paths: Vec<String>,
     pub log: Vec<Txn>,
     pub events: Vec<Event>,
     /// What guards said of themselves, on the clock of the events; without those that an operator may have ended.
@@ -36,7 +38,21 @@ pub struct Run {
 impl Run {
     /// A run on these paths, which this process has recorded.
     pub fn of(paths: &[&str], log: Vec<Txn>, holds: Vec<Hold>, operators: HashSet<String>) -> Run {
-        Run { log, events: recorded(paths), holds, operators, guarded: Vec::new(), leeway: drift() }
+        let (events, paths) = (recorded(paths), paths.iter().map(|path| (*path).to_owned()).collect());
+        Run { paths, log, events, holds, operators, guarded: Vec::new(), leeway: drift() }
+    }
+
+    /// The transactions as far as they concern what is judged: other tests may use the same server.
+    fn judged(&self) -> Vec<Txn> {
+        let is_judged = |path: &String| self.paths.iter().chain(&self.guarded).any(|begin| path.starts_with(begin));
+        let concerns = |op: &&Op| match op {
+            Op::Create { path, .. } | Op::Delete { path } | Op::Set { path, .. } | Op::Check { path } => {
+                is_judged(path)
+            }
+            Op::Begin | Op::End => true,
+        };
+        let of = |txn: &Txn| Txn { ops: txn.ops.iter().filter(concerns).cloned().collect(), ..*txn };
+        self.log.iter().map(of).collect()
     }
 }
 
@@ -184,8 +200,8 @@ pub fn judge(run: &Run) -> Verdict {
         let first = replay.told.entry(event.token).or_insert(event.at);
         *first = event.at.min(*first);
     }
-    for txn in &run.log {
-        replay.step(txn);
+    for txn in run.judged() {
+        replay.step(&txn);
     }
     replay.judge_events();
     replay.judge_holds();

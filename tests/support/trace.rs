@@ -6,6 +6,9 @@
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -139,6 +142,8 @@ struct Book {
     events: Vec<Event>,
     spans: HashMap<u64, Open>,
     next: u64,
+    /// Where the events are written as well, for another process to read.
+    lines: Option<File>,
 }
 
 /// A span, which may have several handles.
@@ -161,6 +166,28 @@ pub fn record(paths: &[&str]) {
     book().recorded.extend(paths.iter().map(|path| (*path).to_owned()));
 }
 
+/// As [`record`], and appends each event to this file, which several processes may share.
+pub fn record_to(file: &Path, paths: &[&str]) {
+    let lines = File::options().create(true).append(true).open(file).expect("the file of the trace can be opened");
+    {
+        let mut book = book();
+        book.lines = Some(lines);
+        book.next = u64::from(std::process::id()) << 32;
+    }
+    record(paths);
+}
+
+/// What processes have written to this file. Those of the processes that were killed end with their last event.
+pub fn read(file: &Path, killed: &[u32]) -> Vec<Event> {
+    let text = std::fs::read_to_string(file).expect("the file of the trace can be read");
+    let mut events: Vec<Event> = text.lines().map(|line| line.parse().expect("a line of a trace")).collect();
+    events.sort_by_key(|event| event.at);
+    let is_killed = |event: &&Event| killed.iter().any(|pid| event.who >> 32 == u64::from(*pid));
+    let ends: Vec<Event> =
+        events.iter().filter(is_killed).map(|it| Event { what: What::Ended, ..it.clone() }).collect();
+    [events, ends].concat()
+}
+
 /// What was recorded of the paths that begin so.
 pub fn recorded(paths: &[&str]) -> Vec<Event> {
     let book = book();
@@ -179,6 +206,10 @@ pub fn waits(paths: &[&str]) -> usize {
 impl Book {
     fn note(&mut self, event: Event) {
         if self.recorded.iter().any(|path| event.path.starts_with(path)) {
+            if let Some(lines) = &mut self.lines {
+                // One write, because several processes may append to one file.
+                lines.write_all(format!("{event}\n").as_bytes()).expect("the file of the trace can be written");
+            }
             self.events.push(event);
         }
     }
