@@ -1,5 +1,6 @@
 //! An acquisition from its first request until the lock is granted or given up; knows neither turns nor the hold's end.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -97,23 +98,19 @@ impl Grant {
 impl Acquisition {
     /// Queues up, and waits until the lock is granted.
     pub(crate) async fn acquire(&mut self) -> Result<Box<Tenure>, Error> {
-        let checked = self.check().and_then(|()| self.options.timeout());
-        let answer = match checked {
-            Err(error) => Err(error),
-            Ok(None) => {
-                let on_wait = self.options.on_wait.take().map(OnWait::new);
-                self.enter(IfTaken::Wait, None, on_wait).await
-            }
+        let timeout = self.reported(self.check().and_then(|()| self.options.timeout()))?;
+        let on_wait = self.options.on_wait.take().map(OnWait::new);
+        let answer = match timeout {
+            None => self.enter(IfTaken::Wait, None, on_wait).await,
             // Boxed, because few of thousands of waiters need it: a waiter's future is as large as its largest step.
-            Ok(Some(timeout)) => Box::pin(self.enter_in_time(timeout)).await,
+            Some(timeout) => Box::pin(self.enter_in_time(timeout, on_wait)).await,
         };
         self.reported(answer)
     }
 
-    async fn enter_in_time(&mut self, timeout: Duration) -> Result<Box<Tenure>, Error> {
+    async fn enter_in_time(&self, timeout: Duration, on_wait: Option<Box<OnWait>>) -> Result<Box<Tenure>, Error> {
         let waiting = Waiting::default();
-        let on_wait = self.options.on_wait.take().map(OnWait::new);
-        self.within(timeout, &waiting, self.enter(IfTaken::Wait, Some(&waiting), on_wait)).await
+        self.within(timeout, &waiting, pin!(self.enter(IfTaken::Wait, Some(&waiting), on_wait))).await
     }
 
     /// Queues up and waits. `waiting`, if given, records the contenders in the way.
@@ -123,11 +120,65 @@ impl Acquisition {
         waiting: Option<&Waiting>,
         on_wait: Option<Box<OnWait>>,
     ) -> Result<Box<Tenure>, Error> {
+        // Boxed, as is what else few wait in for long.
+        let (held, look, mut late) = Box::pin(self.queue_up_anew()).await?;
+        let mut wait = Wait { patience, waiting, on_wait, look, directory: None };
+        let turn = tokio::select! {
+            biased;
+            turn = self.wait_for_turn(&held, &mut wait, &mut late) => turn,
+            // A loss ends the wait also while an answer is outstanding.
+            loss = held.lost() => Err(self.handle.evicted(loss)),
+        };
+        Box::pin(self.take_or_give_up(&held, turn, &mut wait, &mut late)).await?;
+        self.begin_hold(&held);
+        Ok(held)
+    }
+
+    /// What follows the wait.
+    async fn take_or_give_up(
+        &self,
+        held: &Tenure,
+        turn: Result<Take, Error>,
+        wait: &mut Wait<'_>,
+        late: &mut Lateness<'_>,
+    ) -> Result<(), Error> {
+        let taken = match (turn, &self.goal) {
+            (Ok(take), None) => {
+                let grant = Grant::by(take, held);
+                // A waiter whose watch on its own node was used up by another client's write may have been evicted
+                // without noticing.
+                let is_deaf = grant.signal.is_some() && held.loss().is_none() && !held.own_node().is_armed();
+                match if is_deaf { None } else { self.granted(held, &grant) } {
+                    Some(answer) => answer,
+                    None => {
+                        late.begins(held);
+                        self.grant_once_confirmed(held, grant).await
+                    }
+                }
+            }
+            (Ok(take), Some(goal)) => tokio::select! {
+                biased;
+                exchanged = goal.exchange(self, held, take, wait) => exchanged,
+                loss = held.lost() => Err(self.handle.evicted(loss)),
+            },
+            (Err(error), _) => Err(error),
+        };
+        // A contender that lacks one permission may also lack the permission to leave. The error must say so.
+        let Err(Error::PermissionDenied { operation, path, lacks }) = taken else { return taken };
+        match held.ticket().leave().await {
+            Err(Failure::NoAuth(lacks)) => Err(Error::stays(held.own_node().path(), lacks)),
+            Ok(()) if held.ticket().unmake_directory().await => Err(Error::shut_out(&self.handle.path, lacks)),
+            _ => Err(Error::PermissionDenied { operation, path, lacks }),
+        }
+    }
+
+    /// Queues up, in a directory whose numbers are not used up.
+    async fn queue_up_anew(&self) -> Result<(Box<Tenure>, Option<Result<Names, Failure>>, Lateness<'_>), Error> {
         if let Some(goal) = &self.goal {
             goal.check_first().await?;
         }
         let began = Instant::now();
-        let (mut held, mut look) = self.warned_of(Box::pin(self.queue_up())).await?;
+        let (mut held, mut look) = self.warned_of(pin!(self.queue_up())).await?;
         let mut tries = 0;
         while is_used_up(held.contender()) {
             tries += 1;
@@ -140,36 +191,7 @@ impl Acquisition {
             sharing.entered(&held, held.ticket().armed().await);
         }
         self.trace.entered(held.position());
-        let mut late = Lateness::since(began, self);
-        let mut wait = Wait { patience, waiting, on_wait, look, directory: None };
-        let turn = tokio::select! {
-            biased;
-            turn = self.wait_for_turn(&held, &mut wait, &mut late) => turn,
-            // A loss ends the wait also while an answer is outstanding.
-            loss = held.lost() => Err(self.handle.evicted(loss)),
-        };
-        let granted = match (turn, &self.goal) {
-            (Ok(take), None) => self.grant(&held, Grant::by(take, &held), &mut late).await,
-            (Ok(take), Some(goal)) => tokio::select! {
-                biased;
-                exchanged = goal.exchange(self, &held, take, &mut wait) => exchanged,
-                loss = held.lost() => Err(self.handle.evicted(loss)),
-            },
-            (Err(error), _) => Err(error),
-        };
-        match granted {
-            Ok(()) => {
-                self.begin_hold(&held);
-                Ok(held)
-            }
-            // A contender that lacks one permission may also lack the permission to leave. The error must say so.
-            Err(Error::PermissionDenied { operation, path, lacks }) => match held.ticket().leave().await {
-                Err(Failure::NoAuth(lacks)) => Err(Error::stays(held.own_node().path(), lacks)),
-                Ok(()) if held.ticket().unmake_directory().await => Err(Error::shut_out(&self.handle.path, lacks)),
-                _ => Err(Error::PermissionDenied { operation, path, lacks }),
-            },
-            Err(error) => Err(error),
-        }
+        Ok((held, look, Lateness::since(began, self)))
     }
 
     /// Refuses what can never be granted. Sends nothing.
@@ -222,14 +244,14 @@ impl Acquisition {
         let handle = &self.handle;
         // By this number we tell our node from all others, also after the answer to its create was lost.
         let owner = Owner::new(handle.dialect, handle.dialect.new_owner(&handle.host, self.sharing.is_some(), random));
-        let note = Metadata {
+        let data = Metadata {
             host: handle.host.clone(),
             pid: std::process::id(),
             label: self.options.label.clone(),
             since: SystemTime::now(),
             permits: self.goal.as_ref().map(|goal| goal.count()),
-        };
-        let data = note.encode();
+        }
+        .encode();
         // Each waiter watches two nodes: its own, and its predecessor's.
         let mut watched = 2 * (handle.path.len() + owner.len() + "/READ-lock-0000000000".len());
         if self.sharing.is_some() {
@@ -318,25 +340,10 @@ impl Acquisition {
         }
     }
 
-    /// Takes the lock, now that no contender before us excludes us.
+    /// Takes the lock, now that no contender before us excludes us. `None` if a quorum has to be asked first.
     ///
     /// Our evidence may be old, if we were cut off. Only under a valid lease is it certain that the session still
-    /// exists, and with it our own node. Without a valid lease a quorum is asked first.
-    pub(crate) async fn grant(&self, held: &Tenure, grant: Grant, late: &mut Lateness<'_>) -> Result<(), Error> {
-        // A waiter whose watch on its own node was used up by another client's write may have been evicted without
-        // noticing.
-        let is_deaf = grant.signal.is_some() && held.loss().is_none() && !held.own_node().is_armed();
-        let granted = if is_deaf { None } else { self.granted(held, &grant) };
-        match granted {
-            Some(answer) => answer,
-            None => {
-                late.begins(held);
-                Box::pin(self.grant_once_confirmed(held, &grant)).await
-            }
-        }
-    }
-
-    /// As [`Self::grant`], but `None` if a quorum has to be asked.
+    /// exists, and with it our own node.
     pub(crate) fn granted(&self, held: &Tenure, grant: &Grant) -> Option<Result<(), Error>> {
         let (session, own_node) = (held.ticket().session(), held.own_node());
         if let Some(loss) = held.loss() {
@@ -353,7 +360,7 @@ impl Acquisition {
         Some(Ok(()))
     }
 
-    pub(crate) async fn grant_once_confirmed(&self, held: &Tenure, grant: &Grant) -> Result<(), Error> {
+    pub(crate) async fn grant_once_confirmed(&self, held: &Tenure, grant: Grant) -> Result<(), Error> {
         let (session, own_node) = (held.ticket().session(), held.own_node());
         for tries in 0..LEASE_TRIES {
             if tries > 1 {
@@ -365,7 +372,7 @@ impl Acquisition {
                 Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => own_node.lose(Loss::Removed),
                 Err(failure) => return Err(self.handle.stop(failure)),
             }
-            if let Some(answer) = self.granted(held, grant) {
+            if let Some(answer) = self.granted(held, &grant) {
                 return answer;
             }
         }

@@ -45,9 +45,8 @@ impl Acquisition {
     }
 
     /// Waits for the place in the queue, and warns if that takes long: no background task can, without a session.
-    pub(crate) async fn warned_of<G>(&self, queued: impl Future<Output = G>) -> G {
+    pub(crate) async fn warned_of<G>(&self, mut queued: impl Future<Output = G> + Unpin) -> G {
         let Some(limit) = self.handle.warn_waiting else { return queued.await };
-        let mut queued = std::pin::pin!(queued);
         if let Some(answer) = call::unless(self.handle.coordinator.sleep(limit), &mut queued).await {
             return answer;
         }
@@ -60,9 +59,8 @@ impl Acquisition {
         &self,
         timeout: Duration,
         waiting: &Waiting,
-        granted: impl Future<Output = Result<G, Error>>,
+        mut granted: impl Future<Output = Result<G, Error>> + Unpin,
     ) -> Result<G, Error> {
-        let mut granted = std::pin::pin!(granted);
         let look_up = LOOK_UP_AHEAD.min(timeout / 5);
         let mut late = call::late(&self.handle.coordinator, timeout);
         let is_late = |blockers, cut_off| Err(Error::Timeout { waited: timeout, blockers, cut_off });

@@ -16,7 +16,7 @@ use crate::session::keep_alive;
 use crate::session::loss::Loss;
 use crate::session::request::{Event, Failure, Stat, Watch};
 use crate::session::retry;
-use crate::session::second_look::{self, SecondLook, check};
+use crate::session::second_look::{self, SecondLook, check, first_failing};
 use crate::snapshot::on_wait::OnWait;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::telemetry::meter;
@@ -28,7 +28,7 @@ struct Behind<'a> {
     predecessor: &'a Predecessor,
     /// Whether to ask the predecessor to give its node up.
     asks: bool,
-    directory: Option<Stat>,
+    directory: Option<Box<Stat>>,
     /// The server has shown a contender that had left, and may show others.
     is_haunted: bool,
 }
@@ -93,10 +93,8 @@ impl Acquisition {
         }
         let leaving = session.upkeep().nodes().leaving_soon(ticket.directory());
         let step = waiter.next(News::Listed { names: &names, leaving: &leaving });
-        if !matches!(step, Step::Await { .. }) {
-            return Ok(step);
-        }
-        wait.directory = names.directory;
+        let Step::Await { asks, .. } = step else { return Ok(step) };
+        wait.directory = names.directory.filter(|_| asks).map(Box::new);
         if wait.patience == IfTaken::GiveUp {
             let blockers = self.handle.site.blockers(session, &names, me).await;
             return Err(Error::WouldBlock { blockers });
@@ -139,7 +137,7 @@ impl Acquisition {
         let watch = session.watch(&ticket.child(&behind.predecessor.name));
         if behind.asks && !is_asked.swap(true, Ordering::Relaxed) {
             own_node.asks();
-            ask(&self.handle.path, &self.handle.asking, session, behind.directory);
+            ask(&self.handle.path, &self.handle.asking, session, behind.directory.as_deref().copied());
         }
         // The predecessor's watch is answered last. Waiting for it first wakes the task once, and not twice.
         let watch = watch.await;
@@ -158,7 +156,7 @@ impl Acquisition {
         tokio::select! {
             biased;
             heard = self.heard(behind) => heard,
-            missed = Box::pin(self.missed(behind)) => missed,
+            missed = self.missed(behind) => missed,
         }
     }
 
@@ -175,31 +173,42 @@ impl Acquisition {
 
     /// Waits until the leader no longer has our node or the predecessor's, although nothing was heard of that.
     async fn missed(&self, behind: &Behind<'_>) -> Result<Departure, Error> {
-        let (ticket, predecessor) = (behind.held.ticket(), behind.predecessor);
-        let (session, node) = (ticket.session(), ticket.child(&predecessor.name));
-        let (mut look, mut is_at_once) = (SecondLook::after(session, behind.is_haunted), behind.is_haunted);
-        // A server that has missed a downgrade does not show the reader, which a writer waits for. Another one does.
-        let reader = match (self.mode, predecessor.mode) {
-            (Mode::Write, Mode::Write) => {
-                Contender::parse_as(&predecessor.name, self.handle.dialect).map(|it| it.downgraded())
-            }
-            _ => None,
-        };
+        let mut look = SecondLook::after(behind.held.ticket().session(), behind.is_haunted);
+        let mut is_at_once = behind.is_haunted;
         loop {
-            let missed = behind.held.misses(&mut look, || vec![check(node.clone(), None)]).await;
-            missed.map_err(|loss| self.handle.evicted(loss))?;
-            match &reader {
-                Some(reader) if second_look::is_there(session, ticket.child(reader), None).await != Some(false) => {}
-                _ => {
-                    second_look::report(session, node, None);
-                    return Ok(Departure::Missed);
-                }
-            }
-            // The next listing may show the writer again. Not without a pause between two of them.
-            if !std::mem::take(&mut is_at_once) {
-                return Ok(Departure::Gone);
+            look.pause().await;
+            // Boxed, because thousands pause, and few look at once.
+            if let Some(departure) = Box::pin(self.look_again(behind, std::mem::take(&mut is_at_once))).await? {
+                return Ok(departure);
             }
         }
+    }
+
+    /// One look of [`Self::missed`]; `None` if it has found nothing.
+    async fn look_again(&self, behind: &Behind<'_>, is_at_once: bool) -> Result<Option<Departure>, Error> {
+        let (ticket, own_node, predecessor) = (behind.held.ticket(), behind.held.own_node(), behind.predecessor);
+        let (session, node) = (ticket.session(), ticket.child(&predecessor.name));
+        match first_failing(session, &[check(own_node.path(), None), check(node.clone(), None)]).await {
+            None => return Ok(None),
+            Some(0) => {
+                own_node.lose(Loss::Removed);
+                return Err(self.handle.evicted(Loss::Removed));
+            }
+            Some(_) => {}
+        }
+        // A server that has missed a downgrade does not show the reader, which a writer waits for. Another one does.
+        let writer = match (self.mode, predecessor.mode) {
+            (Mode::Write, Mode::Write) => Contender::parse_as(&predecessor.name, self.handle.dialect),
+            _ => None,
+        };
+        if let Some(writer) = writer
+            && second_look::is_there(session, ticket.child(&writer.downgraded()), None).await != Some(false)
+        {
+            // The next listing may show the writer again. Not without a pause between two of them.
+            return Ok((!is_at_once).then_some(Departure::Gone));
+        }
+        second_look::report(session, node, None);
+        Ok(Some(Departure::Missed))
     }
 
     /// As [`Self::departure`] by a watch. Reports changes meanwhile.

@@ -29,7 +29,7 @@ pub(crate) struct Wait<'a> {
     /// The listing that was requested together with the node. `None` after a create whose answer was lost.
     pub(crate) look: Option<Result<Names, Failure>>,
     /// What the last listing showed of the directory itself, if it is needed next.
-    pub(crate) directory: Option<Stat>,
+    pub(crate) directory: Option<Box<Stat>>,
 }
 
 /// Where an acquisition waits, for the error of its timeout.

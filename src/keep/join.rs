@@ -64,7 +64,9 @@ impl Lock {
         let Some(keeper) = &self.keeper else { return acquisition.acquire().await.map(Held::alone) };
         let answer = match enter(acquisition, keeper, joined, timeout).await {
             Ok(Some(used)) => return Ok(Held::Kept(begin_use(acquisition, used))),
-            Ok(None) => acquisition.acquire().await.map(Held::alone),
+            // Boxed, as is what else takes long: a use that waits for another is over so soon that moving much would be
+            // most of it.
+            Ok(None) => Box::pin(acquisition.acquire()).await.map(Held::alone),
             Err(error) => acquisition.reported(Err(error)),
         };
         // The error of a timeout tells of the whole wait, of which the last part alone has timed out.
@@ -116,7 +118,13 @@ async fn enter(
             Joined::Refused => break,
             Joined::Waits(waits) => waits,
         };
-        match wait_for(acquisition, &mut waits, left()).await? {
+        let is_granted = waits.kept().hold().is_some();
+        let answer = match is_granted {
+            true if timeout.is_none() && acquisition.options.on_wait.is_none() => waits.granted().await,
+            true => Box::pin(wait_for_others(acquisition, &mut waits, left())).await,
+            false => Box::pin(wait_for_node(acquisition, &mut waits, left())).await,
+        };
+        match answer? {
             Some(used) => return Ok(Some(used)),
             // It queues up behind the contender that asked, with a node of its own. Reads can share one.
             None if acquisition.mode == Mode::Write => break,
@@ -129,17 +137,14 @@ async fn enter(
     Ok(None)
 }
 
-/// Waits until the use may run; `None` if the node is not kept any more.
-async fn wait_for(
+/// Waits until the use may run under a node that is being acquired; `None` if the node is not kept any more.
+async fn wait_for_node(
     acquisition: &Acquisition,
     waits: &mut WaitingEntry,
     left: Option<Duration>,
 ) -> Result<Option<KeptUse>, Error> {
     let (waiting, kept) = (Arc::clone(waits.waiting()), Arc::clone(waits.kept()));
     let on_wait = acquisition.options.on_wait.clone().map(OnWait::new);
-    if kept.hold().is_some() {
-        return wait_for_others(acquisition, waits, &kept, on_wait, left).await;
-    }
     let granted = async {
         let mut granted = std::pin::pin!(waits.granted());
         if let Some(mut on_wait) = on_wait {
@@ -153,7 +158,7 @@ async fn wait_for(
     };
     let answer = match left {
         None => granted.await,
-        Some(left) => acquisition.within(left, &waiting, granted).await,
+        Some(left) => acquisition.within(left, &waiting, pin!(granted)).await,
     };
     match answer {
         Err(Error::Timeout { waited, blockers, cut_off }) if blockers.ahead == 0 => {
@@ -163,15 +168,14 @@ async fn wait_for(
     }
 }
 
-/// Waits for other uses of this process, under a node that is granted.
+/// As [`wait_for_node`], for other uses of this process, under a node that is granted.
 async fn wait_for_others(
     acquisition: &Acquisition,
     waits: &mut WaitingEntry,
-    kept: &Kept,
-    on_wait: Option<Box<OnWait>>,
     left: Option<Duration>,
 ) -> Result<Option<KeptUse>, Error> {
-    if let Some(mut on_wait) = on_wait {
+    let kept = Arc::clone(waits.kept());
+    if let Some(mut on_wait) = acquisition.options.on_wait.clone().map(OnWait::new) {
         let (path, uses) = (Arc::clone(&acquisition.handle.path), kept.uses());
         on_wait.tell_at_once(Progress { path, place: uses, length: uses, blockers: kept.as_blockers() });
     }

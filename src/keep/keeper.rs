@@ -239,7 +239,7 @@ impl WaitingEntry {
                     Poll::Ready(None) => {
                         return Poll::Ready(self.entry.error.get().cloned().map_or(Ok(None), Err));
                     }
-                    Poll::Pending if self.entry.advance() => {}
+                    Poll::Pending if !waiting.is_granted && self.entry.advance() => {}
                     Poll::Pending => return Poll::Pending,
                 }
             }
@@ -250,7 +250,10 @@ impl WaitingEntry {
 
 impl Drop for WaitingEntry {
     fn drop(&mut self) {
-        drop(self.waiting.take());
+        // Nobody polls the acquisition of a node that is granted.
+        if self.waiting.take().is_some_and(|it| it.is_granted) {
+            return;
+        }
         if self.entry.kept.is_abandoned() {
             self.entry.abandon();
         } else {

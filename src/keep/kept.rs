@@ -121,7 +121,7 @@ impl Kept {
             Joined::Waits(number) => {
                 drop(state);
                 self.crowded.notify_waiters();
-                Joined::Waits(WaitingUse { kept: Arc::clone(self), number, is_over: false })
+                Joined::Waits(WaitingUse { kept: Arc::clone(self), number, is_granted: false, is_over: false })
             }
             Joined::Runs(number) => {
                 let granted = state.granted.clone();
@@ -252,17 +252,16 @@ impl Kept {
     /// A use has ended. Gives the hold, if it was the last use of a node that is to be given up.
     fn end(&self, number: u64, hold: &Tenure, now: Moment) -> Option<Arc<Tenure>> {
         let mut state = self.state.lock();
-        let mut woken = Vec::new();
         // A write of this use may yet be carried out, for as long as the node is there. So the next write must not run
         // under the same node.
-        if state.uses.mode() == Mode::Write && hold.own_node().may_yet_write() {
-            woken = state.ask(Why::Unsure);
-        }
-        woken.extend(state.leave(number, self.idle));
+        let is_unsure = state.uses.mode() == Mode::Write && hold.own_node().may_yet_write();
+        let refused = if is_unsure { state.ask(Why::Unsure) } else { Vec::new() };
+        let admitted = state.leave(number, self.idle);
         state.used = state.used.max(now);
         let gone = state.end_if_over();
         drop(state);
-        wake(woken);
+        wake(refused);
+        wake(admitted);
         gone.map(Gone::end)
     }
 
@@ -479,6 +478,8 @@ impl Drop for KeptUse {
 pub(crate) struct WaitingUse {
     kept: Arc<Kept>,
     number: u64,
+    /// It was seen waiting for others under a node that is granted.
+    pub(crate) is_granted: bool,
     is_over: bool,
 }
 
@@ -487,7 +488,10 @@ impl WaitingUse {
     pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<Option<KeptUse>> {
         let mut state = self.kept.state.lock();
         match state.uses.standing(self.number, waker) {
-            Standing::Waits => Poll::Pending,
+            Standing::Waits => {
+                self.is_granted = state.granted.is_some();
+                Poll::Pending
+            }
             Standing::Refused => {
                 self.is_over = true;
                 Poll::Ready(None)

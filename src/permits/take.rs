@@ -260,7 +260,7 @@ impl Goal for Wanted {
         // The transaction has just confirmed our place, so there is no need to ask for it.
         match acquisition.granted(held, &grant) {
             Some(answer) => answer,
-            None => acquisition.grant_once_confirmed(held, &grant).await,
+            None => acquisition.grant_once_confirmed(held, grant).await,
         }
     }
 }

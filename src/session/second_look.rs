@@ -77,10 +77,8 @@ impl<'a> SecondLook<'a> {
     pub(crate) async fn finds(&mut self, checks: impl Fn() -> Vec<Operation>) -> usize {
         loop {
             self.pause().await;
-            for (i, some) in checks().chunks(CHECKS_MAX).enumerate() {
-                if let Some(Err(index)) = what_holds(self.session.transact(some).await) {
-                    return i * CHECKS_MAX + index;
-                }
+            if let Some(index) = first_failing(self.session, &checks()).await {
+                return index;
             }
         }
     }
@@ -94,6 +92,16 @@ impl<'a> SecondLook<'a> {
             }
         }
     }
+}
+
+/// The index of the first of these checks that fails at the leader now. `None` if none does, or if that is not known.
+pub(crate) async fn first_failing(session: &Arc<dyn Session>, checks: &[Operation]) -> Option<usize> {
+    for (i, some) in checks.chunks(CHECKS_MAX).enumerate() {
+        if let Some(Err(index)) = what_holds(session.transact(some).await) {
+            return Some(i * CHECKS_MAX + index);
+        }
+    }
+    None
 }
 
 /// Whether all checks hold, by this answer, or the index of one that fails; `None` if that is not known.

@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{mpsc, oneshot};
 
@@ -82,10 +83,7 @@ impl BackgroundThread {
         let background = Arc::clone(self);
         let _context = self.handle.enter();
         let sleep = tokio::time::sleep(duration);
-        Box::pin(async move {
-            sleep.await;
-            drop(background);
-        })
+        Box::pin(sleep.map(move |()| drop(background)))
     }
 }
 

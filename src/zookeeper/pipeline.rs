@@ -3,10 +3,11 @@
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use pin_project_lite::pin_project;
 use zookeeper_client as zk;
 
@@ -108,13 +109,11 @@ impl Pipeline {
         let upkeep = Arc::clone(&self.upkeep);
         self.ask(self.patience, |client| {
             let (sent, answer) = (upkeep.lease().now(), send(client));
-            async move {
-                let answer = answer.await;
-                if is_from_server(&answer) {
+            answer.inspect(move |answer| {
+                if is_from_server(answer) {
                     upkeep.answered(sent);
                 }
-                answer
-            }
+            })
         })
     }
 
@@ -135,31 +134,17 @@ impl Pipeline {
         if let Poll::Ready(answer) = at_once {
             return Box::pin(std::future::ready(answer));
         }
-        let given_up = self.given_up(patience);
+        let (closed, background) = (self.closed.subscribe(), Arc::downgrade(&self.background));
         // The reply holds the client, which keeps the session open. So a task waits for it, because the caller may
         // never poll it.
         let answered = self.background.handle().spawn(async move {
             tokio::select! {
                 biased;
                 answer = reply => answer,
-                () = given_up => Err(Failure::Unknown("the session was closed before the answer came".to_owned())),
+                () = given_up(closed, background, patience) => Err(Failure::Unknown("the session was closed before the answer came".to_owned())),
             }
         });
         Box::pin(async move { answered.await.unwrap_or_else(|gone| Err(Failure::Unknown(gone.to_string()))) })
-    }
-
-    /// Ends so long after the session was closed. A server that answers pings and not a request would keep the session, and
-    /// what it holds, for as long as this process lives.
-    fn given_up(&self, patience: Duration) -> impl Future<Output = ()> + Send + use<> {
-        let mut closed = self.closed.subscribe();
-        let background = Arc::downgrade(&self.background);
-        async move {
-            // What it gives locks the value: whoever closes the session would wait for what is done here.
-            drop(closed.wait_for(|closed| *closed).await);
-            if let Some(background) = background.upgrade().filter(|_| !patience.is_zero()) {
-                background.sleep(patience).await;
-            }
-        }
     }
 
     /// The same answer, reported to the lease if it came from a quorum.
@@ -170,9 +155,8 @@ impl Pipeline {
     {
         let (upkeep, identity) = (Arc::clone(&self.upkeep), Arc::clone(&self.identity));
         let sent = upkeep.lease().now();
-        async move {
-            let answer = answer.await;
-            if is_from_quorum(&answer) {
+        answer.inspect(move |answer| {
+            if is_from_quorum(answer) {
                 if identity.is_known() {
                     upkeep.resumed();
                     upkeep.acknowledged(sent);
@@ -180,8 +164,17 @@ impl Pipeline {
                     identity.ask();
                 }
             }
-            answer
-        }
+        })
+    }
+}
+
+/// Ends so long after the session was closed. A server that answers pings and not a request would keep the session, and
+/// what it holds, for as long as this process lives.
+async fn given_up(mut closed: watch::Receiver<bool>, background: Weak<BackgroundThread>, patience: Duration) {
+    // What it gives locks the value: whoever closes the session would wait for what is done here.
+    drop(closed.wait_for(|closed| *closed).await);
+    if let Some(background) = background.upgrade().filter(|_| !patience.is_zero()) {
+        background.sleep(patience).await;
     }
 }
 

@@ -64,6 +64,13 @@ pub(super) async fn warns(kept: &Weak<Kept>, session: &Arc<dyn Session>) -> Infa
     // Millions of uses may wait in a second. So none of them has a timer: the first that waits is looked at now and then.
     let mut first = None;
     while let Some(limit) = kept.upgrade().and_then(|kept| kept.handle.warn_waiting) {
+        // Without a use that waits, this wakes nobody.
+        if first.is_none()
+            && let Some(kept) = kept.upgrade()
+        {
+            kept.is_crowded().await;
+            first = kept.granted_and_waiting().map(|(number, ..)| (number, 1));
+        }
         if !retry::slept(session, (limit / LOOKS).max(IDLE_LOOK)).await {
             break;
         }
