@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -134,14 +134,23 @@ impl Pipeline {
         if let Poll::Ready(answer) = at_once {
             return Box::pin(std::future::ready(answer));
         }
-        let (closed, background) = (self.closed.subscribe(), Arc::downgrade(&self.background));
+        let (mut closed, background) = (self.closed.subscribe(), Arc::downgrade(&self.background));
         // The reply holds the client, which keeps the session open. So a task waits for it, because the caller may
         // never poll it.
         let answered = self.background.handle().spawn(async move {
+            // So long after the session was closed. A server that answers pings and not a request would keep the session,
+            // and what it holds, for as long as this process lives.
+            let given_up = async {
+                // What it gives locks the value: whoever closes the session would wait for what is done here.
+                drop(closed.wait_for(|closed| *closed).await);
+                if let Some(background) = background.upgrade().filter(|_| !patience.is_zero()) {
+                    background.sleep(patience).await;
+                }
+            };
             tokio::select! {
                 biased;
                 answer = reply => answer,
-                () = given_up(closed, background, patience) => Err(Failure::Unknown("the session was closed before the answer came".to_owned())),
+                () = given_up => Err(Failure::Unknown("the session was closed before the answer came".to_owned())),
             }
         });
         Box::pin(async move { answered.await.unwrap_or_else(|gone| Err(Failure::Unknown(gone.to_string()))) })
@@ -165,16 +174,6 @@ impl Pipeline {
                 }
             }
         })
-    }
-}
-
-/// Ends so long after the session was closed. A server that answers pings and not a request would keep the session, and
-/// what it holds, for as long as this process lives.
-async fn given_up(mut closed: watch::Receiver<bool>, background: Weak<BackgroundThread>, patience: Duration) {
-    // What it gives locks the value: whoever closes the session would wait for what is done here.
-    drop(closed.wait_for(|closed| *closed).await);
-    if let Some(background) = background.upgrade().filter(|_| !patience.is_zero()) {
-        background.sleep(patience).await;
     }
 }
 

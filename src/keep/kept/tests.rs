@@ -1,6 +1,10 @@
+use tokio_test::assert_pending;
+
 use super::*;
+use crate::acquisition::request::WARN_AFTER;
 use crate::lock::rw_lock::RwLock;
 use crate::memory::client::Memory;
+use crate::session::contract::Coordinator;
 
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -47,6 +51,21 @@ fn a_node_that_is_not_granted_yet_is_not_idle() {
     let (kept, uses, _) = entering(1);
     drop(uses);
     assert_eq!(kept.may_idle(Moment::ZERO.saturating_add(10 * IDLE)), IDLE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_no_use_waits_for_wakes_nobody_to_warn_of_them() {
+    let ((kept, _uses, _), slot) = (entering(0), Memory::new().session_slot(0).await.unwrap());
+    let seen = Arc::downgrade(&kept);
+    let mut warns = tokio_test::task::spawn(unasked::warns(&seen, slot.session()));
+    assert_pending!(warns.poll());
+    tokio::time::advance(10 * WARN_AFTER).await;
+    assert!(!warns.is_woken());
+    let _waits = kept.join(Mode::Read);
+    assert!(warns.is_woken());
+    assert_pending!(warns.poll());
+    tokio::time::advance(WARN_AFTER).await;
+    assert!(warns.is_woken(), "a use waits");
 }
 
 /// The names that `zk_rwlock_kept_given_up_total` is documented with.
