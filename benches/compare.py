@@ -58,11 +58,12 @@ CASES = [
     ("readers-100", "readers", 100, 0, 0, 0, 100, 0, "raw curator kazoo ours-apart"),
     ("readers-200", "readers", 200, 0, 0, 200, 0, 200, "raw curator kazoo ours-apart"),
     ("readers-1000", "readers", 1000, 0, 0, 0, 1000, 0, "raw curator kazoo ours-apart"),
-    ("contend-2", "contend", 2, 1, 0, 0, 2000, 0, "zookeeper-client curator kazoo ours-apart ours"),
+    ("contend-2", "contend", 2, 1, 0, 0, 1000, 0, "zookeeper-client curator kazoo ours-apart ours"),
     ("contend-8", "contend", 8, 1, 0, 160, 2000, 480, "zookeeper-client curator kazoo ours-apart ours"),
-    ("contend-64", "contend", 64, 1, 0, 0, 1280, 640, ALL + " ours"),
-    ("mix-16", "contend", 16, 10, 1, 320, 3200, 800, "curator kazoo ours-apart ours"),
-    ("permits-16", "permits", 16, 1, 1, 160, 1600, 0, "curator kazoo ours-apart"),
+    ("contend-64", "contend", 64, 1, 0, 0, 1280, 0, ALL + " ours"),
+    ("contend-64", "contend", 64, 1, 0, 0, 0, 1280, "raw ours-apart"),
+    ("mix-16", "contend", 16, 10, 1, 320, 3200, 640, "curator kazoo ours-apart ours"),
+    ("permits-16", "permits", 16, 1, 1, 96, 1600, 0, "curator kazoo ours-apart"),
     ("keepers-20", "keepers", 20, 0, 0, 5, 0, 0, "ours-kept-apart"),
     ("keepers-100", "keepers", 100, 0, 0, 5, 0, 0, "ours-kept-apart"),
     ("kept-read-1", "contend", 1, 0, 0, 0, 2000, 0, "ours ours-kept local"),
@@ -70,6 +71,7 @@ CASES = [
     ("kept-read-64", "contend", 64, 0, 0, 0, 2560, 0, "ours ours-kept local"),
     ("kept-mix-8", "contend", 8, 20, 1, 0, 2000, 0, "ours-apart ours-kept-apart ours ours-kept local"),
 ]
+WARM_UP = {"link": 10, "loopback": 500, "ensemble": 100}
 # What Java and Python need for each would decide the case, so they share so many sessions at most.
 SESSIONS_OF_OTHERS = 20
 
@@ -247,6 +249,32 @@ def measure(argv, meter, nodes, idle):
     return totals
 
 
+def measure_case(name, kind, n, one_in, hold, ops, peers, place, arguments, far):
+    """Everybody who takes part, one after the other. Yields what is to stand in the line of each."""
+    ports, host = PLACES[place]
+    if kind in ("contend", "permits"):
+        ops = max(n, int(ops * arguments.share))
+    for peer in peers.split():
+        if arguments.peers and peer not in arguments.peers:
+            continue
+        share = sessions(peer, n)
+        done = ops * 1000 if hold == 0 and peer in ("ours-kept", "local") else ops
+        warm = max(10, int(WARM_UP[place] * arguments.share))
+        servers = ",".join(f"{host}:{port}" for port in ports)
+        argv = [*command(peer), servers, kind, *map(str, (n, done, share, warm, one_in, hold))]
+        nodes = {"drain": n + 1, "readers": n + 1, "keepers": n}.get(kind, 0)
+        measured = measure(far + argv if place == "link" else argv, Meter(ports), nodes, share)
+        nanoseconds, processor, _, *counted = measured
+        requests, taken, given = (count / done for count in counted)
+        print(f"{place} {name} {peer}: {nanoseconds / 1e6 / done:.3f} ms, {processor / 1e3 / done:.0f} µs of the processor,"
+              f" {requests:.2f} requests", flush=True)  # fmt: skip
+        yield {
+            "place": place, "case": name, "kind": kind, "peer": peer, "n": n, "sessions": share, "ops": done,
+            "seconds": nanoseconds / 1e9, "processor_us": processor / 1e3 / done,
+            "requests": requests, "bytes_in": taken, "bytes_out": given,
+        }  # fmt: skip
+
+
 def run(arguments):
     HOME.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(HOME)
@@ -262,38 +290,19 @@ def run(arguments):
     }
     with open(arguments.out, "w") as out:
         for round in range(1, arguments.rounds + 1):
-            for name, kind, n, one_in, hold, *ops, peers in CASES:
-                for place, ops in zip(PLACES, ops):
-                    if not ops or place not in arguments.places or (arguments.cases and name not in arguments.cases):
+            began = time.monotonic()
+            for *case, link_ops, loopback_ops, ensemble_ops, peers in CASES:
+                for place, ops in zip(PLACES, (link_ops, loopback_ops, ensemble_ops)):
+                    if not ops or place not in arguments.places or (arguments.cases and case[0] not in arguments.cases):
                         continue
-                    ports, host = PLACES[place]
-                    if kind in ("contend", "permits"):
-                        ops = max(n, int(ops * arguments.share))
-                    for peer in peers.split():
-                        if arguments.peers and peer not in arguments.peers:
-                            continue
-                        share = sessions(peer, n)
-                        is_kept = hold == 0 and peer in ("ours-kept", "local")
-                        done = ops * 1000 if is_kept else ops
-                        warm = 10 if place == "link" else max(10, int(500 * arguments.share))
-                        servers = ",".join(f"{host}:{port}" for port in ports)
-                        argv = [*command(peer), servers, kind, *map(str, (n, done, share, warm, one_in, hold))]
-                        nodes = {"drain": n + 1, "readers": n + 1, "keepers": n}.get(kind, 0)
-                        far_argv = far + argv if place == "link" else argv
-                        nanoseconds, processor, _, *counted = measure(far_argv, Meter(ports), nodes, share)
-                        requests, taken, given = (count / done for count in counted)
-                        line = common | {
-                            "round": round, "place": place, "case": name, "kind": kind, "peer": peer, "version": version(peer),
-                            "n": n, "sessions": share, "ops": done, "seconds": nanoseconds / 1e9,
-                            "processor_us": processor / 1e3 / done, "requests": requests, "bytes_in": taken, "bytes_out": given,
-                        }  # fmt: skip
+                    for line in measure_case(*case, ops, peers, place, arguments, far):
+                        line = common | {"round": round, "version": version(line["peer"])} | line
                         print(json.dumps(line), file=out, flush=True)
-                        print(f"{round} {place} {name} {peer}: {nanoseconds / 1e6 / done:.3f} ms,"
-                              f" {processor / 1e3 / done:.0f} µs of the processor, {requests:.2f} requests", flush=True)
+            print(f"round {round} of {arguments.rounds}: {time.monotonic() - began:.0f} s", flush=True)
 
 
 def main():
-    names = [case[0] for case in CASES]
+    names = list(dict.fromkeys(case[0] for case in CASES))
     parser = argparse.ArgumentParser(description="Runs what docs/performance.md compares, in turns.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", default=str(ROOT / "target/performance/results.jsonl"))
@@ -304,7 +313,11 @@ def main():
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
-        return run(arguments)
+        try:
+            return run(arguments)
+        except KeyboardInterrupt:
+            # Everything else in these namespaces ends with this process.
+            os._exit(130)
     missing = [program for program in ("unshare", "nsenter", "ip", "java") if not shutil.which(program)]
     if missing:
         sys.exit(f"compare: missing: {', '.join(missing)} (of util-linux, iproute2 and a Java)")
