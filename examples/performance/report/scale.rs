@@ -1,7 +1,5 @@
 //! What fits on an ensemble: arithmetic on the library's limits and on what was measured. And the figures in sentences.
 
-use std::fmt::Write as _;
-
 use super::figures::{figure, number, whole};
 use super::results::{Outcome, Results};
 
@@ -10,9 +8,6 @@ const WATCHED_BYTES_MAX: f64 = 96.0 * 1024.0;
 
 /// What ZooKeeper's `jute.maxbuffer` is unless set.
 const LISTING_BYTES_MAX: f64 = 1_048_575.0;
-
-/// A heartbeat is due after this share of the session timeout: `heartbeat_period` in `src/session/lease.rs`.
-const HEARTBEAT_SHARE: f64 = 0.2;
 
 /// How long the random id is that follows a host.
 pub(crate) const ID_BYTES: usize = 8;
@@ -31,10 +26,6 @@ fn committed(results: &Results) -> Outcome<f64> {
 
 fn planned(results: &Results) -> Outcome<f64> {
     Ok((committed(results)? * PLANNED_SHARE / 100.0).round() * 100.0)
-}
-
-fn heartbeats(sessions: f64, timeout: f64) -> f64 {
-    sessions / (timeout * HEARTBEAT_SHARE)
 }
 
 /// The watched bytes that one waiter reserves: two paths of `DIRECTORY/HOST~ID-WRITE-SEQUENCE`.
@@ -73,28 +64,4 @@ pub(crate) fn value(results: &Results, name: &str) -> Outcome<String> {
         [what, case, peer] => known(what)?.written(median(what, case, peer)?),
         _ => return Err(format!("no value is called {name:?}").into()),
     })
-}
-
-fn share(part: f64, of: f64) -> String {
-    let percent = part / of * 100.0;
-    if percent < 0.5 { "under 1 %".to_owned() } else { format!("{} %", whole(percent)) }
-}
-
-pub(crate) fn heartbeat_table(results: &Results) -> Outcome<String> {
-    let planned = planned(results)?;
-    let timeouts = [5.0, 10.0, 20.0, 40.0];
-    let mut table = "| sessions that hold or wait |".to_owned();
-    for timeout in timeouts {
-        let _ = write!(table, " T = {timeout} s |");
-    }
-    table.push_str("\n|--:|--:|--:|--:|--:|\n");
-    for sessions in [1_000.0, 10_000.0] {
-        let _ = write!(table, "| {} |", whole(sessions));
-        for timeout in timeouts {
-            let beats = heartbeats(sessions, timeout);
-            let _ = write!(table, " {} ({}) |", whole(beats), share(beats, planned));
-        }
-        table.push('\n');
-    }
-    Ok(table)
 }

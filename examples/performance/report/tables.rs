@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use super::figures::{Figure, figure, number, peers, title, whole};
 use super::results::{Line, Outcome, Results, in_order_of_appearance};
-use super::scale;
 
 /// All that can be made of results alone.
 pub(crate) const NAMES: [&str; 9] =
@@ -24,6 +23,8 @@ pub(crate) fn shows(name: &str, line: &Line) -> bool {
     let is_kept = line.text("case").starts_with("kept-");
     match name {
         "kept" => is_kept,
+        // Whole queues are in plots.
+        "second" if ["drain", "readers"].contains(&line.text("kind")) => false,
         name => !is_kept && figure(name).is_some_and(|figure| line.text("place") == figure.place),
     }
 }
@@ -33,7 +34,6 @@ pub(crate) fn table(results: &Results, name: &str) -> Outcome<String> {
         ("front", _) => front(results, figure("trips").ok_or("there are round trips")?),
         ("growth", _) => growth(results),
         ("storms", _) => storms(results),
-        ("heartbeats", _) => scale::heartbeat_table(results)?,
         (_, Some(figure)) => side_by_side(results, name, figure),
         _ => return Err(format!("no table is called {name:?}").into()),
     };
@@ -101,8 +101,8 @@ fn growth(results: &Results) -> String {
 /// What an ensemble is asked when a whole fleet comes back.
 fn storms(results: &Results) -> String {
     let mut table =
-        "| what befalls the fleet | contenders | requests a second before | in the busiest second | longest wait | all are back after | locks lost elsewhere |\n\
-                     |---|--:|--:|--:|--:|--:|--:|\n"
+        "| what befalls the fleet | requests a second before | in the busiest second | longest wait | all are back after | locks lost elsewhere |\n\
+                     |---|--:|--:|--:|--:|--:|\n"
             .to_owned();
     for line in &results.storms {
         let of = |name| line.number(name).unwrap_or_default();
@@ -111,8 +111,7 @@ fn storms(results: &Results) -> String {
             short if short < 1.0 => format!("{} ms", whole(short * 1_000.0)),
             long => format!("{} s", number(long)),
         };
-        let cells =
-            [count("n"), count("before_per_s"), count("peak_per_s"), time("longest_wait_s"), time("back_after_s")];
+        let cells = [count("before_per_s"), count("peak_per_s"), time("longest_wait_s"), time("back_after_s")];
         let _ = writeln!(table, "| {} | {} | {} |", line.text("case"), cells.join(" | "), count("lost_elsewhere"));
     }
     table
