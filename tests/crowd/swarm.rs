@@ -537,6 +537,12 @@ async fn judge(world: &World) -> Vec<String> {
     faults
 }
 
+fn traced(world: &World) -> Run {
+    let operators = world.history.deletions().into_keys().collect();
+    let run = Run::of(&TRACED, world.site.transactions(), world.history.traced(), operators);
+    Run { guarded: GUARDED.map(str::to_owned).to_vec(), ..run }
+}
+
 async fn swarm(seed: u64, seconds: u64, servers: u64) {
     let replay = format!(
         "SWARM_SEED={seed} SWARM_SECONDS={seconds} SWARM_SERVERS={servers} cargo test -p zk-rwlock-tests --test crowd swarm::"
@@ -562,6 +568,8 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     );
     println!("unsafe windows: {}", support::history::overlaps(&holds).len());
     if !faults.is_empty() {
+        // The first step that was not allowed leads nearer to the cause.
+        println!("by the servers' log: {:#?}", support::replay::judge(&traced(&world)).faults.first());
         panic!(
             "{} faults, the first of them:\n{}\nreplay: {replay}",
             faults.len(),
@@ -572,11 +580,8 @@ async fn swarm(seed: u64, seconds: u64, servers: u64) {
     // What is only kept goes with its handle.
     world.clients.iter_mut().for_each(|client| client.locks.clear());
     nothing_is_left(&world).await;
-    let operators = world.history.deletions().into_keys().collect();
     eventually("all waits end", async || trace::waits(&TRACED) == 0).await;
-    let mut run = Run::of(&TRACED, world.site.transactions(), world.history.traced(), operators);
-    run.guarded = GUARDED.map(str::to_owned).to_vec();
-    replayed(&run, &replay);
+    replayed(&traced(&world), &replay);
     assert!(holds.len() as u64 > 2 * CLIENTS, "only {} grants prove little: {replay}", holds.len());
     for client in &world.clients {
         client.zk.close().await;
