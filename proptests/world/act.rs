@@ -5,7 +5,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use support::copy::Copied;
+use support::wired::Wired;
 use tokio_test::task;
+use zk_rwlock::coordinator::Operation;
 use zk_rwlock::{Acquire, Call, Error, Guard, Mode, NodeData, RwLock, Semaphore, Shared};
 
 use crate::world::actor::{Actor, Claimed, Held};
@@ -171,15 +173,11 @@ impl World {
         let wired = &self.clients[client];
         let memory = &wired.memory;
         // A holder that cannot hear of it at once would hold beside the next one: nothing helps against that.
-        let is_held_up = self.clients.iter().any(|client| client.is_stalled() || client.has_requests());
+        let is_held_up = self.is_held_up() || self.clients.iter().any(Wired::has_requests);
         // So would one that takes an old answer for its grant, and does not come to watch its own node yet.
         let is_late = |actor: &Actor| matches!(actor, Actor::Busy(work) if work.is_woken());
         let may_be_late = self.ledger.are_blind && self.actors.iter().any(is_late);
-        let all_hear = !self.are_unheard
-            && !self.cut.contains(&true)
-            && !self.lagging.contains(&true)
-            && !is_held_up
-            && !may_be_late;
+        let all_hear = !self.are_unheard && !self.lagging.contains(&true) && !is_held_up && !may_be_late;
         match action {
             Action::Stall => wired.stall(),
             Action::Flow => wired.flow(),
@@ -190,7 +188,7 @@ impl World {
             Action::Cut(carried_out) => {
                 wired.cut(carried_out);
                 self.lost_messages += 1;
-                self.cut[client] = true;
+                (self.cut[client], self.hushed[client]) = (true, false);
             }
             Action::Heal => {
                 memory.faults().heal();
@@ -202,6 +200,7 @@ impl World {
                     tokio::time::advance(LONG).await;
                 }
                 memory.faults().expire();
+                self.hushed[client] = false;
             }
             Action::LoseReply => {
                 memory.faults().lose_next_reply();
@@ -217,7 +216,17 @@ impl World {
             }
             Action::CatchUp => {
                 memory.faults().catch_up();
-                self.lagging[client] = false;
+                (self.lagging[client], self.hushed[client]) = (false, false);
+            }
+            Action::Hush => {
+                memory.faults().silence();
+                self.hushed[client] |= !self.cut[client];
+            }
+            Action::Forge(part) => {
+                if let Some(path) = self.node_in(part, i) {
+                    let set = Operation::Set { path, data: Vec::new(), version: None };
+                    self.observer.transact(&[set]).await.expect("it is there");
+                }
             }
             Action::Forget => {
                 memory.faults().forget_watches();
@@ -273,7 +282,7 @@ impl World {
             }
         }
         self.listeners.iter_mut().for_each(|listener| *listener = None);
-        (self.cut, self.lagging) = (vec![false; CLIENTS], vec![false; CLIENTS]);
+        (self.cut, self.lagging, self.hushed) = (vec![false; CLIENTS], vec![false; CLIENTS], vec![false; CLIENTS]);
         let names = [Part::Lock, Part::Queue, Part::Permits].into_iter().flat_map(|part| {
             let directory = World::directory(part);
             self.children(directory).into_iter().map(move |name| format!("{directory}/{name}"))
@@ -290,7 +299,19 @@ fn may_put_out(action: Action) -> bool {
     use Action::*;
     matches!(
         action,
-        Remove(_) | Clear(_) | Reap | Expire | Restore | Wait | Cut(_) | Stall | LoseReply | LoseRequest | Lag
+        Remove(_)
+            | Clear(_)
+            | Reap
+            | Expire
+            | Restore
+            | Wait
+            | Cut(_)
+            | Stall
+            | LoseReply
+            | LoseRequest
+            | Lag
+            | Hush
+            | Forge(_)
     )
 }
 

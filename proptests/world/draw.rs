@@ -72,9 +72,11 @@ enum Trouble {
     Brief,
     Number,
     Silence,
+    Forging,
+    Twice,
 }
 
-const TROUBLES: [Trouble; 13] = [
+const TROUBLES: [Trouble; 15] = [
     Trouble::Stalling,
     Trouble::Sleeping,
     Trouble::Cutting,
@@ -88,6 +90,8 @@ const TROUBLES: [Trouble; 13] = [
     Trouble::Brief,
     Trouble::Number,
     Trouble::Silence,
+    Trouble::Forging,
+    Trouble::Twice,
 ];
 
 /// The schedule of a seed.
@@ -152,6 +156,10 @@ fn troubles(dice: &mut Dice, subject: Subject) -> Vec<Trouble> {
     let many = dice.weighed(&[(1, 0), (4, 1), (4, 2), (2, 3), (1, TROUBLES.len())]);
     let weight = |trouble| match trouble {
         Trouble::Stalling => 6,
+        Trouble::Twice => 4,
+        // What a value is under a false hold is not known.
+        Trouble::Forging if matches!(subject, Subject::Value | Subject::All) => 0,
+        Trouble::Forging => 3,
         Trouble::Losing | Trouble::Cutting | Trouble::Lagging | Trouble::Removing | Trouble::Sleeping => 3,
         Trouble::Number if subject != Subject::Permits => 0,
         Trouble::Expiring | Trouble::Brief | Trouble::Waiting | Trouble::Number | Trouble::Silence => 2,
@@ -270,6 +278,8 @@ impl Style {
                 }
             }
             Trouble::Stalling => self.stall(dice, actor, steps),
+            Trouble::Forging => self.forge(dice, actor, steps),
+            Trouble::Twice => self.twice(dice, actor, steps),
             Trouble::Sleeping => self.sleep(dice, actor, steps),
             Trouble::Cutting => {
                 add(actor, Cut(dice.below(4)), after);
@@ -333,6 +343,59 @@ impl Style {
         }
         if dice.chance(80) {
             sleepers.iter().for_each(|sleeper| add(*sleeper, Awake, After::Nothing));
+        }
+    }
+
+    /// A stranger writes to a node. Whoever takes that for a hand-off does not hear at once that it is none, or loses the
+    /// answer that says so.
+    fn forge(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
+        use Action::*;
+        let mut add = |actor, action, after| steps.push(Step(actor, action, after));
+        if dice.chance(50) {
+            add(actor, dice.one_of(&[LoseReply, LoseRequest, Lag, Stall]), After::Nothing);
+        }
+        let hushes = dice.chance(50);
+        let after = if hushes { After::Nothing } else { self.after(dice) };
+        add(dice.below(ACTORS), Forge(dice.one_of(&self.parts)), after);
+        if hushes {
+            add(actor, Hush, After::Nothing);
+            add(actor, Run, self.after(dice));
+        }
+        for _ in 0..dice.below(4) {
+            let who = if dice.chance(50) { actor } else { self.actor(dice) };
+            add(who, dice.weighed(&self.holding), self.after(dice));
+        }
+        add(actor, CatchUp, self.after(dice));
+        add(actor, Flow, self.after(dice));
+    }
+
+    /// Something goes wrong, and something else while the first is being mended.
+    fn twice(&self, dice: &mut Dice, actor: usize, steps: &mut Vec<Step>) {
+        use Action::*;
+        let (carried_out, part) = (dice.below(4), dice.one_of(&self.parts));
+        let mut add = |actor, action, after| steps.push(Step(actor, action, after));
+        if dice.chance(50) {
+            add(actor, Lag, After::Nothing);
+        }
+        add(actor, Stall, After::Nothing);
+        add(actor, dice.one_of(&[LoseReply, LoseReply, LoseRequest]), After::Nothing);
+        add(actor, if dice.chance(60) { dice.weighed(&self.asking) } else { self.act(dice) }, After::Nothing);
+        add(actor, Run, After::Nothing);
+        for _ in 0..dice.below(3) {
+            add(actor, Deliver, dice.one_of(&[After::Nothing, After::Polls]));
+        }
+        let faults = [LoseReply, LoseRequest, Lag, Hush, Cut(carried_out), Expire, Forget, Remove(part), Drop, Drop];
+        add(actor, dice.one_of(&faults), After::Nothing);
+        for _ in 0..dice.below(3) {
+            add(actor, dice.one_of(&[Deliver, Run, Drop]), After::Nothing);
+        }
+        if dice.chance(50) {
+            add(self.actor(dice), self.act(dice), self.after(dice));
+        }
+        for mends in [Heal, Flow, CatchUp] {
+            if dice.chance(80) {
+                add(actor, mends, self.after(dice));
+            }
         }
     }
 

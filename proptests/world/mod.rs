@@ -49,6 +49,7 @@ pub(crate) struct World {
     handles: Vec<Handle>,
     cut: Vec<bool>,
     lagging: Vec<bool>,
+    hushed: Vec<bool>,
     /// A server may have lost a notification, or keep what the ensemble no longer has.
     are_unheard: bool,
     /// How many messages were to be lost. After several in a row the next try waits a little.
@@ -101,6 +102,7 @@ impl World {
             handle_of: schedule.handle_of.clone(),
             cut: vec![false; CLIENTS],
             lagging: vec![false; CLIENTS],
+            hushed: vec![false; CLIENTS],
             are_unheard: false,
             lost_messages: 0,
             actors: (0..ACTORS).map(|_| Actor::Idle).collect(),
@@ -234,6 +236,7 @@ impl World {
             // After several lost answers in a row the next try waits a little.
             tokio::time::advance(pause).await;
             self.settle().await;
+            self.check_nobody_is_false();
             for actor in &mut self.actors {
                 if matches!(actor, Actor::Holding(_)) {
                     *actor = Actor::Idle;

@@ -83,6 +83,10 @@ pub(crate) enum Action {
     Forget,
     /// Whatever becomes of a node there, the server of this actor's client shows it as it is now.
     Freeze(Part),
+    /// A stranger writes to a node there, as its holder does that hands off.
+    Forge(Part),
+    /// The server of this actor's client does what it is asked to, and says nothing until [`Action::CatchUp`].
+    Hush,
     Wait,
 }
 

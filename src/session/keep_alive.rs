@@ -1,14 +1,17 @@
-//! Keeps one session alive and watches the own nodes on it, until the session is over; knows neither modes nor turns.
+//! Keeps one session alive and watches the own nodes on it, until the session is over; knows no turns.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::queue::contender::Contender;
 use crate::session::contract::Session;
 use crate::session::lease::Moment;
+use crate::session::listing;
 use crate::session::loss::Loss;
 use crate::session::node::OwnNode;
 use crate::session::nodes::OwnNodes;
 use crate::session::request::{Failure, Operation};
+use crate::session::retry::until_known_at_last;
 use crate::session::upkeep::Upkeep;
 use crate::telemetry::meter;
 
@@ -86,34 +89,60 @@ pub(crate) fn cannot_watch(own_node: &OwnNode, failure: &Failure) {
 /// deletes the node. So if the node is still there, a stranger wrote to it, and the contenders that took the write for
 /// a hand-off do not hold.
 ///
-/// A server that lags may still show a node that is gone. So if a read shows the node, a quorum is asked as well.
+/// Whoever handed off may have held falsely, or a stranger wrote to the node of a holder that has downgraded since. So whoever
+/// still holds later looks whether nobody up to that node is left.
 async fn expect_gone(session: Weak<dyn Session>, path: Arc<str>) {
-    loop {
-        let Some(live) = session.upgrade() else {
-            return;
-        };
-        let mut answer = live.data(&path).await.map(drop);
-        if answer.is_ok() {
-            let check = [Operation::Check { path: path.to_string(), version: None }];
-            answer = live.transact(&check).await.map(drop).map_err(|failure| match failure {
-                Failure::Operation { failure, .. } => *failure,
-                failure => failure,
-            });
-        }
-        if matches!(answer, Err(Failure::Unknown(_))) && live.connected().await.is_ok() {
-            continue;
-        }
-        let is_gone = answer == Err(Failure::NoNode);
-        let is_there = answer.is_ok();
-        let granted = live.upkeep().nodes().looked_at(&path, is_gone);
-        if is_there {
-            tracing::error!(path = &*path, "a stranger wrote to a lock node, and the write was taken for a hand-off");
-            for own_node in granted {
-                own_node.lose(Loss::Interfered);
-            }
-        }
-        return;
+    let Some(live) = session.upgrade() else { return };
+    let mut left = match until_known_at_last(&live, || live.data(&path)).await {
+        Ok(_) => left_of(&live, vec![path.to_string()]).await,
+        Err(Failure::NoNode) => Ok(None),
+        Err(failure) => Err(failure),
+    };
+    if left == Ok(None) {
+        live.upkeep().nodes().gone(&path);
+        let pause = live.sleep(live.timeout() / 5);
+        drop(live);
+        pause.await;
+    } else {
+        drop(live);
     }
+    let Some(live) = session.upgrade() else { return };
+    let granted = live.upkeep().nodes().looked_at(&path);
+    if left == Ok(None) && granted.iter().any(|own_node| own_node.is_holding()) {
+        left = left_before(&live, &path).await;
+    }
+    if let Ok(Some(left)) = left {
+        tracing::error!(path = &*path, left, "a stranger wrote to a lock node, and the write was taken for a hand-off");
+        for own_node in granted {
+            own_node.lose(Loss::Interfered);
+        }
+    }
+}
+
+/// A contender up to this one that is still there.
+async fn left_before(session: &Arc<dyn Session>, path: &str) -> Result<Option<String>, Failure> {
+    let (directory, name) = path.rsplit_once('/').unwrap_or_default();
+    let number = |name: &str| Contender::parse(name).map(|it| it.sequence());
+    let directory = Arc::from(directory);
+    let names = match until_known_at_last(session, || listing::list(session, &directory)).await {
+        Err(Failure::NoNode) => return Ok(None),
+        names => names?,
+    };
+    let up_to = names.iter().filter(|other| number(other).is_some_and(|it| Some(it) <= number(name)));
+    left_of(session, up_to.map(|name| format!("{directory}/{name}")).collect()).await
+}
+
+/// One of these nodes that is there by what a quorum says. A server that lags may still show a node that is gone.
+async fn left_of(session: &Arc<dyn Session>, shown: Vec<String>) -> Result<Option<String>, Failure> {
+    for path in shown {
+        let check = [Operation::Check { path: path.clone(), version: None }];
+        match until_known_at_last(session, || session.transact(&check)).await {
+            Ok(_) => return Ok(Some(path)),
+            Err(Failure::Operation { failure, .. }) if *failure == Failure::NoNode => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(None)
 }
 
 async fn renew(session: &Weak<dyn Session>, upkeep: &Arc<Upkeep>) {

@@ -129,11 +129,9 @@ impl OwnNodes {
 
     /// Asks keep-alive to check that the holder's node is gone, whose signal let `own_node` in.
     pub(crate) fn confirm_gone(&self, signal: &Arc<HandOff>, own_node: &Arc<OwnNode>) {
-        if signal.is_confirmed() {
-            return;
-        }
         let mut members = self.members.lock();
-        if members.gone.as_ref().is_some_and(|gone| gone.path == signal.path) {
+        let is_gone = signal.is_confirmed() || members.gone.as_ref().is_some_and(|gone| gone.path == signal.path);
+        if is_gone && !members.handed_off.contains_key(&signal.path) {
             return signal.confirm();
         }
         let handed = members.handed_off.entry(Arc::clone(&signal.path)).or_insert_with(|| {
@@ -171,15 +169,17 @@ impl OwnNodes {
         asked.collect()
     }
 
-    /// Ends the check of a node after a hand-off. Returns the own nodes that were granted by the hand-off.
-    pub(super) fn looked_at(&self, path: &Arc<str>, is_gone: bool) -> Vec<Arc<OwnNode>> {
+    /// The node of a hand-off is gone.
+    pub(super) fn gone(&self, path: &Arc<str>) {
         let mut members = self.members.lock();
-        let Some(HandedOff { signal, granted, .. }) = members.handed_off.remove(path) else { return Vec::new() };
-        if is_gone {
-            signal.confirm();
-            members.gone = Some(signal);
-        }
-        granted
+        let Some(signal) = members.handed_off.get(path).map(|handed| Arc::clone(&handed.signal)) else { return };
+        signal.confirm();
+        members.gone = Some(signal);
+    }
+
+    /// Ends the check of a node after a hand-off. Returns the own nodes that were granted by the hand-off.
+    pub(super) fn looked_at(&self, path: &Arc<str>) -> Vec<Arc<OwnNode>> {
+        self.members.lock().handed_off.remove(path).map(|handed| handed.granted).unwrap_or_default()
     }
 
     /// The session is over. A node that was not lost before is lost with the session, whatever removes the node next.
@@ -352,9 +352,11 @@ mod tests {
         nodes.confirm_gone(&signal, &other);
         nodes.confirm_gone(&signal, &holder);
         assert_eq!((nodes.to_look_at(), nodes.to_look_at()), (vec![Arc::clone(&path)], vec![]));
-        assert_eq!(names(&nodes.looked_at(&path, true)), ["/a/3", "/a/2"]);
+        nodes.gone(&path);
         assert!(signal.is_confirmed());
-        assert!(nodes.looked_at(&path, true).is_empty());
+        nodes.confirm_gone(&nodes.hand_off(&path), &other);
+        assert_eq!(names(&nodes.looked_at(&path)), ["/a/3", "/a/2", "/a/3"], "until the check has ended");
+        assert!(nodes.looked_at(&path).is_empty());
     }
 
     #[test]
@@ -367,7 +369,10 @@ mod tests {
         for (path, is_gone) in [(&there, false), (&gone, true)] {
             nodes.confirm_gone(&nodes.hand_off(path), &holder);
             nodes.to_look_at();
-            assert_eq!(names(&nodes.looked_at(path, is_gone)), ["/a/3"]);
+            if is_gone {
+                nodes.gone(path);
+            }
+            assert_eq!(names(&nodes.looked_at(path)), ["/a/3"]);
         }
         assert!(nodes.hand_off(&gone).is_confirmed() && !nodes.hand_off(&there).is_confirmed());
         let again = Arc::new(HandOff::new(Arc::clone(&gone)));

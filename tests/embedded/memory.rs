@@ -1184,6 +1184,35 @@ fn a_forged_hand_off_is_found_out_by_the_first_check_that_is_answered() {
     assert_eq!(now(falsely.lost()), Loss::Interfered);
 }
 
+#[tokio::test(start_paused = true)]
+async fn whom_a_false_holder_lets_in_before_it_is_found_out_loses_the_lock_as_well() {
+    let (zk, other, a, b) = two();
+    let third = zk.connect();
+    let held = write(&a);
+    let (mut next, mut last) = (writing(&b), writing(&open(&third)));
+    assert_pending!(next.poll());
+    assert_pending!(last.poll());
+    transact(&zk.connect(), &[Operation::Set { path: held.path(), data: Vec::new(), version: None }]);
+    other.faults().silence();
+    drop(assert_ready_ok!(next.poll()));
+    let falsely = assert_ready_ok!(last.poll());
+    assert_eq!(falsely.lost().await, Loss::Interfered);
+    assert!(held.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forged_hand_off_is_found_out_also_if_its_holder_reads_by_then() {
+    let (zk, _other, a, b) = two();
+    let held = write(&a);
+    let mut next = writing(&b);
+    assert_pending!(next.poll());
+    transact(&zk.connect(), &[Operation::Set { path: held.path(), data: Vec::new(), version: None }]);
+    let reads = now(held.downgrade()).expect("held");
+    let falsely = assert_ready_ok!(next.poll());
+    assert_eq!(falsely.lost().await, Loss::Interfered);
+    assert!(reads.is_held());
+}
+
 #[test]
 fn one_that_was_falsely_granted_hands_off_to_nobody() {
     let (zk, _other, a, b) = two();
