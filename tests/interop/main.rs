@@ -647,7 +647,7 @@ async fn contend(dialect: Dialect) {
     println!("{dialect}: {} writes, holds {:?}", last, judge.holds);
     becomes_empty(&field.zk, &field.path).await;
     let file = traces(field.log.path());
-    let events = trace::read(&file, &killed);
+    let events = trace::read(&file, |pid| killed.contains(&pid));
     std::fs::remove_file(file).unwrap();
     let log = shared_server().transactions();
     let run = Run { events, ..Run::of(&[&format!("{}/", field.path)], log, Vec::new(), HashSet::new()) };

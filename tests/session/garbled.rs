@@ -5,9 +5,11 @@
 //! `FUZZ_SEED` begins with the case that failed.
 
 use std::backtrace::Backtrace;
+use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
 use std::env;
 use std::hash::BuildHasher;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,13 +18,21 @@ use std::time::{Duration, Instant};
 
 use support::garble::{Garbler, Garbling};
 use support::process::test_in;
+use support::replay::{Run, judge};
 use support::scene::children;
 use support::server::shared_server;
+use support::trace;
 use tokio::task::JoinSet;
 use zk_rwlock::{Error, Mode, ReadGuard, RwLock, Shared, WriteGuard, ZooKeeper};
 
 /// What a child is to do: the server, its first case, and how many.
 const CASES: &str = "ZK_RWLOCK_GARBLED";
+
+/// The file that children write their traces into.
+const TRACE: &str = "ZK_RWLOCK_GARBLED_TRACE";
+
+/// What is traced: by other bytes a server can tell a contender anything.
+const TRACED: &str = "/garbled/Shape/";
 
 /// What a child says before the number of updates.
 const WELL: &str = "well";
@@ -164,7 +174,7 @@ async fn connect(server: &str) -> Result<Option<ZooKeeper>, String> {
 async fn run(server: String, seed: u64) -> Result<u64, String> {
     let garbling = if seed.is_multiple_of(3) { Garbling::Bytes } else { Garbling::Shape };
     let garbler = Garbler::start(&server, garbling, seed);
-    let path = format!("/garbled/{seed}-{}", std::process::id());
+    let path = format!("/garbled/{garbling:?}/{seed}-{}", std::process::id());
     let open = |zk: &ZooKeeper| {
         let lock = RwLock::builder(zk, &path);
         if seed.is_multiple_of(2) { lock.keep(KEPT) } else { lock }.build().expect("valid")
@@ -220,6 +230,7 @@ async fn run(server: String, seed: u64) -> Result<u64, String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_life_of_a_child() {
     let Ok(order) = env::var(CASES) else { return };
+    trace::record_to(Path::new(&env::var(TRACE).expect("a file")), &[TRACED]);
     let mut order = order.split(' ').map(str::to_owned);
     let mut next = || order.next().expect("a server, a seed and a number");
     let (server, first, cases) =
@@ -260,12 +271,13 @@ async fn the_life_of_a_child() {
 
 /// What a child says of these cases; `None` if it was ended for the memory that the client crate claimed: as much as a
 /// listing or a transaction announces.
-fn child(server: &str, first: u64, cases: u64) -> Option<String> {
+fn child(server: &str, first: u64, cases: u64, traces: &Path) -> Option<String> {
     let output = Command::new("sh")
         .args(["-c", &format!("ulimit -v {MEMORY}; exec \"$0\" \"$@\"")])
         .arg(env::current_exe().unwrap())
         .args([&test_in(module_path!(), "the_life_of_a_child"), "--exact", "--nocapture"])
         .env(CASES, format!("{server} {first} {cases}"))
+        .env(TRACE, traces)
         .stdin(Stdio::null())
         .output()
         .unwrap();
@@ -284,6 +296,7 @@ fn no_garbled_frame_hangs_a_call_leaves_a_node_or_makes_two_holders() {
     let (begun, limit) = (Instant::now(), Duration::from_secs(number("FUZZ_SECONDS").unwrap_or(0)));
     let seed = number("FUZZ_SEED").unwrap_or_else(|| RandomState::new().hash_one(begun));
     let server = shared_server().address();
+    let traces = tempfile::NamedTempFile::new().expect("a file");
     let (mut cases, mut ended, mut updates) = (0, 0, 0);
     loop {
         let first = seed.wrapping_add(cases);
@@ -291,8 +304,8 @@ fn no_garbled_frame_hangs_a_call_leaves_a_node_or_makes_two_holders() {
         let said = thread::scope(|scope| {
             let children = firsts.map(|first| {
                 scope.spawn({
-                    let server = &server;
-                    move || child(server, first, AT_ONCE)
+                    let (server, traces) = (&server, traces.path());
+                    move || child(server, first, AT_ONCE, traces)
                 })
             });
             children.map(|child| child.join().expect("children are waited for"))
@@ -314,6 +327,15 @@ fn no_garbled_frame_hangs_a_call_leaves_a_node_or_makes_two_holders() {
     println!(
         "{cases} cases from seed {seed} on, with {updates} updates; {ended} of them with one that claimed more memory than there is"
     );
+    // Every child has ended by now, in whatever it did, and it has judged by itself whether a wait ended.
+    let mut run = Run::of(&[TRACED], shared_server().transactions(), Vec::new(), HashSet::new());
+    run.events = trace::read(traces.path(), |_| true);
+    run.guarded = vec![TRACED.to_owned()];
+    let mut verdict = judge(&run);
+    // Where an error code says that the directory is missing, a create that was done is sent again.
+    verdict.faults.retain(|fault| !fault.ends_with("the contender has a node already"));
+    println!("{} events replayed: {:?}", run.events.len(), verdict.seen);
+    assert_eq!(verdict.faults, Vec::<String>::new(), "FUZZ_SEED={seed}");
     assert!(updates > 0 || ended == cases, "no update was done");
     assert!(ended < cases || cases <= 4 * AT_ONCE, "no case was seen to its end");
 }

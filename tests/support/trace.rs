@@ -178,13 +178,13 @@ pub fn record_to(file: &Path, paths: &[&str]) {
 }
 
 /// What processes have written to this file. Those of the processes that were killed end with their last event.
-pub fn read(file: &Path, killed: &[u32]) -> Vec<Event> {
+pub fn read(file: &Path, is_killed: impl Fn(u32) -> bool) -> Vec<Event> {
     let text = std::fs::read_to_string(file).expect("the file of the trace can be read");
     let mut events: Vec<Event> = text.lines().map(|line| line.parse().expect("a line of a trace")).collect();
     events.sort_by_key(|event| event.at);
-    let is_killed = |event: &&Event| killed.iter().any(|pid| event.who >> 32 == u64::from(*pid));
+    let of_killed = |event: &&Event| u32::try_from(event.who >> 32).is_ok_and(&is_killed);
     let ends: Vec<Event> =
-        events.iter().filter(is_killed).map(|it| Event { what: What::Ended, ..it.clone() }).collect();
+        events.iter().filter(of_killed).map(|it| Event { what: What::Ended, ..it.clone() }).collect();
     [events, ends].concat()
 }
 
