@@ -253,7 +253,7 @@ def measure_case(name, kind, n, one_in, hold, ops, peers, place, arguments, far)
     """Everybody who takes part, one after the other. Yields what is to stand in the line of each."""
     ports, host = PLACES[place]
     if kind in ("contend", "permits"):
-        ops = max(n, int(ops * arguments.share))
+        ops = n * max(1, int(ops * arguments.share) // n)
     for peer in peers.split():
         if arguments.peers and peer not in arguments.peers:
             continue

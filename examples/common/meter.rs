@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Result;
 
@@ -45,8 +45,6 @@ pub(crate) struct Meter {
     servers: String,
     once: Counters,
     twice: Counters,
-    /// How often it has looked since.
-    looks: i64,
 }
 
 impl Meter {
@@ -55,39 +53,12 @@ impl Meter {
         // A server counts the asking itself a moment after it has answered.
         std::thread::sleep(Duration::from_millis(20));
         let twice = Counters::read(servers)?;
-        Ok(Meter { servers: servers.to_owned(), once, twice, looks: 0 })
-    }
-
-    /// Waits until nothing more than heartbeats reaches the servers for a while; returns when the last of the rest did, to
-    /// about 10 ms.
-    #[allow(dead_code, reason = "few ask for it")]
-    pub(crate) async fn silence(&mut self) -> Result<Instant> {
-        const WHILE: Duration = Duration::from_millis(500);
-        let each_look = self.twice.get("packets_received")? - self.once.get("packets_received")?;
-        let (mut received, mut last) = (self.twice.get("packets_received")?, Instant::now());
-        while last.elapsed() < WHILE {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-            self.looks += 1;
-            let counters = Counters::read(&self.servers)?;
-            let (now, connections) = (counters.get("packets_received")?, counters.get("num_alive_connections")?);
-            let heartbeats = 1 + connections / 8;
-            if now > received + each_look + heartbeats {
-                last = Instant::now();
-            }
-            received = now;
-        }
-        Ok(last)
-    }
-
-    /// By how much a counter that the looks themselves do not raise has risen so far.
-    #[allow(dead_code, reason = "few ask for it")]
-    pub(crate) fn rises(&self, name: &str) -> Result<i64> {
-        Ok(Counters::read(&self.servers)?.get(name)? - self.twice.get(name)?)
+        Ok(Meter { servers: servers.to_owned(), once, twice })
     }
 
     pub(crate) fn stop(self) -> Result<Counted> {
         let after = Counters::read(&self.servers)?;
-        Ok(Counted { once: self.once, twice: self.twice, looks: self.looks, after })
+        Ok(Counted { once: self.once, twice: self.twice, after })
     }
 }
 
@@ -96,7 +67,6 @@ impl Meter {
 pub(crate) struct Counted {
     once: Counters,
     twice: Counters,
-    looks: i64,
     after: Counters,
 }
 
@@ -104,13 +74,7 @@ impl Counted {
     /// By how much a counter has risen.
     pub(crate) fn of(&self, name: &str) -> Result<i64> {
         let (once, twice, after) = (self.once.get(name)?, self.twice.get(name)?, self.after.get(name)?);
-        Ok(after - twice - (1 + self.looks) * (twice - once))
-    }
-
-    /// Where a counter stood in the end.
-    #[allow(dead_code, reason = "few ask for it")]
-    pub(crate) fn last(&self, name: &str) -> Result<i64> {
-        self.after.get(name)
+        Ok(after - twice - (twice - once))
     }
 }
 
