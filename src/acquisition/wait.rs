@@ -105,7 +105,7 @@ impl Acquisition {
             on_wait.tell(session, site, me.dialect(), seen).await;
         }
         if let Some(waiting) = wait.waiting {
-            waiting.sees(session, me, self.handle.site.progress_in_queue(&names, me));
+            waiting.sees(session, me, self.handle.site.progress_beside(&[], &names, me));
         }
         Ok(step)
     }

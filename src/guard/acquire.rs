@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tracing::Instrument;
 
 use crate::acquisition::request::{Acquisition, Options};
-use crate::call::Limit;
+use crate::call::{self, Late, Limit};
 use crate::error::error::Error;
 use crate::guard::guard::{ReadGuard, WriteGuard};
 use crate::hold::trace::Acquiring;
@@ -233,4 +233,41 @@ fn acquire<G: 'static>(lock: Arc<Lock>, mode: Mode, options: Options, guard: fn(
     }
     let work = Box::pin(async move { acquisition.acquire().await.map(|hold| guard(Held::alone(hold))) });
     Granting(Stage::Working(Acquiring::around(span, work)))
+}
+
+/// Acquires the lock, and does in the time that is left what else a guard needs.
+pub(crate) async fn acquire_and<L, G, F>(
+    lock: Arc<Lock>,
+    options: Options,
+    rest: impl FnOnce(L) -> F,
+) -> Result<G, Error>
+where
+    L: Guard<Source = Arc<Lock>>,
+    F: Future<Output = Result<G, Error>>,
+{
+    // The acquisition reports what is wrong with the options.
+    let late = late(&lock, options.timeout().unwrap_or_default());
+    let guard = Acquire::<L> { source: lock, options }.await?;
+    call::in_time_for(late, rest(guard)).await
+}
+
+/// As [`acquire_and`], without waiting for any contender.
+pub(crate) async fn attempt<L, G, F>(
+    lock: Arc<Lock>,
+    mode: Mode,
+    timeout: Option<Duration>,
+    guard: fn(Held) -> L,
+    rest: impl FnOnce(L) -> F,
+) -> Result<G, Error>
+where
+    F: Future<Output = Result<G, Error>>,
+{
+    let late = late(&lock, timeout);
+    let held = lock.attempt(mode, timeout).await?;
+    let limit = held.ticket().session().timeout();
+    call::in_time_for(late, call::bounded(&lock.handle.coordinator, limit, rest(guard(held)))).await
+}
+
+fn late(lock: &Lock, timeout: Option<Duration>) -> Late {
+    timeout.map(|timeout| (timeout, call::late(&lock.handle.coordinator, timeout)))
 }

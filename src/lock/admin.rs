@@ -10,7 +10,6 @@ use crate::lock::rw_lock::RwLock;
 use crate::queue::done::{self, Done};
 use crate::queue::member::{Member, Queue};
 use crate::session::request::{Failure, Operation};
-use crate::snapshot::read;
 use crate::snapshot::record::{self, Record};
 use crate::sync::OnceLock;
 use crate::ticket::ask;
@@ -20,8 +19,8 @@ impl Handle {
     async fn queue(&self, is_synced: bool) -> Result<Queue, Error> {
         let (path, dialect) = (&self.path, self.dialect);
         let seen = call::on_a_session(&self.coordinator, |session| async move {
-            let names = call::names(&session, path, is_synced).await?;
-            let queue = read::of(&session, path, dialect, &names).await?;
+            let (_, names) = self.site.names(&session, is_synced).await?;
+            let queue = self.site.read_queue(&session, dialect, (&[], &names), None).await?;
             Ok((names, queue))
         });
         let (names, queue) = seen.await.map_err(|failure| Error::from_failure(failure, "read the queue of", path))?;
@@ -63,14 +62,18 @@ impl Handle {
         }
     }
 
-    async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
-        // A server that lags might not show a member that other clients see already.
-        let members = self.queue(true).await?.members;
-        let Some(member) = members.into_iter().find(|member| member.token == Some(token)) else {
+    /// Removes the member of this queue that has the token.
+    pub(crate) async fn evict_from(&self, queue: Queue, token: i64) -> Result<Option<Member>, Error> {
+        let Some(member) = queue.members.into_iter().find(|member| member.token == Some(token)) else {
             return Ok(None);
         };
-        let node = format!("{}/{}", self.path, member.node);
-        Ok(call::removes(&self.coordinator, &self.path, &node).await?.then_some(member))
+        let is_removed = call::removes(&self.coordinator, self.shown(), &self.site.node(&member)).await?;
+        Ok(is_removed.then_some(member))
+    }
+
+    async fn evict(&self, token: i64) -> Result<Option<Member>, Error> {
+        // A server that lags might not show a member that other clients see already.
+        self.evict_from(self.queue(true).await?, token).await
     }
 
     async fn ask(&self) -> Result<(), Error> {

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquisition::request::Handle;
 use crate::acquisition::request::Options;
-use crate::call::{self, Call};
+use crate::call::Call;
 use crate::error::error::Error;
-use crate::guard::acquire::{Acquire, Granting, Guard};
+use crate::guard::acquire::{self, Acquire, Granting, Guard};
 use crate::guard::guard::WriteGuard;
 use crate::hold::trace;
 use crate::keep::join::Lock;
@@ -120,16 +119,10 @@ impl RwLock {
         let lock = Arc::clone(&self.lock);
         Call::new(move |timeout| async move {
             let rest = Judging::new(&lock, None, period)?;
-            let late = late(&lock.handle, timeout);
-            let guard = lock.attempt(Mode::Write, timeout).await.map(WriteGuard::new)?;
-            let limit = guard.held().ticket().session().timeout();
-            call::in_time_for(late, call::bounded(&lock.handle.coordinator, limit, rest.judge(guard))).await
+            acquire::attempt(lock, Mode::Write, timeout, WriteGuard::new, |guard| rest.judge(guard)).await
         })
     }
 }
-
-/// What it is after: the work is done under the write lock.
-const AIM: Aim = Aim::Lock(Mode::Write);
 
 impl Guard for Option<OnceGuard> {
     type Source = (Arc<Lock>, Duration);
@@ -137,11 +130,9 @@ impl Guard for Option<OnceGuard> {
     fn acquire((lock, period): Self::Source, options: Options) -> Granting<Option<OnceGuard>> {
         Granting::by(async move {
             let rest = Judging::new(&lock, options.label.clone(), period);
-            let checked = rest.and_then(|rest| Ok((rest, options.timeout()?)));
-            let (rest, timeout) = checked.inspect_err(|error| trace::not_granted(&lock.handle.path, AIM, error))?;
-            let late = late(&lock.handle, timeout);
-            let guard = Acquire::<WriteGuard> { source: lock, options }.await?;
-            call::in_time_for(late, rest.judge(guard)).await
+            let aim = Aim::Lock(Mode::Write);
+            let rest = rest.inspect_err(|error| trace::not_granted(&lock.handle.path, aim, error))?;
+            acquire::acquire_and(lock, options, |guard| rest.judge(guard)).await
         })
     }
 }
@@ -198,8 +189,4 @@ fn refused(failure: Failure, path: &str) -> Error {
         Failure::Over(ending) => Error::Lost(Loss::SessionOver(ending)),
         failure => Error::from_failure(failure, "read the record", path),
     }
-}
-
-fn late(handle: &Handle, timeout: Option<Duration>) -> call::Late {
-    timeout.map(|timeout| (timeout, call::late(&handle.coordinator, timeout)))
 }

@@ -8,12 +8,12 @@ use crate::error::error::Error;
 use crate::error::permits::PermitsError;
 use crate::permits::semaphore::Semaphore;
 use crate::permits::take::Stock;
-use crate::queue::member::{Member, MemberState, Queue};
-use crate::queue::permits::{self, PERMITS, QUEUE};
+use crate::queue::dialect::Dialect;
+use crate::queue::member::{Member, Queue};
+use crate::queue::permits::{self, PERMITS};
 use crate::session::contract::Session;
 use crate::session::request::{Failure, Operation};
 use crate::session::retry;
-use crate::snapshot::permits as snapshot;
 use crate::ticket::directory;
 
 impl Semaphore {
@@ -151,9 +151,12 @@ async fn queue(stock: &Stock, is_synced: bool) -> Result<Queue, Error> {
         let node = call::answered(&session, || retry::data(&session, path, is_synced)).await?;
         let number = decoded(stock, node.as_ref().map(|(data, _)| &data[..]).unwrap_or_default());
         let number = number.map(|number| number.or(known));
-        let (taken, queued) = snapshot::names(&session, path, is_synced).await?;
+        let (taken, queued) = stock.handle.site.names(&session, is_synced).await?;
         let queue = match &number {
-            Ok(Some(number)) => Some(snapshot::of(&session, path, *number, &taken, &queued).await?),
+            Ok(Some(number)) => {
+                let (site, names) = (&stock.handle.site, (&taken[..], &queued[..]));
+                Some(site.read_queue(&session, Dialect::Native, names, Some(*number)).await?)
+            }
             _ => None,
         };
         Ok((number, taken, queue))
@@ -169,13 +172,7 @@ async fn queue(stock: &Stock, is_synced: bool) -> Result<Queue, Error> {
 
 async fn evict(stock: &Stock, token: i64) -> Result<Option<Member>, Error> {
     // A server that lags might not show a member that other clients see already.
-    let members = queue(stock, true).await?.members;
-    let Some(member) = members.into_iter().find(|member| member.token == Some(token)) else {
-        return Ok(None);
-    };
-    let part = if member.state == MemberState::Holds { PERMITS } else { QUEUE };
-    let node = format!("{}/{part}/{}", stock.handle.shown(), member.node);
-    Ok(call::removes(&stock.handle.coordinator, stock.handle.shown(), &node).await?.then_some(member))
+    stock.handle.evict_from(queue(stock, true).await?, token).await
 }
 
 async fn number(stock: &Stock) -> Result<Option<u32>, Error> {

@@ -114,13 +114,13 @@ mod tests {
     use super::*;
     use crate::queue::contender::Contender;
     use crate::queue::turn::Turn;
-    use crate::snapshot::read::member;
+    use crate::snapshot::read::contender as member;
 
     #[test]
     fn blockers_name_the_next_in_line_where_none_of_them_holds() {
         let contender = Contender::parse("web-1~k3v9x2ma-WRITE-0000000007").unwrap();
-        let waits = member(&contender, &Turn::Behind(contender.clone()), None);
-        let holds = member(&contender, &Turn::Granted, None);
+        let waits = member(&contender, &Turn::Behind(contender.clone()));
+        let holds = member(&contender, &Turn::Granted);
         let text = |ahead, first: &[Member]| Blockers { ahead, first: first.to_vec() }.to_string();
         assert_eq!(text(0, &[]), "nobody is known to be in the way");
         assert_eq!(text(2, &[]), "2 ahead");
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn blockers_that_keep_are_told_from_those_that_surely_hold() {
-        let reader = |name, turn: &Turn| member(&Contender::parse(name).unwrap(), turn, None);
+        let reader = |name, turn: &Turn| member(&Contender::parse(name).unwrap(), turn);
         let plain = reader("web-1~k3v9x2ma-READ-0000000007", &Turn::Granted);
         let kept = reader("web-2~k3v9x2mb~keep-READ-0000000008", &Turn::Granted);
         let other = reader("web-3~k3v9x2mc~keep-READ-0000000009", &Turn::Granted);
@@ -149,10 +149,10 @@ mod tests {
     fn a_queue_shows_what_its_members_do() {
         let mut members: Vec<Member> =
             [("web-1~k3v9x2ma-READ-0000000007", Turn::Granted), ("web-2~k3v9x2mb~keep-READ-0000000008", Turn::Granted)]
-                .map(|(name, turn)| member(&Contender::parse(name).unwrap(), &turn, None))
+                .map(|(name, turn)| member(&Contender::parse(name).unwrap(), &turn))
                 .into();
         let waits = Contender::parse("web-3~k3v9x2mc~keep-WRITE-0000000009").unwrap();
-        members.push(member(&waits, &Turn::Behind(Contender::parse(&members[1].node).unwrap()), None));
+        members.push(member(&waits, &Turn::Behind(Contender::parse(&members[1].node).unwrap())));
         let (dialect, path) = (waits.dialect(), "/lock".to_owned());
         let queue = Queue { path, dialect, members, done: None, permits: None };
         assert_eq!(

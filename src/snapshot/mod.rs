@@ -2,7 +2,6 @@
 
 pub(crate) mod display;
 pub(crate) mod on_wait;
-pub(crate) mod permits;
 pub(crate) mod progress;
 pub(crate) mod read;
 pub(crate) mod record;

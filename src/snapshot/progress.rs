@@ -3,10 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::queue::contender::Contender;
 use crate::queue::member::Blockers;
-use crate::queue::turn;
-use crate::snapshot::read;
 
 /// How far a waiter has come. Reported by [`Acquire::on_wait`](crate::Acquire::on_wait).
 #[derive(Clone, Debug)]
@@ -24,12 +21,6 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// The progress as far as a listing shows it, without a request.
-    pub(crate) fn by_name(path: &Arc<str>, names: &[String], me: &Contender) -> Progress {
-        let (place, length) = turn::place_of(me, names);
-        Progress { path: Arc::clone(path), place, length, blockers: read::blockers_by_name(names, me) }
-    }
-
     pub(super) fn is_as(&self, other: &Progress) -> bool {
         let nodes = |of: &Progress| -> Vec<String> { of.blockers.first.iter().map(|it| it.node.clone()).collect() };
         (self.place, self.blockers.ahead) == (other.place, other.blockers.ahead) && nodes(self) == nodes(other)

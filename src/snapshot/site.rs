@@ -1,17 +1,25 @@
-//! Where those are who may be in the way of a waiter: in a queue, and for a semaphore also among the holders of permits;
-//! knows no turns.
+//! Where those are who hold and wait: in a queue, and for a semaphore also among the holders of permits. Reads them, and
+//! decides nothing.
 
 use std::sync::Arc;
 
 use crate::call;
 use crate::queue::contender::Contender;
 use crate::queue::dialect::Dialect;
-use crate::queue::member::{Blockers, Member, MemberState};
+use crate::queue::member::{Blockers, Member, MemberState, Queue};
 use crate::queue::mode::Mode;
 use crate::queue::permits::{PERMITS, QUEUE};
+use crate::queue::turn::{self, Turn};
 use crate::session::contract::Session;
+use crate::session::request::Failure;
 use crate::snapshot::progress::Progress;
-use crate::snapshot::{permits, read};
+use crate::snapshot::read;
+
+/// How many of the contenders in the way are read for an error: the error must come in time.
+const BLOCKERS_NAMED: usize = 8;
+
+/// How many nodes are read at once for a snapshot of the queue.
+pub(super) const READS_IN_FLIGHT: usize = 256;
 
 /// The directories of a lock or of a semaphore.
 #[derive(Clone, Debug)]
@@ -39,15 +47,89 @@ impl Site {
         self.permits.as_ref().map_or(0, |permits| self.path.len() + permits.len())
     }
 
+    /// The path of a member's node.
+    pub(crate) fn node(&self, member: &Member) -> String {
+        let holders = self.permits.as_ref().filter(|_| member.state == MemberState::Holds);
+        format!("{}/{}", holders.unwrap_or(&self.queue), member.node)
+    }
+
+    /// The names of the permits that are taken, and of those in the queue; none of a directory that is not there.
+    pub(crate) async fn names(
+        &self,
+        session: &Arc<dyn Session>,
+        is_synced: bool,
+    ) -> Result<(Vec<String>, Vec<String>), Failure> {
+        let taken = async {
+            match &self.permits {
+                Some(permits) => call::names(session, permits, is_synced).await,
+                None => Ok(Vec::new()),
+            }
+        };
+        tokio::try_join!(taken, call::names(session, &self.queue, is_synced))
+    }
+
+    /// Reads the nodes of these members, all at once.
+    async fn read(
+        &self,
+        session: &Arc<dyn Session>,
+        dialect: Dialect,
+        members: &[Member],
+    ) -> Result<Vec<Member>, Failure> {
+        let replies: Vec<_> = members.iter().map(|member| session.data(&self.node(member))).collect();
+        let mut read = Vec::with_capacity(members.len());
+        for (member, reply) in members.iter().zip(replies) {
+            // It was in the listing, which shows one moment. If it has left since, or may not be read, its name remains:
+            // without it a lock that is held would show waiters, and no holder.
+            read.push(match read::shown(reply.await)? {
+                Some(node) => read::with_node(member, dialect, session.is_own(node.1.ephemeral_owner), &node),
+                None => member.clone(),
+            });
+        }
+        Ok(read)
+    }
+
+    /// Reads the queue that these names form, with one read for each member. `taken` are the names of a semaphore's permits,
+    /// and `permits` is their number.
+    pub(crate) async fn read_queue(
+        &self,
+        session: &Arc<dyn Session>,
+        dialect: Dialect,
+        (taken, queued): (&[String], &[String]),
+        permits: Option<u32>,
+    ) -> Result<Queue, Failure> {
+        let turns = turn::turns(dialect, queued);
+        let named: Vec<Member> = holders(taken).chain(turns.iter().map(|(it, turn)| self.queued(it, turn))).collect();
+        let mut members = Vec::with_capacity(named.len());
+        for some in named.chunks(READS_IN_FLIGHT) {
+            members.extend(call::answered(session, || self.read(session, dialect, some)).await?);
+        }
+        // The holders of permits come in the order in which they took them.
+        members[..holders(taken).count()].sort_by_key(|member| member.token);
+        Ok(Queue { path: self.path.to_string(), dialect, members, done: None, permits })
+    }
+
+    /// A member of the queue by its name. Whoever has the lock of a semaphore's queue is the next to take permits.
+    fn queued(&self, contender: &Contender, turn: &Turn) -> Member {
+        let member = read::contender(contender, turn);
+        match self.permits.is_some() && member.state == MemberState::Holds {
+            true => Member { state: MemberState::Waits { behind: PERMITS.to_owned() }, ..member },
+            false => member,
+        }
+    }
+
+    /// Those in the way, without a request: the holders of these permits, and then the contenders `ahead`, who are in the
+    /// queue of these names.
+    fn in_the_way(&self, dialect: Dialect, taken: &[String], ahead: &[&str], names: &[String]) -> Blockers {
+        let ahead_of_us = ahead.iter().filter_map(|name| Contender::parse_as(name, dialect));
+        let waiters = ahead_of_us.map(|it| self.queued(&it, &turn::as_seen(&it, names)));
+        let first = holders(taken).chain(waiters).take(BLOCKERS_NAMED).collect();
+        Blockers { ahead: taken.len() + ahead.len(), first }
+    }
+
     /// Those in the way of `me`, as far as they can be read. The names are those in the queue.
     pub(crate) async fn blockers(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Blockers {
-        match &self.permits {
-            None => read::blockers(session, &self.queue, names, me).await,
-            Some(_) => {
-                let seen = self.progress(session, names, me).await.blockers;
-                self.read_in_time(session, me.dialect(), seen).await
-            }
-        }
+        let seen = self.progress(session, names, me).await.blockers;
+        self.read_in_time(session, me.dialect(), seen).await
     }
 
     /// Those in the way of a newcomer of this dialect and mode, as far as they can be read.
@@ -55,52 +137,28 @@ impl Site {
         &self,
         session: &Arc<dyn Session>,
         names: &[String],
-        newcomer: (Dialect, Mode),
+        (dialect, mode): (Dialect, Mode),
     ) -> Blockers {
-        let waiters = read::blockers_of_newcomer(session, &self.queue, names, newcomer).await;
-        match &self.permits {
-            None => waiters,
-            Some(permits) => {
-                let seen = permits::with_holders(&taken(session, permits).await, waiters);
-                self.read_in_time(session, newcomer.0, seen).await
-            }
-        }
-    }
-
-    /// The progress of `me` as far as a listing of the queue shows it, without a request.
-    pub(crate) fn progress_in_queue(&self, names: &[String], me: &Contender) -> Progress {
-        self.progress_beside(&[], names, me)
+        let ahead = turn::ahead_of_newcomer(dialect, mode, names);
+        let seen = self.in_the_way(dialect, &self.taken(session).await, &ahead, names);
+        self.read_in_time(session, dialect, seen).await
     }
 
     /// The progress of `me` by the names of those in the way. The names given are those in the queue.
     pub(crate) async fn progress(&self, session: &Arc<dyn Session>, names: &[String], me: &Contender) -> Progress {
-        match &self.permits {
-            None => self.progress_in_queue(names, me),
-            Some(permits) => self.progress_beside(&taken(session, permits).await, names, me),
-        }
+        self.progress_beside(&self.taken(session).await, names, me)
     }
 
-    /// As [`Site::progress`], beside these holders of permits.
+    /// As [`Site::progress`], beside these holders of permits, and without a request.
     pub(crate) fn progress_beside(&self, taken: &[String], names: &[String], me: &Contender) -> Progress {
-        let mut progress = Progress::by_name(&self.path, names, me);
-        if self.permits.is_some() {
-            progress.blockers = permits::with_holders(taken, progress.blockers);
-        }
-        progress
+        let (place, length) = turn::place_of(me, names);
+        let blockers = self.in_the_way(me.dialect(), taken, &turn::ahead_of(me, names), names);
+        Progress { path: Arc::clone(&self.path), place, length, blockers }
     }
 
     /// Those who were seen by name, with the data of their nodes.
     pub(crate) async fn read_again(&self, session: &Arc<dyn Session>, dialect: Dialect, seen: &Blockers) -> Blockers {
-        let Some(permits) = &self.permits else {
-            return read::read_again(session, &self.queue, dialect, seen).await;
-        };
-        let is_holder = |member: &Member| member.state == MemberState::Holds;
-        let (holders, waiters): (Vec<Member>, Vec<Member>) = seen.first.iter().cloned().partition(is_holder);
-        let first = waiters.into_iter().map(permits::as_in_queue).collect();
-        let waiters = Blockers { ahead: seen.ahead, first };
-        let mut first = permits::read_again(session, permits, &holders).await.unwrap_or(holders);
-        let waiters = read::read_again(session, &self.queue, dialect, &waiters).await.first;
-        first.extend(waiters.into_iter().map(permits::as_waiter));
+        let first = self.read(session, dialect, &seen.first).await.unwrap_or_else(|_| seen.first.clone());
         Blockers { ahead: seen.ahead, first }
     }
 
@@ -109,10 +167,16 @@ impl Site {
         // Their names alone still show the hosts.
         call::unless(session.sleep(session.timeout()), read).await.unwrap_or(seen)
     }
+
+    /// The names of the permits that are taken, none if they cannot be listed soon.
+    async fn taken(&self, session: &Arc<dyn Session>) -> Vec<String> {
+        let Some(permits) = &self.permits else { return Vec::new() };
+        let names = call::unless(session.sleep(session.timeout()), session.children(permits)).await;
+        names.and_then(Result::ok).unwrap_or_default()
+    }
 }
 
-/// The names of the permits that are taken, none if they cannot be listed soon.
-async fn taken(session: &Arc<dyn Session>, permits: &str) -> Vec<String> {
-    let names = call::unless(session.sleep(session.timeout()), session.children(permits)).await;
-    names.and_then(Result::ok).unwrap_or_default()
+/// The holders of permits by the names of their nodes. Names that are no permit's are left out.
+fn holders(taken: &[String]) -> impl Iterator<Item = Member> {
+    taken.iter().filter_map(|name| read::holder(name))
 }

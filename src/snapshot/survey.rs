@@ -11,15 +11,12 @@ use crate::queue::member::Queue;
 use crate::queue::permits::{self, PERMITS, QUEUE};
 use crate::session::contract::{Coordinator, Session};
 use crate::session::request::Failure;
-use crate::snapshot::permits as snapshot;
 use crate::snapshot::read;
+use crate::snapshot::site::{READS_IN_FLIGHT, Site};
 use crate::validation;
 
 /// How many directories are listed at once.
 const LISTINGS_IN_FLIGHT: usize = 256;
-
-/// How many records are read at once.
-const READS_IN_FLIGHT: usize = 256;
 
 /// The queues of all locks and semaphores below a prefix that have contenders, or under which a job was once done.
 #[derive(Clone, Debug)]
@@ -117,7 +114,8 @@ impl Survey {
         below.extend(others.iter().map(|name| format!("{parent}/{name}")).filter(|path| path != "/zookeeper"));
         for dialect in Dialect::ALL {
             if contenders.iter().any(|name| Dialect::of(name) == Some(dialect)) {
-                self.look_at_queue(session, node, dialect, &contenders).await?;
+                let site = Site::of_lock(node.into());
+                self.queues.push(site.read_queue(session, dialect, (&[], &contenders), None).await?);
             }
         }
         Ok(())
@@ -143,17 +141,6 @@ impl Survey {
         }));
         Ok(())
     }
-
-    async fn look_at_queue(
-        &mut self,
-        session: &Arc<dyn Session>,
-        node: &str,
-        dialect: Dialect,
-        contenders: &[String],
-    ) -> Result<(), Failure> {
-        self.queues.push(read::of(session, node, dialect, contenders).await?);
-        Ok(())
-    }
 }
 
 /// What is at each of these paths, all asked for at once. A record that we may not read is left out.
@@ -161,34 +148,24 @@ async fn records_at(session: &Arc<dyn Session>, paths: &[String]) -> Result<Vec<
     let replies: Vec<_> = paths.iter().map(|path| session.data(path)).collect();
     let mut records = Vec::with_capacity(paths.len());
     for reply in replies {
-        records.push(match reply.await {
-            Ok((data, stat)) => done::read(&data, stat.mtime),
-            Err(Failure::NoNode | Failure::NoAuth(_)) => None,
-            Err(failure) => return Err(failure),
-        });
+        records.push(read::shown(reply.await)?.and_then(|(data, stat)| done::read(&data, stat.mtime)));
     }
     Ok(records)
 }
 
 /// The queue of the semaphore at this node; `None` if it is no semaphore.
 async fn semaphore(session: &Arc<dyn Session>, node: &str) -> Result<Option<Queue>, Failure> {
-    let data = match call::answered(session, || session.data(node)).await {
-        Ok((data, _)) => data,
-        Err(Failure::NoNode | Failure::NoAuth(_)) => return Ok(None),
-        Err(failure) => return Err(failure),
-    };
-    let (taken, queued) = match snapshot::names(session, node, false).await {
-        Ok(names) => names,
-        // The survey says so of each of the two.
-        Err(Failure::NoAuth(_)) => return Ok(None),
-        Err(failure) => return Err(failure),
-    };
+    let site = Site::of_semaphore(node.into());
+    let read = call::answered(session, || session.data(node)).await;
+    let Some((data, _)) = read::shown(read)? else { return Ok(None) };
+    // That we may not list one of the two is said of it.
+    let Some((taken, queued)) = read::shown(site.names(session, false).await)? else { return Ok(None) };
     let number = match permits::decode(&data) {
         Ok(Some(number)) => number,
         Ok(None) if taken.iter().all(|name| permits::parse(name).is_none()) => return Ok(None),
         _ => 0,
     };
-    let queue = snapshot::of(session, node, number, &taken, &queued).await?;
+    let queue = site.read_queue(session, Dialect::Native, (&taken, &queued), Some(number)).await?;
     Ok((number > 0 || !queue.members.is_empty()).then_some(queue))
 }
 

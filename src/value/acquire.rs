@@ -1,16 +1,13 @@
 //! How a caller asks for the lock of a value, and how the value is read under it; knows no nodes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::acquisition::request::Options;
-use crate::call::{self, Call};
+use crate::call::Call;
 use crate::error::error::Error;
-use crate::guard::acquire::{Acquire, Granting, Guard};
+use crate::guard::acquire::{self, Acquire, Granting, Guard};
 use crate::guard::guard::{ReadGuard, WriteGuard};
-use crate::hold::trace;
-use crate::keep::join::Lock;
-use crate::queue::mode::{Aim, Mode};
+use crate::queue::mode::Mode;
 use crate::value::guard::{SharedReadGuard, SharedWriteGuard};
 use crate::value::shared::Shared;
 use crate::value::store::Store;
@@ -92,15 +89,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// # Errors
     /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise as for [`Shared::read`].
     pub fn try_read(&self) -> Call<SharedReadGuard<T>> {
-        let store = Arc::clone(&self.store);
-        Call::new(|timeout| async move {
-            let rest = Rest::new(store, None);
-            let late = rest.late(timeout);
-            let guard = rest.store.lock.try_read().within(timeout).await?;
-            let (coordinator, limit) =
-                (Arc::clone(&rest.store.cache.coordinator), guard.held().ticket().session().timeout());
-            call::in_time_for(late, call::bounded(&coordinator, limit, rest.finish_read(guard))).await
-        })
+        let Shared { store } = self.clone();
+        Call::new(|timeout| acquire::attempt(store.lock(), Mode::Read, timeout, ReadGuard::new, |it| read(store, it)))
     }
 
     /// Acquires the lock to write if no contender holds it or waits for it, and reads the value. See
@@ -112,14 +102,9 @@ impl<T: Send + Sync + 'static> Shared<T> {
     /// # Errors
     /// [`Error::WouldBlock`], which names the contenders in the way. Otherwise as for [`Shared::read`].
     pub fn try_write(&self) -> Call<SharedWriteGuard<T>> {
-        let store = Arc::clone(&self.store);
-        Call::new(|timeout| async move {
-            let rest = Rest::new(store, None);
-            let late = rest.late(timeout);
-            let guard = rest.store.lock.try_write().within(timeout).await?;
-            let (coordinator, limit) =
-                (Arc::clone(&rest.store.cache.coordinator), guard.held().ticket().session().timeout());
-            call::in_time_for(late, call::bounded(&coordinator, limit, rest.finish_write(guard))).await
+        let Shared { store } = self.clone();
+        Call::new(|timeout| {
+            acquire::attempt(store.lock(), Mode::Write, timeout, WriteGuard::new, |it| write(store, None, None, it))
         })
     }
 }
@@ -127,13 +112,8 @@ impl<T: Send + Sync + 'static> Shared<T> {
 impl<T: Send + Sync + 'static> Guard for SharedReadGuard<T> {
     type Source = Shared<T>;
 
-    fn acquire(shared: Shared<T>, options: Options) -> Granting<SharedReadGuard<T>> {
-        Granting::by(async move {
-            let rest = Rest::new(shared.store, options.label.clone());
-            let late = rest.late(rest.timeout(&options, Mode::Read)?);
-            let guard = Acquire::<ReadGuard> { source: rest.lock(), options }.await?;
-            call::in_time_for(late, rest.finish_read(guard)).await
-        })
+    fn acquire(Shared { store }: Shared<T>, options: Options) -> Granting<SharedReadGuard<T>> {
+        Granting::by(acquire::acquire_and(store.lock(), options, |guard| read(store, guard)))
     }
 }
 
@@ -141,13 +121,9 @@ impl<T: Send + Sync + 'static> Guard for SharedWriteGuard<T> {
     /// With the value to begin with, if it replaces the node's value.
     type Source = (Shared<T>, Option<T>);
 
-    fn acquire((shared, instead): Self::Source, options: Options) -> Granting<SharedWriteGuard<T>> {
-        Granting::by(async move {
-            let rest = Rest { instead, ..Rest::new(shared.store, options.label.clone()) };
-            let late = rest.late(rest.timeout(&options, Mode::Write)?);
-            let guard = Acquire::<WriteGuard> { source: rest.lock(), options }.await?;
-            call::in_time_for(late, rest.finish_write(guard)).await
-        })
+    fn acquire((Shared { store }, instead): Self::Source, options: Options) -> Granting<SharedWriteGuard<T>> {
+        let label = options.label.clone();
+        Granting::by(acquire::acquire_and(store.lock(), options, |guard| write(store, instead, label, guard)))
     }
 }
 
@@ -173,44 +149,24 @@ impl<T: Send + Sync + 'static> Acquire<SharedWriteGuard<T>> {
     }
 }
 
-/// What remains to be done once the lock is granted.
-struct Rest<T> {
-    store: Arc<Store<T>>,
-    label: Option<String>,
-    instead: Option<T>,
+async fn read<T>(store: Arc<Store<T>>, guard: ReadGuard) -> Result<SharedReadGuard<T>, Error>
+where
+    T: Send + Sync + 'static,
+{
+    let stored = store.read_under(&guard).await?;
+    Ok(SharedReadGuard::new(stored, guard))
 }
 
-impl<T: Send + Sync + 'static> Rest<T> {
-    fn new(store: Arc<Store<T>>, label: Option<String>) -> Rest<T> {
-        Rest { store, label, instead: None }
-    }
-
-    fn lock(&self) -> Arc<Lock> {
-        Arc::clone(&self.store.lock.lock)
-    }
-
-    /// How long the acquisition may take. Reports a deadline that has passed.
-    fn timeout(&self, options: &Options, mode: Mode) -> Result<Option<Duration>, Error> {
-        options
-            .timeout()
-            .inspect_err(|error| trace::not_granted(&self.store.lock.handle().path, Aim::Lock(mode), error))
-    }
-
-    fn late(&self, timeout: Option<Duration>) -> call::Late {
-        timeout.map(|timeout| (timeout, call::late(&self.store.cache.coordinator, timeout)))
-    }
-
-    async fn finish_read(self, guard: ReadGuard) -> Result<SharedReadGuard<T>, Error> {
-        let stored = self.store.read_under(&guard).await?;
-        Ok(SharedReadGuard::new(stored, guard))
-    }
-
-    async fn finish_write(self, guard: WriteGuard) -> Result<SharedWriteGuard<T>, Error> {
-        let loaded = match self.instead {
-            Some(value) => self.store.load_instead(guard.held(), value).await?,
-            None => self.store.load(guard.held()).await?,
-        };
-        let label = self.label.or_else(|| self.store.label());
-        Ok(SharedWriteGuard::new(loaded, label, self.store, guard))
-    }
+async fn write<T>(
+    store: Arc<Store<T>>,
+    instead: Option<T>,
+    label: Option<String>,
+    guard: WriteGuard,
+) -> Result<SharedWriteGuard<T>, Error>
+where
+    T: Send + Sync + 'static,
+{
+    let loaded = store.load(guard.held(), instead).await?;
+    let label = label.or_else(|| store.node().label().clone());
+    Ok(SharedWriteGuard::new(loaded, label, store, guard))
 }

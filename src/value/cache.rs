@@ -3,6 +3,7 @@
 //! The bytes are kept as they come from the ensemble. The first caller that asks for the value decodes them. So the
 //! thread that keeps the sessions alive runs no user code.
 
+use std::convert::Infallible;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -11,16 +12,17 @@ use tokio::sync::oneshot;
 use crate::call;
 use crate::error::error::Error;
 use crate::error::value::ValueError;
-use crate::session::contract::{Coordinator, Session};
+use crate::session::contract::{Session, SessionSlot};
 use crate::session::existence;
 use crate::session::lease::Lease;
-use crate::session::request::{Event, Failure, Stat, Watch};
+use crate::session::request::{Ending, Event, Failure, Stat};
 use crate::session::retry;
 use crate::session::second_look::{self, SecondLook};
 use crate::sync::{Mutex, OnceLock, watch};
-use crate::value::background::{self, Reserving};
+use crate::value::background;
 use crate::value::codec::{Stored, Terms};
 use crate::value::known::{CopyState, Known, Seen};
+use crate::value::node::{NewValue, ValueNode};
 
 /// How long to wait before the next try after a refusal, or after a request that could not be sent.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -34,28 +36,17 @@ pub(crate) struct Cache<T> {
     following: OnceLock<oneshot::Sender<()>>,
     known: watch::Sender<Known<T>>,
     last_good: Mutex<LastGood<T>>,
-    pub(crate) coordinator: Arc<dyn Coordinator>,
-    /// The value's node.
-    pub(crate) path: String,
     pub(crate) terms: Terms<T>,
+    pub(crate) node: Arc<ValueNode>,
 }
 
 /// The newest value of the copy, and the number of its news.
 type LastGood<T> = Option<(u64, Arc<Stored<T>>)>;
 
 impl<T> Cache<T> {
-    pub(crate) fn new(coordinator: Arc<dyn Coordinator>, path: String, terms: Terms<T>) -> Arc<Cache<T>> {
+    pub(crate) fn new(node: ValueNode, terms: Terms<T>) -> Arc<Cache<T>> {
         let (following, known) = (OnceLock::new(), watch::Sender::new(Known::default()));
-        Arc::new(Cache { following, known, last_good: Mutex::new(None), coordinator, path, terms })
-    }
-
-    pub(crate) fn fault(&self, error: ValueError) -> Error {
-        Error::Value { path: self.path.clone(), error }
-    }
-
-    /// How many bytes of paths are watched: the node's, or a directory's above it.
-    fn watched_bytes(&self) -> usize {
-        self.path.len()
+        Arc::new(Cache { following, known, last_good: Mutex::new(None), terms, node: Arc::new(node) })
     }
 }
 
@@ -93,14 +84,17 @@ impl<T: Send + Sync + 'static> Cache<T> {
     /// Starts the watch, once.
     pub(crate) fn follow(self: &Arc<Self>) {
         self.following.get_or_init(|| {
-            let (stop, stopped) = oneshot::channel();
-            let follower = Follower { cache: Arc::downgrade(self) };
-            let started = background::start(&self.coordinator, self.watched_bytes(), |reserving| {
-                Box::pin(follower.follow(reserving, stopped))
-            });
-            if let Err(error) = started {
-                self.over(Error::Unreachable(error.to_string()));
-            }
+            let (stop, stopped) = oneshot::channel::<()>();
+            let follower = Follower { cache: Arc::downgrade(self), path: self.node.path.clone() };
+            let follow = |session_slot| async move {
+                tokio::select! {
+                    biased;
+                    _ = stopped => {}
+                    _ = follower.follow(session_slot) => {}
+                }
+            };
+            let started = background::start(self.node.coordinator(), self.node.path.len(), |it| Box::pin(follow(it)));
+            started.unwrap_or_else(|error| self.over(error));
             stop
         });
     }
@@ -114,7 +108,7 @@ impl<T: Send + Sync + 'static> Cache<T> {
             return made.clone();
         }
         let bytes = Arc::clone(&seen.bytes());
-        let made = self.terms.open(&bytes).map(Arc::new).map_err(|error| self.fault(error));
+        let made = self.terms.open(&self.node.form, &bytes).map(Arc::new).map_err(|error| self.node.fault(error));
         let made = seen.made.get_or_init(|| made).clone();
         *seen.bytes() = Arc::default();
         // The value that all share: it is kept on, and so is not dropped where it is replaced, on the session's thread.
@@ -134,27 +128,31 @@ impl<T: Send + Sync + 'static> Cache<T> {
     }
 
     /// A commit of our own, on the session with this lease, is known before a watch reports it.
-    pub(crate) fn committed(&self, lease: &Lease, bytes: &[u8], version: i32) {
+    pub(crate) fn committed(&self, lease: &Lease, NewValue { bytes, version, .. }: &NewValue) {
         if self.following.get().is_none() {
             return;
         }
         // After the end of its session the ensemble may have come back without it.
-        self.known.send_if_modified(|known| lease.over().is_none() && known.committed(bytes, version));
+        self.known.send_if_modified(|known| lease.over().is_none() && known.committed(bytes, *version));
     }
 
     fn came(&self, bytes: Vec<u8>, stat: Stat, lease: &Arc<Lease>, synced: u64) {
+        if bytes.is_empty() {
+            // An operator has made an empty node for a value to come.
+            return self.unset();
+        }
         self.known.send_if_modified(|known| {
             known.lease = Some(Arc::clone(lease));
-            match self.terms.check(&bytes) {
-                Ok(()) => known.read(bytes, stat.czxid, stat.version, synced),
-                Err(error) => known.troubled(self.fault(error)),
+            match self.node.form.open(&bytes) {
+                Ok(_) => known.read(bytes, stat.czxid, stat.version, synced),
+                Err(error) => known.troubled(self.node.fault(error)),
             }
         });
     }
 
     /// There is no value.
     fn unset(&self) {
-        self.troubled(self.fault(ValueError::Unset));
+        self.troubled(self.node.fault(ValueError::Unset));
     }
 
     /// There was a value a moment ago. If there is none again, that is news.
@@ -170,6 +168,11 @@ impl<T: Send + Sync + 'static> Cache<T> {
         self.known.send_if_modified(|known| known.troubled(error));
     }
 
+    /// Why nothing more comes.
+    pub(crate) fn why_over(&self) -> Error {
+        self.known.borrow().over.clone().unwrap_or(Error::Closed(Ending::Closed))
+    }
+
     pub(crate) fn over(&self, error: Error) {
         self.known.send_modify(|known| known.over = Some(error));
     }
@@ -178,152 +181,121 @@ impl<T: Send + Sync + 'static> Cache<T> {
 /// Watches the node for as long as a handle exists, without keeping the handle alive.
 struct Follower<T> {
     cache: Weak<Cache<T>>,
+    path: String,
 }
 
 impl<T: Send + Sync + 'static> Follower<T> {
-    async fn follow(self, reserving: Reserving, stopped: oneshot::Receiver<()>) {
-        tokio::select! {
-            biased;
-            _ = stopped => {}
-            () = self.follow_on(reserving) => {}
-        }
+    /// The copy, unless its last handle is gone.
+    fn cache(&self) -> Result<Arc<Cache<T>>, Failure> {
+        self.cache.upgrade().ok_or(Failure::Over(Ending::Closed))
     }
 
     /// Watches on one session after the other.
-    async fn follow_on(&self, mut reserving: Reserving) {
+    async fn follow(&self, mut session_slot: Option<SessionSlot>) -> Result<(), Failure> {
         loop {
-            let answer = reserving.await;
-            match answer {
-                Ok(session_slot) => self.watch(session_slot.session()).await,
-                Err(failure) => {
-                    let Some(cache) = self.cache.upgrade() else { return };
-                    let is_over = matches!(failure, Failure::Over(_));
-                    let error = Error::from_failure(failure, WATCH, &cache.path);
-                    match error {
-                        error if is_over => return cache.over(error),
-                        // The connection is lost. That says nothing about the value.
-                        Error::Unreachable(_) | Error::OutcomeUnknown { .. } => {}
-                        error => cache.troubled(error),
+            let failure = match session_slot.take() {
+                Some(on) => match self.watch(on.session()).await {
+                    Failure::Over(_) => {
+                        call::is_known_to_be_over(on.session()).await;
+                        continue;
                     }
-                    let pause = cache.coordinator.sleep(PAUSE);
-                    drop(cache);
-                    pause.await;
+                    failure => {
+                        session_slot = Some(on);
+                        failure
+                    }
+                },
+                None => {
+                    let node = Arc::clone(&self.cache()?.node);
+                    match node.coordinator().session_slot(self.path.len()).await {
+                        Ok(another) => {
+                            session_slot = Some(another);
+                            continue;
+                        }
+                        Err(failure) => failure,
+                    }
                 }
+            };
+            let (cache, is_over) = (self.cache()?, matches!(failure, Failure::Over(_)));
+            match Error::from_failure(failure, WATCH, &self.path) {
+                error if is_over => return Ok(cache.over(error)),
+                // The connection, or an answer, is lost. That says nothing about the value.
+                Error::Unreachable(_) | Error::OutcomeUnknown { .. } => {}
+                error => cache.troubled(error),
             }
-            let Some(cache) = self.cache.upgrade() else { return };
-            reserving = background::session_slot(Arc::clone(&cache.coordinator), cache.watched_bytes());
+            let pause = cache.node.coordinator().sleep(PAUSE);
+            drop(cache);
+            pause.await;
         }
     }
 
-    /// Watches until the session is over.
-    async fn watch(&self, session: &Arc<dyn Session>) {
-        let (cache, look) = (&self.cache, SecondLook::new(session));
-        let Some(path) = cache.upgrade().map(|cache| cache.path.clone()) else { return };
-        let mut shown = Shown { cache, session, path, synced: None, outdated: None, look };
-        while !shown.follow().await {}
-        call::is_known_to_be_over(session).await;
+    /// Watches until that fails.
+    async fn watch(&self, session: &Arc<dyn Session>) -> Failure {
+        let Err(failure) = self.watch_on(session).await;
+        failure
     }
-}
 
-/// What the server of one session shows of the node.
-struct Shown<'a, T> {
-    cache: &'a Weak<Cache<T>>,
-    session: &'a Arc<dyn Session>,
-    path: String,
-    /// What was known when the server was last brought up to date: it may lag behind what another one has shown us.
-    synced: Option<u64>,
-    /// What it has shown, and the leader did not have any more.
-    outdated: Option<Stat>,
-    look: SecondLook<'a>,
-}
-
-impl<T: Send + Sync + 'static> Shown<'_, T> {
-    /// Looks once, and waits until the node may hold something else. Returns whether the session is over, or the handle gone.
-    async fn follow(&mut self) -> bool {
-        let looked = self.look_and_watch().await;
-        let Some(cache) = self.cache.upgrade() else { return true };
-        match looked {
-            Ok((bytes, stat, change)) => {
-                self.tell(&cache, bytes, stat);
-                drop(cache);
-                return self.wait_for_change(stat, change).await;
+    async fn watch_on(&self, session: &Arc<dyn Session>) -> Result<Infallible, Failure> {
+        let mut look = SecondLook::new(session);
+        // What was known when the server was last brought up to date: it may lag behind what another one has shown us.
+        let mut synced = self.news()?;
+        retry::until_known(session, || session.sync(&self.path)).await?;
+        // What it has shown, and the leader did not have any more.
+        let mut outdated = None;
+        loop {
+            let looked = retry::until_known(session, || {
+                // The watch is sent first: a change between the two requests is in the data, and is reported too.
+                let (change, node) = (session.watch(&self.path), session.data(&self.path));
+                Box::pin(async move { Ok((change.await?, node.await?)) })
+            });
+            let (change, (bytes, stat)) = match looked.await {
+                Ok(looked) => looked,
+                Err(Failure::NoNode) => {
+                    self.cache()?.unset();
+                    existence::possible(session, &self.path).await?;
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            match outdated == Some(stat) {
+                true => {
+                    let (path, reason) = (self.path.clone(), second_look::diverged(session, &self.path));
+                    self.cache()?.troubled(Error::Refused { operation: WATCH, path, reason });
+                }
+                false => self.cache()?.came(bytes, stat, session.lease(), synced),
             }
-            Err(Failure::NoNode) => {
-                cache.unset();
-                drop(cache);
-                return existence::possible(self.session, &self.path).await.is_err();
+            tokio::select! {
+                biased;
+                event = change => {
+                    if event == Event::Over {
+                        return Err(Failure::Over(session.over().await));
+                    }
+                    look.heard();
+                    continue;
+                }
+                () = look.pause() => {}
             }
-            Err(Failure::Over(_)) => return true,
-            // The answer was lost. That says nothing about the value.
-            Err(Failure::Unknown(_)) => {}
-            Err(failure) => cache.troubled(Error::from_failure(failure, WATCH, &self.path)),
-        }
-        drop(cache);
-        self.session.sleep(PAUSE).await;
-        false
-    }
-
-    /// Reads the node, and arms a watch that reports the first change after the read.
-    async fn look_and_watch(&mut self) -> Result<(Vec<u8>, Stat, Watch), Failure> {
-        let (session, path) = (self.session, &self.path);
-        if self.synced.is_none() {
-            let known = self.news();
-            retry::until_known(session, || session.sync(path)).await?;
-            self.synced = Some(known);
-        }
-        let looked = retry::until_known(session, || {
-            // The watch is sent first: a change between the two requests is in the data, and is reported too.
-            let (change, node) = (session.watch(path), session.data(path));
-            Box::pin(async move {
-                let change = change.await?;
-                let (bytes, stat) = node.await?;
-                Ok((bytes, stat, change))
-            })
-        });
-        looked.await
-    }
-
-    fn tell(&self, cache: &Cache<T>, bytes: Vec<u8>, stat: Stat) {
-        if self.outdated == Some(stat) {
-            let (path, reason) = (self.path.clone(), second_look::diverged(self.session, &self.path));
-            cache.troubled(Error::Refused { operation: WATCH, path, reason });
-        } else if bytes.is_empty() {
-            // An operator has made an empty node for a value to come.
-            cache.unset();
-        } else {
-            cache.came(bytes, stat, self.session.lease(), self.synced.unwrap_or_default());
-        }
-    }
-
-    /// Waits until the node may hold something else. Returns whether the session is over.
-    async fn wait_for_change(&mut self, stat: Stat, change: Watch) -> bool {
-        tokio::select! {
-            biased;
-            event = change => {
-                self.look.heard();
-                return event == Event::Over;
+            // Read in any case: what a server has lost may have come again with the same version. The leader's answer brings
+            // it up to date.
+            let known = self.news()?;
+            let is_there = second_look::is_there(session, self.path.clone(), Some(stat.version)).await;
+            if let Some(is_there) = is_there {
+                (synced, outdated) = (known, (!is_there).then_some(stat));
             }
-            () = self.look.pause() => {}
         }
-        // Read in any case: what a server has lost may have come again with the same version. The leader's answer brings it
-        // up to date.
-        let known = self.news();
-        if let Some(is_there) = second_look::is_there(self.session, self.path.clone(), Some(stat.version)).await {
-            (self.synced, self.outdated) = (Some(known), (!is_there).then_some(stat));
-        }
-        false
     }
 
-    fn news(&self) -> u64 {
-        self.cache.upgrade().map_or(0, |cache| cache.known.borrow().news)
+    fn news(&self) -> Result<u64, Failure> {
+        Ok(self.cache()?.known.borrow().news)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::value::Written;
+    use crate::lock::rw_lock::RwLock;
     use crate::memory::client::Memory;
-    use crate::session::request::Ending;
+    use crate::value::codec::Form;
     use crate::value::format::Raw;
 
     fn trouble(reason: &str) -> Error {
@@ -332,10 +304,18 @@ mod tests {
 
     /// A copy that follows nothing by itself.
     fn copy() -> Arc<Cache<String>> {
-        let copy = Cache::new(Arc::new(Memory::new()), "/value".to_owned(), Terms::new(Raw));
+        let lock = RwLock::new(&Memory::new(), "/lock").expect("valid");
+        let node = ValueNode { lock, path: "/value".to_owned(), form: Form::new("raw") };
+        let copy = Cache::new(node, Terms { format: Box::new(Raw), initial: None, migrate: None });
         let (stop, _) = oneshot::channel();
         copy.following.set(stop).expect("it does not follow yet");
         copy
+    }
+
+    fn committed(version: i32) -> NewValue {
+        let (host, at) = ("h".to_owned(), std::time::UNIX_EPOCH);
+        let written = Written { host, label: None, token: 7, commit: 1, at, schema: 1 };
+        NewValue { bytes: b"x".to_vec(), version, written }
     }
 
     #[test]
@@ -343,15 +323,15 @@ mod tests {
         let copy = copy();
         let version = |copy: &Cache<String>| copy.known.borrow().newest.as_ref().map(|newest| newest.version);
         let lease = Lease::new(Duration::from_secs(6));
-        copy.committed(&lease, b"x", 1);
+        copy.committed(&lease, &committed(1));
         assert_eq!(version(&copy), None, "nothing is known of the node");
         copy.known.send_modify(|known| assert!(known.read(Vec::new(), 10, -5, 0)));
-        for (committed, known) in [(0, -5), (1, 1), (2, 2)] {
-            copy.committed(&lease, b"x", committed);
-            assert_eq!(version(&copy), Some(known), "version {committed} was committed");
+        for (number, known) in [(0, -5), (1, 1), (2, 2)] {
+            copy.committed(&lease, &committed(number));
+            assert_eq!(version(&copy), Some(known), "version {number} was committed");
         }
         lease.end(Ending::Expired);
-        copy.committed(&lease, b"x", 3);
+        copy.committed(&lease, &committed(3));
         assert_eq!(version(&copy), Some(2), "the ensemble may have come back without it");
     }
 

@@ -1,17 +1,22 @@
 //! The values as they come, as a stream; knows neither watches nor locks.
+//!
+//! The initial value is made by the caller that follows, and written in the background. So a caller that is not polled holds
+//! up no writer.
 
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use futures_core::Stream;
-use futures_util::StreamExt;
+use futures_util::future::OptionFuture;
+use futures_util::{StreamExt, stream};
+use tokio::sync::oneshot;
 
 use crate::error::error::Error;
 use crate::error::value::ValueError;
-use crate::sync::watch;
-use crate::value::begin::Begun;
+use crate::sync::{Mutex, watch};
+use crate::value::background;
 use crate::value::codec::Stored;
 use crate::value::known::{Known, ValueNews};
 use crate::value::store::Store;
@@ -36,27 +41,21 @@ use crate::value::store::Store;
 /// # Ok::<(), Error>(()) }).unwrap();
 /// ```
 pub struct ValueChanges<T> {
-    store: Arc<Store<T>>,
-    known: watch::Receiver<Known<T>>,
-    seen: u64,
-    /// The initial value is being written, while there is none.
-    begun: Option<Begun>,
-    /// Ends at the next change of the copy, which may be no news.
-    changed: Option<Changed>,
+    path: String,
+    /// The mutex is never contended: it makes this `Sync`.
+    values: Mutex<Values<T>>,
 }
 
-type Changed = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
+type Values<T> = Pin<Box<dyn Stream<Item = Result<Arc<Stored<T>>, Error>> + Send>>;
 
 impl<T: Send + Sync + 'static> ValueChanges<T> {
     /// Starts the watch, if it has not been started.
     pub(crate) fn of(store: &Arc<Store<T>>) -> ValueChanges<T> {
         store.cache.follow();
-        ValueChanges { store: Arc::clone(store), known: store.cache.subscribe(), seen: 0, begun: None, changed: None }
-    }
-
-    /// The error with which the coordinator was closed.
-    pub(crate) fn over(&self) -> Option<Error> {
-        self.known.borrow().over().cloned()
+        let (path, known) = (store.node().path.clone(), store.cache.subscribe());
+        let seeing = Seeing { store: Arc::clone(store), known, seen: 0, begun: None };
+        let values = stream::unfold(seeing, |mut seeing| async { Some((seeing.next().await?, seeing)) }).fuse();
+        ValueChanges { path, values: Mutex::new(Box::pin(values)) }
     }
 
     /// Waits for the next value. The first call gives the present value, as soon as it has come. Values that came and
@@ -74,67 +73,93 @@ impl<T: Send + Sync + 'static> ValueChanges<T> {
     }
 }
 
-impl<T: Send + Sync + 'static> Stream for ValueChanges<T> {
+impl<T> Stream for ValueChanges<T> {
     type Item = Result<Arc<Stored<T>>, Error>;
 
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = self.get_mut();
-        loop {
-            let known = this.known.borrow_and_update();
-            let (news, is_set) = (known.news_after(this.seen), known.newest.is_some());
-            drop(known);
-            if is_set {
-                // Whoever wrote the first value.
-                this.begun = None;
-            }
-            return Poll::Ready(match news {
-                Some(ValueNews::Value(value)) => {
-                    this.seen = value.news;
-                    Some(this.store.cache.made(&value))
-                }
-                Some(ValueNews::Trouble(news, error)) => {
-                    this.seen = news;
-                    if !is_set && error.value_error() == Some(&ValueError::Unset) {
-                        this.begun = this.begun.take().or_else(|| this.store.begin());
-                        if this.begun.is_some() {
-                            continue;
-                        }
-                    }
-                    Some(Err(error))
-                }
-                Some(ValueNews::Over) => None,
-                None => {
-                    if let Some(begun) = &mut this.begun
-                        && let Poll::Ready(answer) = Pin::new(begun).poll(context)
-                    {
-                        // Without an answer it ended with its session.
-                        this.begun = if answer.is_err() { this.store.begin() } else { None };
-                        match answer {
-                            Ok(Ok(())) => this.store.cache.was_set(),
-                            Ok(Err(error)) => return Poll::Ready(Some(Err(error))),
-                            Err(_) => continue,
-                        }
-                    }
-                    let known = &this.known;
-                    let changed = this.changed.get_or_insert_with(|| changed(known.clone()));
-                    ready!(changed.as_mut().poll(context));
-                    this.changed = None;
-                    continue;
-                }
-            });
-        }
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.values.get_mut().as_mut().poll_next(context)
     }
-}
-
-/// Every handle, and every `ValueChanges`, keeps the sender alive, so the receiver never ends for another reason.
-fn changed<T: Send + Sync + 'static>(mut known: watch::Receiver<Known<T>>) -> Changed {
-    Box::pin(async move {
-        let _ = known.changed().await;
-    })
 }
 
 impl<T> fmt::Debug for ValueChanges<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ValueChanges").field("path", &self.store.cache.path).finish_non_exhaustive()
+        f.debug_struct("ValueChanges").field("path", &self.path).finish_non_exhaustive()
     }
+}
+
+/// What one caller has seen of the values.
+struct Seeing<T> {
+    store: Arc<Store<T>>,
+    known: watch::Receiver<Known<T>>,
+    seen: u64,
+    /// The initial value is being written, while there is none.
+    begun: Option<Begun>,
+}
+
+/// What became of the write of the initial value. It ends without an answer if its session does.
+type Begun = oneshot::Receiver<Result<(), Error>>;
+
+impl<T: Send + Sync + 'static> Seeing<T> {
+    async fn next(&mut self) -> Option<Result<Arc<Stored<T>>, Error>> {
+        loop {
+            let (news, is_set) = {
+                let known = self.known.borrow_and_update();
+                (known.news_after(self.seen), known.newest.is_some())
+            };
+            if is_set {
+                // Whoever wrote the first value.
+                self.begun = None;
+            }
+            match news {
+                Some(ValueNews::Value(value)) => {
+                    self.seen = value.news;
+                    return Some(self.store.cache.made(&value));
+                }
+                Some(ValueNews::Trouble(news, error)) => {
+                    self.seen = news;
+                    let is_unset = !is_set && error.value_error() == Some(&ValueError::Unset);
+                    if is_unset {
+                        self.begun = self.begun.take().or_else(|| begin(&self.store));
+                    }
+                    if !is_unset || self.begun.is_none() {
+                        return Some(Err(error));
+                    }
+                }
+                Some(ValueNews::Over) => return None,
+                None => tokio::select! {
+                    biased;
+                    Some(answer) = OptionFuture::from(self.begun.as_mut()) => {
+                        self.begun = None;
+                        match answer {
+                            Ok(Ok(())) => self.store.cache.was_set(),
+                            Ok(Err(error)) => return Some(Err(error)),
+                            // It ended with its session.
+                            Err(_) => self.begun = begin(&self.store),
+                        }
+                    }
+                    // The sender is gone only with the store.
+                    _ = self.known.changed() => {}
+                },
+            }
+        }
+    }
+}
+
+/// Sets out to write the initial value; `None` if there is none. Dropping what this returns ends that.
+///
+/// The value is made here: no code of the user's runs on the thread that keeps the sessions alive.
+fn begin<T: Send + Sync + 'static>(store: &Store<T>) -> Option<Begun> {
+    let payload = store.payload(&store.cache.terms.initial.as_ref()?());
+    let ((mut told, begun), node) = (oneshot::channel(), Arc::clone(store.node()));
+    let write = async move {
+        let write = async { node.begin_at_last(&payload?).await };
+        tokio::select! {
+            biased;
+            () = told.closed() => {}
+            answer = write => drop(told.send(answer)),
+        }
+    };
+    let started = background::start(store.node().coordinator(), 0, |_session_slot| Box::pin(write));
+    started.unwrap_or_else(|error| store.cache.over(error));
+    Some(begun)
 }

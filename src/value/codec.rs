@@ -1,12 +1,11 @@
 //! What the bytes of a value must be, and how a value is made of them; knows neither locks nor nodes.
 
 use std::ops::Deref;
-use std::sync::Arc;
 
 use crate::error::error::Error;
 use crate::error::value::{ValueError, Written};
 use crate::validation::REQUEST_LIMIT;
-use crate::value::envelope::{Envelope, Mark};
+use crate::value::envelope::Envelope;
 use crate::value::format::{Format, FormatError};
 
 /// What servers take in one request by default, less what is sent with the value: two paths, an ACL, and the frames of the
@@ -40,27 +39,19 @@ impl<T> Deref for Stored<T> {
     }
 }
 
-/// What the bytes of a value must be, and how a value is made of them.
-pub(crate) struct Terms<T> {
+/// What the bytes of a value must be, whatever its type.
+pub(crate) struct Form {
     /// The format's name, asked for once: bytes are also checked on the thread that keeps the sessions alive, where no user
     /// code runs.
     pub(crate) name: String,
-    pub(crate) format: Arc<dyn Format<T>>,
     pub(crate) schema: u32,
-    pub(crate) initial: Option<Initial<T>>,
-    pub(crate) migrate: Option<Migrate<T>>,
     pub(crate) size_limit: usize,
 }
 
-pub(crate) type Initial<T> = Box<dyn Fn() -> T + Send + Sync>;
-
-pub(crate) type Migrate<T> = Box<dyn Fn(u32, &[u8]) -> Result<T, FormatError> + Send + Sync>;
-
-impl<T: 'static> Terms<T> {
-    /// The terms of a handle without options.
-    pub(crate) fn new(format: impl Format<T>) -> Terms<T> {
-        let name = format.name().to_owned();
-        Terms { name, format: Arc::new(format), schema: 1, initial: None, migrate: None, size_limit: SIZE_LIMIT }
+impl Form {
+    /// The form of a handle without options.
+    pub(crate) fn new(name: &str) -> Form {
+        Form { name: name.to_owned(), schema: 1, size_limit: SIZE_LIMIT }
     }
 
     /// Refuses a format with a name that could not be read back.
@@ -73,34 +64,40 @@ impl<T: 'static> Terms<T> {
         Ok(())
     }
 
-    /// Whether these bytes look like a value that this library can read.
-    pub(crate) fn check(&self, bytes: &[u8]) -> Result<(), ValueError> {
-        self.envelope(bytes).map(drop)
-    }
-
-    fn envelope<'bytes>(&self, bytes: &'bytes [u8]) -> Result<(Envelope, &'bytes [u8]), ValueError> {
+    /// What is kept beside a value, and the bytes of the value alone, if this library can read them.
+    pub(crate) fn open<'bytes>(&self, bytes: &'bytes [u8]) -> Result<(Written, &'bytes [u8]), ValueError> {
         if bytes.is_empty() {
             return Err(ValueError::Unset);
         }
-        let (envelope, payload) = Envelope::open(bytes).map_err(|problem| ValueError::Foreign { problem })?;
-        if envelope.written.schema > self.schema {
-            return Err(ValueError::NewerSchema { known: self.schema, written: Box::new(envelope.written) });
+        let (Envelope { format: found, written, .. }, payload) =
+            Envelope::open(bytes).map_err(|problem| ValueError::Foreign { problem })?;
+        if written.schema > self.schema {
+            return Err(ValueError::NewerSchema { known: self.schema, written: Box::new(written) });
         }
-        if envelope.format != self.name && envelope.written.schema == self.schema {
-            let expected = self.name.clone();
-            return Err(ValueError::OtherFormat {
-                found: envelope.format,
-                expected,
-                written: Box::new(envelope.written),
-            });
+        if found != self.name && written.schema == self.schema {
+            let (expected, written) = (self.name.clone(), Box::new(written));
+            return Err(ValueError::OtherFormat { found, expected, written });
         }
-        Ok((envelope, payload))
+        Ok((written, payload))
     }
+}
 
+/// How a value is made of bytes, and bytes of a value.
+pub(crate) struct Terms<T> {
+    pub(crate) format: Box<dyn Format<T>>,
+    pub(crate) initial: Option<Initial<T>>,
+    pub(crate) migrate: Option<Migrate<T>>,
+}
+
+pub(crate) type Initial<T> = Box<dyn Fn() -> T + Send + Sync>;
+
+pub(crate) type Migrate<T> = Box<dyn Fn(u32, &[u8]) -> Result<T, FormatError> + Send + Sync>;
+
+impl<T: 'static> Terms<T> {
     /// The value of these bytes.
-    pub(crate) fn open(&self, bytes: &[u8]) -> Result<Stored<T>, ValueError> {
-        let (Envelope { written, .. }, payload) = self.envelope(bytes)?;
-        let known = self.schema;
+    pub(crate) fn open(&self, form: &Form, bytes: &[u8]) -> Result<Stored<T>, ValueError> {
+        let (written, payload) = form.open(bytes)?;
+        let known = form.schema;
         let value = if written.schema == known {
             self.format.decode(payload).map_err(|problem| ValueError::WrongType {
                 problem: problem.to_string(),
@@ -116,29 +113,11 @@ impl<T: 'static> Terms<T> {
         Ok(Stored { value: value?, written })
     }
 
-    /// The bytes of a value, with what is kept beside it. The value is read back, so that nobody commits what nobody can read.
-    pub(crate) fn seal(&self, value: &T, written: &Written, after: Option<Mark>) -> Result<Vec<u8>, ValueError> {
-        let payload = self.format.encode(value).map_err(unwritable)?;
-        let bytes = self.wrap(&payload, written, after)?;
-        self.format.decode(&payload).map_err(unwritable)?;
-        Ok(bytes)
-    }
-
-    /// The bytes of a value alone, read back.
+    /// The bytes of a value alone. It is read back, so that nobody commits what nobody can read.
     pub(crate) fn payload(&self, value: &T) -> Result<Vec<u8>, ValueError> {
         let payload = self.format.encode(value).map_err(unwritable)?;
         self.format.decode(&payload).map_err(unwritable)?;
         Ok(payload)
-    }
-
-    /// These bytes of a value, with what is kept beside it.
-    pub(crate) fn wrap(&self, payload: &[u8], written: &Written, after: Option<Mark>) -> Result<Vec<u8>, ValueError> {
-        let envelope = Envelope { format: self.name.clone(), written: written.clone(), after };
-        let bytes = envelope.seal(payload);
-        if bytes.len() > self.size_limit {
-            return Err(ValueError::TooLarge { bytes: bytes.len(), limit: Some(self.size_limit) });
-        }
-        Ok(bytes)
     }
 }
 
@@ -150,33 +129,17 @@ fn unwritable(problem: FormatError) -> ValueError {
 mod tests {
     use super::*;
 
-    struct Named(String);
-
-    impl Format<u8> for Named {
-        fn name(&self) -> &str {
-            &self.0
-        }
-
-        fn encode(&self, value: &u8) -> Result<Vec<u8>, FormatError> {
-            Ok(vec![*value])
-        }
-
-        fn decode(&self, bytes: &[u8]) -> Result<u8, FormatError> {
-            bytes.first().copied().ok_or_else(|| "there is no byte".into())
-        }
-    }
-
     #[test]
     fn a_format_has_a_name_of_one_to_64_plain_characters() {
-        let is_fit = |name: &str| Terms::new(Named(name.to_owned())).check_name().is_ok();
+        let is_fit = |name: &str| Form::new(name).check_name().is_ok();
         assert!(is_fit("j") && is_fit("json+zstd_2.1-b") && is_fit(&"j".repeat(64)));
         assert!(!is_fit("") && !is_fit("a b") && !is_fit("é") && !is_fit(&"j".repeat(65)));
     }
 
     #[test]
     fn bytes_without_an_envelope_are_no_value() {
-        let terms = Terms::new(Named("byte".to_owned()));
-        assert_eq!(terms.check(b""), Err(ValueError::Unset));
-        assert!(matches!(terms.check(b"rubbish"), Err(ValueError::Foreign { .. })));
+        let form = Form::new("byte");
+        assert_eq!(form.open(b""), Err(ValueError::Unset));
+        assert!(matches!(form.open(b"rubbish"), Err(ValueError::Foreign { .. })));
     }
 }

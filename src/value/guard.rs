@@ -10,6 +10,7 @@ use crate::guard::guard::{ReadGuard, WriteGuard};
 use crate::value::codec::Stored;
 use crate::value::commit::Base;
 use crate::value::envelope::Mark;
+use crate::value::node::NewValue;
 use crate::value::store::{Loaded, Store};
 
 /// A [`Shared`](crate::Shared) value, held to read. It does not change for as long as the guard is held. Derefs to the
@@ -28,9 +29,7 @@ pub struct SharedReadGuard<T> {
 /// Dropping the guard gives the lock back.
 #[must_use = "if unused, the lock is given back at once"]
 pub struct SharedWriteGuard<T> {
-    value: T,
-    written: Option<Written>,
-    base: Base,
+    loaded: Loaded<T>,
     /// A commit was dropped, or its outcome could not be found.
     in_doubt: bool,
     label: Option<String>,
@@ -101,8 +100,7 @@ impl<T> Deref for SharedReadGuard<T> {
 
 impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     pub(crate) fn new(loaded: Loaded<T>, label: Option<String>, store: Arc<Store<T>>, guard: WriteGuard) -> Self {
-        let Loaded { value, written, base } = loaded;
-        SharedWriteGuard { value, written, base, in_doubt: false, label, store, guard }
+        SharedWriteGuard { loaded, in_doubt: false, label, store, guard }
     }
 
     /// Writes the value as it is now. One transaction checks that the lock is held and that no client has written the
@@ -146,24 +144,26 @@ impl<T: Send + Sync + 'static> SharedWriteGuard<T> {
     /// # Ok::<(), Error>(()) }).unwrap();
     /// ```
     pub async fn commit(&mut self) -> Result<Written, Error> {
+        let (node, held, loaded) = (self.store.node(), self.guard.held(), &mut self.loaded);
         if self.in_doubt {
-            self.base = self.store.base(self.guard.held(), self.base).await?;
+            loaded.base = node.base(held, loaded.base).await?;
         }
-        let (bytes, written) = self.store.seal(&self.value, self.guard.held(), &self.label, self.base)?;
+        let payload = self.store.payload(&loaded.value)?;
         self.in_doubt = true;
-        let answer = self.store.put(self.guard.held(), &bytes, &written, self.base).await;
+        let answer = node.write(held, &payload, &self.label, loaded.base).await;
         self.in_doubt = matches!(answer, Err(Error::OutcomeUnknown { .. }));
-        let version = answer?;
-        self.base = Base { version: Some(version), mark: Some(Mark::of(&written)), ..self.base };
-        self.store.cache.committed(self.guard.held().ticket().session().lease(), &bytes, version);
-        self.written = Some(written.clone());
-        Ok(written)
+        let committed = answer?;
+        let NewValue { version, written, .. } = &committed;
+        loaded.base = Base { version: Some(*version), mark: Some(Mark::of(written)), ..loaded.base };
+        loaded.written = Some(written.clone());
+        self.store.cache.committed(held.ticket().session().lease(), &committed);
+        Ok(committed.written)
     }
 
     /// The writer of the value before the last commit of this guard, or of that commit. `None` if there is no value
     /// yet.
     pub fn written(&self) -> Option<&Written> {
-        self.written.as_ref()
+        self.loaded.written.as_ref()
     }
 
     /// Turns the write lock into a read lock, without a gap: see [`WriteGuard::downgrade`]. Changes that were not
@@ -185,12 +185,12 @@ impl<T> Deref for SharedWriteGuard<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        &self.value
+        &self.loaded.value
     }
 }
 
 impl<T> DerefMut for SharedWriteGuard<T> {
     fn deref_mut(&mut self) -> &mut T {
-        &mut self.value
+        &mut self.loaded.value
     }
 }

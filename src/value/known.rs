@@ -64,11 +64,6 @@ impl<T> Default for Known<T> {
 }
 
 impl<T> Known<T> {
-    /// Why nothing more will come.
-    pub(crate) fn over(&self) -> Option<&Error> {
-        self.over.as_ref()
-    }
-
     pub(super) fn state(&self) -> CopyState {
         match (&self.over, &self.trouble, &self.lease) {
             (Some(error), ..) => CopyState::Over(error.clone()),
@@ -178,7 +173,7 @@ mod tests {
     #[test]
     fn whatever_is_read_is_what_there_is_now_also_after_the_ensemble_came_back_as_it_was_before() {
         let mut known = read(10, 3);
-        assert!(known.newest.is_some() && known.over().is_none());
+        assert!(known.newest.is_some() && known.over.is_none());
         for (bytes, czxid, version, is_news) in [
             (b"a", 10, 3, false),
             (b"b", 10, 4, true),
@@ -237,6 +232,6 @@ mod tests {
         assert!(known.troubled(trouble("b")) && known.read(b"b".to_vec(), 10, 4, 1));
         assert!(matches!(known.news_after(known.news - 1), Some(ValueNews::Value(value)) if value.version == 4));
         known.over = Some(trouble("c"));
-        assert!(matches!(known.news_after(known.news), Some(ValueNews::Over)) && known.over().is_some());
+        assert!(matches!(known.news_after(known.news), Some(ValueNews::Over)) && known.over.is_some());
     }
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::call::{self, Call};
 use crate::error::error::Error;
 use crate::error::value::ValueError;
-use crate::session::request::Ending;
 use crate::value::changes::ValueChanges;
 use crate::value::codec::Stored;
 use crate::value::known::CopyState;
@@ -76,7 +75,7 @@ impl<T> Clone for Live<T> {
 
 impl<T> fmt::Debug for Live<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Live").field("path", &self.store.cache.path).finish_non_exhaustive()
+        f.debug_struct("Live").field("path", &self.store.node().path).finish_non_exhaustive()
     }
 }
 
@@ -113,15 +112,12 @@ impl<T: Send + Sync + 'static> Shared<T> {
     pub fn live(&self) -> Call<Live<T>> {
         let store = Arc::clone(&self.store);
         Call::new(|timeout| async move {
-            let coordinator = Arc::clone(&store.cache.coordinator);
             let live = async {
-                let mut changes = ValueChanges::of(&store);
-                match changes.next().await {
-                    Some(first) => Ok(Live { store, first: first? }),
-                    None => Err(over(&changes)),
-                }
+                let first = ValueChanges::of(&store).next().await;
+                let first = first.unwrap_or_else(|| Err::<_, Error>(store.cache.why_over()))?;
+                Ok(Live { store: Arc::clone(&store), first })
             };
-            call::in_time(&coordinator, timeout, live).await
+            call::in_time(store.node().coordinator(), timeout, live).await
         })
     }
 
@@ -166,16 +162,11 @@ impl<T: Send + Sync + 'static> Shared<T> {
                         Some(Ok(_)) => {}
                         Some(Err(error)) if error.value_error() == Some(&ValueError::Unset) => {}
                         Some(Err(error)) => return Err(error),
-                        None => return Err(over(&changes)),
+                        None => return Err(store.cache.why_over()),
                     }
                 }
             };
-            call::in_time(&store.cache.coordinator, timeout, wanted).await
+            call::in_time(store.node().coordinator(), timeout, wanted).await
         })
     }
-}
-
-/// Why there are no more values.
-fn over<T: Send + Sync + 'static>(changes: &ValueChanges<T>) -> Error {
-    changes.over().unwrap_or(Error::Closed(Ending::Closed))
 }

@@ -2,7 +2,6 @@
 
 pub(crate) mod acquire;
 pub(crate) mod background;
-pub(crate) mod begin;
 pub(crate) mod cache;
 pub(crate) mod changes;
 pub(crate) mod codec;
@@ -12,6 +11,7 @@ pub(crate) mod format;
 pub(crate) mod guard;
 pub(crate) mod known;
 pub(crate) mod live;
+pub(crate) mod node;
 pub(crate) mod shared;
 pub(crate) mod store;
 pub(crate) mod update;

@@ -9,10 +9,11 @@ use crate::session::contract::Coordinator;
 use crate::validation;
 use crate::value::cache::Cache;
 use crate::value::changes::ValueChanges;
-use crate::value::codec::Terms;
+use crate::value::codec::{Form, Terms};
 #[cfg(feature = "json")]
 use crate::value::format::Json;
 use crate::value::format::{Format, FormatError};
+use crate::value::node::ValueNode;
 use crate::value::store::Store;
 
 /// A value that many machines share behind a read/write lock, as many tasks share a `tokio::sync::RwLock<T>`.
@@ -122,14 +123,10 @@ impl<T: Send + Sync + 'static> Shared<T> {
         path: impl AsRef<str>,
         format: impl Format<T>,
     ) -> SharedBuilder<T> {
-        let coordinator: Arc<dyn Coordinator> = Arc::new(coordinator.clone());
-        let path = path.as_ref();
-        SharedBuilder {
-            lock: RwLock::builder(&coordinator, format!("{path}/lock")),
-            coordinator,
-            path: path.to_owned(),
-            terms: Terms::new(format),
-        }
+        let path = path.as_ref().to_owned();
+        let (lock, form) = (RwLock::builder(coordinator, format!("{path}/lock")), Form::new(format.name()));
+        let terms = Terms { format: Box::new(format), initial: None, migrate: None };
+        SharedBuilder { lock, path, form, terms }
     }
 }
 
@@ -144,12 +141,12 @@ impl<T: Send + Sync + 'static> Shared<T> {
 impl<T> Shared<T> {
     /// The lock, for its queue, and for callers that need no value.
     pub fn lock(&self) -> &RwLock {
-        &self.store.lock
+        &self.store.node().lock
     }
 
     /// The path of the node that holds the value.
     pub fn value_path(&self) -> &str {
-        &self.store.cache.path
+        &self.store.node().path
     }
 }
 
@@ -162,8 +159,8 @@ impl<T> Clone for Shared<T> {
 impl<T> fmt::Debug for Shared<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared")
-            .field("path", &self.store.cache.path)
-            .field("schema", &self.store.cache.terms.schema)
+            .field("path", &self.store.node().path)
+            .field("schema", &self.store.node().form.schema)
             .finish_non_exhaustive()
     }
 }
@@ -171,9 +168,9 @@ impl<T> fmt::Debug for Shared<T> {
 /// Options of a [`Shared`]. Made by [`Shared::builder`] and [`Shared::with_format`].
 #[must_use = "nothing is opened before `build`"]
 pub struct SharedBuilder<T> {
-    coordinator: Arc<dyn Coordinator>,
     lock: RwLockBuilder,
     path: String,
+    form: Form,
     terms: Terms<T>,
 }
 
@@ -223,7 +220,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// A value of a newer schema is [`ValueError::NewerSchema`](crate::error::ValueError::NewerSchema), and stays as it is. A
     /// value of an older schema goes through [`migrate`](Self::migrate).
     pub fn schema(mut self, schema: u32) -> Self {
-        self.terms.schema = schema;
+        self.form.schema = schema;
         self
     }
 
@@ -269,7 +266,7 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
     /// what servers take by default. Lower it if the servers' `jute.maxbuffer` is lower. Raise it only if
     /// `jute.maxbuffer` is higher everywhere, also on all clients that may read the node.
     pub fn size_limit(mut self, bytes: usize) -> Self {
-        self.terms.size_limit = bytes;
+        self.form.size_limit = bytes;
         self
     }
 
@@ -281,10 +278,9 @@ impl<T: Send + Sync + 'static> SharedBuilder<T> {
         validation::check_directory(&self.path)?;
         let path = format!("{}/value", self.path);
         validation::check(&path)?;
-        self.terms.check_name()?;
-        let lock = self.lock.build()?;
-        let cache = Cache::new(self.coordinator, path, self.terms);
-        Ok(Shared { store: Arc::new(Store::new(cache, lock)) })
+        self.form.check_name()?;
+        let node = ValueNode { lock: self.lock.build()?, path, form: self.form };
+        Ok(Shared { store: Arc::new(Store::new(Cache::new(node, self.terms))) })
     }
 }
 
@@ -292,7 +288,7 @@ impl<T> fmt::Debug for SharedBuilder<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedBuilder")
             .field("lock", &self.lock)
-            .field("schema", &self.terms.schema)
+            .field("schema", &self.form.schema)
             .finish_non_exhaustive()
     }
 }

@@ -106,12 +106,23 @@ where
     T: Send + Sync + 'static,
     R: Send,
 {
-    let timeout = options.timeout()?;
-    let (begun, mut tries) = (Instant::now(), 1);
+    let (timeout, begun, mut tries) = (options.timeout()?, Instant::now(), 1);
+    let left = || timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()).max(Duration::from_millis(1)));
     loop {
-        let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()).max(Duration::from_millis(1)));
-        let options = Options { limit: left.map(Limit::Timeout), ..options.clone() };
-        match (once(&shared, options, &mut change).await, timeout) {
+        let options = Options { limit: left().map(Limit::Timeout), ..options.clone() };
+        let once = async {
+            let mut guard = Acquire::<SharedWriteGuard<T>> { source: (shared.clone(), None), options }.await?;
+            let output = change(&mut guard);
+            match call::in_time(shared.store.node().coordinator(), left(), guard.commit()).await {
+                Ok(written) => Ok(Updated { output, written }),
+                Err(Error::Timeout { .. }) => {
+                    let reason = "no answer in the time given".to_owned();
+                    Err(Error::OutcomeUnknown { operation: "commit a value", reason })
+                }
+                Err(error) => Err(error),
+            }
+        };
+        match (once.await, timeout) {
             (Err(error), _) if tries < TRIES && begins_again(&error) => tries += 1,
             (Err(Error::Timeout { blockers, cut_off, .. }), Some(waited)) => {
                 return Err(Error::Timeout { waited, blockers, cut_off });
@@ -119,29 +130,6 @@ where
             (answer, _) => return answer,
         }
     }
-}
-
-async fn once<T, R>(
-    shared: &Shared<T>,
-    options: Options,
-    change: &mut impl FnMut(&mut T) -> R,
-) -> Result<Updated<R>, Error>
-where
-    T: Send + Sync + 'static,
-{
-    let begun = Instant::now();
-    let timeout = options.timeout()?;
-    let mut guard = Acquire::<SharedWriteGuard<T>> { source: (shared.clone(), None), options }.await?;
-    let output = change(&mut guard);
-    let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
-    let committed = call::in_time(&shared.store.cache.coordinator, left, guard.commit()).await;
-    let written = committed.map_err(|error| match error {
-        Error::Timeout { .. } => {
-            Error::OutcomeUnknown { operation: "commit a value", reason: "no answer in the time given".to_owned() }
-        }
-        error => error,
-    })?;
-    Ok(Updated { output, written })
 }
 
 /// Whether nothing was written for a reason that the next try may not meet. An operator who removes our node wants us to
